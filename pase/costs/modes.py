@@ -15,7 +15,6 @@ its cost is only known with m, the stages and their order (`pase.costs.schedules
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +25,7 @@ from pase.costs.collectives import Link, point_to_point
 from pase.costs.memory import (
     DEFAULT_OPTIMISER,
     Keeping,
+    LayerMemory,
     edge_memory,
     held_parts,
     held_points,
@@ -50,6 +50,7 @@ GATHERS, SCATTERS = {"zero3": 2}, {"zero2": 1, "zero3": 1}
 """How often weights are gathered, and their gradients reduced and scattered, for each micro-batch."""
 
 BoolArray = NDArray[np.bool_]
+Links = tuple[Link | None, Link | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +170,20 @@ def _saved_bytes(
     return weights, gradients, moments, whole
 
 
+def state_bytes(
+    graph: Graph, operator: Operator, splits: Splits, memory: LayerMemory, state: str, optimiser: str
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Return [K] what a layer's weights, their gradients and the optimizer's state take; memory: where all is whole."""
+    saved = _saved_bytes(graph, operator, splits, optimiser)
+    first = ("zero3", "zero2", "zero1")
+    lies_in_parts = [STATES.index(state) >= STATES.index(least) for least in first]
+    return (
+        memory.weights - saved[0] * lies_in_parts[0],
+        memory.gradients - saved[1] * lies_in_parts[1],
+        memory.optimiser - saved[2] * lies_in_parts[2],
+    )
+
+
 def layer_modes(
     graph: Graph,
     operator: Operator,
@@ -179,7 +194,8 @@ def layer_modes(
     keeps: Keeping,
     hides: tuple[bool, bool] = (False, False),
     optimiser: str = DEFAULT_OPTIMISER,
-    link: Link | None = None,
+    links: Links = (None, None),
+    is_whole: bool = False,
 ) -> LayerModes:
     """Return the choices of a layer and their figures.
 
@@ -192,7 +208,8 @@ def layer_modes(
         keeps: of the graph.
         hides: whether its sums of weights' gradients can hide, and whether others' can behind it.
         optimiser: whose state counts.
-        link: to the groups of devices of other stages; None where it has none.
+        links: to the devices of the stages before and behind; None where there are none.
+        is_whole: whether choices that others beat stay.
     """
     splits = traffic.splits
     num = len(splits.values)
@@ -202,10 +219,10 @@ def layer_modes(
     forward = model.work(traffic.forward) + _cost(model, traffic, there)
     blocking = model.work(traffic.forward) + model.work(traffic.backward) + _cost(model, traffic, others)
     cover = model.overlap * model.work(traffic.backward) * hides[1]
-    handed, received = _handed_over(graph, operator, splits, keeps, link)
+    handed, received = _handed_over(graph, operator, splits, keeps, links)
     blocking = blocking + handed
-    saved = _saved_bytes(graph, operator, splits, optimiser)
-    has_weights = bool(np.any(saved[3]))
+    whole = _saved_bytes(graph, operator, splits, optimiser)[3]
+    has_weights = bool(np.any(whole))
     may_repeat = space.recompute and operator.name in graph.trained and not operator.is_loss
     rows, states, again, found = [], [], [], []
     for number, state in enumerate(STATES):
@@ -213,10 +230,8 @@ def layer_modes(
             continue
         often, once = _messages(graph, operator, traffic, state)
         repeated_s, once_s = _cost(model, traffic, often), _cost(model, traffic, once)
-        static = memory.weights + memory.gradients + memory.optimiser
-        for less, first in zip(saved[:3], ("zero3", "zero2", "zero1"), strict=True):
-            static = static - less * (number >= STATES.index(first))
-        gathered = saved[3] * (state == "zero3")
+        static = sum(state_bytes(graph, operator, splits, memory, state, optimiser), np.zeros(num, dtype=np.int64))
+        gathered = whole * (state == "zero3")
         for is_again in (False, True)[: 1 + may_repeat]:
             waits = blocking + forward * is_again
             found.append(
@@ -237,7 +252,7 @@ def layer_modes(
             rows.append(np.arange(num))
             states.append(np.full(num, number))
             again.append(np.full(num, is_again))
-    kept = _unbeaten(found, again)
+    kept = np.arange(num * len(found)) if is_whole else _unbeaten(found, again)
     return LayerModes(
         rows=np.concatenate(rows)[kept],
         state=np.concatenate(states)[kept],
@@ -253,7 +268,7 @@ def _cost(model: CostModel, traffic: LayerTraffic, messages: Sequence[Communicat
 
 
 def _handed_over(
-    graph: Graph, operator: Operator, splits: Splits, keeps: Keeping, link: Link | None
+    graph: Graph, operator: Operator, splits: Splits, keeps: Keeping, links: Links
 ) -> tuple[FloatArray, IntArray]:
     """Return what it takes to have a tensor of another stage, or its gradient, and the bytes that stay for that.
 
@@ -262,18 +277,18 @@ def _handed_over(
     """
     num = len(splits.values)
     cost, held = np.zeros(num), np.zeros(num, dtype=np.int64)
-    if link is None or not isinstance(graph, Stage):
+    if not isinstance(graph, Stage):
         return cost, held
-    types = graph.types[operator.name]
+    types, (before, behind) = graph.types[operator.name], links
     for edge in graph.received:
-        if edge.consumer == operator.name:
+        if before and edge.consumer == operator.name:
             size = held_points(operator, operator.reads[edge.input], splits, num) * types.read_bytes(edge.input)
-            cost = cost + point_to_point(size, link)
+            cost = cost + point_to_point(size, before)
             held = held + size * ((operator.name, edge.input) not in keeps.reads)
     for producer, output in dict.fromkeys((edge.producer, edge.output) for edge in graph.sent):
-        if producer == operator.name:
+        if behind and producer == operator.name:
             size = held_points(operator, operator.writes[output], splits, num) * types.write_bytes(output)
-            cost = cost + point_to_point(size, link) * (producer in graph.trained)
+            cost = cost + point_to_point(size, behind) * (producer in graph.trained)
             held = held + size * ((producer, output) not in keeps.writes)
     return cost, held
 
@@ -389,7 +404,8 @@ def _fan_out_is_kept(graph: Graph, fan_out: Operator, keeps: Keeping) -> bool:
 class ModeTables:
     """The choices of every layer of a graph, and what they and its edges cost and hold.
 
-    configurations: [V] the [K, D] splits. layers: [V]; equal layers share a value. edges: [E] as `ends` are.
+    configurations: [V] the [K, D] splits. layers: [V]; equal layers share a value. edges: [E] as `ends` are. hides:
+    whether communication can hide at all.
     """
 
     graph: Graph
@@ -398,11 +414,7 @@ class ModeTables:
     layers: tuple[LayerModes, ...]
     ends: tuple[tuple[int, int], ...]
     edges: tuple[EdgeModes, ...]
-
-    @cached_property
-    def runs_end(self) -> tuple[bool, ...]:
-        """[V] whether no choice of a layer is recomputed, so that a run of recomputed layers ends before it."""
-        return tuple(not layer.again.any() for layer in self.layers)
+    hides: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -425,7 +437,8 @@ def mode_tables(
     fixed: frozenset[str] = frozenset(),
     only: Mapping[str, IndexArray] = FrozenDict(),
     optimiser: str = DEFAULT_OPTIMISER,
-    link: Link | None = None,
+    links: Links = (None, None),
+    is_whole: bool = False,
 ) -> ModeTables:
     """Return the choices of all layers of a graph with fan-outs.
 
@@ -434,12 +447,13 @@ def mode_tables(
         num_devices: that the graph has.
         model: of costs.
         space: which modes there are.
-        known: of the same model, space, optimizer and link.
+        known: of the same model, space and optimizer.
         keeps: of the graph.
         fixed: layers that are not recomputed in any case.
         only: the configurations of some layers, [K, D] by name; of others, all.
         optimiser: whose state counts.
-        link: to the devices of other stages.
+        links: to the devices of the stages before and behind.
+        is_whole: whether choices that others beat stay.
     """
     keeps = keeps or keeping(graph)
     hides = hiding_layers(graph) if model.overlap else ((False, False),) * len(graph.operators)
@@ -465,6 +479,7 @@ def mode_tables(
             ),
             tuple((keeps.lanes.get((name, i), 0), (name, i) in keeps.writes) for i in range(len(operator.writes))),
             name in leaving,
+            links if name in leaving or any(consumer == name for consumer, _ in crossing) else None,
         )
         if key not in known.layers:
             known.layers[key] = layer_modes(
@@ -476,7 +491,8 @@ def mode_tables(
                 keeps=keeps,
                 hides=own,
                 optimiser=optimiser,
-                link=link,
+                links=links,
+                is_whole=is_whole,
             )
         kinds.append(kind)
         layers.append(known.layers[key])
@@ -507,4 +523,5 @@ def mode_tables(
         layers=tuple(layers),
         ends=tuple(ends),
         edges=tuple(edges),
+        hides=model.overlap > 0,
     )

@@ -164,6 +164,12 @@ class Plan:
         return 1 + max(layer.stage for layer in self.layers)
 
     @property
+    def has_parts(self) -> bool:
+        """Whether it has micro-batches, stages or modes of layers, so that its cost is no sum of its layers'."""
+        has_modes = any(layer.state != REPLICATED or layer.is_recomputed or layer.stage for layer in self.layers)
+        return has_modes or self.micro_batches > 1
+
+    @property
     def precision(self) -> Precision:
         """The types that the network is trained in; costs and memory are those of them."""
         return self.graph.precision
@@ -188,12 +194,21 @@ class Plan:
 
     @cached_property
     def peak(self) -> Peak:
-        """The most that lies in a device's memory at once as PyTorch runs a step, and when that is."""
+        """The most that lies in a device's memory at once as PyTorch runs a step, and when that is.
+
+        With micro-batches, stages or modes of layers the bound that `memory` is.
+        """
+        if self.has_parts:
+            peak: Peak = _found("pase.planning.steps", "peak_of")(self)
+            return peak
         return step_peak(self.graph, [layer.splits for layer in self.layers], optimiser=self.optimiser)
 
     @cached_property
     def memory(self) -> DeviceMemory:
-        """What a training step needs on each device, as predicted."""
+        """What a training step needs on each device, as predicted; of stages, on those of the one that needs most."""
+        if self.has_parts:
+            memory: DeviceMemory = _found("pase.planning.steps", "memory_of")(self)
+            return memory
         return device_memory(self, optimiser=self.optimiser)
 
     def __repr__(self) -> str:

@@ -1,0 +1,232 @@
+"""What a step of micro-batches, stages and modes of layers costs and holds, from the strategy that a plan tells."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+
+from pase.costs import DeviceMemory, Peak, cost_model
+from pase.costs.memory import keeping, layer_memory
+from pase.costs.modes import STATES, KnownModes, ModeSpace, mode_tables, state_bytes
+from pase.costs.schedules import in_flight, step_s
+from pase.graph import Graph
+from pase.graph.stages import stages
+from pase.machine import Machine
+from pase.planning.links import group_links
+from pase.planning.plan import LayerPlan, Plan, Transfer
+from pase.planning.stage_problem import StageProblem, StageSums
+from pase.planning.strategy import plan_layers
+from pase.sharding.placement import place
+from pase.sharding.shards import splits_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerChoice:
+    """One layer's part of the strategy of a step; fields as those of `LayerPlan`."""
+
+    splits: Mapping[str, int]
+    state: str
+    is_recomputed: bool
+    stage: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The strategy of a step. graph: of one micro-batch, with cuts. layers: [V]; schedule: "" with one stage."""
+
+    graph: Graph
+    num_devices: int
+    machine: Machine
+    cost_model: str
+    optimiser: str
+    micro_batches: int
+    schedule: str
+    layers: tuple[LayerChoice, ...]
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Step":
+        """Return the strategy that a plan tells."""
+        return cls(
+            graph=plan.graph,
+            num_devices=plan.num_devices,
+            machine=plan.machine,
+            cost_model=plan.cost_model,
+            optimiser=plan.optimiser,
+            micro_batches=plan.micro_batches,
+            schedule=plan.schedule,
+            layers=tuple(
+                LayerChoice(
+                    splits=layer.splits, state=layer.state, is_recomputed=layer.is_recomputed, stage=layer.stage
+                )
+                for layer in plan
+            ),
+        )
+
+    @cached_property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """Of each stage, the first layer and the one behind the last."""
+        runs = [len(list(run)) for _, run in groupby(self.layers, key=lambda layer: layer.stage)]
+        beyond = np.cumsum(runs).tolist()
+        return tuple(zip([0, *beyond[:-1]], beyond, strict=True))
+
+    @property
+    def group(self) -> int:
+        """How many devices a stage has."""
+        return self.num_devices // len(self.bounds)
+
+    @cached_property
+    def stages(self) -> tuple[Graph, ...]:
+        """The stages."""
+        return stages(self.graph, [first for first, _ in self.bounds[1:]])
+
+    @cached_property
+    def problems(self) -> tuple[tuple[StageProblem, tuple[int, ...]], ...]:
+        """Each stage with the one configuration of each layer, in all modes, and which of these each layer has."""
+        model = cost_model(self.cost_model, self.machine, self.group, self.graph.precision)
+        space, known, keeps = ModeSpace(states=STATES, recompute=True), KnownModes(), keeping(self.graph)
+        links = group_links(self.machine, self.num_devices, len(self.bounds))
+        found = []
+        for number, (graph, (first, beyond)) in enumerate(zip(self.stages, self.bounds, strict=True)):
+            layers = self.layers[first:beyond]
+            rows = {
+                operator.name: np.array([[layer.splits[dim] for dim in operator.extents]], dtype=np.int32)
+                for operator, layer in zip(graph.operators, layers, strict=True)
+            }
+            tables = mode_tables(
+                graph,
+                self.group,
+                model,
+                space,
+                known=known,
+                keeps=keeps,
+                only=rows,
+                optimiser=self.optimiser,
+                links=(links[number], links[number + 1]),
+                is_whole=True,
+            )
+            choice = []
+            for modes, layer in zip(tables.layers, layers, strict=True):
+                is_own = (modes.state == STATES.index(layer.state)) & (modes.again == layer.is_recomputed)
+                # What has no weights to hold otherwise, and no backward pass, has no such modes.
+                choice.append(int(np.flatnonzero(is_own)[0]) if is_own.any() else 0)
+            problem = StageProblem(tables=tables, weight=1.0, in_flight=self.in_flight(number), limit_bytes=np.inf)
+            found.append((problem, tuple(choice)))
+        return tuple(found)
+
+    def in_flight(self, number: int) -> int:
+        """Return how many micro-batches are under way on a stage."""
+        return in_flight(self.schedule, len(self.bounds), number, self.micro_batches)
+
+    @cached_property
+    def sums(self) -> tuple[StageSums, ...]:
+        """What each stage takes."""
+        return tuple(problem.sums(choice) for problem, choice in self.problems)
+
+    @property
+    def cost(self) -> float:
+        """How long the step takes."""
+        return step_s([s.micro_batch for s in self.sums], [s.step for s in self.sums], self.micro_batches)
+
+    @cached_property
+    def fullest(self) -> int:
+        """The stage whose devices need most memory."""
+        return max(range(len(self.sums)), key=lambda n: self.sums[n].memory_bytes(self.in_flight(n)))
+
+    @cached_property
+    def memory(self) -> DeviceMemory:
+        """What a device of that stage needs."""
+        number = self.fullest
+        sums, graph = self.sums[number], self.stages[number]
+        first, beyond = self.bounds[number]
+        keeps = keeping(self.graph)
+        states = np.zeros(3, dtype=np.int64)
+        for operator, layer in zip(graph.operators, self.layers[first:beyond], strict=True):
+            row = np.array([[layer.splits[dim] for dim in operator.extents]], dtype=np.int32)
+            memory = layer_memory(graph, operator, row, keeps, optimiser=self.optimiser)
+            own = state_bytes(graph, operator, splits_of(operator, row), memory, layer.state, self.optimiser)
+            states += np.array([int(size[0]) for size in own])
+        weights, gradients, moments = (int(size) for size in states)
+        kept = sums.static - states.sum() + self.in_flight(number) * sums.kept
+        return DeviceMemory(
+            weights_bytes=weights,
+            gradients_bytes=gradients,
+            optimiser_bytes=moments,
+            activations_bytes=int(kept),
+            buffers_bytes=int(sums.again + sums.buffers),
+        )
+
+    def plans(self, devices: Sequence[tuple[int, ...]] | None = None) -> tuple[LayerPlan, ...]:
+        """Return the plan of every layer; devices: of each part, where they are given."""
+        model = cost_model(self.cost_model, self.machine, self.group, self.graph.precision)
+        sizes = [level.num_devices for level in self.machine.levels_spanned(self.group)[:-1]]
+        m, found = self.micro_batches, list[LayerPlan]()
+        for number, (graph, (problem, choice)) in enumerate(zip(self.stages, self.problems, strict=True)):
+            first, beyond = self.bounds[number]
+            layers, start = self.layers[first:beyond], number * self.group
+            splits = [layer.splits for layer in layers]
+            if devices is None:
+                placed: Sequence[tuple[int, ...]] = place(
+                    graph, self.group, splits, group_sizes=sizes, by_level=model.sums_by_level
+                )
+            else:
+                placed = [tuple(device - start for device in row) for row in devices[first:beyond]]
+            bare = plan_layers(graph, self.group, model, splits, placed, optimiser=self.optimiser)
+            crossing = {edge.consumer: edge for edge in getattr(graph, "received", ())}
+            for at, (layer, own) in enumerate(zip(layers, bare, strict=True)):
+                modes, c = problem.tables.layers[at], choice[at]
+                figures = modes.figures
+                often = float(figures.repeated[c] + figures.streamed[c])
+                total = m * often + float(figures.once[c] + figures.summed[c])
+                compute = m * own.compute_cost
+                costs = [
+                    edge.cost.cost(choice[u], choice[v])
+                    for (u, v), edge in zip(problem.tables.ends, problem.tables.edges, strict=True)
+                    if v == at
+                ]
+                transfers = [
+                    replace(
+                        transfer,
+                        cost=m * cost,
+                        forward_bytes=m * transfer.forward_bytes,
+                        backward_bytes=m * transfer.backward_bytes,
+                    )
+                    for transfer, cost in zip(own.transfers, costs, strict=True)
+                ]
+                if own.name in crossing:
+                    edge = crossing[own.name]
+                    transfers.append(
+                        Transfer(
+                            producer=edge.producer, input=edge.input, cost=0.0, forward_bytes=0.0, backward_bytes=0.0
+                        )
+                    )
+                kept = float(figures.static[c]) + self.in_flight(number) * float(figures.kept[c])
+                found.append(
+                    replace(
+                        own,
+                        devices=tuple(device + start for device in own.devices),
+                        layer_cost=total,
+                        compute_cost=min(compute, total),
+                        communication_cost=max(0.0, total - compute),
+                        memory_bytes=kept,
+                        transfers=tuple(transfers),
+                        hideable_cost=None,
+                        cover_cost=None,
+                        state=layer.state,
+                        is_recomputed=layer.is_recomputed,
+                        stage=layer.stage,
+                    )
+                )
+        return tuple(found)
+
+
+def memory_of(plan: Plan) -> DeviceMemory:
+    """Return what a device needs that needs most."""
+    return Step.of(plan).memory
+
+
+def peak_of(plan: Plan) -> Peak:
+    """Return the bound on what a device holds as its peak; the stage stands for the layer."""
+    step = Step.of(plan)
+    return Peak(bytes=step.memory.total_bytes, layer=f"stage {step.fullest}", phase="step")
