@@ -42,6 +42,11 @@ class PlacedLayer(Protocol):
         """[p] row-major over the dims that are split, then the replicas."""
         ...
 
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether its forward pass runs again before its backward pass."""
+        ...
+
 
 class PlacedGraph(Protocol):
     """A graph on devices, such as a plan: each layer by name."""

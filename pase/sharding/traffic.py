@@ -99,7 +99,7 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
 
     Raises as `flows` does.
     """
-    graph, mesh = plan.graph, layer_mesh(plan, operator.name)
+    graph, mesh, times = plan.graph, layer_mesh(plan, operator.name), forward_times(plan, operator.name)
     forward, types = Phase.FORWARD, graph.types[operator.name]
     if operator.is_loss:
         # What it writes is one number, the mean over all points: that is all that a program keeps of it.
@@ -112,6 +112,7 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
             over=over,
             points=one,
             itemsize=types.write_bytes(0),
+            times=times,
         )
     else:
         for position, write in enumerate(operator.writes):
@@ -125,11 +126,18 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
                     over=over,
                     points=points,
                     itemsize=size,
+                    times=times,
                 )
             for dim in single_points(write):
                 # The part that computes it gives it to the others, which hold it in a program too.
-                pairs = _handed(mesh, dim, points)
-                yield Sent(tensor=write.tensor, phase=forward, purpose=Purpose.OUTPUT, pairs=pairs, itemsize=size)
+                yield Sent(
+                    tensor=write.tensor,
+                    phase=forward,
+                    purpose=Purpose.OUTPUT,
+                    pairs=_handed(mesh, dim, points),
+                    itemsize=size,
+                    times=times,
+                )
     for position, read in enumerate(operator.reads):
         phase = gradient_phase(graph, operator, position)
         if phase is not None:
@@ -144,7 +152,7 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
                     itemsize=types.gradient_sum_bytes(operator, position),
                     read=position,
                 )
-    for exchange in operator.exchanges_with(graph.read_gradients(operator)):
+    for exchange in operator.exchanges_with(graph.read_gradients(operator), forward_times=times):
         yield _exchanged(operator, exchange, mesh, types.exchange_bytes(exchange))
 
 
@@ -180,6 +188,11 @@ def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh, itemsiz
             return sent(
                 _handed(mesh, exchange.across, points_by_device(operator, exchange.shape, exchange.index_map, mesh))
             )
+
+
+def forward_times(plan: PlacedGraph, layer: str) -> int:
+    """Return how often a layer's forward pass runs in a step, and what it reads is brought to it: once, or again."""
+    return 1 + plan[layer].is_recomputed
 
 
 def gradient_sums(plan: PlacedGraph, operator: Operator, position: int) -> tuple[tuple[str, ...], ...]:
@@ -288,7 +301,12 @@ def flows(plan: PlacedGraph) -> tuple[Flow, ...]:
     for edge in plan.graph.edges:
         ends = layouts[edge.producer], edge.output, layouts[edge.consumer], edge.input
         add(
-            ("edge", *ends, plan.graph.has_gradient(plan.graph[edge.consumer], edge.input)),
+            (
+                "edge",
+                *ends,
+                plan.graph.has_gradient(plan.graph[edge.consumer], edge.input),
+                forward_times(plan, edge.consumer),
+            ),
             edge.producer,
             edge.consumer,
             partial(_edge_flows, plan, edge),
@@ -301,7 +319,7 @@ def flows(plan: PlacedGraph) -> tuple[Flow, ...]:
             if (phase := gradient_phase(plan.graph, operator, i))
         )
         add(
-            ("layer", layouts[operator.name], sums),
+            ("layer", layouts[operator.name], sums, forward_times(plan, operator.name)),
             operator.name,
             operator.name,
             partial(_layer_flows, plan, operator),
@@ -329,6 +347,7 @@ def _edge_flows(plan: PlacedGraph, edge: Edge) -> Iterator[Flow]:
     consumer = plan.graph[edge.consumer]
     read, is_weight = consumer.reads[edge.input], isinstance(edge, SharedWeight)
     there_bytes, back_bytes = edge_itemsizes(plan.graph, edge)
+    there_bytes *= forward_times(plan, edge.consumer)
     steps = edge_steps(plan, edge)
     back = return_steps(plan, edge, steps) if plan.graph.has_gradient(consumer, edge.input) else ()
     ways: list[tuple[str, Sequence[ReshardStep], Sequence[ReshardStep]]] = []

@@ -16,7 +16,7 @@ from pase.machine import override_machine
 from pase.planning.plan import Plan
 from pase.targets.torch.parallel import Parallel
 from pase.targets.torch.values import from_tensors
-from tests.runtime.plans import placed_plan, random_plan
+from tests.runtime.plans import placed_plan, random_plan, recomputing
 from tests.targets.torch.lockstep import Sent
 from tests.targets.torch.modules import MODULES, in_float64, made
 from tests.targets.torch.networks import predicted
@@ -96,12 +96,15 @@ def plan_of(name: str, world: int, seed: int | None) -> Plan:
     return make(traced(name)[1].model.graph, world, seed)
 
 
-def compared(rank: int, world: int, name: str, seeds: Sequence[int | None]) -> list[Compared]:
+def compared(
+    rank: int, world: int, name: str, seeds: Sequence[int | None], recomputes: bool = False
+) -> list[Compared]:
     module, live, alone = traced(name)
     values = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict(keep_vars=True)}
     found = []
     for seed in seeds:
         plan = plan_of(name, world, seed)
+        plan = recomputing(plan, seed or 0) if recomputes else plan
         parallel = Parallel(module, live, plan, rank=rank, weights=from_tensors(values), seed=0)
         parallel.train()
         found.append(_beside(plan, seed, trained(parallel, name), alone, parallel))
