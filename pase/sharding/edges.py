@@ -47,6 +47,11 @@ class PlacedLayer(Protocol):
         """Whether its forward pass runs again before its backward pass."""
         ...
 
+    @property
+    def stage(self) -> int:
+        """Of the pipeline that it belongs to, from 0."""
+        ...
+
 
 class PlacedGraph(Protocol):
     """A graph on devices, such as a plan: each layer by name."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
+from itertools import chain, takewhile
 from math import prod
 
 from pase.graph import Access, AllReduce, DimIndex, Edge, Exchange, Graph, Handoff, Operator, Relayout, Role
@@ -191,8 +192,19 @@ def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh, itemsiz
 
 
 def forward_times(plan: PlacedGraph, layer: str) -> int:
-    """Return how often a layer's forward pass runs in a step, and what it reads is brought to it: once, or again."""
-    return 1 + plan[layer].is_recomputed
+    """Return how often a layer's forward pass runs in a step: again, where it is recomputed, if anything goes back.
+
+    Layers that are recomputed one after the other are so together, those without gradients among them.
+    """
+    if not plan[layer].is_recomputed:
+        return 1
+    operators, at = plan.graph.operators, plan.graph.index[layer]
+
+    def is_of_run(operator: Operator) -> bool:
+        return plan[operator.name].is_recomputed and plan[operator.name].stage == plan[layer].stage
+
+    run = chain(takewhile(is_of_run, operators[at:]), takewhile(is_of_run, reversed(operators[:at])))
+    return 1 + any(any(plan.graph.read_gradients(operator)) for operator in run)
 
 
 def gradient_sums(plan: PlacedGraph, operator: Operator, position: int) -> tuple[tuple[str, ...], ...]:

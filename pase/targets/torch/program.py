@@ -303,7 +303,9 @@ class Program:
             fill=fill,
         )
         giver = x if x.over is not None and read is not None else None
-        return self.run(module, x.value, "move", giver=giver, mesh=mesh, read=read, layer=mesh.layer)
+        # What is held is brought to a layer before any of them.
+        layer = self._graph.layer and mesh.layer
+        return self.run(module, x.value, "move", giver=giver, mesh=mesh, read=read, layer=layer)
 
     def take(self, x: Tensor, target: Layout, dims: tuple[Dim, ...], mesh: LayerMesh, fill: float) -> Any:
         """Return this rank's part of an input of the model."""

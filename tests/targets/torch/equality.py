@@ -96,9 +96,7 @@ def plan_of(name: str, world: int, seed: int | None) -> Plan:
     return make(traced(name)[1].model.graph, world, seed)
 
 
-def compared(
-    rank: int, world: int, name: str, seeds: Sequence[int | None], recomputes: bool = False
-) -> list[Compared]:
+def compared(rank: int, world: int, name: str, seeds: Sequence[int | None], recomputes: bool = False) -> list[Compared]:
     module, live, alone = traced(name)
     values = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict(keep_vars=True)}
     found = []
