@@ -66,6 +66,11 @@ class PlacedGraph(Protocol):
         """How many devices there are."""
         ...
 
+    @property
+    def micro_batches(self) -> int:
+        """How many of what the graph computes a step consists of."""
+        ...
+
     def __getitem__(self, name: str) -> PlacedLayer: ...
 
 

@@ -6,13 +6,14 @@ that several layers share go from their first user to the others, their gradient
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, partial
 from itertools import chain, takewhile
 from math import prod
 
 from pase.graph import Access, AllReduce, DimIndex, Edge, Exchange, Graph, Handoff, Operator, Relayout, Role
+from pase.graph.access import access_dims
 from pase.sharding.boxes import Box, num_points, whole
 from pase.sharding.edges import (
     JOINING_KINDS,
@@ -100,7 +101,9 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
 
     Raises as `flows` does.
     """
-    graph, mesh, times = plan.graph, layer_mesh(plan, operator.name), forward_times(plan, operator.name)
+    graph, mesh = plan.graph, layer_mesh(plan, operator.name)
+    passes = forward_passes(plan, operator.name)
+    times = passes * plan.micro_batches
     forward, types = Phase.FORWARD, graph.types[operator.name]
     if operator.is_loss:
         # What it writes is one number, the mean over all points: that is all that a program keeps of it.
@@ -152,9 +155,11 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
                     points=points,
                     itemsize=types.gradient_sum_bytes(operator, position),
                     read=position,
+                    times=gradient_sum_times(plan, operator, position),
                 )
-    for exchange in operator.exchanges_with(graph.read_gradients(operator), forward_times=times):
-        yield _exchanged(operator, exchange, mesh, types.exchange_bytes(exchange))
+    for exchange in operator.exchanges_with(graph.read_gradients(operator), forward_passes=passes):
+        times = exchange.times * plan.micro_batches
+        yield _exchanged(operator, replace(exchange, times=times), mesh, types.exchange_bytes(exchange))
 
 
 def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh, itemsize: int) -> Summed | Sent:
@@ -191,8 +196,8 @@ def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh, itemsiz
             )
 
 
-def forward_times(plan: PlacedGraph, layer: str) -> int:
-    """Return how often a layer's forward pass runs in a step: again, where it is recomputed, if anything goes back.
+def forward_passes(plan: PlacedGraph, layer: str) -> int:
+    """Return how often a layer's forward pass runs in a micro-batch: twice, if it is recomputed and anything goes back.
 
     Layers that are recomputed one after the other are so together, those without gradients among them.
     """
@@ -228,6 +233,42 @@ def gradient_sums(plan: PlacedGraph, operator: Operator, position: int) -> tuple
         if (weight.producer, weight.output) == (operator.name, position) and joint_sum(plan, weight):
             sums.add(sum_ends(plan, weight)[0].axes)
     return tuple(sorted(sums))
+
+
+def gradient_sum_times(plan: PlacedGraph, operator: Operator, position: int) -> int:
+    """Return how often in a step the gradient of what a layer reads, by position, is added up.
+
+    That of a weight is once, behind the last micro-batch, unless it is brought to another layer first, or is what the
+    gradient of a normalisation's input is made of.
+    """
+    read, mesh = operator.reads[position], layer_mesh(plan, operator.name)
+    if read.role is not Role.PARAMETER or _is_needed_back(operator, mesh):
+        return plan.micro_batches
+    if read.shared and plan.graph.num_uses[read.shared] > 1:
+        owned = operator.name, position
+        uses = [use for use in shared_weights(plan.graph) if (use.producer, use.output) == owned]
+        is_joint = (
+            uses and all(joint_sum(plan, use) for use in uses) and len(gradient_sums(plan, operator, position)) == 1
+        )
+        return 1 if is_joint else plan.micro_batches
+    return 1
+
+
+def _is_needed_back(operator: Operator, mesh: DeviceMesh) -> bool:
+    """Return whether a layer normalises over dims that are split, with the gradients of its weights in between."""
+
+    def long(dims: Iterable[str]) -> set[str]:
+        return {dim for dim in dims if operator.extents[dim] > 1}
+
+    steps = operator.body.steps if operator.body else ()
+    over = {dim for step in steps if step.function in ("batch_norm", "normalise") for dim in step.dims}
+    kept = long(access_dims(operator.reads[0])) - over
+    weights = operator.parameters
+    return (
+        any(mesh.size(dim) > 1 for dim in over)
+        and len(weights) == 2
+        and all(long(access_dims(weight)) == kept for weight in weights)
+    )
 
 
 def gradient_phase(graph: Graph, operator: Operator, position: int) -> Phase | None:
@@ -317,7 +358,7 @@ def flows(plan: PlacedGraph) -> tuple[Flow, ...]:
                 "edge",
                 *ends,
                 plan.graph.has_gradient(plan.graph[edge.consumer], edge.input),
-                forward_times(plan, edge.consumer),
+                forward_passes(plan, edge.consumer),
             ),
             edge.producer,
             edge.consumer,
@@ -326,12 +367,12 @@ def flows(plan: PlacedGraph) -> tuple[Flow, ...]:
     found += (flow for weight in shared_weights(plan.graph) for flow in _edge_flows(plan, weight) if flow.bytes_by_pair)
     for operator in plan.graph.operators:
         sums = tuple(
-            (phase, gradient_sums(plan, operator, i))
+            (phase, gradient_sums(plan, operator, i), gradient_sum_times(plan, operator, i))
             for i in range(len(operator.reads))
             if (phase := gradient_phase(plan.graph, operator, i))
         )
         add(
-            ("layer", layouts[operator.name], sums, forward_times(plan, operator.name)),
+            ("layer", layouts[operator.name], sums, forward_passes(plan, operator.name)),
             operator.name,
             operator.name,
             partial(_layer_flows, plan, operator),
@@ -358,8 +399,8 @@ def edge_bytes(plan: PlacedGraph, edge: Edge) -> tuple[int, int]:
 def _edge_flows(plan: PlacedGraph, edge: Edge) -> Iterator[Flow]:
     consumer = plan.graph[edge.consumer]
     read, is_weight = consumer.reads[edge.input], isinstance(edge, SharedWeight)
-    there_bytes, back_bytes = edge_itemsizes(plan.graph, edge)
-    there_bytes *= forward_times(plan, edge.consumer)
+    there_bytes, back_bytes = (size * plan.micro_batches for size in edge_itemsizes(plan.graph, edge))
+    there_bytes *= forward_passes(plan, edge.consumer)
     steps = edge_steps(plan, edge)
     back = return_steps(plan, edge, steps) if plan.graph.has_gradient(consumer, edge.input) else ()
     ways: list[tuple[str, Sequence[ReshardStep], Sequence[ReshardStep]]] = []
