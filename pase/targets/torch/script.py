@@ -172,13 +172,16 @@ class RankTraining:
         found, count = list[_Pass](), self._micro_batches
         for number in range(count):
             own = {name: micro_batch(array, number, count) for name, array in batch.items()}
-            key = step_key(self._seed, self.num_steps * count + number)
             with nullcontext() if number + 1 == count else self._gradients.held():
-                loss, outputs, statistics = self._run(self.program, own, key)
-                with naming_lost_ranks():
-                    (loss / count).backward()
-            found.append((loss.detach(), self._correct(self.program, outputs), statistics))
+                found.append(self._pass(own, step_key(self._seed, self.num_steps * count + number)))
         return found
+
+    def _pass(self, batch: Mapping[str, Array], key: Key) -> _Pass:
+        """Go forward and backward through a micro-batch."""
+        loss, outputs, statistics = self._run(self.program, batch, key)
+        with naming_lost_ranks():
+            (loss / self._micro_batches).backward()
+        return loss.detach(), self._correct(self.program, outputs), statistics
 
     def descend(self, found: Sequence[_Pass], learning_rate: float) -> StepResult:
         """Update weights and statistics after `gradients`, whose results are given; errors as of `step`."""
