@@ -19,7 +19,7 @@ from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
 from pase.targets.torch.parallel import parallelize
 from pase.targets.training.masks import kept, step_key
 from tests.runtime.networks import small
-from tests.runtime.plans import random_plan, recomputing
+from tests.runtime.plans import make_plan, random_plan, recomputing
 from tests.runtime.training import options
 from tests.targets.torch.equality import compared, difference, full
 from tests.targets.torch.lockstep import added
@@ -206,6 +206,15 @@ def test_a_program_says_what_is_computed_again(ranks: Pool) -> None:
     source = emit(plan, target="torch")
     assert source.count("recompute=True") == sum(layer.is_recomputed for layer in plan) > 0
     found = [own[-1]["losses"] for own in ranks.run(events, source, options(3), world=4)]
+    assert max_relative_difference(found[0], reference_losses(graph, options(3))) < RELATIVE
+
+
+@pytest.mark.parametrize("split", [{"l": 2, "s": 2}, {"s": 2, "e": 2}])
+def test_chains_of_ranks_are_computed_again(ranks: Pool, split: dict[str, int]) -> None:
+    graph = small("lstm_lm")
+    (name,) = (operator.name for operator in graph.operators if operator.kind == "lstm")
+    plan = again(make_plan(graph, 4, {name: split}), *graph.index)
+    found = [own[-1]["losses"] for own in ranks.run(events, emit(plan, target="torch"), options(3), world=4)]
     assert max_relative_difference(found[0], reference_losses(graph, options(3))) < RELATIVE
 
 
