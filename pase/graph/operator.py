@@ -193,12 +193,16 @@ class Operator:
         """Return how many points a piece of work runs over, on one device that does it all."""
         return prod(dim.extent if isinstance(dim, SliceOf) else self.extents[dim] for dim in work.dims)
 
-    def exchanges_with(self, has_gradient: Sequence[bool]) -> tuple[Exchange, ...]:
-        """Return the exchanges as often as they take place; has_gradient: of each read."""
+    def exchanges_with(self, has_gradient: Sequence[bool], *, forward_passes: int = 1) -> tuple[Exchange, ...]:
+        """Return the exchanges as often as they take place.
+
+        has_gradient: of each read. forward_passes: how often the forward pass runs.
+        """
         found = []
         for exchange in self.exchanges:
             goes_back = any(has_gradient[read] for read in exchange.gradient_of)
-            times = exchange.times if goes_back else exchange.times - exchange.backward_times
+            times = forward_passes * (exchange.times - exchange.backward_times)
+            times += exchange.backward_times if goes_back else 0
             if times:
                 found.append(exchange if times == exchange.times else replace(exchange, times=times))
         return tuple(found)

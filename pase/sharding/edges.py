@@ -42,6 +42,16 @@ class PlacedLayer(Protocol):
         """[p] row-major over the dims that are split, then the replicas."""
         ...
 
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether its forward pass runs again before its backward pass."""
+        ...
+
+    @property
+    def stage(self) -> int:
+        """Of the pipeline that it belongs to, from 0."""
+        ...
+
 
 class PlacedGraph(Protocol):
     """A graph on devices, such as a plan: each layer by name."""
@@ -54,6 +64,11 @@ class PlacedGraph(Protocol):
     @property
     def num_devices(self) -> int:
         """How many devices there are."""
+        ...
+
+    @property
+    def micro_batches(self) -> int:
+        """How many of what the graph computes a step consists of."""
         ...
 
     def __getitem__(self, name: str) -> PlacedLayer: ...

@@ -6,12 +6,14 @@ that several layers share go from their first user to the others, their gradient
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, partial
+from itertools import chain, takewhile
 from math import prod
 
 from pase.graph import Access, AllReduce, DimIndex, Edge, Exchange, Graph, Handoff, Operator, Relayout, Role
+from pase.graph.access import access_dims
 from pase.sharding.boxes import Box, num_points, whole
 from pase.sharding.edges import (
     JOINING_KINDS,
@@ -100,6 +102,8 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
     Raises as `flows` does.
     """
     graph, mesh = plan.graph, layer_mesh(plan, operator.name)
+    passes = forward_passes(plan, operator.name)
+    times = passes * plan.micro_batches
     forward, types = Phase.FORWARD, graph.types[operator.name]
     if operator.is_loss:
         # What it writes is one number, the mean over all points: that is all that a program keeps of it.
@@ -112,6 +116,7 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
             over=over,
             points=one,
             itemsize=types.write_bytes(0),
+            times=times,
         )
     else:
         for position, write in enumerate(operator.writes):
@@ -125,11 +130,18 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
                     over=over,
                     points=points,
                     itemsize=size,
+                    times=times,
                 )
             for dim in single_points(write):
                 # The part that computes it gives it to the others, which hold it in a program too.
-                pairs = _handed(mesh, dim, points)
-                yield Sent(tensor=write.tensor, phase=forward, purpose=Purpose.OUTPUT, pairs=pairs, itemsize=size)
+                yield Sent(
+                    tensor=write.tensor,
+                    phase=forward,
+                    purpose=Purpose.OUTPUT,
+                    pairs=_handed(mesh, dim, points),
+                    itemsize=size,
+                    times=times,
+                )
     for position, read in enumerate(operator.reads):
         phase = gradient_phase(graph, operator, position)
         if phase is not None:
@@ -143,9 +155,11 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
                     points=points,
                     itemsize=types.gradient_sum_bytes(operator, position),
                     read=position,
+                    times=gradient_sum_times(plan, operator, position),
                 )
-    for exchange in operator.exchanges_with(graph.read_gradients(operator)):
-        yield _exchanged(operator, exchange, mesh, types.exchange_bytes(exchange))
+    for exchange in operator.exchanges_with(graph.read_gradients(operator), forward_passes=passes):
+        times = exchange.times * plan.micro_batches
+        yield _exchanged(operator, replace(exchange, times=times), mesh, types.exchange_bytes(exchange))
 
 
 def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh, itemsize: int) -> Summed | Sent:
@@ -182,6 +196,22 @@ def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh, itemsiz
             )
 
 
+def forward_passes(plan: PlacedGraph, layer: str) -> int:
+    """Return how often a layer's forward pass runs in a micro-batch: twice, if it is recomputed and anything goes back.
+
+    Layers that are recomputed one after the other are so together, those without gradients among them.
+    """
+    if not plan[layer].is_recomputed:
+        return 1
+    operators, at = plan.graph.operators, plan.graph.index[layer]
+
+    def is_of_run(operator: Operator) -> bool:
+        return plan[operator.name].is_recomputed and plan[operator.name].stage == plan[layer].stage
+
+    run = chain(takewhile(is_of_run, operators[at:]), takewhile(is_of_run, reversed(operators[:at])))
+    return 1 + any(any(plan.graph.read_gradients(operator)) for operator in run)
+
+
 def gradient_sums(plan: PlacedGraph, operator: Operator, position: int) -> tuple[tuple[str, ...], ...]:
     """Return the dims over which a layer sums the gradient of what it reads, by position: of each sum that it makes.
 
@@ -203,6 +233,42 @@ def gradient_sums(plan: PlacedGraph, operator: Operator, position: int) -> tuple
         if (weight.producer, weight.output) == (operator.name, position) and joint_sum(plan, weight):
             sums.add(sum_ends(plan, weight)[0].axes)
     return tuple(sorted(sums))
+
+
+def gradient_sum_times(plan: PlacedGraph, operator: Operator, position: int) -> int:
+    """Return how often in a step the gradient of what a layer reads, by position, is added up.
+
+    That of a weight is once, behind the last micro-batch, unless it is brought to another layer first, or is what the
+    gradient of a normalisation's input is made of.
+    """
+    read, mesh = operator.reads[position], layer_mesh(plan, operator.name)
+    if read.role is not Role.PARAMETER or _is_needed_back(operator, mesh):
+        return plan.micro_batches
+    if read.shared and plan.graph.num_uses[read.shared] > 1:
+        owned = operator.name, position
+        uses = [use for use in shared_weights(plan.graph) if (use.producer, use.output) == owned]
+        is_joint = (
+            uses and all(joint_sum(plan, use) for use in uses) and len(gradient_sums(plan, operator, position)) == 1
+        )
+        return 1 if is_joint else plan.micro_batches
+    return 1
+
+
+def _is_needed_back(operator: Operator, mesh: DeviceMesh) -> bool:
+    """Return whether a layer normalises over dims that are split, with the gradients of its weights in between."""
+
+    def long(dims: Iterable[str]) -> set[str]:
+        return {dim for dim in dims if operator.extents[dim] > 1}
+
+    steps = operator.body.steps if operator.body else ()
+    over = {dim for step in steps if step.function in ("batch_norm", "normalise") for dim in step.dims}
+    kept = long(access_dims(operator.reads[0])) - over
+    weights = operator.parameters
+    return (
+        any(mesh.size(dim) > 1 for dim in over)
+        and len(weights) == 2
+        and all(long(access_dims(weight)) == kept for weight in weights)
+    )
 
 
 def gradient_phase(graph: Graph, operator: Operator, position: int) -> Phase | None:
@@ -288,7 +354,12 @@ def flows(plan: PlacedGraph) -> tuple[Flow, ...]:
     for edge in plan.graph.edges:
         ends = layouts[edge.producer], edge.output, layouts[edge.consumer], edge.input
         add(
-            ("edge", *ends, plan.graph.has_gradient(plan.graph[edge.consumer], edge.input)),
+            (
+                "edge",
+                *ends,
+                plan.graph.has_gradient(plan.graph[edge.consumer], edge.input),
+                forward_passes(plan, edge.consumer),
+            ),
             edge.producer,
             edge.consumer,
             partial(_edge_flows, plan, edge),
@@ -296,12 +367,12 @@ def flows(plan: PlacedGraph) -> tuple[Flow, ...]:
     found += (flow for weight in shared_weights(plan.graph) for flow in _edge_flows(plan, weight) if flow.bytes_by_pair)
     for operator in plan.graph.operators:
         sums = tuple(
-            (phase, gradient_sums(plan, operator, i))
+            (phase, gradient_sums(plan, operator, i), gradient_sum_times(plan, operator, i))
             for i in range(len(operator.reads))
             if (phase := gradient_phase(plan.graph, operator, i))
         )
         add(
-            ("layer", layouts[operator.name], sums),
+            ("layer", layouts[operator.name], sums, forward_passes(plan, operator.name)),
             operator.name,
             operator.name,
             partial(_layer_flows, plan, operator),
@@ -328,7 +399,8 @@ def edge_bytes(plan: PlacedGraph, edge: Edge) -> tuple[int, int]:
 def _edge_flows(plan: PlacedGraph, edge: Edge) -> Iterator[Flow]:
     consumer = plan.graph[edge.consumer]
     read, is_weight = consumer.reads[edge.input], isinstance(edge, SharedWeight)
-    there_bytes, back_bytes = edge_itemsizes(plan.graph, edge)
+    there_bytes, back_bytes = (size * plan.micro_batches for size in edge_itemsizes(plan.graph, edge))
+    there_bytes *= forward_passes(plan, edge.consumer)
     steps = edge_steps(plan, edge)
     back = return_steps(plan, edge, steps) if plan.graph.has_gradient(consumer, edge.input) else ()
     ways: list[tuple[str, Sequence[ReshardStep], Sequence[ReshardStep]]] = []

@@ -250,8 +250,11 @@ def _run(source: str, arguments: list[str], what: str, steps: int, report: Progr
 
 
 def _unsplit(plan: Plan) -> Plan:
-    """Return a plan's network on one device."""
-    layers = (replace(layer, splits=dict.fromkeys(layer.splits, 1), devices=(0,)) for layer in plan.layers)
+    """Return a plan's network on one device, which recomputes nothing."""
+    layers = (
+        replace(layer, splits=dict.fromkeys(layer.splits, 1), devices=(0,), is_recomputed=False)
+        for layer in plan.layers
+    )
     return replace(plan, num_devices=1, layers=tuple(layers))
 
 

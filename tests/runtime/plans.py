@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -93,6 +94,14 @@ def placed_plan(graph: Graph, num_devices: int, seed: int) -> Plan:
     devices = place(graph, num_devices, splits)
     names = [operator.name for operator in graph.operators]
     return make_plan(graph, num_devices, dict(zip(names, splits, strict=True)), dict(zip(names, devices, strict=True)))
+
+
+def recomputing(plan: Plan, seed: int) -> Plan:
+    """The plan with some of its layers computed again for the backward pass, few or many of them."""
+    numbers = random.Random(seed)
+    share = numbers.choice([0.3, 0.6, 0.9, 1.0])
+    layers = (replace(layer, is_recomputed=numbers.random() < share) for layer in plan.layers)
+    return replace(plan, layers=tuple(layers))
 
 
 def data_parallel_plan(graph: Graph, num_devices: int) -> Plan:

@@ -6,7 +6,7 @@ reads it (labels that are moved one place on, masks, positions), and the structu
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
@@ -509,6 +509,20 @@ class LiveCall:
                     "something else with another value"
                 )
         return found
+
+    def split(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int, part: Callable[[str, Any, int], Any]
+    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Yield the arguments of so many calls; part: returns what a call, by its number, has of an input, by name."""
+        given = self._arranged(args, kwargs)
+        leaves, spec = self._flatten(given)
+        if spec != self._spec:
+            yield given  # `bound` says what is wrong.
+            return
+        names = [name if isinstance(expected, tuple) else "" for name, expected in self._leaves]
+        for number in range(count):
+            parts = [part(name, x, number) if name else x for name, x in zip(names, leaves, strict=True)]
+            yield spec.unflatten(parts)
 
     def _arranged(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return inputs by position and by name as they were given when the module was traced."""

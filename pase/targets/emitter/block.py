@@ -312,13 +312,15 @@ def _declared_mesh(plan: Plan, layer: LayerPlan) -> list[Text]:
     axes = [code("({}, {})", dim, parts) for dim, parts in layer.splits.items() if parts != 1]
     head = code("mesh = program.mesh")
     arguments = [code("{}", layer.name), code("[{}]", axes)]
+    told = [code("recompute={}", True)] if layer.is_recomputed else []
     if tuple(layer.devices) == tuple(range(plan.num_devices)):
-        return call(head, arguments)
+        return call(head, [*arguments, *told])
     short, wrapped = devices_argument(layer.devices)
-    lines = call(head, [*arguments, short])
+    lines = call(head, [*arguments, short, *told])
     if all(len(line) <= WIDTH for line in lines):
         return lines
     inner = [code("{}{}{},", INDENT, INDENT, argument) for argument in arguments]
+    wrapped = [*wrapped, *(code("{}{}{},", INDENT, INDENT, argument) for argument in told)]
     return [code("{}{}(", INDENT, head), *inner, *wrapped, code("{})  # fmt: skip", INDENT)]
 
 

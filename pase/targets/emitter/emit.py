@@ -50,6 +50,7 @@ def emit(plan: Plan, *, target: str | None = None) -> str:
     does not tell how it is computed, and a split that does not divide its dim.
     """
     chosen = target_of(plan, target)
+    _check_modes(plan, chosen)
     plan, told = _in_types_of(plan, chosen)
     bodies = _bodies(plan, chosen, trains=True)
     loss = _loss(plan, chosen)
@@ -97,6 +98,16 @@ def target_of(plan: Plan, name: str | None) -> Target:
     if chosen not in TARGETS:
         raise EmitError(unknown_name("target", chosen, TARGETS))
     return TARGETS[chosen]
+
+
+def _check_modes(plan: Plan, target: Target) -> None:
+    """Raise EmitError for layers that are recomputed and steps of micro-batches, which not all programs have."""
+    again = [layer.name for layer in plan if layer.is_recomputed]
+    if not target.takes_modes and (again or plan.micro_batches > 1):
+        what = f"recomputes layer {short(again[0])!r}" if again else f"has {plan.micro_batches} micro-batches in a step"
+        raise EmitError(
+            f"the plan {what}, which programs for {target.name} do not: emit one for torch (--target torch)"
+        )
 
 
 def _in_types_of(plan: Plan, target: Target) -> tuple[Plan, tuple[str, ...]]:
@@ -254,12 +265,19 @@ def _program(
     imports = [*form.before, *_imported_layers(body, target), *form.after]
     foot = [
         code('if __name__ == "__main__":'),
-        code("{}main(build, num_devices={})", INDENT, plan.num_devices),
+        _called(plan, trains=trains),
         code(""),
     ]
     source = str(joined([*head, code(""), *imports, *apart, *body, *apart, *foot]))
     compile(source, "<emitted>", "exec", dont_inherit=True)
     return source
+
+
+def _called(plan: Plan, *, trains: bool) -> Text:
+    """Return the line that runs a program."""
+    if not trains or plan.micro_batches == 1:
+        return code("{}main(build, num_devices={})", INDENT, plan.num_devices)
+    return code("{}main(build, num_devices={}, micro_batches={})", INDENT, plan.num_devices, plan.micro_batches)
 
 
 def _imported_layers(body: Sequence[Text], target: Target) -> list[Text]:

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,7 +184,7 @@ class Parallel:
             run=jax.jit(run),
             result=found.result,
             shardings=_of_arguments(jax, arguments, self._source, found, constraints, sharding),
-            notes=(*notes(self._named), *_missing(constraints)),
+            notes=(*notes(self._named), *_missing(constraints), *_modes(self.plan)),
         )
 
 
@@ -192,6 +192,14 @@ def _missing(constraints: Constraints) -> tuple[str, ...]:
     if not constraints.missing:
         return ()
     return (f"left to XLA, as results within a function that has a gradient of its own: {listed(constraints.missing)}",)
+
+
+def _modes(plan: Plan) -> Iterator[str]:
+    again = [layer.name for layer in plan if layer.is_recomputed]
+    if again:
+        yield f"not recomputed, which `jax.checkpoint` in the function is for: {listed(again)}"
+    if plan.micro_batches > 1:
+        yield f"{plan.micro_batches} micro-batches in a step: a call is one of them; add up their gradients"
 
 
 def _mesh(jax: Any, plan: Plan, devices: Sequence[Any] | None) -> Any:

@@ -1,12 +1,18 @@
-"""Which examples of a batch a rank reads, and a sampler that yields them: every rank loads its own alone."""
+"""Which examples of a batch a rank reads, and a sampler that yields them; the micro-batches of a step.
+
+Example e of micro-batch i of m is example e · m + i of the step: so what a rank reads of a step lies together, too.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
+from math import prod
 from typing import Any
 
 import torch
 from torch.utils.data import Sampler
 
 from pase.errors import ProgramError
+from pase.graph import Graph
+from pase.graph.batch import given_spans
 from pase.sharding.boxes import Box, Range
 from pase.sharding.layouts import Layout
 
@@ -31,6 +37,20 @@ def in_place(part: Any, shape: tuple[int, ...], box: Box) -> Any:
     found = part.new_zeros(shape)
     found[tuple(slice(low, high) for low, high in box)] = part
     return found
+
+
+def example_dims(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> list[int | None]:
+    """Return along which dim examples are of each input of the module that a graph is of, None where it has none."""
+    told = dict(graph.arguments).get("batch")
+    return [
+        None if span is None else next(d for d, n in enumerate(s) if (prod(s[:d]), n) == (span.blocks, span.examples))
+        for s, span in zip(shapes, given_spans(shapes, told if isinstance(told, int) else None), strict=True)
+    ]
+
+
+def micro_batch(x: Any, number: int, count: int, dim: int | None = 0) -> Any:
+    """Return what one of the micro-batches of a step has of an input; dim: of the examples, None for none."""
+    return x if dim is None or not x.ndim else x[(slice(None),) * dim + (slice(number, None, count),)]
 
 
 class RankSampler(Sampler[list[int]]):

@@ -17,8 +17,9 @@ from pase.importers.front_end import call_factory
 from pase.importers.torch.export import call_of, unwrapped
 from pase.planning.plan import Plan
 from pase.targets.torch.autocast import computing_in
+from pase.targets.torch.batches import example_dims, micro_batch
 from pase.targets.torch.launch import join, naming_lost_ranks
-from pase.targets.torch.parallel import parallelize
+from pase.targets.torch.parallel import loss_of, parallelize
 from pase.targets.torch.script import measured_bytes
 from pase.targets.training.data import Array, Batches, DataInput, data_inputs, read_arrays
 from pase.targets.training.initial import generator
@@ -73,9 +74,9 @@ def train_factory(
     inputs = _Inputs(plan, _named_inputs(module, positional, keywords, loss), (positional, keywords), options)
     step: Callable[..., Any]
     if is_parallel:
-        positional, keywords = inputs.of_step(0)
-        step = parallelize((module, positional, keywords, *([loss] if loss else [])), plan, seed=options.seed or 0)
-        parameters, traffic = list(step.parameters()), step.traffic
+        positional, keywords = inputs.of_micro_batch()
+        parallel = parallelize((module, positional, keywords, *([loss] if loss else [])), plan, seed=options.seed or 0)
+        step, parameters, traffic = parallel.accumulate, list(parallel.parameters()), parallel.traffic
     else:
         step, parameters, traffic = _with_loss(module, loss), list(module.parameters()), None
     optimiser = _optimiser(options.rule, parameters, options.schedule.peak)
@@ -88,10 +89,11 @@ def train_factory(
         if traffic is not None:
             traffic.is_counted = measure and number == options.steps - 1
         with naming_lost_ranks():
-            # A module made parallel sees to its types itself.
+            # A module made parallel sees to its types, and its micro-batches, itself.
             with computing_in("" if is_parallel else low, torch.device("cpu")):
                 value = loss_of(step(*positional, **keywords))
-            value.backward()
+            if not is_parallel:
+                value.backward()
         if not torch.isfinite(value):
             raise ProgramError(f"step {number + 1}: the loss is {value.item()}; use a smaller learning rate")
         optimiser.step()
@@ -104,18 +106,6 @@ def train_factory(
         step_time_s=median(times[1:] or times),
         measured=measured_bytes(traffic.sent) if traffic is not None and measure else None,
     )
-
-
-def loss_of(returned: Any) -> Any:
-    """Return the one number among the tensors that a model returns; ProgramError where there is not one."""
-    tensors = [x for x in pytree.tree_leaves(returned) if isinstance(x, torch.Tensor)]
-    numbers = [x for x in tensors if x.numel() == 1 and x.is_floating_point()]
-    if len(numbers) != 1:
-        raise ProgramError(
-            f"{len(numbers)} of the {len(tensors)} tensors that the model returns are single numbers; expected one, "
-            "the loss: return it alone or besides the outputs, or have the factory return (model, inputs, loss)"
-        )
-    return numbers[0].reshape(())
 
 
 def _with_loss(module: Any, loss: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -173,7 +163,7 @@ def _named_inputs(
 class _Inputs:
     """What a module is called with in each step: its example's structure, with other tensors.
 
-    named: leaves of the example by name. example: the positional and the keyword inputs.
+    named: leaves of the example, a micro-batch, by name. example: the positional and the keyword inputs.
     """
 
     def __init__(self, plan: Plan, named: Sequence[tuple[str, Any]], example: Any, options: TrainingOptions) -> None:
@@ -181,11 +171,17 @@ class _Inputs:
         self._leaves, self._structure = pytree.tree_flatten(example)
         self._names = {i: name for i, (name, leaf) in enumerate(named) if isinstance(leaf, torch.Tensor)}
         below = {item.name: item.below for item in data_inputs(plan.graph).values()}
+        shapes = [tuple(self._leaves[i].shape) for i in self._names]
+        self._count, self._dims = (
+            plan.micro_batches,
+            dict(zip(self._names, example_dims(plan.graph, shapes), strict=True)),
+        )
         items = []
-        for i, name in self._names.items():
-            leaf = self._leaves[i]
+        for (i, name), shape in zip(self._names.items(), shapes, strict=True):
+            leaf, dim = self._leaves[i], self._dims[i]
             bound = 0 if leaf.is_floating_point() else below.get(name) or 2**31 - 1
-            items.append(DataInput(name=name, shape=tuple(leaf.shape), below=bound))
+            of_step = tuple(extent * (self._count if place == dim else 1) for place, extent in enumerate(shape))
+            items.append(DataInput(name=name, shape=of_step, below=bound))
         self._batches = None
         if options.data_path is not None:
             self._batches = Batches(items, seed=seed, arrays=read_arrays(options.data_path))
@@ -201,13 +197,27 @@ class _Inputs:
         for i, name in self._names.items():
             value = torch.as_tensor(np.ascontiguousarray(arrays[name]))
             leaves[i] = value.to(self._dtype) if leaves[i].is_floating_point() else value.to(leaves[i].dtype)
+        return self._nested(leaves)
+
+    def of_micro_batch(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the inputs of the first micro-batch of all."""
+        leaves, _ = pytree.tree_flatten(self.of_step(0))
+        for i, dim in self._dims.items():
+            leaves[i] = micro_batch(leaves[i], 0, self._count, dim)
+        return self._nested(leaves)
+
+    def _nested(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         positional, keywords = pytree.tree_unflatten(leaves, self._structure)
         return tuple(positional), dict(keywords)
 
 
 def _made_up(example: Any, item: DataInput, below: int, seed: int) -> Array:
-    """Return an example's values; where it has none, or one alone, numbers drawn for the input's name."""
+    """Return an example's values, for each micro-batch; where it has none, or one alone, numbers that are drawn."""
     values = None if example.is_meta else example.detach().cpu().numpy()
+    if values is not None:
+        values = np.tile(
+            values, [size // max(extent, 1) for size, extent in zip(item.shape, values.shape, strict=True)]
+        )
     if values is not None and values.size and (values != values.flat[0]).any():
         return np.asarray(values)
     if item.below == 0:

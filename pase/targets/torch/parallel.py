@@ -1,7 +1,7 @@
 """`parallelize`: a PyTorch module that computes, on every rank of a process group, its part of a model under a plan."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
 
-from pase.errors import ProgramError
+from pase.errors import ModelError, ProgramError
 from pase.importers.difference import difference
 from pase.importers.ir import Use
 from pase.importers.torch.export import call_inputs
@@ -22,7 +23,7 @@ from pase.sharding.boxes import Box, Range, extents, whole
 from pase.sharding.layouts import DeviceMesh
 from pase.targets.emitter import emit
 from pase.targets.torch.autocast import computing_in
-from pase.targets.torch.batches import RankSampler, in_place, rows_read
+from pase.targets.torch.batches import RankSampler, example_dims, in_place, micro_batch, rows_read
 from pase.targets.torch.collectives import Groups, Take, Traffic
 from pase.targets.torch.gradients import Entry, Gradients
 from pase.targets.torch.initialisation import own_values
@@ -144,6 +145,18 @@ def _source(model: Any, plan: Plan) -> tuple[nn.Module, Any]:
     if has_loss and not given:
         raise ProgramError("the plan was searched for a module and its loss; give both: (module, loss)")
     return module, (module, positional, keywords, *given)
+
+
+def loss_of(returned: Any) -> Any:
+    """Return the one number among the tensors that a model returns; ProgramError where there is not one."""
+    tensors = [x for x in pytree.tree_leaves(returned) if isinstance(x, torch.Tensor)]
+    numbers = [x for x in tensors if x.numel() == 1 and x.is_floating_point()]
+    if len(numbers) != 1:
+        raise ProgramError(
+            f"{len(numbers)} of the {len(tensors)} tensors that the model returns are single numbers; expected one, "
+            "the loss: return it alone or besides the outputs, or have the factory return (model, inputs, loss)"
+        )
+    return numbers[0].reshape(())
 
 
 # -- the program of a model
@@ -295,12 +308,13 @@ class Parallel(nn.Module):
         self._part = live.part(own + [o.name for o in live.outputs if not o.layer], device=device)
         self._leaves = Leaves(receive=self._received)
         self._gradients: Gradients | None = None
-        self._followed = 0
         self._owners: dict[str, tuple[nn.Module, str]] = {}
         self._modes: dict[bool, _Mode] = {}
         self._state = state_of(module)
         self._storage: Storage | None = None
-        self._boxes = self.inputs()
+        self._shapes = dict(zip(live.call.names, live.call.shapes, strict=True))
+        self._dims = dict(zip(live.call.names, example_dims(plan.graph, live.call.shapes), strict=True))
+        self._boxes = self._read(rank)
         self._mesh = mesh_of(self._stored, device.type)
         self.notes = (*live.notes, *notes_on(self._state, self._stored), *notes)
         # Last, since names of the model may be those of our attributes.
@@ -337,6 +351,48 @@ class Parallel(nn.Module):
             self._step += 1
         return self._returned(mode, loss, outputs, values)
 
+    def accumulate(self, *args: Any, **kwargs: Any) -> Any:
+        """Go forward and backward through the micro-batches of a step, and return its loss.
+
+        The gradient, which parameters have then, added to what they had, is that of the mean of the micro-batches'
+        losses, and is summed over ranks once. Where a loss is a mean over examples with equally many targets, that mean
+        is the loss of all of them together.
+
+        Args:
+            args: What the model is called with, of `plan.micro_batches` times as many examples; or a rank's own part
+                of them, as `inputs` and `sampler` say. Inputs without examples are the same for all micro-batches.
+            kwargs: Likewise, by name.
+
+        Returns:
+            The mean of the losses, without a gradient of its own.
+
+        Raises:
+            ModelError: An input has another number of examples.
+            ProgramError: The model returns no single loss.
+        """
+        count, losses = self.plan.micro_batches, []
+        for number, (own, named) in enumerate(self._live.call.split(args, kwargs, count, self._micro_batch)):
+            with nullcontext() if number + 1 == count else self.no_sync():
+                loss = loss_of(self(*own, **named))
+                (loss / count).backward()
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
+
+    def _micro_batch(self, name: str, x: Any, number: int) -> Any:
+        """Return what a micro-batch, by its number, has of an input."""
+        count, dim = self.plan.micro_batches, self._dims[name]
+        if dim is None or not isinstance(x, torch.Tensor) or x.ndim <= dim:
+            return x
+        whole_size, own_size = (count * size[dim] for size in (self._shapes[name], extents(self._boxes[name])))
+        if x.shape[dim] not in (whole_size, own_size):
+            also = "" if own_size == whole_size else f", or {own_size}, what this rank reads of them"
+            raise ModelError(
+                f"input {name!r} has {x.shape[dim]} examples; a step has {whole_size}, {count} micro-batches of "
+                f"{self._shapes[name][dim]}{also}"
+            )
+        # What the model computes of its inputs may take them for contiguous.
+        return micro_batch(x, number, count, dim).contiguous()
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Leave parts of gradients where they are: the next backward pass outside adds them up with its own."""
@@ -357,31 +413,41 @@ class Parallel(nn.Module):
         return twin
 
     def inputs(self, rank: int | None = None) -> dict[str, Box]:
-        """Return what a rank, by default this one, reads of each input, by name, as a box of it.
+        """Return what a rank, by default this one, reads of each input of a step, by name, as a box of it.
 
         A call may give every rank the whole batch, or every rank its own part. A model that computes something of its
         inputs before its first layer (labels that it moves, masks) needs all of them on every rank.
         """
-        rank, call = self._rank if rank is None else rank, self._live.call
-        shapes = dict(zip(call.names, call.shapes, strict=True))
+        count = self.plan.micro_batches
+        found = {name: list(box) for name, box in self._read(self._rank if rank is None else rank).items()}
+        for name, dim in self._dims.items():
+            if dim is not None:
+                found[name][dim] = (found[name][dim][0] * count, found[name][dim][1] * count)
+        return {name: tuple(box) for name, box in found.items()}
+
+    def _read(self, rank: int) -> dict[str, Box]:
+        """Return what a rank reads of each input of a micro-batch, by name."""
         rows, batch = self._rows(rank), self._batch
         return {
-            name: (rows, *whole(shape)[1:]) if shape[:1] == (batch,) else whole(shape) for name, shape in shapes.items()
+            name: (rows, *whole(shape)[1:]) if shape[:1] == (batch,) else whole(shape)
+            for name, shape in self._shapes.items()
         }
 
     def sampler(
         self, examples: Sized | int, *, rank: int | None = None, shuffle: bool = True, seed: int = 0
     ) -> RankSampler:
-        """Return a `batch_sampler` for a `DataLoader` that yields what a rank, by default this one, reads.
+        """Return a `batch_sampler` for a `DataLoader` that yields what a rank, by default this one, reads of each step.
 
         examples: the data set, or how many examples there are. seed: the same on all ranks.
         """
-        rows = self._rows(self._rank if rank is None else rank)
-        return RankSampler(examples, batch=self._batch, rows=rows, shuffle=shuffle, seed=seed)
+        low, high = self._rows(self._rank if rank is None else rank)
+        count = self.plan.micro_batches
+        rows = (low * count, high * count)
+        return RankSampler(examples, batch=self._batch * count, rows=rows, shuffle=shuffle, seed=seed)
 
     @property
     def _batch(self) -> int:
-        """How many examples a batch has."""
+        """How many examples a micro-batch has."""
         return next((shape[0] for shape in self._live.call.shapes if shape), 1)
 
     def _rows(self, rank: int) -> Range:
@@ -523,13 +589,13 @@ class Parallel(nn.Module):
 
     def _follow(self) -> None:
         """Have the sums of gradients be those of the parameters that are there, and trained, now."""
+        before = self._leaves.num_made
         for name in self._sums:
             self._leaf(name)
-        if self._gradients is None or self._leaves.num_made != self._followed:
+        if self._gradients is None or self._leaves.num_made > before:
             tensors = [(self._tensor(name), own) for name, own in self._sums.items()]
             entries = [Entry(parameter=tensor, local=local_of(tensor), sum=own) for tensor, own in tensors]
             self._gradients = Gradients(entries, self._sum_groups, self._traffic)
-            self._followed = self._leaves.num_made
 
     def _kept(self, name: str, momentum: float) -> Callable[[Any], None]:
         """Return what brings a kept statistic nearer to its value of a step."""

@@ -30,6 +30,7 @@ from pase.targets.torch.collectives import (
     Traffic,
     exchange,
 )
+from pase.targets.torch.recompute import gather_runs
 from pase.targets.torch.reshard import reshard
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
 from pase.targets.training.data import DataInput
@@ -101,6 +102,18 @@ class Traced:
         return name if name in self.weights and argument not in self.inputs else ""
 
 
+class _Graph(fx.Graph):
+    """A graph of PyTorch's calls. layer: the one that nodes are made for from now on, which their `meta` names."""
+
+    layer = ""
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Return a new node."""
+        node = super().create_node(*args, **kwargs)
+        node.meta["layer"] = self.layer
+        return node
+
+
 class Program:
     """Collects the layers of a network for one rank.
 
@@ -135,8 +148,10 @@ class Program:
         self._arguments: dict[str, fx.Node] = {}
         self._numbers = counted()
         self._keeps: dict[str, tuple[Tensor, float]] = {}
+        self._runs: list[list[str]] = []
+        self._is_in_run = False
         self._root = nn.Module()
-        self._graph = fx.Graph()
+        self._graph = _Graph()
         self._tracer = fx.proxy.GraphAppendingTracer(self._graph)
         self._host = LayerMesh("", DeviceMesh((), (HOST,)), self, is_host=True)
         self._mask_key: Any = None
@@ -148,12 +163,26 @@ class Program:
         if not self._is_of_one_type:
             self.dtype, self.low = weights, products if products != weights else ""
 
-    def mesh(self, layer: str, axes: Sequence[tuple[str, int]], devices: Sequence[int] | None = None) -> LayerMesh:
+    def mesh(
+        self,
+        layer: str,
+        axes: Sequence[tuple[str, int]],
+        devices: Sequence[int] | None = None,
+        *,
+        recompute: bool = False,
+    ) -> LayerMesh:
         """Return the mesh of a layer: (dim, number of parts) for each dim that is split.
 
-        devices: a permutation of the program's ranks, row-major over the axes and then the replicas.
+        devices: a permutation of the program's ranks, row-major over the axes and then the replicas. recompute: whether
+        what the layer's backward pass needs is computed again there; layers of which this is said one after the other
+        are computed again together, and keep what they read of others alone.
         Raises ProgramError where the parts do not divide the ranks or the list is no permutation.
         """
+        if recompute and not self._is_in_run:
+            self._runs.append([])
+        if recompute:
+            self._runs[-1].append(layer)
+        self._is_in_run, self._graph.layer = recompute, layer
         return LayerMesh(layer, device_mesh(layer, axes, self.num_devices, devices), self)
 
     def floats(self, name: str, shape: Sequence[int]) -> Tensor:
@@ -230,7 +259,8 @@ class Program:
 
     def sum(self, x: Tensor) -> Any:
         """Return the sums of the parts that a tensor's points are."""
-        return self.run(Sum(self.adder(x.mesh, x.partial)), x.value, "sum")
+        # Of the layer that made the parts, whoever needs their sums.
+        return self.run(Sum(self.adder(x.mesh, x.partial)), x.value, "sum", layer=x.value.node.meta["layer"])
 
     def greatest(self, x: Tensor, over: Iterable[str]) -> Any:
         """Return the greatest of a tensor's values over the parts of some dims, of which no gradient flows back."""
@@ -239,8 +269,8 @@ class Program:
 
     def gradient_sum(self, x: Tensor, axes: frozenset[str]) -> Any:
         """Return a tensor's value, the parts of whose gradient are added over some axes of its mesh."""
-        module = GradientSum(self.adder(x.mesh, axes, [x]))
-        return self.run(module, x.value, "gradient_sum", mesh=x.mesh, axes=axes)
+        module, layer = GradientSum(self.adder(x.mesh, axes, [x])), x.value.node.meta["layer"]
+        return self.run(module, x.value, "gradient_sum", mesh=x.mesh, axes=axes, layer=layer)
 
     def move(
         self,
@@ -262,6 +292,7 @@ class Program:
         if taken is not None and taken.meta.get("is_piece"):
             # A piece is taken for the layer that reads it.
             self._root.get_submodule(str(taken.target)).movement = movement
+            taken.meta["layer"] = mesh.layer
         module = Move(
             movement=movement,
             traffic=self.traffic,
@@ -272,7 +303,9 @@ class Program:
             fill=fill,
         )
         giver = x if x.over is not None and read is not None else None
-        return self.run(module, x.value, "move", giver=giver, mesh=mesh, read=read)
+        # What is held is brought to a layer before any of them.
+        layer = self._graph.layer and mesh.layer
+        return self.run(module, x.value, "move", giver=giver, mesh=mesh, read=read, layer=layer)
 
     def take(self, x: Tensor, target: Layout, dims: tuple[Dim, ...], mesh: LayerMesh, fill: float) -> Any:
         """Return this rank's part of an input of the model."""
@@ -302,6 +335,7 @@ class Program:
             (*(x.value.node for x in results.values()), *([correct.count.node] if correct else [])),
             tuple(x.value.node for x, _ in self._keeps.values()),
         )
+        self._graph.layer = ""
         self._graph.output(found)
         self.bind()
         # Inputs may have gradients, too.
@@ -315,6 +349,7 @@ class Program:
         fuse_biases(self._graph)
         module = fx.GraphModule(self._root, self._graph, "RankProgram")
         module.graph.eliminate_dead_code()
+        gather_runs(module, self._runs)
         module.graph.lint()
         module.delete_all_unused_submodules()
         module.recompile()
@@ -527,7 +562,14 @@ def join_sums(graph: fx.Graph, root: nn.Module, program: Program) -> None:
         if handed is None:
             module = GradientSum(program.adder(giver.mesh, axes, [giver]))
             with graph.inserting_before(_next_call(node.args[0])):
-                handed = program.run(module, fx.Proxy(node.args[0]), "gradient_sum", mesh=giver.mesh, axes=axes).node
+                handed = program.run(
+                    module,
+                    fx.Proxy(node.args[0]),
+                    "gradient_sum",
+                    mesh=giver.mesh,
+                    axes=axes,
+                    layer=node.args[0].meta["layer"],
+                ).node
         elif handed not in joint.values():
             _next_call(node.args[0]).prepend(handed)
         joint[node.args[0]] = handed
@@ -600,7 +642,9 @@ def remove_still_moves(graph: fx.Graph, root: nn.Module) -> None:
                 node.replace_all_uses_with(node.args[0])
             else:
                 with graph.inserting_before(node):
-                    node.replace_all_uses_with(graph.call_method("reshape", (node.args[0], module.made)))
+                    shaped = graph.call_method("reshape", (node.args[0], module.made))
+                shaped.meta["layer"] = node.meta["layer"]
+                node.replace_all_uses_with(shaped)
             graph.erase_node(node)
 
 
@@ -622,5 +666,7 @@ def fuse_biases(graph: fx.Graph) -> None:
             x, matrix, *rest = product.args
             fused = graph.call_function(product.target, (x, matrix, flat, *rest[1:]), dict(product.kwargs))
             found = graph.call_method("reshape", (fused, *shown.args[1:])) if is_reshaped else fused
+        for made in {flat, fused, found} - {bias}:
+            made.meta["layer"] = node.meta["layer"]
         node.replace_all_uses_with(found)
         graph.erase_node(node)

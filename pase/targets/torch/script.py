@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -21,6 +21,7 @@ from pase.sharding.boxes import Box, extents
 from pase.sharding.reshard import sum_groups
 from pase.sharding.traffic import Movement
 from pase.targets.torch.autocast import computing_in, widened
+from pase.targets.torch.batches import micro_batch
 from pase.targets.torch.checkpoints import Opened, Part, RankCheckpoints, save_state
 from pase.targets.torch.collectives import Groups, Traffic, all_reduced
 from pase.targets.torch.gradients import Entry, Gradients
@@ -74,6 +75,9 @@ Outputs = Mapping[str, tuple[Tensor, tuple[int, ...]]]
 
 Build = Callable[[Program], Tensor | Outputs | tuple[Tensor, Outputs]]
 
+_Pass = tuple[Any, Any, Sequence[Any]]
+"""Of a micro-batch: the loss, how many of this rank's labels are right, the values of statistics."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ShardMaths:
@@ -105,13 +109,21 @@ class _ShardMaths:
 
 
 class RankTraining:
-    """A program on this rank, that trains it one batch a step.
+    """A program on this rank, that trains it one batch a step, so many micro-batches.
 
     is_restored: whether a checkpoint is to give it its weights; else they are those of the options' file, or drawn.
     """
 
-    def __init__(self, build: Build, ranks: Ranks, options: TrainingOptions, *, is_restored: bool = False) -> None:
-        self.num_steps = 0
+    def __init__(
+        self,
+        build: Build,
+        ranks: Ranks,
+        options: TrainingOptions,
+        *,
+        micro_batches: int = 1,
+        is_restored: bool = False,
+    ) -> None:
+        self.num_steps, self._micro_batches = 0, micro_batches
         self._build, self._ranks, self._rule = build, ranks, options.rule
         self._seed = options.seed or 0
         self._dtype = None if options.dtype == "float32" else getattr(torch, options.dtype)
@@ -152,27 +164,38 @@ class RankTraining:
         result = self.descend(found, learning_rate)
         return replace(result, record=dict(self.traffic.sent)) if with_record else result
 
-    def gradients(self, batch: Mapping[str, Array]) -> tuple[Any, Sequence[Any], Sequence[Any]]:
-        """Go forward and backward; return the loss, the outputs and the values of statistics, as this rank has them.
+    def gradients(self, batch: Mapping[str, Array]) -> list[_Pass]:
+        """Go forward and backward through each micro-batch; return the loss of each, and what else `descend` is given.
 
         Afterwards shards have their gradients, summed over the ranks.
         """
-        found = self._run(self.program, batch, step_key(self._seed, self.num_steps))
-        with naming_lost_ranks():
-            found[0].backward()
+        found, count = list[_Pass](), self._micro_batches
+        for number in range(count):
+            own = {name: micro_batch(array, number, count) for name, array in batch.items()}
+            with nullcontext() if number + 1 == count else self._gradients.held():
+                found.append(self._pass(own, step_key(self._seed, self.num_steps * count + number)))
         return found
 
-    def descend(self, found: tuple[Any, Sequence[Any], Sequence[Any]], learning_rate: float) -> StepResult:
+    def _pass(self, batch: Mapping[str, Array], key: Key) -> _Pass:
+        """Go forward and backward through a micro-batch."""
+        loss, outputs, statistics = self._run(self.program, batch, key)
+        with naming_lost_ranks():
+            (loss / self._micro_batches).backward()
+        return loss.detach(), self._correct(self.program, outputs), statistics
+
+    def descend(self, found: Sequence[_Pass], learning_rate: float) -> StepResult:
         """Update weights and statistics after `gradients`, whose results are given; errors as of `step`."""
-        loss, outputs, statistics = found
+        losses, correct, statistics = zip(*found, strict=True)
+        loss = torch.stack(losses).mean()
         trained = {n: x for n, x in self.shards.items() if x.grad is not None}
-        accuracy = self._check(loss, [x.grad for x in trained.values()], self._correct(self.program, outputs))
+        accuracy = self._check(loss, [x.grad for x in trained.values()], sum(correct))
         with torch.no_grad(), naming_lost_ranks():
             scalars = self._rule.scalars(self.num_steps + 1, learning_rate)
             for name, shard in trained.items():
                 self._update(name, shard, scalars)
-            for (name, momentum), value in zip(self.program.keeps, statistics, strict=True):
-                self.shards[name].lerp_(value, momentum)
+            for values in statistics:
+                for (name, momentum), value in zip(self.program.keeps, values, strict=True):
+                    self.shards[name].lerp_(value, momentum)
         self.num_steps += 1
         return StepResult(loss=loss.item(), accuracy=accuracy)
 
@@ -306,7 +329,7 @@ class RankTraining:
         is_finite = [x.isfinite().all() for x in (loss, *gradients)]
         counts = self._over_ranks(correct, is_finite[0], torch.stack(is_finite).all())
         if counts[2] == self._ranks.world_size:
-            return _accuracy(self.program, counts[0])
+            return _accuracy(self.program, counts[0] / self._micro_batches)
         for shard in self.shards.values():
             shard.grad = None
         which = f"the loss is {loss.item()}" if counts[1] < self._ranks.world_size else "a gradient is not finite"
@@ -338,7 +361,7 @@ class RankTraining:
         shard.grad = None
 
 
-def _accuracy(traced: Traced, count: int) -> float | None:
+def _accuracy(traced: Traced, count: float) -> float | None:
     """Return the fraction of points that are right; count: those of all ranks."""
     correct = traced.correct
     return None if correct is None else count / correct.num_holders / correct.num_points
@@ -364,6 +387,7 @@ def train(
     options: TrainingOptions,
     *,
     num_devices: int,
+    micro_batches: int = 1,
     device: str | None = None,
     generator: str | None = None,
     checkpointing: RankCheckpoints | None = None,
@@ -374,8 +398,9 @@ def train(
 ) -> list[float]:
     """Train a program on this rank and return the loss of every step, before its update.
 
-    device: "cpu" or "cuda". generator: ``package.module:function`` that yields the data, instead of a file of them; its
-    module is executed. measure: count the bytes that ranks send in a step.
+    micro_batches: of a step, each as large as the program's inputs; a batch of the data is all of them. device: "cpu"
+    or "cuda". generator: ``package.module:function`` that yields the data, instead of a file of them; its module is
+    executed. measure: count the bytes that ranks send in a step.
 
     Rank 0 reports events: ``resumed`` (step), ``built`` (build_time_s, predicted_bytes None) and those of `Steps.take`.
     """
@@ -388,11 +413,16 @@ def train(
     asked, options = options, replace(options, seed=found.seed if found else options.seed or 0)
     first = found.step if found else 0
     with ExitStack() as opened:
-        training = RankTraining(build, ranks, options, is_restored=found is not None)
+        training = RankTraining(build, ranks, options, micro_batches=micro_batches, is_restored=found is not None)
         program = training.program
-        inputs = list(program.inputs.values())
+        inputs = [
+            replace(item, shape=(item.shape[0] * micro_batches, *item.shape[1:])) if item.shape else item
+            for item in program.inputs.values()
+        ]
         batches = chosen_batches(inputs, options.seed or 0, options.data_path, generator, first)
-        test = held_out_batches(inputs, options.test_data_path) if options.test_data_path else None
+        test = (
+            held_out_batches(list(program.inputs.values()), options.test_data_path) if options.test_data_path else None
+        )
         if found:
             shapes = {name: weight.tensor.shape for name, weight in program.weights.items()}
             check_fits(found, found.path, asked, weights=found.shapes, expected=shapes, data=batches.description)
@@ -469,13 +499,13 @@ def _silent(_: dict[str, Any]) -> None:
 # -- the command line
 
 
-def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = None) -> None:
+def main(build: Build, *, num_devices: int, micro_batches: int = 1, arguments: Sequence[str] | None = None) -> None:
     """Train, or compute outputs, as the command line says; exit with status 1 and one line where that cannot be done.
 
     A process that no launcher started starts the ranks on this machine, and is none of them if there are several.
 
-    build: declares the layers on a program and returns the loss, the outputs, or both. arguments: by default those of
-    the process.
+    build: declares the layers on a program and returns the loss, the outputs, or both. micro_batches: that a step of
+    training consists of. arguments: by default those of the process.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     values = command_of_program.read(given)
@@ -486,7 +516,7 @@ def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = No
             raise ProgramError("--output needs --data PATH, the inputs to compute the outputs of")
         checkpointing = RankCheckpoints.asked(values)
         if is_rank:
-            _run_rank(build, num_devices, values, options, checkpointing)
+            _run_rank(build, num_devices, micro_batches, values, options, checkpointing)
         else:
             run_program([sys.argv[0], *given], ranks=num_devices)
     except PaseError as error:
@@ -504,6 +534,7 @@ def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = No
 def _run_rank(
     build: Build,
     num_devices: int,
+    micro_batches: int,
     values: Mapping[str, Any],
     options: TrainingOptions,
     checkpointing: RankCheckpoints | None,
@@ -518,6 +549,7 @@ def _run_rank(
         build,
         options,
         num_devices=num_devices,
+        micro_batches=micro_batches,
         device=device,
         generator=values["data_generator"],
         checkpointing=checkpointing,

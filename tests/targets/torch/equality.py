@@ -1,7 +1,7 @@
 """What ranks find of modules under plans beside the unmodified module, which each of them trains by itself, too."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -16,9 +16,9 @@ from pase.machine import override_machine
 from pase.planning.plan import Plan
 from pase.targets.torch.parallel import Parallel
 from pase.targets.torch.values import from_tensors
-from tests.runtime.plans import placed_plan, random_plan
+from tests.runtime.plans import placed_plan, random_plan, recomputing
 from tests.targets.torch.lockstep import Sent
-from tests.targets.torch.modules import MODULES, in_float64, made
+from tests.targets.torch.modules import MODULES, Batch, in_float64, made
 from tests.targets.torch.networks import predicted
 
 STEPS = 3
@@ -52,15 +52,31 @@ def full(x: Any) -> Any:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def trained(module: nn.Module, name: str) -> Found:
+def of_step(batches: Sequence[Batch]) -> Batch:
+    """The micro-batches of a step as one batch, the first example of each, then the second of each."""
+    return {key: torch.stack([batch[key] for batch in batches], 1).flatten(0, 1) for key in batches[0]}
+
+
+def stepped(module: nn.Module, name: str, batches: Sequence[Batch]) -> Any:
+    """The loss of a step of so many micro-batches, whose gradients parameters have then."""
+    if isinstance(module, Parallel) and len(batches) > 1:
+        return module.accumulate(**of_step(batches))
+    losses = []
+    for batch in batches:
+        losses.append(MODULES[name].loss(module(**batch)) / len(batches))
+        losses[-1].backward()
+    return sum(losses)
+
+
+def trained(module: nn.Module, name: str, micro_batches: int = 1) -> Found:
     # Gradients that are zero but for rounding (of keys' biases) are not blown up by this ε.
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, eps=1e-6, foreach=True)
     losses, first = [], dict[str, Any]()
     for step in range(STEPS):
         if isinstance(module, Parallel):
             module.traffic.is_counted = not step
-        loss = MODULES[name].loss(module(**MODULES[name].batch(step)))
-        loss.backward()
+        numbers = range(step * micro_batches, (step + 1) * micro_batches)
+        loss = stepped(module, name, [MODULES[name].batch(number) for number in numbers])
         grads = {key: p.grad for key, p in module.named_parameters()}
         first = first or {key: None if x is None else full(x).clone() for key, x in grads.items()}
         optimizer.step()
@@ -96,15 +112,27 @@ def plan_of(name: str, world: int, seed: int | None) -> Plan:
     return make(traced(name)[1].model.graph, world, seed)
 
 
-def compared(rank: int, world: int, name: str, seeds: Sequence[int | None]) -> list[Compared]:
+def compared(
+    rank: int,
+    world: int,
+    name: str,
+    seeds: Sequence[int | None],
+    recomputes: bool = False,
+    micro_batches: int = 1,
+) -> list[Compared]:
     module, live, alone = traced(name)
+    if micro_batches > 1:
+        own = made(name)
+        with in_float64():
+            alone = trained(own, name, micro_batches)
     values = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict(keep_vars=True)}
     found = []
     for seed in seeds:
         plan = plan_of(name, world, seed)
+        plan = replace(recomputing(plan, seed or 0) if recomputes else plan, micro_batches=micro_batches)
         parallel = Parallel(module, live, plan, rank=rank, weights=from_tensors(values), seed=0)
         parallel.train()
-        found.append(_beside(plan, seed, trained(parallel, name), alone, parallel))
+        found.append(_beside(plan, seed, trained(parallel, name, micro_batches), alone, parallel))
     return found
 
 

@@ -17,10 +17,19 @@ def builder_of(source: str) -> Callable[[Any], Any]:
     return build
 
 
-def events(rank: int, world: int, source: str, options: TrainingOptions, measure: bool = False) -> list[dict[str, Any]]:
+def events(
+    rank: int, world: int, source: str, options: TrainingOptions, measure: bool = False, micro_batches: int = 1
+) -> list[dict[str, Any]]:
     """What a rank reports of a training, its losses at last."""
     found: list[dict[str, Any]] = []
-    losses = train(builder_of(source), options, num_devices=world, measure=measure, report=found.append)
+    losses = train(
+        builder_of(source),
+        options,
+        num_devices=world,
+        micro_batches=micro_batches,
+        measure=measure,
+        report=found.append,
+    )
     return [*found, {"event": "losses", "losses": losses}]
 
 

@@ -88,9 +88,7 @@ def batch_norm(
     if channels and not x.mesh.split(dim.name for dim in over):
         # PyTorch's own function keeps moments in place: those of a batch where nothing was before.
         number = prod(dim.size for dim in over)
-        new = tuple(
-            local(torch.zeros_like, [arrange(moment, channels)], channels) if momentum else None for moment in kept
-        )
+        new = tuple(_blank(moment, channels) if momentum else None for moment in kept)
         found = _by_channels(x, scale, shift, channels, epsilon, new=new)
         ratio = factor * (number - 1) / number
         moments = [(x, 1.0 if abs(share - 1) < 1e-12 else share) for x, share in zip(new, (1.0, ratio), strict=True)]
@@ -103,6 +101,14 @@ def batch_norm(
         value = apply("multiply", moment, share) if share != 1 else moment
         program.keep(statistic, arrange(value, statistic.dims), momentum=momentum)
     return found
+
+
+def _blank(moment: Tensor, channels: Sequence[Dim]) -> Tensor:
+    """Return zeros that the moments of a batch are put in place of."""
+    zeros = local(torch.zeros_like, [moment], moment.dims)
+    # Of no layer, which may be computed again: by then those that are kept are others.
+    zeros.value.node.meta["layer"] = ""
+    return local(torch.clone, [arrange(zeros, channels)], channels)
 
 
 def _like(y: Tensor, x: Tensor) -> Tensor:

@@ -437,11 +437,16 @@ class Chain(nn.Module):
         return inputs, [y, seen, torch.cat([read, kept], -1)]
 
 
+def _same(x: Any) -> Any:
+    return x
+
+
 class _Chained(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, module: Chain, x: Any, w: Any, u: Any, bias: Any) -> Any:
         ctx.module = module
-        with torch.set_grad_enabled(any(ctx.needs_input_grad)):
+        # Kept here whoever else would compute it again: the ranks of a chain work one after the other.
+        with torch.set_grad_enabled(any(ctx.needs_input_grad)), torch.autograd.graph.saved_tensors_hooks(_same, _same):
             ctx.inputs, ctx.outputs = module.computed(x, (w, u, bias))
         y, seen, states = (tensor.detach() for tensor in ctx.outputs)
         module.up.send(seen)
