@@ -12,6 +12,7 @@ from pase.cli.layer_table import all_layers_option, print_layers
 from pase.cli.options import (
     ByteSize,
     ModelArguments,
+    WholeNumber,
     check_writable,
     constraint_options,
     cost_model_option,
@@ -29,9 +30,9 @@ from pase.common.quantities import size_text
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, strategy_memory
 from pase.graph import Graph
 from pase.planning.constraints import Constraints, constraint_texts
-from pase.planning.plan import NOT_SEARCHED, LayerPlan, Plan
+from pase.planning.plan import NOT_SEARCHED, REPLICATED, LayerPlan, Plan
 from pase.planning.plan_file import plan_document, write_plan
-from pase.planning.planner import WITHOUT_LIMIT, SearchOptions, check_search, problem_of, search
+from pase.planning.planner import AUTO_NUMBER, MODES, WITHOUT_LIMIT, SearchOptions, check_search, problem_of, search
 from pase.sharding.configurations import data_parallel_splits, enumerate_configurations
 from pase.solver import solve
 from pase.solver.ordering import ORDERINGS, OrderingReport, report_ordering
@@ -57,6 +58,34 @@ class DeviceMemorySize(ByteSize):
         return value if value == OF_MACHINE else super().convert(value, param, ctx)
 
 
+class CountOrAuto(WholeNumber):
+    """A whole number of 1 or more, or "auto"."""
+
+    def __init__(self) -> None:
+        """Take numbers of 1 or more."""
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or the word."""
+        return value if value == AUTO_NUMBER else super().convert(value, param, ctx)
+
+
+class Modes(click.ParamType[tuple[str, ...]]):
+    """Modes of layers, with commas between; "all" for all of them."""
+
+    name = "modes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Return the modes."""
+        if not isinstance(value, str):
+            return tuple(value)
+        found = MODES if value == "all" else tuple(name.strip() for name in value.split(","))
+        for name in found:
+            if name not in MODES:
+                self.fail(f"{name!r} is no mode; expected some of {', '.join(MODES)}, or all", param, ctx)
+        return found
+
+
 @click.command("search", epilog="Example: pase search alexnet --devices 32 --machine 1080ti -o plan.json")
 @model_argument
 @model_options(devices_required=True)
@@ -78,6 +107,16 @@ class DeviceMemorySize(ByteSize):
     show_default=True,
     help="Its state counts as memory.",
 )
+@click.option("--micro-batches", type=CountOrAuto(), metavar="N|auto", default=1, show_default=True, help="Of a step.")
+@click.option("--stages", type=CountOrAuto(), metavar="N|auto", default=1, show_default=True, help="Of a pipeline.")
+@click.option(
+    "--modes",
+    type=Modes(),
+    metavar="MODE,…|all",
+    default=(),
+    help=f"What layers may do with weights' state and what backward needs: {', '.join(MODES)}.",
+)
+@click.option("--jobs", type=WholeNumber(min=1), default=1, show_default=True, help="Processes to search in.")
 @constraint_options
 @click.option("--keep-batch", is_flag=True, help="Search although the batch cannot be split.")
 @click.option("--strict", is_flag=True, help="Refuse a model with an operator that nothing is known of.")
@@ -92,6 +131,10 @@ def search_command(
     solver_memory_bytes: int | None,
     memory_per_device: int | str | None,
     optimizer: str,
+    micro_batches: int | str,
+    stages: int | str,
+    modes: tuple[str, ...],
+    jobs: int,
     constraints: Constraints,
     keep_batch: bool,
     strict: bool,
@@ -120,6 +163,10 @@ def search_command(
         device_memory_bytes=limit,
         optimiser=optimizer,
         constraints=constraints,
+        micro_batches=micro_batches,
+        stages=stages,
+        modes=modes,
+        jobs=jobs,
     )
     with progress() as on_progress:
         on_progress(READING, 0.0)
@@ -128,7 +175,7 @@ def search_command(
     if output:
         write_plan(plan, output)
     reports = _ordering_reports(plan.graph, chosen.devices) if explain_ordering else []
-    held = _held(plan, time_limit_s)
+    held = None if plan.has_parts else _held(plan, time_limit_s)
     if held is not None:
         warn(_dearer(plan, held))
     if as_json:
@@ -189,21 +236,34 @@ def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
     if plan.precision.text:
         say(f"  precision               {plan.precision.text}")
     say(f"  total cost              {total_cost_text(plan)}   ({_certificate(plan)})")
+    if plan.has_parts:
+        say(f"  step                    {_parts(plan)}")
     if plan.hidden_cost:
         say(f"  hidden                  {hidden_text(plan)}")
     say(f"  data parallelism        {quantity(plan.baselines['data_parallel'], unit)}   ({_beside_ours(plan)})")
     for position, text in enumerate(constraint_texts(plan.constraints)):
         say(f"  {'' if position else 'constraints':<23} {text}")
     say(f"  memory of a device      {_memory(plan)}")
-    say(f"  at its peak             {_peak(plan)}")
+    if not plan.has_parts:
+        say(f"  at its peak             {_peak(plan)}")
     if WITHOUT_LIMIT in plan.baselines:
         free = plan.baselines[WITHOUT_LIMIT]
         dearer = plan.total_cost / free - 1 if free else 0.0
         say(f"  without the limit       {quantity(free, unit)}   (the limit costs {dearer:.2%} more)")
     if plan.search.ordering == NOT_SEARCHED:
         return
-    say(f"  largest dependent set   {plan.search.largest_dependent_set}   (ordering {plan.search.ordering})")
+    if not plan.has_parts:
+        say(f"  largest dependent set   {plan.search.largest_dependent_set}   (ordering {plan.search.ordering})")
     say(f"  search time             {duration(plan.search.time_s)}")
+
+
+def _parts(plan: Plan) -> str:
+    """Return how a step is made up."""
+    micro_batches = f"{plan.micro_batches} micro-batch{'es' * (plan.micro_batches > 1)}"
+    if plan.num_groups == 1:
+        return micro_batches
+    group = plan.num_devices // plan.num_groups
+    return f"{micro_batches} through {plan.num_groups} stages of {group} devices ({plan.schedule})"
 
 
 def _certificate(plan: Plan) -> str:
@@ -261,17 +321,24 @@ def _layer_row(layer: LayerPlan, plan: Plan) -> list[str]:
     return [
         layer.name,
         " ".join(f"{dim}={extent}" for dim, extent in layer.dims.items()),
-        configuration_text(layer.splits, plan.num_devices),
+        "  ".join([configuration_text(layer.splits, plan.num_devices // plan.num_groups), *_modes(layer, plan)]),
         quantity(layer.layer_cost, plan.cost_unit),
         quantity(transfer, plan.cost_unit),
         f"{share:.1%}",
     ]
 
 
+def _modes(layer: LayerPlan, plan: Plan) -> list[str]:
+    """Return what a layer does besides being split."""
+    stage = [f"stage {layer.stage}"] if plan.num_groups > 1 else []
+    return [*stage, *[layer.state] * (layer.state != REPLICATED), *["recomputed"] * layer.is_recomputed]
+
+
 def _say_what_padding_saves(plan: Plan, graph: Graph) -> None:
     """Name the extents that cannot be cut as they would better be, where rounding them up pays."""
     if (
         plan.constraints
+        or plan.has_parts
         or not plan.exact
         or plan.search.time_s > _PADDING_TIME_S
         or plan.device_memory_bytes is not None

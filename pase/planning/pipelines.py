@@ -9,30 +9,40 @@ solved, until the cuts with the least bound consist of these. Numbers of stages 
 would take longer than the best step known are passed over.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from math import inf
+from multiprocessing import get_context
 from time import perf_counter
 
 import numpy as np
 
+from pase._version import __version__
 from pase.costs import CostModel, cost_model, hiding_layers, signature, traffic_of
 from pase.costs.collectives import Link
 from pase.costs.memory import Keeping, keeping
-from pase.costs.modes import KnownModes, Links, ModeSpace, mode_tables
+from pase.costs.modes import STATES, KnownModes, Links, ModeSpace, mode_tables
 from pase.costs.schedules import ONE_FORWARD_ONE_BACKWARD, in_flight, step_s
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError
 from pase.graph import Graph
 from pase.graph.micro_batch import micro_batch
 from pase.graph.stages import cuts, stage, with_cuts
 from pase.machine import Machine
+from pase.planning.constraints import Constraints, allowed
 from pase.planning.links import group_links
+from pase.planning.plan import Plan, SearchRecord
 from pase.planning.stage_problem import StageFound, StageProblem, StageSums, solve_stage
-from pase.sharding.configurations import divisors
+from pase.planning.steps import LayerChoice, Step
+from pase.sharding.configurations import data_parallel_splits, divisors
+from pase.sharding.shards import IndexArray
 
 MAX_LOOKS, MAX_MISSES = 16, 3
 """At cuts, for one number of stages and micro-batches; and at cuts of which nothing fits, before any does."""
+EXACT = 1e-9
+"""Up to which share of the cost a bound is as good as reached."""
 CLOSE = 2e-3
 """Up to which share of the step's time bounds and strategies are brought together."""
 
@@ -82,6 +92,7 @@ class Setting:
     optimiser: str
     limit_bytes: float
     schedule: str = ONE_FORWARD_ONE_BACKWARD
+    constraints: Constraints = ()
 
     @property
     def batch(self) -> int:
@@ -120,7 +131,8 @@ def search_schemes(
     stages: int | None,
     micro_batches: int | None,
     *,
-    run: Callable[[Callable[[Scheme], "Found"], Iterable[Scheme]], Iterable[Found]] = map,
+    jobs: int = 1,
+    executor: Executor | None = None,
     deadline_s: float = inf,
     on_progress: Callable[[str, float], None] | None = None,
 ) -> tuple[Found, float]:
@@ -129,7 +141,8 @@ def search_schemes(
     Args:
         setting: what is searched for.
         stages, micro_batches: how many; None to choose them, too.
-        run: applies a function to schemes that do not depend on one another.
+        jobs: how many schemes are looked at a time; what is found does not depend on it.
+        executor: of the jobs; by default as many processes of this machine.
         deadline_s: by `perf_counter`; schemes that are not looked at by then count with what their work takes.
         on_progress: called with what is being done and the fraction that is done.
 
@@ -141,20 +154,28 @@ def search_schemes(
     )
     best: Found | None = None
     bounds: list[float] = []
-    for number, (least, scheme) in enumerate(waiting):
-        if best is not None and least >= best.cost * (1 - 1e-9):
-            # In the order of what they take at least: none of the rest is better.
-            bounds.append(best.cost)
-            break
-        if perf_counter() > deadline_s and best is not None:
-            bounds.append(least)
-            break
-        found = solve_scheme(setting, scheme, below=inf if best is None else best.cost)
-        bounds.append(max(least, found.bound))
-        if found.parts and (best is None or found.cost < best.cost):
-            best = found
-        if on_progress:
-            on_progress(f"{scheme.stages} stages, {scheme.micro_batches} micro-batches", (number + 1) / len(waiting))
+    own = ProcessPoolExecutor(jobs, get_context("spawn")) if executor is None and jobs > 1 else None
+    chosen = executor or own
+    try:
+        for start in range(0, len(waiting), jobs):
+            wave = waiting[start : start + jobs]
+            below = inf if best is None else best.cost
+            if wave[0][0] >= below * (1 - CLOSE / 2) or (perf_counter() > deadline_s and best is not None):
+                # In the order of what they take at least: the rest is no better, or is not looked at any more.
+                bounds.append(wave[0][0])
+                break
+            solve_one = partial(solve_scheme, setting, below=below)
+            asked = [chosen.submit(solve_one, scheme) for _, scheme in wave] if chosen else []
+            answers = [each.result() for each in asked] or [solve_one(scheme) for _, scheme in wave]
+            for (least, _), found in zip(wave, answers, strict=True):
+                bounds.append(max(least, found.bound))
+                if found.parts and (best is None or found.cost < best.cost):
+                    best = found
+            if on_progress:
+                on_progress(f"looking at {len(waiting):,} schemes", (start + len(wave)) / len(waiting))
+    finally:
+        if own:
+            own.shutdown(cancel_futures=True)
     if best is None:
         raise MemoryLimitError(
             f"no strategy of {setting.graph.name!r} is known that fits {setting.limit_bytes:.3g} bytes on each of "
@@ -200,6 +221,7 @@ class _Stages:
     kinds: tuple[int, ...]
     fixed: frozenset[str]
     links: tuple[Link | None, ...]
+    only: Mapping[str, IndexArray]
     known: KnownModes = field(default_factory=KnownModes)
     solved: dict[tuple[Hashable, int], tuple[StageProblem, StageFound]] = field(default_factory=dict)
 
@@ -221,6 +243,7 @@ class _Stages:
             kinds=kinds,
             fixed=frozenset(graph.operators[v].name for v in ends),
             links=group_links(setting.machine, setting.num_devices, scheme.stages),
+            only=_allowed(setting.constraints, graph, devices),
         )
 
     @property
@@ -255,6 +278,7 @@ class _Stages:
             fixed=self.fixed,
             optimiser=self.setting.optimiser,
             links=(None, None) if is_apart else self.links_of(number),
+            only=self.only,
         )
         return StageProblem(
             tables=tables,
@@ -420,3 +444,69 @@ def _run_ends(kinds: Sequence[int], at: Sequence[int]) -> tuple[int, ...]:
         if len(alike) >= len(segments) / 2:
             return tuple(at[i] for i in range(alike[0] % period, len(at), period))
     return tuple(at)
+
+
+def _allowed(constraints: Constraints, graph: Graph, devices: int) -> dict[str, IndexArray]:
+    """Return the configurations of the layers that constraints are about."""
+    left = allowed(constraints, graph, devices)
+    if left.ties:
+        raise ConfigurationError(
+            "layers cannot be tied, nor all be on one mesh, beside micro-batches, stages or modes: pin them instead"
+        )
+    return {op.name: left.configurations(graph, op) for op in graph.operators if left.of[op.name]}
+
+
+def plan_of_step(setting: Setting, found: Found, bound: float, time_s: float) -> Plan:
+    """Return the placed plan of a step; bound: no step takes less."""
+    scheme = found.scheme
+    graph = with_cuts(micro_batch(setting.graph, scheme.micro_batches))
+    layers = tuple(
+        LayerChoice(
+            splits=dict(zip(operator.extents, splits, strict=True)),
+            state=STATES[state],
+            is_recomputed=again,
+            stage=number,
+        )
+        for number, part in enumerate(found.parts)
+        for operator, splits, state, again in zip(
+            graph.operators[part.first : part.beyond], part.configurations, part.states, part.again, strict=True
+        )
+    )
+    step = Step(
+        graph=graph,
+        num_devices=setting.num_devices,
+        machine=setting.machine,
+        cost_model=setting.cost_model,
+        optimiser=setting.optimiser,
+        micro_batches=scheme.micro_batches,
+        schedule=setting.schedule if scheme.stages > 1 else "",
+        layers=layers,
+    )
+    assert abs(step.cost - found.cost) <= 1e-9 * found.cost, f"the step costs {step.cost}, found was {found.cost}"
+    return Plan(
+        graph=graph,
+        machine=setting.machine,
+        num_devices=setting.num_devices,
+        cost_model=setting.cost_model,
+        cost_unit=cost_model(setting.cost_model, setting.machine, setting.num_devices, graph.precision).unit,
+        layers=step.plans(),
+        total_cost=step.cost,
+        lower_bound=min(bound, step.cost),
+        exact=bound >= step.cost * (1 - EXACT),
+        baselines={"data_parallel": data_parallel_step(step).cost},
+        search=SearchRecord(ordering="stages", largest_dependent_set=0, time_s=time_s, peak_memory_bytes=0),
+        tool_version=__version__,
+        optimiser=setting.optimiser,
+        device_memory_bytes=None if setting.limit_bytes == inf else int(setting.limit_bytes),
+        constraints=setting.constraints,
+        micro_batches=scheme.micro_batches,
+        schedule=step.schedule,
+        num_groups=scheme.stages,
+    )
+
+
+def data_parallel_step(step: Step) -> Step:
+    """Return the step of the same micro-batches in data parallelism: one stage, weights whole, nothing recomputed."""
+    splits = data_parallel_splits(step.graph, step.num_devices)
+    layers = (LayerChoice(splits=split, state=STATES[0], is_recomputed=False, stage=0) for split in splits)
+    return replace(step, schedule="", layers=tuple(layers))

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import fields, replace
+from itertools import pairwise
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from pase.graph.operators import with_fan_outs
 from pase.graph.precision import INDEX, PRECISIONS
 from pase.machine.files import MACHINE, machine_descriptions
 from pase.planning.constraints import CONSTRAINTS, allowed, constraints_descriptions
+from pase.planning.pipelines import data_parallel_step
 from pase.planning.plan import (
     REPLICATED,
     SCHEDULES,
@@ -48,6 +50,7 @@ from pase.planning.plan import (
     Transfer,
     hidden_cost,
 )
+from pase.planning.steps import Step
 from pase.planning.strategy import plan_layers, total_cost
 from pase.sharding.configurations import data_parallel_splits
 
@@ -187,6 +190,11 @@ def plan_from_document(document: Field) -> Plan:
     plan = replace(plan, optimiser=memory["optimiser"].text() if memory else DEFAULT_OPTIMISER)
     _verify_model(document["model"], plan.graph)
     plan = replace(plan, graph=_typed(plan.graph, document))
+    if plan.num_devices % plan.num_groups or plan.num_stages != plan.num_groups:
+        raise document.fail(
+            f"has {plan.num_stages} stages on {plan.num_groups} groups of {plan.num_devices} devices; expected a stage "
+            "for each group, and groups of one size"
+        )
     if with_fan_outs(plan.graph) is not plan.graph:
         raise document["graph"].fail("lacks the fan-outs that sum a gradient for several layers: search again")
     _verify_layers(document["layers"], plan)
@@ -232,10 +240,15 @@ def _verify_layers(document: Field, plan: Plan) -> None:
         for name, factor in layer.splits.items():
             if factor > layer.dims[name]:
                 raise splits[name].fail(f"is {factor}, more than the dim's extent {layer.dims[name]}")
-        if plan.num_devices % layer.num_parts:
-            raise splits.fail(f"makes {layer.num_parts} parts, which do not divide {plan.num_devices} devices")
-        if len(layer.devices) != plan.num_devices or sorted(layer.devices) != list(range(plan.num_devices)):
-            raise field["devices"].fail(f"must name each device 0 … {plan.num_devices - 1} once")
+        group = plan.num_devices // plan.num_groups
+        if group % layer.num_parts:
+            raise splits.fail(f"makes {layer.num_parts} parts, which do not divide {group} devices")
+        first = layer.stage % plan.num_groups * group
+        if sorted(layer.devices) != list(range(first, first + group)):
+            raise field["devices"].fail(f"must name each device {first} … {first + group - 1} once")
+    stages = [layer.stage for layer in plan.layers]
+    if stages[0] or any(not 0 <= later - before <= 1 for before, later in pairwise(stages)):
+        raise document.fail(f"are of the stages {sorted(set(stages))}; expected stages that count up from 0, in order")
 
 
 def _verify_model(document: Field, graph: Graph) -> None:
@@ -291,7 +304,11 @@ def _verify_costs(plan: Plan, document: Field) -> None:
     # Any permutation of the devices is a placement: costs do not depend on it, so that a person may choose another.
     devices = [layer.devices for layer in plan.layers]
     chosen = [layer.splits for layer in plan.layers]
-    expected = plan_layers(plan.graph, plan.num_devices, model, chosen, devices, optimiser=plan.optimiser)
+    step = Step.of(plan) if plan.has_parts else None
+    if step:
+        expected = step.plans(devices)
+    else:
+        expected = plan_layers(plan.graph, plan.num_devices, model, chosen, devices, optimiser=plan.optimiser)
     for field, layer, right in zip(document["layers"].items(), plan.layers, expected, strict=True):
         for key in ("layer_cost", "compute_cost", "communication_cost", "memory_bytes"):
             _same(field[key], getattr(layer, key), getattr(right, key))
@@ -303,7 +320,7 @@ def _verify_costs(plan: Plan, document: Field) -> None:
             for key in ("cost", "forward_bytes", "backward_bytes"):
                 _same(entry[key], getattr(transfer, key), getattr(same, key))
     _same_if_told(document, "hidden_cost", hidden_cost(expected) or None)
-    _same(document["total_cost"], plan.total_cost, total_cost(plan.layers))
+    _same(document["total_cost"], plan.total_cost, step.cost if step else total_cost(plan.layers))
     if plan.lower_bound > plan.total_cost * (1 + _RELATIVE_TOLERANCE):
         raise document["lower_bound"].fail(f"is {plan.lower_bound:g}, above the total cost {plan.total_cost:g}")
     if plan.exact and not isclose(plan.lower_bound, plan.total_cost, rel_tol=_RELATIVE_TOLERANCE):
@@ -314,6 +331,9 @@ def _verify_costs(plan: Plan, document: Field) -> None:
         raise document["gap"].fail(f"is {document['gap'].value}; total_cost and lower_bound make it {plan.gap}")
     baseline = document["baselines"]["data_parallel"]
     splits = data_parallel_splits(plan.graph, plan.num_devices)
+    if step:
+        _same(baseline, baseline.number(), data_parallel_step(step).cost)
+        return
     _same(baseline, baseline.number(), total_cost(plan_layers(plan.graph, plan.num_devices, model, splits, devices)))
 
 

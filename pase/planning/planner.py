@@ -1,6 +1,7 @@
 """The whole search, as one readable sequence of stages: graph → cost tables → strategy → placed plan."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from math import inf, isclose
@@ -14,7 +15,8 @@ from pase._version import __version__
 from pase.common.documents import StrPath
 from pase.costs import DEFAULT_OPTIMISER, Allowance, CostModel, Problem, TimeUpError, build_problem, cost_model
 from pase.costs.memory import Keeping, keeping, layer_memory, optimiser_state
-from pase.errors import ConfigurationError, MemoryLimitError, SolverError, unknown_name
+from pase.costs.modes import STATES, ModeSpace
+from pase.errors import ConfigurationError, MemoryLimitError, PlanError, SolverError, unknown_name
 from pase.graph import Graph, Operator, Precision
 from pase.graph.operators import with_fan_outs
 from pase.importers import load
@@ -30,6 +32,7 @@ from pase.planning.constraints import (
     with_ties,
 )
 from pase.planning.memory_limit import search_within
+from pase.planning.pipelines import Setting, plan_of_step, search_schemes
 from pase.planning.plan import NOT_SEARCHED, Plan, SearchRecord
 from pase.planning.strategy import plan_layers, total_cost
 from pase.sharding.configurations import (
@@ -56,6 +59,11 @@ FITTING_MODELS = frozenset({"step"})
 RESERVED_SHARE = 0.1
 """Of a device's memory: what is left to the framework, its kernels' workspaces and what lies unused between tensors."""
 
+RECOMPUTE, AUTO_NUMBER = "recompute", "auto"
+
+MODES = (*STATES[1:], RECOMPUTE)
+"""Of layers, that a search may choose."""
+
 PROOF = 1e-12
 """Costs that differ by no more than this part of them are the same sum in another order."""
 
@@ -72,7 +80,9 @@ class SearchOptions:
     search although the batch cannot be split at all. device_memory_bytes: what a training step may take on each
     device, None for no limit. optimiser: a name in `OPTIMISER_STATE`, whose state counts as memory. precision: a
     policy, or its name in `PRECISIONS`; None: the model's own. constraints: what a strategy must keep to
-    (`pase.planning.constraints`).
+    (`pase.planning.constraints`). micro_batches, stages: how many a step has, or "auto" to choose them, too. modes: of
+    layers that may be chosen: "zero1", "zero2", "zero3", "recompute". jobs: how many numbers of stages and of
+    micro-batches are looked at at a time, in processes of their own; executor: in one of `concurrent.futures` instead.
     """
 
     cost_model: str = "paper"
@@ -84,6 +94,16 @@ class SearchOptions:
     optimiser: str = DEFAULT_OPTIMISER
     precision: Precision | str | None = None
     constraints: Constraints = ()
+    micro_batches: int | str = 1
+    stages: int | str = 1
+    modes: tuple[str, ...] = ()
+    jobs: int = 1
+    executor: Executor | None = None
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether micro-batches, stages or modes are asked for."""
+        return self.micro_batches != 1 or self.stages != 1 or bool(self.modes)
 
 
 class SearchSettings(TypedDict, total=False):
@@ -98,6 +118,11 @@ class SearchSettings(TypedDict, total=False):
     optimiser: str
     precision: Precision | str | None
     constraints: object
+    micro_batches: int | str
+    stages: int | str
+    modes: Sequence[str]
+    jobs: int
+    executor: Executor | None
 
 
 def search(
@@ -123,6 +148,8 @@ def search(
     devices = check_search(graph, devices, keep_batch=options.keep_batch)
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
     start_s = perf_counter()
+    if options.has_parts:
+        return _search_step(graph, devices, machine, options, start_s, on_progress)
     limits = _Limits.of(options, start_s)
     bound, make = None, partial(problem_of, graph, devices, machine, options.cost_model)
     try:
@@ -197,6 +224,57 @@ def search(
     )
 
 
+def _search_step(
+    graph: Graph,
+    devices: int,
+    machine: Machine,
+    options: SearchOptions,
+    start_s: float,
+    on_progress: Progress | None,
+) -> Plan:
+    """Return the cheapest step of micro-batches, stages and modes; with no limit told, within the devices' memory."""
+    limit = options.device_memory_bytes
+    if limit is None:
+        limit = int((machine.device.memory_bytes or 0) * (1 - RESERVED_SHARE)) or None
+    if options.cost_model == "paper":
+        raise ConfigurationError(
+            "cost model 'paper' counts FLOP and bytes, and knows no time in which stages wait or messages hide; use "
+            "alpha_beta or step beside micro-batches, stages and modes"
+        )
+    setting = Setting(
+        graph=graph,
+        num_devices=devices,
+        machine=machine,
+        cost_model=options.cost_model,
+        space=ModeSpace(
+            states=(STATES[0], *(state for state in STATES[1:] if state in options.modes)),
+            recompute=RECOMPUTE in options.modes,
+        ),
+        optimiser=options.optimiser,
+        limit_bytes=inf if limit is None else float(limit),
+        constraints=options.constraints,
+    )
+    found, bound = search_schemes(
+        setting,
+        _number("stages", options.stages),
+        _number("micro_batches", options.micro_batches),
+        jobs=options.jobs,
+        executor=options.executor,
+        deadline_s=inf if options.time_limit_s is None else start_s + options.time_limit_s,
+        on_progress=on_progress,
+    )
+    return plan_of_step(setting, found, bound, perf_counter() - start_s)
+
+
+def _number(what: str, told: int | str) -> int | None:
+    """Return how many there are to be; None: that is to be chosen."""
+    if told == AUTO_NUMBER:
+        return None
+    if not isinstance(told, int) or told < 1:
+        raise ConfigurationError(f'{what} is {told!r}; expected a whole number of 1 or more, or "{AUTO_NUMBER}"')
+    return told
+
+
 def settings_of(plan: Plan) -> SearchSettings:
     """Return the settings of a search that a plan answers, or others on another machine or number of devices do."""
     return SearchSettings(
@@ -219,7 +297,10 @@ def chosen_options(options: SearchOptions | Mapping[str, Any] | None, settings: 
     if options is not None and not isinstance(options, SearchOptions | Mapping):
         raise ConfigurationError(f"options are a {type(options).__name__}; expected SearchOptions, or a dict of these")
     chosen = replace(base, **given)
-    return replace(chosen, constraints=constraints_of(chosen.constraints))
+    wrong = [mode for mode in chosen.modes if mode not in MODES]
+    if wrong:
+        raise ConfigurationError(unknown_name("mode", str(wrong[0]), MODES))
+    return replace(chosen, constraints=constraints_of(chosen.constraints), modes=tuple(chosen.modes))
 
 
 def check_memory(options: SearchOptions) -> None:
@@ -327,7 +408,15 @@ def problem_of_plan(
     machine: Machine | None = None,
     allowance: Allowance | None = None,
 ) -> Problem:
-    """Return the search problem that a plan answers, or the same on another machine; allowance: for its tables."""
+    """Return the search problem that a plan answers, or the same on another machine; allowance: for its tables.
+
+    PlanError for a plan whose cost is no sum of its layers'.
+    """
+    if plan.has_parts:
+        raise PlanError(
+            "the plan has micro-batches, stages or modes of layers, whose costs are no sum over layers: what is asked "
+            "of it here is worked out for plans without them alone"
+        )
     machine = plan.machine if machine is None else machine
     return problem_of(
         plan.graph,
