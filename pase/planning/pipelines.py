@@ -34,7 +34,7 @@ from pase.machine import Machine
 from pase.planning.constraints import Constraints, allowed
 from pase.planning.links import group_links
 from pase.planning.plan import Plan, SearchRecord
-from pase.planning.stage_problem import StageFound, StageProblem, StageSums, solve_stage
+from pase.planning.stage_problem import StageFound, StageProblem, StageSums, solve_stage, stage_front
 from pase.planning.steps import LayerChoice, Step
 from pase.sharding.configurations import data_parallel_splits, divisors
 from pase.sharding.shards import IndexArray
@@ -321,13 +321,14 @@ def _cut(stages: _Stages, below: float) -> Found:
     scheme, places = stages.scheme, (0, *stages.at, len(stages.kinds))
     longest, fastest = _least_of_segments(stages, places)
     after = np.concatenate([[0.0], np.cumsum(longest)])
-    sum_s = float(fastest.sum())
+    # Of one micro-batch the longest stage's t is in α t + o as it is.
+    rest_s = float(fastest.sum()) if scheme.micro_batches > 1 else 0.0
     solved: list[dict[tuple[int, int], float]] = [{} for _ in range(scheme.stages)]
     best, bound = inf, 0.0
     parts: tuple[StagePart, ...] = ()
     for look in range(MAX_LOOKS):
         value, path = _least_longest(after, solved, scheme.stages)
-        bound = max(bound, value + sum_s)
+        bound = max(bound, value + rest_s)
         if bound >= min(best, below) * (1 - CLOSE / 2) or value == inf:
             break
         found = []
@@ -349,7 +350,87 @@ def _cut(stages: _Stages, below: float) -> Found:
             break
         if max(solved[number][i, j] for number, (i, j) in enumerate(pairwise(path))) <= value * (1 + 1e-9):
             break
+    if bound < best * (1 - EXACT) and bound < below * (1 - EXACT):
+        closed = _closed(stages, places, after, rest_s, min(best, below))
+        if closed is not None:
+            bound = min(best, below)
+            if closed:
+                best = _step([part.sums for part in closed], scheme)
+                bound, parts = best, closed
     return Found(scheme=scheme, cost=best, bound=min(bound, best), parts=parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Stages up to a cut: the sum of their t, the longest t, the longest o, and the stages."""
+
+    total: float
+    longest: float
+    once: float
+    parts: tuple[StagePart, ...]
+
+    def beats(self, other: "_Way") -> bool:
+        return self.total <= other.total and self.longest <= other.longest and self.once <= other.once
+
+
+def _closed(
+    stages: _Stages, places: Sequence[int], after: np.ndarray, rest_s: float, below: float
+) -> tuple[StagePart, ...] | None:
+    """Return the cheapest stages of a scheme by going through all that may take less than a step that is known.
+
+    None where these are too many; no stages where none takes less.
+    """
+    scheme, m = stages.scheme, stages.scheme.micro_batches
+    least_s = rest_s * (1 - EXACT)
+    ways: dict[int, list[_Way]] = {0: [_Way(0.0, 0.0, 0.0, ())]}
+    fronts: dict[Hashable, list[tuple[StagePart, float, float]] | None] = {}
+    for number in range(scheme.stages):
+        reached: dict[int, list[_Way]] = {}
+        for i, before in ways.items():
+            ends = [len(places) - 1] if number == scheme.stages - 1 else range(i + 1, len(places))
+            for j in ends:
+                if j <= i or after[j] - after[i] + least_s > below:
+                    continue
+                front = _front(stages, places[i], places[j], number, below - least_s, fronts)
+                if front is None:
+                    return None
+                for way in before:
+                    for part, t, o in front:
+                        own = _Way(way.total + t, max(way.longest, t), max(way.once, o), (*way.parts, part))
+                        if own.total + (m - 1) * own.longest + own.once < below * (1 - EXACT):
+                            _add(reached.setdefault(j, []), own)
+        ways = reached
+    last = ways.get(len(places) - 1, [])
+    best = min(last, key=lambda way: way.total + (m - 1) * way.longest + way.once, default=None)
+    return best.parts if best else ()
+
+
+def _add(ways: list[_Way], own: _Way) -> None:
+    """Keep a way unless another beats it, in the place of those that it beats."""
+    if not any(way.beats(own) for way in ways):
+        ways[:] = [*(way for way in ways if not own.beats(way)), own]
+
+
+def _front(
+    stages: _Stages,
+    first: int,
+    beyond: int,
+    number: int,
+    limit: float,
+    known: dict[Hashable, list[tuple[StagePart, float, float]] | None],
+) -> list[tuple[StagePart, float, float]] | None:
+    """Return a stage's strategies that no other beats, with t and o; None where there are too many to go through."""
+    key = first, beyond, number
+    if key not in known:
+        problem = stages.problem(first, beyond, number)
+        front = stage_front(problem, limit)
+        known[key] = None
+        if front is not None:
+            known[key] = [
+                (_part(problem, StageFound(choice=choice, sums=sums, bound=0.0), first, beyond), t, o)
+                for t, o, choice, sums in front
+            ]
+    return known[key]
 
 
 def _least_of_segments(stages: _Stages, places: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -519,31 +519,62 @@ def _closed(problem: StageProblem, search: _Search, weights: FloatArray) -> floa
     """Go through all strategies that the bound leaves; the bound that is then known, None where they are too many."""
     price = float(weights @ problem.memory / (problem.memory @ problem.memory))
     room = problem.limit_bytes - problem.least_buffers
-    limit = search.cost + (price * room if price > 0 else 0.0)
-    sizes = [len(layer) for layer in problem.tables.layers]
-    left = [np.arange(size, dtype=np.int32) for size in sizes]
-    if np.isfinite(limit):
-        left = list(near_optimal(problem.weighed(weights), limit))
-    if prod(map(len, left)) > MAX_ENUMERATED:
+    found = _left(problem, weights, search.cost + (price * room if price > 0 else 0.0))
+    if found is None:
         return None
-    for choices, sums in _enumerated(problem, left):
-        costs = (sums[:, : len(CRITERIA)] @ problem.sides.T).max(axis=1)
-        held = sums[:, : len(CRITERIA)] @ problem.memory + sums[:, -2] + sums[:, -1]
-        costs = np.where(held <= problem.limit_bytes, costs, np.inf)
-        best = int(costs.argmin()) if len(costs) else 0
-        if len(costs) and costs[best] < search.cost:
-            choice = tuple(choices[best].tolist())
-            search.offer(choice, problem.sums(choice))
+    choices, sums = found
+    costs = np.where(_held(problem, sums) <= problem.limit_bytes, _costs(problem, sums), np.inf)
+    best = int(costs.argmin()) if len(costs) else 0
+    if len(costs) and costs[best] < search.cost:
+        choice = tuple(choices[best].tolist())
+        search.offer(choice, problem.sums(choice))
     return search.cost
 
 
-def _enumerated(problem: StageProblem, left: Sequence[IndexArray]) -> list[tuple[IndexArray, FloatArray]]:
-    """Return all strategies of some choices of each layer, [N, V], and their `StageSums`, [N, …]."""
+def stage_front(problem: StageProblem, limit: float) -> list[tuple[float, float, Choice, StageSums]] | None:
+    """Return the strategies that fit of which none other has a lower t and a lower o: (t, o, choice, sums), by t.
+
+    limit: of α t + o, beyond which they are of no interest. None where there are too many to go through.
+    """
+    found = _left(problem, problem.sides[0], limit)
+    if found is None:
+        return None
+    choices, sums = found
+    fits = np.flatnonzero(_held(problem, sums) <= problem.limit_bytes)
+    each = [StageSums(*row) for row in sums[fits].tolist()]
+    order = sorted(range(len(each)), key=lambda n: (each[n].micro_batch, each[n].step))
+    front: list[tuple[float, float, Choice, StageSums]] = []
+    for n in order:
+        if not front or each[n].step < front[-1][1]:
+            front.append((each[n].micro_batch, each[n].step, tuple(choices[fits[n]].tolist()), each[n]))
+    return front
+
+
+def _costs(problem: StageProblem, sums: FloatArray) -> FloatArray:
+    costs: FloatArray = (sums[:, : len(CRITERIA)] @ problem.sides.T).max(axis=1)
+    return costs
+
+
+def _held(problem: StageProblem, sums: FloatArray) -> FloatArray:
+    held: FloatArray = sums[:, : len(CRITERIA)] @ problem.memory + sums[:, -2] + sums[:, -1]
+    return held
+
+
+def _left(problem: StageProblem, weights: FloatArray, limit: float) -> tuple[IndexArray, FloatArray] | None:
+    """Return all strategies whose sum, so weighed, is up to a limit, and perhaps others; None: they are too many."""
+    left = [np.arange(len(layer), dtype=np.int32) for layer in problem.tables.layers]
+    if np.isfinite(limit):
+        left = list(near_optimal(problem.weighed(weights), limit))
     if not all(map(len, left)):
-        return []
-    grids = np.meshgrid(*left, indexing="ij")
-    choices = np.stack([grid.ravel() for grid in grids], axis=1)
-    layers = problem.tables.layers
+        return np.zeros((0, len(left)), dtype=np.int32), np.zeros((0, len(CRITERIA) + 2))
+    return None if prod(map(len, left)) > MAX_ENUMERATED else _enumerated(problem, left)
+
+
+def _enumerated(problem: StageProblem, left: Sequence[IndexArray]) -> tuple[IndexArray, FloatArray]:
+    """Return all strategies of some choices of each layer, [N, V], and their `StageSums`, [N, …]."""
+    layers, sizes = problem.tables.layers, [len(own) for own in left]
+    number, beyond = np.arange(prod(sizes)), np.cumprod([1, *reversed(sizes)])[-2::-1].tolist()
+    choices = np.stack([own[number // stride % len(own)] for own, stride in zip(left, beyond, strict=True)], axis=1)
     sums = np.zeros((len(choices), len(CRITERIA)))
     for v, layer in enumerate(layers):
         sums += problem._columns[id(layer)][choices[:, v]]
@@ -553,10 +584,10 @@ def _enumerated(problem: StageProblem, left: Sequence[IndexArray]) -> list[tuple
         if edge.kept is not None:
             kept = edge.kept.values[edge.kept.row_class[choices[:, u]], edge.kept.col_class[choices[:, v]]]
             sums[:, 5 if edge.is_weight else 6] += kept
-    peaks = np.max(np.stack([_peaks(layer)[:, choices[:, v]] for v, layer in enumerate(layers)]), axis=0).sum(axis=0)
+    peaks = max_of([_peaks(layer)[:, choices[:, v]] for v, layer in enumerate(layers)]).sum(axis=0)
     longest, run = np.zeros(len(choices)), np.zeros(len(choices))
     for v, layer in enumerate(layers):
         again = layer.figures.again[choices[:, v]]
         run = np.where(again > 0, run + again, 0.0)
         longest = np.maximum(longest, run)
-    return [(choices.astype(np.int32), np.column_stack([sums, longest, peaks]))]
+    return choices, np.column_stack([sums, longest, peaks])

@@ -1,0 +1,66 @@
+"""Graphs of a part of the batch, beside graphs that are built, or imported, with so small a batch."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import pase
+from pase.errors import ConfigurationError
+from pase.graph import Builder
+from pase.graph.micro_batch import micro_batch
+from pase.graph.operators import dense, softmax_loss
+from pase.graph.stages import cuts, stages, with_cuts
+
+NETWORKS = ["alexnet", "lenet5", "resnet101", "gpt", "transformer", "bert_large", "rnnlm", "densenet121", "mlp"]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_micro_batch_is_the_network_with_a_smaller_batch(name: str) -> None:
+    assert micro_batch(pase.load(name, batch=16), 4) == pase.load(name, batch=4)
+    assert micro_batch(pase.load(name, batch=16), 1) == pase.load(name, batch=16)
+
+
+class Model(nn.Module):
+    """Images to classes, with a view over channels and places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(functional.max_pool2d(functional.gelu(self.first(x)), 2).flatten(1))
+
+
+def test_a_micro_batch_of_a_module_is_the_module_with_fewer_examples() -> None:
+    whole, part = (pase.load((Model(), (torch.zeros(batch, 3, 8, 8),))) for batch in (12, 4))
+    assert micro_batch(whole, 3) == part
+
+
+def test_a_batch_that_has_no_such_parts_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"layer fc1 has 128 examples, which 3 micro-batches cannot share"):
+        micro_batch(pase.load("mlp"), 3)
+
+
+def test_a_graph_is_cut_where_one_layer_reads_one_tensor() -> None:
+    graph = with_cuts(pase.load("gpt", batch=4))
+    at = cuts(graph)
+    # Between the sub-blocks of twelve blocks, and around them.
+    assert len(at) == 28
+    for first, second in pairwise(at):
+        parts = stages(graph, (first, second))
+        assert [len(part.received) for part in parts] == [0, 1, 1]
+        assert [len(part.sent) for part in parts] == [1, 1, 0]
+        assert sum(len(part.operators) for part in parts) == len(graph.operators)
+        assert all(part.trained == graph.trained & set(part.index) for part in parts)
+
+
+def test_a_tensor_that_several_layers_read_beyond_a_cut_goes_on_as_one() -> None:
+    net = Builder("branches")
+    x = net.add(dense, "fc0", net.input((8, 4)), out=(("n", 4),))
+    y = net.add(dense, "left", x, out=(("n", 4),), reduce=("c",))
+    net.add(softmax_loss, "loss", y)
+    graph = with_cuts(net.build())
+    assert [graph.operators[v].name for v in cuts(graph)] == ["left", "loss"]

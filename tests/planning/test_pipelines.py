@@ -1,0 +1,273 @@
+"""The search over micro-batches, stages and modes, beside brute force over all that it may choose."""
+
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations, pairwise, product
+from math import inf, prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pase
+from pase.costs import cost_model
+from pase.costs.memory import keeping
+from pase.costs.modes import STATES, KnownModes, ModeSpace, ModeTables, mode_tables
+from pase.errors import ConfigurationError, MemoryLimitError, PlanError
+from pase.graph import Builder, Graph
+from pase.graph.micro_batch import micro_batch
+from pase.graph.operators import dense, elementwise, layer_norm, softmax_loss
+from pase.graph.stages import cuts, stage, with_cuts
+from pase.machine import Machine, load_machine
+from pase.machine.machine import Device, Level, Overlap
+from pase.planning.links import group_links
+from pase.planning.pipelines import Scheme, Setting, _Stages, solve_scheme
+
+MOST = 60_000
+"""Strategies of one stage that brute force goes through."""
+
+
+def _machine(numbers: random.Random) -> Machine:
+    """A machine of two levels on which computing, sending and waiting take about as long, at random."""
+    overlap = Overlap(share=numbers.choice([0.3, 0.8]), source="made up")
+    level: dict[str, Any] = {"latency_s": numbers.choice([0.0, 1e-6]), "source": "made up"}
+    return Machine(
+        name="random",
+        description="made up",
+        device=Device(
+            name="device",
+            peak_flop_per_s={"float32": 10 ** numbers.uniform(8, 10)},
+            memory_bytes=2**30,
+            source="made up",
+        ),
+        levels=(
+            Level(name="node", num_devices=2, bandwidth_bytes_per_s=10 ** numbers.uniform(8, 9.5), **level),
+            Level(name="network", num_devices=0, bandwidth_bytes_per_s=10 ** numbers.uniform(7, 9), **level),
+        ),
+        overlap=overlap,
+    )
+
+
+def _network(numbers: random.Random) -> Graph:
+    """A chain of products with a residual connection somewhere, and a loss; few of its dims can be cut."""
+    net = Builder("random")
+    width = numbers.choice([3, 4])
+    x = net.add(dense, "fc0", net.input((8, 5)), out=(("n", width),))
+    for layer in range(1, numbers.choice([2, 3])):
+        kind = numbers.choice(["dense", "norm", "add"])
+        if kind == "dense":
+            x = net.add(dense, f"fc{layer}", x, out=(("n", width),), activation=numbers.choice(["", "relu", "gelu"]))
+        elif kind == "norm":
+            x = net.add(layer_norm, f"norm{layer}", x, dims=("b", "d"))
+        else:
+            y = net.add(dense, f"fc{layer}", x, out=(("n", width),))
+            x = net.add(elementwise, f"add{layer}", x, y, dims=("b", "n"))
+    x = net.add(dense, "head", x, out=(("n", 3),))
+    net.add(softmax_loss, "loss", x)
+    return net.build()
+
+
+def _figures(tables: ModeTables) -> dict[str, list[float]] | None:
+    """Every strategy of a stage, by what it takes; None where there are too many."""
+    sizes = [len(layer) for layer in tables.layers]
+    if prod(sizes) > MOST:
+        return None
+    found: dict[str, list[float]] = {name: [] for name in ("t", "o", "static", "kept", "rest")}
+    for choice in product(*map(range, sizes)):
+        own = [(layer.figures, c) for layer, c in zip(tables.layers, choice, strict=True)]
+        repeated, streamed, once, summed, cover, static, kept = (
+            sum(float(getattr(figures, name)[c]) for figures, c in own)
+            for name in ("repeated", "streamed", "once", "summed", "cover", "static", "kept")
+        )
+        for (u, v), edge in zip(tables.ends, tables.edges, strict=True):
+            assert not edge.is_weight
+            repeated += edge.cost.cost(choice[u], choice[v])
+            kept += edge.kept.cost(choice[u], choice[v]) if edge.kept else 0.0
+        exposed = max(0.0, streamed - cover)
+        runs, run = [0.0], 0.0
+        for figures, c in own:
+            run = run + float(figures.again[c]) if figures.again[c] else 0.0
+            runs.append(run)
+        lanes = zip(*(figures.waiting for figures, _ in own), strict=True)
+        waiting = sum(max(float(sizes[c]) for sizes, c in zip(lane, choice, strict=True)) for lane in lanes)
+        work = max(float(figures.work[c]) for figures, c in own) + max(float(figures.gathered[c]) for figures, c in own)
+        found["t"].append(repeated + exposed)
+        found["o"].append(once + max(0.0, streamed + summed - cover) - exposed)
+        found["static"].append(static)
+        found["kept"].append(kept)
+        found["rest"].append(max(runs) + work + waiting)
+    return found
+
+
+def _brute_force(setting: Setting, scheme: Scheme) -> float | None:
+    """The least time of a scheme over all cuts and all strategies that fit; None where there are too many."""
+    m, num = scheme.micro_batches, scheme.stages
+    graph = with_cuts(micro_batch(setting.graph, m))
+    model = cost_model(setting.cost_model, setting.machine, setting.num_devices // num, graph.precision)
+    links, keeps, known = group_links(setting.machine, setting.num_devices, num), keeping(graph), KnownModes()
+    fixed = _Stages.of(setting, scheme).fixed
+    best = inf
+    for at in combinations(cuts(graph), num - 1):
+        fronts = []
+        for number, (first, beyond) in enumerate(pairwise((0, *at, len(graph.operators)))):
+            part = graph if num == 1 else stage(graph, first, beyond)
+            own = (links[number], links[number + 1])
+            tables = mode_tables(
+                part, setting.num_devices // num, model, setting.space, known=known, keeps=keeps, fixed=fixed, links=own
+            )
+            figures = _figures(tables)
+            if figures is None:
+                return None
+            arrays = {name: np.array(values) for name, values in figures.items()}
+            held = arrays["static"] + min(m, num - number) * arrays["kept"] + arrays["rest"]
+            fits = held <= setting.limit_bytes
+            points = sorted(set(zip(arrays["t"][fits].tolist(), arrays["o"][fits].tolist(), strict=True)))
+            front: list[tuple[float, float]] = []
+            for t, o in points:
+                if not front or o < front[-1][1]:
+                    front.append((t, o))
+            fronts.append(front)
+        for stages in product(*fronts):
+            times = [t for t, _ in stages]
+            best = min(best, sum(times) + (m - 1) * max(times) + max(o for _, o in stages))
+    return best
+
+
+def _random_case(seed: int) -> tuple[Setting, Scheme]:
+    numbers = random.Random(seed)
+    graph = _network(numbers)
+    states = (STATES[0], *(state for state in STATES[1:] if numbers.random() < 0.5))
+    setting = Setting(
+        graph=graph,
+        num_devices=numbers.choice([2, 4]),
+        machine=_machine(numbers),
+        cost_model=numbers.choice(["alpha_beta", "step"]),
+        space=ModeSpace(states=states, recompute=numbers.random() < 0.5),
+        optimiser="sgd",
+        limit_bytes=numbers.choice([inf, 2500.0, 1500.0, 900.0]),
+    )
+    return setting, Scheme(
+        stages=numbers.choice([1, 2, 4][: setting.num_devices // 2 + 1]), micro_batches=numbers.choice([1, 2, 4])
+    )
+
+
+def _check(seed: int) -> bool:
+    setting, scheme = _random_case(seed)
+    if scheme.stages > len(cuts(with_cuts(micro_batch(setting.graph, scheme.micro_batches)))) + 1:
+        return False
+    expected = _brute_force(setting, scheme)
+    if expected is None:
+        return False
+    found = solve_scheme(setting, scheme)
+    assert found.bound <= expected * (1 + 1e-9)
+    assert found.cost == pytest.approx(expected, rel=1e-9), (seed, scheme)
+    assert found.bound == pytest.approx(found.cost, rel=1e-8) or expected == inf
+    return True
+
+
+def test_the_search_finds_what_brute_force_does() -> None:
+    assert sum(_check(seed) for seed in range(40)) > 20
+
+
+@pytest.mark.full
+def test_the_search_finds_what_brute_force_does_1000_times() -> None:
+    assert sum(_check(seed) for seed in range(100, 1300)) >= 1000
+
+
+def _gpt(batch: int) -> Graph:
+    arguments = {"layers": 4, "model_width": 64, "heads": 4, "steps": 32, "vocabulary": 96}
+    return pase.load("gpt", batch=batch, arguments=arguments)
+
+
+def test_without_parts_a_step_costs_what_its_layers_do() -> None:
+    """One micro-batch, one stage, weights whole, nothing recomputed: the plan of the plain search."""
+    graph = _gpt(8)
+    for model in ("alpha_beta", "step"):
+        plain = pase.search(graph, devices=4, machine="a100", cost_model=model, device_memory_bytes=10**12)
+        setting = Setting(
+            graph=graph,
+            num_devices=4,
+            machine=load_machine("a100"),
+            cost_model=model,
+            space=ModeSpace(),
+            optimiser="sgd",
+            limit_bytes=inf,
+        )
+        found = solve_scheme(setting, Scheme(stages=1, micro_batches=1))
+        assert found.cost == pytest.approx(plain.total_cost, rel=1e-9)
+        assert found.bound == pytest.approx(plain.total_cost, rel=1e-6)
+
+
+def test_a_plan_of_stages_is_written_read_and_checked(tmp_path: Path) -> None:
+    plan = pase.search(
+        _gpt(16), devices=8, machine="v100", cost_model="step", stages=2, micro_batches=4, modes=["zero3", "recompute"]
+    )
+    assert (plan.num_stages, plan.num_groups, plan.micro_batches, plan.schedule) == (2, 2, 4, "1f1b")
+    assert plan.graph["tokens"].extents["b"] == 4
+    assert [sorted(layer.devices) for layer in plan] == [
+        list(range(4 * layer.stage, 4 * layer.stage + 4)) for layer in plan
+    ]
+    plan.save(tmp_path / "plan.json")
+    assert pase.load_plan(tmp_path / "plan.json") == plan
+    document = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    for change, message in (
+        ({"total_cost": plan.total_cost * 1.01}, r"total_cost is .*, but the strategy costs"),
+        ({"micro_batches": 2}, r"is .*, but the strategy (costs|needs)"),
+        ({"num_groups": 4}, r"has 2 stages on 4 groups of 8 devices"),
+    ):
+        (tmp_path / "changed.json").write_text(json.dumps(document | change), encoding="utf-8")
+        with pytest.raises(PlanError, match=message):
+            pase.load_plan(tmp_path / "changed.json")
+
+
+def test_what_is_not_worked_out_for_steps_says_so() -> None:
+    plan = pase.search(_gpt(8), devices=2, machine="v100", cost_model="alpha_beta", micro_batches=2)
+    with pytest.raises(PlanError, match="has micro-batches, stages or modes of layers, whose costs are no sum"):
+        pase.explain(plan)
+
+
+def test_what_no_step_can_be_is_refused() -> None:
+    graph = _gpt(8)
+    with pytest.raises(ConfigurationError, match="cannot be cut into 3 stages for 4 devices"):
+        pase.search(graph, devices=4, machine="v100", cost_model="step", stages=3)
+    with pytest.raises(ConfigurationError, match="a batch of 8 has no 3 equal micro-batches"):
+        pase.search(graph, devices=4, machine="v100", cost_model="step", micro_batches=3)
+    with pytest.raises(ConfigurationError, match="cost model 'paper' counts FLOP and bytes"):
+        pase.search(graph, devices=4, machine="v100", stages=2)
+    with pytest.raises(ConfigurationError, match="zero4"):
+        pase.search(graph, devices=4, machine="v100", cost_model="step", modes=["zero4"])
+    with pytest.raises(
+        MemoryLimitError, match=r"no strategy of 'gpt' is known that fits 1e\+03 bytes on each of 4 dev"
+    ):
+        pase.search(graph, devices=4, machine="v100", cost_model="step", stages=2, device_memory_bytes=1000)
+
+
+def test_modes_fit_what_splits_alone_do_not() -> None:
+    """Weights' state in pieces and recomputation need less memory, and cost more where they are needed."""
+    graph = _gpt(8)
+    settings: dict[str, Any] = {"devices": 4, "machine": "v100", "cost_model": "alpha_beta", "optimiser": "adamw"}
+    free = pase.search(graph, micro_batches=2, **settings)
+    limit = int(0.6 * free.memory.total_bytes)
+    fitting = pase.search(
+        graph, micro_batches=2, modes=["zero1", "zero2", "zero3", "recompute"], device_memory_bytes=limit, **settings
+    )
+    assert fitting.memory.total_bytes <= limit < free.memory.total_bytes
+    assert fitting.total_cost >= free.total_cost * (1 - 1e-9)
+    assert any(layer.state != "replicated" or layer.is_recomputed for layer in fitting)
+
+
+def test_jobs_and_executors_find_the_same() -> None:
+    settings: dict[str, Any] = {
+        "devices": 4,
+        "machine": "v100",
+        "cost_model": "alpha_beta",
+        "stages": "auto",
+        "micro_batches": "auto",
+    }
+    alone = pase.search(_gpt(8), **settings)
+    with ThreadPoolExecutor(2) as threads:
+        together = pase.search(_gpt(8), jobs=2, executor=threads, **settings)
+    assert together.total_cost == alone.total_cost
+    assert [layer.splits for layer in together] == [layer.splits for layer in alone]
