@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pase.costs.modes import EdgeModes, LayerModes, ModeTables
+from pase.costs.modes import EdgeModes, ModeTables
 from pase.solver import near_optimal, solve
 from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, IndexArray
 
@@ -102,7 +102,7 @@ class StageProblem:
         """Return what a strategy takes."""
         own, of_edges = self._parts(choice)
         layers = self.tables.layers
-        peaks = max_of([_peaks(layer)[:, c] for layer, c in zip(layers, choice, strict=True)])
+        peaks = max_of([self._peaks[id(layer)][:, c] for layer, c in zip(layers, choice, strict=True)])
         again = longest_run([float(layer.figures.again[c]) for layer, c in zip(layers, choice, strict=True)])
         return StageSums(*[*(own.sum(axis=0) + of_edges.sum(axis=0)).tolist(), again, float(peaks.sum())])
 
@@ -130,10 +130,15 @@ class StageProblem:
         }
 
     @cached_property
+    def _peaks(self) -> dict[int, FloatArray]:
+        """[kinds, C] of each distinct layer: of each kind of what comes and goes the largest of all layers counts."""
+        distinct = {id(layer): layer.figures for layer in self.tables.layers}
+        return {key: np.stack([own.work, own.gathered, *own.waiting]) for key, own in distinct.items()}
+
+    @cached_property
     def least_buffers(self) -> float:
         """What comes and goes under any strategy, at least."""
-        distinct = {id(layer): layer for layer in self.tables.layers}.values()
-        return float(max_of([_peaks(layer).min(axis=1) for layer in distinct]).sum())
+        return float(max_of([peaks.min(axis=1) for peaks in self._peaks.values()]).sum())
 
     # -- relaxations
 
@@ -215,12 +220,6 @@ class StageProblem:
     @cached_property
     def _joint(self) -> dict[int, tuple[EdgeTable, FloatArray]]:
         return {}
-
-
-def _peaks(layer: LayerModes) -> FloatArray:
-    """Return [kinds, C]: of each kind of what comes and goes the largest of all layers counts."""
-    figures = layer.figures
-    return np.stack([figures.work, figures.gathered, *figures.waiting])
 
 
 def max_of(rows: Sequence[FloatArray]) -> FloatArray:
@@ -584,7 +583,7 @@ def _enumerated(problem: StageProblem, left: Sequence[IndexArray]) -> tuple[Inde
         if edge.kept is not None:
             kept = edge.kept.values[edge.kept.row_class[choices[:, u]], edge.kept.col_class[choices[:, v]]]
             sums[:, 5 if edge.is_weight else 6] += kept
-    peaks = max_of([_peaks(layer)[:, choices[:, v]] for v, layer in enumerate(layers)]).sum(axis=0)
+    peaks = max_of([problem._peaks[id(layer)][:, choices[:, v]] for v, layer in enumerate(layers)]).sum(axis=0)
     longest, run = np.zeros(len(choices)), np.zeros(len(choices))
     for v, layer in enumerate(layers):
         again = layer.figures.again[choices[:, v]]

@@ -259,15 +259,9 @@ def test_modes_fit_what_splits_alone_do_not() -> None:
 
 
 def test_jobs_and_executors_find_the_same() -> None:
-    settings: dict[str, Any] = {
-        "devices": 4,
-        "machine": "v100",
-        "cost_model": "alpha_beta",
-        "stages": "auto",
-        "micro_batches": "auto",
-    }
-    alone = pase.search(_gpt(8), **settings)
+    settings: dict[str, Any] = {"devices": 2, "machine": "v100", "cost_model": "alpha_beta", "stages": "auto"}
+    alone = pase.search(_gpt(4), micro_batches="auto", **settings)
     with ThreadPoolExecutor(2) as threads:
-        together = pase.search(_gpt(8), jobs=2, executor=threads, **settings)
+        together = pase.search(_gpt(4), micro_batches="auto", jobs=2, executor=threads, **settings)
     assert together.total_cost == alone.total_cost
     assert [layer.splits for layer in together] == [layer.splits for layer in alone]

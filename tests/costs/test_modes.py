@@ -1,0 +1,106 @@
+"""What modes of layers cost and hold, beside the closed forms of ZeRO's states and of recomputation."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pase.costs import AlphaBetaCostModel, cost_model
+from pase.costs.memory import keeping
+from pase.costs.modes import STATES, KnownModes, LayerModes, ModeSpace, mode_tables
+from pase.graph import Builder, Graph
+from pase.graph.operators import dense, softmax_loss
+from pase.graph.stages import stage, with_cuts
+from pase.machine import Machine
+from pase.machine.machine import Device, Level
+
+BYTES_PER_S, FLOP_PER_S = 1e9, 1e12
+LEVEL: dict[str, Any] = {"latency_s": 0.0, "bandwidth_bytes_per_s": BYTES_PER_S, "source": "made up"}
+MACHINE = Machine(
+    name="flat",
+    description="one level, and nothing is lost on a message",
+    device=Device(name="d", peak_flop_per_s={"float32": FLOP_PER_S}, memory_bytes=2**30, source="made up"),
+    levels=(Level(name="link", num_devices=0, **LEVEL),),
+)
+B, C, N = 8, 16, 24
+WEIGHTS = 4 * C * N
+
+
+def _graph() -> Graph:
+    net = Builder("two")
+    x = net.add(dense, "fc1", net.input((B, C)), out=(("n", N),), bias=False)
+    x = net.add(dense, "fc2", x, out=(("n", 10),), bias=False)
+    net.add(softmax_loss, "loss", x)
+    return with_cuts(net.build())
+
+
+def _first_layer(devices: int, splits: tuple[int, ...], optimiser: str = "adam", **more: Any) -> LayerModes:
+    graph = _graph()
+    model = cost_model("alpha_beta", MACHINE, devices)
+    only = {"fc1": np.array([splits], dtype=np.int32)}
+    space = ModeSpace(states=STATES, recompute=True)
+    tables = mode_tables(
+        more.get("graph", graph), devices, model, space, known=KnownModes(), only=only, optimiser=optimiser,
+        is_whole=True, keeps=keeping(graph), links=more.get("links", (None, None)),
+    )  # fmt: skip
+    return tables.layers[0]
+
+
+def _of(modes: LayerModes, state: str, *, again: bool = False) -> int:
+    return int(np.flatnonzero((modes.state == STATES.index(state)) & (modes.again == again))[0])
+
+
+@pytest.mark.parametrize("k", [2, 4, 8])
+def test_states_send_and_hold_what_the_table_says(k: int) -> None:
+    """Split by the batch over k devices, all of which hold the weights: n bytes each."""
+    graph = _graph()
+    assert list(graph["fc1"].extents) == ["b", "n", "c"]
+    modes = _first_layer(k, (k, 1, 1))
+    figures = modes.figures
+    gather = (k - 1) / k * WEIGHTS / BYTES_PER_S  # of n bytes over k, and a reduce-scatter likewise
+    work = 2 * 2 * B * C * N / k / FLOP_PER_S  # forward, and the gradient of the weights: that of data is none
+    expected = {
+        "replicated": (work, 2 * gather, 1.0, 1.0, 1.0),
+        "zero1": (work, 2 * gather, 1.0, 1.0, 1 / k),
+        "zero2": (work + gather, gather, 1.0, 1 / k, 1 / k),
+        "zero3": (work + 3 * gather, 0.0, 1 / k, 1 / k, 1 / k),
+    }
+    for state, (repeated, once, weights, gradients, moments) in expected.items():
+        c = _of(modes, state)
+        assert figures.repeated[c] == pytest.approx(repeated, rel=1e-12)
+        assert figures.once[c] == pytest.approx(once, rel=1e-12, abs=1e-18)
+        assert figures.static[c] == pytest.approx(WEIGHTS * (weights + gradients + 2 * moments), rel=1e-12)
+        assert figures.gathered[c] == (WEIGHTS if state == "zero3" else 0)
+
+
+def test_what_no_dim_of_its_part_can_share_stays_whole() -> None:
+    """Of a part of 16 x 8 the first dim can be shared by 2; with 3 parts of n, 24 / 3 = 8 can, too; by 5 none can."""
+    assert set(_first_layer(4, (2, 2, 1)).state.tolist()) == {0, 1, 2, 3}
+    # One device for each part: nobody to share with.
+    assert set(_first_layer(4, (1, 4, 1)).state.tolist()) == {0}
+
+
+def test_a_recomputed_layer_keeps_nothing_and_works_forward_once_more() -> None:
+    modes = _first_layer(2, (1, 1, 2))
+    kept, again = _of(modes, "replicated"), _of(modes, "replicated", again=True)
+    figures = modes.figures
+    forward = 2 * B * C * N / 2 / FLOP_PER_S
+    # Parts of sums over c: an all-reduce, or its half where it ends on the edge to one reader, as here.
+    scatter = 1 / 2 * 4 * B * N / BYTES_PER_S
+    assert figures.repeated[again] - figures.repeated[kept] == pytest.approx(forward + scatter, rel=1e-12)
+    assert figures.kept[kept] == 4 * B * C / 2
+    assert (figures.kept[again], figures.again[again]) == (0, figures.kept[kept])
+
+
+def test_a_stage_pays_for_what_it_is_handed_and_hands_over() -> None:
+    graph = _graph()
+    first, second = stage(graph, 0, 1), stage(graph, 1, 3)
+    link = AlphaBetaCostModel.of(MACHINE, 2).links[0]
+    alone, behind = (_first_layer(2, (2, 1, 1), graph=first, links=links) for links in ((None, None), (None, link)))
+    # The gradient of what it wrote comes back in one message; what it gave away stays there.
+    handed = 4 * B * N / 2
+    c = _of(alone, "replicated")
+    assert behind.figures.repeated[c] - alone.figures.repeated[c] == pytest.approx(handed / BYTES_PER_S, rel=1e-12)
+    assert behind.figures.kept[c] - alone.figures.kept[c] == handed
+    assert [edge.consumer for edge in second.received] == ["fc2"]
+    assert second.has_gradient(second["fc2"], 0)
