@@ -8,7 +8,7 @@ from types import MappingProxyType
 from pase.errors import EmitError, PaseError, ProgramError
 from pase.graph import Access, Dim, Operator, Role
 from pase.graph.body import MOVES, WINDOWED, Body, InnerDim, Step, is_before_layout
-from pase.planning.plan import LayerPlan, Plan
+from pase.planning.plan import REPLICATED, LayerPlan, Plan
 from pase.sharding.layouts import WHOLE, PlainDim, WindowDim, tensor_dims
 from pase.sharding.traffic import edge_bytes, parameter_name
 from pase.targets.emitter.steps import Expression, Written, formula, named_dims, nested, written_steps
@@ -312,13 +312,14 @@ def _declared_mesh(plan: Plan, layer: LayerPlan) -> list[Text]:
     axes = [code("({}, {})", dim, parts) for dim, parts in layer.splits.items() if parts != 1]
     head = code("mesh = program.mesh")
     arguments = [code("{}", layer.name), code("[{}]", axes)]
+    state = [] if layer.state == REPLICATED else [code("state={}", layer.state)]
     if tuple(layer.devices) == tuple(range(plan.num_devices)):
-        return call(head, arguments)
+        return call(head, [*arguments, *state])
     short, wrapped = devices_argument(layer.devices)
-    lines = call(head, [*arguments, short])
+    lines = call(head, [*arguments, short, *state])
     if all(len(line) <= WIDTH for line in lines):
         return lines
-    inner = [code("{}{}{},", INDENT, INDENT, argument) for argument in arguments]
+    inner = [code("{}{}{},", INDENT, INDENT, argument) for argument in (*arguments, *state)]
     return [code("{}{}(", INDENT, head), *inner, *wrapped, code("{})  # fmt: skip", INDENT)]
 
 

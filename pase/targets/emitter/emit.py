@@ -11,7 +11,7 @@ from pase.errors import EmitError, GraphError, unknown_name
 from pase.graph import Edge, Operator, Role, SliceOf, verify_operator
 from pase.graph.body import Body, Borrowed, elementary
 from pase.graph.precision import FLOAT32
-from pase.planning.plan import LayerPlan, Plan
+from pase.planning.plan import REPLICATED, LayerPlan, Plan
 from pase.targets.emitter.block import LOCALS, WINDOWS, Block
 from pase.targets.emitter.mesh_tensorflow import MESH_TENSORFLOW
 from pase.targets.emitter.target import Form, Target
@@ -170,6 +170,11 @@ def _checked(plan: Plan, target: Target, bodies: Mapping[str, Body], ends: Seque
                 "a program"
             )
         _check_splits(plan[name], operator, target)
+        if plan[name].state != REPLICATED and not target.takes_states:
+            raise EmitError(
+                f"layer {name!r} holds its weights as {plan[name].state}, in pieces; programs for {target.name} have "
+                "every weight whole: write the program for torch (--target torch), or search for replicated weights"
+            )
     return wanted
 
 

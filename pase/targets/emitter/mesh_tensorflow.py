@@ -23,6 +23,7 @@ MESH_TENSORFLOW = Target(
     with_outputs=None,
     takes_uneven_parts=False,
     takes_types=False,
+    takes_states=False,
     outputs=Form(
         title="its forward pass, a program for Mesh-TensorFlow",
         usage=lambda _: (

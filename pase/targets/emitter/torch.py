@@ -53,6 +53,7 @@ TORCH = Target(
     ),
     takes_uneven_parts=True,
     takes_types=True,
+    takes_states=True,
     outputs=Form(
         title="a program for PyTorch that computes its outputs",
         usage=_computing,
