@@ -42,6 +42,11 @@ class PlacedLayer(Protocol):
         """[p] row-major over the dims that are split, then the replicas."""
         ...
 
+    @property
+    def state(self) -> str:
+        """How devices that have the same part of a weight hold it (`pase.planning.plan.STATES`)."""
+        ...
+
 
 class PlacedGraph(Protocol):
     """A graph on devices, such as a plan: each layer by name."""

@@ -2,17 +2,18 @@
 
 Edges move what the boxes of their two ends say, on the way back the adjoint. Within a layer, partial sums are added:
 each of k devices adds a k-th of them and the others gather it; small ones are added on the first device. Weights
-that several layers share go from their first user to the others, their gradients back.
+that several layers share go from their first user to the others, their gradients back. Where devices hold a weight's
+state in pieces, they gather the weight and share its gradient out.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
-from math import prod
+from math import gcd, prod
 
-from pase.graph import Access, AllReduce, DimIndex, Edge, Exchange, Graph, Handoff, Operator, Relayout, Role
-from pase.sharding.boxes import Box, num_points, whole
+from pase.graph import ITEMSIZES, Access, AllReduce, DimIndex, Edge, Exchange, Graph, Handoff, Operator, Relayout, Role
+from pase.sharding.boxes import Box, extents, num_points, whole
 from pase.sharding.edges import (
     JOINING_KINDS,
     PlacedGraph,
@@ -27,7 +28,16 @@ from pase.sharding.edges import (
     summed_dims,
 )
 from pase.sharding.layouts import DeviceMesh, PlainDim, layout_of, points_by_device, single_points, tensor_dims
-from pase.sharding.reshard import Pairs, ReshardStep, add_pairs, all_reduce_pairs, moved_pairs, reshard_steps
+from pase.sharding.reshard import (
+    Pairs,
+    ReshardStep,
+    add_pairs,
+    all_reduce_pairs,
+    moved_pairs,
+    reshard_steps,
+    sum_groups,
+)
+from pase.sharding.shards import state_dim
 
 
 class Phase(StrEnum):
@@ -36,7 +46,8 @@ class Phase(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     UPDATE = "update"
-    """What is first needed to update the weights: the all-reduce of their gradients."""
+    """What is first needed to update the weights: the sums of their gradients; and the gathering of what is updated in
+    pieces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +68,13 @@ class Movement:
 
 
 class Purpose(StrEnum):
-    """What moves within a layer: what it writes, gradients of what it reads, what it exchanges as it computes."""
+    """What moves within a layer: what it writes, gradients of what it reads, what it exchanges as it computes; weights
+    that devices hold in pieces, and their gradients."""
 
     OUTPUT = "output"
     GRADIENT = "gradient"
     EXCHANGE = "exchange"
+    WEIGHT = "weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +148,9 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
         if phase is not None:
             points = points_by_device(operator, read.shape, read.index_map, mesh)
             for over in gradient_sums(plan, operator, position):
+                if phase is Phase.UPDATE and (pairs := piece_pairs(plan, operator, position, over)):
+                    yield from _in_pieces(plan, operator, position, pairs)
+                    continue
                 yield Summed(
                     tensor=f"gradient of {read.tensor}",
                     phase=phase,
@@ -146,6 +162,57 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
                 )
     for exchange in operator.exchanges_with(graph.read_gradients(operator)):
         yield _exchanged(operator, exchange, mesh, types.exchange_bytes(exchange))
+
+
+def piece_pairs(plan: PlacedGraph, operator: Operator, position: int, over: Iterable[str]) -> Pairs:
+    """Return the points that go from each device to others as they gather a weight, by its position among the reads.
+
+    As many go as its gradient's sums over some axes are shared out. None where devices hold all of their part.
+    """
+    mesh = layer_mesh(plan, operator.name)
+    groups = sum_groups(mesh, over)
+    if plan[operator.name].state == "replicated" or not groups:
+        return {}
+    layout = layout_of(mesh, tensor_dims(operator, operator.reads[position]), layer=operator.name)
+    part = [gcd(*along) for along in zip(*map(extents, layout.boxes), strict=True)]
+    if state_dim(part, len(groups[0])) is None:
+        return {}
+    boxes = layout.by_device
+    return {
+        (device, other): num_points(boxes[device]) // len(group)
+        for group in groups
+        for device in group
+        for other in group
+        if other != device
+    }
+
+
+def is_needed_backward(graph: Graph, operator: Operator) -> bool:
+    """Return whether a layer's backward pass reads its weights: where it makes the gradient of something else."""
+    if operator.kind in ("add_parameter", "embedding"):
+        return False
+    # Kernels of convolutions and normalisations take them in any case.
+    inputs = [i for i, read in enumerate(operator.reads) if read.role is not Role.PARAMETER]
+    is_product = any(work.contraction for work in operator.work) and not operator.kind.startswith("conv")
+    return not is_product or any(graph.has_gradient(operator, i) for i in inputs)
+
+
+def _in_pieces(plan: PlacedGraph, operator: Operator, position: int, pairs: Pairs) -> Iterator[Sent]:
+    """Yield what moves for a weight whose state devices hold in pieces."""
+    graph, read, state = plan.graph, operator.reads[position], plan[operator.name].state
+    phases = [Phase.UPDATE]
+    if state == "zero3":
+        phases = [Phase.FORWARD, Phase.BACKWARD] if is_needed_backward(graph, operator) else [Phase.FORWARD]
+    for phase in phases:
+        itemsize = ITEMSIZES[graph.precision.parameters]
+        yield Sent(tensor=read.tensor, phase=phase, purpose=Purpose.WEIGHT, pairs=pairs, itemsize=itemsize)
+    yield Sent(
+        tensor=f"gradient of {read.tensor}",
+        phase=Phase.UPDATE,
+        purpose=Purpose.WEIGHT,
+        pairs=pairs,
+        itemsize=graph.types[operator.name].gradient_sum_bytes(operator, position),
+    )
 
 
 def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh, itemsize: int) -> Summed | Sent:
@@ -272,7 +339,13 @@ def flows(plan: PlacedGraph) -> tuple[Flow, ...]:
     numbers: dict[Hashable, int] = {}
     layouts = {
         operator.name: numbers.setdefault(
-            (operator.unnamed, plan.graph.types[operator.name], layer_mesh(plan, operator.name)), len(numbers)
+            (
+                operator.unnamed,
+                plan.graph.types[operator.name],
+                layer_mesh(plan, operator.name),
+                plan[operator.name].state,
+            ),
+            len(numbers),
         )
         for operator in plan.graph.operators
     }

@@ -31,7 +31,7 @@ class Entry:
     """A weight whose gradient is brought together.
 
     parameter: that gets it. local: this rank's part of that. sum: what brings the gradient together. give: adds a
-    rank's part of the whole gradient to what the parameter has. pieces: what the part is one of, None where it is whole.
+    rank's part of the whole gradient to what the parameter has. pieces: what the part is one of, None where it is none.
     """
 
     parameter: Any
