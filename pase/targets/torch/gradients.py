@@ -146,6 +146,10 @@ class Gradients:
         entries = [bucket.entries[place] for place in sorted(bucket.arrived)]
         bucket.arrived.clear()
         if bucket.is_in_pieces:
+            # What others sent of the one before, and what went to them, need lie nowhere any more.
+            for other in self._buckets:
+                if other.is_in_pieces:
+                    self._give(other)
             bucket.parts = [(entry, tuple(entry.local.shape)) for entry in entries]
             rows = [e.pieces.stacked(g) for e, g in zip(entries, gradients, strict=True) if e.pieces is not None]
             gradients.clear()
@@ -155,10 +159,6 @@ class Gradients:
             for entry in entries:
                 if entry.pieces is not None:
                     entry.pieces.count_bytes(self._traffic, entry.sum.movement.phase, entry.local.element_size())
-            # What goes to other ranks has to lie nowhere any more.
-            for other in self._buckets:
-                if other is not bucket and other.is_in_pieces:
-                    self._give(other)
             return
         bucket.parts = [(e, tuple(gradient.shape)) for e, gradient in zip(entries, gradients, strict=True)]
         flat = [gradient.reshape(-1) for gradient in gradients]
