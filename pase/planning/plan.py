@@ -277,6 +277,16 @@ def check_even(plan: Plan, what: str) -> None:
             )
 
 
+def check_replicated(plan: Plan, what: str) -> None:
+    """Raise PlanError where a layer's weights are held in pieces; what: has every weight whole."""
+    for layer in plan:
+        if layer.state != REPLICATED:
+            raise PlanError(
+                f"layer {short(layer.name)!r} holds its weights as {layer.state}, in pieces; {what} has every weight "
+                "whole: run the plan on PyTorch, or search for replicated weights"
+            )
+
+
 def _view(name: str) -> Callable[..., Any]:
     """Return a view of plans. Views stand above plans, as formats do: they are found by name when one is asked for."""
     return _found("pase.views.exports.tables", name)

@@ -11,7 +11,7 @@ from pase.errors import EmitError, GraphError, unknown_name
 from pase.graph import Edge, Operator, Role, SliceOf, verify_operator
 from pase.graph.body import Body, Borrowed, elementary
 from pase.graph.precision import FLOAT32
-from pase.planning.plan import REPLICATED, LayerPlan, Plan
+from pase.planning.plan import LayerPlan, Plan, check_replicated
 from pase.targets.emitter.block import LOCALS, WINDOWS, Block
 from pase.targets.emitter.mesh_tensorflow import MESH_TENSORFLOW
 from pase.targets.emitter.target import Form, Target
@@ -47,9 +47,12 @@ def emit(plan: Plan, *, target: str | None = None) -> str:
     target: a name of `TARGETS`, by default the framework that the model came from. Layers that do not lead to the loss
     are left out, for Mesh-TensorFlow; for PyTorch the other outputs of the model are returned beside it, and those of a
     model without a loss by themselves. Raises EmitError for a network of which nothing can be returned, a layer that
-    does not tell how it is computed, and a split that does not divide its dim.
+    does not tell how it is computed, and a split that does not divide its dim; PlanError for weights held in pieces
+    where the target has none such.
     """
     chosen = target_of(plan, target)
+    if not chosen.takes_states:
+        check_replicated(plan, f"a program for {chosen.name}")
     plan, told = _in_types_of(plan, chosen)
     bodies = _bodies(plan, chosen, trains=True)
     loss = _loss(plan, chosen)
@@ -170,11 +173,6 @@ def _checked(plan: Plan, target: Target, bodies: Mapping[str, Body], ends: Seque
                 "a program"
             )
         _check_splits(plan[name], operator, target)
-        if plan[name].state != REPLICATED and not target.takes_states:
-            raise EmitError(
-                f"layer {name!r} holds its weights as {plan[name].state}, in pieces; programs for {target.name} have "
-                "every weight whole: write the program for torch (--target torch), or search for replicated weights"
-            )
     return wanted
 
 

@@ -15,7 +15,7 @@ from pase.importers.difference import difference
 from pase.importers.frameworks import imported
 from pase.importers.front_end import framework
 from pase.importers.jax.function import Traced, arrays_of, source_of, traced
-from pase.planning.plan import Plan, check_even
+from pase.planning.plan import Plan, check_even, check_replicated
 from pase.targets.jax.constraints import Constraints, constraints_of
 from pase.targets.jax.evaluation import evaluate
 from pase.targets.jax.miscomputed import without_miscomputed
@@ -90,6 +90,7 @@ class Parallel:
         self.mesh = mesh
         self._function = function
         check_even(plan, "JAX")
+        check_replicated(plan, "JAX")
         self._named = without_miscomputed(plan, named_mesh(plan))
         self._programs: dict[Hashable, _Program] = {}
 

@@ -14,14 +14,15 @@ from torch import nn
 from torch.nn import functional
 
 import pase
-from pase.errors import EmitError, ProgramError
+from pase.errors import PlanError, ProgramError
 from pase.planning.plan import STATES, Plan
 from pase.sharding.layouts import PlainDim, device_mesh, in_pieces, layout_of
 from pase.sharding.shards import state_dim
-from pase.targets.torch.checkpoints import load_checkpoint, save_checkpoint
+from pase.targets.torch.checkpoints import RankCheckpoints, load_checkpoint, save_checkpoint
 from pase.targets.torch.parallel import Parallel, parallelize
 from pase.targets.torch.parameters import local_of
 from pase.targets.torch.program import Program
+from pase.targets.torch.script import train
 from pase.targets.training.optimisers import Adafactor, Adam
 from pase.targets.training.options import TrainingOptions
 from tests.runtime.plans import make_plan, placed_plan
@@ -31,7 +32,7 @@ from tests.targets.torch.modules import floats
 from tests.targets.torch.networks import graph_of, predicted
 from tests.targets.torch.ranks import Pool
 from tests.targets.torch.test_parallel import CASES, _made
-from tests.targets.torch.trained import events
+from tests.targets.torch.trained import builder_of, events
 
 RELATIVE = 1e-12
 
@@ -454,10 +455,26 @@ def test_an_emitted_program_trains_in_states(ranks: Pool, rule: Any) -> None:
     assert done["measured_bytes"] == sum(predicted(plan).values())
 
 
+def _kept(_rank: int, world: int, source: str, steps: int, folder: Path, resume: str | None) -> list[float]:
+    options = TrainingOptions(steps=steps, dtype="float64", rule=Adafactor())
+    checkpointing = RankCheckpoints(folder=folder, resume=resume)
+    return train(builder_of(source), options, num_devices=world, checkpointing=checkpointing)
+
+
+def test_an_emitted_program_goes_on_in_other_states(ranks: Pool, tmp_path: Path) -> None:
+    graph = graph_of("mlp")
+    plan = make_plan(graph, 4, {o.name: {"b": 4} for o in graph.operators})
+    first, second = (pase.emit(with_states(plan, state), target="torch") for state in ("zero3", "zero1"))
+    alone = ranks.run(_kept, pase.emit(make_plan(graph, 1, {}), target="torch"), 4, tmp_path / "alone", None, world=1)
+    ranks.run(_kept, first, 2, tmp_path / "states", None, world=4)
+    for found in ranks.run(_kept, second, 4, tmp_path / "states", "newest", world=4):
+        assert found == pytest.approx(alone[0][2:], rel=RELATIVE)
+
+
 def test_other_targets_refuse_states() -> None:
     graph = graph_of("mlp")
     plan = with_states(make_plan(graph, 2, {o.name: {"b": 2} for o in graph.operators}), "zero1")
-    with pytest.raises(EmitError, match=r"holds its weights as zero1, in pieces; programs for mesh_tensorflow"):
+    with pytest.raises(PlanError, match=r"as zero1, in pieces; a program for mesh_tensorflow has every weight whole"):
         pase.emit(plan, target="mesh_tensorflow")
     with pytest.raises(ProgramError, match=r"layer 'fc': unknown state 'zero4': did you mean"):
         Program(rank=0, num_devices=2).mesh("fc", [], state="zero4")
