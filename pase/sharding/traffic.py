@@ -173,6 +173,9 @@ def piece_pairs(plan: PlacedGraph, operator: Operator, position: int, over: Iter
     groups = sum_groups(mesh, over)
     if plan[operator.name].state == "replicated" or not groups:
         return {}
+    exchanges = operator.exchanges_with(plan.graph.read_gradients(operator))
+    if operator.kind == "batch_norm" and any(mesh.size(dim) > 1 for own in exchanges for dim in _summed_over(own)):
+        return {}  # The gradient of what it reads needs the same sums, whole.
     layout = layout_of(mesh, tensor_dims(operator, operator.reads[position]), layer=operator.name)
     part = [gcd(*along) for along in zip(*map(extents, layout.boxes), strict=True)]
     if state_dim(part, len(groups[0])) is None:
@@ -185,6 +188,10 @@ def piece_pairs(plan: PlacedGraph, operator: Operator, position: int, over: Iter
         for other in group
         if other != device
     }
+
+
+def _summed_over(exchange: Exchange) -> Iterable[str]:
+    return exchange.over if isinstance(exchange, AllReduce) else ()
 
 
 def is_needed_backward(graph: Graph, operator: Operator) -> bool:
