@@ -43,6 +43,11 @@ class PlacedLayer(Protocol):
         ...
 
     @property
+    def state(self) -> str:
+        """How devices that have the same part of a weight hold it (`pase.planning.plan.STATES`)."""
+        ...
+
+    @property
     def is_recomputed(self) -> bool:
         """Whether its forward pass runs again before its backward pass."""
         ...

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from pase.errors import EmitError, PaseError, ProgramError
 from pase.graph import Access, Dim, Operator, Role
 from pase.graph.body import MOVES, WINDOWED, Body, InnerDim, Step, is_before_layout
-from pase.planning.plan import LayerPlan, Plan
+from pase.planning.plan import REPLICATED, LayerPlan, Plan
 from pase.sharding.layouts import WHOLE, PlainDim, WindowDim, tensor_dims
 from pase.sharding.traffic import edge_bytes, parameter_name
 from pase.targets.emitter.steps import Expression, Written, formula, named_dims, nested, written_steps
@@ -313,14 +313,14 @@ def _declared_mesh(plan: Plan, layer: LayerPlan) -> list[Text]:
     head = code("mesh = program.mesh")
     arguments = [code("{}", layer.name), code("[{}]", axes)]
     told = [code("recompute={}", True)] if layer.is_recomputed else []
+    told += [] if layer.state == REPLICATED else [code("state={}", layer.state)]
     if tuple(layer.devices) == tuple(range(plan.num_devices)):
         return call(head, [*arguments, *told])
     short, wrapped = devices_argument(layer.devices)
     lines = call(head, [*arguments, short, *told])
     if all(len(line) <= WIDTH for line in lines):
         return lines
-    inner = [code("{}{}{},", INDENT, INDENT, argument) for argument in arguments]
-    wrapped = [*wrapped, *(code("{}{}{},", INDENT, INDENT, argument) for argument in told)]
+    inner = [code("{}{}{},", INDENT, INDENT, argument) for argument in (*arguments, *told)]
     return [code("{}{}(", INDENT, head), *inner, *wrapped, code("{})  # fmt: skip", INDENT)]
 
 

@@ -11,7 +11,7 @@ from pase.errors import EmitError, GraphError, unknown_name
 from pase.graph import Edge, Operator, Role, SliceOf, verify_operator
 from pase.graph.body import Body, Borrowed, elementary
 from pase.graph.precision import FLOAT32
-from pase.planning.plan import LayerPlan, Plan
+from pase.planning.plan import LayerPlan, Plan, check_plain
 from pase.targets.emitter.block import LOCALS, WINDOWS, Block
 from pase.targets.emitter.mesh_tensorflow import MESH_TENSORFLOW
 from pase.targets.emitter.target import Form, Target
@@ -47,10 +47,12 @@ def emit(plan: Plan, *, target: str | None = None) -> str:
     target: a name of `TARGETS`, by default the framework that the model came from. Layers that do not lead to the loss
     are left out, for Mesh-TensorFlow; for PyTorch the other outputs of the model are returned beside it, and those of a
     model without a loss by themselves. Raises EmitError for a network of which nothing can be returned, a layer that
-    does not tell how it is computed, and a split that does not divide its dim.
+    does not tell how it is computed, and a split that does not divide its dim; PlanError for micro-batches, stages and
+    modes of layers where the target has none such.
     """
     chosen = target_of(plan, target)
-    _check_modes(plan, chosen)
+    if not chosen.takes_modes:
+        check_plain(plan, f"a program for {chosen.name}")
     plan, told = _in_types_of(plan, chosen)
     bodies = _bodies(plan, chosen, trains=True)
     loss = _loss(plan, chosen)
@@ -98,16 +100,6 @@ def target_of(plan: Plan, name: str | None) -> Target:
     if chosen not in TARGETS:
         raise EmitError(unknown_name("target", chosen, TARGETS))
     return TARGETS[chosen]
-
-
-def _check_modes(plan: Plan, target: Target) -> None:
-    """Raise EmitError for layers that are recomputed and steps of micro-batches, which not all programs have."""
-    again = [layer.name for layer in plan if layer.is_recomputed]
-    if not target.takes_modes and (again or plan.micro_batches > 1):
-        what = f"recomputes layer {short(again[0])!r}" if again else f"has {plan.micro_batches} micro-batches in a step"
-        raise EmitError(
-            f"the plan {what}, which programs for {target.name} do not: emit one for torch (--target torch)"
-        )
 
 
 def _in_types_of(plan: Plan, target: Target) -> tuple[Plan, tuple[str, ...]]:

@@ -71,7 +71,7 @@ class Target:
     those that return the model's other outputs beside it; None where programs that train return no outputs. outputs:
     those that return what the model computes. takes_uneven_parts: whether splits need not divide their dims.
     takes_types: whether they compute in the types of a plan, not in one that their command line names. takes_modes:
-    whether they recompute layers, and take steps of several micro-batches.
+    whether they have weights' state in pieces, recompute layers, and take steps of several micro-batches.
     """
 
     name: str

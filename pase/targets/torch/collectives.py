@@ -57,11 +57,11 @@ def made_once(key: Hashable, make: Callable[[], T]) -> T:
 class Groups:
     """Process groups by their ranks. Every rank asks for the same ones in the same order.
 
-    apart: whether none of them is one that moves between layers use, the one of all ranks included: for sums that
-    begin at other moments on every rank.
+    apart: what they alone are for, the one of all ranks included: sums and gathers begin at other moments on every rank
+    than moves between layers. "" for these.
     """
 
-    def __init__(self, rank: int, num_ranks: int, *, apart: bool = False) -> None:
+    def __init__(self, rank: int, num_ranks: int, *, apart: str = "") -> None:
         self.rank, self.num_ranks, self._apart = rank, num_ranks, apart
 
     def of(self, groups: Iterable[Sequence[int]]) -> "Group":
@@ -104,6 +104,46 @@ def exchanged(buffer: Any, received: list[int], sent: list[int], group: Group) -
     with naming_lost_ranks():
         dist.all_to_all_single(arrived, buffer, received, sent, group=group.handle)
     return arrived
+
+
+def gathered(piece: Any, group: Group, rows: Any = None) -> Callable[[], Any]:
+    """Begin to gather what ranks have, and return what waits for it: [ranks, points]. rows: where it is to be."""
+    flat = piece.reshape(-1)
+    if torch.compiler.is_compiling():
+        found = functional.all_gather_tensor(flat[None], 0, group.handle or dist.group.WORLD)
+        return lambda: found
+    whole = flat.new_empty((len(group.ranks), len(flat))) if rows is None else rows
+    # The second is what older versions of PyTorch call it.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    with naming_lost_ranks():
+        work = gather(whole.view(-1), flat, group=group.handle, async_op=True)
+
+    def waited() -> Any:
+        with naming_lost_ranks():
+            work.wait()
+        return whole
+
+    return waited
+
+
+def scattered(rows: Any, group: Group) -> Callable[[], Any]:
+    """Begin to add up what ranks have, [ranks, points], and return what waits for the sum of this rank's row."""
+    is_cpu = rows.device.type == "cpu"
+    # What gloo has for it sums all rows on all ranks.
+    found = torch.empty_like(rows if is_cpu else rows[0])
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    with naming_lost_ranks():
+        if is_cpu:
+            work = dist.all_to_all_single(found, rows, group=group.handle, async_op=True)
+        else:
+            work = scatter(found, rows.view(-1), group=group.handle, async_op=True)
+
+    def waited() -> Any:
+        with naming_lost_ranks():
+            work.wait()
+        return found.sum(0) if is_cpu else found
+
+    return waited
 
 
 def ring_bytes(x: Any, num_ranks: int, rank: int) -> int:

@@ -48,6 +48,7 @@ from pase.targets.torch.parameters import (
 from pase.targets.torch.placements import Held, Need, Storage, Stored, held_as, storage
 from pase.targets.torch.program import Program, Traced, WeightSum
 from pase.targets.torch.reshard import reshard
+from pase.targets.torch.states import Pieces, gather_in_place
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
 from pase.targets.torch.values import Source, from_file, from_first_rank, from_tensors, random_values
 from pase.targets.training.initial import initial_moments
@@ -165,8 +166,8 @@ def loss_of(returned: Any) -> Any:
 class _LiveProgram(Program):
     """A program whose weights, constants and statistics are a module's own.
 
-    storage: how its parameters and buffers are held; None where the program decides it. takes: of each constant, by
-    name, the part that its argument is.
+    storage: how its parameters and buffers are held; None where the program decides it, and which weights are in
+    pieces. takes: of each constant, by name, the part that its argument is.
     """
 
     def __init__(self, live: LiveModel, state: State, storage: Storage | None, **options: Any) -> None:
@@ -192,6 +193,8 @@ class _LiveProgram(Program):
     def declared(self, name: str, tensor: Tensor, *, is_trained: bool, is_statistic: bool) -> Any:
         """Return the value of a weight, a statistic or a constant of the module."""
         if is_trained or (is_statistic and self._read(name, is_trained) is not None):
+            if is_trained:
+                self.sources[name] = f"shard {name}"
             return self.argument(f"shard {name}")
         box = tensor.layout.by_device[self.rank]
         self.takes[name] = Take(shape=tensor.shape, box=box, made=tensor.shard)
@@ -201,15 +204,37 @@ class _LiveProgram(Program):
         """Have each shard that a layer reads be a part of what this rank holds of a parameter or a buffer."""
         stored = self.hold()
         for name in self._reads():
-            self.bound(f"shard {name}", partial(self._part, stored, name))
+            if name not in (self.pieces or {}):
+                self.bound(f"shard {name}", partial(self._part, stored, name))
 
     def hold(self) -> Storage:
         """Return how the parameters and buffers are held; all layers have been called."""
-        if self.storage is None:
-            reads = self._reads()
-            needs = needs_of(self.state, {name: self.weights[name] for name in reads}, reads)
-            self.storage = storage(self.state.shapes, needs, self.num_devices)
-        return self.storage
+        if self.storage is not None:
+            return self.storage
+        reads = self._reads()
+        weights = {name: self.weights[name] for name in reads}
+        needs = needs_of(self.state, weights, reads)
+        shapes = self.state.shapes
+        # A trained parameter that is one weight, whole and as it is.
+        alone = [
+            own[0].weight
+            for name, own in needs.items()
+            if len(own) == 1 and own[0].box == whole(shapes[name]) and own[0].view is None
+            if self.state.declared[name].requires_grad and not self.state.declared[name].is_buffer
+        ]
+        pieces = self.cut([name for name in alone if name in self.sources])
+        while True:
+            layouts = {name: own.layout for name, own in pieces.items()}
+            self.storage = storage(shapes, needs_of(self.state, weights, reads, layouts), self.num_devices)
+            lost = [name for name in pieces if self.storage.readings[name].steps]
+            if not lost:
+                self.pieces = pieces
+                return self.storage
+            for name in lost:
+                own = pieces.pop(name)
+                self.notes.append(
+                    f"weight {name!r} is replicated, not {own.state}: no placement of DTensor says who has which piece"
+                )
 
     def placed(self, x: Tensor, shape: tuple[int, ...]) -> Stored | None:
         """Return how ranks have a tensor between them, as DTensor says it; None where it cannot."""
@@ -296,7 +321,7 @@ class Parallel(nn.Module):
         self.plan, self.program = plan, emit(plan, target="torch")
         self._live, self._rank, self._seed, self._step = live, rank, seed, 0
         self._traffic, self._groups = Traffic(), Groups(rank, plan.num_devices)
-        self._sum_groups = Groups(rank, plan.num_devices, apart=True)
+        self._sum_groups = Groups(rank, plan.num_devices, apart="sums")
         device = join().device
         if device.type == "cpu":
             device = next((p.device for p in module.parameters() if not p.is_meta), device)
@@ -308,6 +333,8 @@ class Parallel(nn.Module):
         self._part = live.part(own + [o.name for o in live.outputs if not o.layer], device=device)
         self._leaves = Leaves(receive=self._received)
         self._gradients: Gradients | None = None
+        self._pieces: Mapping[str, Pieces] | None = None
+        self._gathered: Any = None
         self._owners: dict[str, tuple[nn.Module, str]] = {}
         self._modes: dict[bool, _Mode] = {}
         self._state = state_of(module)
@@ -316,7 +343,7 @@ class Parallel(nn.Module):
         self._dims = dict(zip(live.call.names, example_dims(plan.graph, live.call.shapes), strict=True))
         self._boxes = self._read(rank)
         self._mesh = mesh_of(self._stored, device.type)
-        self.notes = (*live.notes, *notes_on(self._state, self._stored), *notes)
+        self.notes = (*live.notes, *notes_on(self._state, self._stored), *self._state_notes, *notes)
         # Last, since names of the model may be those of our attributes.
         install(self, self._state, self._stored, self._mesh, weights, device=device)
         super().train(module.training)
@@ -324,7 +351,7 @@ class Parallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns."""
         mode, values, arguments = self._begun(args, kwargs)
-        with computing_in(mode.low, self._device):
+        with computing_in(mode.low, self._device), mode.traced.freed():
             found = mode.traced.module(*arguments)
         return self._ended(mode, values, *found)
 
@@ -338,6 +365,7 @@ class Parallel(nn.Module):
         }
         mode = self._mode(self.training)
         self._follow()
+        self._gather()
         values = self._values(inputs)
         return mode, values, [get(values) for get in mode.given]
 
@@ -407,7 +435,7 @@ class Parallel(nn.Module):
         memo[id(self)] = twin
         twin.__dict__.update(self.__dict__)
         twin._modes, twin._owners, twin._gradients, twin._fixed_values = {}, {}, None, _Fixed()
-        twin._leaves = Leaves(receive=twin._received)
+        twin._leaves, twin._gathered = Leaves(receive=twin._received, pieces=self._leaves.pieces), None
         for name in ("_parameters", "_buffers", "_modules"):
             twin.__dict__[name] = deepcopy(self.__dict__[name], memo)
         return twin
@@ -527,10 +555,13 @@ class Parallel(nn.Module):
             trains=trains,
             groups=self._groups,
             traffic=self._traffic,
+            pieces=self._pieces,
         )
         made = self._build(program)
         loss, outputs = made if isinstance(made, tuple) else (made, {}) if isinstance(made, Tensor) else (None, made)
-        self._storage = program.hold()
+        if self._storage is None:
+            self._storage, self._pieces, self._state_notes = program.hold(), program.pieces, program.notes
+            self._leaves.pieces = self._pieces_of_parameters()
         # Whoever computes a loss of what the model returns needs all of it.
         placed = {name: None if loss is None else program.placed(x, shape) for name, (x, shape) in outputs.items()}
         results = {n: x if placed[n] else program.whole(x, shape) for n, (x, shape) in outputs.items()}
@@ -553,6 +584,12 @@ class Parallel(nn.Module):
             return lambda values: read_as(values[use.value], use).reshape(shape)
         if kind == "held":
             return lambda _: self._leaf(name)
+        if kind == "shard":
+            parameter = self._stored.readings[name].parameter
+            return lambda _: self._leaf(parameter)
+        if kind == "piece":
+            parameter, shape = self._stored.readings[name].parameter, traced.pieces[name].piece_shape
+            return lambda _: local_of(self._tensor(parameter)).detach().reshape(shape)
         if kind == "constant":
             layer, _, own = name.rpartition("/")
             constant, take = self._live.constants[layer, own].use, takes[name]
@@ -574,6 +611,9 @@ class Parallel(nn.Module):
         parameter = module._parameters.get(last)
         return module._buffers[last] if parameter is None else parameter
 
+    def _pieces_of_parameters(self) -> dict[str, Pieces]:
+        return {self._stored.readings[name].parameter: own for name, own in (self._pieces or {}).items()}
+
     def _leaf(self, name: str) -> Any:
         return self._leaves.of(name, self._tensor(name))
 
@@ -593,9 +633,31 @@ class Parallel(nn.Module):
         for name in self._sums:
             self._leaf(name)
         if self._gradients is None or self._leaves.num_made > before:
-            tensors = [(self._tensor(name), own) for name, own in self._sums.items()]
-            entries = [Entry(parameter=tensor, local=local_of(tensor), sum=own) for tensor, own in tensors]
+            tensors = [(name, self._tensor(name), own) for name, own in self._sums.items()]
+            entries = [
+                Entry(parameter=tensor, local=local_of(tensor), sum=own, pieces=self._leaves.pieces.get(name))
+                for name, tensor, own in tensors
+            ]
             self._gradients = Gradients(entries, self._sum_groups, self._traffic)
+
+    def _gather(self) -> None:
+        """Gather the weights that stay whole, of which ranks update pieces, if these may have changed.
+
+        Neither `.data` nor what works on many tensors at once tells that it changes a tensor, so that an evaluation
+        always gathers; a step of training does unless nothing came before it but backward passes of its own step.
+        """
+        held = list(self._leaves.kept())
+
+        def versions() -> Any:
+            tensors = (*map(self._tensor, self._leaves.pieces), *(piece for _, _, piece in held))
+            assert self._gradients is not None
+            return self._gradients, self._gradients.num_passes, [tensor._version for tensor in tensors]
+
+        is_training = self.training and torch.is_grad_enabled()
+        if held and not (is_training and self._gathered == versions()):
+            with torch.no_grad():
+                gather_in_place(held, self._traffic)
+            self._gathered = versions() if is_training else None
 
     def _kept(self, name: str, momentum: float) -> Callable[[Any], None]:
         """Return what brings a kept statistic nearer to its value of a step."""

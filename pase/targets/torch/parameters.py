@@ -24,7 +24,7 @@ What `part_of` gives is differentiated, but the gradients of parts are not added
 the weight lacks leaves parts of sums, as `Program.weight` says, which `Gradients` adds up.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import prod
@@ -40,11 +40,12 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from pase.errors import ProgramError
 from pase.importers.ir import Piece, View
 from pase.sharding.boxes import Box, Range, extents, whole
-from pase.sharding.layouts import device_mesh
+from pase.sharding.layouts import Layout, device_mesh
 from pase.sharding.reshard import reshard_steps
 from pase.targets.torch.collectives import Groups, carried, exchange, made_once
 from pase.targets.torch.placements import Held, Need, Reading, Runs, Split, Storage, Stored, chunk_part
 from pase.targets.torch.program import Weight
+from pase.targets.torch.states import Pieces, held_whole
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor
 from pase.targets.torch.values import Source, cut
 
@@ -136,11 +137,14 @@ class Read:
     view: View | None = None
 
 
-def needs_of(state: State, weights: Mapping[str, Weight], reads: Mapping[str, Read]) -> dict[str, list[Need]]:
+def needs_of(
+    state: State, weights: Mapping[str, Weight], reads: Mapping[str, Read], layouts: Mapping[str, Layout] | None = None
+) -> dict[str, list[Need]]:
     """Return what the weights of a program need of each parameter.
 
     reads: of weights, by their names in the program; one that is not named reads the parameter of its own name, if
-    there is one, and else none: it is given otherwise. Raises ProgramError for a name that the model does not have.
+    there is one, and else none: it is given otherwise. layouts: of weights that ranks hold otherwise than their layers
+    read them. Raises ProgramError for a name that the model does not have.
     """
     first = {name: key for key, declared in state.declared.items() for name in declared.names}
     found: dict[str, list[Need]] = {}
@@ -158,7 +162,8 @@ def needs_of(state: State, weights: Mapping[str, Weight], reads: Mapping[str, Re
         if read.piece is not None:
             box = _piece(box, read.piece)
         is_seen = read.view is not None and not read.view.is_reshape
-        need = Need(weight=name, box=box, layout=weight.tensor.layout, view=read.view if is_seen else None)
+        layout = (layouts or {}).get(name) or weight.tensor.layout
+        need = Need(weight=name, box=box, layout=layout, view=read.view if is_seen else None)
         found.setdefault(key, []).append(need)
     return found
 
@@ -472,9 +477,13 @@ class _Leaf:
 
 @dataclass(slots=True)
 class Leaves:
-    """Local tensors of parameters, by name. receive: what is done with a parameter's gradient. num_made: of leaves."""
+    """Local tensors of parameters, by name. receive: what is done with a parameter's gradient. num_made: of leaves.
+
+    pieces: of parameters that ranks hold in pieces: what stands for the whole part is their leaf.
+    """
 
     receive: Callable[[torch.Tensor, torch.Tensor], None] = receive
+    pieces: Mapping[str, Pieces] = field(default_factory=dict)
     num_made: int = 0
     _made: dict[str, _Leaf] = field(default_factory=dict)
 
@@ -487,10 +496,15 @@ class Leaves:
         is_trained: bool = parameter.requires_grad
         known = self._made.get(name)
         if known is not None and known.parameter is parameter:
-            is_same = known.local is local or _is_same(known.leaf, local)
+            is_same = known.local is local or _is_same(known.local, local)
             if is_same and known.leaf.requires_grad == is_trained:
                 return known.leaf
         leaf: torch.Tensor = local.detach()
+        if name in self.pieces:
+            with torch.no_grad():
+                leaf, piece = held_whole(self.pieces[name], leaf)
+                local = _put(parameter, piece)
+            leaf = leaf.detach()
         if is_trained:
             leaf.requires_grad_()
             leaf.register_post_accumulate_grad_hook(_Handed(parameter, self.receive))
@@ -500,11 +514,29 @@ class Leaves:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Leaves":
         # Of a copied module, whose own parameters have gradients of their own.
-        return Leaves(receive=deepcopy(self.receive, memo))
+        return Leaves(receive=deepcopy(self.receive, memo), pieces=self.pieces)
+
+    def kept(self) -> Iterator[tuple[Pieces, torch.Tensor, torch.Tensor]]:
+        """Yield the parts that stay whole, of parameters that ranks hold in pieces: pieces, whole, local tensor."""
+        for name, made in self._made.items():
+            if name in self.pieces and self.pieces[name].is_kept:
+                yield self.pieces[name], made.leaf, made.local
 
 
-def _is_same(leaf: torch.Tensor, local: torch.Tensor) -> bool:
-    return leaf.data_ptr() == local.data_ptr() and (leaf.dtype, leaf.device) == (local.dtype, local.device)
+def _is_same(before: torch.Tensor, local: torch.Tensor) -> bool:
+    return before.data_ptr() == local.data_ptr() and (before.dtype, before.device) == (local.dtype, local.device)
+
+
+def _put(parameter: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
+    """Have a parameter hold its piece where that lies in the whole, if it is seen there in the parameter's shape."""
+    local = local_of(parameter)
+    try:
+        own = piece.view(local.shape)
+    except RuntimeError:
+        return local  # A copy: it is gathered into the whole.
+    if isinstance(parameter, DTensor):
+        parameter._local_tensor = own
+    return own
 
 
 @dataclass(frozen=True, slots=True)

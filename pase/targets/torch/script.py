@@ -28,6 +28,7 @@ from pase.targets.torch.gradients import Entry, Gradients
 from pase.targets.torch.launch import Ranks, join, leave, naming_lost_ranks, run_program, tell_failure
 from pase.targets.torch.parameters import add_gradient
 from pase.targets.torch.program import Program, Traced, Weight
+from pase.targets.torch.states import Pieces, gather_in_place, held_whole
 from pase.targets.torch.tensor import Tensor
 from pase.targets.training.checkpointing import (
     Kept,
@@ -81,10 +82,14 @@ _Pass = tuple[Any, Any, Sequence[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ShardMaths:
-    """`Maths` on the shards of one weight; arrays that lack dims of it have one point there."""
+    """`Maths` on the shards of one weight; arrays that lack dims of it have one point there.
+
+    pieces: of which one is the shard, None where it is a whole part.
+    """
 
     weight: Weight
     groups: Groups
+    pieces: Pieces | None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -98,13 +103,16 @@ class _ShardMaths:
 
     def mean(self, x: Any, dims: Sequence[int]) -> Any:
         tensor = self.weight.tensor
-        brought = [dim for dim in dims if x.shape[dim] > 1 or tensor.shard[dim] == 1]
+        own = tensor.shard if self.pieces is None else self.pieces.piece_shape
+        brought = [dim for dim in dims if x.shape[dim] > 1 or own[dim] == 1]
         if not brought:
             return x
         total = x.sum(brought, keepdim=True)
         axes = tensor.mesh.split(tensor.names[dim] for dim in brought)
         if axes:
             total = all_reduced(total, self.groups.of(sum_groups(tensor.mesh.devices, axes)))
+        if self.pieces is not None and self.pieces.dim in brought:
+            total = all_reduced(total, self.pieces.group)
         return total / prod(self.shape[dim] for dim in brought)
 
 
@@ -141,13 +149,32 @@ class RankTraining:
         constants = [each.name for each in kept if not (each.is_trained or each.is_frozen or each.is_statistic)]
         values = None if is_restored else given_values(options.weights_path, constants)
         first = self._empty if is_restored else partial(self._first, values)
-        self.shards = {weight.name: first(weight).requires_grad_(weight.is_trained) for weight in kept}
+        self.shards = {weight.name: first(weight) for weight in kept}
+        # What the graph is given of weights, of which gradients are made; the shards themselves but for pieces.
+        self._leaves = dict(self.shards)
+        for name, own in self.program.pieces.items():
+            self._leaves[name], self.shards[name] = held_whole(own, self.shards[name])
+            self._leaves[name] = self._leaves[name].detach()
+        self._is_gathered = False
+        for weight in kept:
+            for tensor in (self.shards[weight.name], self._leaves[weight.name]):
+                tensor.requires_grad_(weight.is_trained)
         self._state: dict[str, dict[str, Any]] = {}
-        shards = ((self.shards[name], own) for name, own in self.program.sums.items())
-        entries = [Entry(parameter=shard, local=shard, sum=own, give=add_gradient) for shard, own in shards]
-        self._gradients = Gradients(entries, Groups(ranks.rank, ranks.world_size, apart=True), self.traffic)
-        for entry in entries:
-            entry.local.register_post_accumulate_grad_hook(self._taken)
+        pieces = self.program.pieces
+        entries = {
+            name: Entry(
+                parameter=self.shards[name],
+                local=self.shards[name],
+                sum=own,
+                give=add_gradient,
+                pieces=pieces.get(name),
+            )
+            for name, own in self.program.sums.items()
+        }
+        groups = Groups(ranks.rank, ranks.world_size, apart="sums")
+        self._gradients = Gradients(list(entries.values()), groups, self.traffic)
+        for name, entry in entries.items():
+            self._leaves[name].register_post_accumulate_grad_hook(partial(self._taken, entry.parameter))
 
     def step(
         self, batch: Mapping[str, Array], *, learning_rate: float | None = None, with_record: bool = False
@@ -169,6 +196,7 @@ class RankTraining:
 
         Afterwards shards have their gradients, summed over the ranks.
         """
+        self._is_gathered = False
         found, count = list[_Pass](), self._micro_batches
         for number in range(count):
             own = {name: micro_batch(array, number, count) for name, array in batch.items()}
@@ -197,11 +225,22 @@ class RankTraining:
                 for (name, momentum), value in zip(self.program.keeps, values, strict=True):
                     self.shards[name].lerp_(value, momentum)
         self.num_steps += 1
+        self._is_gathered = False
         return StepResult(loss=loss.item(), accuracy=accuracy)
 
-    def _taken(self, shard: Any) -> None:
-        gradient, shard.grad = shard.grad, None
+    def _taken(self, shard: Any, leaf: Any) -> None:
+        gradient, leaf.grad = leaf.grad, None
         self._gradients.arrived(shard, gradient)
+
+    def _gather(self) -> None:
+        """Gather the weights that stay whole, of which ranks have updated pieces."""
+        held = [
+            (own, self._leaves[name], self.shards[name]) for name, own in self.program.pieces.items() if own.is_kept
+        ]
+        if not self._is_gathered:
+            with torch.no_grad():
+                gather_in_place(held, self.traffic)
+            self._is_gathered = True
 
     def evaluate(self, batch: Mapping[str, Array]) -> Evaluation:
         """Return the loss and the accuracy of a batch; the forward pass alone runs, drops nothing, changes nothing."""
@@ -225,6 +264,7 @@ class RankTraining:
             traffic=self.traffic,
             counts=True,
             is_of_one_type=self._dtype not in (None, torch.float32),
+            pieces=None if trains else self.program.pieces,
         )
         built = self._build(program)
         self._dtype, self._low = self._dtype or getattr(torch, program.dtype), program.low
@@ -242,15 +282,17 @@ class RankTraining:
 
     def _run(self, program: Traced, batch: Mapping[str, Array], key: Key) -> tuple[Any, Sequence[Any], Sequence[Any]]:
         """Return the loss, the outputs and the values of statistics, as this rank has them."""
+        self._gather()
         arguments = []
         for name in program.arguments:
             if name in program.inputs:
                 fed = torch.as_tensor(np.ascontiguousarray(batch[name]), device=self._ranks.device)
                 arguments.append(fed if program.inputs[name].below else fed.to(self._dtype))
             else:
-                weight = program.weight_of(name)
-                arguments.append(self.shards[weight] if weight else torch.as_tensor(key))
-        with naming_lost_ranks(), computing_in(self._low, self._ranks.device):
+                weight, piece = program.weight_of(name), program.piece_of(name)
+                held = self._leaves[weight] if weight else self.shards[piece].detach() if piece else None
+                arguments.append(torch.as_tensor(key) if held is None else held)
+        with naming_lost_ranks(), computing_in(self._low, self._ranks.device), program.freed():
             found: tuple[Any, Sequence[Any], Sequence[Any]] = program.module(*arguments)
         return found
 
@@ -268,7 +310,9 @@ class RankTraining:
         return torch.zeros(extents(self._box(weight)), dtype=self._dtype, device=self._ranks.device)
 
     def _box(self, weight: Weight) -> Box:
-        return weight.tensor.layout.by_device[self._ranks.rank]
+        own = self.program.pieces.get(weight.name)
+        layout = weight.tensor.layout if own is None else own.layout
+        return layout.by_device[self._ranks.rank]
 
     # -- checkpoints
 
@@ -310,6 +354,7 @@ class RankTraining:
         for name, slot in (expected[key] for key in sorted(saved)):
             self._state.setdefault(name, {})[slot] = self._slot(self.shards[name], kept[name][slot])
         found.load(self.state())
+        self._is_gathered = False
         self.num_steps = found.step
 
     def _part(self, local: Any, weight: Weight, kept: Collection[int] | None = None) -> Part:
@@ -353,7 +398,7 @@ class RankTraining:
 
     def _update(self, name: str, shard: Any, scalars: Mapping[str, float]) -> None:
         weight = self.program.weights[name]
-        maths = _ShardMaths(weight, self.groups)
+        maths = _ShardMaths(weight, self.groups, self.program.pieces.get(name))
         if name not in self._state:
             self._state[name] = {slot: self._slot(shard, kept) for slot, kept in self._rule.slots(maths.shape).items()}
         after, self._state[name] = self._rule.update(maths, shard, shard.grad, self._state[name], scalars)
