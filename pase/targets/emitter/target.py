@@ -70,7 +70,8 @@ class Target:
     that its programs use besides and no variable is called. loss: programs that return the loss alone. with_outputs:
     those that return the model's other outputs beside it; None where programs that train return no outputs. outputs:
     those that return what the model computes. takes_uneven_parts: whether splits need not divide their dims.
-    takes_types: whether they compute in the types of a plan, not in one that their command line names.
+    takes_types: whether they compute in the types of a plan, not in one that their command line names. pipeline: those
+    whose layers are in stages; None where there are none.
     """
 
     name: str
@@ -83,3 +84,4 @@ class Target:
     outputs: Form
     takes_uneven_parts: bool
     takes_types: bool
+    pipeline: Form | None = None
