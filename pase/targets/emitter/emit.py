@@ -47,8 +47,9 @@ def emit(plan: Plan, *, target: str | None = None) -> str:
 
     target: a name of `TARGETS`, by default the framework that the model came from. Layers that do not lead to the loss
     are left out, for Mesh-TensorFlow; for PyTorch the other outputs of the model are returned beside it, and those of a
-    model without a loss by themselves. Of a pipeline, every stage is a function, and the last returns the loss. Raises EmitError for a network of which nothing can be returned, a layer that
-    does not tell how it is computed, and a split that does not divide its dim.
+    model without a loss by themselves. Of a pipeline, every stage is a function, and the last returns the loss. Raises
+    EmitError for a network of which nothing can be returned, a layer that does not tell how it is computed, and a split
+    that does not divide its dim.
     """
     chosen = target_of(plan, target)
     plan, told = _in_types_of(plan, chosen)
@@ -234,7 +235,9 @@ def _program(
     """
     ends = [loss, *outputs] if loss else outputs
     wanted = _checked(plan, target, bodies, ends, trains=trains)
-    told_of = code("the loss and its outputs") if loss and outputs else code("the loss") if loss else code("its outputs")
+    told_of = (
+        code("the loss and its outputs") if loss and outputs else code("the loss") if loss else code("its outputs")
+    )
     written = Identifiers(_reserved(target))
     head = [
         code("def build(program: Program) -> {}:", form.returned),
@@ -290,11 +293,11 @@ def _pipeline(plan: Plan, target: Target, bodies: Mapping[str, Body], *, loss: s
         *call(code("stages = Pipeline"), [code("({})", stages), *options]),
         code("{}main(stages, num_devices={})", INDENT, plan.num_devices),
     ]
-    told = [
-        *told,
+    order = (
         f"step has {plan.micro_batches} micro-batches, which go through {plan.num_stages} stages in the order of "
-        f"{plan.schedule!r}; devices are counted from the first of a stage's own",
-    ]
+        f"{plan.schedule!r}; devices are counted from the first of a stage's own"
+    )
+    told = [*told, order]
     return _source(plan, target, target.pipeline, body, main, told=told, same="losses", trains=True)
 
 
@@ -302,12 +305,14 @@ def _crossing(plan: Plan, number: int, wanted: set[str]) -> list[Edge]:
     """Return the edge by which a stage has what the one before it sends, if there is one; EmitError for others."""
     ends = ((plan[edge.producer].stage, plan[edge.consumer].stage, edge) for edge in plan.graph.edges)
     found = [edge for first, last, edge in ends if first < number <= last and edge.consumer in wanted]
-    is_single = len(found) == 1 and plan[found[0].producer].stage == number - 1 and plan[found[0].consumer].stage == number
+    is_single = (
+        len(found) == 1 and plan[found[0].producer].stage == number - 1 and plan[found[0].consumer].stage == number
+    )
     if 0 < number < plan.num_stages and not is_single:
         names = ", ".join(f"{short(edge.producer)} → {short(edge.consumer)}" for edge in found)
         raise EmitError(
-            f"stages {number - 1} and {number} of the plan have {len(found)} edges between them ({names}); expected one, "
-            "from the one to the other: search anew"
+            f"stages {number - 1} and {number} of the plan have {len(found)} edges between them ({names}); expected "
+            "one, from the one to the other: search anew"
         )
     return found
 

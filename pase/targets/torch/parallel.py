@@ -41,6 +41,7 @@ from pase.targets.torch.parameters import (
     notes_on,
     owner_of,
     part_of,
+    receive,
     state_of,
     viewed,
 )
@@ -83,7 +84,13 @@ def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0) -
         raise ProgramError(f"the plan is of another model: {found}; search a plan for this one")
     _check_types(module, plan)
     values, notes = _first_values(module, live, weights, seed, ranks.device)
-    return Parallel(module, live, plan, rank=ranks.rank, weights=values, seed=seed, notes=notes)
+    made = Parallel
+    if plan.num_groups > 1:
+        # Stages are made of what stands here.
+        from pase.targets.torch.staged import Staged
+
+        made = Staged
+    return made(module, live, plan, rank=ranks.rank, weights=values, seed=seed, notes=notes)
 
 
 def _check_types(module: nn.Module, plan: Plan) -> None:
@@ -152,13 +159,15 @@ def _source(model: Any, plan: Plan) -> tuple[nn.Module, Any]:
 class _LiveProgram(Program):
     """A program whose weights, constants and statistics are a module's own.
 
-    storage: how its parameters and buffers are held; None where the program decides it. takes: of each constant, by
-    name, the part that its argument is.
+    storage: how its parameters and buffers are held; None where the program decides it. prefix: before the names of its
+    weights there. takes: of each constant, by name, the part that its argument is.
     """
 
-    def __init__(self, live: LiveModel, state: State, storage: Storage | None, **options: Any) -> None:
+    def __init__(
+        self, live: LiveModel, state: State, storage: Storage | None, *, prefix: str = "", **options: Any
+    ) -> None:
         super().__init__(**options)
-        self.live, self.state, self.storage = live, state, storage
+        self.live, self.state, self.storage, self.prefix = live, state, storage, prefix
         self.takes: dict[str, Take] = {}
         everywhere = DeviceMesh((("replica", self.num_devices),), tuple(range(self.num_devices)), has_replicas=True)
         self._everywhere = LayerMesh("the model", everywhere, self)
@@ -193,10 +202,13 @@ class _LiveProgram(Program):
     def hold(self) -> Storage:
         """Return how the parameters and buffers are held; all layers have been called."""
         if self.storage is None:
-            reads = self._reads()
-            needs = needs_of(self.state, {name: self.weights[name] for name in reads}, reads)
-            self.storage = storage(self.state.shapes, needs, self.num_devices)
+            self.storage = storage(self.state.shapes, self.needs(), self.num_devices)
         return self.storage
+
+    def needs(self) -> dict[str, list[Need]]:
+        """Return what its layers need of each parameter and buffer."""
+        reads = {f"{self.prefix}{name}": read for name, read in self._reads().items()}
+        return needs_of(self.state, {name: self.weights[name.removeprefix(self.prefix)] for name in reads}, reads)
 
     def placed(self, x: Tensor, shape: tuple[int, ...]) -> Stored | None:
         """Return how ranks have a tensor between them, as DTensor says it; None where it cannot."""
@@ -211,7 +223,7 @@ class _LiveProgram(Program):
         return reshard(resolved(x), self._everywhere, [Dim(f"dim{i}", extent) for i, extent in enumerate(shape)])
 
     def _part(self, stored: Storage, name: str) -> Any:
-        reading, weight = stored.readings[name], self.weights[name]
+        reading, weight = stored.readings[f"{self.prefix}{name}"], self.weights[name]
         source = f"held {reading.parameter}"
         if weight.is_trained:
             self.sources[name] = source
@@ -280,10 +292,23 @@ class Parallel(nn.Module):
         notes: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self.plan, self.program = plan, emit(plan, target="torch")
-        self._live, self._rank, self._seed, self._step = live, rank, seed, 0
-        self._traffic, self._groups = Traffic(), Groups(rank, plan.num_devices)
+        self.program = emit(plan, target="torch")
+        self._prepare(module, live, plan, rank=rank, seed=seed)
+        self._groups = Groups(rank, plan.num_devices)
         self._sum_groups = Groups(rank, plan.num_devices, apart=True)
+        self._state = state_of(module)
+        self._boxes = self.inputs()
+        self._mesh = mesh_of(self._stored, self._device.type)
+        self.notes = (*live.notes, *notes_on(self._state, self._stored), *notes)
+        # Last, since names of the model may be those of our attributes.
+        install(self, self._state, self._stored, self._mesh, weights, device=self._device)
+        super().train(module.training)
+
+    def _prepare(self, module: nn.Module, live: LiveModel, plan: Plan, *, rank: int, seed: int) -> None:
+        """Take what a rank computes beside its program: of inputs, before any layer, and what it keeps in between."""
+        self.plan = plan
+        self._live, self._rank, self._seed, self._step = live, rank, seed, 0
+        self._traffic, self._prefix = Traffic(), ""
         device = join().device
         if device.type == "cpu":
             device = next((p.device for p in module.parameters() if not p.is_meta), device)
@@ -298,14 +323,7 @@ class Parallel(nn.Module):
         self._followed = 0
         self._owners: dict[str, tuple[nn.Module, str]] = {}
         self._modes: dict[bool, _Mode] = {}
-        self._state = state_of(module)
         self._storage: Storage | None = None
-        self._boxes = self.inputs()
-        self._mesh = mesh_of(self._stored, device.type)
-        self.notes = (*live.notes, *notes_on(self._state, self._stored), *notes)
-        # Last, since names of the model may be those of our attributes.
-        install(self, self._state, self._stored, self._mesh, weights, device=device)
-        super().train(module.training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns."""
@@ -446,23 +464,31 @@ class Parallel(nn.Module):
         """How the gradient of each parameter is brought together, by name, in the order of the layers."""
         found: dict[str, WeightSum] = {}
         for name, own in self._mode(True).traced.sums.items():
-            found.setdefault(self._stored.readings[name].parameter, own)
+            found.setdefault(self._stored.readings[f"{self._prefix}{name}"].parameter, own)
         return found
 
     def _mode(self, trains: bool) -> _Mode:
-        if trains in self._modes:
-            return self._modes[trains]
-        program = _LiveProgram(
+        if trains not in self._modes:
+            program = self._declared(trains)
+            self._modes[trains] = self._traced(program, self._build(program))
+        return self._modes[trains]
+
+    def _declared(self, trains: bool) -> _LiveProgram:
+        """Return the program of training, or of evaluation, for layers to be declared on."""
+        return _LiveProgram(
             self._live,
             self._state,
             self._storage,
+            prefix=self._prefix,
             rank=self._rank,
             num_devices=self.plan.num_devices,
             trains=trains,
             groups=self._groups,
             traffic=self._traffic,
         )
-        made = self._build(program)
+
+    def _traced(self, program: _LiveProgram, made: Any) -> _Mode:
+        """Return what runs; made: what the functions that declare the layers return."""
         loss, outputs = made if isinstance(made, tuple) else (made, {}) if isinstance(made, Tensor) else (None, made)
         self._storage = program.hold()
         # Whoever computes a loss of what the model returns needs all of it.
@@ -474,10 +500,7 @@ class Parallel(nn.Module):
         numbers = {own.name: own.output.name for own in self._live.outputs if own.output and not own.shape}
         at_loss = next((name for name, made in numbers.items() if made not in outputs), "")
         keeps = tuple(self._kept(name, momentum) for name, momentum in traced.keeps)
-        self._modes[trains] = _Mode(
-            traced=traced, given=given, keeps=keeps, loss=at_loss, placed=placed, low=program.low
-        )
-        return self._modes[trains]
+        return _Mode(traced=traced, given=given, keeps=keeps, loss=at_loss, placed=placed, low=program.low)
 
     def _source(self, argument: str, fed: Mapping[str, Use], traced: Traced, takes: Mapping[str, Take]) -> Get:
         """Return where an argument of a rank's graph is had of."""
@@ -495,15 +518,26 @@ class Parallel(nn.Module):
                     name, lambda: take(read_as(values[constant.value], constant))
                 )
             return lambda values: take(read_as(values[constant.value], constant))
+        if kind == "received":
+            return lambda values: values[argument]
         assert argument == "mask_key", argument
         return lambda _: torch.from_numpy(step_key(self._seed, self._step))
 
     # -- parameters and buffers
 
+    @property
+    def _root(self) -> nn.Module:
+        """The module that has them."""
+        return self
+
+    def _give(self, parameter: Any, gradient: Any) -> None:
+        """Add this rank's part of a whole gradient to what a parameter has."""
+        receive(parameter, gradient)
+
     def _tensor(self, name: str) -> Any:
         found = self._owners.get(name)
         if found is None:
-            found = self._owners[name] = owner_of(self, name)
+            found = self._owners[name] = owner_of(self._root, name)
         module, last = found
         parameter = module._parameters.get(last)
         return module._buffers[last] if parameter is None else parameter
@@ -527,13 +561,15 @@ class Parallel(nn.Module):
             self._leaf(name)
         if self._gradients is None or self._leaves.num_made != self._followed:
             tensors = [(self._tensor(name), own) for name, own in self._sums.items()]
-            entries = [Entry(parameter=tensor, local=local_of(tensor), sum=own) for tensor, own in tensors]
+            entries = [
+                Entry(parameter=tensor, local=local_of(tensor), sum=own, give=self._give) for tensor, own in tensors
+            ]
             self._gradients = Gradients(entries, self._sum_groups, self._traffic)
             self._followed = self._leaves.num_made
 
     def _kept(self, name: str, momentum: float) -> Callable[[Any], None]:
         """Return what brings a kept statistic nearer to its value of a step."""
-        reading = self._stored.readings[name]
+        reading = self._stored.readings[f"{self._prefix}{name}"]
         keep = keeping(self._stored, reading, self._groups)
         return lambda value: keep(local_of(self._tensor(reading.parameter)), value, momentum)
 
@@ -543,7 +579,7 @@ class Parallel(nn.Module):
             for keep, value in zip(mode.keeps, values, strict=True):
                 keep(value)
             for owner in dict.fromkeys(self._live.statistics.values()):
-                counted = owner_of(self, f"{owner}.num_batches_tracked")[0]._buffers.get("num_batches_tracked")
+                counted = owner_of(self._root, f"{owner}.num_batches_tracked")[0]._buffers.get("num_batches_tracked")
                 if counted is not None:
                     counted.add_(1)
 

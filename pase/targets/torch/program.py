@@ -34,6 +34,9 @@ from pase.targets.torch.reshard import reshard
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
 from pase.targets.training.data import DataInput
 
+_RECEIVED = "received "
+"""Before the number of an argument that another stage sends."""
+
 _WEIGHT = "weight "
 """Before the name of an argument that is a weight, where an input has the same one."""
 
@@ -63,6 +66,20 @@ class WeightSum:
     """
 
     groups: tuple[tuple[int, ...], ...]
+    movement: Movement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """What a stage takes from the one before it.
+
+    steps: from where that left it, on devices that are numbered after the stage's own. made: the shape of this rank's
+    part. fill: what stands where a box sticks out. movement: whose the bytes are.
+    """
+
+    steps: tuple[ReshardStep, ...]
+    made: tuple[int, ...]
+    fill: float
     movement: Movement
 
 
@@ -106,8 +123,9 @@ class Program:
 
     rank, num_devices: of the group. trains: whether points are dropped, and moments are those of the batch. groups: of
     ranks, which several programs of one process share. traffic: counts what moves. counts: whether to count labels that
-    are right. is_of_one_type: compute in one, whatever is said (`types`). sources: by the name of a trained tensor, the
-    argument of the graph that it is had of. dtype: the type of weights. low: that of products where it is another, "".
+    are right. is_of_one_type: compute in one, whatever is said (`types`). received: of the stage before, by argument.
+    sources: by the name of a trained tensor, the argument of the graph that it is had of. dtype: the type of weights.
+    low: that of products where it is another, "".
     """
 
     def __init__(
@@ -130,6 +148,7 @@ class Program:
         self.inputs: dict[str, DataInput] = {}
         self.weights: dict[str, Weight] = {}
         self.sources: dict[str, str] = {}
+        self.received: dict[str, Received] = {}
         self._shared: set[str] = set()
         self._taken: dict[str, list[Layout]] = {}
         self._arguments: dict[str, fx.Node] = {}
@@ -258,6 +277,12 @@ class Program:
         in parts.
         """
         movement = Movement(producer=x.mesh.layer, consumer=mesh.layer, phase=Phase.FORWARD)
+        if x.value is None:
+            name = f"{_RECEIVED}{len(self.received)}"
+            self.received[name] = Received(steps=tuple(steps), made=tuple(made), fill=fill, movement=movement)
+            value = self.argument(name)
+            value.node.meta["is_received"] = True
+            return value
         taken = getattr(x.value, "node", None)
         if taken is not None and taken.meta.get("is_piece"):
             # A piece is taken for the layer that reads it.
@@ -305,7 +330,8 @@ class Program:
         self._graph.output(found)
         self.bind()
         # Inputs may have gradients, too.
-        moving = {self._arguments[name] for name in (*self.sources.values(), *self.inputs) if name in self._arguments}
+        arguments = (*self.sources.values(), *self.inputs, *self.received)
+        moving = {self._arguments[name] for name in arguments if name in self._arguments}
         remove_idle_sums(self._graph, self._root, moving)
         held = {name: self._arguments[source] for name, source in self.sources.items()}
         hoist_sums(self._graph, self._root, self, set(held.values()))
@@ -354,6 +380,7 @@ class Program:
             node = left.pop()
             module = self._root.get_submodule(str(node.target)) if node.op == "call_module" else None
             is_exchange |= isinstance(module, (Sum, Greatest))
+            is_read |= "is_received" in node.meta
             if isinstance(module, (Move, Take)):
                 # Another layer's, or a weight's from there.
                 node = node.args[0] if node.args[0] in trained else node
@@ -567,7 +594,12 @@ def _fixed(graph: fx.Graph, root: nn.Module, weights: Set[fx.Node]) -> set[fx.No
     found = set[fx.Node]()
     for node in graph.nodes:
         is_local = node.op != "call_module" or isinstance(root.get_submodule(str(node.target)), Take)
-        if node not in weights and is_local and found.issuperset(node.all_input_nodes):
+        if (
+            node not in weights
+            and "is_received" not in node.meta
+            and is_local
+            and found.issuperset(node.all_input_nodes)
+        ):
             found.add(node)
     return found
 

@@ -1,0 +1,455 @@
+"""A PyTorch module under a plan with a pipeline: on each rank the stages of its group, trained by whole steps."""
+
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import permutations
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from pase.errors import ProgramError
+from pase.graph import Graph
+from pase.importers.torch.live import LiveModel
+from pase.planning.plan import Plan
+from pase.planning.stages import stage_plan
+from pase.sharding.boxes import Box, whole
+from pase.sharding.configurations import prime_factors
+from pase.sharding.layouts import Layout
+from pase.sharding.reshard import ReshardStep
+from pase.sharding.traffic import Movement, Phase
+from pase.targets.emitter import emit
+from pase.targets.torch.autocast import computing_in
+from pase.targets.torch.batches import RankSampler
+from pase.targets.torch.launch import naming_lost_ranks
+from pase.targets.torch.parallel import Parallel
+from pase.targets.torch.parameters import (
+    State,
+    full_state_dict,
+    install,
+    mesh_in_groups,
+    notes_on,
+    receive,
+    split_axes,
+    state_of,
+)
+from pase.targets.torch.pipeline import TYPES, Handover, Pipeline, Stages, wait_for
+from pase.targets.torch.placements import Need, Storage, storage
+from pase.targets.torch.program import Received
+from pase.targets.torch.values import Source
+
+
+class _Stage(Parallel):
+    """A stage on this rank; its parameters and buffers are the whole module's."""
+
+    def __init__(self, module: nn.Module, parallel: "Staged", number: int) -> None:
+        nn.Module.__init__(self)
+        plan, stages = stage_plan(parallel.plan, number), parallel._stages
+        live = _live_of(parallel._live, plan.graph)
+        self._prepare(module, live, plan, rank=stages.rank - stages.first, seed=parallel._seed)
+        self._parallel, self._number, self._prefix = (parallel,), number, f"{number} "
+        self._traffic, self._state = parallel.traffic, parallel._state
+        self._groups, self._sum_groups = stages.groups(), stages.groups(apart=True)
+        self._inputs: Sequence[Mapping[str, Any]] = ()
+
+    def ask(self) -> None:
+        """Ask for the process groups that gradients of weights are added up by."""
+        for own in self._sums.values():
+            self._sum_groups.of(own.groups)
+
+    def begin(self, inputs: Sequence[Mapping[str, Any]]) -> None:
+        """Begin a step. inputs: of each micro-batch."""
+        self._inputs = inputs
+        self._mode(self._root.training)
+        self._follow()
+
+    def compute(self, micro_batch: int, received: Sequence[Any]) -> Any:
+        """Return what the next stage reads, or the loss."""
+        parallel = self._root
+        mode = self._mode(parallel.training)
+        self._seed, self._step = parallel._seed, parallel._step + micro_batch
+        values = self._values(self._inputs[micro_batch])
+        values |= {f"received {number}": x for number, x in enumerate(received)}
+        with naming_lost_ranks(), computing_in(mode.low, self._device):
+            made, _, keeps = mode.traced.module(*[get(values) for get in mode.given])
+        if parallel.training:
+            self._keep(mode, keeps)
+        return made
+
+    def held(self) -> AbstractContextManager[None]:
+        """Leave this rank's parts of the weights' gradients where they are for so long."""
+        assert self._gradients is not None
+        return self._gradients.held()
+
+    def leaves(self) -> list[Any]:
+        """Return the tensors whose gradients are those of the weights."""
+        return self._leaves.all()
+
+    def collect(self) -> None:
+        """Take the gradients that these have."""
+        self._leaves.collect()
+
+    def add_up(self) -> None:
+        """Add up the gradients that were left where they are."""
+        assert self._gradients is not None
+        self._gradients.flush()
+
+    @property
+    def _root(self) -> "Staged":
+        return self._parallel[0]
+
+    @cached_property
+    def _build(self) -> Any:
+        return partial(self._root._stages.built, self._number)
+
+    def _give(self, parameter: Any, gradient: Any) -> None:
+        self._root._give(parameter, gradient)
+
+
+class Staged(Parallel):
+    """A model under a plan with a pipeline, on one rank, which has the parameters of its stages alone.
+
+    It trains by `accumulate`. Called without gradients, it returns the loss of one micro-batch.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        live: LiveModel,
+        plan: Plan,
+        *,
+        rank: int,
+        weights: Source,
+        seed: int,
+        notes: Sequence[str] = (),
+    ) -> None:
+        nn.Module.__init__(self)
+        if plan.precision.results == "float16":
+            raise ProgramError(
+                "products in float16 need a loss that is scaled, which pipelines do not do; search with another "
+                "precision (bf16-mixed), or without stages"
+            )
+        self.program = emit(plan, target="torch")
+        names: dict[str, Any] = {}
+        # The emitter's own text, as in `Parallel`.
+        exec(compile(self.program, "<program of a plan>", "exec"), names)
+        pipeline = Pipeline(
+            stages=tuple(names[f"stage_{number}"] for number in range(plan.num_stages)),
+            schedule=plan.schedule,
+            micro_batches=plan.micro_batches,
+            num_groups=plan.num_groups,
+        )
+        self._prepare(module, live, plan, rank=rank, seed=seed)
+        self._state, self._is_held = state_of(module), False
+        self._stages = Stages(
+            pipeline=pipeline, rank=rank, num_ranks=plan.num_devices, traffic=self._traffic, device=self._device
+        )
+        self._own = {number: _Stage(module, self, number) for number in self._stages.numbers}
+        declared = self._stages.declare(lambda number: self._own[number]._declared(True))
+        self._holders = _holders(live, plan, self._state)
+        self._storage = self._stored_in({number: program for number, (program, _) in declared.items()})
+        for number, (program, made) in declared.items():
+            program.storage = self._storage
+            self._own[number]._modes[True] = self._own[number]._traced(program, made)
+        told: list[Any] = [None] * plan.num_devices
+        layouts = {name: self._storage.stored[name].layout() for name in self._shared}
+        with naming_lost_ranks():
+            dist.all_gather_object(told, (split_axes(self._storage), layouts))
+        split = set[tuple[int, ...]]().union(*(axes for axes, _ in told))
+        self._mesh = mesh_in_groups(self._storage.sizes, split, plan.num_groups, self._device.type)
+        for stage in self._own.values():
+            stage.ask()
+        self._stages.connect()
+        self._copies = self._links([told[group * self._stages.size][1] for group in range(plan.num_groups)])
+        self._left: dict[str, Any] = {}
+        self.notes = (*live.notes, *notes_on(self._state, self._storage), *notes)
+        install(self, self._state, self._storage, self._mesh, weights, device=self._device)
+        nn.Module.train(self, module.training)
+
+    # -- steps
+
+    @torch._disable_dynamo
+    def accumulate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Take a step's batch forward and backward, micro-batch by micro-batch, and return the mean of their losses.
+
+        Parameters have the gradients of the mean added to theirs.
+
+        Args:
+            args: the model's inputs, of all micro-batches: their first dim is so many times that of the plan.
+            kwargs: likewise, by name.
+
+        Raises:
+            ModelError: inputs are others than the model was traced with.
+        """
+        inputs = self._divided(args, kwargs, self.plan.micro_batches)
+        self._begin(inputs)
+        loss = self._stages.train(self._own)
+        if self.training:
+            self._step += len(inputs)
+        if not self._is_held:
+            self._add_up()
+        return self._known(loss)
+
+    @torch._disable_dynamo
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the loss of one micro-batch, as the model returns it, without gradients."""
+        if torch.is_grad_enabled():
+            raise ProgramError(
+                "a module in a pipeline trains by loss = module.accumulate(…), which goes backward, too; to evaluate "
+                "it, call it under torch.no_grad()"
+            )
+        if len(self._live.outputs) > 1:
+            raise ProgramError(
+                f"the module returns {len(self._live.outputs)} tensors, and the stages of a pipeline hand on what "
+                "leads to the loss alone; return the loss, or evaluate under a plan without stages"
+            )
+        self._begin(self._divided(args, kwargs, 1))
+        loss = self._stages.evaluate(self._own)
+        self._step += self.training
+        return self._live.returned([self._known(loss).reshape(self._live.outputs[0].shape)])
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Leave parts of gradients where they are: the next `accumulate` outside adds them up with its own."""
+        before, self._is_held = self._is_held, True
+        try:
+            yield
+        finally:
+            self._is_held = before
+
+    def _begin(self, inputs: Sequence[Mapping[str, Any]]) -> None:
+        is_first = any(self.training not in stage._modes for stage in self._own.values())
+        for stage in self._own.values():
+            stage.begin(inputs)
+        if is_first:
+            self._stages.connect()
+
+    def _divided(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], micro_batches: int) -> list[Mapping[str, Any]]:
+        """Return the inputs of each micro-batch by name."""
+        call, batch = self._live.call, self._batch
+        shapes = dict(zip(call.names, call.shapes, strict=True))
+        batched = {name: (micro_batches * batch, *own[1:]) for name, own in shapes.items() if own[:1] == (batch,)}
+        given = call.bound(args, kwargs, batched)
+        for name, shape in batched.items():
+            if tuple(given[name].shape) != shape:
+                raise ProgramError(
+                    f"input {name!r} has {given[name].shape[0]} examples; a step takes {shape[0]}, {micro_batches} "
+                    f"micro-batches of {batch}"
+                )
+        return [
+            {name: x.narrow(0, i * batch, batch) if name in batched else x for name, x in given.items()}
+            for i in range(micro_batches)
+        ]
+
+    def _known(self, loss: Any) -> torch.Tensor:
+        """Return on every rank the loss that the last stage's ranks have."""
+        told = torch.zeros(2, dtype=torch.float64, device=self._device)
+        if loss is not None:
+            told[0], told[1] = loss.double(), TYPES.index(loss.dtype)
+        with naming_lost_ranks():
+            dist.broadcast(told, src=self._stages.first_of(self._stages.last))
+        return told[0].to(TYPES[int(told[1])])
+
+    # -- gradients
+
+    def _give(self, parameter: Any, gradient: Any) -> None:
+        name = self._names[id(parameter)]
+        if name not in self._shared:
+            receive(parameter, gradient)
+        elif name in self._left:
+            self._left[name] = self._left[name] + gradient
+        else:
+            self._left[name] = gradient
+
+    def _add_up(self) -> None:
+        """Add up the gradients of weights over the ranks of each stage, those of copies over all that have one."""
+        self._names = {id(self._tensor(name)): name for name in self._stored.stored}
+        for stage in self._own.values():
+            stage.add_up()
+        group, under_way = self._stages.group, list[Any]()
+        for name, links in self._copies.items():
+            if name not in self._left:
+                continue
+            own = self._left.pop(name)
+            for (giver, _), link in links.items():
+                if giver == group:
+                    under_way += link.give(own, link.there, Phase.BACKWARD)
+            parts = {group: own}
+            for (giver, _), link in links.items():
+                if giver != group:
+                    parts[giver] = link.take(link.there, own.dtype).reshape(own.shape)
+            # In one order everywhere, so that copies stay equal to the last bit.
+            first, *others = (parts[number] for number in sorted(parts))
+            receive(self._tensor(name), sum(others, start=first))
+        wait_for(under_way)
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale the gradients so that their norm over all stages is a given one at most; return what it was.
+
+        All ranks call it: `torch.nn.utils.clip_grad_norm_` would know the parameters of this rank's stages alone.
+        """
+        own = {name: p for name, p in self.named_parameters() if p.grad is not None}
+        counted = [p.grad for name, p in own.items() if self.owns(name)]
+        norm = torch.nn.utils.get_total_norm(counted) if counted else torch.zeros(())
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        square = norm.to(self._device, torch.float64) ** 2 / self._stages.size
+        with naming_lost_ranks():
+            dist.all_reduce(square)
+        total = square.sqrt()
+        torch.nn.utils.clip_grads_with_norm_(own.values(), max_norm, total)
+        return total
+
+    # -- inputs
+
+    def inputs(self, rank: int | None = None) -> dict[str, Box]:
+        """Return what a rank is given of each input of a step, by name, as a box of it: all of it."""
+        call, batch = self._live.call, self._batch
+        shapes = zip(call.names, call.shapes, strict=True)
+        times = self.plan.micro_batches
+        return {name: whole((times * batch, *shape[1:]) if shape[:1] == (batch,) else shape) for name, shape in shapes}
+
+    def sampler(
+        self, examples: Sized | int, *, rank: int | None = None, shuffle: bool = True, seed: int = 0
+    ) -> RankSampler:
+        """Return a `batch_sampler` for a `DataLoader` that yields the examples of a step, the same on every rank."""
+        batch = self.plan.micro_batches * self._batch
+        return RankSampler(examples, batch=batch, rows=(0, batch), shuffle=shuffle, seed=seed)
+
+    # -- parameters and buffers
+
+    @cached_property
+    def _first(self) -> dict[str, str]:
+        return {name: key for key, declared in self._state.declared.items() for name in declared.names}
+
+    @cached_property
+    def _copied(self) -> list[str]:
+        """The parameters of which several groups have a copy."""
+        declared = self._state.declared
+        return [name for name, own in self._holders.items() if len(own) > 1 and not declared[name].is_buffer]
+
+    @cached_property
+    def _shared(self) -> list[str]:
+        """Those of them of which this one has."""
+        return [name for name in self._copied if self._stages.group in self._holders[name]]
+
+    def owns(self, name: str) -> bool:
+        """Return whether this rank's group is the first of those that have a parameter or a buffer."""
+        return self._holders[self._first[name]][0] == self._stages.group
+
+    def _stored_in(self, programs: Mapping[int, Any]) -> Storage:
+        """Return how this rank's group holds what its stages read."""
+        size, needs = self._stages.size, dict[str, list[Need]]()
+        for program in programs.values():
+            for name, own in program.needs().items():
+                needs.setdefault(name, []).extend(own)
+        shapes = self._state.shapes
+        names = [name for name, own in self._holders.items() if self._stages.group in own]
+        parts = []
+        for some, apart in (([n for n in names if n not in self._shared], True), (self._shared, False)):
+            parts.append(
+                storage(
+                    {name: shapes[name] for name in some},
+                    {name: needs[name] for name in some if name in needs},
+                    size,
+                    apart=apart,
+                    sizes=prime_factors(size) or (1,),
+                )
+            )
+        return Storage(
+            sizes=parts[0].sizes,
+            stored={name: own for part in parts for name, own in part.stored.items()},
+            readings={name: own for part in parts for name, own in part.readings.items()},
+        )
+
+    def _links(self, layouts: Sequence[Mapping[str, Layout]]) -> dict[str, dict[tuple[int, int], Handover]]:
+        """Return how gradients of copies go from one group to another, of each parameter; layouts: of each group's."""
+        stages, found = self._stages, dict[str, dict[tuple[int, int], Handover]]()
+        for name in self._copied:
+            found[name] = {}
+            for giver, taker in permutations(self._holders[name], 2):
+                source, target = layouts[giver][name], layouts[taker][name]
+                source = replace(source, devices=tuple(stages.size + device for device in source.devices))
+                received = Received(
+                    steps=(ReshardStep(source, target),),
+                    made=(),
+                    fill=0.0,
+                    movement=Movement(producer=name, consumer=name, phase=Phase.BACKWARD),
+                )
+                ends = stages.first_of(giver), stages.first_of(taker)
+                link = stages.handover(received, *ends, ("copies", *ends))
+                if link is not None:
+                    found[name][giver, taker] = link
+        return found
+
+    def full_state_dict(self, *, on_all: bool = False) -> dict[str, Any]:
+        """Return the state_dict of the model, whole and on the CPU; all ranks call it, rank 0 gets it, or all do."""
+        rank, own = self._stages.rank, full_state_dict(self, on_all=True)
+        tellers = {name: group * self._stages.size for name, (group, *_) in self._holders.items()}
+        told: list[Any] = [None] * self.plan.num_devices
+        mine = {name: x for name, x in own.items() if tellers[self._first[name]] == rank}
+        with naming_lost_ranks():
+            dist.all_gather_object(told, {name: (x.shape, x.dtype) for name, x in mine.items()})
+        known = {name: own for each in told for name, own in each.items()}
+        found: dict[str, Any] = {}
+        made: dict[str, Any] = {}
+        for name in (name for name in self._state.order if name in known):
+            key = self._first[name]
+            if key not in made:
+                made[key] = self._sent(own.get(name), tellers[key], *known[name], on_all=on_all)
+            found[name] = made[key]
+        return found if on_all or rank == 0 else {}
+
+    def _sent(self, x: Any, teller: int, shape: Any, dtype: Any, *, on_all: bool) -> Any:
+        """Return a tensor of one rank on rank 0, or on all, in the memory of the CPU."""
+        rank = self._stages.rank
+        if rank != teller:
+            x = torch.empty(shape, dtype=dtype)
+        where = self._device if dist.get_backend() == "nccl" else torch.device("cpu")
+        # As bytes: not all backends know all types.
+        moved = x.to(where).contiguous()
+        flat = moved.reshape(-1).view(torch.uint8)
+        with naming_lost_ranks():
+            if on_all:
+                dist.broadcast(flat, src=teller)
+            elif teller and rank == teller:
+                dist.send(flat, 0)
+            elif teller and rank == 0:
+                dist.recv(flat, teller)
+        return moved.to("cpu")
+
+
+# -- what stages have
+
+
+def _live_of(live: LiveModel, graph: Graph) -> LiveModel:
+    """Return what a stage, by its graph, has of a module; what is returned beside the loss is nobody's."""
+
+    def own(named: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {key: x for key, x in named.items() if (key if isinstance(key, str) else key[0]) in graph.index}
+
+    return replace(
+        live,
+        constants=own(live.constants),
+        inputs=own(live.inputs),
+        statistics=own(live.statistics),
+        outputs=(),
+    )
+
+
+def _holders(live: LiveModel, plan: Plan, state: State) -> dict[str, tuple[int, ...]]:
+    """Return the groups of ranks that have each parameter and each buffer: all, where no stage reads it."""
+    found: dict[str, set[int]] = {name: set() for name in state.declared}
+    first = {name: key for key, declared in state.declared.items() for name in declared.names}
+    for number in range(plan.num_stages):
+        graph = stage_plan(plan, number).graph
+        own = _live_of(live, graph)
+        read = {live.weights[op.name, a.tensor].parameter for op in graph.operators for a in op.parameters}
+        uses = [item.use.value for item in (*own.constants.values(), *own.inputs.values())]
+        counted = (f"{owner}.num_batches_tracked".removeprefix(".") for owner in own.statistics.values())
+        for name in (*read, *live.part(uses).state, *(name for name in counted if name in first)):
+            found[first[name]].add(number % plan.num_groups)
+    return {name: tuple(sorted(own)) or tuple(range(plan.num_groups)) for name, own in found.items()}
