@@ -4,14 +4,18 @@ Stage s belongs to group s mod S of the S groups. A group that has several stage
 rounds of S: of a round first all for its first chunk, then all for its second (Megatron-LM's interleaved schedule).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Literal
 
 from pase.errors import PlanError
+from pase.graph import ITEMSIZES
 from pase.graph.stages import stage
 from pase.planning.plan import LayerPlan, Plan
+from pase.sharding.edges import SharedWeight, edge_steps
+from pase.sharding.reshard import moved_pairs
+from pase.sharding.traffic import HeldWeight, Movement, Phase, bytes_by_movement, edge_bytes, flows, held_weights
 
 Kind = Literal["forward", "backward", "inputs", "weights"]
 
@@ -124,3 +128,70 @@ def _in_turns(
             yield Action("weights", *backwards[number - put_off])
     if put_off:
         yield from (Action("weights", *each) for each in backwards[-put_off:])
+
+
+# -- what a step moves
+
+
+def step_bytes(plan: Plan) -> dict[Movement, int]:
+    """Return the bytes that a step moves between devices, by whose they are, as programs for PyTorch send them.
+
+    What micro-batches move counts as often as there are; gradients of weights are summed once. Those of copies that
+    several groups have of a weight go from each to each. Under "zero_bubble", what layers exchange inside themselves
+    backward (the sums of a normalisation that is split) is sent for the weights once more, and not counted here.
+    """
+    times = plan.micro_batches
+    if plan.num_groups == 1 and times == 1:
+        return bytes_by_movement(flows(plan))
+    total: dict[Movement, int] = {}
+
+    def add(movement: Movement, count: int) -> None:
+        if count:
+            total[movement] = total.get(movement, 0) + count
+
+    for number in range(plan.num_stages):
+        own = stage_plan(plan, number) if plan.num_groups > 1 else plan
+        # Another user of a shared weight has it from the first, and hands its gradient back, with every micro-batch.
+        once = {
+            (op.name, f"gradient of {read.tensor}")
+            for op in own.graph.operators
+            for read in op.parameters
+            if not read.shared or own.graph.owners[read.shared] == op.name
+        }
+        for flow in flows(own):
+            is_once = flow.movement.phase is Phase.UPDATE or (flow.movement.producer, flow.tensor) in once
+            add(flow.movement, flow.total_bytes * (1 if is_once and not flow.is_of_edge else times))
+    for edge in plan.graph.edges:
+        if plan[edge.producer].stage != plan[edge.consumer].stage:
+            sizes = zip((Phase.FORWARD, Phase.BACKWARD), edge_bytes(plan, edge), strict=True)
+            for phase, count in sizes:
+                add(Movement(producer=edge.producer, consumer=edge.consumer, phase=phase), times * count)
+    for movement, count in _copies_bytes(plan):
+        add(movement, count)
+    return total
+
+
+def _copies_bytes(plan: Plan) -> Iterator[tuple[Movement, int]]:
+    """Yield what gradients of weights move that layers of several groups of devices read."""
+    readers: dict[str, dict[int, tuple[str, int]]] = {}
+    for operator in plan.graph.operators:
+        for position, read in enumerate(operator.reads):
+            if read.shared and read.is_trained:
+                group = plan[operator.name].stage % plan.num_groups
+                readers.setdefault(read.shared, {}).setdefault(group, (operator.name, position))
+    itemsize = ITEMSIZES[plan.precision.gradients]
+    for own in readers.values():
+        for (giver, output), (taker, position) in permutations(own.values(), 2):
+            ends = SharedWeight(producer=giver, output=output, consumer=taker, input=position)
+            count = sum(moved_pairs(edge_steps(plan, ends)).values()) * itemsize
+            yield Movement(producer=giver, consumer=taker, phase=Phase.BACKWARD), count
+
+
+def most_held(plan: Plan, count: Callable[[Sequence[HeldWeight]], int]) -> int:
+    """Return the most that a group of devices has of something that is counted of the weights of a stage."""
+    if plan.num_groups == 1:
+        return count(held_weights(plan))
+    of_groups = [0] * plan.num_groups
+    for number in range(plan.num_stages):
+        of_groups[number % plan.num_groups] += count(held_weights(stage_plan(plan, number)))
+    return max(of_groups)

@@ -55,7 +55,7 @@ def emit(plan: Plan, *, target: str | None = None) -> str:
     plan, told = _in_types_of(plan, chosen)
     bodies = _bodies(plan, chosen, trains=True)
     loss = _loss(plan, chosen)
-    if plan.num_groups > 1:
+    if plan.num_groups > 1 or plan.micro_batches > 1:
         return _pipeline(plan, chosen, bodies, loss=loss, told=told)
     others = [] if chosen.with_outputs is None else [name for name in _ends(plan, bodies) if name != loss]
     lost = _problems(plan, bodies, others)
@@ -252,11 +252,14 @@ def _program(
 
 
 def _pipeline(plan: Plan, target: Target, bodies: Mapping[str, Body], *, loss: str, told: Sequence[str]) -> str:
-    """Return the source of a program whose stages are functions: each is given what the one before it returns."""
+    """Return the source of a program whose stages are functions: each is given what the one before it returns.
+
+    One that has micro-batches alone has one stage.
+    """
     if target.pipeline is None:
         raise EmitError(
-            f"the plan has {plan.num_stages} stages, which programs for {target.name} cannot have; emit it for PyTorch "
-            "(--target torch), or search without stages"
+            f"the plan has {plan.num_stages} stages and {plan.micro_batches} micro-batches in a step, which programs "
+            f"for {target.name} cannot have; emit it for PyTorch (--target torch), or search without stages"
         )
     check_stages(plan)
     last = plan.num_stages - 1
@@ -290,7 +293,7 @@ def _pipeline(plan: Plan, target: Target, bodies: Mapping[str, Body], *, loss: s
         code("num_groups={}", plan.num_groups),
     ]
     main = [
-        *call(code("stages = Pipeline"), [code("({})", stages), *options]),
+        *call(code("stages = Pipeline"), [code("({})" if last else "({},)", stages), *options]),
         code("{}main(stages, num_devices={})", INDENT, plan.num_devices),
     ]
     order = (

@@ -54,6 +54,10 @@ def made_once(key: Hashable, make: Callable[[], T]) -> T:
     return found
 
 
+_NOT_MADE = object()
+"""In place of a process group that all ranks are still to make."""
+
+
 class Groups:
     """Process groups by their ranks. Every rank asks for the same ones in the same order.
 
@@ -77,8 +81,8 @@ class Groups:
                 own = Group(ranks, handle, self.rank)
         if self._first is not None and len(own.ranks) > 1:
             key = "stage", self._apart, tuple(self._first + rank for rank in own.ranks)
-            own.handle = _MADE.get(dist.group.WORLD, {}).get(key)
-            if own.handle is None:
+            own.handle = _MADE.get(dist.group.WORLD, {}).get(key, _NOT_MADE)
+            if own.handle is _NOT_MADE:
                 self.waiting.append((own, key))
         return own
 

@@ -9,16 +9,17 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from itertools import permutations
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from pase.planning.stages import Action, actions
-from pase.sharding.layouts import DeviceMesh
+from pase.sharding.layouts import DeviceMesh, Layout
 from pase.sharding.reshard import ReshardStep
-from pase.sharding.traffic import Phase
+from pase.sharding.traffic import Movement, Phase
 from pase.targets.torch.collectives import (
     Exchange,
     Group,
@@ -34,6 +35,8 @@ from pase.targets.torch.collectives import (
 from pase.targets.torch.launch import naming_lost_ranks
 from pase.targets.torch.program import Program, Received
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
+
+P = TypeVar("P", bound=Program)
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool)
 
@@ -90,6 +93,14 @@ class _Sent:
         devices = tuple(program.num_devices + device for device in self.mesh.devices)
         mesh = LayerMesh(self.layer, replace(self.mesh, devices=devices), program)
         return Tensor(value=None, mesh=mesh, dims=self.dims, is_index=self.is_index)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """How a group of ranks holds a weight. layer: that reads it. layout: on ranks counted from the group's first."""
+
+    layer: str
+    layout: Layout
 
 
 class _Linked(Groups):
@@ -235,6 +246,7 @@ class Stages:
     _given: dict[int, _Sent] = field(default_factory=dict)
     _links: dict[int, list[Handover]] = field(default_factory=dict)
     _asked: list[Groups] = field(default_factory=list)
+    _copies: dict[str, dict[tuple[int, int], Handover]] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -275,7 +287,7 @@ class Stages:
         """Return the first rank of a stage."""
         return number % self.pipeline.num_groups * self.size
 
-    def declare(self, program_of: Callable[[int], Program]) -> dict[int, tuple[Program, Tensor]]:
+    def declare(self, program_of: Callable[[int], P]) -> dict[int, tuple[P, Tensor]]:
         """Return the program of each own stage, and what it returns; all ranks call it.
 
         Stages are declared one after the other: each is told by the one before it in which layout it leaves what it
@@ -342,7 +354,61 @@ class Stages:
             device=self.device,
         )
 
+    # -- weights of which several stages have copies
+
+    def link_copies(self, copies: Mapping[str, Copy]) -> frozenset[str]:
+        """Return which of this group's weights others have, too; all ranks call it. copies: of weights, by name."""
+        told: list[Any] = [None] * self.num_ranks
+        with naming_lost_ranks():
+            dist.all_gather_object(told, dict(copies) if self.rank == self.first else {})
+        of_groups: list[Mapping[str, Copy]] = told[:: self.size]
+        for name in sorted(set().union(*of_groups)):
+            holders = [group for group, own in enumerate(of_groups) if name in own]
+            for giver, taker in permutations(holders, 2):
+                given, taken = of_groups[giver][name], of_groups[taker][name]
+                source = replace(given.layout, devices=tuple(self.size + device for device in given.layout.devices))
+                received = Received(
+                    steps=(ReshardStep(source, taken.layout),),
+                    made=(),
+                    fill=0.0,
+                    movement=Movement(producer=given.layer, consumer=taken.layer, phase=Phase.BACKWARD),
+                )
+                ends = giver * self.size, taker * self.size
+                link = self.handover(received, *ends, ("copies", *ends))
+                if link is not None:
+                    self._copies.setdefault(name, {})[giver, taker] = link
+        return frozenset(self._copies)
+
+    def copies_summed(self, gradients: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the sums of the gradients of copies; gradients: of this group's, summed over its ranks, by name."""
+        under_way, found = [], {}
+        # In one order on all ranks.
+        gradients = dict(sorted(gradients.items()))
+        for name, own in gradients.items():
+            for (giver, _), link in self._copies[name].items():
+                if giver == self.group:
+                    under_way += link.give(own, link.there, Phase.BACKWARD)
+        for name, own in gradients.items():
+            parts = {self.group: own}
+            for (giver, _), link in self._copies[name].items():
+                if giver != self.group:
+                    parts[giver] = link.take(link.there, own.dtype).reshape(own.shape)
+            # In one order everywhere, so that copies stay equal to the last bit.
+            first, *others = (parts[group] for group in sorted(parts))
+            found[name] = sum(others, start=first)
+        wait_for(under_way)
+        return found
+
     # -- steps
+
+    def known(self, loss: Any) -> torch.Tensor:
+        """Return on every rank the loss that the last stage's ranks have."""
+        told = torch.zeros(2, dtype=torch.float64, device=self.device)
+        if loss is not None:
+            told[0], told[1] = loss.double(), TYPES.index(loss.dtype)
+        with naming_lost_ranks():
+            dist.broadcast(told, src=self.first_of(self.last))
+        return told[0].to(TYPES[int(told[1])])
 
     def train(self, stages: Mapping[int, RankStage]) -> Any:
         """Take all micro-batches of a step forward and backward; return the mean loss on the last stage's ranks.
@@ -359,10 +425,11 @@ class Stages:
         )
         return self._taken(order, stages, pipeline.micro_batches)
 
-    def evaluate(self, stages: Mapping[int, RankStage]) -> Any:
-        """Take one micro-batch forward; return the loss on the last stage's ranks."""
+    def evaluate(self, stages: Mapping[int, RankStage], micro_batches: int = 1) -> Any:
+        """Take micro-batches forward; return the mean loss on the last stage's ranks."""
+        order = [Action("forward", number, i) for i in range(micro_batches) for number in self.numbers]
         with torch.no_grad():
-            return self._taken([Action("forward", number, 0) for number in self.numbers], stages, 1)
+            return self._taken(order, stages, micro_batches)
 
     def _taken(self, order: Iterable[Action], stages: Mapping[int, RankStage], micro_batches: int) -> Any:
         flights: dict[tuple[int, int], _Flight] = {}

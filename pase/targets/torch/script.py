@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -26,6 +27,7 @@ from pase.targets.torch.collectives import Groups, Traffic, all_reduced
 from pase.targets.torch.gradients import Entry, Gradients
 from pase.targets.torch.launch import Ranks, join, leave, naming_lost_ranks, run_program, tell_failure
 from pase.targets.torch.parameters import add_gradient
+from pase.targets.torch.pipeline import Pipeline
 from pase.targets.torch.program import Program, Traced, Weight
 from pase.targets.torch.tensor import Tensor
 from pase.targets.training.checkpointing import (
@@ -72,6 +74,8 @@ from pase.targets.training.script import (
 Outputs = Mapping[str, tuple[Tensor, tuple[int, ...]]]
 """Tensors by the names of the model's outputs, and the shapes that these have."""
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
 Build = Callable[[Program], Tensor | Outputs | tuple[Tensor, Outputs]]
 
 
@@ -110,15 +114,18 @@ class RankTraining:
     is_restored: whether a checkpoint is to give it its weights; else they are those of the options' file, or drawn.
     """
 
-    def __init__(self, build: Build, ranks: Ranks, options: TrainingOptions, *, is_restored: bool = False) -> None:
+    def __init__(
+        self, build: Build | Pipeline, ranks: Ranks, options: TrainingOptions, *, is_restored: bool = False
+    ) -> None:
         self.num_steps = 0
-        self._build, self._ranks, self._rule = build, ranks, options.rule
+        self._build, self._ranks, self._rule, self._rank = build, ranks, options.rule, ranks.rank
         self._seed = options.seed or 0
         self._dtype = None if options.dtype == "float32" else getattr(torch, options.dtype)
-        self.groups, self.traffic = Groups(ranks.rank, ranks.world_size), Traffic()
+        self.traffic = Traffic()
+        self.groups, self._sum_groups = self._groups()
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.program = self._traced(trains=True)
-        if self._low == "float16":
+        if self.low == "float16":
             raise ProgramError(
                 "products in float16 need a loss that is scaled, which programs do not do: make your own module "
                 "parallel (pase.parallelize, torch.amp.GradScaler), search with --precision bf16-mixed, or give "
@@ -132,10 +139,10 @@ class RankTraining:
         self.shards = {weight.name: first(weight).requires_grad_(weight.is_trained) for weight in kept}
         self._state: dict[str, dict[str, Any]] = {}
         shards = ((self.shards[name], own) for name, own in self.program.sums.items())
-        entries = [Entry(parameter=shard, local=shard, sum=own, give=add_gradient) for shard, own in shards]
-        self._gradients = Gradients(entries, Groups(ranks.rank, ranks.world_size, apart=True), self.traffic)
+        entries = [Entry(parameter=shard, local=shard, sum=own, give=self._give) for shard, own in shards]
+        self._gradients = Gradients(entries, self._sum_groups, self.traffic)
         for entry in entries:
-            entry.local.register_post_accumulate_grad_hook(self._taken)
+            entry.local.register_post_accumulate_grad_hook(self.take)
 
     def step(
         self, batch: Mapping[str, Array], *, learning_rate: float | None = None, with_record: bool = False
@@ -176,15 +183,30 @@ class RankTraining:
         self.num_steps += 1
         return StepResult(loss=loss.item(), accuracy=accuracy)
 
-    def _taken(self, shard: Any) -> None:
+    def _groups(self) -> tuple[Groups, Groups]:
+        """Return the process groups of layers, and those of sums of gradients."""
+        rank, count = self._ranks.rank, self._ranks.world_size
+        return Groups(rank, count), Groups(rank, count, apart=True)
+
+    def _give(self, shard: Any, gradient: Any) -> None:
+        add_gradient(shard, gradient)
+
+    @property
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all weights, by name."""
+        return {name: weight.tensor.shape for name, weight in self.program.weights.items()}
+
+    def take(self, shard: Any) -> None:
+        """Take this rank's part of a gradient that a shard has."""
         gradient, shard.grad = shard.grad, None
-        self._gradients.arrived(shard, gradient)
+        if gradient is not None:
+            self._gradients.arrived(shard, gradient)
 
     def evaluate(self, batch: Mapping[str, Array]) -> Evaluation:
         """Return the loss and the accuracy of a batch; the forward pass alone runs, drops nothing, changes nothing."""
         traced, (loss, outputs, _) = self._computed(batch)
         counts = self._over_ranks(self._correct(traced, outputs))
-        return Evaluation(loss=loss.item(), accuracy=_accuracy(traced, counts[0]))
+        return Evaluation(loss=loss.item(), accuracy=accuracy_of(traced, counts[0]))
 
     def outputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Return what the model computes of a batch, whole and in its own shapes, by name; it drops nothing."""
@@ -192,19 +214,23 @@ class RankTraining:
         found = zip(traced.results.items(), shards[: len(traced.results)], strict=True)
         return {name: _whole(tensor, shard).reshape(self.shapes[name]) for (name, tensor), shard in found}
 
-    def _traced(self, *, trains: bool) -> Traced:
-        ranks = self._ranks
-        program = Program(
-            rank=ranks.rank,
-            num_devices=ranks.world_size,
+    def _declared(self, *, trains: bool) -> Program:
+        """Return a program for layers to be declared on."""
+        return Program(
+            rank=self._rank,
+            num_devices=self.groups.num_ranks,
             trains=trains,
             groups=self.groups,
             traffic=self.traffic,
             counts=True,
             is_of_one_type=self._dtype not in (None, torch.float32),
         )
+
+    def _traced(self, *, trains: bool) -> Traced:
+        program = self._declared(trains=trains)
+        assert not isinstance(self._build, Pipeline)
         built = self._build(program)
-        self._dtype, self._low = self._dtype or getattr(torch, program.dtype), program.low
+        self._dtype, self.low = self._dtype or getattr(torch, program.dtype), program.low
         if isinstance(built, Tensor):
             return program.traced(built)
         loss, outputs = built if isinstance(built, tuple) else (None, built)
@@ -219,16 +245,25 @@ class RankTraining:
 
     def _run(self, program: Traced, batch: Mapping[str, Array], key: Key) -> tuple[Any, Sequence[Any], Sequence[Any]]:
         """Return the loss, the outputs and the values of statistics, as this rank has them."""
-        arguments = []
+        arguments = self.arguments(program, batch, key)
+        with naming_lost_ranks(), computing_in(self.low, self._ranks.device):
+            found: tuple[Any, Sequence[Any], Sequence[Any]] = program.module(*arguments)
+        return found
+
+    def arguments(
+        self, program: Traced, batch: Mapping[str, Array], key: Key, received: Mapping[str, Any] = NOTHING
+    ) -> list[Any]:
+        """Return what a program's graph is given; received: of the stage before."""
+        found: list[Any] = []
         for name in program.arguments:
-            if name in program.inputs:
+            if name in received:
+                found.append(received[name])
+            elif name in program.inputs:
                 fed = torch.as_tensor(np.ascontiguousarray(batch[name]), device=self._ranks.device)
-                arguments.append(fed if program.inputs[name].below else fed.to(self._dtype))
+                found.append(fed if program.inputs[name].below else fed.to(self._dtype))
             else:
                 weight = program.weight_of(name)
-                arguments.append(self.shards[weight] if weight else torch.as_tensor(key))
-        with naming_lost_ranks(), computing_in(self._low, self._ranks.device):
-            found: tuple[Any, Sequence[Any], Sequence[Any]] = program.module(*arguments)
+                found.append(self.shards[weight] if weight else torch.as_tensor(key))
         return found
 
     def _first(self, values: Mapping[str, Array] | None, weight: Weight) -> Any:
@@ -245,7 +280,7 @@ class RankTraining:
         return torch.zeros(extents(self._box(weight)), dtype=self._dtype, device=self._ranks.device)
 
     def _box(self, weight: Weight) -> Box:
-        return weight.tensor.layout.by_device[self._ranks.rank]
+        return weight.tensor.layout.by_device[self._rank]
 
     # -- checkpoints
 
@@ -263,6 +298,10 @@ class RankTraining:
             },
         }
 
+    def saved_state(self) -> dict[str, Any]:
+        """Return what of the state this rank saves."""
+        return self.state()
+
     def check_finite(self) -> None:
         """Raise ProgramError on all ranks where a number that is kept is not finite on one."""
         slots = [(name, slot, own[slot]) for name, own in self._state.items() for slot in own]
@@ -279,7 +318,10 @@ class RankTraining:
         """Go on from a checkpoint of the same weights and optimiser, under whatever strategy it arose."""
         kept = {name: self._rule.slots(weight.tensor.shape) for name, weight in self.program.weights.items()}
         expected = {f"optimizer.{name}.{slot}": (name, slot) for name, own in kept.items() for slot in own}
-        saved = {name for name in found.saved if not name.startswith("model.")}
+        # Other ranks may have weights of their own.
+        others = {f"optimizer.{name}" for name in self.weight_shapes.keys() - kept.keys()}
+        slots = (name for name in found.saved if not name.startswith("model."))
+        saved = {name for name in slots if name.rpartition(".")[0] not in others}
         if not saved <= expected.keys():
             raise ProgramError(
                 f"checkpoint {found.path} has {min(saved - expected.keys())!r}; it is of another optimiser"
@@ -306,7 +348,7 @@ class RankTraining:
         is_finite = [x.isfinite().all() for x in (loss, *gradients)]
         counts = self._over_ranks(correct, is_finite[0], torch.stack(is_finite).all())
         if counts[2] == self._ranks.world_size:
-            return _accuracy(self.program, counts[0])
+            return accuracy_of(self.program, counts[0])
         for shard in self.shards.values():
             shard.grad = None
         which = f"the loss is {loss.item()}" if counts[1] < self._ranks.world_size else "a gradient is not finite"
@@ -338,7 +380,7 @@ class RankTraining:
         shard.grad = None
 
 
-def _accuracy(traced: Traced, count: int) -> float | None:
+def accuracy_of(traced: Traced, count: int) -> float | None:
     """Return the fraction of points that are right; count: those of all ranks."""
     correct = traced.correct
     return None if correct is None else count / correct.num_holders / correct.num_points
@@ -360,7 +402,7 @@ def _whole(tensor: Tensor, shard: Any) -> Array:
 
 
 def train(
-    build: Build,
+    build: Build | Pipeline,
     options: TrainingOptions,
     *,
     num_devices: int,
@@ -388,14 +430,14 @@ def train(
     asked, options = options, replace(options, seed=found.seed if found else options.seed or 0)
     first = found.step if found else 0
     with ExitStack() as opened:
-        training = RankTraining(build, ranks, options, is_restored=found is not None)
+        training = _training(build, ranks, options, is_restored=found is not None)
         program = training.program
         inputs = list(program.inputs.values())
         batches = chosen_batches(inputs, options.seed or 0, options.data_path, generator, first)
         test = held_out_batches(inputs, options.test_data_path) if options.test_data_path else None
         if found:
-            shapes = {name: weight.tensor.shape for name, weight in program.weights.items()}
-            check_fits(found, found.path, asked, weights=found.shapes, expected=shapes, data=batches.description)
+            shapes, data = training.weight_shapes, batches.description
+            check_fits(found, found.path, asked, weights=found.shapes, expected=shapes, data=data)
         metrics = None
         if metrics_path and is_first:
             resume = checkpointing is not None and checkpointing.resume is not None
@@ -411,7 +453,7 @@ def train(
             training.check_finite()
             kept = Kept.of(options, step=step, seed=options.seed or 0, data=batches.description)
             return save_state(
-                checkpointing.folder, training.state(), step=step, extra=kept.document(), keep=checkpointing.keep
+                checkpointing.folder, training.saved_state(), step=step, extra=kept.document(), keep=checkpointing.keep
             )
 
         steps = Steps(
@@ -426,6 +468,15 @@ def train(
             progress=progress and is_first,
         )
         return steps.take(training, shown)
+
+
+def _training(build: Build | Pipeline, ranks: Ranks, options: TrainingOptions, *, is_restored: bool) -> RankTraining:
+    if not isinstance(build, Pipeline):
+        return RankTraining(build, ranks, options, is_restored=is_restored)
+    # It is made of what stands here.
+    from pase.targets.torch.staged_training import StagedTraining
+
+    return StagedTraining(build, ranks, options, is_restored=is_restored)
 
 
 def _joined(num_devices: int, device: str | None) -> Ranks:
@@ -469,13 +520,13 @@ def _silent(_: dict[str, Any]) -> None:
 # -- the command line
 
 
-def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = None) -> None:
+def main(build: Build | Pipeline, *, num_devices: int, arguments: Sequence[str] | None = None) -> None:
     """Train, or compute outputs, as the command line says; exit with status 1 and one line where that cannot be done.
 
     A process that no launcher started starts the ranks on this machine, and is none of them if there are several.
 
-    build: declares the layers on a program and returns the loss, the outputs, or both. arguments: by default those of
-    the process.
+    build: declares the layers on a program and returns the loss, the outputs, or both; or the stages that do so.
+    arguments: by default those of the process.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     values = command_of_program.read(given)
@@ -502,7 +553,7 @@ def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = No
 
 
 def _run_rank(
-    build: Build,
+    build: Build | Pipeline,
     num_devices: int,
     values: Mapping[str, Any],
     options: TrainingOptions,
@@ -510,6 +561,8 @@ def _run_rank(
 ) -> None:
     device = "cuda" if device_choice(values).kind == GPU else "cpu"
     if values["output"] and options.data_path:
+        if isinstance(build, Pipeline):
+            raise ProgramError("--output needs a program that returns outputs, and stages lead to the loss alone")
         found = compute(build, options, read_arrays(options.data_path), num_devices=num_devices, device=device)
         if dist.get_rank() == 0:
             write_arrays(values["output"], found)

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import permutations
 from typing import Any
 
 import torch
@@ -19,9 +18,6 @@ from pase.planning.plan import Plan
 from pase.planning.stages import stage_plan
 from pase.sharding.boxes import Box, whole
 from pase.sharding.configurations import prime_factors
-from pase.sharding.layouts import Layout
-from pase.sharding.reshard import ReshardStep
-from pase.sharding.traffic import Movement, Phase
 from pase.targets.emitter import emit
 from pase.targets.torch.autocast import computing_in
 from pase.targets.torch.batches import RankSampler
@@ -37,9 +33,8 @@ from pase.targets.torch.parameters import (
     split_axes,
     state_of,
 )
-from pase.targets.torch.pipeline import TYPES, Handover, Pipeline, Stages, wait_for
+from pase.targets.torch.pipeline import Copy, Pipeline, Stages
 from pase.targets.torch.placements import Need, Storage, storage
-from pase.targets.torch.program import Received
 from pase.targets.torch.values import Source
 
 
@@ -155,16 +150,14 @@ class Staged(Parallel):
         for number, (program, made) in declared.items():
             program.storage = self._storage
             self._own[number]._modes[True] = self._own[number]._traced(program, made)
-        told: list[Any] = [None] * plan.num_devices
-        layouts = {name: self._storage.stored[name].layout() for name in self._shared}
+        self._copied = self._stages.link_copies(self._copies({n: program for n, (program, _) in declared.items()}))
+        of_ranks: list[Any] = [None] * plan.num_devices
         with naming_lost_ranks():
-            dist.all_gather_object(told, (split_axes(self._storage), layouts))
-        split = set[tuple[int, ...]]().union(*(axes for axes, _ in told))
-        self._mesh = mesh_in_groups(self._storage.sizes, split, plan.num_groups, self._device.type)
+            dist.all_gather_object(of_ranks, split_axes(self._storage))
+        self._mesh = mesh_in_groups(self._storage.sizes, set().union(*of_ranks), plan.num_groups, self._device.type)
         for stage in self._own.values():
             stage.ask()
         self._stages.connect()
-        self._copies = self._links([told[group * self._stages.size][1] for group in range(plan.num_groups)])
         self._left: dict[str, Any] = {}
         self.notes = (*live.notes, *notes_on(self._state, self._storage), *notes)
         install(self, self._state, self._storage, self._mesh, weights, device=self._device)
@@ -192,7 +185,7 @@ class Staged(Parallel):
             self._step += len(inputs)
         if not self._is_held:
             self._add_up()
-        return self._known(loss)
+        return self._stages.known(loss)
 
     @torch._disable_dynamo
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -210,7 +203,7 @@ class Staged(Parallel):
         self._begin(self._divided(args, kwargs, 1))
         loss = self._stages.evaluate(self._own)
         self._step += self.training
-        return self._live.returned([self._known(loss).reshape(self._live.outputs[0].shape)])
+        return self._live.returned([self._stages.known(loss).reshape(self._live.outputs[0].shape)])
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -245,20 +238,11 @@ class Staged(Parallel):
             for i in range(micro_batches)
         ]
 
-    def _known(self, loss: Any) -> torch.Tensor:
-        """Return on every rank the loss that the last stage's ranks have."""
-        told = torch.zeros(2, dtype=torch.float64, device=self._device)
-        if loss is not None:
-            told[0], told[1] = loss.double(), TYPES.index(loss.dtype)
-        with naming_lost_ranks():
-            dist.broadcast(told, src=self._stages.first_of(self._stages.last))
-        return told[0].to(TYPES[int(told[1])])
-
     # -- gradients
 
     def _give(self, parameter: Any, gradient: Any) -> None:
         name = self._names[id(parameter)]
-        if name not in self._shared:
+        if name not in self._copied:
             receive(parameter, gradient)
         elif name in self._left:
             self._left[name] = self._left[name] + gradient
@@ -270,22 +254,9 @@ class Staged(Parallel):
         self._names = {id(self._tensor(name)): name for name in self._stored.stored}
         for stage in self._own.values():
             stage.add_up()
-        group, under_way = self._stages.group, list[Any]()
-        for name, links in self._copies.items():
-            if name not in self._left:
-                continue
-            own = self._left.pop(name)
-            for (giver, _), link in links.items():
-                if giver == group:
-                    under_way += link.give(own, link.there, Phase.BACKWARD)
-            parts = {group: own}
-            for (giver, _), link in links.items():
-                if giver != group:
-                    parts[giver] = link.take(link.there, own.dtype).reshape(own.shape)
-            # In one order everywhere, so that copies stay equal to the last bit.
-            first, *others = (parts[number] for number in sorted(parts))
-            receive(self._tensor(name), sum(others, start=first))
-        wait_for(under_way)
+        left, self._left = self._left, {}
+        for name, gradient in self._stages.copies_summed(left).items():
+            receive(self._tensor(name), gradient)
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale the gradients so that their norm over all stages is a given one at most; return what it was.
@@ -326,15 +297,19 @@ class Staged(Parallel):
         return {name: key for key, declared in self._state.declared.items() for name in declared.names}
 
     @cached_property
-    def _copied(self) -> list[str]:
-        """The parameters of which several groups have a copy."""
-        declared = self._state.declared
-        return [name for name, own in self._holders.items() if len(own) > 1 and not declared[name].is_buffer]
-
-    @cached_property
     def _shared(self) -> list[str]:
-        """Those of them of which this one has."""
-        return [name for name in self._copied if self._stages.group in self._holders[name]]
+        """The parameters of which this group of ranks has a copy, and others have, too."""
+        group, declared = self._stages.group, self._state.declared
+        return [
+            name
+            for name, own in self._holders.items()
+            if len(own) > 1 and group in own and not declared[name].is_buffer
+        ]
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """The names of all parameters and buffers of the model, in order, those of other ranks included."""
+        return self._state.order
 
     def owns(self, name: str) -> bool:
         """Return whether this rank's group is the first of those that have a parameter or a buffer."""
@@ -365,25 +340,17 @@ class Staged(Parallel):
             readings={name: own for part in parts for name, own in part.readings.items()},
         )
 
-    def _links(self, layouts: Sequence[Mapping[str, Layout]]) -> dict[str, dict[tuple[int, int], Handover]]:
-        """Return how gradients of copies go from one group to another, of each parameter; layouts: of each group's."""
-        stages, found = self._stages, dict[str, dict[tuple[int, int], Handover]]()
-        for name in self._copied:
-            found[name] = {}
-            for giver, taker in permutations(self._holders[name], 2):
-                source, target = layouts[giver][name], layouts[taker][name]
-                source = replace(source, devices=tuple(stages.size + device for device in source.devices))
-                received = Received(
-                    steps=(ReshardStep(source, target),),
-                    made=(),
-                    fill=0.0,
-                    movement=Movement(producer=name, consumer=name, phase=Phase.BACKWARD),
-                )
-                ends = stages.first_of(giver), stages.first_of(taker)
-                link = stages.handover(received, *ends, ("copies", *ends))
-                if link is not None:
-                    found[name][giver, taker] = link
-        return found
+    def _copies(self, programs: Mapping[int, Any]) -> dict[str, Copy]:
+        """Return the parameters that other stages may read, too, as this group holds them."""
+        readers = {
+            self._stored.readings[f"{number} {name}"].parameter: weight.tensor.mesh.layer
+            for number, program in programs.items()
+            for name, weight in program.weights.items()
+            if weight.is_trained
+        }
+        return {
+            name: Copy(readers[name], self._stored.stored[name].layout()) for name in self._shared if name in readers
+        }
 
     def full_state_dict(self, *, on_all: bool = False) -> dict[str, Any]:
         """Return the state_dict of the model, whole and on the CPU; all ranks call it, rank 0 gets it, or all do."""
@@ -448,7 +415,7 @@ def _holders(live: LiveModel, plan: Plan, state: State) -> dict[str, tuple[int, 
         graph = stage_plan(plan, number).graph
         own = _live_of(live, graph)
         read = {live.weights[op.name, a.tensor].parameter for op in graph.operators for a in op.parameters}
-        uses = [item.use.value for item in (*own.constants.values(), *own.inputs.values())]
+        uses = [each.use.value for each in own.constants.values()] + [each.use.value for each in own.inputs.values()]
         counted = (f"{owner}.num_batches_tracked".removeprefix(".") for owner in own.statistics.values())
         for name in (*read, *live.part(uses).state, *(name for name in counted if name in first)):
             found[first[name]].add(number % plan.num_groups)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import pase
+from pase.graph import Graph
 from pase.graph.stages import cuts, with_cuts
 from pase.planning.plan import Plan
 from pase.targets.torch.parallel import parallelize
@@ -84,8 +85,13 @@ def together(batches: list[Batch]) -> Batch:
 
 
 def staged_plan(name: str, world: int, groups: int, count: int, schedule: str, seed: int, chunks: int = 1) -> Plan:
+    graph = pase.load((made(name), CASES[name].batch(0)))
+    return in_stages(graph, world, groups, count, schedule, seed, chunks)
+
+
+def in_stages(graph: Graph, world: int, groups: int, count: int, schedule: str, seed: int, chunks: int = 1) -> Plan:
     """A plan with random cuts, and random configurations and devices within the stages."""
-    graph = with_cuts(pase.load((made(name), CASES[name].batch(0))))
+    graph = with_cuts(graph)
     numbers, size = random.Random(seed), world // groups
     weighted = [i for i, operator in enumerate(graph.operators) if operator.parameters]
     possible = [at for at in cuts(graph) if weighted[0] < at <= weighted[-1]]
