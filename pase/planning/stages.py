@@ -10,7 +10,7 @@ from itertools import pairwise, permutations
 from typing import Literal
 
 from pase.errors import PlanError
-from pase.graph import ITEMSIZES
+from pase.graph import ITEMSIZES, Access, Operator
 from pase.graph.stages import stage
 from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.edges import SharedWeight, edge_steps
@@ -151,16 +151,10 @@ def step_bytes(plan: Plan) -> dict[Movement, int]:
 
     for number in range(plan.num_stages):
         own = stage_plan(plan, number) if plan.num_groups > 1 else plan
-        # Another user of a shared weight has it from the first, and hands its gradient back, with every micro-batch.
-        once = {
-            (op.name, f"gradient of {read.tensor}")
-            for op in own.graph.operators
-            for read in op.parameters
-            if not read.shared or own.graph.owners[read.shared] == op.name
-        }
+        once = {(op.name, f"gradient of {read.tensor}") for op in own.graph.operators for read in _summed_once(own, op)}
         for flow in flows(own):
-            is_once = flow.movement.phase is Phase.UPDATE or (flow.movement.producer, flow.tensor) in once
-            add(flow.movement, flow.total_bytes * (1 if is_once and not flow.is_of_edge else times))
+            is_once = (flow.movement.producer, flow.tensor) in once and not flow.is_of_edge
+            add(flow.movement, flow.total_bytes * (1 if is_once else times))
     for edge in plan.graph.edges:
         if plan[edge.producer].stage != plan[edge.consumer].stage:
             sizes = zip((Phase.FORWARD, Phase.BACKWARD), edge_bytes(plan, edge), strict=True)
@@ -169,6 +163,19 @@ def step_bytes(plan: Plan) -> dict[Movement, int]:
     for movement, count in _copies_bytes(plan):
         add(movement, count)
     return total
+
+
+def _summed_once(plan: Plan, operator: Operator) -> list[Access]:
+    """Return the weights of a layer whose gradients are added up once in a step.
+
+    Another user of a shared weight has it from the first, and hands its gradient back, with every micro-batch. Batch
+    normalisation needs the gradients of its scale and its shift for that of what it reads.
+    """
+    steps = operator.body.steps if operator.body else ()
+    if operator.kind == "batch_norm" or any(step.function == "batch_norm" for step in steps):
+        return []
+    owners = plan.graph.owners
+    return [read for read in operator.parameters if not read.shared or owners[read.shared] == operator.name]
 
 
 def _copies_bytes(plan: Plan) -> Iterator[tuple[Movement, int]]:
