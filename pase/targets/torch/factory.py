@@ -71,7 +71,7 @@ def train_factory(
     found, positional, keywords, loss = call_of(torch, made, None if took_batch else batch)
     module = unwrapped(torch, found).to(dtype).train()
     inputs = _Inputs(plan, _named_inputs(module, positional, keywords, loss), (positional, keywords), options)
-    step: Callable[..., Any]
+    step: Any
     if is_parallel:
         positional, keywords = inputs.of_step(0)
         step = parallelize((module, positional, keywords, *([loss] if loss else [])), plan, seed=options.seed or 0)
@@ -81,7 +81,8 @@ def train_factory(
     optimiser = _optimiser(options.rule, parameters, options.schedule.peak)
     built_s, losses, times = time.perf_counter() - begin, list[float](), list[float]()
     for number in range(options.steps):
-        positional, keywords = inputs.of_step(number)
+        count = plan.micro_batches
+        batches = [inputs.of_step(number * count + i) for i in range(count)]
         for group in optimiser.param_groups:
             group["lr"] = options.schedule.rate(number)
         begin = time.perf_counter()
@@ -89,9 +90,11 @@ def train_factory(
             traffic.is_counted = measure and number == options.steps - 1
         with naming_lost_ranks():
             # A module made parallel sees to its types itself.
-            with computing_in("" if is_parallel else low, torch.device("cpu")):
-                value = loss_of(step(*positional, **keywords))
-            value.backward()
+            if is_parallel and count > 1:
+                positional, keywords = pytree.tree_map(_end_to_end, *batches)
+                value = step.accumulate(*positional, **keywords)
+            else:
+                value = sum(_backward(step, batch, count, "" if is_parallel else low) for batch in batches)
         if not torch.isfinite(value):
             raise ProgramError(f"step {number + 1}: the loss is {value.item()}; use a smaller learning rate")
         optimiser.step()
@@ -104,6 +107,22 @@ def train_factory(
         step_time_s=median(times[1:] or times),
         measured=measured_bytes(traffic.sent) if traffic is not None and measure else None,
     )
+
+
+def _backward(step: Callable[..., Any], batch: tuple[tuple[Any, ...], dict[str, Any]], count: int, low: str) -> Any:
+    """Go forward and backward with one of so many micro-batches; return its part of the mean loss."""
+    positional, keywords = batch
+    # A module made parallel sees to its types itself.
+    with computing_in(low, torch.device("cpu")):
+        value = loss_of(step(*positional, **keywords)) / count
+    value.backward()
+    return value.detach()
+
+
+def _end_to_end(*micro_batches: Any) -> Any:
+    """Return an input of a step; what has no examples is the same in all micro-batches."""
+    first = micro_batches[0]
+    return torch.cat(micro_batches) if isinstance(first, torch.Tensor) and first.dim() else first
 
 
 def loss_of(returned: Any) -> Any:

@@ -221,10 +221,14 @@ def wait_for(begun: Iterable[tuple[Any, Any]]) -> None:
 
 @dataclass(slots=True)
 class _Flight:
-    """A micro-batch in a stage between its passes. put_off: what the gradients of weights are to be had of."""
+    """A micro-batch in a stage between its passes. put_off: what the gradients of weights are to be had of.
+
+    sent: sends of its output, which have arrived when its gradient comes.
+    """
 
     received: list[Any]
     output: Any
+    sent: list[Any]
     gradient: Any = None
     put_off: Any = None
 
@@ -442,19 +446,26 @@ class Stages:
             if action.kind == "forward":
                 received = [link.receive(is_first=not action.micro_batch) for link in before]
                 y = stage.compute(action.micro_batch, received)
-                if torch.is_grad_enabled():
-                    flights[key] = _Flight(received, y)
                 if number == self.last:
                     losses.append(y.detach())
-                for link in after:
-                    under_way += link.send(y, is_first=not action.micro_batch)
+                sent = [each for link in after for each in link.send(y, is_first=not action.micro_batch)]
+                if torch.is_grad_enabled():
+                    flights[key] = _Flight(received, y, sent)
+                else:
+                    under_way += sent
             else:
                 flight = flights[key] if action.kind == "inputs" else flights.pop(key)
-                if action.kind != "weights" and flight.output.requires_grad:
-                    flight.gradient = self._gradient(flight.output, after, micro_batches)
+                if action.kind != "weights":
+                    if flight.output.requires_grad:
+                        flight.gradient = self._gradient(flight.output, after, micro_batches)
+                        wait_for(flight.sent)
+                    else:
+                        under_way += flight.sent
+                    flight.sent = []
                 _backward(action, stage, flight)
                 if action.kind != "weights":
                     under_way += _returned(before, flight.received)
+            # Gloo does not tell before it is waited for.
             under_way = [each for each in under_way if not each[0].is_completed()]
             if self.done is not None:
                 self.done(action)

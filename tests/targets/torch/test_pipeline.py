@@ -25,12 +25,13 @@ from pase.graph.stages import Stage, cuts, with_cuts
 from pase.planning.plan import SCHEDULES, Plan
 from pase.planning.stages import Action, actions, stage_plan, step_bytes
 from pase.targets.emitter import emit
-from pase.targets.execute import run_plan
+from pase.targets.execute import Factory, run_factory, run_plan
 from pase.targets.torch.checkpoints import load_checkpoint, save_checkpoint
 from pase.targets.torch.parallel import parallelize
 from tests.runtime.networks import small, tied
 from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.training import options
+from tests.targets.torch import factories
 from tests.targets.torch.equality import difference, full
 from tests.targets.torch.lockstep import added
 from tests.targets.torch.modules import Batch, Block, Module, floats, words
@@ -412,6 +413,21 @@ def test_a_whole_state_is_loaded(ranks: Pool) -> None:
         assert_same_state(found, expected)
 
 
+def _first_values(_rank: int, _world: int, name: str, plan: Plan) -> Any:
+    with torch.device("meta"):
+        module = CASES[name].make()
+    return parallelize((module, CASES[name].batch(0)), plan, seed=3).full_state_dict(on_all=True)
+
+
+def test_first_values_are_those_without_stages(ranks: Pool) -> None:
+    """A module without values draws the same numbers in stages, on any rank."""
+    plan = staged_plan("gpt", 4, 2, 2, "1f1b", 3)
+    alone = ranks.run(_first_values, "gpt", random_plan(plan.graph, 2, 1), world=2)[0]
+    for state in ranks.run(_first_values, "gpt", plan, world=4):
+        assert list(state) == list(alone)
+        assert all(torch.equal(x, alone[key]) for key, x in state.items())
+
+
 def _refused(_rank: int, _world: int, plan: Plan) -> Any:
     module, batch = parallel("mlp", plan), CASES["mlp"].batch(0)
     with pytest.raises(ProgramError, match=r"trains by loss = module\.accumulate"):
@@ -464,6 +480,15 @@ def _printed(program: Path, *arguments: str) -> list[float]:
     assert not done.returncode, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     return [line["loss"] for line in lines if line["event"] == "step"]
+
+
+@pytest.mark.full
+def test_the_module_of_a_factory_trains_in_stages() -> None:
+    name = f"{factories.__name__}:tagger"
+    plan = in_stages(pase.load(name), 2, 2, 4, "1f1b", 3)
+    result = run_factory(plan, Factory(name=name), options(3, rate=0.01), measure=True)
+    assert result.max_relative_difference < 1e-12
+    assert result.losses[2] < result.losses[0]
 
 
 @pytest.mark.full
