@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,12 +85,10 @@ def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0) -
         raise ProgramError(f"the plan is of another model: {found}; search a plan for this one")
     _check_types(module, plan)
     values, notes = _first_values(module, live, weights, seed, ranks.device)
-    made = Parallel
+    made: type[Parallel] = Parallel
     if plan.num_groups > 1:
-        # Stages are made of what stands here.
-        from pase.targets.torch.staged import Staged
-
-        made = Staged
+        # Stages stand above this module, and are found by name.
+        made = import_module("pase.targets.torch.staged").Staged
     return made(module, live, plan, rank=ranks.rank, weights=values, seed=seed, notes=notes)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -473,10 +474,9 @@ def train(
 def _training(build: Build | Pipeline, ranks: Ranks, options: TrainingOptions, *, is_restored: bool) -> RankTraining:
     if not isinstance(build, Pipeline):
         return RankTraining(build, ranks, options, is_restored=is_restored)
-    # It is made of what stands here.
-    from pase.targets.torch.staged_training import StagedTraining
-
-    return StagedTraining(build, ranks, options, is_restored=is_restored)
+    # Stages stand above this module, and are found by name.
+    made: type[RankTraining] = import_module("pase.targets.torch.staged_training").StagedTraining
+    return made(build, ranks, options, is_restored=is_restored)
 
 
 def _joined(num_devices: int, device: str | None) -> Ranks:
