@@ -80,9 +80,16 @@ class PlacedGraph(Protocol):
 
 
 def layer_mesh(plan: PlacedGraph, name: str) -> DeviceMesh:
-    """Return the mesh of a layer; ProgramError where its splits and devices are none."""
+    """Return the mesh of a layer; ProgramError where its splits and devices are none.
+
+    A layer of a pipeline is on the devices of its stage alone.
+    """
     layer = plan[name]
-    return device_mesh(name, layer.splits.items(), plan.num_devices, layer.devices)
+    if len(layer.devices) == plan.num_devices:
+        return device_mesh(name, layer.splits.items(), plan.num_devices, layer.devices)
+    own = sorted(layer.devices)
+    mesh = device_mesh(name, layer.splits.items(), len(own), [own.index(device) for device in layer.devices])
+    return replace(mesh, devices=layer.devices)
 
 
 def edge_steps(plan: PlacedGraph, edge: Edge) -> tuple[ReshardStep, ...]:

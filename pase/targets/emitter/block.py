@@ -94,7 +94,7 @@ class Block:
         names = self._input_names(inputs, local)
         yield _comment(self.layer, printable(formula(self.operator, body), 200))
         yield from _declared_dims((*self.operator.dims, *body.inner), self.variables)
-        yield from _declared_mesh(self.plan, self.layer)
+        yield from _declared_mesh(self.layer)
         yield from together([(name, code("window"), self._window(dim)) for dim, name in windows.items()])
         if not self._is_moved:
             for i, access in inputs:
@@ -307,14 +307,14 @@ def _declared_dims(dims: Sequence[Dim | InnerDim], variables: Mapping[str, Text]
     return call(code("{}, = dims" if len(targets) == 1 else "{} = dims", targets), arguments)
 
 
-def _declared_mesh(plan: Plan, layer: LayerPlan) -> list[Text]:
+def _declared_mesh(layer: LayerPlan) -> list[Text]:
     """Return the lines that declare a layer's mesh."""
     axes = [code("({}, {})", dim, parts) for dim, parts in layer.splits.items() if parts != 1]
     head = code("mesh = program.mesh")
     arguments = [code("{}", layer.name), code("[{}]", axes)]
     told = [code("recompute={}", True)] if layer.is_recomputed else []
     told += [] if layer.state == REPLICATED else [code("state={}", layer.state)]
-    if tuple(layer.devices) == tuple(range(plan.num_devices)):
+    if tuple(layer.devices) == tuple(range(len(layer.devices))):
         return call(head, [*arguments, *told])
     short, wrapped = devices_argument(layer.devices)
     lines = call(head, [*arguments, short, *told])

@@ -141,6 +141,20 @@ class Gradients:
                 self._launch(bucket)
             self._next += 1
 
+    def flush(self) -> None:
+        """Add up what was left where it is (`held`), and give every parameter its gradient."""
+        waiting, self._waiting = self._waiting, {}
+        with self.finished():
+            for key, gradient in waiting.items():
+                self.arrived(self._entries[key].parameter, gradient)
+
+    @contextmanager
+    def finished(self) -> Iterator[None]:
+        """Take gradients that arrive within while no backward pass is at work, whose end would finish this."""
+        self._is_queued = True
+        yield
+        self._finish()
+
     def _launch(self, bucket: _Bucket) -> None:
         gradients = [bucket.arrived[place] for place in sorted(bucket.arrived)]
         entries = [bucket.entries[place] for place in sorted(bucket.arrived)]

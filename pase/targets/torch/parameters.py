@@ -24,7 +24,7 @@ What `part_of` gives is differentiated, but the gradients of parts are not added
 the weight lacks leaves parts of sums, as `Program.weight` says, which `Gradients` adds up.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import prod
@@ -177,12 +177,30 @@ def _piece(box: Box, piece: Piece) -> Box:
 # -- DTensors
 
 
+Axes = tuple[int, ...]
+"""Of a mesh, by number."""
+
+
+def split_axes(stored: Storage) -> set[Axes]:
+    """Return which axes of the mesh split the same parameter."""
+    return {tuple(axis for axis, done in enumerate(own.splits) if done) for own in stored.stored.values()}
+
+
 def mesh_of(stored: Storage, device_type: str) -> DeviceMesh:
     """Return the mesh of all parameters; every rank calls it."""
-    names = tuple(f"m{number}" for number in range(len(stored.sizes)))
-    ranks = torch.arange(prod(stored.sizes)).reshape(stored.sizes)
-    mesh = made_once((device_type, stored.sizes), lambda: DeviceMesh(device_type, ranks, mesh_dim_names=names))
-    split = {tuple(axis for axis, done in enumerate(own.splits) if done) for own in stored.stored.values()}
+    return mesh_in_groups(stored.sizes, split_axes(stored), 1, device_type)
+
+
+def mesh_in_groups(sizes: tuple[int, ...], split: Set[Axes], num_groups: int, device_type: str) -> DeviceMesh:
+    """Return the mesh of the parameters of this rank's group; every rank calls it.
+
+    sizes: of its axes, in every group. split: which axes split the same parameter, in any group.
+    """
+    names = tuple(f"m{number}" for number in range(len(sizes)))
+    every = ((num_groups, *sizes), ("group", *names)) if num_groups > 1 else (sizes, names)
+    ranks = torch.arange(prod(every[0])).reshape(every[0])
+    mesh = made_once((device_type, *every), lambda: DeviceMesh(device_type, ranks, mesh_dim_names=every[1]))
+    mesh = mesh[names] if num_groups > 1 else mesh
     for axes in sorted(axes for axes in split if len(axes) > 1):
         # Norms of such parameters are then one sum and not one for each axis, which PyTorch would warn of.
         (mesh if len(axes) == len(names) else mesh[tuple(names[axis] for axis in axes)])._flatten()
@@ -245,7 +263,7 @@ def install(
     Args:
         root: the module that they belong to from then on. What they are called with dots becomes modules within it.
         state: what the model has.
-        stored: how each is held.
+        stored: how each is held; what is not named is other ranks' alone.
         mesh: of all ranks.
         source: of values, by name.
         device: of the shards; by default that of the mesh.
@@ -253,17 +271,22 @@ def install(
     Raises:
         ProgramError: the source lacks a value, or has it in another shape.
     """
-    rank = dist.get_rank() if dist.is_initialized() else 0
+    # Groups of ranks follow one another.
+    rank = dist.get_rank() % prod(stored.sizes) if dist.is_initialized() else 0
     where = torch.device(mesh.device_type if device is None else str(device))
     made: dict[str, torch.Tensor] = {}
     # Optimizers and clipping want parameters of one kind, and are faster with plain tensors.
     is_any_split = any(
         split is not None
         for name, declared in state.declared.items()
+        if not declared.is_buffer and name in stored.stored
         for split in stored.stored[name].splits
-        if not declared.is_buffer
     )
     for name, declared in state.declared.items():
+        if name not in stored.stored:
+            # Sources are asked by all ranks at once.
+            source(declared.names, declared.shape, (((0, 0),),) * len(declared.shape))
+            continue
         own = stored.stored[name]
         is_plain = not any(own.splits) if declared.is_buffer else not is_any_split
         local = source(declared.names, declared.shape, own.held[rank])
@@ -272,6 +295,8 @@ def install(
         made[name] = held if declared.is_buffer else nn.Parameter(held, declared.requires_grad)
     first = _first_names(state)
     for name in state.order:
+        if first[name] not in made:
+            continue
         holder, last = owner_of(root, name)
         value, declared = made[first[name]], state.declared[first[name]]
         if isinstance(value, nn.Parameter):
@@ -317,6 +342,9 @@ class _Taken:
 
     def __call__(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_others: object) -> None:
         for name, key in self.first.items():
+            if key not in self.stored.stored:
+                state_dict.pop(prefix + name, None)
+                continue
             own, given = self.stored.stored[key], state_dict.get(prefix + name)
             if not isinstance(given, torch.Tensor) or isinstance(given, DTensor) or tuple(given.shape) != own.shape:
                 continue  # What is missing or of another shape, PyTorch says.
@@ -511,6 +539,15 @@ class Leaves:
         self._made[name] = _Leaf(parameter=parameter, local=local, leaf=leaf)
         self.num_made += 1
         return leaf
+
+    def all(self) -> list[torch.Tensor]:
+        """Return those of parameters that are trained."""
+        return [each.leaf for each in self._made.values() if each.leaf.requires_grad]
+
+    def collect(self) -> None:
+        """Hand over the gradients that leaves have, as a backward pass does by itself."""
+        for each in self._made.values():
+            _Handed(each.parameter, self.receive)(each.leaf)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Leaves":
         # Of a copied module, whose own parameters have gradients of their own.

@@ -41,6 +41,9 @@ from pase.targets.torch.states import Gather, GatheredLayers, Pieces
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
 from pase.targets.training.data import DataInput
 
+_RECEIVED = "received "
+"""Before the number of an argument that another stage sends."""
+
 _WEIGHT = "weight "
 """Before the name of an argument that is a weight, where an input has the same one."""
 
@@ -73,6 +76,20 @@ class WeightSum:
     """
 
     groups: tuple[tuple[int, ...], ...]
+    movement: Movement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """What a stage takes from the one before it.
+
+    steps: from where that left it, on devices that are numbered after the stage's own. made: the shape of this rank's
+    part. fill: what stands where a box sticks out. movement: whose the bytes are.
+    """
+
+    steps: tuple[ReshardStep, ...]
+    made: tuple[int, ...]
+    fill: float
     movement: Movement
 
 
@@ -140,10 +157,11 @@ class Program:
 
     rank, num_devices: of the group. trains: whether points are dropped, and moments are those of the batch. groups: of
     ranks, which several programs of one process share. traffic: counts what moves. counts: whether to count labels that
-    are right. is_of_one_type: compute in one, whatever is said (`types`). sources: by the name of a trained tensor, the
-    argument of the graph that it is had of. dtype: the type of weights. low: that of products where it is another, "".
-    pieces: of the weights that ranks hold in pieces, where another program of the same layers has told; else this one
-    tells. notes: which weights' state is not the one that their layer's mesh says, and why.
+    are right. is_of_one_type: compute in one, whatever is said (`types`). received: of the stage before, by argument.
+    sources: by the name of a trained tensor, the argument of the graph that it is had of. dtype: the type of weights.
+    low: that of products where it is another, "". pieces: of the weights that ranks hold in pieces, where another
+    program of the same layers has told; else this one tells. copied: weights of which other stages have copies, which
+    are in no pieces. notes: which weights' state is not the one that their layer's mesh says, and why.
     """
 
     def __init__(
@@ -163,11 +181,12 @@ class Program:
         self.groups = groups or Groups(rank, num_devices)
         self.traffic = Traffic() if traffic is None else traffic
         self.counts = counts
-        self.pieces, self.notes = pieces, list[str]()
+        self.pieces, self.copied, self.notes = pieces, set[str](), list[str]()
         self._correct: dict[fx.Node, Correct] = {}
         self.inputs: dict[str, DataInput] = {}
         self.weights: dict[str, Weight] = {}
         self.sources: dict[str, str] = {}
+        self.received: dict[str, Received] = {}
         self._shared: set[str] = set()
         self._taken: dict[str, list[Layout]] = {}
         self._arguments: dict[str, fx.Node] = {}
@@ -318,6 +337,12 @@ class Program:
         in parts.
         """
         movement = Movement(producer=x.mesh.layer, consumer=mesh.layer, phase=Phase.FORWARD)
+        if x.value is None:
+            name = f"{_RECEIVED}{len(self.received)}"
+            self.received[name] = Received(steps=tuple(steps), made=tuple(made), fill=fill, movement=movement)
+            value = self.argument(name)
+            value.node.meta["is_received"] = True
+            return value
         taken = getattr(x.value, "node", None)
         if taken is not None and taken.meta.get("is_piece"):
             # A piece is taken for the layer that reads it.
@@ -399,7 +424,8 @@ class Program:
 
     def _hoist(self) -> None:
         # Inputs may have gradients, too.
-        moving = {self._arguments[name] for name in (*self.sources.values(), *self.inputs) if name in self._arguments}
+        arguments = (*self.sources.values(), *self.inputs, *self.received)
+        moving = {self._arguments[name] for name in arguments if name in self._arguments}
         remove_idle_sums(self._graph, self._root, moving)
         hoist_sums(self._graph, self._root, self, self._held())
 
@@ -412,11 +438,12 @@ class Program:
         names: of the weights that may be cut; one that several layers share is not. All layers have been called.
         """
         found: dict[str, Pieces] = {}
-        names = [n for n in names if self.weights[n].tensor.mesh.state != REPLICATED and n not in self._shared]
+        names = [n for n in names if self.weights[n].tensor.mesh.state != REPLICATED]
+        names = [n for n in names if n not in self._shared | self.copied]
         if not names:
             return found
         self._hoist()
-        fixed = _fixed(self._graph, self._root, self._held())
+        fixed, groups = _fixed(self._graph, self._root, self._held()), self.groups.beside("gathers")
         for name in names:
             mesh, layout = self.weights[name].tensor.mesh, self.weights[name].tensor.layout
             sums = _sums_after(self._arguments[self.sources[name]], fixed)
@@ -435,7 +462,7 @@ class Program:
             found[name] = Pieces(
                 state=mesh.state,
                 layer=mesh.layer,
-                group=Groups(self.rank, self.num_devices, apart="gathers").of(own.groups),
+                group=groups.of(own.groups),
                 dim=dim,
                 shape=self.weights[name].tensor.shard,
                 layout=in_pieces(layout, own.groups, dim),
@@ -501,6 +528,7 @@ class Program:
             node = left.pop()
             module = self._root.get_submodule(str(node.target)) if node.op == "call_module" else None
             is_exchange |= isinstance(module, (Sum, Greatest))
+            is_read |= "is_received" in node.meta
             if isinstance(module, (Move, Take)):
                 # Another layer's, or a weight's from there.
                 node = node.args[0] if node.args[0] in trained else node
@@ -727,7 +755,12 @@ def _fixed(graph: fx.Graph, root: nn.Module, weights: Set[fx.Node]) -> set[fx.No
     found = set[fx.Node]()
     for node in graph.nodes:
         is_local = node.op != "call_module" or isinstance(root.get_submodule(str(node.target)), Take)
-        if node not in weights and is_local and found.issuperset(node.all_input_nodes):
+        if (
+            node not in weights
+            and "is_received" not in node.meta
+            and is_local
+            and found.issuperset(node.all_input_nodes)
+        ):
             found.add(node)
     return found
 
