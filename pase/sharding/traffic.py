@@ -181,11 +181,12 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
 def piece_pairs(plan: PlacedGraph, operator: Operator, position: int, over: Iterable[str]) -> Pairs:
     """Return the points that go from each device to others as they gather a weight, by its position among the reads.
 
-    As many go as its gradient's sums over some axes are shared out. None where devices hold all of their part.
+    As many go as its gradient's sums over some axes are shared out. None where devices hold all of their part, as they
+    do of a weight that other layers read, too.
     """
     mesh = layer_mesh(plan, operator.name)
     groups = sum_groups(mesh, over)
-    if plan[operator.name].state == "replicated" or not groups:
+    if plan[operator.name].state == "replicated" or operator.reads[position].shared or not groups:
         return {}
     if _is_needed_back(operator, mesh):
         return {}  # The gradient of what it reads needs the same sums, whole.
@@ -484,7 +485,9 @@ def _edge_flows(plan: PlacedGraph, edge: Edge) -> Iterator[Flow]:
     consumer = plan.graph[edge.consumer]
     read, is_weight = consumer.reads[edge.input], isinstance(edge, SharedWeight)
     there_bytes, back_bytes = (size * plan.micro_batches for size in edge_itemsizes(plan.graph, edge))
-    there_bytes *= forward_passes(plan, edge.consumer)
+    if plan[edge.producer].stage == plan[edge.consumer].stage:
+        # What another stage sends is kept.
+        there_bytes *= forward_passes(plan, edge.consumer)
     steps = edge_steps(plan, edge)
     back = return_steps(plan, edge, steps) if plan.graph.has_gradient(consumer, edge.input) else ()
     ways: list[tuple[str, Sequence[ReshardStep], Sequence[ReshardStep]]] = []

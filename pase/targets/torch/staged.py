@@ -217,6 +217,7 @@ class Staged(Parallel):
             self._is_held = before
 
     def _begin(self, inputs: Sequence[Mapping[str, Any]]) -> None:
+        self._names = {id(self._tensor(name)): name for name in self._stored.stored}
         is_first = any(self.training not in stage._modes for stage in self._own.values())
         for stage in self._own.values():
             stage.begin(inputs)
@@ -240,7 +241,6 @@ class Staged(Parallel):
 
     def _add_up(self) -> None:
         """Add up the gradients of weights over the ranks of each stage, those of copies over all that have one."""
-        self._names = {id(self._tensor(name)): name for name in self._stored.stored}
         for stage in self._own.values():
             stage.add_up()
         left, self._left = self._left, {}
