@@ -75,8 +75,9 @@ def emit_forward(plan: Plan) -> str:
 
     It is one for Mesh-TensorFlow. Layers that lead to no output are left out, and so are outputs of which the import
     could not tell how they are computed, as long as there is another one; the script says so. Raises EmitError where
-    none is left, and for a network that was not imported.
+    none is left, and for a network that was not imported; PlanError as `emit` does.
     """
+    check_plain(plan, f"a forward pass for {MESH_TENSORFLOW.name}")
     bodies = _bodies(plan, MESH_TENSORFLOW, trains=False)
     if not plan.graph.is_imported:
         raise EmitError(

@@ -12,6 +12,7 @@ from pase.errors import PlanError
 from pase.graph.stages import with_cuts
 from pase.planning.plan import STATES, Plan
 from pase.planning.stages import step_bytes
+from pase.targets.emitter import emit_forward
 from pase.targets.execute import run_plan
 from pase.targets.jax.parallel import Parallel
 from tests.runtime.networks import small
@@ -187,6 +188,8 @@ def test_other_targets_refuse(changes: dict[str, Any], of_layer: dict[str, Any],
     plan = replace(plan, layers=layers, **changes)
     with pytest.raises(PlanError, match=f"the plan {match}; a program for mesh_tensorflow takes no such plan"):
         pase.emit(plan, target="mesh_tensorflow")
+    with pytest.raises(PlanError, match=f"the plan {match}; a forward pass for mesh_tensorflow takes no such plan"):
+        emit_forward(plan)
     pytest.importorskip("jax")
     with pytest.raises(PlanError, match=f"the plan {match}; JAX takes no such plan"):
         Parallel(lambda x: x, plan, mesh=None)
