@@ -7,7 +7,7 @@ from math import isclose, isnan
 from pase.common.names import short
 from pase.graph import Access, Graph, Operator, Role
 from pase.graph.body import Body, Step, without_casts
-from pase.graph.operators import with_fan_outs
+from pase.graph.stages import with_cuts
 
 
 def difference(expected: Graph, found: Graph) -> str:
@@ -23,7 +23,7 @@ def difference(expected: Graph, found: Graph) -> str:
     Returns:
         The first difference: the layer, what was expected and what was found.
     """
-    expected, found = with_fan_outs(expected), with_fan_outs(found)
+    expected, found = with_cuts(expected), with_cuts(found)
     names, own = [op.name for op in expected.operators], [op.name for op in found.operators]
     if names != own:
         return _of_names(names, own)

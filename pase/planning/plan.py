@@ -292,6 +292,25 @@ def check_even(plan: Plan, what: str) -> None:
             )
 
 
+def check_plain(plan: Plan, what: str) -> None:
+    """Raise PlanError where a plan has micro-batches, stages or modes of layers; what: has none of these."""
+    found = ""
+    if plan.num_stages > 1:
+        found = f"has {plan.num_stages} stages"
+    elif plan.micro_batches > 1:
+        found = f"has {plan.micro_batches} micro-batches in a step"
+    for layer in plan:
+        if layer.state != REPLICATED:
+            found = found or f"holds the weights of layer {short(layer.name)!r} in pieces ({layer.state})"
+        if layer.is_recomputed:
+            found = found or f"recomputes layer {short(layer.name)!r}"
+    if found:
+        raise PlanError(
+            f"the plan {found}; {what} takes no such plan: train it with PyTorch (emit and run with --target torch, "
+            "pase.parallelize), or search for one without"
+        )
+
+
 def _view(name: str) -> Callable[..., Any]:
     """Return a view of plans. Views stand above plans, as formats do: they are found by name when one is asked for."""
     return _found("pase.views.exports.tables", name)

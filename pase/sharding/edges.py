@@ -43,6 +43,11 @@ class PlacedLayer(Protocol):
         ...
 
     @property
+    def state(self) -> str:
+        """How devices that have the same part of a weight hold it (`pase.planning.plan.STATES`)."""
+        ...
+
+    @property
     def is_recomputed(self) -> bool:
         """Whether its forward pass runs again before its backward pass."""
         ...
@@ -75,9 +80,16 @@ class PlacedGraph(Protocol):
 
 
 def layer_mesh(plan: PlacedGraph, name: str) -> DeviceMesh:
-    """Return the mesh of a layer; ProgramError where its splits and devices are none."""
+    """Return the mesh of a layer; ProgramError where its splits and devices are none.
+
+    A layer of a pipeline is on the devices of its stage alone.
+    """
     layer = plan[name]
-    return device_mesh(name, layer.splits.items(), plan.num_devices, layer.devices)
+    if len(layer.devices) == plan.num_devices:
+        return device_mesh(name, layer.splits.items(), plan.num_devices, layer.devices)
+    own = sorted(layer.devices)
+    mesh = device_mesh(name, layer.splits.items(), len(own), [own.index(device) for device in layer.devices])
+    return replace(mesh, devices=layer.devices)
 
 
 def edge_steps(plan: PlacedGraph, edge: Edge) -> tuple[ReshardStep, ...]:

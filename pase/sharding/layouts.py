@@ -220,6 +220,22 @@ def shifted(layout: Layout, shape: tuple[int, ...], dim: int, offset: int) -> La
     return replace(layout, shape=shape, boxes=tuple(moved(box) for box in layout.boxes))
 
 
+def in_pieces(layout: Layout, groups: Iterable[Sequence[int]], dim: int) -> Layout:
+    """Return the layout in which the devices of each group have a piece each of the box that they all hold.
+
+    The pieces are equal, along a dim, in the order of the devices; see `state_dim` for the dim.
+    """
+    boxes = layout.by_device
+    for group in groups:
+        for number, device in enumerate(sorted(group)):
+            low, high = boxes[device][dim]
+            first, last = even_part(high - low, len(group), number)
+            boxes[device] = (*boxes[device][:dim], (low + first, low + last), *boxes[device][dim + 1 :])
+    held = tuple(boxes[device] for device in layout.devices)
+    numbers = {box: number for number, box in enumerate(dict.fromkeys(held))}
+    return replace(layout, parts=tuple(numbers[box] for box in held), boxes=held)
+
+
 def partition_layout(parts: Partition, devices: Sequence[int]) -> Layout:
     """Return the layout of a partition on devices in which every worker's part is its own: equal ones are added."""
     assert len(devices) == len(parts.boxes)

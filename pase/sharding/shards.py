@@ -3,7 +3,7 @@
 A `splits` argument is [K, D], a result is [K].
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -88,6 +88,14 @@ def split_columns(parts: tuple[Component, ...], splits: Splits) -> IndexArray:
     if not parts:
         return np.ones((len(splits.values), 0), dtype=np.int32)
     return np.column_stack([split_of(part.axis, splits) for part in parts])
+
+
+def state_dim(part_extents: Sequence[int], count: int) -> int | None:
+    """Return the dim along which so many devices cut the part of a weight that all of them hold; None where none can.
+
+    It is the first one whose extent their number divides: they keep equal, contiguous pieces, in the devices' order.
+    """
+    return next((dim for dim, extent in enumerate(part_extents) if extent and extent % count == 0), None)
 
 
 def by_split(split: IndexArray, function: Callable[[int], float]) -> FloatArray:

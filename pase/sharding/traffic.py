@@ -2,7 +2,8 @@
 
 Edges move what the boxes of their two ends say, on the way back the adjoint. Within a layer, partial sums are added:
 each of k devices adds a k-th of them and the others gather it; small ones are added on the first device. Weights
-that several layers share go from their first user to the others, their gradients back.
+that several layers share go from their first user to the others, their gradients back. Where devices hold a weight's
+state in pieces, they gather the weight and share its gradient out.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -10,11 +11,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, partial
 from itertools import chain, takewhile
-from math import prod
+from math import gcd, prod
 
-from pase.graph import Access, AllReduce, DimIndex, Edge, Exchange, Graph, Handoff, Operator, Relayout, Role
+from pase.graph import ITEMSIZES, Access, AllReduce, DimIndex, Edge, Exchange, Graph, Handoff, Operator, Relayout, Role
 from pase.graph.access import access_dims
-from pase.sharding.boxes import Box, num_points, whole
+from pase.sharding.boxes import Box, extents, num_points, whole
 from pase.sharding.edges import (
     JOINING_KINDS,
     PlacedGraph,
@@ -29,7 +30,16 @@ from pase.sharding.edges import (
     summed_dims,
 )
 from pase.sharding.layouts import DeviceMesh, PlainDim, layout_of, points_by_device, single_points, tensor_dims
-from pase.sharding.reshard import Pairs, ReshardStep, add_pairs, all_reduce_pairs, moved_pairs, reshard_steps
+from pase.sharding.reshard import (
+    Pairs,
+    ReshardStep,
+    add_pairs,
+    all_reduce_pairs,
+    moved_pairs,
+    reshard_steps,
+    sum_groups,
+)
+from pase.sharding.shards import state_dim
 
 
 class Phase(StrEnum):
@@ -38,7 +48,8 @@ class Phase(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     UPDATE = "update"
-    """What is first needed to update the weights: the all-reduce of their gradients."""
+    """What is first needed to update the weights: the sums of their gradients; and the gathering of what is updated in
+    pieces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +70,13 @@ class Movement:
 
 
 class Purpose(StrEnum):
-    """What moves within a layer: what it writes, gradients of what it reads, what it exchanges as it computes."""
+    """What moves within a layer: what it writes, gradients of what it reads, what it exchanges as it computes; weights
+    that devices hold in pieces, and their gradients."""
 
     OUTPUT = "output"
     GRADIENT = "gradient"
     EXCHANGE = "exchange"
+    WEIGHT = "weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +160,9 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
         if phase is not None:
             points = points_by_device(operator, read.shape, read.index_map, mesh)
             for over in gradient_sums(plan, operator, position):
+                if phase is Phase.UPDATE and (pairs := piece_pairs(plan, operator, position, over)):
+                    yield from _in_pieces(plan, operator, position, pairs)
+                    continue
                 yield Summed(
                     tensor=f"gradient of {read.tensor}",
                     phase=phase,
@@ -160,6 +176,69 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
     for exchange in operator.exchanges_with(graph.read_gradients(operator), forward_passes=passes):
         times = exchange.times * plan.micro_batches
         yield _exchanged(operator, replace(exchange, times=times), mesh, types.exchange_bytes(exchange))
+
+
+def piece_pairs(plan: PlacedGraph, operator: Operator, position: int, over: Iterable[str]) -> Pairs:
+    """Return the points that go from each device to others as they gather a weight, by its position among the reads.
+
+    As many go as its gradient's sums over some axes are shared out. None where devices hold all of their part, as they
+    do of a weight that other layers read, too.
+    """
+    mesh = layer_mesh(plan, operator.name)
+    groups = sum_groups(mesh, over)
+    if plan[operator.name].state == "replicated" or operator.reads[position].shared or not groups:
+        return {}
+    if _is_needed_back(operator, mesh):
+        return {}  # The gradient of what it reads needs the same sums, whole.
+    layout = layout_of(mesh, tensor_dims(operator, operator.reads[position]), layer=operator.name)
+    part = [gcd(*along) for along in zip(*map(extents, layout.boxes), strict=True)]
+    if state_dim(part, len(groups[0])) is None:
+        return {}
+    boxes = layout.by_device
+    return {
+        (device, other): num_points(boxes[device]) // len(group)
+        for group in groups
+        for device in group
+        for other in group
+        if other != device
+    }
+
+
+def is_needed_backward(graph: Graph, operator: Operator) -> bool:
+    """Return whether a layer's backward pass reads its weights: where it makes the gradient of something else."""
+    if operator.kind in ("add_parameter", "embedding"):
+        return False
+    # Kernels of convolutions and normalisations take them in any case.
+    inputs = [i for i, read in enumerate(operator.reads) if read.role is not Role.PARAMETER]
+    is_product = any(work.contraction for work in operator.work) and not operator.kind.startswith("conv")
+    return not is_product or any(graph.has_gradient(operator, i) for i in inputs)
+
+
+def _in_pieces(plan: PlacedGraph, operator: Operator, position: int, pairs: Pairs) -> Iterator[Sent]:
+    """Yield what moves for a weight whose state devices hold in pieces."""
+    graph, read, state = plan.graph, operator.reads[position], plan[operator.name].state
+    times = {Phase.UPDATE: 1}
+    if state == "zero3":
+        count = plan.micro_batches
+        times = {Phase.FORWARD: count * forward_passes(plan, operator.name)}
+        times |= {Phase.BACKWARD: count} if is_needed_backward(graph, operator) else {}
+    for phase, number in times.items():
+        yield Sent(
+            tensor=read.tensor,
+            phase=phase,
+            purpose=Purpose.WEIGHT,
+            pairs=pairs,
+            itemsize=ITEMSIZES[graph.precision.parameters],
+            times=number,
+        )
+    yield Sent(
+        tensor=f"gradient of {read.tensor}",
+        phase=Phase.UPDATE,
+        purpose=Purpose.WEIGHT,
+        pairs=pairs,
+        itemsize=graph.types[operator.name].gradient_sum_bytes(operator, position),
+        times=1 if state == "zero1" else plan.micro_batches,
+    )
 
 
 def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh, itemsize: int) -> Summed | Sent:
@@ -338,7 +417,13 @@ def flows(plan: PlacedGraph) -> tuple[Flow, ...]:
     numbers: dict[Hashable, int] = {}
     layouts = {
         operator.name: numbers.setdefault(
-            (operator.unnamed, plan.graph.types[operator.name], layer_mesh(plan, operator.name)), len(numbers)
+            (
+                operator.unnamed,
+                plan.graph.types[operator.name],
+                layer_mesh(plan, operator.name),
+                plan[operator.name].state,
+            ),
+            len(numbers),
         )
         for operator in plan.graph.operators
     }
@@ -400,7 +485,9 @@ def _edge_flows(plan: PlacedGraph, edge: Edge) -> Iterator[Flow]:
     consumer = plan.graph[edge.consumer]
     read, is_weight = consumer.reads[edge.input], isinstance(edge, SharedWeight)
     there_bytes, back_bytes = (size * plan.micro_batches for size in edge_itemsizes(plan.graph, edge))
-    there_bytes *= forward_passes(plan, edge.consumer)
+    if plan[edge.producer].stage == plan[edge.consumer].stage:
+        # What another stage sends is kept.
+        there_bytes *= forward_passes(plan, edge.consumer)
     steps = edge_steps(plan, edge)
     back = return_steps(plan, edge, steps) if plan.graph.has_gradient(consumer, edge.input) else ()
     ways: list[tuple[str, Sequence[ReshardStep], Sequence[ReshardStep]]] = []

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Protocol
 
 from pase.costs.memory import DeviceMemory, device_memory
 from pase.errors import ProgramError, missing_extra
 from pase.graph import ITEMSIZES, Scalar, uniform
-from pase.planning.plan import Plan
-from pase.sharding.traffic import Movement, Phase, bytes_by_movement, flows, held_weights, optimiser_numbers
+from pase.planning.plan import REPLICATED, Plan
+from pase.planning.stages import most_held, step_bytes
+from pase.sharding.traffic import Movement, Phase, optimiser_numbers
 from pase.targets.mesh_tensorflow.runtime.launch import check_packages
 from pase.targets.training.child import program_events
 from pase.targets.training.data import StepEvaluation
@@ -127,7 +129,7 @@ def run_plan(
     if is_torch:
         alone = emit(_unsplit(plan), target=name)
         reference = _run(alone, arguments, "training on one device", options.steps, report)
-        predicted = bytes_by_movement(flows(run))
+        predicted = step_bytes(run)
         ours.built["predicted_bytes"] = sum(predicted.values())
         if measure:
             ours.done |= tabulated(predicted, _measured(ours.done))
@@ -152,7 +154,8 @@ def run_plan(
         edges=_edge_rows(plan, ours.done["edges"]) if measure else (),
         layers=_layer_rows(plan, ours.done["layers"]) if measure else (),
         predicted_memory=device_memory(run),
-        optimiser_bytes=optimiser_numbers(held_weights(plan), options.rule.slots) * ITEMSIZES[run.precision.moments],
+        optimiser_bytes=most_held(plan, partial(optimiser_numbers, slots=options.rule.slots))
+        * ITEMSIZES[run.precision.moments],
         peak_memory_bytes=tuple(ours.done.get("peak_memory_bytes") or ()) or None,
         step_time_s=ours.done["step_time_s"],
         build_time_s=ours.built["build_time_s"],
@@ -188,7 +191,7 @@ def run_factory(
     report("training the unmodified module", 0, options.steps)
     (alone,) = call(train_factory, *given, False, False, ranks=1)
     run = _in_types_of(plan, options, "torch")
-    predicted = bytes_by_movement(flows(run))
+    predicted = step_bytes(run)
     rows = tabulated(predicted, _measured(ours.measured)) if ours.measured else {"edges": [], "layers": []}
     nothing = (None,) * options.steps
     return RunResult(
@@ -205,7 +208,8 @@ def run_factory(
         edges=_edge_rows(plan, rows["edges"]) if measure else (),
         layers=_layer_rows(plan, rows["layers"]) if measure else (),
         predicted_memory=device_memory(run),
-        optimiser_bytes=optimiser_numbers(held_weights(plan), options.rule.slots) * ITEMSIZES[run.precision.moments],
+        optimiser_bytes=most_held(plan, partial(optimiser_numbers, slots=options.rule.slots))
+        * ITEMSIZES[run.precision.moments],
         peak_memory_bytes=None,
         step_time_s=ours.step_time_s,
         build_time_s=ours.build_time_s,
@@ -250,12 +254,19 @@ def _run(source: str, arguments: list[str], what: str, steps: int, report: Progr
 
 
 def _unsplit(plan: Plan) -> Plan:
-    """Return a plan's network on one device, which recomputes nothing."""
+    """Return a plan's network on one device, of as many micro-batches, without modes of layers."""
     layers = (
-        replace(layer, splits=dict.fromkeys(layer.splits, 1), devices=(0,), is_recomputed=False)
+        replace(
+            layer,
+            splits=dict.fromkeys(layer.splits, 1),
+            devices=(0,),
+            state=REPLICATED,
+            is_recomputed=False,
+            stage=0,
+        )
         for layer in plan.layers
     )
-    return replace(plan, num_devices=1, layers=tuple(layers))
+    return replace(plan, num_devices=1, layers=tuple(layers), num_groups=1, schedule="")
 
 
 def _measured(done: Mapping[str, Any]) -> dict[Movement, int]:

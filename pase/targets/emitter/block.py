@@ -8,7 +8,7 @@ from types import MappingProxyType
 from pase.errors import EmitError, PaseError, ProgramError
 from pase.graph import Access, Dim, Operator, Role
 from pase.graph.body import MOVES, WINDOWED, Body, InnerDim, Step, is_before_layout
-from pase.planning.plan import LayerPlan, Plan
+from pase.planning.plan import REPLICATED, LayerPlan, Plan
 from pase.sharding.layouts import WHOLE, PlainDim, WindowDim, tensor_dims
 from pase.sharding.traffic import edge_bytes, parameter_name
 from pase.targets.emitter.steps import Expression, Written, formula, named_dims, nested, written_steps
@@ -94,7 +94,7 @@ class Block:
         names = self._input_names(inputs, local)
         yield _comment(self.layer, printable(formula(self.operator, body), 200))
         yield from _declared_dims((*self.operator.dims, *body.inner), self.variables)
-        yield from _declared_mesh(self.plan, self.layer)
+        yield from _declared_mesh(self.layer)
         yield from together([(name, code("window"), self._window(dim)) for dim, name in windows.items()])
         if not self._is_moved:
             for i, access in inputs:
@@ -307,20 +307,20 @@ def _declared_dims(dims: Sequence[Dim | InnerDim], variables: Mapping[str, Text]
     return call(code("{}, = dims" if len(targets) == 1 else "{} = dims", targets), arguments)
 
 
-def _declared_mesh(plan: Plan, layer: LayerPlan) -> list[Text]:
+def _declared_mesh(layer: LayerPlan) -> list[Text]:
     """Return the lines that declare a layer's mesh."""
     axes = [code("({}, {})", dim, parts) for dim, parts in layer.splits.items() if parts != 1]
     head = code("mesh = program.mesh")
     arguments = [code("{}", layer.name), code("[{}]", axes)]
     told = [code("recompute={}", True)] if layer.is_recomputed else []
-    if tuple(layer.devices) == tuple(range(plan.num_devices)):
+    told += [] if layer.state == REPLICATED else [code("state={}", layer.state)]
+    if tuple(layer.devices) == tuple(range(len(layer.devices))):
         return call(head, [*arguments, *told])
     short, wrapped = devices_argument(layer.devices)
     lines = call(head, [*arguments, short, *told])
     if all(len(line) <= WIDTH for line in lines):
         return lines
-    inner = [code("{}{}{},", INDENT, INDENT, argument) for argument in arguments]
-    wrapped = [*wrapped, *(code("{}{}{},", INDENT, INDENT, argument) for argument in told)]
+    inner = [code("{}{}{},", INDENT, INDENT, argument) for argument in (*arguments, *told)]
     return [code("{}{}(", INDENT, head), *inner, *wrapped, code("{})  # fmt: skip", INDENT)]
 
 

@@ -11,7 +11,8 @@ from pase.errors import EmitError, GraphError, unknown_name
 from pase.graph import Edge, Operator, Role, SliceOf, verify_operator
 from pase.graph.body import Body, Borrowed, elementary
 from pase.graph.precision import FLOAT32
-from pase.planning.plan import LayerPlan, Plan
+from pase.planning.plan import LayerPlan, Plan, check_plain
+from pase.planning.stages import check_stages, group_devices, stage_layers
 from pase.targets.emitter.block import LOCALS, WINDOWS, Block
 from pase.targets.emitter.mesh_tensorflow import MESH_TENSORFLOW
 from pase.targets.emitter.target import Form, Target
@@ -46,14 +47,18 @@ def emit(plan: Plan, *, target: str | None = None) -> str:
 
     target: a name of `TARGETS`, by default the framework that the model came from. Layers that do not lead to the loss
     are left out, for Mesh-TensorFlow; for PyTorch the other outputs of the model are returned beside it, and those of a
-    model without a loss by themselves. Raises EmitError for a network of which nothing can be returned, a layer that
-    does not tell how it is computed, and a split that does not divide its dim.
+    model without a loss by themselves. Of a pipeline, every stage is a function, and the last returns the loss. Raises
+    EmitError for a network of which nothing can be returned, a layer that does not tell how it is computed, and a split
+    that does not divide its dim; PlanError for micro-batches, stages and modes of layers where the target has none.
     """
     chosen = target_of(plan, target)
-    _check_modes(plan, chosen)
+    if not chosen.takes_modes:
+        check_plain(plan, f"a program for {chosen.name}")
     plan, told = _in_types_of(plan, chosen)
     bodies = _bodies(plan, chosen, trains=True)
     loss = _loss(plan, chosen)
+    if plan.num_stages > 1:
+        return _pipeline(plan, chosen, bodies, loss=loss, told=told)
     others = [] if chosen.with_outputs is None else [name for name in _ends(plan, bodies) if name != loss]
     lost = _problems(plan, bodies, others)
     outputs = [name for name in others if name not in lost]
@@ -70,8 +75,9 @@ def emit_forward(plan: Plan) -> str:
 
     It is one for Mesh-TensorFlow. Layers that lead to no output are left out, and so are outputs of which the import
     could not tell how they are computed, as long as there is another one; the script says so. Raises EmitError where
-    none is left, and for a network that was not imported.
+    none is left, and for a network that was not imported; PlanError as `emit` does.
     """
+    check_plain(plan, f"a forward pass for {MESH_TENSORFLOW.name}")
     bodies = _bodies(plan, MESH_TENSORFLOW, trains=False)
     if not plan.graph.is_imported:
         raise EmitError(
@@ -98,16 +104,6 @@ def target_of(plan: Plan, name: str | None) -> Target:
     if chosen not in TARGETS:
         raise EmitError(unknown_name("target", chosen, TARGETS))
     return TARGETS[chosen]
-
-
-def _check_modes(plan: Plan, target: Target) -> None:
-    """Raise EmitError for layers that are recomputed and steps of micro-batches, which not all programs have."""
-    again = [layer.name for layer in plan if layer.is_recomputed]
-    if not target.takes_modes and (again or plan.micro_batches > 1):
-        what = f"recomputes layer {short(again[0])!r}" if again else f"has {plan.micro_batches} micro-batches in a step"
-        raise EmitError(
-            f"the plan {what}, which programs for {target.name} do not: emit one for torch (--target torch)"
-        )
 
 
 def _in_types_of(plan: Plan, target: Target) -> tuple[Plan, tuple[str, ...]]:
@@ -242,11 +238,104 @@ def _program(
     """
     ends = [loss, *outputs] if loss else outputs
     wanted = _checked(plan, target, bodies, ends, trains=trains)
-    body = list(_body(plan, target, bodies, wanted, form, loss=loss, outputs=outputs, trains=trains))
+    told_of = (
+        code("the loss and its outputs") if loss and outputs else code("the loss") if loss else code("its outputs")
+    )
+    written = Identifiers(_reserved(target))
+    head = [
+        code("def build(program: Program) -> {}:", form.returned),
+        code('{}"""Declare the layers in order and return {}."""', INDENT, told_of),
+    ]
+    body = [
+        *head,
+        *_body(plan, target, bodies, wanted, written, plan.layers, loss=loss, outputs=outputs, trains=trains),
+    ]
+    main = _called(plan, trains=trains)
+    return _source(plan, target, form, body, [main], told=told, same="losses" if loss else "outputs", trains=trains)
+
+
+def _pipeline(plan: Plan, target: Target, bodies: Mapping[str, Body], *, loss: str, told: Sequence[str]) -> str:
+    """Return the source of a program whose stages are functions: each is given what the one before it returns."""
+    assert target.stages is not None
+    check_stages(plan)
+    last = plan.num_stages - 1
+    if not loss or plan[loss].stage != last:
+        where = f"its loss in stage {plan[loss].stage} of 0 to {last}" if loss else "no loss"
+        raise EmitError(f"a pipeline ends with the loss, and the plan has {where}; search without stages")
+    wanted = _checked(plan, target, bodies, [loss], trains=True)
+    body: list[Text] = []
+    for number in range(plan.num_stages):
+        layers = stage_layers(plan, number)
+        names = wanted & {layer.name for layer in layers}
+        received, sent = _crossing(plan, number, wanted), _crossing(plan, number + 1, wanted)
+        written = Identifiers(_reserved(target))
+        given = {(e.consumer, e.input): written.new(e.producer, fallback="received") for e in received}
+        own = group_devices(plan, number)
+        devices = code("device {}" if len(own) == 1 else "devices {} to {}", *sorted({own[0], own[-1]}))
+        what = code("the loss") if number == last else code("what stage {} reads", number + 1)
+        parameters = [code("program: Program"), *(code("{}: Tensor", name) for name in given.values())]
+        body += [code(""), code("")] if body else []
+        body += [
+            code("def stage_{}({}) -> Tensor:", number, parameters),
+            code('{}"""Declare the layers of stage {}, on {}, and return {}."""', INDENT, number, devices, what),
+            *_body(
+                plan, target, bodies, names, written, layers, loss=loss, outputs=(), trains=True, given=given, sent=sent
+            ),
+        ]
+    stages = [code("stage_{}", number) for number in range(plan.num_stages)]
+    options = [
+        code("schedule={}", plan.schedule),
+        code("micro_batches={}", plan.micro_batches),
+        code("num_groups={}", plan.num_groups),
+    ]
+    main = [
+        *call(code("stages = Pipeline"), [code("({})", stages), *options]),
+        code("{}main(stages, num_devices={})", INDENT, plan.num_devices),
+    ]
+    order = (
+        f"step has {plan.micro_batches} micro-batches, which go through {plan.num_stages} stages in the order of "
+        f"{plan.schedule!r}; devices are counted from the first of a stage's own"
+    )
+    told = [*told, order]
+    return _source(plan, target, target.stages, body, main, told=told, same="losses", trains=True)
+
+
+def _crossing(plan: Plan, number: int, wanted: set[str]) -> list[Edge]:
+    """Return the edge by which a stage has what the one before it sends, if there is one; EmitError for others."""
+    ends = ((plan[edge.producer].stage, plan[edge.consumer].stage, edge) for edge in plan.graph.edges)
+    found = [edge for first, last, edge in ends if first < number <= last and edge.consumer in wanted]
+    is_single = (
+        len(found) == 1 and plan[found[0].producer].stage == number - 1 and plan[found[0].consumer].stage == number
+    )
+    if 0 < number < plan.num_stages and not is_single:
+        names = ", ".join(f"{short(edge.producer)} → {short(edge.consumer)}" for edge in found)
+        raise EmitError(
+            f"stages {number - 1} and {number} of the plan have {len(found)} edges between them ({names}); expected "
+            "one, from the one to the other: search anew"
+        )
+    return found
+
+
+def _reserved(target: Target) -> tuple[str, ...]:
+    return (*_WORDS, *target.words, *target.layers)
+
+
+def _source(
+    plan: Plan,
+    target: Target,
+    form: Form,
+    body: Sequence[Text],
+    main: Sequence[Text],
+    *,
+    told: Sequence[str],
+    same: str,
+    trains: bool,
+) -> str:
+    """Return a file: what it says of itself, imports, the functions that declare the layers, and the call of `main`."""
     arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
     made = "imported" if plan.graph.is_imported else "built"
-    same, types = "losses" if loss else "outputs", plan.precision.name
-    of = f"a {types} step" if trains else types
+    types = plan.precision.name
+    of = f"a {types} {'step' if plan.num_groups == 1 else 'micro-batch'}" if trains else types
     lines = [line for text in told for line in wrap(f"Its {printable(text, 400)}.", 110)]
     head = docstring(
         [
@@ -263,11 +352,7 @@ def _program(
     )
     apart = (code(""), code(""))
     imports = [*form.before, *_imported_layers(body, target), *form.after]
-    foot = [
-        code('if __name__ == "__main__":'),
-        _called(plan, trains=trains),
-        code(""),
-    ]
+    foot = [code('if __name__ == "__main__":'), *main, code("")]
     source = str(joined([*head, code(""), *imports, *apart, *body, *apart, *foot]))
     compile(source, "<emitted>", "exec", dont_inherit=True)
     return source
@@ -296,33 +381,37 @@ def _body(
     target: Target,
     bodies: Mapping[str, Body],
     wanted: set[str],
-    form: Form,
+    identifiers: Identifiers,
+    layers: Sequence[LayerPlan],
     *,
     loss: str,
     outputs: Sequence[str],
     trains: bool,
+    given: Mapping[tuple[str, int], Text] = MappingProxyType({}),
+    sent: Sequence[Edge] = (),
 ) -> Iterator[Text]:
-    """Yield the lines of the function that declares the layers."""
-    told = code("the loss and its outputs") if loss and outputs else code("the loss") if loss else code("its outputs")
-    yield code("def build(program: Program) -> {}:", form.returned)
-    yield code('{}"""Declare the layers in order and return {}."""', INDENT, told)
+    """Yield the lines of a function that declares layers.
+
+    identifiers: of the function, in which its own parameters are. given: those that layers read, by (layer, input).
+    sent: the edge whose tensor it returns, if it is none that computes the loss.
+    """
     graph, types = plan.graph, plan.precision
     if types != FLOAT32:
         yield code("{}program.types(weights={}, products={})", INDENT, types.parameters, types.results)
-    words = (*_WORDS, *target.words, *target.layers)
-    identifiers = Identifiers(words)
+    words = _reserved(target)
     iterated = {dim.name for operator in graph.operators for dim in operator.dims}
     dim_names = sorted(iterated | {dim.name for name in wanted for dim in bodies[name].inner})
     variables = {name: identifiers.new(name, fallback="dim") for name in dim_names}
     for name in LOCALS:
         identifiers.new(name)
     fed, lines = _inputs(plan, wanted, identifiers)
+    fed |= given
     yield from lines
     results: dict[str, Text] = {}
     returned: list[tuple[str, Text, tuple[int, ...]]] = []
     # What layers write besides the first: (layer, number of the write).
     written: dict[tuple[str, int], Text] = {}
-    for layer in plan.layers:
+    for layer in layers:
         if layer.name not in wanted:
             continue
         is_loss = layer.name == loss
@@ -361,6 +450,8 @@ def _body(
             for name, variable, shape, extra in block.returned(identifiers):
                 yield from extra
                 returned.append((name, variable, shape))
+    for edge in sent:
+        yield code("{}return {}", INDENT, _made(plan, bodies, edge, results, written))
     if not outputs:
         return
     yield code("")

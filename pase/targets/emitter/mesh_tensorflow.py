@@ -23,7 +23,6 @@ MESH_TENSORFLOW = Target(
     with_outputs=None,
     takes_uneven_parts=False,
     takes_types=False,
-    takes_modes=False,
     outputs=Form(
         title="its forward pass, a program for Mesh-TensorFlow",
         usage=lambda _: (

@@ -70,8 +70,8 @@ class Target:
     that its programs use besides and no variable is called. loss: programs that return the loss alone. with_outputs:
     those that return the model's other outputs beside it; None where programs that train return no outputs. outputs:
     those that return what the model computes. takes_uneven_parts: whether splits need not divide their dims.
-    takes_types: whether they compute in the types of a plan, not in one that their command line names. takes_modes:
-    whether they recompute layers, and take steps of several micro-batches.
+    takes_types: whether they compute in the types of a plan, not in one that their command line names. stages: those
+    whose layers are in stages; None where programs have no stages, micro-batches or modes of layers.
     """
 
     name: str
@@ -84,4 +84,9 @@ class Target:
     outputs: Form
     takes_uneven_parts: bool
     takes_types: bool
-    takes_modes: bool
+    stages: Form | None = None
+
+    @property
+    def takes_modes(self) -> bool:
+        """Whether programs may have micro-batches, stages, weights in pieces and layers that are computed again."""
+        return self.stages is not None

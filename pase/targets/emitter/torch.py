@@ -36,7 +36,7 @@ TORCH = Target(
     module=code("pase.targets.torch.layers"),
     layers=tuple(sorted((*LAYERS, "batch_norm", "cast", "grouped", "masked_attention", "source"))),
     kernels=KERNELS | OWN | {"batch_norm", "masked_attention"},
-    words=("Tensor",),
+    words=("Pipeline", "Tensor"),
     loss=Form(
         title="a training program for PyTorch",
         usage=_training,
@@ -51,9 +51,20 @@ TORCH = Target(
         after=(_PROGRAM, _WITH_OUTPUTS, _TENSOR),
         returned=code("tuple[Tensor, Outputs]"),
     ),
+    stages=Form(
+        title="a training program for PyTorch",
+        usage=_training,
+        before=(),
+        after=(
+            code("from pase.targets.torch.pipeline import Pipeline"),
+            _PROGRAM,
+            code("from pase.targets.torch.script import main"),
+            _TENSOR,
+        ),
+        returned=code("Tensor"),
+    ),
     takes_uneven_parts=True,
     takes_types=True,
-    takes_modes=True,
     outputs=Form(
         title="a program for PyTorch that computes its outputs",
         usage=_computing,

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from pase.importers.difference import difference
 from pase.importers.frameworks import imported
 from pase.importers.front_end import framework
 from pase.importers.jax.function import Traced, arrays_of, source_of, traced
-from pase.planning.plan import Plan, check_even
+from pase.planning.plan import Plan, check_even, check_plain
 from pase.targets.jax.constraints import Constraints, constraints_of
 from pase.targets.jax.evaluation import evaluate
 from pase.targets.jax.miscomputed import without_miscomputed
@@ -90,6 +90,7 @@ class Parallel:
         self.mesh = mesh
         self._function = function
         check_even(plan, "JAX")
+        check_plain(plan, "JAX")
         self._named = without_miscomputed(plan, named_mesh(plan))
         self._programs: dict[Hashable, _Program] = {}
 
@@ -184,7 +185,7 @@ class Parallel:
             run=jax.jit(run),
             result=found.result,
             shardings=_of_arguments(jax, arguments, self._source, found, constraints, sharding),
-            notes=(*notes(self._named), *_missing(constraints), *_modes(self.plan)),
+            notes=(*notes(self._named), *_missing(constraints)),
         )
 
 
@@ -192,14 +193,6 @@ def _missing(constraints: Constraints) -> tuple[str, ...]:
     if not constraints.missing:
         return ()
     return (f"left to XLA, as results within a function that has a gradient of its own: {listed(constraints.missing)}",)
-
-
-def _modes(plan: Plan) -> Iterator[str]:
-    again = [layer.name for layer in plan if layer.is_recomputed]
-    if again:
-        yield f"not recomputed, which `jax.checkpoint` in the function is for: {listed(again)}"
-    if plan.micro_batches > 1:
-        yield f"{plan.micro_batches} micro-batches in a step: a call is one of them; add up their gradients"
 
 
 def _mesh(jax: Any, plan: Plan, devices: Sequence[Any] | None) -> Any:

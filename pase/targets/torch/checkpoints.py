@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -59,6 +59,20 @@ class Checkpoint:
     path: Path
     step: int
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class InStages(Protocol):
+    """A model of which each rank has some parameters and buffers alone."""
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """The names of all that there are, in order."""
+        ...
+
+    def owns(self, name: str) -> bool:
+        """Return whether this rank is of those that save one."""
+        ...
 
 
 # -- tensors whose parts lie apart
@@ -162,9 +176,13 @@ def save_checkpoint(
     Raises:
         ProgramError: it cannot be written. Older ones are as they were.
     """
-    groups = None if optimizer is None else _options(module, optimizer)
+    groups = None if optimizer is None else _of_all_ranks(module, _options(module, optimizer))
     said = {"optimizer": groups, "mask_state": getattr(module, "mask_state", None)}
-    return save_state(folder, _state(module, optimizer), step=step, extra=extra or {}, said=said, keep=keep)
+    state = {
+        kind: {name: x for name, x in own.items() if not isinstance(module, InStages) or module.owns(name)}
+        for kind, own in _state(module, optimizer).items()
+    }
+    return save_state(folder, state, step=step, extra=extra or {}, said=said, keep=keep)
 
 
 def save_state(
@@ -266,7 +284,8 @@ def load_checkpoint(
         return None
     opened = Opened.found(path)
     state: dict[str, Any] = {"model": module.state_dict()}
-    _check(path, {f"model.{name}": tuple(value.shape) for name, value in state["model"].items()}, opened.sizes)
+    elsewhere = module.all_names if isinstance(module, InStages) else ()
+    _check(path, {name: tuple(value.shape) for name, value in state["model"].items()}, opened.sizes, elsewhere)
     slots: dict[str, dict[str, torch.Tensor]] = {}
     if optimizer is not None:
         if opened.record["optimizer"] is None:
@@ -352,20 +371,21 @@ class Opened:
             raise with_another(damaged, self.path, Opened.of, how=_HOW) from None
 
 
-def _check(path: Path, own: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]]) -> None:
+def _check(
+    path: Path, own: Mapping[str, tuple[int, ...]], sizes: Mapping[str, tuple[int, ...]], elsewhere: Sequence[str]
+) -> None:
+    """Raise ProgramError where a model has other tensors than are saved; elsewhere: those that other ranks have."""
+    saved = {name.removeprefix("model."): size for name, size in sizes.items() if name.startswith("model.")}
     for name, shape in own.items():
         if saved.get(name) != shape:
             what = "none" if name not in saved else f"one of shape {list(saved[name])}"
             raise ProgramError(
-                f"checkpoint {path} is of another model: {name.removeprefix('model.')!r} has shape {list(shape)} here, "
-                f"and there is {what} in it"
+                f"checkpoint {path} is of another model: {name!r} has shape {list(shape)} here, and there is {what} in "
+                "it"
             )
-    more = [name for name in saved if name.startswith("model.") and name not in own]
+    more = [name for name in saved if name not in own and name not in elsewhere]
     if more:
-        raise ProgramError(
-            f"checkpoint {path} is of another model: it holds {more[0].removeprefix('model.')!r}, "
-            "which there is not here"
-        )
+        raise ProgramError(f"checkpoint {path} is of another model: it holds {more[0]!r}, which there is not here")
 
 
 # -- of programs
@@ -438,6 +458,19 @@ def _options(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[s
     return found
 
 
+def _of_all_ranks(module: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the groups of an optimizer with the parameters that other ranks have of a model in stages."""
+    if not isinstance(module, InStages):
+        return groups
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, [group["params"] for group in groups])
+    found = []
+    for number, group in enumerate(groups):
+        every = {name for own in of_ranks for name in own[number]}
+        found.append({**group, "params": [name for name in module.all_names if name in every]})
+    return found
+
+
 def _empty_slots(module: nn.Module, saved: Mapping[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
     """Return tensors to load what an optimizer had: as its parameter is laid out where they have its shape."""
     found: dict[str, dict[str, torch.Tensor]] = {}
@@ -461,12 +494,13 @@ def _set_optimizer(
     slots: Mapping[str, Mapping[str, torch.Tensor]],
     groups: list[dict[str, Any]],
 ) -> None:
-    own = _options(module, optimizer)
+    of_rank = _options(module, optimizer)
+    own = _of_all_ranks(module, of_rank)
     if [group["params"] for group in own] != [group["params"] for group in groups]:
         raise ProgramError(
             f"checkpoint {path}: the optimizer's groups hold other parameters here than there; make them as they were"
         )
-    numbers = {name: number for number, name in enumerate(name for group in own for name in group["params"])}
+    numbers = {name: number for number, name in enumerate(name for group in of_rank for name in group["params"])}
     loaded = []
     for group, now in zip(groups, optimizer.param_groups, strict=True):
         options = {
@@ -475,7 +509,7 @@ def _set_optimizer(
             for key, value in group.items()
             if key != "params"
         }
-        loaded.append({**options, "params": [numbers[name] for name in group["params"]]})
+        loaded.append({**options, "params": [numbers[name] for name in group["params"] if name in numbers]})
     state = {numbers[name]: dict(values) for name, values in slots.items() if name in numbers}
     optimizer.load_state_dict({"state": state, "param_groups": loaded})
 

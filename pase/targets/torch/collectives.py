@@ -54,31 +54,64 @@ def made_once(key: Hashable, make: Callable[[], T]) -> T:
     return found
 
 
+_NOT_MADE = object()
+"""In place of a process group that all ranks are still to make."""
+
+
 class Groups:
     """Process groups by their ranks. Every rank asks for the same ones in the same order.
 
-    apart: whether none of them is one that moves between layers use, the one of all ranks included: for sums that
-    begin at other moments on every rank.
+    apart: what they alone are for, the one of all ranks included: sums and gathers begin at other moments on every rank
+    than moves between layers. "" for these. first: where these ranks are those of a stage, the number of its first one
+    among all. Other stages ask for other groups then: these wait to be made by all ranks together (`make_waiting`).
     """
 
-    def __init__(self, rank: int, num_ranks: int, *, apart: bool = False) -> None:
-        self.rank, self.num_ranks, self._apart = rank, num_ranks, apart
+    def __init__(self, rank: int, num_ranks: int, *, apart: str = "", first: int | None = None) -> None:
+        self.rank, self.num_ranks, self._apart, self._first = rank, num_ranks, apart, first
+        self.waiting: list[tuple[Group, tuple[str, str, tuple[int, ...]]]] = []
+
+    def beside(self, apart: str) -> "Groups":
+        """Return groups of the same ranks that are for something else alone; all wait together."""
+        found = Groups(self.rank, self.num_ranks, apart=apart, first=self._first)
+        found.waiting = self.waiting
+        return found
 
     def of(self, groups: Iterable[Sequence[int]]) -> "Group":
         """Return that one of some groups, which have no rank in common, that this rank belongs to."""
         own = Group((self.rank,), None, self.rank)
         for ranks in map(tuple, map(sorted, groups)):
             handle = None
-            if len(ranks) > 1 and (len(ranks) < self.num_ranks or self._apart):
+            if len(ranks) > 1 and self._first is None and (len(ranks) < self.num_ranks or self._apart):
                 handle = made_once((self._apart, ranks), partial(dist.new_group, list(ranks)))
             if self.rank in ranks:
                 own = Group(ranks, handle, self.rank)
+        if self._first is not None and len(own.ranks) > 1:
+            key = "stage", self._apart, tuple(self._first + rank for rank in own.ranks)
+            own.handle = _MADE.get(dist.group.WORLD, {}).get(key, _NOT_MADE)
+            if own.handle is _NOT_MADE:
+                self.waiting.append((own, key))
         return own
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+def make_waiting(every: Iterable[Groups]) -> None:
+    """Make the process groups of stages that ranks have asked for; all ranks call it."""
+    own = [each for groups in every for each in groups.waiting]
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    with naming_lost_ranks():
+        dist.all_gather_object(of_ranks, {key for _, key in own})
+    made = {key: made_once(key, partial(dist.new_group, list(key[-1]))) for key in sorted(set().union(*of_ranks))}
+    for group, key in own:
+        group.handle = made[key]
+    for groups in every:
+        groups.waiting.clear()
+
+
+@dataclass(slots=True, eq=False)
 class Group:
-    """Ranks, in order, that exchange something; handle: the process group, None for all ranks; rank: ours."""
+    """Ranks, in order, that exchange something; handle: the process group, None for all ranks; rank: ours.
+
+    That of a stage has its handle once all ranks have made it.
+    """
 
     ranks: tuple[int, ...]
     handle: Any
@@ -104,6 +137,46 @@ def exchanged(buffer: Any, received: list[int], sent: list[int], group: Group) -
     with naming_lost_ranks():
         dist.all_to_all_single(arrived, buffer, received, sent, group=group.handle)
     return arrived
+
+
+def gathered(piece: Any, group: Group, rows: Any = None) -> Callable[[], Any]:
+    """Begin to gather what ranks have, and return what waits for it: [ranks, points]. rows: where it is to be."""
+    flat = piece.reshape(-1)
+    if torch.compiler.is_compiling():
+        found = functional.all_gather_tensor(flat[None], 0, group.handle or dist.group.WORLD)
+        return lambda: found
+    whole = flat.new_empty((len(group.ranks), len(flat))) if rows is None else rows
+    # The second is what older versions of PyTorch call it.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    with naming_lost_ranks():
+        work = gather(whole.view(-1), flat, group=group.handle, async_op=True)
+
+    def waited() -> Any:
+        with naming_lost_ranks():
+            work.wait()
+        return whole
+
+    return waited
+
+
+def scattered(rows: Any, group: Group) -> Callable[[], Any]:
+    """Begin to add up what ranks have, [ranks, points], and return what waits for the sum of this rank's row."""
+    is_cpu = rows.device.type == "cpu"
+    # What gloo has for it sums all rows on all ranks.
+    found = torch.empty_like(rows if is_cpu else rows[0])
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    with naming_lost_ranks():
+        if is_cpu:
+            work = dist.all_to_all_single(found, rows, group=group.handle, async_op=True)
+        else:
+            work = scatter(found, rows.view(-1), group=group.handle, async_op=True)
+
+    def waited() -> Any:
+        with naming_lost_ranks():
+            work.wait()
+        return found.sum(0) if is_cpu else found
+
+    return waited
 
 
 def ring_bytes(x: Any, num_ranks: int, rank: int) -> int:
@@ -309,29 +382,38 @@ def carried(x: Any, steps: Iterable[Exchange], fill: float, count: Callable[[int
         x = x.reshape(step.held) if tuple(x.shape) != step.held else x
         if step.is_whole:
             continue
-        parts = [(here, x[there]) for there, here in step.kept]
+        arrived = x.new_empty(0)
         sent, received = step.counts
         if any(sent) or any(received):
-            gathered = [x[cut].reshape(-1) for cuts in step.sends for cut in cuts]
-            buffer = torch.cat(gathered) if gathered else x.new_empty(0)
+            buffer = end_to_end(x, (cut for cuts in step.sends for cut in cuts))
             arrived = exchanged(buffer, received, sent, step.group)
             if count is not None:
                 count(buffer.numel() * buffer.element_size())
-            at = 0
-            for here, shape in (cut for cuts in step.receives for cut in cuts):
-                parts.append((here, arrived[at : at + prod(shape)].view(shape)))
-                at += prod(shape)
-        if len(parts) == 1 and not step.is_filled:
-            x = parts[0][1]
-            continue
-        whole = x.new_full(step.made, fill) if step.is_filled else x.new_empty(step.made)
-        for here, part in parts:
-            if step.is_added:
-                whole[here] += part
-            else:
-                whole[here] = part
-        x = whole
+        x = assembled(step, x, arrived, fill)
     return x
+
+
+def end_to_end(x: Any, cuts: Iterable[Cut]) -> Any:
+    """Return pieces of a tensor end to end."""
+    parts = [x[cut].reshape(-1) for cut in cuts]
+    return torch.cat(parts) if parts else x.new_empty(0)
+
+
+def assembled(step: Exchange, x: Any, arrived: Any, fill: float) -> Any:
+    """Return what a rank makes of what it has and of the pieces that it was sent, end to end in the order of ranks."""
+    parts, at = [(here, x[there]) for there, here in step.kept], 0
+    for here, shape in (cut for cuts in step.receives for cut in cuts):
+        parts.append((here, arrived[at : at + prod(shape)].view(shape)))
+        at += prod(shape)
+    if len(parts) == 1 and not step.is_filled:
+        return parts[0][1]
+    whole = arrived.new_full(step.made, fill) if step.is_filled else arrived.new_empty(step.made)
+    for here, part in parts:
+        if step.is_added:
+            whole[here] += part
+        else:
+            whole[here] = part
+    return whole
 
 
 class _Move(torch.autograd.Function):

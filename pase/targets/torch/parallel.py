@@ -5,6 +5,7 @@ from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,12 +43,14 @@ from pase.targets.torch.parameters import (
     notes_on,
     owner_of,
     part_of,
+    receive,
     state_of,
     viewed,
 )
-from pase.targets.torch.placements import Held, Need, Storage, Stored, held_as, storage
+from pase.targets.torch.placements import Held, Need, Reading, Storage, Stored, held_as, storage
 from pase.targets.torch.program import Program, Traced, WeightSum
 from pase.targets.torch.reshard import reshard
+from pase.targets.torch.states import Pieces, gather_in_place
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
 from pase.targets.torch.values import Source, from_file, from_first_rank, from_tensors, random_values
 from pase.targets.training.initial import initial_moments
@@ -84,7 +87,11 @@ def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0) -
         raise ProgramError(f"the plan is of another model: {found}; search a plan for this one")
     _check_types(module, plan)
     values, notes = _first_values(module, live, weights, seed, ranks.device)
-    return Parallel(module, live, plan, rank=ranks.rank, weights=values, seed=seed, notes=notes)
+    made: type[Parallel] = Parallel
+    if plan.num_groups > 1:
+        # Stages stand above this module, and are found by name.
+        made = import_module("pase.targets.torch.staged").Staged
+    return made(module, live, plan, rank=ranks.rank, weights=values, seed=seed, notes=notes)
 
 
 def _check_types(module: nn.Module, plan: Plan) -> None:
@@ -165,13 +172,16 @@ def loss_of(returned: Any) -> Any:
 class _LiveProgram(Program):
     """A program whose weights, constants and statistics are a module's own.
 
-    storage: how its parameters and buffers are held; None where the program decides it. takes: of each constant, by
-    name, the part that its argument is.
+    storage: how its parameters and buffers are held; None until `hold_together`, which decides, too, which weights are
+    in pieces. prefix: before the names of its weights there. takes: of each constant, by name, the part that its
+    argument is.
     """
 
-    def __init__(self, live: LiveModel, state: State, storage: Storage | None, **options: Any) -> None:
+    def __init__(
+        self, live: LiveModel, state: State, storage: Storage | None, *, prefix: str = "", **options: Any
+    ) -> None:
         super().__init__(**options)
-        self.live, self.state, self.storage = live, state, storage
+        self.live, self.state, self.storage, self.prefix = live, state, storage, prefix
         self.takes: dict[str, Take] = {}
         everywhere = DeviceMesh((("replica", self.num_devices),), tuple(range(self.num_devices)), has_replicas=True)
         self._everywhere = LayerMesh("the model", everywhere, self)
@@ -192,6 +202,8 @@ class _LiveProgram(Program):
     def declared(self, name: str, tensor: Tensor, *, is_trained: bool, is_statistic: bool) -> Any:
         """Return the value of a weight, a statistic or a constant of the module."""
         if is_trained or (is_statistic and self._read(name, is_trained) is not None):
+            if is_trained:
+                self.sources[name] = f"shard {name}"
             return self.argument(f"shard {name}")
         box = tensor.layout.by_device[self.rank]
         self.takes[name] = Take(shape=tensor.shape, box=box, made=tensor.shard)
@@ -200,22 +212,41 @@ class _LiveProgram(Program):
     def bind(self) -> None:
         """Have each shard that a layer reads be a part of what this rank holds of a parameter or a buffer."""
         stored = self.hold()
-        for name in self._reads():
-            self.bound(f"shard {name}", partial(self._part, stored, name))
+        for name in self.reads():
+            if name not in (self.pieces or {}):
+                self.bound(f"shard {name}", partial(self._part, stored, name))
 
     def hold(self) -> Storage:
         """Return how the parameters and buffers are held; all layers have been called."""
         if self.storage is None:
-            reads = self._reads()
-            needs = needs_of(self.state, {name: self.weights[name] for name in reads}, reads)
-            self.storage = storage(self.state.shapes, needs, self.num_devices)
+            hold_together([self], lambda needs: storage(self.state.shapes, needs, self.num_devices))
+        assert self.storage is not None
         return self.storage
+
+    def needs(self) -> dict[str, list[Need]]:
+        """Return what its layers need of each parameter and buffer, of weights in pieces these."""
+        prefix = self.prefix
+        reads = {f"{prefix}{name}": read for name, read in self.reads().items()}
+        layouts = {f"{prefix}{name}": own.layout for name, own in (self.pieces or {}).items()}
+        return needs_of(self.state, {name: self.weights[name.removeprefix(prefix)] for name in reads}, reads, layouts)
+
+    def alone(self, needs: Mapping[str, Sequence[Need]]) -> list[str]:
+        """Return its trained weights that are all that is needed of a parameter, whole and as it is."""
+        shapes, declared = self.state.shapes, self.state.declared
+        own = [
+            needed[0].weight.removeprefix(self.prefix)
+            for name, needed in needs.items()
+            if len(needed) == 1 and needed[0].box == whole(shapes[name]) and needed[0].view is None
+            if declared[name].requires_grad and not declared[name].is_buffer
+        ]
+        return [name for name in own if name in self.sources]
 
     def placed(self, x: Tensor, shape: tuple[int, ...]) -> Stored | None:
         """Return how ranks have a tensor between them, as DTensor says it; None where it cannot."""
         return held_as(Need(weight="", box=whole(shape), layout=x.layout), shape, self.hold().sizes)
 
-    def _reads(self) -> dict[str, Read]:
+    def reads(self) -> dict[str, Read]:
+        """Return what its weights and statistics are of the module, by name."""
         read = {name: self._read(name, weight.is_trained) for name, weight in self.weights.items()}
         return {name: own for name, own in read.items() if own is not None}
 
@@ -224,7 +255,7 @@ class _LiveProgram(Program):
         return reshard(resolved(x), self._everywhere, [Dim(f"dim{i}", extent) for i, extent in enumerate(shape)])
 
     def _part(self, stored: Storage, name: str) -> Any:
-        reading, weight = stored.readings[name], self.weights[name]
+        reading, weight = stored.readings[f"{self.prefix}{name}"], self.weights[name]
         source = f"held {reading.parameter}"
         if weight.is_trained:
             self.sources[name] = source
@@ -240,6 +271,40 @@ class _LiveProgram(Program):
         constant = self.live.constants[layer, own]
         is_kept = layer in self.live.statistics and constant.buffer
         return Read(parameter=constant.buffer, piece=constant.use.piece, view=constant.use.view) if is_kept else None
+
+
+def hold_together(
+    programs: Sequence[_LiveProgram], stored_by: Callable[[Mapping[str, list[Need]]], Storage]
+) -> Storage:
+    """Return how all that programs of this rank read is held, which they know from then on, and their pieces of it.
+
+    programs: all of whose layers have been called. stored_by: says it, from what is needed of each parameter.
+    """
+
+    def needs() -> dict[str, list[Need]]:
+        found: dict[str, list[Need]] = {}
+        for program in programs:
+            for name, own in program.needs().items():
+                found.setdefault(name, []).extend(own)
+        return found
+
+    whole_needs = needs()
+    pieces = [program.cut(program.alone(whole_needs)) for program in programs]
+    lost = True
+    while lost:
+        for program, own in zip(programs, pieces, strict=True):
+            program.pieces = own
+        found, lost = stored_by(needs()), False
+        for program, own in zip(programs, pieces, strict=True):
+            for name in [name for name in own if found.readings[f"{program.prefix}{name}"].steps]:
+                lost = True
+                program.notes.append(
+                    f"weight {name!r} is replicated, not {own.pop(name).state}: no placement of DTensor says who has "
+                    "which piece"
+                )
+    for program in programs:
+        program.storage = found
+    return found
 
 
 def read_as(value: Any, use: Use) -> Any:
@@ -293,10 +358,23 @@ class Parallel(nn.Module):
         notes: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self.plan, self.program = plan, emit(plan, target="torch")
+        self.program = emit(plan, target="torch")
+        self._prepare(module, live, plan, rank=rank, seed=seed)
+        self._groups = Groups(rank, plan.num_devices)
+        self._sum_groups = self._groups.beside("sums")
+        self._state = state_of(module)
+        self._boxes = self._read(rank)
+        self._mesh = mesh_of(self._stored, self._device.type)
+        self.notes = (*live.notes, *notes_on(self._state, self._stored), *self._state_notes, *notes)
+        # Last, since names of the model may be those of our attributes.
+        install(self, self._state, self._stored, self._mesh, weights, device=self._device)
+        super().train(module.training)
+
+    def _prepare(self, module: nn.Module, live: LiveModel, plan: Plan, *, rank: int, seed: int) -> None:
+        """Take what a rank computes beside its program: of inputs, before any layer, and what it keeps in between."""
+        self.plan = plan
         self._live, self._rank, self._seed, self._step = live, rank, seed, 0
-        self._traffic, self._groups = Traffic(), Groups(rank, plan.num_devices)
-        self._sum_groups = Groups(rank, plan.num_devices, apart=True)
+        self._traffic, self._prefix = Traffic(), ""
         device = join().device
         if device.type == "cpu":
             device = next((p.device for p in module.parameters() if not p.is_meta), device)
@@ -308,23 +386,18 @@ class Parallel(nn.Module):
         self._part = live.part(own + [o.name for o in live.outputs if not o.layer], device=device)
         self._leaves = Leaves(receive=self._received)
         self._gradients: Gradients | None = None
+        self._pieces: Mapping[str, Pieces] | None = None
+        self._gathered: Any = None
         self._owners: dict[str, tuple[nn.Module, str]] = {}
         self._modes: dict[bool, _Mode] = {}
-        self._state = state_of(module)
         self._storage: Storage | None = None
         self._shapes = dict(zip(live.call.names, live.call.shapes, strict=True))
         self._dims = dict(zip(live.call.names, example_dims(plan.graph, live.call.shapes), strict=True))
-        self._boxes = self._read(rank)
-        self._mesh = mesh_of(self._stored, device.type)
-        self.notes = (*live.notes, *notes_on(self._state, self._stored), *notes)
-        # Last, since names of the model may be those of our attributes.
-        install(self, self._state, self._stored, self._mesh, weights, device=device)
-        super().train(module.training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns."""
         mode, values, arguments = self._begun(args, kwargs)
-        with computing_in(mode.low, self._device):
+        with computing_in(mode.low, self._device), mode.traced.freed():
             found = mode.traced.module(*arguments)
         return self._ended(mode, values, *found)
 
@@ -338,6 +411,7 @@ class Parallel(nn.Module):
         }
         mode = self._mode(self.training)
         self._follow()
+        self._gather()
         values = self._values(inputs)
         return mode, values, [get(values) for get in mode.given]
 
@@ -407,7 +481,7 @@ class Parallel(nn.Module):
         memo[id(self)] = twin
         twin.__dict__.update(self.__dict__)
         twin._modes, twin._owners, twin._gradients, twin._fixed_values = {}, {}, None, _Fixed()
-        twin._leaves = Leaves(receive=twin._received)
+        twin._leaves, twin._gathered = Leaves(receive=twin._received, pieces=self._leaves.pieces), None
         for name in ("_parameters", "_buffers", "_modules"):
             twin.__dict__[name] = deepcopy(self.__dict__[name], memo)
         return twin
@@ -512,25 +586,36 @@ class Parallel(nn.Module):
         """How the gradient of each parameter is brought together, by name, in the order of the layers."""
         found: dict[str, WeightSum] = {}
         for name, own in self._mode(True).traced.sums.items():
-            found.setdefault(self._stored.readings[name].parameter, own)
+            found.setdefault(self._reading(name).parameter, own)
         return found
 
     def _mode(self, trains: bool) -> _Mode:
-        if trains in self._modes:
-            return self._modes[trains]
-        program = _LiveProgram(
+        if trains not in self._modes:
+            program = self._declared(trains)
+            self._modes[trains] = self._traced(program, self._build(program))
+        return self._modes[trains]
+
+    def _declared(self, trains: bool) -> _LiveProgram:
+        """Return the program of training, or of evaluation, for layers to be declared on."""
+        return _LiveProgram(
             self._live,
             self._state,
             self._storage,
+            prefix=self._prefix,
             rank=self._rank,
             num_devices=self.plan.num_devices,
             trains=trains,
             groups=self._groups,
             traffic=self._traffic,
+            pieces=self._pieces,
         )
-        made = self._build(program)
+
+    def _traced(self, program: _LiveProgram, made: Any) -> _Mode:
+        """Return what runs; made: what the functions that declare the layers return."""
         loss, outputs = made if isinstance(made, tuple) else (made, {}) if isinstance(made, Tensor) else (None, made)
-        self._storage = program.hold()
+        if self._pieces is None:
+            self._storage, self._pieces, self._state_notes = program.hold(), program.pieces, program.notes
+            self._leaves.pieces = {self._reading(name).parameter: own for name, own in (program.pieces or {}).items()}
         # Whoever computes a loss of what the model returns needs all of it.
         placed = {name: None if loss is None else program.placed(x, shape) for name, (x, shape) in outputs.items()}
         results = {n: x if placed[n] else program.whole(x, shape) for n, (x, shape) in outputs.items()}
@@ -540,10 +625,7 @@ class Parallel(nn.Module):
         numbers = {own.name: own.output.name for own in self._live.outputs if own.output and not own.shape}
         at_loss = next((name for name, made in numbers.items() if made not in outputs), "")
         keeps = tuple(self._kept(name, momentum) for name, momentum in traced.keeps)
-        self._modes[trains] = _Mode(
-            traced=traced, given=given, keeps=keeps, loss=at_loss, placed=placed, low=program.low
-        )
-        return self._modes[trains]
+        return _Mode(traced=traced, given=given, keeps=keeps, loss=at_loss, placed=placed, low=program.low)
 
     def _source(self, argument: str, fed: Mapping[str, Use], traced: Traced, takes: Mapping[str, Take]) -> Get:
         """Return where an argument of a rank's graph is had of."""
@@ -553,6 +635,12 @@ class Parallel(nn.Module):
             return lambda values: read_as(values[use.value], use).reshape(shape)
         if kind == "held":
             return lambda _: self._leaf(name)
+        if kind == "shard":
+            parameter = self._reading(name).parameter
+            return lambda _: self._leaf(parameter)
+        if kind == "piece":
+            parameter, shape = self._reading(name).parameter, traced.pieces[name].piece_shape
+            return lambda _: local_of(self._tensor(parameter)).detach().reshape(shape)
         if kind == "constant":
             layer, _, own = name.rpartition("/")
             constant, take = self._live.constants[layer, own].use, takes[name]
@@ -561,18 +649,33 @@ class Parallel(nn.Module):
                     name, lambda: take(read_as(values[constant.value], constant))
                 )
             return lambda values: take(read_as(values[constant.value], constant))
+        if kind == "received":
+            return lambda values: values[argument]
         assert argument == "mask_key", argument
         return lambda _: torch.from_numpy(step_key(self._seed, self._step))
 
     # -- parameters and buffers
 
+    @property
+    def _root(self) -> nn.Module:
+        """The module that has them."""
+        return self
+
+    def _give(self, parameter: Any, gradient: Any) -> None:
+        """Add this rank's part of a whole gradient to what a parameter has."""
+        receive(parameter, gradient)
+
     def _tensor(self, name: str) -> Any:
         found = self._owners.get(name)
         if found is None:
-            found = self._owners[name] = owner_of(self, name)
+            found = self._owners[name] = owner_of(self._root, name)
         module, last = found
         parameter = module._parameters.get(last)
         return module._buffers[last] if parameter is None else parameter
+
+    def _reading(self, name: str) -> Reading:
+        """Return how a weight or a statistic of the program is had of what is held."""
+        return self._stored.readings[f"{self._prefix}{name}"]
 
     def _leaf(self, name: str) -> Any:
         return self._leaves.of(name, self._tensor(name))
@@ -593,13 +696,41 @@ class Parallel(nn.Module):
         for name in self._sums:
             self._leaf(name)
         if self._gradients is None or self._leaves.num_made > before:
-            tensors = [(self._tensor(name), own) for name, own in self._sums.items()]
-            entries = [Entry(parameter=tensor, local=local_of(tensor), sum=own) for tensor, own in tensors]
+            tensors = [(name, self._tensor(name), own) for name, own in self._sums.items()]
+            entries = [
+                Entry(
+                    parameter=tensor,
+                    local=local_of(tensor),
+                    sum=own,
+                    give=self._give,
+                    pieces=self._leaves.pieces.get(name),
+                )
+                for name, tensor, own in tensors
+            ]
             self._gradients = Gradients(entries, self._sum_groups, self._traffic)
+
+    def _gather(self) -> None:
+        """Gather the weights that stay whole, of which ranks update pieces, if these may have changed.
+
+        Neither `.data` nor what works on many tensors at once tells that it changes a tensor, so that an evaluation
+        always gathers; a step of training does unless nothing came before it but backward passes of its own step.
+        """
+        held = list(self._leaves.kept())
+
+        def versions() -> Any:
+            tensors = (*map(self._tensor, self._leaves.pieces), *(piece for _, _, piece in held))
+            assert self._gradients is not None
+            return self._gradients, self._gradients.num_passes, [tensor._version for tensor in tensors]
+
+        is_training = self.training and torch.is_grad_enabled()
+        if held and not (is_training and self._gathered == versions()):
+            with torch.no_grad():
+                gather_in_place(held, self._traffic)
+            self._gathered = versions() if is_training else None
 
     def _kept(self, name: str, momentum: float) -> Callable[[Any], None]:
         """Return what brings a kept statistic nearer to its value of a step."""
-        reading = self._stored.readings[name]
+        reading = self._reading(name)
         keep = keeping(self._stored, reading, self._groups)
         return lambda value: keep(local_of(self._tensor(reading.parameter)), value, momentum)
 
@@ -609,7 +740,7 @@ class Parallel(nn.Module):
             for keep, value in zip(mode.keeps, values, strict=True):
                 keep(value)
             for owner in dict.fromkeys(self._live.statistics.values()):
-                counted = owner_of(self, f"{owner}.num_batches_tracked")[0]._buffers.get("num_batches_tracked")
+                counted = owner_of(self._root, f"{owner}.num_batches_tracked")[0]._buffers.get("num_batches_tracked")
                 if counted is not None:
                     counted.add_(1)
 

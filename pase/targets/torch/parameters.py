@@ -24,7 +24,7 @@ What `part_of` gives is differentiated, but the gradients of parts are not added
 the weight lacks leaves parts of sums, as `Program.weight` says, which `Gradients` adds up.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import prod
@@ -40,11 +40,12 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from pase.errors import ProgramError
 from pase.importers.ir import Piece, View
 from pase.sharding.boxes import Box, Range, extents, whole
-from pase.sharding.layouts import device_mesh
+from pase.sharding.layouts import Layout, device_mesh
 from pase.sharding.reshard import reshard_steps
 from pase.targets.torch.collectives import Groups, carried, exchange, made_once
 from pase.targets.torch.placements import Held, Need, Reading, Runs, Split, Storage, Stored, chunk_part
 from pase.targets.torch.program import Weight
+from pase.targets.torch.states import Pieces, held_whole
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor
 from pase.targets.torch.values import Source, cut
 
@@ -136,11 +137,14 @@ class Read:
     view: View | None = None
 
 
-def needs_of(state: State, weights: Mapping[str, Weight], reads: Mapping[str, Read]) -> dict[str, list[Need]]:
+def needs_of(
+    state: State, weights: Mapping[str, Weight], reads: Mapping[str, Read], layouts: Mapping[str, Layout] | None = None
+) -> dict[str, list[Need]]:
     """Return what the weights of a program need of each parameter.
 
     reads: of weights, by their names in the program; one that is not named reads the parameter of its own name, if
-    there is one, and else none: it is given otherwise. Raises ProgramError for a name that the model does not have.
+    there is one, and else none: it is given otherwise. layouts: of weights that ranks hold otherwise than their layers
+    read them. Raises ProgramError for a name that the model does not have.
     """
     first = {name: key for key, declared in state.declared.items() for name in declared.names}
     found: dict[str, list[Need]] = {}
@@ -158,7 +162,8 @@ def needs_of(state: State, weights: Mapping[str, Weight], reads: Mapping[str, Re
         if read.piece is not None:
             box = _piece(box, read.piece)
         is_seen = read.view is not None and not read.view.is_reshape
-        need = Need(weight=name, box=box, layout=weight.tensor.layout, view=read.view if is_seen else None)
+        layout = (layouts or {}).get(name) or weight.tensor.layout
+        need = Need(weight=name, box=box, layout=layout, view=read.view if is_seen else None)
         found.setdefault(key, []).append(need)
     return found
 
@@ -172,12 +177,30 @@ def _piece(box: Box, piece: Piece) -> Box:
 # -- DTensors
 
 
+Axes = tuple[int, ...]
+"""Of a mesh, by number."""
+
+
+def split_axes(stored: Storage) -> set[Axes]:
+    """Return which axes of the mesh split the same parameter."""
+    return {tuple(axis for axis, done in enumerate(own.splits) if done) for own in stored.stored.values()}
+
+
 def mesh_of(stored: Storage, device_type: str) -> DeviceMesh:
     """Return the mesh of all parameters; every rank calls it."""
-    names = tuple(f"m{number}" for number in range(len(stored.sizes)))
-    ranks = torch.arange(prod(stored.sizes)).reshape(stored.sizes)
-    mesh = made_once((device_type, stored.sizes), lambda: DeviceMesh(device_type, ranks, mesh_dim_names=names))
-    split = {tuple(axis for axis, done in enumerate(own.splits) if done) for own in stored.stored.values()}
+    return mesh_in_groups(stored.sizes, split_axes(stored), 1, device_type)
+
+
+def mesh_in_groups(sizes: tuple[int, ...], split: Set[Axes], num_groups: int, device_type: str) -> DeviceMesh:
+    """Return the mesh of the parameters of this rank's group; every rank calls it.
+
+    sizes: of its axes, in every group. split: which axes split the same parameter, in any group.
+    """
+    names = tuple(f"m{number}" for number in range(len(sizes)))
+    every = ((num_groups, *sizes), ("group", *names)) if num_groups > 1 else (sizes, names)
+    ranks = torch.arange(prod(every[0])).reshape(every[0])
+    mesh = made_once((device_type, *every), lambda: DeviceMesh(device_type, ranks, mesh_dim_names=every[1]))
+    mesh = mesh[names] if num_groups > 1 else mesh
     for axes in sorted(axes for axes in split if len(axes) > 1):
         # Norms of such parameters are then one sum and not one for each axis, which PyTorch would warn of.
         (mesh if len(axes) == len(names) else mesh[tuple(names[axis] for axis in axes)])._flatten()
@@ -240,7 +263,7 @@ def install(
     Args:
         root: the module that they belong to from then on. What they are called with dots becomes modules within it.
         state: what the model has.
-        stored: how each is held.
+        stored: how each is held; what is not named is other ranks' alone.
         mesh: of all ranks.
         source: of values, by name.
         device: of the shards; by default that of the mesh.
@@ -248,17 +271,22 @@ def install(
     Raises:
         ProgramError: the source lacks a value, or has it in another shape.
     """
-    rank = dist.get_rank() if dist.is_initialized() else 0
+    # Groups of ranks follow one another.
+    rank = dist.get_rank() % prod(stored.sizes) if dist.is_initialized() else 0
     where = torch.device(mesh.device_type if device is None else str(device))
     made: dict[str, torch.Tensor] = {}
     # Optimizers and clipping want parameters of one kind, and are faster with plain tensors.
     is_any_split = any(
         split is not None
         for name, declared in state.declared.items()
+        if not declared.is_buffer and name in stored.stored
         for split in stored.stored[name].splits
-        if not declared.is_buffer
     )
     for name, declared in state.declared.items():
+        if name not in stored.stored:
+            # Sources are asked by all ranks at once.
+            source(declared.names, declared.shape, (((0, 0),),) * len(declared.shape))
+            continue
         own = stored.stored[name]
         is_plain = not any(own.splits) if declared.is_buffer else not is_any_split
         local = source(declared.names, declared.shape, own.held[rank])
@@ -267,6 +295,8 @@ def install(
         made[name] = held if declared.is_buffer else nn.Parameter(held, declared.requires_grad)
     first = _first_names(state)
     for name in state.order:
+        if first[name] not in made:
+            continue
         holder, last = owner_of(root, name)
         value, declared = made[first[name]], state.declared[first[name]]
         if isinstance(value, nn.Parameter):
@@ -312,6 +342,9 @@ class _Taken:
 
     def __call__(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_others: object) -> None:
         for name, key in self.first.items():
+            if key not in self.stored.stored:
+                state_dict.pop(prefix + name, None)
+                continue
             own, given = self.stored.stored[key], state_dict.get(prefix + name)
             if not isinstance(given, torch.Tensor) or isinstance(given, DTensor) or tuple(given.shape) != own.shape:
                 continue  # What is missing or of another shape, PyTorch says.
@@ -472,9 +505,13 @@ class _Leaf:
 
 @dataclass(slots=True)
 class Leaves:
-    """Local tensors of parameters, by name. receive: what is done with a parameter's gradient. num_made: of leaves."""
+    """Local tensors of parameters, by name. receive: what is done with a parameter's gradient. num_made: of leaves.
+
+    pieces: of parameters that ranks hold in pieces: what stands for the whole part is their leaf.
+    """
 
     receive: Callable[[torch.Tensor, torch.Tensor], None] = receive
+    pieces: Mapping[str, Pieces] = field(default_factory=dict)
     num_made: int = 0
     _made: dict[str, _Leaf] = field(default_factory=dict)
 
@@ -487,10 +524,15 @@ class Leaves:
         is_trained: bool = parameter.requires_grad
         known = self._made.get(name)
         if known is not None and known.parameter is parameter:
-            is_same = known.local is local or _is_same(known.leaf, local)
+            is_same = known.local is local or _is_same(known.local, local)
             if is_same and known.leaf.requires_grad == is_trained:
                 return known.leaf
         leaf: torch.Tensor = local.detach()
+        if name in self.pieces:
+            with torch.no_grad():
+                leaf, piece = held_whole(self.pieces[name], leaf)
+                local = _put(parameter, piece)
+            leaf = leaf.detach()
         if is_trained:
             leaf.requires_grad_()
             leaf.register_post_accumulate_grad_hook(_Handed(parameter, self.receive))
@@ -498,13 +540,40 @@ class Leaves:
         self.num_made += 1
         return leaf
 
+    def all(self) -> list[torch.Tensor]:
+        """Return those of parameters that are trained."""
+        return [each.leaf for each in self._made.values() if each.leaf.requires_grad]
+
+    def collect(self) -> None:
+        """Hand over the gradients that leaves have, as a backward pass does by itself."""
+        for each in self._made.values():
+            _Handed(each.parameter, self.receive)(each.leaf)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "Leaves":
         # Of a copied module, whose own parameters have gradients of their own.
-        return Leaves(receive=deepcopy(self.receive, memo))
+        return Leaves(receive=deepcopy(self.receive, memo), pieces=self.pieces)
+
+    def kept(self) -> Iterator[tuple[Pieces, torch.Tensor, torch.Tensor]]:
+        """Yield the parts that stay whole, of parameters that ranks hold in pieces: pieces, whole, local tensor."""
+        for name, made in self._made.items():
+            if name in self.pieces and self.pieces[name].is_kept:
+                yield self.pieces[name], made.leaf, made.local
 
 
-def _is_same(leaf: torch.Tensor, local: torch.Tensor) -> bool:
-    return leaf.data_ptr() == local.data_ptr() and (leaf.dtype, leaf.device) == (local.dtype, local.device)
+def _is_same(before: torch.Tensor, local: torch.Tensor) -> bool:
+    return before.data_ptr() == local.data_ptr() and (before.dtype, before.device) == (local.dtype, local.device)
+
+
+def _put(parameter: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
+    """Have a parameter hold its piece where that lies in the whole, if it is seen there in the parameter's shape."""
+    local = local_of(parameter)
+    try:
+        own = piece.view(local.shape)
+    except RuntimeError:
+        return local  # A copy: it is gathered into the whole.
+    if isinstance(parameter, DTensor):
+        parameter._local_tensor = own
+    return own
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,7 @@ def storage(
     num_ranks: int,
     *,
     apart: bool = True,
+    sizes: tuple[int, ...] = (),
 ) -> Storage:
     """Return how parameters are held on one mesh, each rank with as few elements as can be said.
 
@@ -123,13 +124,14 @@ def storage(
         needs: of each parameter, what layers need of it; those that are not named are held whole.
         num_ranks: the ranks, which the layouts call devices 0 to num_ranks - 1.
         apart: whether a rank may hold parts of a dim that lie apart.
+        sizes: of the mesh, where these are given.
     """
     for name, own in needs.items():
         for need in own:
             _check(name, shapes[name], need, num_ranks)
     found = _Found(shapes, needs, num_ranks, apart)
-    sizes = min(orders(prime_factors(num_ranks) or (1,)), key=found.cost)
-    sizes = _joined(sizes, found)
+    if not sizes:
+        sizes = _joined(min(orders(prime_factors(num_ranks) or (1,)), key=found.cost), found)
     stored = {name: found.stored(name, sizes) for name in shapes}
     return Storage(
         sizes=sizes,

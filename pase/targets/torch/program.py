@@ -5,19 +5,24 @@ PyTorch's own functions of local tensors, of moves and of sums. Passes over this
 does for several, and take away moves that move nothing. Steps run the graph; nothing of named dims is left in it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import count as counted
-from math import prod
+from itertools import pairwise
+from math import gcd, prod
+from operator import getitem
 from typing import Any
 
 from torch import fx, nn
 
-from pase.errors import ProgramError
-from pase.sharding.boxes import Box
-from pase.sharding.layouts import HOST, DeviceMesh, Layout, PlainDim, TensorDim, device_mesh
+from pase.errors import ProgramError, unknown_name
+from pase.planning.plan import REPLICATED, STATES
+from pase.sharding.boxes import Box, extents
+from pase.sharding.layouts import HOST, DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, in_pieces
 from pase.sharding.named_dims import check_shared
 from pase.sharding.reshard import ReshardStep, SumEnd, joint_steps, sum_groups
+from pase.sharding.shards import state_dim
 from pase.sharding.traffic import Movement, Phase
 from pase.targets.torch.collectives import (
     Adder,
@@ -32,11 +37,18 @@ from pase.targets.torch.collectives import (
 )
 from pase.targets.torch.recompute import gather_runs
 from pase.targets.torch.reshard import reshard
+from pase.targets.torch.states import Gather, GatheredLayers, Pieces
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
 from pase.targets.training.data import DataInput
 
+_RECEIVED = "received "
+"""Before the number of an argument that another stage sends."""
+
 _WEIGHT = "weight "
 """Before the name of an argument that is a weight, where an input has the same one."""
+
+_PIECE = "piece "
+"""Before the name of an argument that is this rank's piece of a weight which the graph gathers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +80,20 @@ class WeightSum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """What a stage takes from the one before it.
+
+    steps: from where that left it, on devices that are numbered after the stage's own. made: the shape of this rank's
+    part. fill: what stands where a box sticks out. movement: whose the bytes are.
+    """
+
+    steps: tuple[ReshardStep, ...]
+    made: tuple[int, ...]
+    fill: float
+    movement: Movement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Correct:
     """How many labels are right. num_points: of all ranks. num_holders: how many ranks have the same ones."""
 
@@ -82,8 +108,9 @@ class Traced:
 
     module: takes values of `arguments`, in order, returns (loss or None, outputs, values of statistics). inputs,
     weights: by name. keeps: statistics with their momentum, in the order of their values. results: the outputs by name.
-    sums: of the gradient of each weight, by name, in the order of the layers. taken: how layers read each input.
-    correct: what this rank counts, its count the last of the outputs; None where it is not asked for or there is none.
+    sums: of the gradient of each weight, by name, in the order of the layers. pieces: of those weights that ranks hold
+    in pieces. gathered: the layers whose weights the graph gathers. taken: how layers read each input. correct: what
+    this rank counts, its count the last of the outputs; None where it is not asked for or there is none.
     """
 
     module: fx.GraphModule
@@ -93,8 +120,19 @@ class Traced:
     keeps: tuple[tuple[str, float], ...]
     results: Mapping[str, Tensor]
     sums: Mapping[str, WeightSum]
+    pieces: Mapping[str, Pieces]
+    gathered: GatheredLayers
     taken: Mapping[str, tuple[Layout, ...]]
     correct: Correct | None = None
+
+    def freed(self) -> AbstractContextManager[None]:
+        """Return the context to run the module in, which has autograd keep no weight that the graph gathers."""
+        return self.gathered.freed()
+
+    def piece_of(self, argument: str) -> str:
+        """Return the weight of which an argument is this rank's piece, "" for one that is none."""
+        name = argument.removeprefix(_PIECE)
+        return name if name != argument and name in self.pieces and argument not in self.inputs else ""
 
     def weight_of(self, argument: str) -> str:
         """Return the weight that an argument is, "" for one that is none."""
@@ -119,8 +157,11 @@ class Program:
 
     rank, num_devices: of the group. trains: whether points are dropped, and moments are those of the batch. groups: of
     ranks, which several programs of one process share. traffic: counts what moves. counts: whether to count labels that
-    are right. is_of_one_type: compute in one, whatever is said (`types`). sources: by the name of a trained tensor, the
-    argument of the graph that it is had of. dtype: the type of weights. low: that of products where it is another, "".
+    are right. is_of_one_type: compute in one, whatever is said (`types`). received: of the stage before, by argument.
+    sources: by the name of a trained tensor, the argument of the graph that it is had of. dtype: the type of weights.
+    low: that of products where it is another, "". pieces: of the weights that ranks hold in pieces, where another
+    program of the same layers has told; else this one tells. copied: weights of which other stages have copies, which
+    are in no pieces. notes: which weights' state is not the one that their layer's mesh says, and why.
     """
 
     def __init__(
@@ -133,16 +174,19 @@ class Program:
         traffic: Any = None,
         counts: bool = False,
         is_of_one_type: bool = False,
+        pieces: Mapping[str, Pieces] | None = None,
     ) -> None:
         self.dtype, self.low, self._is_of_one_type = "float32", "", is_of_one_type
         self.rank, self.num_devices, self.trains = rank, num_devices, trains
         self.groups = groups or Groups(rank, num_devices)
         self.traffic = Traffic() if traffic is None else traffic
         self.counts = counts
+        self.pieces, self.copied, self.notes = pieces, set[str](), list[str]()
         self._correct: dict[fx.Node, Correct] = {}
         self.inputs: dict[str, DataInput] = {}
         self.weights: dict[str, Weight] = {}
         self.sources: dict[str, str] = {}
+        self.received: dict[str, Received] = {}
         self._shared: set[str] = set()
         self._taken: dict[str, list[Layout]] = {}
         self._arguments: dict[str, fx.Node] = {}
@@ -169,21 +213,26 @@ class Program:
         axes: Sequence[tuple[str, int]],
         devices: Sequence[int] | None = None,
         *,
+        state: str = REPLICATED,
         recompute: bool = False,
     ) -> LayerMesh:
         """Return the mesh of a layer: (dim, number of parts) for each dim that is split.
 
-        devices: a permutation of the program's ranks, row-major over the axes and then the replicas. recompute: whether
-        what the layer's backward pass needs is computed again there; layers of which this is said one after the other
-        are computed again together, and keep what they read of others alone.
+        devices: a permutation of the program's ranks, row-major over the axes and then the replicas. state: how ranks
+        that have the same part of a weight hold it: "replicated", each the whole of it; in pieces "zero1", what the
+        optimizer keeps; "zero2", the gradient, too; "zero3", the weight, too, gathered when the layer's turn comes.
+        recompute: whether what the layer's backward pass needs is computed again there; layers of which this is said
+        one after the other are computed again together, and keep what they read of others alone.
         Raises ProgramError where the parts do not divide the ranks or the list is no permutation.
         """
+        if state not in STATES:
+            raise ProgramError(f"layer {layer!r}: {unknown_name('state', state, STATES)}")
         if recompute and not self._is_in_run:
             self._runs.append([])
         if recompute:
             self._runs[-1].append(layer)
         self._is_in_run, self._graph.layer = recompute, layer
-        return LayerMesh(layer, device_mesh(layer, axes, self.num_devices, devices), self)
+        return LayerMesh(layer, device_mesh(layer, axes, self.num_devices, devices), self, state=state)
 
     def floats(self, name: str, shape: Sequence[int]) -> Tensor:
         """Return an input of floating-point numbers, [batch, …]; to be resharded to a layer's mesh."""
@@ -288,6 +337,12 @@ class Program:
         in parts.
         """
         movement = Movement(producer=x.mesh.layer, consumer=mesh.layer, phase=Phase.FORWARD)
+        if x.value is None:
+            name = f"{_RECEIVED}{len(self.received)}"
+            self.received[name] = Received(steps=tuple(steps), made=tuple(made), fill=fill, movement=movement)
+            value = self.argument(name)
+            value.node.meta["is_received"] = True
+            return value
         taken = getattr(x.value, "node", None)
         if taken is not None and taken.meta.get("is_piece"):
             # A piece is taken for the layer that reads it.
@@ -337,19 +392,19 @@ class Program:
         )
         self._graph.layer = ""
         self._graph.output(found)
+        if self.pieces is None:
+            self.pieces = self.cut(self.sources)
         self.bind()
-        # Inputs may have gradients, too.
-        moving = {self._arguments[name] for name in (*self.sources.values(), *self.inputs) if name in self._arguments}
-        remove_idle_sums(self._graph, self._root, moving)
+        self._hoist()
         held = {name: self._arguments[source] for name, source in self.sources.items()}
-        hoist_sums(self._graph, self._root, self, set(held.values()))
         join_sums(self._graph, self._root, self)
         axes = lift_sums(self._graph, self._root, held)
         remove_still_moves(self._graph, self._root)
+        gathered = self._gather(self.pieces)
         fuse_biases(self._graph)
         module = fx.GraphModule(self._root, self._graph, "RankProgram")
         module.graph.eliminate_dead_code()
-        gather_runs(module, self._runs)
+        gather_runs(module, self._runs, gathered)
         module.graph.lint()
         module.delete_all_unused_submodules()
         module.recompile()
@@ -361,9 +416,93 @@ class Program:
             keeps=tuple((name, momentum) for name, (_, momentum) in self._keeps.items()),
             results=results,
             sums={name: self._weight_sum(name, over) for name, over in axes.items()},
+            pieces=self.pieces,
+            gathered=gathered,
             taken={name: tuple(layouts) for name, layouts in self._taken.items()},
             correct=correct,
         )
+
+    def _hoist(self) -> None:
+        # Inputs may have gradients, too.
+        arguments = (*self.sources.values(), *self.inputs, *self.received)
+        moving = {self._arguments[name] for name in arguments if name in self._arguments}
+        remove_idle_sums(self._graph, self._root, moving)
+        hoist_sums(self._graph, self._root, self, self._held())
+
+    def _held(self) -> set[fx.Node]:
+        return {self._arguments[source] for source in self.sources.values()}
+
+    def cut(self, names: Iterable[str]) -> dict[str, Pieces]:
+        """Return the pieces of weights, as their layers' meshes say that ranks hold them; notes say where they do not.
+
+        names: of the weights that may be cut; one that several layers share is not. All layers have been called.
+        """
+        found: dict[str, Pieces] = {}
+        names = [n for n in names if self.weights[n].tensor.mesh.state != REPLICATED]
+        names = [n for n in names if n not in self._shared | self.copied]
+        if not names:
+            return found
+        self._hoist()
+        fixed, groups = _fixed(self._graph, self._root, self._held()), self.groups.beside("gathers")
+        for name in names:
+            mesh, layout = self.weights[name].tensor.mesh, self.weights[name].tensor.layout
+            sums = _sums_after(self._arguments[self.sources[name]], fixed)
+            own = self._weight_sum(name, frozenset[str]().union(*(node.meta["axes"] for node in sums)))
+            if not own.groups:
+                continue
+            # Parts of other sizes are cut along the same dim.
+            part = [gcd(*along) for along in zip(*map(extents, layout.boxes), strict=True)]
+            dim = state_dim(part, len(own.groups[0]))
+            if dim is None:
+                self.notes.append(
+                    f"weight {name!r} is replicated, not {mesh.state}: {len(own.groups[0])} ranks cut no dim of its "
+                    f"part {part} evenly"
+                )
+                continue
+            found[name] = Pieces(
+                state=mesh.state,
+                layer=mesh.layer,
+                group=groups.of(own.groups),
+                dim=dim,
+                shape=self.weights[name].tensor.shard,
+                layout=in_pieces(layout, own.groups, dim),
+            )
+        return found
+
+    def _gather(self, pieces: Mapping[str, Pieces]) -> GatheredLayers:
+        """Have the graph gather the weights of each layer that do not stay, before it first uses one of them."""
+        layers, first = GatheredLayers(self.traffic), dict[str, int]()
+        places = {node: place for place, node in enumerate(self._graph.nodes)}
+        names: dict[str, list[str]] = {}
+        for name, own in pieces.items():
+            leaf = None if own.is_kept else self._arguments.get(self.sources[name])
+            if leaf is not None and leaf.users:
+                names.setdefault(own.layer, []).append(name)
+                place = min(map(places.__getitem__, leaf.users))
+                first[own.layer] = min(first.get(own.layer, place), place)
+        order = sorted(names, key=first.__getitem__)
+        users, nodes = {place: node for node, place in places.items()}, list[fx.Node]()
+        runs = {layer: number for number, own_layers in enumerate(self._runs) for layer in own_layers}
+        for layer in order:
+            user = users[first[layer]]
+            # It is computed again with what first uses it.
+            self._graph.layer = user.meta["layer"]
+            leaves = [self._arguments[self.sources[name]] for name in names[layer]]
+            own_pieces = [self.argument(_PIECE + name).node for name in names[layer]]
+            unique = self._new(f"gather_{layer}".replace(".", "_").replace("/", "_"))
+            self._root.add_module(
+                unique, Gather(layers, [pieces[name] for name in names[layer]], runs.get(self._graph.layer))
+            )
+            with self._graph.inserting_before(user):
+                node = self._graph.call_module(unique, (leaves, own_pieces, ()))
+                for number, leaf in enumerate(leaves):
+                    whole = self._graph.call_function(getitem, (node, number))
+                    leaf.replace_all_uses_with(whole, delete_user_cb=lambda user, node=node: user is not node)
+            nodes.append(node)
+        self._graph.layer = ""
+        for node, following in pairwise(nodes):
+            node.args = (*node.args[:2], following.args[1])
+        return layers
 
     def _weight_sum(self, name: str, over: frozenset[str]) -> WeightSum:
         mesh = self.weights[name].tensor.mesh
@@ -389,6 +528,7 @@ class Program:
             node = left.pop()
             module = self._root.get_submodule(str(node.target)) if node.op == "call_module" else None
             is_exchange |= isinstance(module, (Sum, Greatest))
+            is_read |= "is_received" in node.meta
             if isinstance(module, (Move, Take)):
                 # Another layer's, or a weight's from there.
                 node = node.args[0] if node.args[0] in trained else node
@@ -592,16 +732,22 @@ def lift_sums(graph: fx.Graph, root: nn.Module, weights: Mapping[str, fx.Node]) 
     found = dict.fromkeys(weights, frozenset[str]())
     fixed = _fixed(graph, root, set(weights.values()))
     for name, node in weights.items():
-        after = _only_user(node)
-        while after is not None:
-            before, after = after, _only_user(after)
-            if "axes" in before.meta:
-                found[name] |= before.meta["axes"]
-                before.replace_all_uses_with(before.args[0])
-                graph.erase_node(before)
-            elif before.op not in _LOCAL or len(set(before.all_input_nodes) - fixed) > 1:
-                break
+        for each in list(_sums_after(node, fixed)):
+            found[name] |= each.meta["axes"]
+            each.replace_all_uses_with(each.args[0])
+            graph.erase_node(each)
     return found
+
+
+def _sums_after(weight: fx.Node, fixed: Set[fx.Node]) -> Iterator[fx.Node]:
+    """Yield the sums of the gradient of what a rank makes of a weight alone, up to where it meets something else."""
+    after = _only_user(weight)
+    while after is not None:
+        if "axes" in after.meta:
+            yield after
+        elif after.op not in _LOCAL or len(set(after.all_input_nodes) - fixed) > 1:
+            return
+        after = _only_user(after)
 
 
 def _fixed(graph: fx.Graph, root: nn.Module, weights: Set[fx.Node]) -> set[fx.Node]:
@@ -609,7 +755,12 @@ def _fixed(graph: fx.Graph, root: nn.Module, weights: Set[fx.Node]) -> set[fx.No
     found = set[fx.Node]()
     for node in graph.nodes:
         is_local = node.op != "call_module" or isinstance(root.get_submodule(str(node.target)), Take)
-        if node not in weights and is_local and found.issuperset(node.all_input_nodes):
+        if (
+            node not in weights
+            and "is_received" not in node.meta
+            and is_local
+            and found.issuperset(node.all_input_nodes)
+        ):
             found.add(node)
     return found
 

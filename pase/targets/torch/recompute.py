@@ -13,13 +13,18 @@ import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
+from pase.targets.torch.states import GatheredLayers
+
 
 class Recomputed(nn.Module):
-    """A part of a rank's graph that keeps what it is given alone. body: returns a tuple."""
+    """A part of a rank's graph that keeps what it is given alone.
 
-    def __init__(self, body: nn.Module) -> None:
+    body: returns a tuple. gathered: the layers whose weights are there while these compute; it keeps none of them.
+    """
+
+    def __init__(self, body: nn.Module, gathered: GatheredLayers) -> None:
         super().__init__()
-        self.body = body
+        self.body, self.gathered = body, gathered
 
     def forward(self, *values: Any) -> Any:
         """Return what the body returns."""
@@ -27,7 +32,9 @@ class Recomputed(nn.Module):
         return checkpoint(self._begun, *values, use_reentrant=False, preserve_rng_state=False, early_stop=False)
 
     def _begun(self, *values: Any) -> tuple[Any, ...]:
-        made = self.body(*values)
+        # The backward pass gathers a weight again as it comes to need it: a run would have all of its own at once.
+        with self.gathered.freed_here():
+            made = self.body(*values)
         if torch.compiler.is_compiling():
             # A compiled backward pass has one order.
             return tuple(made)
@@ -55,16 +62,16 @@ class _Begin(torch.autograd.Function):
         return gradients
 
 
-def gather_runs(module: fx.GraphModule, runs: Sequence[Sequence[str]]) -> None:
+def gather_runs(module: fx.GraphModule, runs: Sequence[Sequence[str]], gathered: GatheredLayers) -> None:
     """Have the nodes of each run, by the names of its layers, be one call of a module that is computed again."""
     for number, layers in enumerate(runs):
         names = frozenset(layers)
         own = [n for n in module.graph.nodes if n.op.startswith("call") and n.meta["layer"] in names]
         if own:
-            _gather(module, own, f"run_{number + 1}")
+            _gather(module, own, f"run_{number + 1}", gathered)
 
 
-def _gather(module: fx.GraphModule, own: Sequence[fx.Node], name: str) -> None:
+def _gather(module: fx.GraphModule, own: Sequence[fx.Node], name: str, gathered: GatheredLayers) -> None:
     graph, members = module.graph, set(own)
     # What is computed of the run goes behind it, all else that stands in its midst before it.
     behind, node, last = set[fx.Node](), own[0], own[-1]
@@ -84,7 +91,7 @@ def _gather(module: fx.GraphModule, own: Sequence[fx.Node], name: str) -> None:
     for node in own:
         inside[node] = body.node_copy(node, inside.__getitem__)
     body.output(tuple(inside[node] for node in made))
-    module.add_submodule(name, Recomputed(fx.GraphModule(module, body, "Run")))
+    module.add_submodule(name, Recomputed(fx.GraphModule(module, body, "Run"), gathered))
     with graph.inserting_before(own[0]):
         found = graph.call_module(name, tuple(given))
         values = [graph.call_function(getitem, (found, place)) for place in range(len(made))]

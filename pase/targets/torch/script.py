@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -27,7 +29,9 @@ from pase.targets.torch.collectives import Groups, Traffic, all_reduced
 from pase.targets.torch.gradients import Entry, Gradients
 from pase.targets.torch.launch import Ranks, join, leave, naming_lost_ranks, run_program, tell_failure
 from pase.targets.torch.parameters import add_gradient
+from pase.targets.torch.pipeline import Pipeline
 from pase.targets.torch.program import Program, Traced, Weight
+from pase.targets.torch.states import Pieces, gather_in_place, held_whole
 from pase.targets.torch.tensor import Tensor
 from pase.targets.training.checkpointing import (
     Kept,
@@ -73,18 +77,24 @@ from pase.targets.training.script import (
 Outputs = Mapping[str, tuple[Tensor, tuple[int, ...]]]
 """Tensors by the names of the model's outputs, and the shapes that these have."""
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
 Build = Callable[[Program], Tensor | Outputs | tuple[Tensor, Outputs]]
 
-_Pass = tuple[Any, Any, Sequence[Any]]
+Pass = tuple[Any, Any, Sequence[Any]]
 """Of a micro-batch: the loss, how many of this rank's labels are right, the values of statistics."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ShardMaths:
-    """`Maths` on the shards of one weight; arrays that lack dims of it have one point there."""
+    """`Maths` on the shards of one weight; arrays that lack dims of it have one point there.
+
+    pieces: of which one is the shard, None where it is a whole part.
+    """
 
     weight: Weight
     groups: Groups
+    pieces: Pieces | None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -98,13 +108,16 @@ class _ShardMaths:
 
     def mean(self, x: Any, dims: Sequence[int]) -> Any:
         tensor = self.weight.tensor
-        brought = [dim for dim in dims if x.shape[dim] > 1 or tensor.shard[dim] == 1]
+        own = tensor.shard if self.pieces is None else self.pieces.piece_shape
+        brought = [dim for dim in dims if x.shape[dim] > 1 or own[dim] == 1]
         if not brought:
             return x
         total = x.sum(brought, keepdim=True)
         axes = tensor.mesh.split(tensor.names[dim] for dim in brought)
         if axes:
             total = all_reduced(total, self.groups.of(sum_groups(tensor.mesh.devices, axes)))
+        if self.pieces is not None and self.pieces.dim in brought:
+            total = all_reduced(total, self.pieces.group)
         return total / prod(self.shape[dim] for dim in brought)
 
 
@@ -116,21 +129,22 @@ class RankTraining:
 
     def __init__(
         self,
-        build: Build,
+        build: Build | Pipeline,
         ranks: Ranks,
         options: TrainingOptions,
         *,
         micro_batches: int = 1,
         is_restored: bool = False,
     ) -> None:
-        self.num_steps, self._micro_batches = 0, micro_batches
-        self._build, self._ranks, self._rule = build, ranks, options.rule
+        self.num_steps, self.micro_batches = 0, micro_batches
+        self._build, self._ranks, self._rule, self._rank = build, ranks, options.rule, ranks.rank
         self._seed = options.seed or 0
         self._dtype = None if options.dtype == "float32" else getattr(torch, options.dtype)
-        self.groups, self.traffic = Groups(ranks.rank, ranks.world_size), Traffic()
+        self.traffic = Traffic()
+        self.groups, self._sum_groups = self._groups()
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.program = self._traced(trains=True)
-        if self._low == "float16":
+        if self.low == "float16":
             raise ProgramError(
                 "products in float16 need a loss that is scaled, which programs do not do: make your own module "
                 "parallel (pase.parallelize, torch.amp.GradScaler), search with --precision bf16-mixed, or give "
@@ -141,13 +155,30 @@ class RankTraining:
         constants = [each.name for each in kept if not (each.is_trained or each.is_frozen or each.is_statistic)]
         values = None if is_restored else given_values(options.weights_path, constants)
         first = self._empty if is_restored else partial(self._first, values)
-        self.shards = {weight.name: first(weight).requires_grad_(weight.is_trained) for weight in kept}
+        self.shards = {weight.name: first(weight) for weight in kept}
+        # What the graph is given of weights, of which gradients are made; the shards themselves but for pieces.
+        self.leaves = dict(self.shards)
+        for name, own in self.program.pieces.items():
+            self.leaves[name], self.shards[name] = held_whole(own, self.shards[name])
+            self.leaves[name] = self.leaves[name].detach()
+        self._is_gathered = False
+        for weight in kept:
+            for tensor in (self.shards[weight.name], self.leaves[weight.name]):
+                tensor.requires_grad_(weight.is_trained)
         self._state: dict[str, dict[str, Any]] = {}
-        shards = ((self.shards[name], own) for name, own in self.program.sums.items())
-        entries = [Entry(parameter=shard, local=shard, sum=own, give=add_gradient) for shard, own in shards]
-        self._gradients = Gradients(entries, Groups(ranks.rank, ranks.world_size, apart=True), self.traffic)
-        for entry in entries:
-            entry.local.register_post_accumulate_grad_hook(self._taken)
+        entries = {
+            name: Entry(
+                parameter=self.shards[name],
+                local=self.shards[name],
+                sum=own,
+                give=self._give,
+                pieces=self.program.pieces.get(name),
+            )
+            for name, own in self.program.sums.items()
+        }
+        self._gradients = Gradients(list(entries.values()), self._sum_groups, self.traffic)
+        for name in entries:
+            self.leaves[name].register_post_accumulate_grad_hook(partial(self.take, name))
 
     def step(
         self, batch: Mapping[str, Array], *, learning_rate: float | None = None, with_record: bool = False
@@ -164,26 +195,27 @@ class RankTraining:
         result = self.descend(found, learning_rate)
         return replace(result, record=dict(self.traffic.sent)) if with_record else result
 
-    def gradients(self, batch: Mapping[str, Array]) -> list[_Pass]:
+    def gradients(self, batch: Mapping[str, Array]) -> list[Pass]:
         """Go forward and backward through each micro-batch; return the loss of each, and what else `descend` is given.
 
         Afterwards shards have their gradients, summed over the ranks.
         """
-        found, count = list[_Pass](), self._micro_batches
+        self._is_gathered = False
+        found, count = list[Pass](), self.micro_batches
         for number in range(count):
             own = {name: micro_batch(array, number, count) for name, array in batch.items()}
             with nullcontext() if number + 1 == count else self._gradients.held():
                 found.append(self._pass(own, step_key(self._seed, self.num_steps * count + number)))
         return found
 
-    def _pass(self, batch: Mapping[str, Array], key: Key) -> _Pass:
+    def _pass(self, batch: Mapping[str, Array], key: Key) -> Pass:
         """Go forward and backward through a micro-batch."""
         loss, outputs, statistics = self._run(self.program, batch, key)
         with naming_lost_ranks():
-            (loss / self._micro_batches).backward()
+            (loss / self.micro_batches).backward()
         return loss.detach(), self._correct(self.program, outputs), statistics
 
-    def descend(self, found: Sequence[_Pass], learning_rate: float) -> StepResult:
+    def descend(self, found: Sequence[Pass], learning_rate: float) -> StepResult:
         """Update weights and statistics after `gradients`, whose results are given; errors as of `step`."""
         losses, correct, statistics = zip(*found, strict=True)
         loss = torch.stack(losses).mean()
@@ -197,17 +229,41 @@ class RankTraining:
                 for (name, momentum), value in zip(self.program.keeps, values, strict=True):
                     self.shards[name].lerp_(value, momentum)
         self.num_steps += 1
+        self._is_gathered = False
         return StepResult(loss=loss.item(), accuracy=accuracy)
 
-    def _taken(self, shard: Any) -> None:
-        gradient, shard.grad = shard.grad, None
-        self._gradients.arrived(shard, gradient)
+    def _groups(self) -> tuple[Groups, Groups]:
+        """Return the process groups of layers, and those of sums of gradients."""
+        groups = Groups(self._ranks.rank, self._ranks.world_size)
+        return groups, groups.beside("sums")
+
+    def _give(self, shard: Any, gradient: Any) -> None:
+        add_gradient(shard, gradient)
+
+    @property
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all weights, by name."""
+        return {name: weight.tensor.shape for name, weight in self.program.weights.items()}
+
+    def take(self, name: str, leaf: Any) -> None:
+        """Take this rank's part of a weight's gradient, which its leaf has."""
+        gradient, leaf.grad = leaf.grad, None
+        if gradient is not None:
+            self._gradients.arrived(self.shards[name], gradient)
+
+    def gather(self) -> None:
+        """Gather the weights that stay whole, of which ranks have updated pieces."""
+        held = [(own, self.leaves[name], self.shards[name]) for name, own in self.program.pieces.items() if own.is_kept]
+        if not self._is_gathered:
+            with torch.no_grad():
+                gather_in_place(held, self.traffic)
+            self._is_gathered = True
 
     def evaluate(self, batch: Mapping[str, Array]) -> Evaluation:
         """Return the loss and the accuracy of a batch; the forward pass alone runs, drops nothing, changes nothing."""
         traced, (loss, outputs, _) = self._computed(batch)
         counts = self._over_ranks(self._correct(traced, outputs))
-        return Evaluation(loss=loss.item(), accuracy=_accuracy(traced, counts[0]))
+        return Evaluation(loss=loss.item(), accuracy=accuracy_of(traced, counts[0]))
 
     def outputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Return what the model computes of a batch, whole and in its own shapes, by name; it drops nothing."""
@@ -215,19 +271,24 @@ class RankTraining:
         found = zip(traced.results.items(), shards[: len(traced.results)], strict=True)
         return {name: _whole(tensor, shard).reshape(self.shapes[name]) for (name, tensor), shard in found}
 
-    def _traced(self, *, trains: bool) -> Traced:
-        ranks = self._ranks
-        program = Program(
-            rank=ranks.rank,
-            num_devices=ranks.world_size,
+    def _declared(self, *, trains: bool) -> Program:
+        """Return a program for layers to be declared on."""
+        return Program(
+            rank=self._rank,
+            num_devices=self.groups.num_ranks,
             trains=trains,
             groups=self.groups,
             traffic=self.traffic,
             counts=True,
             is_of_one_type=self._dtype not in (None, torch.float32),
+            pieces=None if trains else self.program.pieces,
         )
+
+    def _traced(self, *, trains: bool) -> Traced:
+        program = self._declared(trains=trains)
+        assert not isinstance(self._build, Pipeline)
         built = self._build(program)
-        self._dtype, self._low = self._dtype or getattr(torch, program.dtype), program.low
+        self._dtype, self.low = self._dtype or getattr(torch, program.dtype), program.low
         if isinstance(built, Tensor):
             return program.traced(built)
         loss, outputs = built if isinstance(built, tuple) else (None, built)
@@ -242,16 +303,27 @@ class RankTraining:
 
     def _run(self, program: Traced, batch: Mapping[str, Array], key: Key) -> tuple[Any, Sequence[Any], Sequence[Any]]:
         """Return the loss, the outputs and the values of statistics, as this rank has them."""
-        arguments = []
-        for name in program.arguments:
-            if name in program.inputs:
-                fed = torch.as_tensor(np.ascontiguousarray(batch[name]), device=self._ranks.device)
-                arguments.append(fed if program.inputs[name].below else fed.to(self._dtype))
-            else:
-                weight = program.weight_of(name)
-                arguments.append(self.shards[weight] if weight else torch.as_tensor(key))
-        with naming_lost_ranks(), computing_in(self._low, self._ranks.device):
+        self.gather()
+        arguments = self.arguments(program, batch, key)
+        with naming_lost_ranks(), computing_in(self.low, self._ranks.device), program.freed():
             found: tuple[Any, Sequence[Any], Sequence[Any]] = program.module(*arguments)
+        return found
+
+    def arguments(
+        self, program: Traced, batch: Mapping[str, Array], key: Key, received: Mapping[str, Any] = NOTHING
+    ) -> list[Any]:
+        """Return what a program's graph is given; received: of the stage before."""
+        found: list[Any] = []
+        for name in program.arguments:
+            if name in received:
+                found.append(received[name])
+            elif name in program.inputs:
+                fed = torch.as_tensor(np.ascontiguousarray(batch[name]), device=self._ranks.device)
+                found.append(fed if program.inputs[name].below else fed.to(self._dtype))
+            else:
+                weight, piece = program.weight_of(name), program.piece_of(name)
+                held = self.leaves[weight] if weight else self.shards[piece].detach() if piece else None
+                found.append(torch.as_tensor(key) if held is None else held)
         return found
 
     def _first(self, values: Mapping[str, Array] | None, weight: Weight) -> Any:
@@ -268,7 +340,9 @@ class RankTraining:
         return torch.zeros(extents(self._box(weight)), dtype=self._dtype, device=self._ranks.device)
 
     def _box(self, weight: Weight) -> Box:
-        return weight.tensor.layout.by_device[self._ranks.rank]
+        own = self.program.pieces.get(weight.name)
+        layout = weight.tensor.layout if own is None else own.layout
+        return layout.by_device[self._rank]
 
     # -- checkpoints
 
@@ -286,6 +360,10 @@ class RankTraining:
             },
         }
 
+    def saved_state(self) -> dict[str, Any]:
+        """Return what of the state this rank saves."""
+        return self.state()
+
     def check_finite(self) -> None:
         """Raise ProgramError on all ranks where a number that is kept is not finite on one."""
         slots = [(name, slot, own[slot]) for name, own in self._state.items() for slot in own]
@@ -302,7 +380,10 @@ class RankTraining:
         """Go on from a checkpoint of the same weights and optimiser, under whatever strategy it arose."""
         kept = {name: self._rule.slots(weight.tensor.shape) for name, weight in self.program.weights.items()}
         expected = {f"optimizer.{name}.{slot}": (name, slot) for name, own in kept.items() for slot in own}
-        saved = {name for name in found.saved if not name.startswith("model.")}
+        # Other ranks may have weights of their own.
+        others = {f"optimizer.{name}" for name in self.weight_shapes.keys() - kept.keys()}
+        slots = (name for name in found.saved if not name.startswith("model."))
+        saved = {name for name in slots if name.rpartition(".")[0] not in others}
         if not saved <= expected.keys():
             raise ProgramError(
                 f"checkpoint {found.path} has {min(saved - expected.keys())!r}; it is of another optimiser"
@@ -310,6 +391,7 @@ class RankTraining:
         for name, slot in (expected[key] for key in sorted(saved)):
             self._state.setdefault(name, {})[slot] = self._slot(self.shards[name], kept[name][slot])
         found.load(self.state())
+        self._is_gathered = False
         self.num_steps = found.step
 
     def _part(self, local: Any, weight: Weight, kept: Collection[int] | None = None) -> Part:
@@ -329,7 +411,7 @@ class RankTraining:
         is_finite = [x.isfinite().all() for x in (loss, *gradients)]
         counts = self._over_ranks(correct, is_finite[0], torch.stack(is_finite).all())
         if counts[2] == self._ranks.world_size:
-            return _accuracy(self.program, counts[0] / self._micro_batches)
+            return accuracy_of(self.program, counts[0] / self.micro_batches)
         for shard in self.shards.values():
             shard.grad = None
         which = f"the loss is {loss.item()}" if counts[1] < self._ranks.world_size else "a gradient is not finite"
@@ -353,7 +435,7 @@ class RankTraining:
 
     def _update(self, name: str, shard: Any, scalars: Mapping[str, float]) -> None:
         weight = self.program.weights[name]
-        maths = _ShardMaths(weight, self.groups)
+        maths = _ShardMaths(weight, self.groups, self.program.pieces.get(name))
         if name not in self._state:
             self._state[name] = {slot: self._slot(shard, kept) for slot, kept in self._rule.slots(maths.shape).items()}
         after, self._state[name] = self._rule.update(maths, shard, shard.grad, self._state[name], scalars)
@@ -361,7 +443,7 @@ class RankTraining:
         shard.grad = None
 
 
-def _accuracy(traced: Traced, count: float) -> float | None:
+def accuracy_of(traced: Traced, count: float) -> float | None:
     """Return the fraction of points that are right; count: those of all ranks."""
     correct = traced.correct
     return None if correct is None else count / correct.num_holders / correct.num_points
@@ -383,7 +465,7 @@ def _whole(tensor: Tensor, shard: Any) -> Array:
 
 
 def train(
-    build: Build,
+    build: Build | Pipeline,
     options: TrainingOptions,
     *,
     num_devices: int,
@@ -413,10 +495,11 @@ def train(
     asked, options = options, replace(options, seed=found.seed if found else options.seed or 0)
     first = found.step if found else 0
     with ExitStack() as opened:
-        training = RankTraining(build, ranks, options, micro_batches=micro_batches, is_restored=found is not None)
+        training = _training(build, ranks, options, micro_batches=micro_batches, is_restored=found is not None)
         program = training.program
+        count = training.micro_batches
         inputs = [
-            replace(item, shape=(item.shape[0] * micro_batches, *item.shape[1:])) if item.shape else item
+            replace(item, shape=(item.shape[0] * count, *item.shape[1:])) if item.shape else item
             for item in program.inputs.values()
         ]
         batches = chosen_batches(inputs, options.seed or 0, options.data_path, generator, first)
@@ -424,8 +507,8 @@ def train(
             held_out_batches(list(program.inputs.values()), options.test_data_path) if options.test_data_path else None
         )
         if found:
-            shapes = {name: weight.tensor.shape for name, weight in program.weights.items()}
-            check_fits(found, found.path, asked, weights=found.shapes, expected=shapes, data=batches.description)
+            shapes, data = training.weight_shapes, batches.description
+            check_fits(found, found.path, asked, weights=found.shapes, expected=shapes, data=data)
         metrics = None
         if metrics_path and is_first:
             resume = checkpointing is not None and checkpointing.resume is not None
@@ -441,7 +524,7 @@ def train(
             training.check_finite()
             kept = Kept.of(options, step=step, seed=options.seed or 0, data=batches.description)
             return save_state(
-                checkpointing.folder, training.state(), step=step, extra=kept.document(), keep=checkpointing.keep
+                checkpointing.folder, training.saved_state(), step=step, extra=kept.document(), keep=checkpointing.keep
             )
 
         steps = Steps(
@@ -456,6 +539,16 @@ def train(
             progress=progress and is_first,
         )
         return steps.take(training, shown)
+
+
+def _training(
+    build: Build | Pipeline, ranks: Ranks, options: TrainingOptions, *, micro_batches: int, is_restored: bool
+) -> RankTraining:
+    if not isinstance(build, Pipeline):
+        return RankTraining(build, ranks, options, micro_batches=micro_batches, is_restored=is_restored)
+    # Stages stand above this module, and are found by name.
+    made: type[RankTraining] = import_module("pase.targets.torch.staged_training").StagedTraining
+    return made(build, ranks, options, micro_batches=build.micro_batches, is_restored=is_restored)
 
 
 def _joined(num_devices: int, device: str | None) -> Ranks:
@@ -499,13 +592,16 @@ def _silent(_: dict[str, Any]) -> None:
 # -- the command line
 
 
-def main(build: Build, *, num_devices: int, micro_batches: int = 1, arguments: Sequence[str] | None = None) -> None:
+def main(
+    build: Build | Pipeline, *, num_devices: int, micro_batches: int = 1, arguments: Sequence[str] | None = None
+) -> None:
     """Train, or compute outputs, as the command line says; exit with status 1 and one line where that cannot be done.
 
     A process that no launcher started starts the ranks on this machine, and is none of them if there are several.
 
-    build: declares the layers on a program and returns the loss, the outputs, or both. micro_batches: that a step of
-    training consists of. arguments: by default those of the process.
+    build: declares the layers on a program and returns the loss, the outputs, or both; or the stages that do so.
+    micro_batches: that a step of training consists of, where stages do not say it. arguments: by default those of the
+    process.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     values = command_of_program.read(given)
@@ -532,7 +628,7 @@ def main(build: Build, *, num_devices: int, micro_batches: int = 1, arguments: S
 
 
 def _run_rank(
-    build: Build,
+    build: Build | Pipeline,
     num_devices: int,
     micro_batches: int,
     values: Mapping[str, Any],
@@ -541,6 +637,8 @@ def _run_rank(
 ) -> None:
     device = "cuda" if device_choice(values).kind == GPU else "cpu"
     if values["output"] and options.data_path:
+        if isinstance(build, Pipeline):
+            raise ProgramError("--output needs a program that returns outputs, and stages lead to the loss alone")
         found = compute(build, options, read_arrays(options.data_path), num_devices=num_devices, device=device)
         if dist.get_rank() == 0:
             write_arrays(values["output"], found)

@@ -92,12 +92,17 @@ class Dim:
 
 @dataclass(frozen=True, eq=False)
 class LayerMesh:
-    """The ranks of a layer as a grid. program: that it belongs to. is_host: whether it holds the model's inputs."""
+    """The ranks of a layer as a grid.
+
+    program: that it belongs to. is_host: whether it holds the model's inputs. state: of the layer's weights, a name of
+    `pase.planning.plan.STATES`.
+    """
 
     layer: str
     devices: DeviceMesh
     program: Ranks
     is_host: bool = False
+    state: str = "replicated"
 
     @cached_property
     def point(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import pase
-from pase.errors import EmitError, ModelError, ProgramError
+from pase.errors import ModelError, ProgramError
 from pase.graph import Graph
 from pase.models import build
 from pase.planning.plan import Plan
@@ -249,14 +249,3 @@ def test_a_factorys_module_is_run_beside_itself_on_the_whole_batch() -> None:
     assert result.max_relative_difference < RELATIVE
     assert result.losses[2] < result.losses[0]
     assert result.measured_bytes == result.predicted_bytes > 0
-
-
-def test_other_programs_have_neither() -> None:
-    plan = random_plan(small("mlp"), 2, 1)
-    with pytest.raises(
-        EmitError, match="the plan has 2 micro-batches in a step, which programs for mesh_tensorflow do"
-    ):
-        emit(replace(plan, micro_batches=2), target="mesh_tensorflow")
-    layers = (replace(plan.layers[0], is_recomputed=True), *plan.layers[1:])
-    with pytest.raises(EmitError, match="the plan recomputes layer 'fc1', which programs for mesh_tensorflow do not"):
-        emit(replace(plan, layers=layers), target="mesh_tensorflow")

@@ -1,0 +1,193 @@
+"""Pipelines: the stages of a plan as plans of their own, and the order in which a group of devices works through them.
+
+Stage s belongs to group s mod S of the S groups. A group that has several stages, its chunks, takes micro-batches in
+rounds of S: of a round first all for its first chunk, then all for its second (Megatron-LM's interleaved schedule).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, permutations
+from typing import Literal
+
+from pase.errors import PlanError
+from pase.graph import ITEMSIZES
+from pase.graph.stages import stage
+from pase.planning.plan import LayerPlan, Plan
+from pase.sharding.edges import SharedWeight, edge_steps
+from pase.sharding.reshard import moved_pairs
+from pase.sharding.traffic import HeldWeight, Movement, Phase, bytes_by_movement, edge_bytes, flows, held_weights
+
+Kind = Literal["forward", "backward", "inputs", "weights"]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A pass of a micro-batch through a stage: forward, backward, or, of the latter, the gradient of what the stage
+    received (inputs) and those of its weights.
+    """
+
+    kind: Kind
+    stage: int
+    micro_batch: int
+
+
+def check_stages(plan: Plan) -> None:
+    """Raise PlanError where the stages of a plan are none that its groups of devices can have in turns."""
+    numbers = [layer.stage for layer in plan.layers]
+    is_ascending = numbers[0] == 0 and all(0 <= later - earlier <= 1 for earlier, later in pairwise(numbers))
+    is_even = not (plan.num_stages % plan.num_groups or plan.num_devices % plan.num_groups)
+    if not is_ascending or not is_even or plan.num_groups == 1:
+        raise PlanError(
+            f"the stages of the plan are {sorted(set(numbers))}, for {plan.num_groups} groups of {plan.num_devices} "
+            "devices; expected stages that count up from 0 in the order of the layers, as many for each group, and "
+            "groups of one size"
+        )
+    for layer in plan.layers if plan.schedule == "zero_bubble" else ():
+        if layer.is_recomputed or layer.state == "zero3":
+            what = "is recomputed" if layer.is_recomputed else "has its weights in pieces (zero3)"
+            raise PlanError(
+                f"layer {layer.name!r} {what}, and under the schedule zero_bubble a backward pass goes through layers "
+                "twice; expected another schedule: 1f1b, interleaved or gpipe"
+            )
+    for layer in plan.layers:
+        if sorted(layer.devices) != list(group_devices(plan, layer.stage)):
+            own = group_devices(plan, layer.stage)
+            raise PlanError(
+                f"layer {layer.name!r} of stage {layer.stage} is on devices {sorted(layer.devices)}; expected those of "
+                f"its group, {own.start} to {own.stop - 1}"
+            )
+
+
+def group_devices(plan: Plan, number: int) -> range:
+    """Return the devices of the group that a stage belongs to."""
+    size = plan.num_devices // plan.num_groups
+    first = number % plan.num_groups * size
+    return range(first, first + size)
+
+
+def stage_layers(plan: Plan, number: int) -> tuple[LayerPlan, ...]:
+    """Return the layers of a stage, their devices counted from the first one of its group."""
+    first = group_devices(plan, number).start
+    return tuple(
+        replace(layer, stage=0, devices=tuple(device - first for device in layer.devices))
+        for layer in plan.layers
+        if layer.stage == number
+    )
+
+
+def stage_plan(plan: Plan, number: int) -> Plan:
+    """Return a stage as a plan of its own for the devices of its group, counted from 0."""
+    layers = stage_layers(plan, number)
+    first = plan.index[layers[0].name]
+    names = {layer.name for layer in layers}
+    return replace(
+        plan,
+        graph=stage(plan.graph, first, first + len(layers)),
+        num_devices=plan.num_devices // plan.num_groups,
+        layers=tuple(
+            replace(layer, transfers=tuple(each for each in layer.transfers if each.producer in names))
+            for layer in layers
+        ),
+        schedule="",
+        num_groups=1,
+    )
+
+
+def actions(schedule: str, *, group: int, num_groups: int, num_stages: int, micro_batches: int) -> tuple[Action, ...]:
+    """Return what a group of devices does in a step, one action after the other.
+
+    Args:
+        schedule: "gpipe": all micro-batches forward, then all backward. "1f1b", "interleaved": as soon as the first
+            micro-batch can come back, one forward and one backward in turns. "zero_bubble": likewise, with the
+            gradients of weights put off by as many micro-batches as there are groups before this one (ZB-H1), so that
+            gradients of inputs go on to the stage before at once.
+        group: its number.
+        num_groups: of devices.
+        num_stages: of the pipeline; the group has those whose numbers are `group` mod `num_groups`.
+        micro_batches: of the step.
+    """
+    own = range(group, num_stages, num_groups)
+    numbers = range(micro_batches)
+    # What is left over goes with the first round: others would wait for more than there is in a last, short one.
+    first = micro_batches if schedule == "gpipe" else min(micro_batches, num_groups + micro_batches % num_groups)
+    rounds = [numbers[:first], *(numbers[at : at + num_groups] for at in range(first, micro_batches, num_groups))]
+    forwards = [Action("forward", each, i) for some in rounds for each in own for i in some]
+    backwards = [(each, i) for some in rounds for each in reversed(own) for i in some]
+    # How many micro-batches go forward before one comes back.
+    later = num_groups - 1 - group
+    begun = later if len(own) == 1 else 2 * later + (len(own) - 1) * first
+    begun = len(forwards) if schedule == "gpipe" else min(begun, len(forwards))
+    put_off = group if schedule == "zero_bubble" else None
+    return tuple(_in_turns(forwards, backwards, begun, put_off))
+
+
+def _in_turns(
+    forwards: list[Action], backwards: list[tuple[int, int]], begun: int, put_off: int | None
+) -> Iterator[Action]:
+    yield from forwards[:begun]
+    for number, (stage_number, micro_batch) in enumerate(backwards):
+        yield from forwards[begun + number : begun + number + 1]
+        if put_off is None:
+            yield Action("backward", stage_number, micro_batch)
+            continue
+        yield Action("inputs", stage_number, micro_batch)
+        if number >= put_off:
+            yield Action("weights", *backwards[number - put_off])
+    if put_off:
+        yield from (Action("weights", *each) for each in backwards[-put_off:])
+
+
+# -- what a step moves
+
+
+def step_bytes(plan: Plan) -> dict[Movement, int]:
+    """Return the bytes that a step moves between devices, by whose they are, as programs for PyTorch send them.
+
+    Those of copies that several groups have of a weight go from each to each. Under "zero_bubble", what layers exchange
+    inside themselves backward (the sums of a normalisation that is split) is sent for the weights once more, and not
+    counted here.
+    """
+    if plan.num_stages == 1:
+        return bytes_by_movement(flows(plan))
+    total: dict[Movement, int] = {}
+
+    def add(movement: Movement, count: int) -> None:
+        if count:
+            total[movement] = total.get(movement, 0) + count
+
+    for number in range(plan.num_stages):
+        for flow in flows(stage_plan(plan, number)):
+            add(flow.movement, flow.total_bytes)
+    for edge in plan.graph.edges:
+        if plan[edge.producer].stage != plan[edge.consumer].stage:
+            for phase, count in zip((Phase.FORWARD, Phase.BACKWARD), edge_bytes(plan, edge), strict=True):
+                add(Movement(producer=edge.producer, consumer=edge.consumer, phase=phase), count)
+    for movement, count in _copies_bytes(plan):
+        add(movement, count)
+    return total
+
+
+def _copies_bytes(plan: Plan) -> Iterator[tuple[Movement, int]]:
+    """Yield what gradients of weights move that layers of several groups of devices read."""
+    readers: dict[str, dict[int, tuple[str, int]]] = {}
+    for operator in plan.graph.operators:
+        for position, read in enumerate(operator.reads):
+            if read.shared and read.is_trained:
+                group = plan[operator.name].stage % plan.num_groups
+                readers.setdefault(read.shared, {}).setdefault(group, (operator.name, position))
+    itemsize = ITEMSIZES[plan.precision.gradients]
+    for own in readers.values():
+        for (giver, output), (taker, position) in permutations(own.values(), 2):
+            ends = SharedWeight(producer=giver, output=output, consumer=taker, input=position)
+            count = sum(moved_pairs(edge_steps(plan, ends)).values()) * itemsize
+            yield Movement(producer=giver, consumer=taker, phase=Phase.BACKWARD), count
+
+
+def most_held(plan: Plan, count: Callable[[Sequence[HeldWeight]], int]) -> int:
+    """Return the most that a group of devices has of something that is counted of the weights of a stage."""
+    if plan.num_groups == 1:
+        return count(held_weights(plan))
+    of_groups = [0] * plan.num_groups
+    for number in range(plan.num_stages):
+        of_groups[number % plan.num_groups] += count(held_weights(stage_plan(plan, number)))
+    return max(of_groups)

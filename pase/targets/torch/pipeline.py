@@ -1,0 +1,515 @@
+"""Pipelines: the stages that a rank has a part of, what goes between them and others, and a step's passes in order.
+
+What one stage leaves in its layout goes to the ranks of the next one in the layout in which that reads it: each rank
+sends its pieces to those that need them, and the gradient goes back by the adjoint. Sends do not wait; each way between
+two stages has a process group of its own, so that messages of the one never wait for those of the other.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import permutations
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+from pase.planning.stages import Action, actions
+from pase.sharding.layouts import DeviceMesh, Layout
+from pase.sharding.reshard import ReshardStep
+from pase.sharding.traffic import Movement, Phase
+from pase.targets.torch.collectives import (
+    Exchange,
+    Group,
+    Groups,
+    Traffic,
+    assembled,
+    carried,
+    end_to_end,
+    exchange,
+    made_once,
+    make_waiting,
+)
+from pase.targets.torch.launch import naming_lost_ranks
+from pase.targets.torch.program import Program, Received
+from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
+
+P = TypeVar("P", bound=Program)
+
+TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The stages of a program, in order.
+
+    stages: functions that declare their layers: each is given the program and what the one before it returns, and
+    returns what the next one reads, the last one the loss. schedule, micro_batches, num_groups: as a plan has them.
+    """
+
+    stages: tuple[Callable[..., Tensor], ...]
+    schedule: str
+    micro_batches: int
+    num_groups: int
+
+
+class RankStage(Protocol):
+    """A stage as a rank computes it."""
+
+    def compute(self, micro_batch: int, received: Sequence[Any]) -> Any:
+        """Return what the next stage reads, or the loss, as this rank has it; received: of the stage before."""
+        ...
+
+    def held(self) -> AbstractContextManager[None]:
+        """Leave this rank's parts of the weights' gradients where they are for so long."""
+        ...
+
+    def leaves(self) -> list[Any]:
+        """Return the tensors whose gradients are those of the weights."""
+        ...
+
+    def collect(self) -> None:
+        """Take the gradients that these have, as a backward pass hands them over."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What a stage returns, as the next one is told of it."""
+
+    layer: str
+    mesh: DeviceMesh
+    dims: tuple[Dim, ...]
+    is_index: bool
+
+    @classmethod
+    def of(cls, x: Tensor) -> "_Sent":
+        return cls(x.mesh.layer, x.mesh.devices, x.dims, x.is_index)
+
+    def on(self, program: Program) -> Tensor:
+        """Return it as a program receives it; its devices are numbered after the program's."""
+        devices = tuple(program.num_devices + device for device in self.mesh.devices)
+        mesh = LayerMesh(self.layer, replace(self.mesh, devices=devices), program)
+        return Tensor(value=None, mesh=mesh, dims=self.dims, is_index=self.is_index)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """How a group of ranks holds a weight. layer: that reads it. layout: on ranks counted from the group's first."""
+
+    layer: str
+    layout: Layout
+
+
+class _Linked(Groups):
+    """Gives the ranks of two stages that have anything for each other; handle: their process group."""
+
+    def __init__(self, rank: int, num_ranks: int, handle: Any) -> None:
+        super().__init__(rank, num_ranks)
+        self._handle = handle
+
+    def of(self, groups: Iterable[Sequence[int]]) -> Group:
+        own = next((ranks for ranks in groups if self.rank in ranks), (self.rank,))
+        return Group(tuple(sorted(own)), self._handle, self.rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """A movement from one stage to another as a rank has a share in it: among the senders, across, among the others."""
+
+    before: tuple[Exchange, ...]
+    across: Exchange
+    after: tuple[Exchange, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Handover:
+    """What goes from one stage to the next, and its gradient back, for one rank of either.
+
+    received: what the next stage takes. there, back: the ways. traffic: counts what is sent. dtype, has_gradient: of
+    what came, which the first message of a step tells.
+    """
+
+    received: Received
+    there: _Way
+    back: _Way
+    traffic: Traffic
+    device: Any
+    dtype: Any = None
+    has_gradient: bool = False
+
+    def send(self, y: Any, *, is_first: bool) -> list[Any]:
+        """Send what a stage leaves; return what is to be kept until it has arrived."""
+        kept = []
+        if is_first:
+            told = torch.tensor([TYPES.index(y.dtype), y.requires_grad], device=y.device)
+            peers = [peer for peer, count in _counts(self.there.across, 0) if count]
+            kept = _begun([_op(dist.isend, told, peer, self.there.across) for peer in peers])
+        return kept + self.give(y.detach(), self.there, Phase.FORWARD)
+
+    def receive(self, *, is_first: bool) -> Any:
+        """Return this rank's part of what the stage before leaves."""
+        step = self.there.across
+        if is_first:
+            peers = [peer for peer, count in _counts(step, 1) if count]
+            told = [torch.empty(2, dtype=torch.int64, device=self.device) for _ in peers]
+            wait_for(_begun([_op(dist.irecv, own, peer, step) for own, peer in zip(told, peers, strict=True)]))
+            kind, self.has_gradient = told[0].tolist() if told else (0, False)
+            self.dtype = TYPES[kind]
+        x = self.take(self.there, self.dtype, self.received.fill).reshape(self.received.made)
+        return x.requires_grad_(bool(self.has_gradient))
+
+    def send_back(self, gradient: Any) -> list[Any]:
+        """Send the gradient of what was received; return what is to be kept until it has arrived."""
+        return self.give(gradient, self.back, Phase.BACKWARD)
+
+    def receive_back(self, y: Any) -> Any:
+        """Return the gradient of what was sent."""
+        return self.take(self.back, y.dtype).reshape(y.shape)
+
+    def give(self, x: Any, way: _Way, phase: Phase) -> list[Any]:
+        """Send what this rank has along a way; return what is to be kept until it has arrived."""
+        x = self._carried(x, way.before, phase, 0.0).reshape(way.across.held)
+        peers = zip(way.across.group.ranks, way.across.sends, strict=True)
+        pieces = [(peer, end_to_end(x, cuts)) for peer, cuts in peers if cuts]
+        if self.traffic.is_counted:
+            sent = sum(piece.numel() * piece.element_size() for _, piece in pieces)
+            self.traffic.add(replace(self.received.movement, phase=phase), sent)
+        return _begun([_op(dist.isend, piece, peer, way.across) for peer, piece in pieces])
+
+    def take(self, way: _Way, dtype: Any, fill: float = 0.0) -> Any:
+        """Return what comes along a way."""
+        counts = _counts(way.across, 1)
+        buffer = torch.empty(sum(count for _, count in counts), dtype=dtype, device=self.device)
+        parts = buffer.split([count for _, count in counts])
+        ops = [
+            _op(dist.irecv, part, peer, way.across) for (peer, count), part in zip(counts, parts, strict=True) if count
+        ]
+        wait_for(_begun(ops))
+        phase = Phase.FORWARD if way is self.there else Phase.BACKWARD
+        return self._carried(assembled(way.across, buffer, buffer, fill), way.after, phase, fill)
+
+    def _carried(self, x: Any, steps: Sequence[Exchange], phase: Phase, fill: float) -> Any:
+        count = partial(self.traffic.add, replace(self.received.movement, phase=phase))
+        return carried(x, steps, fill, count if self.traffic.is_counted else None)
+
+
+def _counts(step: Exchange, way: int) -> list[tuple[int, int]]:
+    return list(zip(step.group.ranks, step.counts[way], strict=True))
+
+
+def _op(operation: Any, tensor: Any, peer: int, step: Exchange) -> Any:
+    return dist.P2POp(operation, tensor, peer, group=step.group.handle)
+
+
+def _begun(ops: list[Any]) -> list[Any]:
+    """Begin sends or receipts; return each with what it moves, to be waited for."""
+    if not ops:
+        return []
+    with naming_lost_ranks():
+        return [(work, ops) for work in dist.batch_isend_irecv(ops)]
+
+
+def wait_for(begun: Iterable[tuple[Any, Any]]) -> None:
+    """Wait until sends or receipts are done."""
+    with naming_lost_ranks():
+        for work, _ in begun:
+            work.wait()
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A micro-batch in a stage between its passes. put_off: what the gradients of weights are to be had of.
+
+    sent: sends of its output, which have arrived when its gradient comes.
+    """
+
+    received: list[Any]
+    output: Any
+    sent: list[Any]
+    gradient: Any = None
+    put_off: Any = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Stages:
+    """The stages of a pipeline of which a rank has a part.
+
+    pipeline: all of them. rank, num_ranks: among all. traffic: counts what is sent to other stages. device: of tensors.
+    done: is told of every action, where it is to be told.
+    """
+
+    pipeline: Pipeline
+    rank: int
+    num_ranks: int
+    traffic: Traffic
+    device: Any
+    done: Callable[[Action], None] | None = None
+    _given: dict[int, _Sent] = field(default_factory=dict)
+    _links: dict[int, list[Handover]] = field(default_factory=dict)
+    _asked: list[Groups] = field(default_factory=list)
+    _copies: dict[str, dict[tuple[int, int], Handover]] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """How many ranks a stage has."""
+        return self.num_ranks // self.pipeline.num_groups
+
+    @property
+    def group(self) -> int:
+        """The number of the group of ranks that this one belongs to."""
+        return self.rank // self.size
+
+    @property
+    def first(self) -> int:
+        """The first rank of the group."""
+        return self.group * self.size
+
+    @property
+    def last(self) -> int:
+        """The number of the last stage, which has the loss."""
+        return len(self.pipeline.stages) - 1
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of this rank's stages."""
+        return range(self.group, self.last + 1, self.pipeline.num_groups)
+
+    def groups(self) -> Groups:
+        """Return what asks for process groups of ranks of a stage."""
+        asked = Groups(self.rank - self.first, self.size, first=self.first)
+        self._asked.append(asked)
+        return asked
+
+    def connect(self) -> None:
+        """Make the process groups that have been asked for; all ranks call it."""
+        make_waiting(self._asked)
+
+    def first_of(self, number: int) -> int:
+        """Return the first rank of a stage."""
+        return number % self.pipeline.num_groups * self.size
+
+    def declare(self, program_of: Callable[[int], P]) -> dict[int, tuple[P, Tensor]]:
+        """Return the program of each own stage, and what it returns; all ranks call it.
+
+        Stages are declared one after the other: each is told by the one before it in which layout it leaves what it
+        sends.
+        """
+        found = {}
+        for number in range(self.last + 1):
+            told: list[Any] = [None]
+            if number in self.numbers:
+                program = program_of(number)
+                made = self.built(number, program)
+                found[number] = program, made
+                told = [(tuple(program.received.values()), _Sent.of(resolved(made)))]
+            with naming_lost_ranks():
+                dist.broadcast_object_list(told, src=self.first_of(number))
+            received, self._given[number + 1] = told[0]
+            if number:
+                ends = self.first_of(number - 1), self.first_of(number)
+                found_links = [self.handover(each, *ends, ("from stage", number - 1)) for each in received]
+                self._links[number] = [link for link in found_links if link is not None]
+        return found
+
+    def built(self, number: int, program: Program) -> Tensor:
+        """Return what a stage returns on a program; those before it have been declared."""
+        given = [self._given[number].on(program)] if number else []
+        return self.pipeline.stages[number](program, *given)
+
+    def handover(self, received: Received, sender: int, reader: int, key: Hashable) -> Handover | None:
+        """Return what goes from ranks to others, None on ranks that are neither; all ranks call it.
+
+        sender, reader: the first rank of each. key: of the process groups that it goes by.
+        """
+        size = self.size
+        ranks = sorted([*range(sender, sender + size), *range(reader, reader + size)])
+        handles = [made_once((key, way, *ranks), partial(dist.new_group, ranks)) for way in ("there", "back")]
+        if self.rank not in ranks:
+            return None
+        there, back = (_Linked(self.rank, self.num_ranks, handle) for handle in handles)
+
+        def among_all(device: int) -> int:
+            return reader + device if device < size else sender + device - size
+
+        steps = received.steps
+        at = next(i for i, step in enumerate(steps) if min(step.source.devices) >= size > max(step.target.devices))
+        before = [_numbered(step, lambda device: device - size) for step in steps[:at]]
+        across, after = _numbered(steps[at], among_all), steps[at + 1 :]
+        is_sender = self.rank in range(sender, sender + size)
+        own = self.groups()
+
+        def ways(these: Iterable[ReshardStep], is_own: bool) -> tuple[Exchange, ...]:
+            return tuple(exchange(step, own) for step in these) if is_own else ()
+
+        return Handover(
+            received=received,
+            there=_Way(
+                before=ways(before, is_sender), across=exchange(across, there), after=ways(after, not is_sender)
+            ),
+            back=_Way(
+                before=ways([step.adjoint for step in reversed(after)], not is_sender),
+                across=exchange(across.adjoint, back),
+                after=ways([step.adjoint for step in reversed(before)], is_sender),
+            ),
+            traffic=self.traffic,
+            device=self.device,
+        )
+
+    # -- weights of which several stages have copies
+
+    def link_copies(self, copies: Mapping[str, Copy]) -> frozenset[str]:
+        """Return which of this group's weights others have, too; all ranks call it. copies: of weights, by name."""
+        told: list[Any] = [None] * self.num_ranks
+        with naming_lost_ranks():
+            dist.all_gather_object(told, dict(copies) if self.rank == self.first else {})
+        of_groups: list[Mapping[str, Copy]] = told[:: self.size]
+        for name in sorted(set().union(*of_groups)):
+            holders = [group for group, own in enumerate(of_groups) if name in own]
+            for giver, taker in permutations(holders, 2):
+                given, taken = of_groups[giver][name], of_groups[taker][name]
+                source = replace(given.layout, devices=tuple(self.size + device for device in given.layout.devices))
+                received = Received(
+                    steps=(ReshardStep(source, taken.layout),),
+                    made=(),
+                    fill=0.0,
+                    movement=Movement(producer=given.layer, consumer=taken.layer, phase=Phase.BACKWARD),
+                )
+                ends = giver * self.size, taker * self.size
+                link = self.handover(received, *ends, ("copies", *ends))
+                if link is not None:
+                    self._copies.setdefault(name, {})[giver, taker] = link
+        return frozenset(self._copies)
+
+    def copies_summed(self, gradients: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the sums of the gradients of copies; gradients: of this group's, summed over its ranks, by name."""
+        under_way, found = [], {}
+        # In one order on all ranks.
+        gradients = dict(sorted(gradients.items()))
+        for name, own in gradients.items():
+            for (giver, _), link in self._copies[name].items():
+                if giver == self.group:
+                    under_way += link.give(own, link.there, Phase.BACKWARD)
+        for name, own in gradients.items():
+            parts = {self.group: own}
+            for (giver, _), link in self._copies[name].items():
+                if giver != self.group:
+                    parts[giver] = link.take(link.there, own.dtype).reshape(own.shape)
+            # In one order everywhere, so that copies stay equal to the last bit.
+            first, *others = (parts[group] for group in sorted(parts))
+            found[name] = sum(others, start=first)
+        wait_for(under_way)
+        return found
+
+    # -- steps
+
+    def known(self, loss: Any) -> torch.Tensor:
+        """Return on every rank the loss that the last stage's ranks have."""
+        told = torch.zeros(2, dtype=torch.float64, device=self.device)
+        if loss is not None:
+            told[0], told[1] = loss.double(), TYPES.index(loss.dtype)
+        with naming_lost_ranks():
+            dist.broadcast(told, src=self.first_of(self.last))
+        return told[0].to(TYPES[int(told[1])])
+
+    def train(self, stages: Mapping[int, RankStage]) -> Any:
+        """Take all micro-batches of a step forward and backward; return the mean loss on the last stage's ranks.
+
+        stages: by number. What ranks have of the gradients of weights, of the mean loss, is added up where it is.
+        """
+        pipeline = self.pipeline
+        order = actions(
+            pipeline.schedule,
+            group=self.group,
+            num_groups=pipeline.num_groups,
+            num_stages=self.last + 1,
+            micro_batches=pipeline.micro_batches,
+        )
+        return self._taken(order, stages, pipeline.micro_batches)
+
+    def evaluate(self, stages: Mapping[int, RankStage], micro_batches: int = 1) -> Any:
+        """Take micro-batches forward; return the mean loss on the last stage's ranks."""
+        order = [Action("forward", number, i) for i in range(micro_batches) for number in self.numbers]
+        with torch.no_grad():
+            return self._taken(order, stages, micro_batches)
+
+    def _taken(self, order: Iterable[Action], stages: Mapping[int, RankStage], micro_batches: int) -> Any:
+        flights: dict[tuple[int, int], _Flight] = {}
+        losses: list[Any] = []
+        # Sends of which it is not known yet that they have arrived, with what they send.
+        under_way: list[tuple[Any, Any]] = []
+        for action in order:
+            number, stage, key = action.stage, stages[action.stage], (action.stage, action.micro_batch)
+            before, after = self._links.get(number, []), self._links.get(number + 1, [])
+            if action.kind == "forward":
+                received = [link.receive(is_first=not action.micro_batch) for link in before]
+                y = stage.compute(action.micro_batch, received)
+                if number == self.last:
+                    losses.append(y.detach())
+                sent = [each for link in after for each in link.send(y, is_first=not action.micro_batch)]
+                if torch.is_grad_enabled():
+                    flights[key] = _Flight(received, y, sent)
+                else:
+                    under_way += sent
+            else:
+                flight = flights[key] if action.kind == "inputs" else flights.pop(key)
+                if action.kind != "weights":
+                    if flight.output.requires_grad:
+                        flight.gradient = self._gradient(flight.output, after, micro_batches)
+                        wait_for(flight.sent)
+                    else:
+                        under_way += flight.sent
+                    flight.sent = []
+                _backward(action, stage, flight)
+                if action.kind != "weights":
+                    under_way += _returned(before, flight.received)
+            # Gloo does not tell before it is waited for.
+            under_way = [each for each in under_way if not each[0].is_completed()]
+            if self.done is not None:
+                self.done(action)
+        wait_for(under_way)
+        return torch.stack(losses).mean(0) if losses else None
+
+    def _gradient(self, output: Any, after: Sequence[Handover], micro_batches: int) -> Any:
+        if not after:
+            return torch.full_like(output, 1 / micro_batches)
+        first, *others = [link.receive_back(output) for link in after]
+        return sum(others, start=first)
+
+
+def _backward(action: Action, stage: RankStage, flight: _Flight) -> None:
+    """Go back through a stage: all of it, or for the gradients of what was received, or of the weights, alone."""
+    if action.kind == "weights" and flight.put_off is not None:
+        with naming_lost_ranks():
+            stage_backward_weight(iter(stage.leaves()), flight.put_off)
+        with stage.held():
+            stage.collect()
+        return
+    y, needing = flight.output, [x for x in flight.received if x.requires_grad]
+    if not y.requires_grad or (action.kind == "inputs" and not needing):
+        return  # Where nothing was received, the whole pass is that of the weights.
+    with stage.held(), naming_lost_ranks():
+        if action.kind == "inputs":
+            # It is detached then, as no view can be.
+            y = y.clone() if y._is_view() else y
+            _, flight.put_off = stage_backward_input([y], [flight.gradient], needing, iter(stage.leaves()))
+            flight.output = flight.gradient = None
+        else:
+            y.backward(flight.gradient)
+
+
+def _returned(before: Sequence[Handover], received: Sequence[Any]) -> list[Any]:
+    """Send back the gradients of what was received."""
+    sent = []
+    for link, x in zip(before, received, strict=True):
+        if x.requires_grad:
+            sent += link.send_back(torch.zeros_like(x) if x.grad is None else x.grad)
+            x.grad = None
+    return sent
+
+
+def _numbered(step: ReshardStep, number: Callable[[int], int]) -> ReshardStep:
+    source, target = (replace(end, devices=tuple(map(number, end.devices))) for end in (step.source, step.target))
+    return ReshardStep(source, target)

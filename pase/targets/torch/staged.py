@@ -1,0 +1,396 @@
+"""A PyTorch module under a plan with a pipeline: on each rank the stages of its group, trained by whole steps."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from pase.errors import ProgramError
+from pase.graph import Graph
+from pase.importers.torch.live import LiveModel
+from pase.planning.plan import Plan
+from pase.planning.stages import stage_plan
+from pase.sharding.boxes import Range
+from pase.sharding.configurations import prime_factors
+from pase.targets.emitter import emit
+from pase.targets.torch.autocast import computing_in
+from pase.targets.torch.launch import naming_lost_ranks
+from pase.targets.torch.parallel import Parallel, hold_together
+from pase.targets.torch.parameters import (
+    State,
+    full_state_dict,
+    install,
+    mesh_in_groups,
+    notes_on,
+    receive,
+    split_axes,
+    state_of,
+)
+from pase.targets.torch.pipeline import Copy, Pipeline, Stages
+from pase.targets.torch.placements import Need, Storage, storage
+from pase.targets.torch.values import Source
+
+
+class _Stage(Parallel):
+    """A stage on this rank; its parameters and buffers are the whole module's."""
+
+    def __init__(self, module: nn.Module, parallel: "Staged", number: int) -> None:
+        nn.Module.__init__(self)
+        plan, stages = stage_plan(parallel.plan, number), parallel._stages
+        live = _live_of(parallel._live, plan.graph)
+        self._prepare(module, live, plan, rank=stages.rank - stages.first, seed=parallel._seed)
+        self._parallel, self._number, self._prefix = (parallel,), number, f"{number} "
+        self._traffic, self._state = parallel.traffic, parallel._state
+        self._groups = stages.groups()
+        self._sum_groups = self._groups.beside("sums")
+        self._inputs: Sequence[Mapping[str, Any]] = ()
+
+    def ask(self) -> None:
+        """Ask for the process groups that gradients of weights are added up by."""
+        for own in self._sums.values():
+            self._sum_groups.of(own.groups)
+
+    def begin(self, inputs: Sequence[Mapping[str, Any]]) -> None:
+        """Begin a step. inputs: of each micro-batch."""
+        self._inputs = inputs
+        self._mode(self._root.training)
+        self._follow()
+        self._gather()
+
+    def compute(self, micro_batch: int, received: Sequence[Any]) -> Any:
+        """Return what the next stage reads, or the loss."""
+        parallel = self._root
+        mode = self._mode(parallel.training)
+        self._seed, self._step = parallel._seed, parallel._step + micro_batch
+        values = self._values(self._inputs[micro_batch])
+        values |= {f"received {number}": x for number, x in enumerate(received)}
+        with naming_lost_ranks(), computing_in(mode.low, self._device), mode.traced.freed():
+            made, _, keeps = mode.traced.module(*[get(values) for get in mode.given])
+        if parallel.training:
+            self._keep(mode, keeps)
+        return made
+
+    def held(self) -> AbstractContextManager[None]:
+        """Leave this rank's parts of the weights' gradients where they are for so long."""
+        assert self._gradients is not None
+        return self._gradients.held()
+
+    def leaves(self) -> list[Any]:
+        """Return the tensors whose gradients are those of the weights."""
+        return self._leaves.all()
+
+    def collect(self) -> None:
+        """Take the gradients that these have."""
+        assert self._gradients is not None
+        with self._gradients.finished():
+            self._leaves.collect()
+
+    def add_up(self) -> None:
+        """Add up the gradients that were left where they are."""
+        assert self._gradients is not None
+        self._gradients.flush()
+
+    @property
+    def _root(self) -> "Staged":
+        return self._parallel[0]
+
+    @cached_property
+    def _build(self) -> Any:
+        return partial(self._root._stages.built, self._number)
+
+    def _give(self, parameter: Any, gradient: Any) -> None:
+        self._root._give(parameter, gradient)
+
+
+class Staged(Parallel):
+    """A model under a plan with a pipeline, on one rank, which has the parameters of its stages alone.
+
+    It trains by `accumulate`. Called without gradients, it returns the loss of one micro-batch.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        live: LiveModel,
+        plan: Plan,
+        *,
+        rank: int,
+        weights: Source,
+        seed: int,
+        notes: Sequence[str] = (),
+    ) -> None:
+        nn.Module.__init__(self)
+        if plan.precision.results == "float16":
+            raise ProgramError(
+                "products in float16 need a loss that is scaled, which pipelines do not do; search with another "
+                "precision (bf16-mixed), or without stages"
+            )
+        self.program = emit(plan, target="torch")
+        names: dict[str, Any] = {}
+        # The emitter's own text, as in `Parallel`.
+        exec(compile(self.program, "<program of a plan>", "exec"), names)
+        pipeline = Pipeline(
+            stages=tuple(names[f"stage_{number}"] for number in range(plan.num_stages)),
+            schedule=plan.schedule,
+            micro_batches=plan.micro_batches,
+            num_groups=plan.num_groups,
+        )
+        self._prepare(module, live, plan, rank=rank, seed=seed)
+        self._state, self._is_held = state_of(module), False
+        self._boxes = self._read(rank)
+        self._stages = Stages(
+            pipeline=pipeline, rank=rank, num_ranks=plan.num_devices, traffic=self._traffic, device=self._device
+        )
+        self._own = {number: _Stage(module, self, number) for number in self._stages.numbers}
+        declared = self._stages.declare(lambda number: self._own[number]._declared(True))
+        self._holders = _holders(live, plan, self._state)
+        programs = [program for program, _ in declared.values()]
+        for program in programs:
+            read = program.reads().items()
+            program.copied |= {name for name, own in read if self._first[own.parameter] in self._shared}
+        self._storage = hold_together(programs, self._stored_by)
+        for number, (program, made) in declared.items():
+            self._own[number]._modes[True] = self._own[number]._traced(program, made)
+        self._copied = self._stages.link_copies(self._copies({n: program for n, (program, _) in declared.items()}))
+        of_ranks: list[Any] = [None] * plan.num_devices
+        with naming_lost_ranks():
+            dist.all_gather_object(of_ranks, split_axes(self._storage))
+        self._mesh = mesh_in_groups(self._storage.sizes, set().union(*of_ranks), plan.num_groups, self._device.type)
+        for stage in self._own.values():
+            stage.ask()
+        self._stages.connect()
+        self._left: dict[str, Any] = {}
+        states = [note for program in programs for note in program.notes]
+        self.notes = (*live.notes, *notes_on(self._state, self._storage), *states, *notes)
+        install(self, self._state, self._storage, self._mesh, weights, device=self._device)
+        nn.Module.train(self, module.training)
+
+    # -- steps
+
+    @torch._disable_dynamo
+    def accumulate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Go forward and backward through the micro-batches of a step, and return its loss, as `Parallel` does.
+
+        All ranks have the loss. Every rank is given all examples.
+        """
+        count = self.plan.micro_batches
+        inputs = [self._bound(*each) for each in self._live.call.split(args, kwargs, count, self._micro_batch)]
+        self._begin(inputs)
+        loss = self._stages.train(self._own)
+        if self.training:
+            self._step += len(inputs)
+        if not self._is_held:
+            self._add_up()
+        return self._stages.known(loss)
+
+    @torch._disable_dynamo
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the loss of one micro-batch, as the model returns it, without gradients."""
+        if torch.is_grad_enabled():
+            raise ProgramError(
+                "a module in a pipeline trains by loss = module.accumulate(…), which goes backward, too; to evaluate "
+                "it, call it under torch.no_grad()"
+            )
+        if len(self._live.outputs) > 1:
+            raise ProgramError(
+                f"the module returns {len(self._live.outputs)} tensors, and the stages of a pipeline hand on what "
+                "leads to the loss alone; return the loss, or evaluate under a plan without stages"
+            )
+        self._begin([self._bound(args, kwargs)])
+        loss = self._stages.evaluate(self._own)
+        self._step += self.training
+        return self._live.returned([self._stages.known(loss).reshape(self._live.outputs[0].shape)])
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Leave parts of gradients where they are: the next `accumulate` outside adds them up with its own."""
+        before, self._is_held = self._is_held, True
+        try:
+            yield
+        finally:
+            self._is_held = before
+
+    def _begin(self, inputs: Sequence[Mapping[str, Any]]) -> None:
+        self._names = {id(self._tensor(name)): name for name in self._stored.stored}
+        is_first = any(self.training not in stage._modes for stage in self._own.values())
+        for stage in self._own.values():
+            stage.begin(inputs)
+        if is_first:
+            self._stages.connect()
+
+    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the inputs of a micro-batch by name."""
+        return self._live.call.bound(args, kwargs)
+
+    # -- gradients
+
+    def _give(self, parameter: Any, gradient: Any) -> None:
+        name = self._names[id(parameter)]
+        if name not in self._copied:
+            receive(parameter, gradient)
+        elif name in self._left:
+            self._left[name] = self._left[name] + gradient
+        else:
+            self._left[name] = gradient
+
+    def _add_up(self) -> None:
+        """Add up the gradients of weights over the ranks of each stage, those of copies over all that have one."""
+        for stage in self._own.values():
+            stage.add_up()
+        left, self._left = self._left, {}
+        for name, gradient in self._stages.copies_summed(left).items():
+            receive(self._tensor(name), gradient)
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale the gradients so that their norm over all stages is a given one at most; return what it was.
+
+        All ranks call it: `torch.nn.utils.clip_grad_norm_` would know the parameters of this rank's stages alone.
+        """
+        own = {name: p for name, p in self.named_parameters() if p.grad is not None}
+        counted = [p.grad for name, p in own.items() if self.owns(name)]
+        norm = torch.nn.utils.get_total_norm(counted) if counted else torch.zeros(())
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        square = norm.to(self._device, torch.float64) ** 2 / self._stages.size
+        with naming_lost_ranks():
+            dist.all_reduce(square)
+        total = square.sqrt()
+        torch.nn.utils.clip_grads_with_norm_(own.values(), max_norm, total)
+        return total
+
+    def _rows(self, _rank: int) -> Range:
+        """Return the examples of a batch that a rank is given: all, whose first layers other ranks may have."""
+        return (0, self._batch)
+
+    # -- parameters and buffers
+
+    @cached_property
+    def _first(self) -> dict[str, str]:
+        return {name: key for key, declared in self._state.declared.items() for name in declared.names}
+
+    @cached_property
+    def _shared(self) -> list[str]:
+        """The parameters of which this group of ranks has a copy, and others have, too."""
+        group, declared = self._stages.group, self._state.declared
+        return [
+            name
+            for name, own in self._holders.items()
+            if len(own) > 1 and group in own and not declared[name].is_buffer
+        ]
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """The names of all parameters and buffers of the model, in order, those of other ranks included."""
+        return self._state.order
+
+    def owns(self, name: str) -> bool:
+        """Return whether this rank's group is the first of those that have a parameter or a buffer."""
+        return self._holders[self._first[name]][0] == self._stages.group
+
+    def _stored_by(self, needs: Mapping[str, Sequence[Need]]) -> Storage:
+        """Return how this rank's group holds what its stages need."""
+        size = self._stages.size
+        shapes = self._state.shapes
+        names = [name for name, own in self._holders.items() if self._stages.group in own]
+        parts = []
+        for some, apart in (([n for n in names if n not in self._shared], True), (self._shared, False)):
+            parts.append(
+                storage(
+                    {name: shapes[name] for name in some},
+                    {name: needs[name] for name in some if name in needs},
+                    size,
+                    apart=apart,
+                    sizes=prime_factors(size) or (1,),
+                )
+            )
+        return Storage(
+            sizes=parts[0].sizes,
+            stored={name: own for part in parts for name, own in part.stored.items()},
+            readings={name: own for part in parts for name, own in part.readings.items()},
+        )
+
+    def _copies(self, programs: Mapping[int, Any]) -> dict[str, Copy]:
+        """Return the parameters that other stages may read, too, as this group holds them."""
+        readers = {
+            self._stored.readings[f"{number} {name}"].parameter: weight.tensor.mesh.layer
+            for number, program in programs.items()
+            for name, weight in program.weights.items()
+            if weight.is_trained
+        }
+        return {
+            name: Copy(readers[name], self._stored.stored[name].layout()) for name in self._shared if name in readers
+        }
+
+    def full_state_dict(self, *, on_all: bool = False) -> dict[str, Any]:
+        """Return the state_dict of the model, whole and on the CPU; all ranks call it, rank 0 gets it, or all do."""
+        rank, own = self._stages.rank, full_state_dict(self, on_all=True)
+        tellers = {name: group * self._stages.size for name, (group, *_) in self._holders.items()}
+        told: list[Any] = [None] * self.plan.num_devices
+        mine = {name: x for name, x in own.items() if tellers[self._first[name]] == rank}
+        with naming_lost_ranks():
+            dist.all_gather_object(told, {name: (x.shape, x.dtype) for name, x in mine.items()})
+        known = {name: own for each in told for name, own in each.items()}
+        found: dict[str, Any] = {}
+        made: dict[str, Any] = {}
+        for name in (name for name in self._state.order if name in known):
+            key = self._first[name]
+            if key not in made:
+                made[key] = self._sent(own.get(name), tellers[key], *known[name], on_all=on_all)
+            found[name] = made[key]
+        return found if on_all or rank == 0 else {}
+
+    def _sent(self, x: Any, teller: int, shape: Any, dtype: Any, *, on_all: bool) -> Any:
+        """Return a tensor of one rank on rank 0, or on all, in the memory of the CPU."""
+        rank = self._stages.rank
+        if rank != teller:
+            x = torch.empty(shape, dtype=dtype)
+        where = self._device if dist.get_backend() == "nccl" else torch.device("cpu")
+        # As bytes: not all backends know all types.
+        moved = x.to(where).contiguous()
+        flat = moved.reshape(-1).view(torch.uint8)
+        with naming_lost_ranks():
+            if on_all:
+                dist.broadcast(flat, src=teller)
+            elif teller and rank == teller:
+                dist.send(flat, 0)
+            elif teller and rank == 0:
+                dist.recv(flat, teller)
+        return moved.to("cpu")
+
+
+# -- what stages have
+
+
+def _live_of(live: LiveModel, graph: Graph) -> LiveModel:
+    """Return what a stage, by its graph, has of a module; what is returned beside the loss is nobody's."""
+
+    def own(named: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {key: x for key, x in named.items() if (key if isinstance(key, str) else key[0]) in graph.index}
+
+    return replace(
+        live,
+        constants=own(live.constants),
+        inputs=own(live.inputs),
+        statistics=own(live.statistics),
+        outputs=(),
+    )
+
+
+def _holders(live: LiveModel, plan: Plan, state: State) -> dict[str, tuple[int, ...]]:
+    """Return the groups of ranks that have each parameter and each buffer: all, where no stage reads it."""
+    found: dict[str, set[int]] = {name: set() for name in state.declared}
+    first = {name: key for key, declared in state.declared.items() for name in declared.names}
+    for number in range(plan.num_stages):
+        graph = stage_plan(plan, number).graph
+        own = _live_of(live, graph)
+        read = {live.weights[op.name, a.tensor].parameter for op in graph.operators for a in op.parameters}
+        uses = [each.use.value for each in own.constants.values()] + [each.use.value for each in own.inputs.values()]
+        counted = (f"{owner}.num_batches_tracked".removeprefix(".") for owner in own.statistics.values())
+        for name in (*read, *live.part(uses).state, *(name for name in counted if name in first)):
+            found[first[name]].add(number % plan.num_groups)
+    return {name: tuple(sorted(own)) or tuple(range(plan.num_groups)) for name, own in found.items()}

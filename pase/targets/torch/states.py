@@ -1,0 +1,294 @@
+"""Weights of which ranks hold pieces (ZeRO): gathered before their layers compute, their gradients shared out.
+
+The ranks that hold the same part of a weight, and have parts of its gradient, cut that part in equal pieces. Each
+updates its own piece. Under `zero1` and `zero2` the whole part stays, with the piece in it, and is gathered in place
+after the update; under `zero3` it is there while its layer computes: `Gather`, a step of a rank's graph, gathers the
+weights of one layer, and begins with those of the next one. What autograd keeps of them for the backward pass is which
+weights they are; they are gathered again as it comes to need them, those of the layer before along with them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from pase.sharding.layouts import Layout
+from pase.sharding.traffic import Movement, Phase
+from pase.targets.torch.collectives import Group, Traffic, gathered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pieces:
+    """How ranks that all have the same part of a weight cut it.
+
+    state: how they hold it, a name of `pase.planning.plan.STATES`. layer: that it is of. group: the ranks, in the order
+    of the pieces. dim: along which they cut it. shape: of the part. layout: of the pieces, over all ranks.
+    """
+
+    state: str
+    layer: str
+    group: Group
+    dim: int
+    shape: tuple[int, ...]
+    layout: Layout
+
+    @property
+    def count(self) -> int:
+        """How many pieces there are."""
+        return len(self.group.ranks)
+
+    @property
+    def piece_shape(self) -> tuple[int, ...]:
+        """The shape of each."""
+        return (*self.shape[: self.dim], self.shape[self.dim] // self.count, *self.shape[self.dim + 1 :])
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the whole part stays from step to step."""
+        return self.state != "zero3"
+
+    @property
+    def is_summed_each_time(self) -> bool:
+        """Whether every backward pass shares its gradient out, whether or not it is the last one before an update."""
+        return self.state != "zero1"
+
+    def of(self, whole: Any) -> Any:
+        """Return this rank's piece of the part, a view."""
+        size = self.shape[self.dim] // self.count
+        return whole.narrow(self.dim, self.group.ranks.index(self.group.rank) * size, size)
+
+    def stacked(self, whole: Any) -> Any:
+        """Return the pieces of the part as rows: [pieces, points]."""
+        return whole.unflatten(self.dim, (self.count, -1)).movedim(self.dim, 0).reshape(self.count, -1)
+
+    def joined(self, rows: Any) -> Any:
+        """Return the part of which pieces are given as rows."""
+        return rows.view(self.count, *self.piece_shape).movedim(0, self.dim).reshape(self.shape)
+
+    def count_bytes(self, traffic: Traffic, phase: Phase, itemsize: int) -> None:
+        """Count what a rank sends as the pieces are gathered, or as their sums are shared out."""
+        if traffic.is_counted:
+            sent = (self.count - 1) * prod(self.piece_shape) * itemsize
+            traffic.add(Movement.within(self.layer, phase), sent)
+
+
+def held_whole(pieces: Pieces, piece: Any) -> tuple[Any, Any]:
+    """Return what stands for the whole part in a rank's graph, and the rank's piece, within the part if that stays.
+
+    The first is the part itself, to be gathered, or nothing that has its shape.
+    """
+    if not pieces.is_kept:
+        return piece.new_empty(()).expand(pieces.shape), piece
+    whole = piece.new_empty(pieces.shape)
+    inside = pieces.of(whole)
+    inside.copy_(piece.reshape(inside.shape))
+    return whole, inside
+
+
+def gather_in_place(held: Iterable[tuple[Pieces, Any, Any]], traffic: Traffic) -> None:
+    """Gather parts that stay. held: of each its pieces, the whole and this rank's piece."""
+    begun: list[tuple[Pieces, Any, Callable[[], Any], bool]] = []
+    for pieces, whole, piece in held:
+        whole = whole.detach()
+        is_in_order = prod(pieces.shape[: pieces.dim]) == 1
+        rows = whole.view(pieces.count, -1) if is_in_order else None
+        begun.append((pieces, whole, gathered(piece.detach(), pieces.group, rows), is_in_order))
+        pieces.count_bytes(traffic, Phase.UPDATE, whole.element_size())
+    for pieces, whole, rows_of, is_in_order in begun:
+        rows = rows_of()
+        if not is_in_order:
+            whole.copy_(pieces.joined(rows))
+
+
+# -- weights that are there while their layer computes
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, module: "Gather", own: Sequence[Any], following: Sequence[Any], *_leaves: Any) -> Any:
+        ctx.module = module
+        ctx.set_materialize_grads(False)
+        return module.gathered(own, following)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        # All that computes with the weights has had its turn.
+        ctx.module.wholes = None
+        return (None, None, None, *gradients)
+
+
+class _Joined(torch.autograd.Function):
+    """In a compiled graph, which keeps what it gathers."""
+
+    @staticmethod
+    def forward(_ctx: Any, _leaf: Any, whole: Any) -> Any:
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Any) -> Any:
+        return gradient, None
+
+
+class Gather(nn.Module):
+    """The weights of a layer, whole, of the ranks' pieces; their gradients are those of the whole parts.
+
+    wholes: those of the backward pass, while its layer has its turn there. is_saved: whether that needs any. run: of
+    layers that are computed again together, that it is of; None for none.
+    """
+
+    def __init__(self, layers: "GatheredLayers", pieces: Sequence[Pieces], run: int | None) -> None:
+        super().__init__()
+        self.run = run
+        self.layers, self.pieces, self.number = layers, tuple(pieces), len(layers.modules)
+        self.wholes: tuple[Any, ...] | None = None
+        self.is_saved = False
+        self._own: tuple[Any, ...] = ()
+        self._begun: list[Callable[[], Any]] = []
+        layers.modules.append(self)
+
+    def forward(self, leaves: Sequence[Any], own: Sequence[Any], following: Sequence[Any]) -> Any:
+        """Return the whole parts.
+
+        leaves: of which gradients are made. own, following: this rank's pieces of them, and of those of the next layer.
+        """
+        if torch.compiler.is_compiling():
+            found = [
+                pieces.joined(gathered(piece, pieces.group)()) for pieces, piece in zip(self.pieces, own, strict=True)
+            ]
+            return tuple(_Joined.apply(leaf, whole) for leaf, whole in zip(leaves, found, strict=True))
+        return _Gathered.apply(self, own, following, *leaves)
+
+    def gathered(self, own: Sequence[Any], following: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the whole parts in the forward pass, and begin with those of the next layer."""
+        self.begin(own, Phase.FORWARD)
+        # What is computed again in the backward pass is not followed by what comes next forward.
+        if following and torch._C._current_graph_task_id() < 0:
+            self.layers.modules[self.number + 1].begin(following, Phase.FORWARD)
+        found = self._ended()
+        self.layers.remember(self, found)
+        return found
+
+    def again(self) -> tuple[Any, ...]:
+        """Return the whole parts in the backward pass, and begin with those of the layer before that needs its own."""
+        if self.wholes is None:
+            self.begin(self._own, Phase.BACKWARD)
+            before = next((module for module in reversed(self.layers.modules[: self.number]) if module.is_saved), None)
+            # Those of another run are gathered when this is computed again.
+            if before is not None and before.wholes is None and before.run in (None, self.run):
+                before.begin(before._own, Phase.BACKWARD)
+            self.wholes = self._ended()
+        return self.wholes
+
+    def begin(self, own: Sequence[Any], phase: Phase) -> None:
+        """Begin to gather, if that has not begun; own: this rank's pieces."""
+        if self._begun:
+            return
+        self._own = tuple(own)
+        for pieces, piece in zip(self.pieces, own, strict=True):
+            self._begun.append(gathered(piece, pieces.group))
+            pieces.count_bytes(self.layers.traffic, phase, piece.element_size())
+
+    def reset(self) -> None:
+        """Leave nothing that was gathered and not used."""
+        self._ended()
+        self.wholes = None
+
+    def _ended(self) -> tuple[Any, ...]:
+        begun, self._begun = self._begun, []
+        return tuple(pieces.joined(rows()) for pieces, rows in zip(self.pieces, begun, strict=False))
+
+    def extra_repr(self) -> str:
+        """Return what is printed of it."""
+        return ", ".join(f"{own.layer}, ranks {list(own.group.ranks)}, {list(own.shape)}" for own in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What autograd keeps of a weight that is gathered: which one, and how it is seen."""
+
+    module: Gather
+    number: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class GatheredLayers:
+    """The layers of a program whose weights are gathered as their turns come. modules: in the order of the turns."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self.traffic = traffic
+        self.modules: list[Gather] = []
+        self._owners: dict[StorageWeakRef, tuple[Gather, int]] = {}
+        self._storages: dict[tuple[Gather, int], StorageWeakRef] = {}
+        self._is_queued = False
+
+    def remember(self, module: Gather, wholes: Sequence[Any]) -> None:
+        """Know weights again when autograd keeps them."""
+        for number, whole in enumerate(wholes):
+            before = self._storages.pop((module, number), None)
+            if before is not None:
+                del self._owners[before]
+            # No other storage is taken for this one as long as it is referred to.
+            storage = self._storages[module, number] = StorageWeakRef(whole.untyped_storage())
+            self._owners[storage] = module, number
+
+    @contextmanager
+    def freed(self) -> Iterator[None]:
+        """Run a program so that autograd keeps none of the weights that are gathered."""
+        if not self.modules or torch.compiler.is_compiling():
+            yield
+            return
+        for module in self.modules:
+            module.reset()
+            module.is_saved = False
+        with self.freed_here():
+            yield
+
+    @contextmanager
+    def freed_here(self) -> Iterator[None]:
+        """Have autograd keep no weights that are gathered, and all else as it would without."""
+        if not self.modules or torch.compiler.is_compiling():
+            yield
+            return
+        # Of hooks PyTorch calls the innermost alone.
+        keep, give = torch._C._autograd._top_saved_tensors_default_hooks(False) or (_as_it_is, _as_it_is)
+
+        def packed(tensor: Any) -> Any:
+            found = self._packed(tensor)
+            return keep(tensor) if found is None else found
+
+        def unpacked(kept: Any) -> Any:
+            return self._unpacked(kept) if isinstance(kept, _Kept) else give(kept)
+
+        with torch.autograd.graph.saved_tensors_hooks(packed, unpacked):
+            yield
+
+    def _packed(self, tensor: Any) -> _Kept | None:
+        owner = self._owners.get(StorageWeakRef(tensor.untyped_storage()))
+        if owner is None:
+            return None
+        module, number = owner
+        module.is_saved = True
+        return _Kept(module, number, tuple(tensor.size()), tuple(tensor.stride()), tensor.storage_offset())
+
+    def _unpacked(self, kept: _Kept) -> Any:
+        if not self._is_queued and torch._C._current_graph_task_id() >= 0:
+            self._is_queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        whole = kept.module.again()[kept.number]
+        return whole.as_strided(kept.size, kept.stride, kept.offset)
+
+    def _finish(self) -> None:
+        self._is_queued = False
+        for module in self.modules:
+            module.reset()
+
+
+def _as_it_is(x: Any) -> Any:
+    return x
