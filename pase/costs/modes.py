@@ -221,6 +221,7 @@ def layer_modes(
     cover = model.overlap * model.work(traffic.backward) * hides[1]
     handed, received = _handed_over(graph, operator, splits, keeps, links)
     blocking = blocking + handed
+    copies = _sums_of_copies(graph, operator, splits, links)
     whole = _saved_bytes(graph, operator, splits, optimiser)[3]
     has_weights = bool(np.any(whole))
     may_repeat = space.recompute and operator.name in graph.trained and not operator.is_loss
@@ -238,7 +239,7 @@ def layer_modes(
                 Figures(
                     repeated=waits + repeated_s * (not hides[0]),
                     streamed=repeated_s * hides[0],
-                    once=once_s * (not hides[0]),
+                    once=once_s * (not hides[0]) + copies,
                     summed=once_s * hides[0],
                     cover=cover,
                     static=static.astype(np.float64),
@@ -291,6 +292,31 @@ def _handed_over(
             cost = cost + point_to_point(size, behind) * (producer in graph.trained)
             held = held + size * ((producer, output) not in keeps.writes)
     return cost, held
+
+
+def elsewhere(graph: Graph, operator: Operator, position: int) -> int:
+    """Return how many layers of other stages use a weight that a layer of a stage has."""
+    shared = operator.reads[position].shared
+    if not shared or not isinstance(graph, Stage):
+        return 0
+    layers = (other for other in graph.whole.operators if other.name not in graph.index)
+    return sum(any(read.shared == shared for read in other.parameters) for other in layers)
+
+
+def _sums_of_copies(graph: Graph, operator: Operator, splits: Splits, links: Links) -> FloatArray:
+    """Return what it takes to add up gradients of a weight that layers of other stages have, too: a message for each.
+
+    On the slower of the links to the stages around.
+    """
+    num = len(splits.values)
+    cost = np.zeros(num)
+    own = [link for link in links if link]
+    for position, read in enumerate(operator.reads):
+        others = elsewhere(graph, operator, position)
+        if own and others and read.is_trained:
+            size = held_points(operator, read, splits, num) * ITEMSIZES[graph.precision.collectives]
+            cost = cost + others * point_to_point(size, max(own, key=lambda link: link.s_per_byte))
+    return cost
 
 
 def _unbeaten(found: Sequence[Figures], again: Sequence[BoolArray]) -> NDArray[np.intp]:
@@ -468,6 +494,7 @@ def mode_tables(
             splits = enumerate_configurations(operator, num_devices) if chosen is None else chosen
             known.traffic[kind] = traffic_of(graph, operator, splits)
         may_repeat = space.recompute and name not in fixed
+        copies = tuple(elsewhere(graph, operator, i) for i in range(len(operator.reads)))
         key = (
             kind,
             own,
@@ -479,7 +506,8 @@ def mode_tables(
             ),
             tuple((keeps.lanes.get((name, i), 0), (name, i) in keeps.writes) for i in range(len(operator.writes))),
             name in leaving,
-            links if name in leaving or any(consumer == name for consumer, _ in crossing) else None,
+            copies,
+            links if any(copies) or name in leaving or any(consumer == name for consumer, _ in crossing) else None,
         )
         if key not in known.layers:
             known.layers[key] = layer_modes(

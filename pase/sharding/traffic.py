@@ -540,7 +540,10 @@ class HeldWeight:
 
 
 def held_weights(plan: PlacedGraph) -> tuple[HeldWeight, ...]:
-    """Return every weight of a placed graph, once, at the layer that keeps it: shared ones at their first user."""
+    """Return every weight of a placed graph, once, at the layer that keeps it: shared ones at their first user.
+
+    Devices of other stages have nothing of it.
+    """
     shared = {(weight.consumer, weight.input) for weight in shared_weights(plan.graph)}
     found = []
     for operator in plan.graph.operators:
@@ -548,13 +551,13 @@ def held_weights(plan: PlacedGraph) -> tuple[HeldWeight, ...]:
             if access.role is not Role.PARAMETER or (operator.name, i) in shared:
                 continue
             layout = layout_of(layer_mesh(plan, operator.name), tensor_dims(operator, access), layer=operator.name)
-            parts = layout.by_device
+            parts, nothing = layout.by_device, ((0, 0),) * len(layout.shape)
             found.append(
                 HeldWeight(
                     layer=operator.name,
                     name=parameter_name(operator, access),
                     shape=layout.shape,
-                    parts=tuple(parts[device] for device in range(plan.num_devices)),
+                    parts=tuple(parts.get(device, nothing) for device in range(plan.num_devices)),
                     is_trained=access.is_trained,
                 )
             )

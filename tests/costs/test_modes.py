@@ -5,12 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import pase
 from pase.costs import AlphaBetaCostModel, cost_model
 from pase.costs.memory import keeping
 from pase.costs.modes import STATES, KnownModes, LayerModes, ModeSpace, mode_tables
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, softmax_loss
-from pase.graph.stages import stage, with_cuts
+from pase.graph.stages import cuts, stage, with_cuts
 from pase.machine import Machine
 from pase.machine.machine import Device, Level
 
@@ -104,3 +105,20 @@ def test_a_stage_pays_for_what_it_is_handed_and_hands_over() -> None:
     assert behind.figures.kept[c] - alone.figures.kept[c] == handed
     assert [edge.consumer for edge in second.received] == ["fc2"]
     assert second.has_gradient(second["fc2"], 0)
+
+
+def test_a_weight_of_two_stages_is_added_up_once_a_step() -> None:
+    graph = with_cuts(pase.load("gpt", batch=4, arguments={"layers": 2, "model_width": 32, "heads": 4, "steps": 8}))
+    link = AlphaBetaCostModel.of(MACHINE, 2).links[0]
+    model = cost_model("alpha_beta", MACHINE, 1)
+    at = cuts(graph)[2]
+    tables = (
+        mode_tables(part, 1, model, ModeSpace(), known=KnownModes(), keeps=keeping(graph), links=(link, link))
+        for part in (stage(graph, 0, at), stage(graph, at, len(graph.operators)))
+    )
+    size = 4 * 50257 * 32
+    for stage_tables, name in zip(tables, ("tokens", "fc"), strict=True):
+        once = [float(layer.figures.once[0]) for layer in stage_tables.layers]
+        own = stage_tables.graph.index[name]
+        assert once[own] == pytest.approx(size / BYTES_PER_S, rel=1e-12)
+        assert sum(once) == once[own]
