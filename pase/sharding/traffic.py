@@ -160,8 +160,8 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
         if phase is not None:
             points = points_by_device(operator, read.shape, read.index_map, mesh)
             for over in gradient_sums(plan, operator, position):
-                if phase is Phase.UPDATE and (pairs := piece_pairs(plan, operator, position, over)):
-                    yield from _in_pieces(plan, operator, position, pairs)
+                if phase is Phase.UPDATE and cut_along(plan, operator, position, over) is not None:
+                    yield from _in_pieces(plan, operator, position, points, sum_groups(mesh, over))
                     continue
                 yield Summed(
                     tensor=f"gradient of {read.tensor}",
@@ -178,30 +178,21 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
         yield _exchanged(operator, replace(exchange, times=times), mesh, types.exchange_bytes(exchange))
 
 
-def piece_pairs(plan: PlacedGraph, operator: Operator, position: int, over: Iterable[str]) -> Pairs:
-    """Return the points that go from each device to others as they gather a weight, by its position among the reads.
+def cut_along(plan: PlacedGraph, operator: Operator, position: int, over: Iterable[str]) -> int | None:
+    """Return along which dim devices cut a weight that they hold in pieces, by its position among the reads.
 
-    As many go as its gradient's sums over some axes are shared out. None where devices hold all of their part, as they
-    do of a weight that other layers read, too.
+    over: the axes along which its gradient is summed. None where devices hold all of their part, as they do of a weight
+    that other layers read, too.
     """
-    mesh = layer_mesh(plan, operator.name)
+    mesh, read = layer_mesh(plan, operator.name), operator.reads[position]
     groups = sum_groups(mesh, over)
-    if plan[operator.name].state == "replicated" or operator.reads[position].shared or not groups:
-        return {}
+    if plan[operator.name].state == "replicated" or read.shared or not groups:
+        return None
     if _is_needed_back(operator, mesh):
-        return {}  # The gradient of what it reads needs the same sums, whole.
-    layout = layout_of(mesh, tensor_dims(operator, operator.reads[position]), layer=operator.name)
+        return None  # The gradient of what it reads needs the same sums, whole.
+    layout = layout_of(mesh, tensor_dims(operator, read), layer=operator.name)
     part = [gcd(*along) for along in zip(*map(extents, layout.boxes), strict=True)]
-    if state_dim(part, len(groups[0])) is None:
-        return {}
-    boxes = layout.by_device
-    return {
-        (device, other): num_points(boxes[device]) // len(group)
-        for group in groups
-        for device in group
-        for other in group
-        if other != device
-    }
+    return state_dim(part, len(groups[0]))
 
 
 def is_needed_backward(graph: Graph, operator: Operator) -> bool:
@@ -214,9 +205,19 @@ def is_needed_backward(graph: Graph, operator: Operator) -> bool:
     return not is_product or any(graph.has_gradient(operator, i) for i in inputs)
 
 
-def _in_pieces(plan: PlacedGraph, operator: Operator, position: int, pairs: Pairs) -> Iterator[Sent]:
-    """Yield what moves for a weight whose state devices hold in pieces."""
+def _in_pieces(
+    plan: PlacedGraph, operator: Operator, position: int, points: Mapping[int, int], groups: Sequence[Sequence[int]]
+) -> Iterator[Sent]:
+    """Yield what moves for a weight whose state devices of groups hold in pieces; points: of a part, by device."""
     graph, read, state = plan.graph, operator.reads[position], plan[operator.name].state
+    # A gather and the sharing out of sums send as much.
+    pairs = {
+        (device, other): points[device] // len(group)
+        for group in groups
+        for device in group
+        for other in group
+        if other != device
+    }
     times = {Phase.UPDATE: 1}
     if state == "zero3":
         count = plan.micro_batches
@@ -524,13 +525,15 @@ Slots = Callable[[tuple[int, ...]], Mapping[str, Sequence[int]]]
 class HeldWeight:
     """A weight of a layer. parts: [devices] the box of it that each one holds; replicas hold equal ones.
 
-    is_trained: whether it is, or frozen.
+    is_trained: whether it is, or frozen. updated: the box that the first of them updates, a piece of its part where
+    they hold its state in pieces.
     """
 
     layer: str
     name: str
     shape: tuple[int, ...]
     parts: tuple[Box, ...]
+    updated: Box
     is_trained: bool
 
     @property
@@ -558,10 +561,22 @@ def held_weights(plan: PlacedGraph) -> tuple[HeldWeight, ...]:
                     name=parameter_name(operator, access),
                     shape=layout.shape,
                     parts=tuple(parts.get(device, nothing) for device in range(plan.num_devices)),
+                    updated=_updated(plan, operator, i, layout.boxes[0]),
                     is_trained=access.is_trained,
                 )
             )
     return tuple(found)
+
+
+def _updated(plan: PlacedGraph, operator: Operator, position: int, part: Box) -> Box:
+    mesh = layer_mesh(plan, operator.name)
+    for over in gradient_sums(plan, operator, position):
+        dim = cut_along(plan, operator, position, over)
+        if dim is not None:
+            low, high = part[dim]
+            cut = low, low + (high - low) // len(sum_groups(mesh, over)[0])
+            return (*part[:dim], cut, *part[dim + 1 :])
+    return part
 
 
 def parameters_per_device(weights: Sequence[HeldWeight]) -> tuple[int, ...]:
@@ -572,7 +587,7 @@ def parameters_per_device(weights: Sequence[HeldWeight]) -> tuple[int, ...]:
 def optimiser_numbers(weights: Sequence[HeldWeight], slots: Slots) -> int:
     """Return how many numbers an update rule of these slots keeps on a device, parts being of one size."""
     return sum(
-        prod(high - low for i, (low, high) in enumerate(weight.parts[0]) if i in kept)
+        prod(high - low for i, (low, high) in enumerate(weight.updated) if i in kept)
         for weight in weights
         if weight.is_trained
         for kept in slots(weight.shape).values()

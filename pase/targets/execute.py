@@ -6,7 +6,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from pase.costs.memory import DeviceMemory, device_memory
+from pase.costs import DEFAULT_OPTIMISER, DeviceMemory, device_memory
 from pase.errors import ProgramError, missing_extra
 from pase.graph import ITEMSIZES, Scalar, uniform
 from pase.planning.plan import REPLICATED, Plan
@@ -153,7 +153,7 @@ def run_plan(
         host_bytes=ours.done.get("host_bytes"),
         edges=_edge_rows(plan, ours.done["edges"]) if measure else (),
         layers=_layer_rows(plan, ours.done["layers"]) if measure else (),
-        predicted_memory=device_memory(run),
+        predicted_memory=_memory(plan, run),
         optimiser_bytes=most_held(plan, partial(optimiser_numbers, slots=options.rule.slots))
         * ITEMSIZES[run.precision.moments],
         peak_memory_bytes=tuple(ours.done.get("peak_memory_bytes") or ()) or None,
@@ -207,7 +207,7 @@ def run_factory(
         host_bytes=None,
         edges=_edge_rows(plan, rows["edges"]) if measure else (),
         layers=_layer_rows(plan, rows["layers"]) if measure else (),
-        predicted_memory=device_memory(run),
+        predicted_memory=_memory(plan, run),
         optimiser_bytes=most_held(plan, partial(optimiser_numbers, slots=options.rule.slots))
         * ITEMSIZES[run.precision.moments],
         peak_memory_bytes=None,
@@ -267,6 +267,11 @@ def _unsplit(plan: Plan) -> Plan:
         for layer in plan.layers
     )
     return replace(plan, num_devices=1, layers=tuple(layers), num_groups=1, schedule="")
+
+
+def _memory(plan: Plan, run: Plan) -> DeviceMemory:
+    """Return what a device needs but for the optimizer; of a plan with parts in its own types, not those it runs in."""
+    return replace(plan, optimiser=DEFAULT_OPTIMISER).memory if plan.has_parts else device_memory(run)
 
 
 def _measured(done: Mapping[str, Any]) -> dict[Movement, int]:

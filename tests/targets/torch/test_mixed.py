@@ -1,6 +1,7 @@
 """Weights in pieces, recomputation, micro-batches and stages at once, against the unmodified module."""
 
 import random
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +13,16 @@ from pase.errors import PlanError
 from pase.graph.stages import with_cuts
 from pase.planning.plan import STATES, Plan
 from pase.planning.stages import step_bytes
+from pase.sharding.traffic import held_weights, optimiser_numbers
 from pase.targets.emitter import emit_forward
 from pase.targets.execute import run_plan
 from pase.targets.jax.parallel import Parallel
+from pase.targets.torch.parallel import parallelize
+from pase.targets.training.optimisers import make_rule
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.training import options
+from tests.targets.torch.equality import full
 from tests.targets.torch.lockstep import added
 from tests.targets.torch.ranks import Pool
 from tests.targets.torch.test_pipeline import (
@@ -150,6 +155,35 @@ def test_a_run_keeps_no_weight_that_is_gathered(ranks: Pool) -> None:
     plan = again(data_parallel(Deep(WIDTH, DEPTH), {"x": torch.randn(4, WIDTH)}, 4, "zero3"))
     one = 4 * WIDTH * WIDTH
     assert min(ranks.run(_peak, plan, world=4)) / one <= DEPTH / 2 + 9
+
+
+def test_an_optimizer_keeps_as_much_as_is_told() -> None:
+    for state in STATES:
+        plan = data_parallel(plain(), plain_batch(), 4, state)
+        numbers = sum(NUMBERS.values()) // (1 if state == "replicated" else 4) + 3
+        assert optimiser_numbers(held_weights(plan), make_rule("adam", {}).slots) == 2 * numbers
+
+
+@pytest.mark.slow
+def test_a_compiled_module_trains_in_modes(ranks: Pool) -> None:
+    plan = again(data_parallel(plain(), plain_batch(), 2, "zero3"))
+    module = plain()
+    loss = module(**plain_batch(1))
+    loss.backward()
+    for found, gradients in ranks.run(_compiled, plan, world=2):
+        assert found == pytest.approx(loss.item(), rel=1e-12)
+        for gradient, parameter in zip(gradients, module.parameters(), strict=True):
+            assert_close(gradient, parameter.grad, "gradient")
+
+
+def _compiled(_rank: int, _world: int, plan: Plan) -> Any:
+    module = parallelize((plain(), plain_batch()), plan)
+    with warnings.catch_warnings():
+        # PyTorch's compiler itself looks for gradients of what is no leaf, and makes objects of functions.
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor|.*should not be instantiated")
+        loss = torch.compile(module, backend="aot_eager")(**plain_batch(1))
+        loss.backward()
+    return loss.item(), [full(parameter.grad).clone() for parameter in module.parameters()]
 
 
 # -- emitted programs
