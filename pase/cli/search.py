@@ -1,6 +1,7 @@
 """`pase search`, the best strategy for a model on devices; `pase tables`, `pase solve`: its tables alone."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,11 @@ def search_command(
     with progress() as on_progress:
         on_progress(READING, 0.0)
         graph = chosen.graph(is_strict=strict)
-        plan = search(graph, chosen.devices, machine=machine, options=options, on_progress=on_progress)
+
+        def reload(batch: int) -> Graph:
+            return replace(chosen, batch=batch).graph(is_strict=strict)
+
+        plan = search(graph, chosen.devices, machine=machine, options=options, on_progress=on_progress, reload=reload)
     if output:
         write_plan(plan, output)
     reports = _ordering_reports(plan.graph, chosen.devices) if explain_ordering else []

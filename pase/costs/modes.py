@@ -35,19 +35,20 @@ from pase.costs.memory import (
 )
 from pase.costs.model import CostModel
 from pase.costs.traffic import Communication, LayerTraffic, Pattern, sum_name
-from pase.graph import ITEMSIZES, Edge, Graph, Operator
+from pase.graph import ITEMSIZES, AllReduce, Edge, Graph, Operator
 from pase.graph.stages import Stage
 from pase.sharding.configurations import enumerate_configurations
 from pase.sharding.edges import SharedWeight, edge_sides, table_edges
 from pase.sharding.shards import FloatArray, IndexArray, IntArray, Splits, distinct_rows
+from pase.sharding.traffic import is_needed_backward
 from pase.tables.cost_tables import EdgeTable
 
 REPLICATED = "replicated"
 STATES = (REPLICATED, "zero1", "zero2", "zero3")
 """How the devices that hold the same part of a weight hold it, from nothing in parts to all of it."""
 
-GATHERS, SCATTERS = {"zero3": 2}, {"zero2": 1, "zero3": 1}
-"""How often weights are gathered, and their gradients reduced and scattered, for each micro-batch."""
+SCATTERED_OFTEN, GATHERED_OFTEN = ("zero2", "zero3"), ("zero3",)
+"""States in which gradients are reduced and scattered, and weights gathered, for each micro-batch, not once a step."""
 
 BoolArray = NDArray[np.bool_]
 Links = tuple[Link | None, Link | None]
@@ -120,17 +121,24 @@ def sharded(operator: Operator, position: int, splits: Splits) -> BoolArray:
     found: BoolArray = np.zeros(len(splits.values), dtype=np.bool_)
     for _, size in held_parts(operator, access, splits):
         found |= size % group == 0
+    if operator.kind == "batch_norm":
+        # Where moments are sums over devices, the gradient of what it reads needs those of its weights, whole.
+        for exchange in operator.exchanges:
+            found &= splits.product(exchange.over if isinstance(exchange, AllReduce) else ()) == 1
     return found & (group > 1) & access.is_trained & (not access.shared)
 
 
 def _messages(
-    graph: Graph, operator: Operator, traffic: LayerTraffic, state: str
-) -> tuple[tuple[Communication, ...], tuple[Communication, ...]]:
-    """Return the messages that bring weights and their gradients together: for each micro-batch, and once a step."""
+    graph: Graph, operator: Operator, traffic: LayerTraffic, state: str, *, is_again: bool
+) -> tuple[list[Communication], list[Communication]]:
+    """Return the messages that bring weights and their gradients together: for each micro-batch, and once a step.
+
+    is_again: whether the layer is recomputed, for which weights in parts are gathered once more.
+    """
     positions = {sum_name(read.tensor, is_gradient=True): i for i, read in enumerate(operator.reads)}
     precision = graph.precision
     wider = precision.itemsize / ITEMSIZES[precision.collectives]
-    often, once = [], []
+    often, once = list[Communication](), list[Communication]()
     for message in traffic.messages:
         if not message.is_of_weight:
             continue
@@ -139,10 +147,12 @@ def _messages(
         size = message.size_bytes * in_parts
         scatter = replace(message, pattern=Pattern.REDUCE_SCATTER, size_bytes=size)
         gather = replace(message, pattern=Pattern.ALL_GATHER, size_bytes=size * wider)
-        gathers, scatters = GATHERS.get(state, 0), SCATTERS.get(state, 0)
-        often += [replace(scatter, times=scatters)] * (scatters > 0) + [replace(gather, times=gathers)] * (gathers > 0)
-        once += [scatter] * (not scatters) + [gather] * (not gathers)
-    return tuple(often), tuple(m for m in once if np.any(m.size_bytes))
+        gathers = 1 + is_needed_backward(graph, operator) + is_again
+        (often if state in SCATTERED_OFTEN else once).append(scatter)
+        (often if state in GATHERED_OFTEN else once).append(
+            replace(gather, times=gathers if state in GATHERED_OFTEN else 1)
+        )
+    return often, once
 
 
 def _saved_bytes(
@@ -229,11 +239,11 @@ def layer_modes(
     for number, state in enumerate(STATES):
         if state not in space.states or (state != REPLICATED and not has_weights):
             continue
-        often, once = _messages(graph, operator, traffic, state)
-        repeated_s, once_s = _cost(model, traffic, often), _cost(model, traffic, once)
         static = sum(state_bytes(graph, operator, splits, memory, state, optimiser), np.zeros(num, dtype=np.int64))
         gathered = whole * (state == "zero3")
         for is_again in (False, True)[: 1 + may_repeat]:
+            often, once = _messages(graph, operator, traffic, state, is_again=is_again)
+            repeated_s, once_s = _cost(model, traffic, often), _cost(model, traffic, once)
             waits = blocking + forward * is_again
             found.append(
                 Figures(

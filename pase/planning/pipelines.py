@@ -537,10 +537,16 @@ def _allowed(constraints: Constraints, graph: Graph, devices: int) -> dict[str, 
     return {op.name: left.configurations(graph, op) for op in graph.operators if left.of[op.name]}
 
 
-def plan_of_step(setting: Setting, found: Found, bound: float, time_s: float) -> Plan:
-    """Return the placed plan of a step; bound: no step takes less."""
+def plan_of_step(setting: Setting, found: Found, bound: float, time_s: float, graph: Graph | None = None) -> Plan:
+    """Return the placed plan of a step; bound: no step takes less; graph: of a micro-batch, where it was imported."""
     scheme = found.scheme
-    graph = with_cuts(micro_batch(setting.graph, scheme.micro_batches))
+    expected = with_cuts(micro_batch(setting.graph, scheme.micro_batches))
+    graph = expected if graph is None else with_cuts(graph)
+    if [operator.extents for operator in graph.operators] != [operator.extents for operator in expected.operators]:
+        raise ConfigurationError(
+            f"{graph.name!r} with one of {scheme.micro_batches} micro-batches has other layers than with the whole "
+            "batch: search it with the micro-batch alone"
+        )
     layers = tuple(
         LayerChoice(
             splits=dict(zip(operator.extents, splits, strict=True)),

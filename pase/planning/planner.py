@@ -132,12 +132,14 @@ def search(
     machine: Machine | StrPath = DEFAULT_MACHINE,
     options: SearchOptions | Mapping[str, Any] | None = None,
     on_progress: Progress | None = None,
+    reload: Callable[[int], Graph] | None = None,
     **settings: Unpack[SearchSettings],
 ) -> Plan:
     """Return the cheapest strategy for training a model on a number of devices, with its certificate.
 
     model: a `Graph`, or anything that `load` takes. machine: a `Machine`, the name of a preset, or the path of a
     machine file. options: all settings at once; settings, each by its name in `SearchOptions`, come before them.
+    reload: returns the graph of the model with another batch, where the model is given as an imported graph.
     Constraints may be a dict as their files hold ({"pin": {"fc1": "n=4 c=2"}}), or the path of such a file. Raises
     a PaseError for what cannot be searched: no devices, nothing to split, an invalid graph, an unknown name, no memory
     for any strategy, constraints that leave none.
@@ -149,7 +151,9 @@ def search(
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
     start_s = perf_counter()
     if options.has_parts:
-        return _search_step(graph, devices, machine, options, start_s, on_progress)
+        if reload is None and not isinstance(model, Graph):
+            reload = partial(_reloaded, model)
+        return _search_step(graph, devices, machine, options, start_s, on_progress, reload)
     limits = _Limits.of(options, start_s)
     bound, make = None, partial(problem_of, graph, devices, machine, options.cost_model)
     try:
@@ -231,6 +235,7 @@ def _search_step(
     options: SearchOptions,
     start_s: float,
     on_progress: Progress | None,
+    reload: Callable[[int], Graph] | None,
 ) -> Plan:
     """Return the cheapest step of micro-batches, stages and modes; with no limit told, within the devices' memory."""
     limit = options.device_memory_bytes
@@ -240,6 +245,11 @@ def _search_step(
         raise ConfigurationError(
             "cost model 'paper' counts FLOP and bytes, and knows no time in which stages wait or messages hide; use "
             "alpha_beta or step beside micro-batches, stages and modes"
+        )
+    if graph.framework and options.micro_batches != 1 and reload is None:
+        raise ConfigurationError(
+            f"graph {graph.name!r} is of an imported model, whose numbers may depend on the batch: search the model "
+            "itself, or give reload=, which returns its graph with another batch"
         )
     setting = Setting(
         graph=graph,
@@ -263,7 +273,14 @@ def _search_step(
         deadline_s=inf if options.time_limit_s is None else start_s + options.time_limit_s,
         on_progress=on_progress,
     )
-    return plan_of_step(setting, found, bound, perf_counter() - start_s)
+    m, made = found.scheme.micro_batches, None
+    if m > 1 and graph.framework and reload is not None:
+        made = reload(setting.batch // m).in_precision(graph.precision)
+    return plan_of_step(setting, found, bound, perf_counter() - start_s, graph=made)
+
+
+def _reloaded(model: object, batch: int) -> Graph:
+    return load(model, batch=batch)
 
 
 def _number(what: str, told: int | str) -> int | None:

@@ -64,7 +64,8 @@ def test_states_send_and_hold_what_the_table_says(k: int) -> None:
         "replicated": (work, 2 * gather, 1.0, 1.0, 1.0),
         "zero1": (work, 2 * gather, 1.0, 1.0, 1 / k),
         "zero2": (work + gather, gather, 1.0, 1 / k, 1 / k),
-        "zero3": (work + 3 * gather, 0.0, 1 / k, 1 / k, 1 / k),
+        # What it reads is data: its backward pass needs no weight.
+        "zero3": (work + 2 * gather, 0.0, 1 / k, 1 / k, 1 / k),
     }
     for state, (repeated, once, weights, gradients, moments) in expected.items():
         c = _of(modes, state)
@@ -72,6 +73,25 @@ def test_states_send_and_hold_what_the_table_says(k: int) -> None:
         assert figures.once[c] == pytest.approx(once, rel=1e-12, abs=1e-18)
         assert figures.static[c] == pytest.approx(WEIGHTS * (weights + gradients + 2 * moments), rel=1e-12)
         assert figures.gathered[c] == (WEIGHTS if state == "zero3" else 0)
+
+
+def test_weights_in_pieces_are_gathered_for_every_pass_that_needs_them() -> None:
+    k, size = 4, 4 * N * 10
+    graph = _graph()
+    model = cost_model("alpha_beta", MACHINE, k)
+    only = {"fc2": np.array([(k, 1, 1)], dtype=np.int32)}
+    tables = mode_tables(
+        graph, k, model, ModeSpace(states=STATES, recompute=True), known=KnownModes(), only=only, is_whole=True
+    )
+    modes = tables.layers[1]
+    gather = (k - 1) / k * size / BYTES_PER_S
+    repeated, (kept, again, whole) = modes.figures.repeated, (
+        _of(modes, "zero3"), _of(modes, "zero3", again=True), _of(modes, "replicated")
+    )  # fmt: skip
+    # Forward, backward, and the gradient's reduce-scatter; once more where the layer is computed again.
+    assert repeated[kept] - repeated[whole] == pytest.approx(3 * gather, rel=1e-9)
+    forward = 2 * B * N * 10 / k / FLOP_PER_S
+    assert repeated[again] - repeated[kept] == pytest.approx(gather + forward, rel=1e-9)
 
 
 def test_what_no_dim_of_its_part_can_share_stays_whole() -> None:
