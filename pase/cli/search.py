@@ -28,10 +28,10 @@ from pase.cli.output import duration, hidden_text, print_json, print_table, quan
 from pase.cli.progress import READING, progress
 from pase.common.names import short
 from pase.common.quantities import size_text
-from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, strategy_memory
+from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, REPLICATED, strategy_memory
 from pase.graph import Graph
 from pase.planning.constraints import Constraints, constraint_texts
-from pase.planning.plan import NOT_SEARCHED, REPLICATED, LayerPlan, Plan
+from pase.planning.plan import NOT_SEARCHED, LayerPlan, Plan
 from pase.planning.plan_file import plan_document, write_plan
 from pase.planning.planner import AUTO_NUMBER, MODES, WITHOUT_LIMIT, SearchOptions, check_search, problem_of, search
 from pase.sharding.configurations import data_parallel_splits, enumerate_configurations

@@ -35,12 +35,15 @@ from pase.costs.memory import (
     strategy_memory,
 )
 from pase.costs.model import COST_MODELS, CostModel, PaperCostModel, cost_model
+from pase.costs.modes import REPLICATED, STATES
 from pase.costs.traffic import Communication, LayerTraffic, PassWork, Pattern, ReadTraits, layer_traffic
 
 __all__ = [
     "COST_MODELS",
     "DEFAULT_OPTIMISER",
     "OPTIMISER_STATE",
+    "REPLICATED",
+    "STATES",
     "Alike",
     "Allowance",
     "AlphaBetaCostModel",

@@ -45,7 +45,8 @@ from pase.tables.cost_tables import EdgeTable
 
 REPLICATED = "replicated"
 STATES = (REPLICATED, "zero1", "zero2", "zero3")
-"""How the devices that hold the same part of a weight hold it, from nothing in parts to all of it."""
+"""How the devices that hold the same part of a weight hold it: whole, with the optimizer's state in parts; with the
+gradient in parts, too; with the weight in parts, too, which is gathered when the layer's turn comes."""
 
 SCATTERED_OFTEN, GATHERED_OFTEN = ("zero2", "zero3"), ("zero3",)
 """States in which gradients are reduced and scattered, and weights gathered, for each micro-batch, not once a step."""

@@ -11,18 +11,13 @@ from pase.common.documents import StrPath
 from pase.common.frozen import FrozenDict
 from pase.common.names import short
 from pase.common.quantities import quantity
-from pase.costs import DEFAULT_OPTIMISER, DeviceMemory, Peak, device_memory, step_peak
+from pase.costs import DEFAULT_OPTIMISER, REPLICATED, DeviceMemory, Peak, device_memory, step_peak
 from pase.errors import PlanError
 from pase.graph import Graph, Precision
 from pase.machine import Machine
 from pase.planning.constraints import Constraints
 
 SCHEMA_VERSION = 2
-
-REPLICATED = "replicated"
-STATES = (REPLICATED, "zero1", "zero2", "zero3")
-"""How the devices that hold the same part of a weight hold it: whole, with the optimizer's state in parts; with the
-gradient in parts, too; with the weight in parts, too, which is gathered when its layer's turn comes."""
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble")
 """In which order the stages of a pipeline work through the micro-batches."""

@@ -30,7 +30,7 @@ from pase.common.codecs import (
     wholes,
 )
 from pase.common.documents import Field, StrPath, write_atomically
-from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, DeviceMemory, cost_model
+from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, REPLICATED, STATES, DeviceMemory, cost_model
 from pase.errors import ConfigurationError, CostError, MachineError, PlanError
 from pase.graph import ITEMSIZES, Graph, Precision, graph_document
 from pase.graph.document import DIMS, GRAPH, SCALARS
@@ -40,10 +40,8 @@ from pase.machine.files import MACHINE, machine_descriptions
 from pase.planning.constraints import CONSTRAINTS, allowed, constraints_descriptions
 from pase.planning.pipelines import data_parallel_step
 from pase.planning.plan import (
-    REPLICATED,
     SCHEDULES,
     SCHEMA_VERSION,
-    STATES,
     LayerPlan,
     Plan,
     SearchRecord,

@@ -6,10 +6,10 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from pase.costs import DEFAULT_OPTIMISER, DeviceMemory, device_memory
+from pase.costs import DEFAULT_OPTIMISER, REPLICATED, DeviceMemory, device_memory
 from pase.errors import ProgramError, missing_extra
 from pase.graph import ITEMSIZES, Scalar, uniform
-from pase.planning.plan import REPLICATED, Plan
+from pase.planning.plan import Plan
 from pase.planning.stages import most_held, step_bytes
 from pase.sharding.traffic import Movement, Phase, optimiser_numbers
 from pase.targets.mesh_tensorflow.runtime.launch import check_packages

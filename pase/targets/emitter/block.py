@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
+from pase.costs import REPLICATED
 from pase.errors import EmitError, PaseError, ProgramError
 from pase.graph import Access, Dim, Operator, Role
 from pase.graph.body import MOVES, WINDOWED, Body, InnerDim, Step, is_before_layout
-from pase.planning.plan import REPLICATED, LayerPlan, Plan
+from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.layouts import WHOLE, PlainDim, WindowDim, tensor_dims
 from pase.sharding.traffic import edge_bytes, parameter_name
 from pase.targets.emitter.steps import Expression, Written, formula, named_dims, nested, written_steps

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import fx, nn
 
+from pase.costs import REPLICATED, STATES
 from pase.errors import ProgramError, unknown_name
-from pase.planning.plan import REPLICATED, STATES
 from pase.sharding.boxes import Box, extents
 from pase.sharding.layouts import HOST, DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, in_pieces
 from pase.sharding.named_dims import check_shared

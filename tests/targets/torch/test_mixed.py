@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import pase
+from pase.costs import STATES
 from pase.errors import PlanError
 from pase.graph.stages import with_cuts
-from pase.planning.plan import STATES, Plan
+from pase.planning.plan import Plan
 from pase.planning.stages import step_bytes
 from pase.sharding.traffic import held_weights, optimiser_numbers
 from pase.targets.emitter import emit_forward

@@ -14,8 +14,9 @@ from torch import nn
 from torch.nn import functional
 
 import pase
+from pase.costs import STATES
 from pase.errors import ProgramError
-from pase.planning.plan import STATES, Plan
+from pase.planning.plan import Plan
 from pase.sharding.layouts import PlainDim, device_mesh, in_pieces, layout_of
 from pase.sharding.shards import state_dim
 from pase.targets.torch.checkpoints import RankCheckpoints, load_checkpoint, save_checkpoint
