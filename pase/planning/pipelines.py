@@ -149,9 +149,21 @@ def search_schemes(
     Raises:
         MemoryLimitError: no step is known that fits.
     """
-    waiting = sorted(
-        ((least_s(setting, scheme), scheme) for scheme in schemes(setting, stages, micro_batches)), key=_first
-    )
+    works: dict[int, float] = {}
+    waiting: list[tuple[float, Scheme]] = []
+    for scheme in schemes(setting, stages, micro_batches):
+        m = scheme.micro_batches
+        if m not in works:
+            try:
+                works[m] = work_s(setting, m)
+            except ConfigurationError:
+                # Not every divisor of the batch need be one of what each layer has of it.
+                if micro_batches is not None or m == 1:
+                    raise
+                works[m] = inf
+        if works[m] < inf:
+            waiting.append(((m + scheme.stages - 1) * works[m] / setting.num_devices, scheme))
+    waiting.sort(key=_first)
     best: Found | None = None
     bounds: list[float] = []
     own = ProcessPoolExecutor(jobs, get_context("spawn")) if executor is None and jobs > 1 else None
@@ -189,11 +201,17 @@ def _first(entry: tuple[float, Scheme]) -> tuple[float, int, int]:
     return entry[0], entry[1].stages, entry[1].micro_batches
 
 
-def least_s(setting: Setting, scheme: Scheme) -> float:
-    """Return what the work of a step takes at least, were it shared out evenly and nothing sent."""
-    m, stages = scheme.micro_batches, scheme.stages
-    graph = micro_batch(setting.graph, m)
-    model = cost_model(setting.cost_model, setting.machine, 1, graph.precision)
+def work_s(setting: Setting, micro_batches: int) -> float:
+    """Return what the work of one of so many micro-batches takes on one device.
+
+    Shared out it takes no less in all. Parts may fit caches that the whole does not: what is read beyond these is left
+    out.
+    """
+    machine = setting.machine
+    if machine.kernels:
+        machine = replace(machine, kernels=replace(machine.kernels, beyond=None, cache_bytes=0))
+    graph = micro_batch(setting.graph, micro_batches)
+    model = cost_model(setting.cost_model, machine, 1, graph.precision)
     known: dict[Hashable, float] = {}
     total = 0.0
     for operator in graph.operators:
@@ -202,7 +220,7 @@ def least_s(setting: Setting, scheme: Scheme) -> float:
             traffic = traffic_of(graph, operator, np.ones((1, len(operator.extents)), dtype=np.int32))
             known[key] = float(model.work(traffic.forward)[0] + model.work(traffic.backward)[0])
         total += known[key]
-    return (m + stages - 1) * total / setting.num_devices
+    return total
 
 
 # -- one scheme

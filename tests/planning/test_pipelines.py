@@ -258,6 +258,19 @@ def test_modes_fit_what_splits_alone_do_not() -> None:
     assert any(layer.state != "replicated" or layer.is_recomputed for layer in fitting)
 
 
+def test_numbers_that_are_chosen_are_the_best_of_all() -> None:
+    settings: dict[str, Any] = {"devices": 2, "machine": "v100", "cost_model": "step", "modes": ["zero1"]}
+    each = {
+        (stages, m): pase.search(_gpt(4), stages=stages, micro_batches=m, **settings)
+        for stages in (1, 2)
+        for m in (1, 2, 4)
+    }
+    chosen = pase.search(_gpt(4), stages="auto", micro_batches="auto", **settings)
+    assert chosen.total_cost == pytest.approx(min(plan.total_cost for plan in each.values()), rel=2e-3)
+    assert chosen.lower_bound <= min(plan.total_cost for plan in each.values()) * (1 + 1e-9)
+    assert chosen.lower_bound >= min(plan.lower_bound for plan in each.values()) * (1 - 1e-9) or chosen.gap < 2e-3
+
+
 def test_jobs_and_executors_find_the_same() -> None:
     settings: dict[str, Any] = {"devices": 2, "machine": "v100", "cost_model": "alpha_beta", "stages": "auto"}
     alone = pase.search(_gpt(4), micro_batches="auto", **settings)
