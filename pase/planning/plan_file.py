@@ -242,7 +242,7 @@ def _verify_layers(document: Field, plan: Plan) -> None:
         if group % layer.num_parts:
             raise splits.fail(f"makes {layer.num_parts} parts, which do not divide {group} devices")
         first = layer.stage % plan.num_groups * group
-        if sorted(layer.devices) != list(range(first, first + group)):
+        if len(layer.devices) != group or sorted(layer.devices) != list(range(first, first + group)):
             raise field["devices"].fail(f"must name each device {first} … {first + group - 1} once")
     stages = [layer.stage for layer in plan.layers]
     if stages[0] or any(not 0 <= later - before <= 1 for before, later in pairwise(stages)):
