@@ -24,6 +24,7 @@ import numpy as np
 
 from pase.costs.modes import EdgeModes, ModeTables
 from pase.solver import near_optimal, solve
+from pase.solver.constrained import joint_classes
 from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, IndexArray
 
 Choice = tuple[int, ...]
@@ -240,13 +241,8 @@ def longest_run(again: Sequence[float]) -> float:
 def _joined(cost: EdgeTable, kept: EdgeTable) -> tuple[EdgeTable, FloatArray]:
     """Return a table whose classes tell apart what either table does, and the kept bytes in its shape."""
 
-    def pairs(first: IndexArray, second: IndexArray) -> tuple[IndexArray, IndexArray, IndexArray]:
-        width = int(second.max()) + 1
-        values, number = np.unique(first.astype(np.int64) * width + second, return_inverse=True)
-        return number.astype(np.int32), (values // width).astype(np.int32), (values % width).astype(np.int32)
-
-    row_class, rows, kept_rows = pairs(cost.row_class, kept.row_class)
-    col_class, cols, kept_cols = pairs(cost.col_class, kept.col_class)
+    row_class, rows, kept_rows = joint_classes(cost.row_class, kept.row_class)
+    col_class, cols, kept_cols = joint_classes(cost.col_class, kept.col_class)
     table = EdgeTable(row_class=row_class, col_class=col_class, values=cost.values[np.ix_(rows, cols)])
     return table, kept.values[np.ix_(kept_rows, kept_cols)]
 

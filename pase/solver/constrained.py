@@ -248,15 +248,15 @@ class ConstrainedProblem:
                 if usage is None:
                     found.append((table, np.zeros(table.values.shape)))
                 else:
-                    row_class, rows, usage_rows = _pairs(table.row_class, usage.row_class)
-                    col_class, cols, usage_cols = _pairs(table.col_class, usage.col_class)
+                    row_class, rows, usage_rows = joint_classes(table.row_class, usage.row_class)
+                    col_class, cols, usage_cols = joint_classes(table.col_class, usage.col_class)
                     joint = EdgeTable(row_class=row_class, col_class=col_class, values=table.values[rows][:, cols])
                     found.append((joint, usage.values[usage_rows][:, usage_cols]))
             edge_table.append(numbers[number, id(usage)])
         return found, tuple(edge_table)
 
 
-def _pairs(first: IndexArray, second: IndexArray) -> tuple[IndexArray, IndexArray, IndexArray]:
+def joint_classes(first: IndexArray, second: IndexArray) -> tuple[IndexArray, IndexArray, IndexArray]:
     """Return [K] the number of each pair of classes, and the classes of either of each number."""
     width = int(second.max()) + 1
     values, number = np.unique(first.astype(np.int64) * width + second, return_inverse=True)
