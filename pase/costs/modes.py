@@ -15,6 +15,7 @@ its cost is only known with m, the stages and their order (`pase.costs.schedules
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,6 +86,10 @@ class Figures:
     work: FloatArray
     gathered: FloatArray
     waiting: tuple[FloatArray, ...] = ()
+
+    def columns(self, names: Sequence[str]) -> FloatArray:
+        """Return some of them by name, [C, names]."""
+        return np.column_stack([getattr(self, name) for name in names])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -463,7 +468,7 @@ class KnownModes:
     edges: dict[Hashable, EdgeModes] = field(default_factory=dict)
 
 
-def mode_tables(
+def layer_choices(
     graph: Graph,
     num_devices: int,
     model: CostModel,
@@ -475,9 +480,10 @@ def mode_tables(
     only: Mapping[str, IndexArray] = FrozenDict(),
     optimiser: str = DEFAULT_OPTIMISER,
     links: Links = (None, None),
+    hides: Sequence[tuple[bool, bool]] | None = None,
     is_whole: bool = False,
-) -> ModeTables:
-    """Return the choices of all layers of a graph with fan-outs.
+) -> tuple[list[LayerModes], list[LayerTraffic]]:
+    """Return the choices of all layers of a graph with fan-outs, and the traffic of their configurations.
 
     Args:
         graph: of one micro-batch; a stage of a pipeline, perhaps.
@@ -490,17 +496,21 @@ def mode_tables(
         only: the configurations of some layers, [K, D] by name; of others, all.
         optimiser: whose state counts.
         links: to the devices of the stages before and behind.
+        hides: of each layer as `hiding_layers` has it, of a larger graph perhaps; by default the graph's own.
         is_whole: whether choices that others beat stay.
     """
     keeps = keeps or keeping(graph)
-    hides = hiding_layers(graph) if model.overlap else ((False, False),) * len(graph.operators)
+    if not model.overlap:
+        hides = ((False, False),) * len(graph.operators)
+    hides = hiding_layers(graph) if hides is None else hides
     crossing = {(edge.consumer, edge.input) for edge in graph.received} if isinstance(graph, Stage) else set()
     leaving = {edge.producer for edge in graph.sent} if isinstance(graph, Stage) else set()
-    kinds, layers, does = [], [], []
+    told = {id(chosen): chosen.tobytes() for chosen in only.values()}
+    layers, does = [], []
     for operator, own in zip(graph.operators, hides, strict=True):
         name = operator.name
         chosen = only.get(name)
-        kind: Hashable = signature(graph, operator), None if chosen is None else chosen.tobytes()
+        kind: Hashable = signature(graph, operator), None if chosen is None else told[id(chosen)]
         if kind not in known.traffic:
             splits = enumerate_configurations(operator, num_devices) if chosen is None else chosen
             known.traffic[kind] = traffic_of(graph, operator, splits)
@@ -533,9 +543,24 @@ def mode_tables(
                 links=links,
                 is_whole=is_whole,
             )
-        kinds.append(kind)
         layers.append(known.layers[key])
         does.append(known.traffic[kind])
+    return layers, does
+
+
+def mode_tables(
+    graph: Graph,
+    num_devices: int,
+    model: CostModel,
+    space: ModeSpace,
+    *,
+    known: KnownModes,
+    keeps: Keeping | None = None,
+    **asked: Any,
+) -> ModeTables:
+    """Return the choices of all layers of a graph with fan-outs, and of its edges; arguments: `layer_choices`'s."""
+    keeps = keeps or keeping(graph)
+    layers, does = layer_choices(graph, num_devices, model, space, known=known, keeps=keeps, **asked)
     ends, edges = [], []
     for edge in table_edges(graph):
         u, v = graph.index[edge.producer], graph.index[edge.consumer]

@@ -12,20 +12,22 @@ would take longer than the best step known are passed over.
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from math import inf
 from multiprocessing import get_context
 from time import perf_counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pase._version import __version__
 from pase.costs import CostModel, cost_model, hiding_layers, signature, traffic_of
 from pase.costs.collectives import Link
 from pase.costs.memory import Keeping, keeping
-from pase.costs.modes import STATES, KnownModes, Links, ModeSpace, mode_tables
+from pase.costs.modes import STATES, BoolArray, KnownModes, LayerModes, Links, ModeSpace, layer_choices, mode_tables
 from pase.costs.schedules import ONE_FORWARD_ONE_BACKWARD, in_flight, step_s
+from pase.costs.traffic import LayerTraffic
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError
 from pase.graph import Graph
 from pase.graph.micro_batch import micro_batch
@@ -34,13 +36,32 @@ from pase.machine import Machine
 from pase.planning.constraints import Constraints, allowed
 from pase.planning.links import group_links
 from pase.planning.plan import Plan, SearchRecord
-from pase.planning.stage_problem import StageFound, StageProblem, StageSums, solve_stage, stage_front
+from pase.planning.stage_problem import (
+    CRITERIA,
+    Choice,
+    Looked,
+    StageFound,
+    StageProblem,
+    StageSums,
+    memory_weights,
+    sides_of,
+    sides_of_time,
+    solve_stage,
+    stage_front,
+)
 from pase.planning.steps import LayerChoice, Step
 from pase.sharding.configurations import data_parallel_splits, divisors
-from pase.sharding.shards import IndexArray
+from pase.sharding.shards import FloatArray, IndexArray
 
 MAX_LOOKS, MAX_MISSES = 16, 3
 """At cuts, for one number of stages and micro-batches; and at cuts of which nothing fits, before any does."""
+MIN_RESTRICTED, SLACK = 12_000, 0.3
+"""Choices of different layers from which on tables are made of some of them, which come within so much of the layers
+between cuts; the others count with what they come to by themselves."""
+PRICES = np.geomspace(0.01, 30.0, 36)
+"""Of a device's memory, beside what a stage takes where memory costs nothing."""
+MAX_IN_FLIGHT = 12
+"""Numbers of micro-batches under way that are told apart where layers are looked at by themselves."""
 EXACT = 1e-9
 """Up to which share of the cost a bound is as good as reached."""
 CLOSE = 2e-3
@@ -210,7 +231,7 @@ def work_s(setting: Setting, micro_batches: int) -> float:
     machine = setting.machine
     if machine.kernels:
         machine = replace(machine, kernels=replace(machine.kernels, beyond=None, cache_bytes=0))
-    graph = micro_batch(setting.graph, micro_batches)
+    graph = _batch(setting.graph, micro_batches).graph
     model = cost_model(setting.cost_model, machine, 1, graph.precision)
     known: dict[Hashable, float] = {}
     total = 0.0
@@ -226,43 +247,78 @@ def work_s(setting: Setting, micro_batches: int) -> float:
 # -- one scheme
 
 
-@dataclass
-class _Stages:
-    """The stages of a scheme: graph with cuts, where these are, and the stages that are solved by now."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """The graph of a micro-batch, with cuts, and what it has under every scheme.
 
-    setting: Setting
-    scheme: Scheme
+    at: before which layers it can be cut. kinds: [V] numbers, equal where all that a stage's answer depends on is.
+    fixed: layers that are not recomputed, so that runs of layers that are end there. hides: as `hiding_layers` has it.
+    """
+
     graph: Graph
-    model: CostModel
     keeps: Keeping
     at: tuple[int, ...]
     kinds: tuple[int, ...]
     fixed: frozenset[str]
+    hides: tuple[tuple[bool, bool], ...]
+
+
+@lru_cache(maxsize=32)
+def _batch(whole: Graph, micro_batches: int) -> _Batch:
+    graph = with_cuts(micro_batch(whole, micro_batches))
+    keeps, at = keeping(graph), cuts(graph)
+    kinds = _kinds(graph, keeps)
+    return _Batch(
+        graph=graph,
+        keeps=keeps,
+        at=at,
+        kinds=kinds,
+        fixed=frozenset(graph.operators[v].name for v in _run_ends(kinds, at)),
+        hides=hiding_layers(graph),
+    )
+
+
+@dataclass
+class _Stages:
+    """The stages of a scheme: what they are made of, and those that are solved by now.
+
+    only: the configurations of some layers that tables have. beyond: [V] of each layer, what the choices that they
+    leave out take, as in `StageProblem`; () where none is left out. pool: strategies of parts of stages.
+    """
+
+    setting: Setting
+    scheme: Scheme
+    batch: _Batch
+    model: CostModel
     links: tuple[Link | None, ...]
     only: Mapping[str, IndexArray]
+    beyond: tuple[FloatArray, ...] = ()
     known: KnownModes = field(default_factory=KnownModes)
+    pool: dict[Hashable, list[Looked]] = field(default_factory=dict)
+    tables: dict[Hashable, StageProblem] = field(default_factory=dict)
     solved: dict[tuple[Hashable, int], tuple[StageProblem, StageFound]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, setting: Setting, scheme: Scheme) -> "_Stages":
-        graph = with_cuts(micro_batch(setting.graph, scheme.micro_batches))
-        devices = setting.num_devices // scheme.stages
-        keeps = keeping(graph)
-        at = cuts(graph)
-        kinds = _kinds(graph, keeps)
-        ends = _run_ends(kinds, at)
+        batch, devices = _batch(setting.graph, scheme.micro_batches), setting.num_devices // scheme.stages
         return cls(
             setting=setting,
             scheme=scheme,
-            graph=graph,
-            model=cost_model(setting.cost_model, setting.machine, devices, graph.precision),
-            keeps=keeps,
-            at=at if scheme.stages > 1 else (),
-            kinds=kinds,
-            fixed=frozenset(graph.operators[v].name for v in ends),
+            batch=batch,
+            model=cost_model(setting.cost_model, setting.machine, devices, batch.graph.precision),
             links=group_links(setting.machine, setting.num_devices, scheme.stages),
-            only=_allowed(setting.constraints, graph, devices),
+            only=_allowed(setting.constraints, batch.graph, devices),
         )
+
+    @property
+    def devices(self) -> int:
+        """Of each stage."""
+        return self.setting.num_devices // self.scheme.stages
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Where stages may begin and end."""
+        return (0, *(self.batch.at if self.scheme.stages > 1 else ()), len(self.batch.kinds))
 
     @property
     def weight(self) -> float:
@@ -281,32 +337,67 @@ class _Stages:
 
     def key(self, first: int, beyond: int, number: int) -> Hashable:
         """Return what a stage's answer depends on."""
-        return self.kinds[first:beyond], first == 0, beyond == len(self.kinds), self.links_of(number)
+        kinds = self.batch.kinds
+        return kinds[first:beyond], first == 0, beyond == len(kinds), self.links_of(number)
 
-    def problem(self, first: int, beyond: int, number: int, *, is_apart: bool = False) -> StageProblem:
-        """Return the problem of a stage; is_apart: without what it hands over and is handed."""
-        is_all = (first, beyond) == (0, len(self.kinds))
+    def choices(self) -> tuple[list[LayerModes], list[LayerTraffic]]:
+        """Return the choices of all layers, wherever they are, and their traffic: in a stage none takes less."""
+        setting, batch = self.setting, self.batch
+        return layer_choices(
+            batch.graph,
+            self.devices,
+            self.model,
+            setting.space,
+            known=self.known,
+            keeps=batch.keeps,
+            fixed=batch.fixed,
+            optimiser=setting.optimiser,
+            only=self.only,
+            hides=batch.hides,
+        )
+
+    def problem(self, first: int, beyond: int, number: int) -> StageProblem:
+        """Return the problem of a stage."""
+        key = self.key(first, beyond, number)
+        if key not in self.tables:
+            self.tables[key] = self._problem(first, beyond, self.links_of(number), None)
+        return replace(self.tables[key], in_flight=self.in_flight(number))
+
+    def segment(self, first: int, beyond: int) -> StageProblem:
+        """Return the problem of layers wherever a stage begins and ends: it takes no more than they do there."""
+        kinds = self.batch.kinds
+        key = kinds[first:beyond], first == 0, beyond == len(kinds)
+        if key not in self.tables:
+            self.tables[key] = self._problem(first, beyond, (None, None), self.batch.hides[first:beyond])
+        return self.tables[key]
+
+    def _problem(
+        self, first: int, beyond: int, links: Links, hides: Sequence[tuple[bool, bool]] | None
+    ) -> StageProblem:
+        batch = self.batch
         tables = mode_tables(
-            self.graph if is_all else stage(self.graph, first, beyond),
-            self.setting.num_devices // self.scheme.stages,
+            batch.graph if (first, beyond) == (0, len(batch.kinds)) else stage(batch.graph, first, beyond),
+            self.devices,
             self.model,
             self.setting.space,
             known=self.known,
-            keeps=self.keeps,
-            fixed=self.fixed,
+            keeps=batch.keeps,
+            fixed=batch.fixed,
             optimiser=self.setting.optimiser,
-            links=(None, None) if is_apart else self.links_of(number),
+            links=links,
             only=self.only,
+            hides=hides,
         )
         return StageProblem(
             tables=tables,
             weight=self.weight,
-            in_flight=self.in_flight(number),
+            in_flight=1,
             limit_bytes=self.setting.limit_bytes,
+            beyond=self.beyond[first:beyond],
         )
 
-    def solve(self, first: int, beyond: int, number: int) -> tuple[StageProblem, StageFound]:
-        """Return the answer to a stage."""
+    def solve(self, first: int, beyond: int, number: int, near: FloatArray | None) -> tuple[StageProblem, StageFound]:
+        """Return the answer to a stage; near: shares of the sides and a price to begin at."""
         key = self.key(first, beyond, number), self.in_flight(number)
         if key not in self.solved:
             problem = self.problem(first, beyond, number)
@@ -314,68 +405,278 @@ class _Stages:
             alike = [
                 answer.choice for (kind, _), (_, answer) in self.solved.items() if kind == key[0] and answer.choice
             ]
-            self.solved[key] = problem, solve_stage(problem, known=alike, tolerance=CLOSE / 4)
+            found = solve_stage(problem, known=alike, tolerance=CLOSE / 4, pool=self.pool, near=near)
+            self.solved[key] = problem, found
         return self.solved[key]
+
+
+class _Spans:
+    """What stages take at least, from one place to another, by relaxations of all of them.
+
+    At a point, shares of the sides of α t + o and a price of a byte, layers come to sums that add up (`stage_problem`).
+
+    longest, totals: of each stage by number, [places, places] of α t + o and of t; infinite where no stage is.
+    """
+
+    def __init__(self, stages: _Stages) -> None:
+        self.stages = stages
+        num = len(stages.places)
+        nothing = np.where(np.arange(num)[None, :] > np.arange(num)[:, None], 0.0, np.inf)
+        self.longest = [nothing.copy() for _ in range(stages.scheme.stages)]
+        self.totals = [nothing.copy() for _ in range(stages.scheme.stages)]
+        self._at = [np.full((num, num), -1) for _ in range(stages.scheme.stages)]
+        self._points: list[FloatArray] = []
+        hides = stages.model.overlap > 0
+        self._sides = sides_of(stages.weight, hides=hides), sides_of_time(hides=hides)
+
+    def point(self, number: int, i: int, j: int) -> FloatArray:
+        """Return the shares and the price at which a stage is known to take most."""
+        return self._points[self._at[number][i, j]]
+
+    def weights(self, number: int, point: FloatArray) -> FloatArray:
+        """Return the [criteria] of a point for the layers of a stage."""
+        sides, shares = self._sides[0], point[:-1]
+        # A stage in which nothing streams has fewer sides.
+        first, others = sides[0], sides[1 : 1 + len(shares)]
+        weights: FloatArray = first + shares @ (others - first) + point[-1] * self._memory(number)
+        return weights
+
+    def _memory(self, number: int) -> FloatArray:
+        return memory_weights(self.stages.in_flight(number))
+
+    def by_layers(self, layers: Sequence[LayerModes]) -> None:
+        """Raise what stages take to what their layers do by themselves, edges left out."""
+        stages, limit = self.stages, self.stages.setting.limit_bytes
+        kinds = {id(layer): layer.figures.columns(CRITERIA) for layer in layers}
+        number_of = {key: n for n, key in enumerate(kinds)}
+        which = np.array([number_of[id(layer)] for layer in layers])
+        free = np.array([max((columns @ self._sides[0][0]).min(), 0.0) for columns in kinds.values()])[which].sum()
+        prices = np.zeros(1)
+        if limit < np.inf and limit > 0:
+            prices = np.concatenate([prices, free / stages.scheme.stages / limit * PRICES])
+        for numbers in self._alike():
+            ways = list(zip(self._sides, (self.longest, self.totals), strict=True))
+            for sides, spans in ways[: 1 if stages.scheme.stages == 1 else 2]:
+                scale = sides[0, 0] / self._sides[0][0, 0]
+                weights = [side + scale * price * self._memory(numbers[0]) for side in sides for price in prices]
+                matrix = np.stack(weights, axis=1)
+                points = [
+                    np.array([*np.eye(len(sides))[k, 1:], scale * price]) for k in range(len(sides)) for price in prices
+                ]
+                each = np.stack([np.maximum(own @ matrix, 0.0).min(axis=0) for own in kinds.values()])
+                up_to = np.concatenate([np.zeros((1, len(points))), np.cumsum(each[which], axis=0)])
+                self._raise(spans, numbers, points, up_to[list(stages.places)])
+
+    def by_segments(self, number: int, point: FloatArray) -> None:
+        """Raise what this stage and others take to what the layers between cuts do, at a point.
+
+        Edges over cuts are left out. The others have at least as many micro-batches under way.
+        """
+        stages, batch = self.stages, self.stages.batch
+        numbers = [n for n in range(stages.scheme.stages) if stages.in_flight(n) >= stages.in_flight(number)]
+        places, at = (0, *batch.at, len(batch.kinds)), set(stages.places)
+        price = point[-1] / self._sides[0][0, 0]
+        ways = [(self.longest, self.weights(number, point), point)]
+        if stages.scheme.stages > 1:
+            side = 1 if len(self._sides[1]) > 1 and point[1:-1].sum() > 0 else 0
+            weights = self._sides[1][side] + price * self._memory(number)
+            ways.append((self.totals, weights, np.array([0.0, price])))
+        for spans, weights, own in ways:
+            up_to, total, least = [0.0], 0.0, dict[int, float]()
+            for first, beyond in pairwise(places):
+                segment = stages.segment(first, beyond)
+                if id(segment) not in least:
+                    least[id(segment)] = segment.least(weights, stages.pool)
+                total += least[id(segment)]
+                if beyond in at:
+                    up_to.append(total)
+            self._raise(spans, numbers, [own], np.array(up_to)[:, None])
+
+    def _raise(
+        self, spans: list[FloatArray], numbers: Sequence[int], points: Sequence[FloatArray], up_to: FloatArray
+    ) -> None:
+        """Raise spans of stages to the differences of [places, points] sums, less what a device's memory is worth."""
+        limit = self.stages.setting.limit_bytes
+        for point, sums in zip(points, up_to.T, strict=True):
+            own = sums[None, :] - sums[:, None] - (point[-1] * limit if point[-1] > 0 else 0.0)
+            for number in numbers:
+                is_higher = (own > spans[number]) & (spans[number] < np.inf)
+                spans[number][is_higher] = own[is_higher]
+                if spans is self.longest:
+                    self._at[number][is_higher | (self._at[number] < 0)] = len(self._points)
+            self._points.append(point)
+
+    def solved(self, number: int, width: int, key: Hashable, bound: float) -> None:
+        """Raise what a stage takes, wherever the same layers are, to what is known once it is solved."""
+        stages, places = self.stages, self.stages.places
+        for i in range(len(places) - width):
+            if stages.key(places[i], places[i + width], number) == key:
+                self.longest[number][i, i + width] = max(self.longest[number][i, i + width], bound)
+
+    def _alike(self) -> list[list[int]]:
+        """Return groups of stages that have about as many micro-batches under way, the first of each fewest."""
+        flights: dict[int, list[int]] = {}
+        for number in range(self.stages.scheme.stages):
+            flights.setdefault(self.stages.in_flight(number), []).append(number)
+        ordered = [flights[count] for count in sorted(flights)]
+        step = -(-len(ordered) // MAX_IN_FLIGHT)
+        groups = [ordered[k : k + step] for k in range(0, len(ordered), step)]
+        return [[number for numbers in group for number in numbers] for group in groups]
+
+    def bound(self) -> tuple[float, tuple[int, ...]]:
+        """Return what every step of the scheme takes at least, and cuts that may take no more: places by number."""
+        scheme = self.stages.scheme
+        value, path = _least_longest(self.longest)
+        if scheme.stages == 1 or not 0 < value < inf:
+            return value, path
+        least = self.least_total()
+        if scheme.micro_batches == 1:
+            return max(value, least), path
+        # The longest stage lies between two of these values: then no stage is longer than the higher one.
+        best, low = inf, value
+        while low + least < best:
+            high = low * (1 + CLOSE / 4)
+            total, own = _least_total(self.totals, [spans <= high for spans in self.longest])
+            if low + total < best:
+                best, path = low + total, own
+            low = high
+        return best, path
+
+    def least_total(self) -> float:
+        """Return what a micro-batch takes on all stages at least."""
+        return _least_total(self.totals, [spans < np.inf for spans in self.longest])[0]
+
+
+def _restricted(stages: _Stages, spans: _Spans, path: Sequence[int]) -> None:
+    """Leave configurations out of the tables that come to much more than others at the points of some cuts."""
+    batch = stages.batch
+    layers, traffic = stages.choices()
+    if sum(map(len, {id(layer): layer for layer in layers}.values())) <= MIN_RESTRICTED:
+        return
+    weights = [
+        spans.weights(number, np.array([*point[:-1], factor * point[-1]]))
+        for number, (i, j) in enumerate(pairwise(path))
+        for point in (spans.point(number, i, j),)
+        for factor in (0.6, 1.0, 1.6)
+    ]
+    matrix = np.stack(weights, axis=1)
+    kinds = {id(layer): (layer, own.splits.values) for layer, own in zip(layers, traffic, strict=True)}
+    sums = {key: np.maximum(layer.figures.columns(CRITERIA) @ matrix, 0.0) for key, (layer, _) in kinds.items()}
+    room: dict[int, FloatArray] = {}
+    for first, beyond in pairwise((0, *batch.at, len(layers))):
+        total = sum(sums[id(layer)].min(axis=0) for layer in layers[first:beyond])
+        for layer in layers[first:beyond]:
+            room[id(layer)] = np.maximum(room.get(id(layer), 0.0), SLACK * total)
+    only: dict[int, IndexArray] = {}
+    left_out: dict[int, FloatArray] = {}
+    for key, (layer, configurations) in kinds.items():
+        is_near = (sums[key] - sums[key].min(axis=0) <= room[key]).any(axis=1)
+        rows = np.unique(layer.rows[is_near])
+        only[key] = configurations[rows]
+        left_out[key] = layer.figures.columns(CRITERIA)[~np.isin(layer.rows, rows)]
+    stages.only = {
+        operator.name: only[id(layer)] for operator, layer in zip(batch.graph.operators, layers, strict=True)
+    }
+    stages.beyond = tuple(left_out[id(layer)] for layer in layers)
+
+
+def bound_scheme(setting: Setting, scheme: Scheme) -> float:
+    """Return what every step of a scheme takes at least, by its layers alone."""
+    stages = _Stages.of(setting, scheme)
+    spans = _Spans(stages)
+    spans.by_layers(stages.choices()[0])
+    return spans.bound()[0]
 
 
 def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Found:
     """Return the cheapest step of a scheme, as far as it is known; below: of no interest if it takes longer."""
     stages = _Stages.of(setting, scheme)
-    if scheme.stages == 1:
-        problem, found = stages.solve(0, len(stages.kinds), 0)
-        if found.sums is None:
-            return Found(scheme=scheme, cost=inf, bound=found.bound, parts=())
-        part = _part(problem, found, 0, len(stages.kinds))
-        return Found(scheme=scheme, cost=_step([found.sums], scheme), bound=found.bound, parts=(part,))
-    return _cut(stages, below)
+    spans, places = _Spans(stages), stages.places
+    spans.by_layers(stages.choices()[0])
+    bound, path = spans.bound()
+    best, parts = inf, tuple[StagePart, ...]()
 
+    def is_closed() -> bool:
+        return bound >= min(best, below) * (1 - CLOSE / 2)
 
-def _step(sums: Sequence[StageSums], scheme: Scheme) -> float:
-    return step_s([s.micro_batch for s in sums], [s.step for s in sums], scheme.micro_batches)
-
-
-def _cut(stages: _Stages, below: float) -> Found:
-    """Return the cheapest cuts of a scheme, and their stages."""
-    scheme, places = stages.scheme, (0, *stages.at, len(stages.kinds))
-    longest, fastest = _least_of_segments(stages, places)
-    after = np.concatenate([[0.0], np.cumsum(longest)])
-    # Of one micro-batch the longest stage's t is in α t + o as it is.
-    rest_s = float(fastest.sum()) if scheme.micro_batches > 1 else 0.0
-    solved: list[dict[tuple[int, int], float]] = [{} for _ in range(scheme.stages)]
-    best, bound = inf, 0.0
-    parts: tuple[StagePart, ...] = ()
-    for look in range(MAX_LOOKS):
-        value, path = _least_longest(after, solved, scheme.stages)
-        bound = max(bound, value + rest_s)
-        if bound >= min(best, below) * (1 - CLOSE / 2) or value == inf:
-            break
-        found = []
+    if not is_closed():
+        _restricted(stages, spans, path)
         for number, (i, j) in enumerate(pairwise(path)):
-            found.append(stages.solve(places[i], places[j], number))
-            key = stages.key(places[i], places[j], number)
-            for a in range(len(places) - 1):
-                b = a + j - i
-                if b < len(places) and stages.key(places[a], places[b], number) == key:
-                    solved[number][a, b] = found[-1][1].bound
+            if number == 0 or stages.in_flight(number) != stages.in_flight(number - 1):
+                spans.by_segments(number, spans.point(number, i, j))
+        bound, path = spans.bound()
+    for look in range(MAX_LOOKS):
+        if is_closed() or bound == inf:
+            break
+        found, is_known = list[tuple[StageProblem, StageFound]](), True
+        for number, (i, j) in enumerate(pairwise(path)):
+            is_known &= (stages.key(places[i], places[j], number), stages.in_flight(number)) in stages.solved
+            point = spans.point(number, i, j)
+            if found and found[-1][1].at is not None:
+                point = found[-1][1].at.copy()
+                point[-1] *= stages.in_flight(number - 1) / stages.in_flight(number)
+            found.append(stages.solve(places[i], places[j], number, point))
+            answer = found[-1][1]
+            if answer.at is not None and not is_known:
+                spans.by_segments(number, answer.at)
+            spans.solved(number, j - i, stages.key(places[i], places[j], number), answer.bound)
         sums = [answer.sums for _, answer in found if answer.sums is not None]
         if len(sums) == len(found) and _step(sums, scheme) < best:
             best = _step(sums, scheme)
             parts = tuple(
-                _part(problem, answer, places[i], places[j])
-                for (problem, answer), (i, j) in zip(found, pairwise(path), strict=True)
+                _part(problem, answer.choice, own, places[i], places[j])
+                for (problem, answer), own, (i, j) in zip(found, sums, pairwise(path), strict=True)
             )
-        if best == inf and look + 1 == MAX_MISSES:
+        before = bound
+        bound, path = spans.bound()
+        bound = max(bound, before)
+        if (is_known and bound <= before * (1 + EXACT)) or (best == inf and look + 1 == MAX_MISSES):
             break
-        if max(solved[number][i, j] for number, (i, j) in enumerate(pairwise(path))) <= value * (1 + 1e-9):
-            break
-    if bound < best * (1 - EXACT) and bound < below * (1 - EXACT):
-        closed = _closed(stages, places, after, rest_s, min(best, below))
+    if bound < min(best, below) * (1 - EXACT):
+        closed = _closed(stages, spans, min(best, below))
         if closed is not None:
             bound = min(best, below)
             if closed:
                 best = _step([part.sums for part in closed], scheme)
                 bound, parts = best, closed
     return Found(scheme=scheme, cost=best, bound=min(bound, best), parts=parts)
+
+
+def _step(sums: Sequence[StageSums], scheme: Scheme) -> float:
+    return step_s([s.micro_batch for s in sums], [s.step for s in sums], scheme.micro_batches)
+
+
+def _least_longest(spans: Sequence[FloatArray]) -> tuple[float, tuple[int, ...]]:
+    """Return the least longest stage of all cuts, and where these are: places by number, the ends among them."""
+    reach = np.full(len(spans[0]), np.inf)
+    reach[0] = 0.0
+    origins = []
+    for own in spans:
+        longest = np.maximum(reach[:, None], own)
+        # Of equal ones the evenest: what a stage takes beyond the others' longest does not matter.
+        ties = longest + 1e-9 * np.where(np.isfinite(own), own, 0.0)
+        origins.append(ties.argmin(axis=0))
+        reach = longest[origins[-1], np.arange(len(reach))]
+    return float(reach[-1]), _back(origins)
+
+
+def _least_total(spans: Sequence[FloatArray], is_allowed: Sequence[BoolArray]) -> tuple[float, tuple[int, ...]]:
+    """Return the least sum of stages of all cuts, of stages that are allowed, and where these are."""
+    reach = np.full(len(spans[0]), np.inf)
+    reach[0] = 0.0
+    origins = []
+    for own, allowed_here in zip(spans, is_allowed, strict=True):
+        sums = reach[:, None] + np.where(allowed_here, own, np.inf)
+        origins.append(sums.argmin(axis=0))
+        reach = sums[origins[-1], np.arange(len(reach))]
+    return float(reach[-1]), _back(origins)
+
+
+def _back(origins: Sequence[NDArray[np.intp]]) -> tuple[int, ...]:
+    path = [len(origins[0]) - 1]
+    for origin in reversed(origins):
+        path.append(int(origin[path[-1]]))
+    return tuple(reversed(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,15 +692,13 @@ class _Way:
         return self.total <= other.total and self.longest <= other.longest and self.once <= other.once
 
 
-def _closed(
-    stages: _Stages, places: Sequence[int], after: np.ndarray, rest_s: float, below: float
-) -> tuple[StagePart, ...] | None:
+def _closed(stages: "_Stages", spans: "_Spans", below: float) -> tuple[StagePart, ...] | None:
     """Return the cheapest stages of a scheme by going through all that may take less than a step that is known.
 
     None where these are too many; no stages where none takes less.
     """
-    scheme, m = stages.scheme, stages.scheme.micro_batches
-    least_s = rest_s * (1 - EXACT)
+    scheme, m, places = stages.scheme, stages.scheme.micro_batches, stages.places
+    rest_s = spans.least_total() * (1 - EXACT) if m > 1 else 0.0
     ways: dict[int, list[_Way]] = {0: [_Way(0.0, 0.0, 0.0, ())]}
     fronts: dict[Hashable, list[tuple[StagePart, float, float]] | None] = {}
     for number in range(scheme.stages):
@@ -407,9 +706,9 @@ def _closed(
         for i, before in ways.items():
             ends = [len(places) - 1] if number == scheme.stages - 1 else range(i + 1, len(places))
             for j in ends:
-                if j <= i or after[j] - after[i] + least_s > below:
+                if j <= i or spans.longest[number][i, j] + rest_s > below:
                     continue
-                front = _front(stages, places[i], places[j], number, below - least_s, fronts)
+                front = _front(stages, places[i], places[j], number, below - rest_s, fronts)
                 if front is None:
                     return None
                 for way in before:
@@ -444,73 +743,22 @@ def _front(
         front = stage_front(problem, limit)
         known[key] = None
         if front is not None:
-            known[key] = [
-                (_part(problem, StageFound(choice=choice, sums=sums, bound=0.0), first, beyond), t, o)
-                for t, o, choice, sums in front
-            ]
+            known[key] = [(_part(problem, choice, sums, first, beyond), t, o) for t, o, choice, sums in front]
     return known[key]
 
 
-def _least_of_segments(stages: _Stages, places: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for what is between neighbouring cuts, the least (m - 1) t + o and the least t, whatever is around it."""
-    known: dict[Hashable, tuple[float, float]] = {}
-    found = []
-    for first, beyond in pairwise(places):
-        key = stages.kinds[first:beyond], first == 0, beyond == len(stages.kinds)
-        if key not in known:
-            problem = stages.problem(first, beyond, 0, is_apart=True)
-            free = StageProblem(tables=problem.tables, weight=problem.weight, in_flight=1, limit_bytes=inf)
-            shortest = StageProblem(tables=problem.tables, weight=1e6, in_flight=1, limit_bytes=inf)
-            quick = solve_stage(shortest, tolerance=CLOSE)
-            least = quick.bound / 1e6
-            if quick.sums is not None:
-                # What is paid once is no part of it.
-                least = max(0.0, least - quick.sums.step / 1e6)
-            known[key] = solve_stage(free, tolerance=CLOSE).bound, least
-        found.append(known[key])
-    return np.array([q for q, _ in found]), np.array([t for _, t in found])
-
-
-def _least_longest(
-    after: np.ndarray, solved: Sequence[dict[tuple[int, int], float]], num_stages: int
-) -> tuple[float, tuple[int, ...]]:
-    """Return the least longest stage of all cuts, and where these are: places by number, the ends among them.
-
-    after: [places] sums of what segments take at least, up to each. solved: of each stage, what stretches are known to.
-    """
-    num = len(after)
-    spans = np.where(np.arange(num)[None, :] > np.arange(num)[:, None], after[None, :] - after[:, None], np.inf)
-    reach = np.full(num, np.inf)
-    reach[0] = 0.0
-    origins = []
-    for number in range(num_stages):
-        own = spans.copy()
-        for (i, j), value in solved[number].items():
-            own[i, j] = max(own[i, j], value)
-        # Of equal ones the evenest: what a stage takes beyond the others' longest does not matter.
-        longest = np.maximum(reach[:, None], own)
-        ties = longest + 1e-9 * np.where(np.isfinite(own), own, 0.0)
-        origins.append(ties.argmin(axis=0))
-        reach = longest[origins[-1], np.arange(num)]
-    path = [num - 1]
-    for origin in reversed(origins):
-        path.append(int(origin[path[-1]]))
-    return float(reach[-1]), tuple(reversed(path))
-
-
-def _part(problem: StageProblem, found: StageFound, first: int, beyond: int) -> StagePart:
-    assert found.sums is not None
+def _part(problem: StageProblem, choice: Choice, sums: StageSums, first: int, beyond: int) -> StagePart:
     tables = problem.tables
-    rows = [layer.rows[c] for layer, c in zip(tables.layers, found.choice, strict=True)]
+    rows = [layer.rows[c] for layer, c in zip(tables.layers, choice, strict=True)]
     return StagePart(
         first=first,
         beyond=beyond,
         configurations=tuple(
             tuple(int(k) for k in splits[row]) for splits, row in zip(tables.configurations, rows, strict=True)
         ),
-        states=tuple(int(layer.state[c]) for layer, c in zip(tables.layers, found.choice, strict=True)),
-        again=tuple(bool(layer.again[c]) for layer, c in zip(tables.layers, found.choice, strict=True)),
-        sums=found.sums,
+        states=tuple(int(layer.state[c]) for layer, c in zip(tables.layers, choice, strict=True)),
+        again=tuple(bool(layer.again[c]) for layer, c in zip(tables.layers, choice, strict=True)),
+        sums=sums,
     )
 
 

@@ -13,10 +13,10 @@ within so much less; the bound is without all but the least of them. What is the
 closed by going through all choices that the bound leaves, where these are few.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, permutations
 from math import prod
 from typing import NamedTuple
 
@@ -38,8 +38,10 @@ MAX_SOLVE_S = 3.0
 """For one optimum; what is known by then counts."""
 MAX_ENUMERATED = 300_000
 """Strategies that are gone through at most to close a gap."""
-MAX_CHECKED = 12
-"""Of the strategies that two make together, those that are looked at in full."""
+MAX_NARROWED = 50_000
+"""Choices of all layers of which those are sought that may be gone through."""
+MAX_SPLICED = 8
+"""Of the optima that came last, which are spliced."""
 MIN_BLOCK, MAX_BLOCK, MIN_REPEATS = 4, 64, 3
 """Layers of a block that repeats, and how often it does at least to be taken apart."""
 TOLERANCE = 1e-9
@@ -83,13 +85,15 @@ class StageProblem:
     """A stage's choices, how much a micro-batch counts, and what a device may hold.
 
     weight: α of the cost α t + o. in_flight: micro-batches that are under way. limit_bytes: of a device's memory,
-    infinite where there is none.
+    infinite where there is none. beyond: [V] of each layer, [N, criteria] of what choices that the tables leave out
+    take at least: the bound counts them; () where none is left out.
     """
 
     tables: ModeTables
     weight: float
     in_flight: int
     limit_bytes: float
+    beyond: tuple[FloatArray, ...] = ()
 
     def cost(self, sums: StageSums) -> float:
         """Return α t + o."""
@@ -101,34 +105,50 @@ class StageProblem:
 
     def sums(self, choice: Sequence[int]) -> StageSums:
         """Return what a strategy takes."""
-        own, of_edges = self._parts(choice)
-        layers = self.tables.layers
-        peaks = max_of([self._peaks[id(layer)][:, c] for layer, c in zip(layers, choice, strict=True)])
-        again = longest_run([float(layer.figures.again[c]) for layer, c in zip(layers, choice, strict=True)])
-        return StageSums(*[*(own.sum(axis=0) + of_edges.sum(axis=0)).tolist(), again, float(peaks.sum())])
+        return self.looked_at(choice).sums
 
-    def _parts(self, choice: Sequence[int]) -> tuple[FloatArray, FloatArray]:
-        """Return [V, criteria] and [E, criteria] of a strategy."""
-        own = np.array([self._columns[id(layer)][c] for layer, c in zip(self.tables.layers, choice, strict=True)])
-        edges = np.zeros((len(self.tables.edges), len(CRITERIA)))
-        for row, (u, v), edge in zip(edges, self.tables.ends, self.tables.edges, strict=True):
-            row += self._edge_part(edge, choice[u], choice[v])
-        return own, edges
+    def looked_at(self, choice: Sequence[int]) -> "Looked":
+        """Return a strategy with what each of its layers and edges takes."""
+        chosen = np.array(choice)
+        layers, sides = self.tables.layers, range(len(choice))
+        own = np.array([self._columns[id(layers[v])][choice[v]] for v in sides])
+        peaks = np.array([self._peaks[id(layers[v])][:, choice[v]] for v in sides])
+        again = np.array([layers[v].figures.again[choice[v]] for v in sides])
+        edges = self.edge_parts(chosen, chosen)
+        summed = own.sum(axis=0) + edges.sum(axis=0)
+        most = [longest_run(again.tolist()), float(peaks.max(axis=0).sum())]
+        sums = StageSums(*summed.tolist(), *most)
+        return Looked(tuple(choice), sums, own, edges, again, peaks)
 
-    def _edge_part(self, edge: EdgeModes, u: int, v: int) -> FloatArray:
-        part = np.zeros(len(CRITERIA))
-        part[1 if edge.is_weight and self.tables.hides else 0] = edge.cost.cost(u, v)
-        if edge.kept is not None:
-            part[5 if edge.is_weight else 6] = edge.kept.cost(u, v)
-        return part
+    def edge_parts(self, of_producers: IndexArray, of_consumers: IndexArray) -> FloatArray:
+        """Return [E, criteria] of what edges take; their ends' choices are [V] of one strategy, or of two."""
+        found = np.zeros((len(self.tables.edges), len(CRITERIA)))
+        for edge, numbers, us, vs in self._equal_edges:
+            u, v = of_producers[us], of_consumers[vs]
+            table = edge.cost
+            found[numbers, self._column(edge)] = table.values[table.row_class[u], table.col_class[v]]
+            if edge.kept is not None:
+                table = edge.kept
+                found[numbers, 5 if edge.is_weight else 6] = table.values[table.row_class[u], table.col_class[v]]
+        return found
+
+    def _column(self, edge: EdgeModes) -> int:
+        """Return the criterion that what an edge costs belongs to."""
+        return 1 if edge.is_weight and self.tables.hides else 0
+
+    @cached_property
+    def _equal_edges(self) -> list[tuple[EdgeModes, IndexArray, IndexArray, IndexArray]]:
+        """Each distinct edge, the numbers of those that are alike, and their producers and consumers."""
+        numbers: dict[int, list[int]] = {}
+        for e, edge in enumerate(self.tables.edges):
+            numbers.setdefault(id(edge), []).append(e)
+        ends = np.array(self.tables.ends, dtype=np.int32).reshape(-1, 2)
+        return [(self.tables.edges[own[0]], np.array(own), ends[own, 0], ends[own, 1]) for own in numbers.values()]
 
     @cached_property
     def _columns(self) -> dict[int, FloatArray]:
         """[C, criteria] of each distinct layer."""
-        distinct = {id(layer): layer.figures for layer in self.tables.layers}
-        return {
-            key: np.column_stack([getattr(figures, name) for name in CRITERIA]) for key, figures in distinct.items()
-        }
+        return {id(layer): layer.figures.columns(CRITERIA) for layer in self.tables.layers}
 
     @cached_property
     def _peaks(self) -> dict[int, FloatArray]:
@@ -146,64 +166,109 @@ class StageProblem:
     @cached_property
     def sides(self) -> FloatArray:
         """[sides, criteria]: the sums of which the largest is α t + o: all hides, not in the last one, in no one."""
-        a = self.weight
-        all_hides = [a, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
-        if not self.tables.hides:
-            return np.array([[a, a, 1.0, 1.0, 0.0, 0.0, 0.0]])
         streams = any(layer.figures.streamed.any() for layer in self.tables.layers)
         streams |= any(edge.is_weight for edge in self.tables.edges)
-        found = [all_hides, [a, 1.0, 1.0, 1.0, -1.0, 0.0, 0.0]]
-        return np.array(found + [[a, a, 1.0, 1.0, -a, 0.0, 0.0]] * (streams and a > 1))
+        return sides_of(self.weight, hides=self.tables.hides)[: None if streams and self.weight > 1 else 2]
 
     @property
     def memory(self) -> FloatArray:
         """[criteria] as they count for memory."""
-        return np.array([0.0, 0.0, 0.0, 0.0, 0.0, 1.0, float(self.in_flight)])
+        return memory_weights(self.in_flight)
 
-    def weighed(self, weights: FloatArray, cap: float = np.inf) -> CostTables:
-        """Return the problem of sums with [criteria] weights; what works with more than a cap is left out."""
-        numbers: dict[int, int] = {}
-        costs: list[FloatArray] = []
-        for layer in self.tables.layers:
-            if id(layer) not in numbers:
-                numbers[id(layer)] = len(numbers)
-                own = np.maximum(self._columns[id(layer)] @ weights, 0.0)
-                costs.append(np.where(layer.figures.work <= max(cap, layer.figures.work.min()), own, np.inf))
-        edge_numbers: dict[int, int] = {}
-        edge_tables: list[EdgeTable] = []
-        for edge in self.tables.edges:
-            if id(edge) not in edge_numbers:
-                edge_numbers[id(edge)] = len(edge_numbers)
-                edge_tables.append(self._weighed_edge(edge, weights))
-        ends, edge_table = list(self.tables.ends), [edge_numbers[id(edge)] for edge in self.tables.edges]
+    def weighed(
+        self, weights: FloatArray, cap: float = np.inf, below: float = np.inf
+    ) -> tuple[CostTables, list[IndexArray]]:
+        """Return the problem of sums with [criteria] weights, and [V] the choices of each layer that it has.
+
+        cap: what works with more bytes is left out. below: choices that are in no strategy of this cost are.
+        """
+        layers = self.tables.layers
+        costs = {key: np.maximum(columns @ weights, 0.0) for key, columns in self._columns.items()}
+        room = below * (1 + TOLERANCE) - sum(costs[id(layer)].min() for layer in layers)
+        left: dict[int, IndexArray] = {}
+        for layer in layers:
+            if id(layer) not in left:
+                own, work = costs[id(layer)], layer.figures.work
+                is_left = (own - own.min() <= room) & (work <= max(cap, work.min()))
+                left[id(layer)] = np.flatnonzero(is_left).astype(np.int32)
+        numbers = {key: number for number, key in enumerate(left)}
+        edges: dict[tuple[int, int, int], int] = {}
+        tables, ends, edge_table = list[EdgeTable](), list(self.tables.ends), list[int]()
+        for edge, (u, v) in zip(self.tables.edges, self.tables.ends, strict=True):
+            key = id(edge), id(layers[u]), id(layers[v])
+            if key not in edges:
+                edges[key] = len(tables)
+                tables.append(self._weighed_edge(edge, weights, left[key[1]], left[key[2]]))
+            edge_table.append(edges[key])
         for first, other in _joins(self.tables):
             # Nothing lies between parts of a stage that stand apart.
-            rows, cols = (np.zeros(len(self.tables.layers[v]), dtype=np.int32) for v in (first, other))
+            rows, cols = (np.zeros(len(left[id(layers[v])]), dtype=np.int32) for v in (first, other))
             ends.append((first, other))
-            edge_table.append(len(edge_tables))
-            edge_tables.append(EdgeTable(row_class=rows, col_class=cols, values=np.zeros((1, 1))))
-        return CostTables(
-            vertex_names=tuple(map(str, range(len(self.tables.layers)))),
-            vertex_costs=tuple(costs),
-            vertex_table=tuple(numbers[id(layer)] for layer in self.tables.layers),
+            edge_table.append(len(tables))
+            tables.append(EdgeTable(row_class=rows, col_class=cols, values=np.zeros((1, 1))))
+        problem = CostTables(
+            vertex_names=tuple(map(str, range(len(layers)))),
+            vertex_costs=tuple(costs[key][own] for key, own in left.items()),
+            vertex_table=tuple(numbers[id(layer)] for layer in layers),
             edges=tuple(ends),
-            edge_tables=tuple(edge_tables),
+            edge_tables=tuple(tables),
             edge_table=tuple(edge_table),
         )
+        return problem, [left[id(layer)] for layer in layers]
 
-    def _weighed_edge(self, edge: EdgeModes, weights: FloatArray) -> EdgeTable:
-        price, held = weights[1 if edge.is_weight and self.tables.hides else 0], weights[5 if edge.is_weight else 6]
+    def _weighed_edge(self, edge: EdgeModes, weights: FloatArray, us: IndexArray, vs: IndexArray) -> EdgeTable:
+        price, held = weights[self._column(edge)], weights[5 if edge.is_weight else 6]
+        cost = _among(edge.cost, us, vs)
         if edge.kept is None or held == 0:
-            return replace(edge.cost, values=price * edge.cost.values)
-        joint = self._joint.get(id(edge))
-        if joint is None:
-            joint = self._joint[id(edge)] = _joined(edge.cost, edge.kept)
-        table, kept = joint
-        return replace(table, values=price * table.values + held * kept)
+            return replace(cost, values=price * cost.values)
+        kept = _among(edge.kept, us, vs)
+        row_class, rows, kept_rows = joint_classes(cost.row_class, kept.row_class)
+        col_class, cols, kept_cols = joint_classes(cost.col_class, kept.col_class)
+        values = price * cost.values[np.ix_(rows, cols)] + held * kept.values[np.ix_(kept_rows, kept_cols)]
+        return EdgeTable(row_class=row_class, col_class=col_class, values=values)
+
+    def optimum(self, weights: FloatArray, cap: float = np.inf, known: Iterable["Looked"] = ()) -> tuple[Choice, float]:
+        """Return the optimum of a problem of sums, and a bound on it, left-out choices left out; known: strategies."""
+        nearest = min(known, key=lambda own: own.criteria @ weights, default=None)
+        is_free = nearest is not None and cap == np.inf
+        below = float(nearest.criteria @ weights) if nearest is not None and is_free else np.inf
+        tables, left = self.weighed(weights, cap, below)
+        start = []
+        if nearest is not None and is_free:
+            start = [tuple(int(np.searchsorted(own, c)) for own, c in zip(left, nearest.choice, strict=True))]
+        found = solve(tables, known=start, time_limit_s=MAX_SOLVE_S)
+        choice = tuple(int(own[c]) for own, c in zip(left, found.choice, strict=True))
+        return choice, found.lower_bound
+
+    def least(self, weights: FloatArray, pool: dict[Hashable, list["Looked"]]) -> float:
+        """Return a bound on the sum of every strategy; pool: strategies by the keys of problems; one is added."""
+        return min(self.looked_for(weights, pool)[1], self.least_beyond(weights))
+
+    def looked_for(self, weights: FloatArray, pool: dict[Hashable, list["Looked"]]) -> tuple["Looked", float]:
+        """Return what `optimum` does, the strategy with what it takes; pool: as in `least`."""
+        known = pool.setdefault(self.key, [])
+        choice, low = self.optimum(weights, known=known)
+        looked = next((own for own in known if own.choice == choice), None)
+        if looked is None:
+            looked = self.looked_at(choice)
+            known.append(looked)
+        return looked, low
+
+    def least_beyond(self, weights: FloatArray) -> float:
+        """Return what strategies with a choice that the tables leave out come to at least; infinite without any."""
+        if not any(map(len, self.beyond)):
+            return np.inf
+        least: dict[tuple[int, int], tuple[float, float]] = {}
+        for layer, beyond in zip(self.tables.layers, self.beyond, strict=True):
+            if (id(layer), id(beyond)) not in least:
+                own = float(max((self._columns[id(layer)] @ weights).min(), 0.0))
+                least[id(layer), id(beyond)] = own, float(max((beyond @ weights).min(initial=np.inf), 0.0))
+        each = [least[id(layer), id(beyond)] for layer, beyond in zip(self.tables.layers, self.beyond, strict=True)]
+        return sum(min(pair) for pair in each) + min(beyond - min(own, beyond) for own, beyond in each)
 
     @cached_property
     def segments(self) -> tuple[tuple["StageProblem", int], ...]:
-        """Parts of the stage, and how often each is there: what they cost adds up to no more than the stage does.
+        """Parts of the stage, one after the other, and how often each is there: they add up to no more than it.
 
         Blocks of layers that repeat are such parts, and what is before and behind them; else the stage itself.
         """
@@ -211,16 +276,54 @@ class StageProblem:
         if count < MIN_REPEATS:
             return ((self, 1),)
         beyond = first + length * count
-        ends = [(0, first), (beyond, len(self.tables.layers))]
-        parts = [(replace(self, tables=_slice(self.tables, first, first + length)), count)]
-        return (
-            *parts,
-            *((replace(self, tables=_slice(self.tables, low, high)), 1) for low, high in ends if low < high),
-        )
+        parts = [(0, first, 1), (first, first + length, count), (beyond, len(self.tables.layers), 1)]
+        return tuple((self._part(low, high), times) for low, high, times in parts if low < high)
+
+    def _part(self, first: int, beyond: int) -> "StageProblem":
+        return replace(self, tables=_slice(self.tables, first, beyond), beyond=self.beyond[first:beyond])
 
     @cached_property
-    def _joint(self) -> dict[int, tuple[EdgeTable, FloatArray]]:
-        return {}
+    def key(self) -> Hashable:
+        """What strategies of this problem are those of another one by."""
+        return tuple(map(id, self.tables.layers)), tuple(map(id, self.tables.edges)), self.tables.ends
+
+
+def sides_of(weight: float, *, hides: bool) -> FloatArray:
+    """Return [sides, criteria]: the sums of which the largest is α t + o; hides: whether communication can hide."""
+    a = weight
+    if not hides:
+        return np.array([[a, a, 1.0, 1.0, 0.0, 0.0, 0.0]])
+    return np.array(
+        [[a, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], [a, 1.0, 1.0, 1.0, -1.0, 0.0, 0.0], [a, a, 1.0, 1.0, -a, 0.0, 0.0]]
+    )
+
+
+def memory_weights(in_flight: int) -> FloatArray:
+    """Return [criteria] as they count for memory, with so many micro-batches under way."""
+    return np.array([0.0, 0.0, 0.0, 0.0, 0.0, 1.0, float(in_flight)])
+
+
+def sides_of_time(*, hides: bool) -> FloatArray:
+    """Return [sides, criteria]: the sums of which the largest is t."""
+    if not hides:
+        return np.array([[1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
+    return np.array([[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0, -1.0, 0.0, 0.0]])
+
+
+class Looked(NamedTuple):
+    """A strategy, and what it takes: [V, criteria] of layers, [E, criteria] of edges; [V] bytes made again, peaks."""
+
+    choice: Choice
+    sums: StageSums
+    own: FloatArray
+    edges: FloatArray
+    again: FloatArray
+    peaks: FloatArray
+
+    @property
+    def criteria(self) -> FloatArray:
+        """[criteria]"""
+        return np.array(self.sums[: len(CRITERIA)])
 
 
 def max_of(rows: Sequence[FloatArray]) -> FloatArray:
@@ -238,13 +341,14 @@ def longest_run(again: Sequence[float]) -> float:
     return longest
 
 
-def _joined(cost: EdgeTable, kept: EdgeTable) -> tuple[EdgeTable, FloatArray]:
-    """Return a table whose classes tell apart what either table does, and the kept bytes in its shape."""
-
-    row_class, rows, kept_rows = joint_classes(cost.row_class, kept.row_class)
-    col_class, cols, kept_cols = joint_classes(cost.col_class, kept.col_class)
-    table = EdgeTable(row_class=row_class, col_class=col_class, values=cost.values[np.ix_(rows, cols)])
-    return table, kept.values[np.ix_(kept_rows, kept_cols)]
+def _among(table: EdgeTable, us: IndexArray, vs: IndexArray) -> EdgeTable:
+    """Return a table of some choices of its ends, [N] each, without classes that none of these has."""
+    if len(us) == len(table.row_class) and len(vs) == len(table.col_class):
+        return table
+    rows, row_class = np.unique(table.row_class[us], return_inverse=True)
+    cols, col_class = np.unique(table.col_class[vs], return_inverse=True)
+    values = table.values[np.ix_(rows, cols)]
+    return EdgeTable(row_class=row_class.astype(np.int32), col_class=col_class.astype(np.int32), values=values)
 
 
 def _slice(tables: ModeTables, first: int, beyond: int) -> ModeTables:
@@ -301,150 +405,202 @@ def _joins(tables: ModeTables) -> list[tuple[int, int]]:
 class StageFound:
     """The answer to a stage. bound: no strategy that fits has a lower α t + o; infinite where none fits.
 
-    choice: none where none is known to fit.
+    choice: none where none is known to fit. weights: [criteria] at which the sums give the bound; at: these as shares
+    of the sides and the price of a byte, where there are any.
     """
 
     choice: Choice
     sums: StageSums | None
     bound: float
+    weights: FloatArray
+    at: FloatArray | None
 
 
 @dataclass(slots=True)
 class _Search:
-    """One search: its problem, the optima that it came by, and the best strategy that fits."""
+    """One search: its problem, the strategies that it came by, and the best one that fits.
+
+    pool: strategies of problems by key, those of parts of stages, too; more are added.
+    """
 
     problem: StageProblem
-    optima: list[tuple[Choice, StageSums]]
+    pool: dict[Hashable, list[Looked]]
+    optima: list[Looked] = field(default_factory=list)
+    apart_at: list[FloatArray] = field(default_factory=list)
     cost: float = np.inf
-    choice: Choice = ()
-    sums: StageSums | None = None
+    best: Looked | None = None
 
-    def offer(self, choice: Choice, sums: StageSums) -> None:
-        if self.problem.fits(sums) and self.problem.cost(sums) < self.cost:
-            self.cost, self.choice, self.sums = self.problem.cost(sums), choice, sums
+    def offer(self, choice: Choice) -> Looked:
+        """Look at a strategy, and keep it if it is the best that fits."""
+        looked = self.problem.looked_at(choice)
+        if self.problem.fits(looked.sums) and self.problem.cost(looked.sums) < self.cost:
+            self.cost, self.best = self.problem.cost(looked.sums), looked
+        return looked
 
-    def at(self, weights: FloatArray, cap: float = np.inf) -> tuple[StageSums, float]:
-        """Return the optimum of a problem of sums, which is noted, and a bound on its cost."""
-        known = [self.choice] if self.choice and cap == np.inf else []
-        found = solve(self.problem.weighed(weights, cap), known=known, time_limit_s=MAX_SOLVE_S)
-        sums = self.problem.sums(found.choice)
-        self.optima.append((found.choice, sums))
-        self.offer(found.choice, sums)
-        return sums, found.lower_bound
+    def note(self, choice: Choice) -> Looked:
+        """Look at an optimum, which others are made of."""
+        if all(choice != looked.choice for looked in self.optima):
+            self.optima.append(self.offer(choice))
+        return next(looked for looked in self.optima if looked.choice == choice)
 
-    def apart(self, weights: FloatArray) -> tuple[StageSums, float]:
-        """Return the sums of the optima of the segments, and a bound on the cost of every strategy."""
-        total, bound = np.zeros(len(CRITERIA)), 0.0
+    def at(self, weights: FloatArray, cap: float = np.inf) -> tuple[FloatArray, float]:
+        """Return the [criteria] of the optimum of a problem of sums, which is noted, and a bound on its cost."""
+        choice, low = self.problem.optimum(weights, cap, [self.best] if self.best else [])
+        beyond = self.problem.least_beyond(weights)
+        if beyond < low and len(self.problem.segments) > 1:
+            beyond = self.apart(weights)[2]
+        return self.note(choice).criteria, min(low, beyond)
+
+    def apart(self, weights: FloatArray) -> tuple[FloatArray, float, float]:
+        """Look at the optima of the segments, and note the strategy that they make together.
+
+        Returns:
+            Their [criteria] together; a bound on the sum of every strategy, and one on that of all those with a choice
+            that the tables leave out.
+        """
+        total, bound, whole, more = np.zeros(len(CRITERIA)), 0.0, Choice(), np.inf
         for segment, count in self.problem.segments:
-            found = solve(segment.weighed(weights), time_limit_s=MAX_SOLVE_S)
-            total += count * np.array(segment.sums(found.choice)[: len(CRITERIA)])
-            bound += count * found.lower_bound
-        return StageSums(*total.tolist()), bound
+            looked, low = segment.looked_for(weights, self.pool)
+            beyond = segment.least_beyond(weights)
+            total += count * looked.criteria
+            bound += count * min(low, beyond)
+            more = min(more, beyond - min(low, beyond))
+            whole += count * looked.choice
+        self.note(whole)
+        return total, bound, bound + more
 
-    def relax(self, room: float, tolerance: float, cap: float = np.inf) -> tuple[float, FloatArray]:
+    def relax(
+        self, room: float, tolerance: float, cap: float = np.inf, near: FloatArray | None = None
+    ) -> tuple[float, FloatArray, FloatArray]:
         """Return the best bound on all strategies that need no more than some room, by sums; and at which weights.
 
-        room: where that is infinite whole strategies are sought, else segments' where the stage has any. cap: of what a
-        layer works with in whole strategies. An infinite bound: there are none.
+        Args:
+            room: bytes; infinite without a limit.
+            tolerance: up to which share of the cost the bound is raised.
+            cap: of what a layer works with, where whole strategies are sought.
+            near: shares of the sides and price of a byte to begin at.
+
+        Returns:
+            The bound, infinite where there are none; its weights; and these as shares and price.
         """
         sides, memory = self.problem.sides, self.problem.memory
-        is_apart = room < np.inf and len(self.problem.segments) > 1
+        is_apart = len(self.problem.segments) > 1
+        is_limited = room < np.inf
         scale = room if 0 < room < np.inf else 1.0
-        planes: list[FloatArray] = []
 
-        def optimum(weights: FloatArray) -> tuple[StageSums, float]:
-            return self.apart(weights) if is_apart else self.at(weights, cap)
-
-        def plane(sums: StageSums) -> FloatArray:
-            criteria = np.array(sums[: len(CRITERIA)])
-            over = (criteria @ memory - room) / scale if room < np.inf else 0.0
-            first, *others = (sides @ criteria).tolist()
+        def plane(found: FloatArray) -> FloatArray:
+            over = (found @ memory - room) / scale if is_limited else 0.0
+            first, *others = (sides @ found).tolist()
             return np.array([first, *(other - first for other in others), over])
 
-        if room < np.inf:
-            lightest, least = optimum(memory)
-            if least > room * (1 + TOLERANCE):
-                return np.inf, memory
-            planes.append(plane(lightest))
-        bound, point, best = 0.0, np.zeros(len(sides)), sides[0]
+        planes = [plane(found) for found in self.apart_at] if is_apart else []
+
+        def optimum(weights: FloatArray) -> float:
+            found, low = self.apart(weights)[:2] if is_apart else self.at(weights, cap)
+            if is_apart:
+                self.apart_at.append(found)
+            planes.append(plane(found))
+            return low
+
+        point = np.zeros(len(sides))
+        if near is not None and is_limited:
+            shares = near[:-1][: len(point) - 1]
+            point[: len(shares)], point[-1] = shares, near[-1] * scale
+        bound, best, best_point = 0.0, sides[0], np.zeros(len(sides))
         for _ in range(MAX_PLANES if is_apart else MAX_WHOLE_PLANES):
             weights = sides[0] + point[:-1] @ (sides[1:] - sides[0])
             price = point[-1]
             if price > 0:
                 weights = weights + price / scale * memory
-            sums, low = optimum(weights)
-            low -= price * room / scale if price > 0 else 0.0
+            low = optimum(weights) - (price * room / scale if price > 0 else 0.0)
             if low > bound:
-                bound, best = low, weights
-            planes.append(plane(sums))
-            most, point = _highest(np.array(planes), is_limited=room < np.inf)
+                bound, best, best_point = low, weights, point
+            is_over = is_limited and all(plane[-1] > 0 for plane in planes)
+            if is_over and optimum(memory) > room * (1 + TOLERANCE):
+                return np.inf, memory, point
+            most, point = _highest(np.array(planes[-MAX_PLANES:]), is_limited=is_limited)
             if most <= bound * (1 + tolerance) or bound >= self.cost * (1 - tolerance):
                 break
-        return bound, best
+        return bound, best, np.array([*best_point[:-1], best_point[-1] / scale])
 
     def lightest(self) -> bool:
         """Return whether any strategy is known to fit, once one of those that hold least was looked at."""
         for cap in (0.0, np.inf):
-            if not self.choice:
+            if not self.best:
                 self.at(self.problem.memory, cap)
-        return bool(self.choice)
+        return self.best is not None
 
     def look(self, weights: FloatArray, is_close: Callable[[], bool], cap: float = np.inf) -> None:
         """Look at whole strategies on either side of a price, which the limit is between, and what they make."""
         for factor in (1.0, 0.97, 1.03) if len(self.problem.segments) > 1 else ():
             if not is_close():
                 self.at(_repriced(self.problem, weights, factor), cap)
-        if not is_close():
-            self.splice()
+                self.splice()
 
     def splice(self) -> None:
         """Look at strategies that follow one optimum up to a layer and another from there on."""
-        problem = self.problem
-        recent = self.optima[-8:]
-        for (first, _), (second, _) in combinations(recent, 2):
-            for before, after in ((first, second), (second, first)):
-                for choice in _spliced(problem, before, after):
-                    self.offer(choice, problem.sums(choice))
+        for first, second in permutations(self.optima[-MAX_SPLICED:], 2):
+            at = _best_splice(self.problem, first, second, self.cost)
+            if at is not None:
+                self.offer((*first.choice[:at], *second.choice[at:]))
 
 
-def solve_stage(problem: StageProblem, *, known: Iterable[Choice] = (), tolerance: float = 1e-4) -> StageFound:
+def solve_stage(
+    problem: StageProblem,
+    *,
+    known: Iterable[Choice] = (),
+    tolerance: float = 1e-4,
+    pool: dict[Hashable, list[Looked]] | None = None,
+    near: FloatArray | None = None,
+) -> StageFound:
     """Return the cheapest strategy of a stage that fits, as far as it is found, and a bound on all that fit.
 
     Args:
         problem: the stage.
         known: strategies to start from.
         tolerance: up to which share of the cost bound and strategy are worth to be brought together.
+        pool: strategies of problems by their keys, which help with others; more are added.
+        near: `StageFound.at` of a stage that is much alike.
     """
-    search = _Search(problem, [])
+    search = _Search(problem, {} if pool is None else pool)
     for choice in known:
-        search.offer(tuple(choice), problem.sums(choice))
-    bound, weights = search.relax(np.inf, tolerance)
+        search.note(tuple(choice))
 
     def is_close() -> bool:
         return search.cost <= bound * (1 + tolerance)
 
-    if not is_close() and problem.limit_bytes < np.inf:
-        least, own = search.relax(problem.limit_bytes - problem.least_buffers, tolerance)
-        if least == np.inf:
-            return StageFound(choice=(), sums=None, bound=least)
-        bound, weights = max((bound, weights), (least, own), key=lambda found: found[0])
-        if search.lightest():
-            search.look(own, is_close)
-            for share in (1.0, 0.1):
-                # What comes and goes, and is made again, of the strategy that fits most nearly.
-                nearest = min((sums for _, sums in search.optima), key=lambda sums: abs(_excess(problem, sums)))
-                room = problem.limit_bytes - nearest.again - nearest.buffers
-                if is_close() or room <= 0:
-                    break
-                least, own = search.relax(room, tolerance, share * problem.limit_bytes)
-                if least < np.inf:
-                    search.look(own, is_close, share * problem.limit_bytes)
-    elif not is_close():
+    room = problem.limit_bytes - problem.least_buffers
+    bound, weights, at = search.relax(room, tolerance, near=near)
+    if bound == np.inf:
+        return StageFound(choice=(), sums=None, bound=bound, weights=weights, at=None)
+    if not is_close():
         search.splice()
+    if problem.limit_bytes == np.inf:
+        search.look(weights, is_close)
+    elif not is_close() and search.lightest():
+        for share in (1.0, 0.1):
+            # What comes and goes, and is made again, of the strategy that fits most nearly.
+            nearest = min((own.sums for own in search.optima), key=lambda sums: abs(_excess(problem, sums)))
+            room = problem.limit_bytes - nearest.again - nearest.buffers
+            if is_close() or room <= 0:
+                break
+            cap = share * problem.limit_bytes
+            least, own, _ = search.relax(room, tolerance, cap, near=at)
+            search.splice()
+            if search.cost <= least * (1 + tolerance):
+                break
+            search.look(own, is_close, cap)
     if search.cost > bound * (1 + TOLERANCE):
         closed = _closed(problem, search, weights)
         bound = bound if closed is None else closed
-    return StageFound(choice=search.choice, sums=search.sums, bound=float(min(bound, search.cost)))
+    found = search.best
+    return StageFound(
+        choice=found.choice if found else (),
+        sums=found.sums if found else None,
+        bound=float(min(bound, search.cost)),
+        weights=weights,
+        at=at,
+    )
 
 
 def _repriced(problem: StageProblem, weights: FloatArray, factor: float) -> FloatArray:
@@ -490,24 +646,47 @@ def _highest(planes: FloatArray, *, is_limited: bool) -> tuple[float, FloatArray
     return float(best[-1]), np.maximum(best[:-1], 0.0)
 
 
-def _spliced(problem: StageProblem, first: Choice, second: Choice) -> list[Choice]:
-    """Return the most promising strategies that follow one up to a layer and another from there on."""
-    (own_a, edges_a), (own_b, edges_b) = problem._parts(first), problem._parts(second)
-    num = len(first)
+def _best_splice(problem: StageProblem, first: Looked, second: Looked, below: float) -> int | None:
+    """Return up to which layer a strategy best follows one, and another from there on; None: none is below a cost."""
+    num = len(first.choice)
     changes = np.zeros((num + 2, len(CRITERIA)))
-    changes[0] = own_b.sum(axis=0) + edges_b.sum(axis=0)
-    changes[1 : num + 1] += own_a - own_b
-    for (u, v), edge, part_a, part_b in zip(problem.tables.ends, problem.tables.edges, edges_a, edges_b, strict=True):
-        low, high = min(u, v), max(u, v)
-        mixed = problem._edge_part(edge, (first if u < v else second)[u], (second if u < v else first)[v])
-        changes[low + 1] += mixed - part_b
-        changes[high + 1] += part_a - mixed
+    changes[0] = second.criteria
+    changes[1 : num + 1] += first.own - second.own
+    ends = np.array(problem.tables.ends, dtype=np.int32).reshape(-1, 2)
+    is_ahead = ends[:, 0] < ends[:, 1]
+    # Of an edge that is spliced the earlier end is the first strategy's.
+    a, b = np.array(first.choice), np.array(second.choice)
+    mixed = np.where(is_ahead[:, None], problem.edge_parts(a, b), problem.edge_parts(b, a))
+    np.add.at(changes, ends.min(axis=1, initial=num) + 1, mixed - second.edges)
+    np.add.at(changes, ends.max(axis=1, initial=-1) + 1, first.edges - mixed)
     sums = np.cumsum(changes, axis=0)[: num + 1]
+    nothing = np.zeros((1, first.peaks.shape[1]))
+    before = np.concatenate([nothing, np.maximum.accumulate(first.peaks)])
+    behind = np.concatenate([np.maximum.accumulate(second.peaks[::-1])[::-1], nothing])
+    buffers = np.maximum(before, behind).sum(axis=1)
     costs = (sums @ problem.sides.T).max(axis=1)
-    room = problem.limit_bytes - problem.least_buffers
-    costs = np.where(sums @ problem.memory <= room, costs, np.inf)
-    order = [k for k in np.argsort(costs, kind="stable")[:MAX_CHECKED].tolist() if np.isfinite(costs[k])]
-    return [(*first[:k], *second[k:]) for k in order]
+    held = sums @ problem.memory + buffers + _spliced_runs(first.again, second.again)
+    costs = np.where(held <= problem.limit_bytes * (1 + TOLERANCE), costs, np.inf)
+    best = int(costs.argmin())
+    return best if costs[best] < below else None
+
+
+def _spliced_runs(first: FloatArray, second: FloatArray) -> FloatArray:
+    """Return [V + 1] the most bytes made again together, of one strategy up to a layer and another from there on."""
+    before, after = _runs(first), _runs(second[::-1])
+    # A run that goes over the splice is of both.
+    joined = before + after[::-1]
+    most_before, most_after = np.maximum.accumulate(before), np.maximum.accumulate(after)[::-1]
+    found: FloatArray = np.maximum(joined, np.maximum(most_before, most_after))
+    return found
+
+
+def _runs(again: FloatArray) -> FloatArray:
+    """Return [V + 1] how many bytes the run of layers that are made again has that ends before each layer."""
+    found = np.zeros(len(again) + 1)
+    for v, size in enumerate(again.tolist()):
+        found[v + 1] = found[v] + size if size else 0.0
+    return found
 
 
 def _closed(problem: StageProblem, search: _Search, weights: FloatArray) -> float | None:
@@ -521,8 +700,7 @@ def _closed(problem: StageProblem, search: _Search, weights: FloatArray) -> floa
     costs = np.where(_held(problem, sums) <= problem.limit_bytes, _costs(problem, sums), np.inf)
     best = int(costs.argmin()) if len(costs) else 0
     if len(costs) and costs[best] < search.cost:
-        choice = tuple(choices[best].tolist())
-        search.offer(choice, problem.sums(choice))
+        search.offer(tuple(choices[best].tolist()))
     return search.cost
 
 
@@ -558,8 +736,10 @@ def _held(problem: StageProblem, sums: FloatArray) -> FloatArray:
 def _left(problem: StageProblem, weights: FloatArray, limit: float) -> tuple[IndexArray, FloatArray] | None:
     """Return all strategies whose sum, so weighed, is up to a limit, and perhaps others; None: they are too many."""
     left = [np.arange(len(layer), dtype=np.int32) for layer in problem.tables.layers]
+    if problem.least_beyond(weights) <= limit or sum(map(len, left)) > MAX_NARROWED:
+        return None
     if np.isfinite(limit):
-        left = list(near_optimal(problem.weighed(weights), limit))
+        left = list(near_optimal(problem.weighed(weights)[0], limit))
     if not all(map(len, left)):
         return np.zeros((0, len(left)), dtype=np.int32), np.zeros((0, len(CRITERIA) + 2))
     return None if prod(map(len, left)) > MAX_ENUMERATED else _enumerated(problem, left)

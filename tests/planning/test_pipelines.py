@@ -23,7 +23,7 @@ from pase.graph.stages import cuts, stage, with_cuts
 from pase.machine import Machine, load_machine
 from pase.machine.machine import Device, Level, Overlap
 from pase.planning.links import group_links
-from pase.planning.pipelines import Scheme, Setting, _Stages, solve_scheme
+from pase.planning.pipelines import Scheme, Setting, _batch, solve_scheme
 
 MOST = 60_000
 """Strategies of one stage that brute force goes through."""
@@ -107,7 +107,7 @@ def _brute_force(setting: Setting, scheme: Scheme) -> float | None:
     graph = with_cuts(micro_batch(setting.graph, m))
     model = cost_model(setting.cost_model, setting.machine, setting.num_devices // num, graph.precision)
     links, keeps, known = group_links(setting.machine, setting.num_devices, num), keeping(graph), KnownModes()
-    fixed = _Stages.of(setting, scheme).fixed
+    fixed = _batch(setting.graph, m).fixed
     best = inf
     for at in combinations(cuts(graph), num - 1):
         fronts = []
