@@ -9,6 +9,7 @@ solved, until the cuts with the least bound consist of these. Numbers of stages 
 would take longer than the best step known are passed over.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,7 @@ from pase.planning.stage_problem import (
     StageFound,
     StageProblem,
     StageSums,
+    climb,
     memory_weights,
     sides_of,
     sides_of_time,
@@ -60,6 +62,8 @@ MIN_RESTRICTED, SLACK = 12_000, 0.3
 between cuts; the others count with what they come to by themselves."""
 PRICES = np.geomspace(0.01, 30.0, 36)
 """Of a device's memory, beside what a stage takes where memory costs nothing."""
+MAX_CLIMB = 12
+"""Points at most at which layers are looked at by themselves to find where they take most."""
 MAX_IN_FLIGHT = 12
 """Numbers of micro-batches under way that are told apart where layers are looked at by themselves."""
 EXACT = 1e-9
@@ -405,7 +409,7 @@ class _Stages:
             alike = [
                 answer.choice for (kind, _), (_, answer) in self.solved.items() if kind == key[0] and answer.choice
             ]
-            found = solve_stage(problem, known=alike, tolerance=CLOSE / 4, pool=self.pool, near=near)
+            found = solve_stage(problem, known=alike, tolerance=CLOSE, pool=self.pool, near=near)
             self.solved[key] = problem, found
         return self.solved[key]
 
@@ -438,8 +442,8 @@ class _Spans:
         sides, shares = self._sides[0], point[:-1]
         # A stage in which nothing streams has fewer sides.
         first, others = sides[0], sides[1 : 1 + len(shares)]
-        weights: FloatArray = first + shares @ (others - first) + point[-1] * self._memory(number)
-        return weights
+        costs: FloatArray = first + shares @ (others - first)
+        return costs + point[-1] * self._memory(number)
 
     def _memory(self, number: int) -> FloatArray:
         return memory_weights(self.stages.in_flight(number))
@@ -467,20 +471,56 @@ class _Spans:
                 up_to = np.concatenate([np.zeros((1, len(points))), np.cumsum(each[which], axis=0)])
                 self._raise(spans, numbers, points, up_to[list(stages.places)])
 
+    def by_layers_at(self, layers: Sequence[LayerModes], path: Sequence[int]) -> None:
+        """Raise what stages take as `by_layers` does, where what those of some cuts take is highest."""
+        stages, limit = self.stages, self.stages.setting.limit_bytes
+        columns = {id(layer): layer.figures.columns(CRITERIA) for layer in layers}
+        for number, (i, j) in enumerate(pairwise(path)):
+            if number and stages.in_flight(number) == stages.in_flight(number - 1):
+                continue
+            own = Counter(id(layer) for layer in layers[stages.places[i] : stages.places[j]])
+
+            def least(weights: FloatArray, own: Mapping[int, int] = own) -> tuple[FloatArray, float]:
+                found = np.zeros(len(CRITERIA))
+                for key, count in own.items():
+                    found += count * columns[key][np.maximum(columns[key] @ weights, 0.0).argmin()]
+                return found, float(found @ weights)
+
+            point = climb(
+                least,
+                sides=self._sides[0],
+                memory=self._memory(number),
+                room=limit,
+                tolerance=CLOSE,
+                most=MAX_CLIMB,
+                near=self.point(number, i, j),
+            ).at
+            weights = self.weights(number, point)
+            each = {key: float(np.maximum(own @ weights, 0.0).min()) for key, own in columns.items()}
+            up_to = np.concatenate([[0.0], np.cumsum([each[id(layer)] for layer in layers])])[list(stages.places)]
+            self._raise(self.longest, self._fuller(number), [point], up_to[:, None])
+
+    def _fuller(self, number: int) -> list[int]:
+        """Return the stages that have at least as many micro-batches under way."""
+        stages = self.stages
+        return [n for n in range(stages.scheme.stages) if stages.in_flight(n) >= stages.in_flight(number)]
+
     def by_segments(self, number: int, point: FloatArray) -> None:
         """Raise what this stage and others take to what the layers between cuts do, at a point.
 
         Edges over cuts are left out. The others have at least as many micro-batches under way.
         """
         stages, batch = self.stages, self.stages.batch
-        numbers = [n for n in range(stages.scheme.stages) if stages.in_flight(n) >= stages.in_flight(number)]
+        numbers = self._fuller(number)
         places, at = (0, *batch.at, len(batch.kinds)), set(stages.places)
         price = point[-1] / self._sides[0][0, 0]
         ways = [(self.longest, self.weights(number, point), point)]
         if stages.scheme.stages > 1:
-            side = 1 if len(self._sides[1]) > 1 and point[1:-1].sum() > 0 else 0
-            weights = self._sides[1][side] + price * self._memory(number)
-            ways.append((self.totals, weights, np.array([0.0, price])))
+            # Of the sides of α t + o the last one alone has what does not hide in any micro-batch.
+            shares = point[1:-1] if len(self._sides[1]) > 1 else point[:0]
+            sides = self._sides[1]
+            costs: FloatArray = sides[0] + shares @ (sides[1 : 1 + len(shares)] - sides[0])
+            ways.append((self.totals, costs + price * self._memory(number), np.array([price])))
         for spans, weights, own in ways:
             up_to, total, least = [0.0], 0.0, dict[int, float]()
             for first, beyond in pairwise(places):
@@ -529,14 +569,25 @@ class _Spans:
         value, path = _least_longest(self.longest)
         if scheme.stages == 1 or not 0 < value < inf:
             return value, path
-        least = self.least_total()
         if scheme.micro_batches == 1:
-            return max(value, least), path
+            return max(value, self.least_total()), path
+        # Whatever O, the longest o, is: (m - 1) t >= ((m - 1) t + o) - O, of which less is known the more of t is.
+        weight = self.stages.weight
+        share = scheme.stages / (scheme.stages + weight)
+        both = [(1 - share) * own + share * weight * t for own, t in zip(self.longest, self.totals, strict=True)]
+        apart = self._bound(self.longest, self.totals)
+        return max(apart, self._bound(both, [own / weight for own in both]), key=lambda found: found[0])
+
+    @staticmethod
+    def _bound(longest: Sequence[FloatArray], totals: Sequence[FloatArray]) -> tuple[float, tuple[int, ...]]:
+        """Return the least sum of stages, and the longest of others, over all cuts, as far as it is told apart."""
+        value, path = _least_longest(longest)
+        least = _least_total(totals, [spans < np.inf for spans in longest])[0]
         # The longest stage lies between two of these values: then no stage is longer than the higher one.
         best, low = inf, value
         while low + least < best:
             high = low * (1 + CLOSE / 4)
-            total, own = _least_total(self.totals, [spans <= high for spans in self.longest])
+            total, own = _least_total(totals, [spans <= high for spans in longest])
             if low + total < best:
                 best, path = low + total, own
             low = high
@@ -557,7 +608,7 @@ def _restricted(stages: _Stages, spans: _Spans, path: Sequence[int]) -> None:
         spans.weights(number, np.array([*point[:-1], factor * point[-1]]))
         for number, (i, j) in enumerate(pairwise(path))
         for point in (spans.point(number, i, j),)
-        for factor in (0.6, 1.0, 1.6)
+        for factor in (0.7, 1.0, 1.5)
     ]
     matrix = np.stack(weights, axis=1)
     kinds = {id(layer): (layer, own.splits.values) for layer, own in zip(layers, traffic, strict=True)}
@@ -583,17 +634,23 @@ def _restricted(stages: _Stages, spans: _Spans, path: Sequence[int]) -> None:
 def bound_scheme(setting: Setting, scheme: Scheme) -> float:
     """Return what every step of a scheme takes at least, by its layers alone."""
     stages = _Stages.of(setting, scheme)
-    spans = _Spans(stages)
-    spans.by_layers(stages.choices()[0])
-    return spans.bound()[0]
+    return _by_layers(stages)[1]
+
+
+def _by_layers(stages: _Stages) -> tuple[_Spans, float, tuple[int, ...]]:
+    """Return what stages take by their layers alone, the bound of the scheme, and cuts that may take no more."""
+    spans, layers = _Spans(stages), stages.choices()[0]
+    spans.by_layers(layers)
+    for _ in range(2):
+        spans.by_layers_at(layers, spans.bound()[1])
+    return spans, *spans.bound()
 
 
 def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Found:
     """Return the cheapest step of a scheme, as far as it is known; below: of no interest if it takes longer."""
     stages = _Stages.of(setting, scheme)
-    spans, places = _Spans(stages), stages.places
-    spans.by_layers(stages.choices()[0])
-    bound, path = spans.bound()
+    spans, bound, path = _by_layers(stages)
+    places = stages.places
     best, parts = inf, tuple[StagePart, ...]()
 
     def is_closed() -> bool:

@@ -13,14 +13,15 @@ within so much less; the bound is without all but the least of them. What is the
 closed by going through all choices that the bound leaves, where these are few.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import combinations, permutations
+from functools import cached_property, partial
+from itertools import combinations, pairwise, permutations
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pase.costs.modes import EdgeModes, ModeTables
 from pase.solver import near_optimal, solve
@@ -32,14 +33,17 @@ Choice = tuple[int, ...]
 CRITERIA = ("repeated", "streamed", "once", "summed", "cover", "static", "kept")
 """What adds up over layers and edges, in the order of the columns of arrays here."""
 
-MAX_PLANES, MAX_WHOLE_PLANES = 24, 8
-"""Optima at most by which a bound is raised: of segments, and of whole stages."""
+MAX_PLANES, MAX_WHOLE_PLANES, MAX_KNOWN = 24, 8, 12
+"""Optima at most by which a bound is raised: of segments, of whole stages, and of those that are known."""
 MAX_SOLVE_S = 3.0
 """For one optimum; what is known by then counts."""
 MAX_ENUMERATED = 300_000
 """Strategies that are gone through at most to close a gap."""
 MAX_NARROWED = 50_000
 """Choices of all layers of which those are sought that may be gone through."""
+MAX_MIXED, MAX_RUNS, MAX_NEAR = 10, 12, 6
+"""Of the strategies of a block those of which runs are made, and how finely the blocks are shared out at first; and at
+how many weights blocks are sought that fit between others."""
 MAX_SPLICED = 8
 """Of the optima that came last, which are spliced."""
 MIN_BLOCK, MAX_BLOCK, MIN_REPEATS = 4, 64, 3
@@ -124,12 +128,16 @@ class StageProblem:
         """Return [E, criteria] of what edges take; their ends' choices are [V] of one strategy, or of two."""
         found = np.zeros((len(self.tables.edges), len(CRITERIA)))
         for edge, numbers, us, vs in self._equal_edges:
-            u, v = of_producers[us], of_consumers[vs]
-            table = edge.cost
-            found[numbers, self._column(edge)] = table.values[table.row_class[u], table.col_class[v]]
-            if edge.kept is not None:
-                table = edge.kept
-                found[numbers, 5 if edge.is_weight else 6] = table.values[table.row_class[u], table.col_class[v]]
+            found[numbers] = self.edge_part(edge, of_producers[us], of_consumers[vs])
+        return found
+
+    def edge_part(self, edge: EdgeModes, us: IndexArray, vs: IndexArray) -> FloatArray:
+        """Return [..., criteria] of what an edge takes, by [...] choices of its producer and of its consumer."""
+        found = np.zeros((*np.broadcast_shapes(us.shape, vs.shape), len(CRITERIA)))
+        found[..., self._column(edge)] = edge.cost.values[edge.cost.row_class[us], edge.cost.col_class[vs]]
+        if edge.kept is not None:
+            kept = edge.kept.values[edge.kept.row_class[us], edge.kept.col_class[vs]]
+            found[..., 5 if edge.is_weight else 6] = kept
         return found
 
     def _column(self, edge: EdgeModes) -> int:
@@ -275,9 +283,60 @@ class StageProblem:
         first, length, count = _repeats(self.tables)
         if count < MIN_REPEATS:
             return ((self, 1),)
-        beyond = first + length * count
-        parts = [(0, first, 1), (first, first + length, count), (beyond, len(self.tables.layers), 1)]
-        return tuple((self._part(low, high), times) for low, high, times in parts if low < high)
+        beyond, last = first + length * count, len(self.tables.layers)
+        # What is before and behind in parts that are as long.
+        before = [max(0, at) for at in range(first, -length, -length)][::-1]
+        behind = [min(last, at) for at in range(beyond, last + length, length)]
+        parts = [*pairwise(before), (first, first + length), *pairwise(behind)]
+        counts = [1] * (len(before) - 1) + [count] + [1] * (len(behind) - 1)
+        return tuple((self._part(*ends), times) for ends, times in zip(parts, counts, strict=True))
+
+    @cached_property
+    def looped(self) -> "StageProblem | None":
+        """The block that repeats, with what lies between one and the next in itself; None where no block repeats."""
+        first, length, count = _repeats(self.tables)
+        if count < MIN_REPEATS:
+            return None
+        block, beyond = _slice(self.tables, first, first + length), range(first + length, first + 2 * length)
+        between = [
+            (edge, (u - first) % length, (v - first) % length)
+            for edge, (u, v) in zip(self.tables.edges, self.tables.ends, strict=True)
+            if min(u, v) in range(first, first + length) and max(u, v) in beyond
+        ]
+        tables = replace(
+            block,
+            ends=(*block.ends, *((u, v) for _, u, v in between)),
+            edges=(*block.edges, *(edge for edge, _, _ in between)),
+        )
+        return replace(self, tables=tables, beyond=())
+
+    def within(self, choice: Choice) -> "StageProblem":
+        """Return the block that repeats between two of its like that have some choices."""
+        first, length, _ = _repeats(self.tables)
+        block = _slice(self.tables, first, first + length)
+        figures = [layer.figures for layer in block.layers]
+        for edge, (u, v) in zip(self.tables.edges, self.tables.ends, strict=True):
+            low, high = min(u, v) - first, max(u, v) - first
+            if not 0 <= low < length <= high < 2 * length:
+                continue
+            # As it is read by the block, and as it reads of the one before.
+            for own, other in ((low, high - length), (high - length, low)):
+                every, chosen = (
+                    np.arange(len(block.layers[own]), dtype=np.int32),
+                    np.array(choice[other], dtype=np.int32),
+                )
+                is_producer = (own == low) == (u < v)
+                part = self.edge_part(edge, *((every, chosen) if is_producer else (chosen, every)))
+                more = {name: getattr(figures[own], name) + part[:, k] for k, name in enumerate(CRITERIA)}
+                figures[own] = replace(figures[own], **more)
+        layers = tuple(replace(layer, figures=own) for layer, own in zip(block.layers, figures, strict=True))
+        return replace(self, tables=replace(block, layers=layers), beyond=())
+
+    @property
+    def columns(self) -> list[tuple["StageProblem", int]]:
+        """The segments, with the block that repeats as it is behind its like."""
+        looped = self.looped
+        return [(looped if looped and count > 1 else segment, count) for segment, count in self.segments]
 
     def _part(self, first: int, beyond: int) -> "StageProblem":
         return replace(self, tables=_slice(self.tables, first, beyond), beyond=self.beyond[first:beyond])
@@ -379,7 +438,13 @@ def _repeats(tables: ModeTables) -> tuple[int, int, int]:
             count = 1 + run // length
             if length * count > best[1] * best[2]:
                 best = v, length, count
-    return best
+    first, length, count = best
+    if count <= MIN_REPEATS:
+        return best
+    # Blocks that begin where fewest edges lead into them, one fewer of them: more of the costs are within.
+    into = [sum(min(u, v) < at <= max(u, v) for u, v in tables.ends) for at in range(first, first + length)]
+    shift = into.index(min(into))
+    return first + shift, length, count - (shift > 0)
 
 
 def _joins(tables: ModeTables) -> list[tuple[int, int]]:
@@ -426,7 +491,9 @@ class _Search:
     problem: StageProblem
     pool: dict[Hashable, list[Looked]]
     optima: list[Looked] = field(default_factory=list)
-    apart_at: list[FloatArray] = field(default_factory=list)
+    columns: list[FloatArray] = field(default_factory=list)
+    weights: list[FloatArray] = field(default_factory=list)
+    blocks: set[Choice] = field(default_factory=set)
     cost: float = np.inf
     best: Looked | None = None
 
@@ -448,26 +515,40 @@ class _Search:
         choice, low = self.problem.optimum(weights, cap, [self.best] if self.best else [])
         beyond = self.problem.least_beyond(weights)
         if beyond < low and len(self.problem.segments) > 1:
-            beyond = self.apart(weights)[2]
+            beyond = self.apart(weights)[1]
         return self.note(choice).criteria, min(low, beyond)
 
-    def apart(self, weights: FloatArray) -> tuple[FloatArray, float, float]:
-        """Look at the optima of the segments, and note the strategy that they make together.
-
-        Returns:
-            Their [criteria] together; a bound on the sum of every strategy, and one on that of all those with a choice
-            that the tables leave out.
-        """
-        total, bound, whole, more = np.zeros(len(CRITERIA)), 0.0, Choice(), np.inf
+    def apart(self, weights: FloatArray) -> tuple[float, float]:
+        """Return bounds on the sum of every strategy, and of those with a choice that the tables leave out."""
+        bound, more = 0.0, np.inf
         for segment, count in self.problem.segments:
-            looked, low = segment.looked_for(weights, self.pool)
             beyond = segment.least_beyond(weights)
+            low = min(segment.looked_for(weights, self.pool)[1], beyond)
+            bound += count * low
+            more = min(more, beyond - low)
+        return bound, bound + more
+
+    def looped(self, weights: FloatArray) -> tuple[FloatArray, float]:
+        """Return the [criteria] of equal blocks, each the best behind its like, and what they come to by the weights.
+
+        With what is ahead of them and behind they are a strategy, which is noted, but for what they take at the ends.
+        """
+        total, low, whole = np.zeros(len(CRITERIA)), 0.0, Choice()
+        for segment, count in self.problem.columns:
+            looked, least = segment.looked_for(weights, self.pool)
             total += count * looked.criteria
-            bound += count * min(low, beyond)
-            more = min(more, beyond - min(low, beyond))
+            low += count * least
             whole += count * looked.choice
         self.note(whole)
-        return total, bound, bound + more
+        self.weights.append(weights)
+        return total, low
+
+    def known(self, weights: FloatArray) -> tuple[FloatArray, float]:
+        """Return what `looped` does, of strategies that are known."""
+        total = np.zeros(len(CRITERIA))
+        for segment, count in self.problem.columns:
+            total += count * min((own.criteria for own in self.pool[segment.key]), key=lambda own: float(own @ weights))
+        return total, float(total @ weights)
 
     def relax(
         self, room: float, tolerance: float, cap: float = np.inf, near: FloatArray | None = None
@@ -483,45 +564,37 @@ class _Search:
         Returns:
             The bound, infinite where there are none; its weights; and these as shares and price.
         """
-        sides, memory = self.problem.sides, self.problem.memory
-        is_apart = len(self.problem.segments) > 1
-        is_limited = room < np.inf
-        scale = room if 0 < room < np.inf else 1.0
+        problem, has_blocks = self.problem, len(self.problem.segments) > 1
+        seek = partial(climb, sides=problem.sides, memory=problem.memory, room=room, tolerance=tolerance)
+        if not has_blocks:
+            found = seek(partial(self.at, cap=cap), most=MAX_WHOLE_PLANES, near=near, enough=self.cost)
+            return found.bound, found.weights, found.at
+        if all(self.pool.get(segment.key) for segment, _ in problem.columns):
+            # Where it is likely to be highest, by what is known.
+            near = seek(self.known, most=MAX_KNOWN, near=near, columns=self.columns).at
+        found = seek(self.looped, most=MAX_PLANES, near=near, columns=self.columns, enough=self.cost)
+        if found.bound == np.inf and self.apart(problem.memory)[0] > room * (1 + TOLERANCE):
+            return np.inf, problem.memory, found.at
+        price = found.at[-1]
+        bound = self.apart(found.weights)[0] - (price * room if price > 0 else 0.0)
+        return max(bound, 0.0), found.weights, found.at
 
-        def plane(found: FloatArray) -> FloatArray:
-            over = (found @ memory - room) / scale if is_limited else 0.0
-            first, *others = (sides @ found).tolist()
-            return np.array([first, *(other - first for other in others), over])
-
-        planes = [plane(found) for found in self.apart_at] if is_apart else []
-
-        def optimum(weights: FloatArray) -> float:
-            found, low = self.apart(weights)[:2] if is_apart else self.at(weights, cap)
-            if is_apart:
-                self.apart_at.append(found)
-            planes.append(plane(found))
-            return low
-
-        point = np.zeros(len(sides))
-        if near is not None and is_limited:
-            shares = near[:-1][: len(point) - 1]
-            point[: len(shares)], point[-1] = shares, near[-1] * scale
-        bound, best, best_point = 0.0, sides[0], np.zeros(len(sides))
-        for _ in range(MAX_PLANES if is_apart else MAX_WHOLE_PLANES):
-            weights = sides[0] + point[:-1] @ (sides[1:] - sides[0])
-            price = point[-1]
-            if price > 0:
-                weights = weights + price / scale * memory
-            low = optimum(weights) - (price * room / scale if price > 0 else 0.0)
-            if low > bound:
-                bound, best, best_point = low, weights, point
-            is_over = is_limited and all(plane[-1] > 0 for plane in planes)
-            if is_over and optimum(memory) > room * (1 + TOLERANCE):
-                return np.inf, memory, point
-            most, point = _highest(np.array(planes[-MAX_PLANES:]), is_limited=is_limited)
-            if most <= bound * (1 + tolerance) or bound >= self.cost * (1 - tolerance):
-                break
-        return bound, best, np.array([*best_point[:-1], best_point[-1] / scale])
+    def mix(self, weights: FloatArray) -> None:
+        """Look at strategies in which up to three runs of equal blocks follow one another, those that take least."""
+        looped = self.problem.looped
+        if looped is not None and self.pool.get(looped.key):
+            common = min(self.pool[looped.key], key=lambda own: float(own.criteria @ weights))
+            within = self.problem.within(common.choice)
+            known = self.pool.setdefault((looped.key, common.choice), [])
+            for near in [weights, *self.weights[-MAX_NEAR:]]:
+                choice, _ = within.optimum(near, known=known)
+                if all(choice != own.choice for own in known):
+                    known.append(within.looked_at(choice))
+            self.blocks |= {own.choice for own in known}
+        runs = _Runs.of(self, weights)
+        if runs:
+            for choice in runs.best():
+                self.offer(choice)
 
     def lightest(self) -> bool:
         """Return whether any strategy is known to fit, once one of those that hold least was looked at."""
@@ -530,12 +603,23 @@ class _Search:
                 self.at(self.problem.memory, cap)
         return self.best is not None
 
-    def look(self, weights: FloatArray, is_close: Callable[[], bool], cap: float = np.inf) -> None:
-        """Look at whole strategies on either side of a price, which the limit is between, and what they make."""
+    def look(self, weights: FloatArray, is_close: Callable[[], bool], cap: float = np.inf) -> float:
+        """Look at whole strategies on either side of a price, which the limit is between, and what they make.
+
+        Returns:
+            A bound on all strategies that fit.
+        """
+        bound, memory = 0.0, self.problem.memory
+        room = self.problem.limit_bytes - self.problem.least_buffers
         for factor in (1.0, 0.97, 1.03) if len(self.problem.segments) > 1 else ():
             if not is_close():
-                self.at(_repriced(self.problem, weights, factor), cap)
+                own = _repriced(self.problem, weights, factor)
+                price = float(own @ memory / (memory @ memory))
+                low = self.at(own, cap)[1] - (price * room if price > 0 else 0.0)
+                bound = max(bound, low if cap >= self.problem.limit_bytes else 0.0)
+                self.mix(weights)
                 self.splice()
+        return bound
 
     def splice(self) -> None:
         """Look at strategies that follow one optimum up to a layer and another from there on."""
@@ -574,22 +658,24 @@ def solve_stage(
     if bound == np.inf:
         return StageFound(choice=(), sums=None, bound=bound, weights=weights, at=None)
     if not is_close():
+        search.mix(weights)
+    if not is_close():
         search.splice()
     if problem.limit_bytes == np.inf:
-        search.look(weights, is_close)
+        bound = max(bound, search.look(weights, is_close))
     elif not is_close() and search.lightest():
         for share in (1.0, 0.1):
             # What comes and goes, and is made again, of the strategy that fits most nearly.
             nearest = min((own.sums for own in search.optima), key=lambda sums: abs(_excess(problem, sums)))
             room = problem.limit_bytes - nearest.again - nearest.buffers
-            if is_close() or room <= 0:
+            if is_close() or room <= 0 or (share < 1 and search.best and len(problem.segments) > 1):
                 break
             cap = share * problem.limit_bytes
             least, own, _ = search.relax(room, tolerance, cap, near=at)
             search.splice()
             if search.cost <= least * (1 + tolerance):
                 break
-            search.look(own, is_close, cap)
+            bound = max(bound, search.look(own, is_close, cap))
     if search.cost > bound * (1 + TOLERANCE):
         closed = _closed(problem, search, weights)
         bound = bound if closed is None else closed
@@ -601,6 +687,215 @@ def solve_stage(
         weights=weights,
         at=at,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Runs:
+    """Strategies of a stage whose blocks repeat: what is ahead of the blocks, runs of equal ones, what is behind.
+
+    blocks: [K, L] choices of a block; ahead, behind: [A, L], [B, L] those of the ends. own: [K, criteria]; base:
+    [A, B, criteria] of the ends; enters, follows, leaves: [A, K], [K, K], [K, B] of the edges between. again: [K] bytes
+    made again; peaks: [K, kinds], of the ends [A, B, kinds].
+    """
+
+    problem: StageProblem
+    count: int
+    blocks: IndexArray
+    ahead: IndexArray
+    behind: IndexArray
+    own: FloatArray
+    base: FloatArray
+    enters: FloatArray
+    follows: FloatArray
+    leaves: FloatArray
+    again: FloatArray
+    peaks: FloatArray
+    peaks_of_ends: FloatArray
+
+    @classmethod
+    def of(cls, search: _Search, weights: FloatArray) -> "_Runs | None":
+        """Return the strategies made of what a search came by; None where no blocks repeat."""
+        problem, parts = search.problem, search.problem.segments
+        which = next((n for n, (_, count) in enumerate(parts) if count > 1), None)
+        if which is None or problem.looped is None:
+            return None
+        block, count = parts[which]
+        length = len(block.tables.layers)
+        first = sum(len(part.tables.layers) for part, _ in parts[:which])
+        beyond = first + count * length
+        known = {own.choice for own in search.pool.get(problem.looped.key, ())} | search.blocks
+        for optimum in search.optima:
+            known |= {optimum.choice[at : at + length] for at in range(first, beyond, length)}
+        looped = [problem.looped.looked_at(choice) for choice in sorted(known)]
+        looped = sorted(looped, key=lambda own: float(own.criteria @ weights))[:MAX_MIXED]
+        pool = [block.looked_at(own.choice) for own in looped]
+        nearest = sorted(search.optima, key=lambda own: float(own.criteria @ weights))
+        ahead = list(dict.fromkeys(own.choice[:first] for own in nearest))[:2]
+        behind = list(dict.fromkeys(own.choice[beyond:] for own in nearest))[:2]
+        blocks, heads, tails = (
+            np.array(rows, dtype=np.int32).reshape(len(rows), -1)
+            for rows in ([own.choice for own in pool], ahead, behind)
+        )
+        num = len(blocks), len(heads), len(tails)
+        shapes = (num[1], num[2]), (num[1], num[0]), (num[0], num[0]), (num[0], num[2])
+        base, enters, follows, leaves = (np.zeros((*shape, len(CRITERIA))) for shape in shapes)
+
+        def choices(v: int) -> IndexArray:
+            """Return the choices of a layer: [A, 1] ahead, [1, B] behind."""
+            return heads[:, None, v] if v < first else tails[None, :, v - beyond]
+
+        for edge, (u, v) in zip(problem.tables.edges, problem.tables.ends, strict=True):
+            low, high = min(u, v), max(u, v)
+            at = [None if w < first or w >= beyond else (w - first) // length for w in (low, high)]
+            if at[0] is None and at[1] is None:
+                base += problem.edge_part(edge, choices(u), choices(v))
+            elif at[0] == at[1] or (at[0] is not None and at[1] is not None and at[1] > 1):
+                continue
+            elif at == [None, 0]:
+                own, other = heads[:, None, low], blocks[None, :, high - first]
+                enters += problem.edge_part(edge, *((own, other) if u < v else (other, own)))
+            elif at == [count - 1, None] and high >= beyond:
+                own, other = blocks[:, None, low - first - (count - 1) * length], tails[None, :, high - beyond]
+                leaves += problem.edge_part(edge, *((own, other) if u < v else (other, own)))
+            elif at == [0, 1]:
+                own, other = blocks[:, None, low - first], blocks[None, :, high - first - length]
+                follows += problem.edge_part(edge, *((own, other) if u < v else (other, own)))
+            else:
+                return None
+        layers = problem.tables.layers
+        ends = [*range(first), *range(beyond, len(layers))]
+        for v in ends:
+            base += problem._columns[id(layers[v])][choices(v)]
+        kinds = pool[0].peaks.shape[1]
+        of_ends = [np.moveaxis(problem._peaks[id(layers[v])][:, choices(v)], 0, -1) for v in ends]
+        peaks = np.zeros((num[1], num[2], kinds))
+        for own_peaks in of_ends:
+            peaks = np.maximum(peaks, own_peaks)
+        return cls(
+            problem=problem,
+            count=count,
+            blocks=blocks,
+            ahead=heads,
+            behind=tails,
+            own=np.array([own.criteria for own in pool]),
+            base=base,
+            enters=enters,
+            follows=follows,
+            leaves=leaves,
+            again=np.array([own.sums.again for own in pool]),
+            peaks=np.array([own.peaks.max(axis=0) for own in pool]),
+            peaks_of_ends=peaks,
+        )
+
+    def best(self) -> Iterator[Choice]:
+        """Yield the strategies that take least of those that seem to fit."""
+        num, step = len(self.blocks), -(-self.count // MAX_RUNS)
+        cuts = sorted({*range(0, self.count + 1, step), self.count})
+        pairs = np.array([(x, y) for x in cuts for y in cuts if 0 < x <= y])
+        found: list[tuple[float, tuple[int, ...]]] = []
+        for head in range(len(self.ahead)):
+            for tail in range(len(self.behind)):
+                triples = np.stack(np.meshgrid(*[np.arange(num)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
+                costs = self._costs(head, tail, triples[:, None], pairs[None])
+                for n in np.argsort(costs, axis=None, kind="stable")[:MAX_MIXED]:
+                    of, cut = divmod(int(n), len(pairs))
+                    x, y = pairs[cut].tolist()
+                    near = [
+                        (i, j)
+                        for i in range(max(1, x - step + 1), min(self.count, x + step - 1) + 1)
+                        for j in range(max(i, y - step + 1), min(self.count, y + step - 1) + 1)
+                    ]
+                    fine = self._costs(head, tail, triples[of][None, None], np.array(near)[None])[0]
+                    best = int(fine.argmin())
+                    if np.isfinite(fine[best]):
+                        found.append((float(fine[best]), (head, tail, *triples[of].tolist(), *near[best])))
+        for _, (head, tail, a, b, c, x, y) in sorted(set(found))[:MAX_MIXED]:
+            runs = [a] * x + [b] * (y - x) + [c] * (self.count - y)
+            middle = [c for k in runs for c in self.blocks[k].tolist()]
+            yield (*self.ahead[head].tolist(), *middle, *self.behind[tail].tolist())
+
+    def _costs(self, head: int, tail: int, triples: NDArray[np.int_], cuts: NDArray[np.int_]) -> FloatArray:
+        """Return [..., N] costs of runs of three blocks, [..., 1, 3], from one cut to the next, [..., N, 2]."""
+        a, b, c = (triples[..., k] for k in range(3))
+        x, y = cuts[..., 0, None], cuts[..., 1, None]
+        z = self.count - y
+        y = y - x
+        follows = self.follows
+        sums = self.base[head, tail] + self.enters[head, a] + x * self.own[a] + (x - 1) * follows[a, a]
+        sums = sums + y * self.own[b] + np.maximum(y - 1, 0) * follows[b, b] + (y > 0) * follows[a, b]
+        last = np.where(y > 0, follows[b, c], follows[a, c])
+        sums = sums + z * self.own[c] + np.maximum(z - 1, 0) * follows[c, c] + (z > 0) * last
+        sums = sums + np.where(z > 0, self.leaves[c, tail], np.where(y > 0, self.leaves[b, tail], self.leaves[a, tail]))
+        peaks = np.maximum(np.maximum(self.peaks[a], (y > 0) * self.peaks[b]), (z > 0) * self.peaks[c])
+        again = np.maximum(np.maximum(self.again[a], (y[..., 0] > 0) * self.again[b]), (z[..., 0] > 0) * self.again[c])
+        held = sums @ self.problem.memory + np.maximum(peaks, self.peaks_of_ends[head, tail]).sum(axis=-1) + again
+        costs = (sums @ self.problem.sides.T).max(axis=-1)
+        return np.where(held <= self.problem.limit_bytes, costs, np.inf)
+
+
+class Climbed(NamedTuple):
+    """Where a bound is highest. bound: infinite where nothing fits. at: shares of the sides and price of a byte."""
+
+    bound: float
+    weights: FloatArray
+    at: FloatArray
+
+
+def climb(
+    optimum: Callable[[FloatArray], tuple[FloatArray, float]],
+    *,
+    sides: FloatArray,
+    memory: FloatArray,
+    room: float,
+    tolerance: float,
+    most: int,
+    near: FloatArray | None = None,
+    columns: list[FloatArray] | None = None,
+    enough: float = np.inf,
+) -> Climbed:
+    """Return where the least of a sum is highest, over shares of the sides and prices of memory, by cutting planes.
+
+    Args:
+        optimum: returns, by [criteria] weights, the [criteria] of what is least, and a bound on the sum.
+        sides, memory: [sides, criteria] and [criteria] weights.
+        room: bytes; infinite without a limit.
+        tolerance: up to which share the bound is raised.
+        most: optima at most.
+        near: shares and a price to begin at.
+        columns: [criteria] of optima that are known; more are added.
+        enough: a bound that is high enough.
+    """
+    columns = [] if columns is None else columns
+    is_limited, scale = room < np.inf, room if 0 < room < np.inf else 1.0
+    point = np.zeros(len(sides))
+    if near is not None and is_limited:
+        shares = near[:-1][: len(point) - 1]
+        point[: len(shares)], point[-1] = shares, near[-1] * scale
+    bound, best = -np.inf, point
+
+    def weights_at(point: FloatArray) -> FloatArray:
+        weights: FloatArray = sides[0] + point[:-1] @ (sides[1:] - sides[0])
+        return weights + point[-1] / scale * memory if point[-1] > 0 else weights
+
+    for _ in range(most):
+        found, low = optimum(weights_at(point))
+        columns.append(found)
+        low -= point[-1] * room / scale if point[-1] > 0 else 0.0
+        if low > bound:
+            bound, best = low, point
+        if is_limited and all(column @ memory > room for column in columns):
+            found, least = optimum(memory)
+            columns.append(found)
+            if least > room * (1 + TOLERANCE):
+                return Climbed(np.inf, weights_at(best), np.array([*best[:-1], best[-1] / scale]))
+        last = np.array(columns[-MAX_PLANES:])
+        heights = last @ sides.T
+        over = (last @ memory - room) / scale if is_limited else np.zeros(len(last))
+        planes = np.column_stack([heights[:, 0], heights[:, 1:] - heights[:, :1], over])
+        highest, point = _highest(planes, is_limited=is_limited)
+        if highest <= bound * (1 + tolerance) or bound >= enough * (1 - tolerance):
+            break
+    return Climbed(bound, weights_at(best), np.array([*best[:-1], best[-1] / scale]))
 
 
 def _repriced(problem: StageProblem, weights: FloatArray, factor: float) -> FloatArray:
