@@ -14,10 +14,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from math import inf
 from multiprocessing import get_context
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,7 +177,7 @@ def search_schemes(
         MemoryLimitError: no step is known that fits.
     """
     works: dict[int, float] = {}
-    waiting: list[tuple[float, Scheme]] = []
+    waiting: list[_Waiting] = []
     for scheme in schemes(setting, stages, micro_batches):
         m = scheme.micro_batches
         if m not in works:
@@ -187,29 +189,39 @@ def search_schemes(
                     raise
                 works[m] = inf
         if works[m] < inf:
-            waiting.append(((m + scheme.stages - 1) * works[m] / setting.num_devices, scheme))
-    waiting.sort(key=_first)
+            least = (m + scheme.stages - 1) * works[m] / setting.num_devices
+            waiting.append(_Waiting(least, 0, scheme.stages, m))
+    heapify(waiting)
     best: Found | None = None
-    bounds: list[float] = []
+    bound = inf
+    num, done = len(waiting) * (len(_LOOKS) + 1), 0
     own = ProcessPoolExecutor(jobs, get_context("spawn")) if executor is None and jobs > 1 else None
     chosen = executor or own
     try:
-        for start in range(0, len(waiting), jobs):
-            wave = waiting[start : start + jobs]
+        while waiting:
             below = inf if best is None else best.cost
-            if wave[0][0] >= below * (1 - CLOSE / 2) or (perf_counter() > deadline_s and best is not None):
+            if waiting[0].bound >= below * (1 - EXACT) or (perf_counter() > deadline_s and best is not None):
                 # In the order of what they take at least: the rest is no better, or is not looked at any more.
-                bounds.append(wave[0][0])
+                bound = min(bound, waiting[0].bound)
                 break
-            solve_one = partial(solve_scheme, setting, below=below)
-            asked = [chosen.submit(solve_one, scheme) for _, scheme in wave] if chosen else []
-            answers = [each.result() for each in asked] or [solve_one(scheme) for _, scheme in wave]
-            for (least, _), found in zip(wave, answers, strict=True):
-                bounds.append(max(least, found.bound))
+            level = waiting[0].level
+            wave: list[_Waiting] = []
+            while waiting and waiting[0].level == level and waiting[0].bound < below and len(wave) < WAVES[level]:
+                wave.append(heappop(waiting))
+            look = partial(_look, setting, level, below=below)
+            asked = [chosen.submit(look, each) for each in wave] if chosen else []
+            answers = [each.result() for each in asked] or [look(each) for each in wave]
+            for each, found in zip(wave, answers, strict=True):
+                least = max(each.bound, found.bound)
+                done += 1
+                if level < len(_LOOKS):
+                    heappush(waiting, each._replace(bound=least, level=level + 1))
+                    continue
+                bound = min(bound, least)
                 if found.parts and (best is None or found.cost < best.cost):
                     best = found
             if on_progress:
-                on_progress(f"looking at {len(waiting):,} schemes", (start + len(wave)) / len(waiting))
+                on_progress(f"looking at {num // (len(_LOOKS) + 1):,} schemes", done / num)
     finally:
         if own:
             own.shutdown(cancel_futures=True)
@@ -219,11 +231,24 @@ def search_schemes(
             f"{setting.num_devices} devices: use more devices, allow more modes, stages or micro-batches, or a smaller "
             "batch"
         )
-    return best, min(best.cost, *bounds)
+    return best, min(best.cost, bound)
 
 
-def _first(entry: tuple[float, Scheme]) -> tuple[float, int, int]:
-    return entry[0], entry[1].stages, entry[1].micro_batches
+class _Waiting(NamedTuple):
+    """A scheme that is to be looked at; of equal bounds those that were looked at least come first."""
+
+    bound: float
+    level: int
+    stages: int
+    micro_batches: int
+
+
+def _look(setting: Setting, level: int, waiting: _Waiting, *, below: float) -> "Found":
+    """Look at a scheme more closely than before: at its layers, at what is between cuts, at its stages."""
+    scheme = Scheme(stages=waiting.stages, micro_batches=waiting.micro_batches)
+    if level < len(_LOOKS):
+        return Found(scheme=scheme, cost=inf, bound=_LOOKS[level](setting, scheme), parts=())
+    return solve_scheme(setting, scheme, below=below)
 
 
 def work_s(setting: Setting, micro_batches: int) -> float:
@@ -435,7 +460,8 @@ class _Spans:
 
     def point(self, number: int, i: int, j: int) -> FloatArray:
         """Return the shares and the price at which a stage is known to take most."""
-        return self._points[self._at[number][i, j]]
+        found: FloatArray = self._points[int(self._at[number][i, j])]
+        return found
 
     def weights(self, number: int, point: FloatArray) -> FloatArray:
         """Return the [criteria] of a point for the layers of a stage."""
@@ -443,7 +469,8 @@ class _Spans:
         # A stage in which nothing streams has fewer sides.
         first, others = sides[0], sides[1 : 1 + len(shares)]
         costs: FloatArray = first + shares @ (others - first)
-        return costs + point[-1] * self._memory(number)
+        weights: FloatArray = costs + point[-1] * self._memory(number)
+        return weights
 
     def _memory(self, number: int) -> FloatArray:
         return memory_weights(self.stages.in_flight(number))
@@ -631,12 +658,6 @@ def _restricted(stages: _Stages, spans: _Spans, path: Sequence[int]) -> None:
     stages.beyond = tuple(left_out[id(layer)] for layer in layers)
 
 
-def bound_scheme(setting: Setting, scheme: Scheme) -> float:
-    """Return what every step of a scheme takes at least, by its layers alone."""
-    stages = _Stages.of(setting, scheme)
-    return _by_layers(stages)[1]
-
-
 def _by_layers(stages: _Stages) -> tuple[_Spans, float, tuple[int, ...]]:
     """Return what stages take by their layers alone, the bound of the scheme, and cuts that may take no more."""
     spans, layers = _Spans(stages), stages.choices()[0]
@@ -646,22 +667,35 @@ def _by_layers(stages: _Stages) -> tuple[_Spans, float, tuple[int, ...]]:
     return spans, *spans.bound()
 
 
+def _by_segments(stages: _Stages) -> tuple[_Spans, float, tuple[int, ...]]:
+    """Return what stages take by what is between cuts, the bound of the scheme, and cuts that may take no more."""
+    spans, _, path = _by_layers(stages)
+    _restricted(stages, spans, path)
+    for number, (i, j) in enumerate(pairwise(path)):
+        if number == 0 or stages.in_flight(number) != stages.in_flight(number - 1):
+            spans.by_segments(number, spans.point(number, i, j))
+    return spans, *spans.bound()
+
+
+_LOOKS: tuple[Callable[[Setting, Scheme], float], ...] = (
+    lambda setting, scheme: _by_layers(_Stages.of(setting, scheme))[1],
+    lambda setting, scheme: _by_segments(_Stages.of(setting, scheme))[1],
+)
+"""Bounds of a scheme, the quicker ones first."""
+WAVES = (8, 4, 2)
+"""Schemes that are looked at before others may be told to take longer, by how closely."""
+
+
 def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Found:
     """Return the cheapest step of a scheme, as far as it is known; below: of no interest if it takes longer."""
     stages = _Stages.of(setting, scheme)
-    spans, bound, path = _by_layers(stages)
+    spans, bound, path = _by_segments(stages)
     places = stages.places
     best, parts = inf, tuple[StagePart, ...]()
 
     def is_closed() -> bool:
         return bound >= min(best, below) * (1 - CLOSE / 2)
 
-    if not is_closed():
-        _restricted(stages, spans, path)
-        for number, (i, j) in enumerate(pairwise(path)):
-            if number == 0 or stages.in_flight(number) != stages.in_flight(number - 1):
-                spans.by_segments(number, spans.point(number, i, j))
-        bound, path = spans.bound()
     for look in range(MAX_LOOKS):
         if is_closed() or bound == inf:
             break
@@ -687,7 +721,8 @@ def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Fou
         before = bound
         bound, path = spans.bound()
         bound = max(bound, before)
-        if (is_known and bound <= before * (1 + EXACT)) or (best == inf and look + 1 == MAX_MISSES):
+        is_still = bound <= before * (1 + (EXACT if is_known else CLOSE / 4)) and best < inf
+        if is_still or (best == inf and look + 1 == MAX_MISSES):
             break
     if bound < min(best, below) * (1 - EXACT):
         closed = _closed(stages, spans, min(best, below))

@@ -22,6 +22,7 @@ from pase.graph.operators import dense, elementwise, layer_norm, softmax_loss
 from pase.graph.stages import cuts, stage, with_cuts
 from pase.machine import Machine, load_machine
 from pase.machine.machine import Device, Level, Overlap
+from pase.planning import pipelines, stage_problem
 from pase.planning.links import group_links
 from pase.planning.pipelines import Scheme, Setting, _batch, solve_scheme
 
@@ -169,6 +170,29 @@ def _check(seed: int) -> bool:
 
 def test_the_search_finds_what_brute_force_does() -> None:
     assert sum(_check(seed) for seed in range(40)) > 20
+
+
+@pytest.mark.parametrize("patched", [{}, {"MIN_RESTRICTED": 0, "SLACK": 0.02}, {"MIN_BLOCK": 1, "MIN_REPEATS": 2}])
+def test_bounds_hold_without_going_through_what_is_left(
+    patched: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is enumerated; tables leave choices out; what repeats is taken apart however short it is."""
+    monkeypatch.setattr(stage_problem, "MAX_ENUMERATED", 0)
+    for name, value in patched.items():
+        monkeypatch.setattr(pipelines if hasattr(pipelines, name) else stage_problem, name, value)
+    num = 0
+    for seed in range(2000, 2060):
+        setting, scheme = _random_case(seed)
+        if scheme.stages > len(cuts(with_cuts(micro_batch(setting.graph, scheme.micro_batches)))) + 1:
+            continue
+        expected = _brute_force(setting, scheme)
+        if expected is None:
+            continue
+        found = solve_scheme(setting, scheme)
+        assert found.bound <= expected * (1 + 1e-9), seed
+        assert found.cost >= expected * (1 - 1e-9), seed
+        num += found.bound > 0.8 * expected
+    assert num > 10
 
 
 @pytest.mark.full
