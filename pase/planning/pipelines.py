@@ -62,7 +62,7 @@ MAX_LOOKS, MAX_MISSES = 16, 3
 MIN_RESTRICTED, SLACK = 12_000, 0.3
 """Choices of different layers from which on tables are made of some of them, which come within so much of the layers
 between cuts; the others count with what they come to by themselves."""
-PRICES = np.geomspace(0.01, 30.0, 36)
+PRICES = np.geomspace(0.02, 20.0, 11)
 """Of a device's memory, beside what a stage takes where memory costs nothing."""
 MAX_CLIMB = 12
 """Points at most at which layers are looked at by themselves to find where they take most."""
@@ -475,10 +475,9 @@ class _Spans:
     def _memory(self, number: int) -> FloatArray:
         return memory_weights(self.stages.in_flight(number))
 
-    def by_layers(self, layers: Sequence[LayerModes]) -> None:
-        """Raise what stages take to what their layers do by themselves, edges left out."""
+    def by_layers(self, layers: Sequence[LayerModes], kinds: Mapping[int, FloatArray]) -> None:
+        """Raise what stages take to what their layers do by themselves, edges left out; kinds: columns by identity."""
         stages, limit = self.stages, self.stages.setting.limit_bytes
-        kinds = {id(layer): layer.figures.columns(CRITERIA) for layer in layers}
         number_of = {key: n for n, key in enumerate(kinds)}
         which = np.array([number_of[id(layer)] for layer in layers])
         free = np.array([max((columns @ self._sides[0][0]).min(), 0.0) for columns in kinds.values()])[which].sum()
@@ -498,10 +497,11 @@ class _Spans:
                 up_to = np.concatenate([np.zeros((1, len(points))), np.cumsum(each[which], axis=0)])
                 self._raise(spans, numbers, points, up_to[list(stages.places)])
 
-    def by_layers_at(self, layers: Sequence[LayerModes], path: Sequence[int]) -> None:
+    def by_layers_at(
+        self, layers: Sequence[LayerModes], columns: Mapping[int, FloatArray], path: Sequence[int]
+    ) -> None:
         """Raise what stages take as `by_layers` does, where what those of some cuts take is highest."""
         stages, limit = self.stages, self.stages.setting.limit_bytes
-        columns = {id(layer): layer.figures.columns(CRITERIA) for layer in layers}
         for number, (i, j) in enumerate(pairwise(path)):
             if number and stages.in_flight(number) == stages.in_flight(number - 1):
                 continue
@@ -567,10 +567,10 @@ class _Spans:
         for point, sums in zip(points, up_to.T, strict=True):
             own = sums[None, :] - sums[:, None] - (point[-1] * limit if point[-1] > 0 else 0.0)
             for number in numbers:
-                is_higher = (own > spans[number]) & (spans[number] < np.inf)
-                spans[number][is_higher] = own[is_higher]
+                # Where no stage is they are infinite.
                 if spans is self.longest:
-                    self._at[number][is_higher | (self._at[number] < 0)] = len(self._points)
+                    self._at[number][(own > spans[number]) | (self._at[number] < 0)] = len(self._points)
+                np.maximum(spans[number], own, out=spans[number])
             self._points.append(point)
 
     def solved(self, number: int, width: int, key: Hashable, bound: float) -> None:
@@ -661,9 +661,10 @@ def _restricted(stages: _Stages, spans: _Spans, path: Sequence[int]) -> None:
 def _by_layers(stages: _Stages) -> tuple[_Spans, float, tuple[int, ...]]:
     """Return what stages take by their layers alone, the bound of the scheme, and cuts that may take no more."""
     spans, layers = _Spans(stages), stages.choices()[0]
-    spans.by_layers(layers)
+    columns = {key: layer.figures.columns(CRITERIA) for key, layer in {id(layer): layer for layer in layers}.items()}
+    spans.by_layers(layers, columns)
     for _ in range(2):
-        spans.by_layers_at(layers, spans.bound()[1])
+        spans.by_layers_at(layers, columns, spans.bound()[1])
     return spans, *spans.bound()
 
 

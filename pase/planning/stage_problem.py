@@ -613,12 +613,15 @@ class _Search:
         room = self.problem.limit_bytes - self.problem.least_buffers
         for factor in (1.0, 0.97, 1.03) if len(self.problem.segments) > 1 else ():
             if not is_close():
+                before = self.cost, bound
                 own = _repriced(self.problem, weights, factor)
                 price = float(own @ memory / (memory @ memory))
                 low = self.at(own, cap)[1] - (price * room if price > 0 else 0.0)
                 bound = max(bound, low if cap >= self.problem.limit_bytes else 0.0)
                 self.mix(weights)
                 self.splice()
+                if (self.cost, bound) == before:
+                    break
         return bound
 
     def splice(self) -> None:
