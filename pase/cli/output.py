@@ -75,6 +75,15 @@ def hidden_text(plan: "Plan") -> str:
     return f"{quantity(plan.hidden_cost, unit)} of {quantity(plan.hideable_cost, unit)} that can hide"
 
 
+def step_text(plan: "Plan") -> str:
+    """Return how a step is made up."""
+    micro_batches = f"{plan.micro_batches} micro-batch{'es' * (plan.micro_batches > 1)}"
+    if plan.num_groups == 1:
+        return micro_batches
+    group = plan.num_devices // plan.num_groups
+    return f"{micro_batches} through {plan.num_groups} stages of {group} devices ({plan.schedule})"
+
+
 def total_cost_text(plan: "Plan") -> str:
     """Return what a plan costs and, where that is in FLOP, the seconds that these take at the peak of its machine."""
     if plan.cost_unit != "FLOP":

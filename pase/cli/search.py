@@ -24,7 +24,17 @@ from pase.cli.options import (
     output_option,
     time_limit_option,
 )
-from pase.cli.output import duration, hidden_text, print_json, print_table, quantity, say, total_cost_text, warn
+from pase.cli.output import (
+    duration,
+    hidden_text,
+    print_json,
+    print_table,
+    quantity,
+    say,
+    step_text,
+    total_cost_text,
+    warn,
+)
 from pase.cli.progress import READING, progress
 from pase.common.names import short
 from pase.common.quantities import size_text
@@ -242,7 +252,7 @@ def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
         say(f"  precision               {plan.precision.text}")
     say(f"  total cost              {total_cost_text(plan)}   ({_certificate(plan)})")
     if plan.has_parts:
-        say(f"  step                    {_parts(plan)}")
+        say(f"  step                    {step_text(plan)}")
     if plan.hidden_cost:
         say(f"  hidden                  {hidden_text(plan)}")
     say(f"  data parallelism        {quantity(plan.baselines['data_parallel'], unit)}   ({_beside_ours(plan)})")
@@ -260,15 +270,6 @@ def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
     if not plan.has_parts:
         say(f"  largest dependent set   {plan.search.largest_dependent_set}   (ordering {plan.search.ordering})")
     say(f"  search time             {duration(plan.search.time_s)}")
-
-
-def _parts(plan: Plan) -> str:
-    """Return how a step is made up."""
-    micro_batches = f"{plan.micro_batches} micro-batch{'es' * (plan.micro_batches > 1)}"
-    if plan.num_groups == 1:
-        return micro_batches
-    group = plan.num_devices // plan.num_groups
-    return f"{micro_batches} through {plan.num_groups} stages of {group} devices ({plan.schedule})"
 
 
 def _certificate(plan: Plan) -> str:

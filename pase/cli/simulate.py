@@ -1,17 +1,23 @@
-"""`pase simulate`: one training step of a plan on a machine, message by message."""
+"""`pase simulate`: one training step of a plan on a machine, message by message; of one with parts, pass by pass."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from pase.analysis.simulation import pipeline
+from pase.analysis.simulation.pipeline import StagedSimulation, StageUse, Work, simulate_stages
 from pase.analysis.simulation.simulation import Simulation, chrome_trace, simulate
 from pase.analysis.simulation.step import COLLECTIVES
 from pase.cli.options import check_writable, chosen_plan, json_option, plan_argument, plan_options
-from pase.cli.output import print_json, print_table, quantity, say
+from pase.cli.output import print_json, print_table, quantity, say, step_text
 from pase.cli.progress import progress
 from pase.common.documents import write_atomically
+from pase.common.names import short
+from pase.common.quantities import size_text
+from pase.errors import SimulationError
 
 _SHOWN_PARTS = 10
 """Of the critical path, how many a table names; --json has them all."""
@@ -38,24 +44,37 @@ def simulate_command(
 
     Prints how long the step takes, what devices and links do in it, and what the critical path consists of. A trace is
     shown by chrome://tracing or ui.perfetto.dev: a process for each device.
+
+    A plan with micro-batches, stages or modes of layers is simulated pass by pass: what each stage does, and when it
+    waits; a process of the trace is a stage.
     """
     if trace is not None:
         check_writable(trace)
     with progress() as on_progress:
         chosen = chosen_plan(plan, model, on_progress, keeps_machine=False)
         on_progress("simulating a step", 0.0)
-        found = simulate(
-            chosen,
-            machine=model["machine"],
-            collectives=collectives,
-            overlaps=not no_overlap,
-        )
+        if chosen.has_parts:
+            if collectives:
+                raise SimulationError(
+                    "sums of a plan with micro-batches, stages or modes take what its cost model says, "
+                    f"{chosen.cost_model}: leave out --collectives, or search under another --cost-model"
+                )
+            staged = simulate_stages(chosen, machine=model["machine"], overlaps=not no_overlap)
+            views = (
+                partial(pipeline.chrome_trace, staged),
+                partial(_staged_document, staged),
+                partial(_print_staged, staged),
+            )
+        else:
+            found = simulate(chosen, machine=model["machine"], collectives=collectives, overlaps=not no_overlap)
+            views = partial(chrome_trace, found), partial(_document, found), partial(_print, found)
+    traced, document, show = views
     if trace is not None:
-        write_atomically(trace, chrome_trace(found))
+        write_atomically(trace, traced())
     if as_json:
-        print_json(_document(found))
+        print_json(document())
     else:
-        _print(found)
+        show()
         if trace is not None:
             say()
             say(f"trace written to {trace}")
@@ -164,3 +183,74 @@ def _print_devices(found: Simulation) -> None:
 
 def _time_and_share(time_s: float, step_s: float) -> tuple[str, str]:
     return quantity(time_s, "s"), f"{time_s / step_s:.1%}" if step_s else ""
+
+
+# -- steps of stages
+
+
+def _staged_document(found: StagedSimulation) -> dict[str, Any]:
+    plan = found.plan
+    return {
+        "model": plan.graph.name,
+        "num_devices": plan.num_devices,
+        "machine": found.machine.name,
+        "overlap": found.hides,
+        "step_time_s": found.step_time_s,
+        "closed_form_s": found.closed_form_s,
+        "micro_batches": plan.micro_batches,
+        "schedule": plan.schedule,
+        "num_groups": plan.num_groups,
+        "waiting_share": found.bubble,
+        "stages": [{**asdict(use), "micro_batch_s": use.micro_batch_s} for use in found.stages],
+        "passes": [_but(asdict(each), "awaited") for each in found.passes],
+        "critical_path": [_but(asdict(each), "awaited") for each in found.critical_path],
+    }
+
+
+def _print_staged(found: StagedSimulation) -> None:
+    plan, step_s = found.plan, found.step_time_s
+    over = step_s / found.closed_form_s - 1 if found.closed_form_s else 0.0
+    beside = "" if abs(over) < 5e-5 else f", which is {abs(over):.2%} {'less' if over > 0 else 'more'}"
+    say(f"{plan.graph.name} on {plan.num_devices} × {found.machine.device.name} ({found.machine.name})")
+    say(f"  step                    {step_text(plan)}")
+    say(f"  one step                {quantity(step_s, 's')}")
+    say(f"  closed form             {quantity(found.closed_form_s, 's')}{beside}")
+    say(f"  devices wait            {found.bubble:.1%} of the time")
+    say()
+    works = [work for work in Work if any(times[work] for times in found.times_s)]
+    print_table(
+        ["<stage", "<layers", "devices", *(str(work) for work in works)],
+        [
+            [str(use.stage), str(use.num_layers), _range(use), *(quantity(use.times_s[work], "s") for work in works)]
+            for use in found.stages
+        ],
+    )
+    say()
+    print_table(
+        ["<stage", "<first layer", "<last layer", "busy", "waits", "share", "under way", "memory"],
+        [
+            [
+                str(use.stage),
+                *map(short, use.layers),
+                quantity(use.busy_s, "s"),
+                *_time_and_share(use.waiting_s, step_s),
+                str(use.in_flight),
+                size_text(use.memory_bytes),
+            ]
+            for use in found.stages
+        ],
+    )
+    say()
+    total: dict[tuple[int, Work], float] = {}
+    for each in found.critical_path:
+        total[each.stage, each.work] = total.get((each.stage, each.work), 0.0) + each.duration_s
+    longest = sorted(total.items(), key=lambda item: -item[1])
+    print_table(
+        ["<the step waits for", "<spent on", "time", "share"],
+        [[f"stage {stage}", str(work), *_time_and_share(time_s, step_s)] for (stage, work), time_s in longest],
+    )
+
+
+def _range(use: StageUse) -> str:
+    first, beyond = use.devices
+    return str(first) if beyond - first == 1 else f"{first} – {beyond - 1}"

@@ -35,7 +35,7 @@ from pase.costs.memory import (
     optimiser_state,
 )
 from pase.costs.model import CostModel
-from pase.costs.traffic import Communication, LayerTraffic, Pattern, sum_name
+from pase.costs.traffic import Communication, LayerTraffic, Pattern, ReadTraits, layer_traffic, sum_name
 from pase.graph import ITEMSIZES, AllReduce, Edge, Graph, Operator
 from pase.graph.stages import Stage
 from pase.sharding.configurations import enumerate_configurations
@@ -93,13 +93,32 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PassCosts:
+    """What `Figures.repeated` is made of; the rest is the backward pass.
+
+    [C] each. forward: the forward pass. remade: it, once more. received, returned: having a tensor of the stage before,
+    and its gradient of the stage behind. weights: gradients of weights, which a schedule may put off.
+    """
+
+    forward: FloatArray
+    remade: FloatArray
+    received: FloatArray
+    returned: FloatArray
+    weights: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerModes:
-    """The choices of a layer. rows: [C] the configuration of each. state: [C] in `STATES`. again: [C] recomputed."""
+    """The choices of a layer. rows: [C] the configuration of each. state: [C] in `STATES`. again: [C] recomputed.
+
+    passes: where choices that others beat stay, which no search needs.
+    """
 
     rows: NDArray[np.intp]
     state: NDArray[np.intp]
     again: BoolArray
     figures: Figures
+    passes: PassCosts | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -110,11 +129,13 @@ class EdgeModes:
     """What an edge costs for each micro-batch, and what its ends keep for one, by their choices.
 
     is_weight: whether it is a weight that two layers share: then what it costs can hide, and what is kept is kept once.
+    forward: of the values of `cost`, what the forward pass pays the first time.
     """
 
     cost: EdgeTable
     kept: EdgeTable | None
     is_weight: bool
+    forward: FloatArray
 
 
 def sharded(operator: Operator, position: int, splits: Splits) -> BoolArray:
@@ -235,13 +256,13 @@ def layer_modes(
     forward = model.work(traffic.forward) + _cost(model, traffic, there)
     blocking = model.work(traffic.forward) + model.work(traffic.backward) + _cost(model, traffic, others)
     cover = model.overlap * model.work(traffic.backward) * hides[1]
-    handed, received = _handed_over(graph, operator, splits, keeps, links)
-    blocking = blocking + handed
+    received_s, returned_s, handed = _handed_over(graph, operator, splits, keeps, links)
+    blocking = blocking + received_s + returned_s
     copies = _sums_of_copies(graph, operator, splits, links)
     whole = _saved_bytes(graph, operator, splits, optimiser)[3]
     has_weights = bool(np.any(whole))
     may_repeat = space.recompute and operator.name in graph.trained and not operator.is_loss
-    rows, states, again, found = [], [], [], []
+    rows, states, again, found, passes = [], [], [], [], []
     for number, state in enumerate(STATES):
         if state not in space.states or (state != REPLICATED and not has_weights):
             continue
@@ -259,13 +280,27 @@ def layer_modes(
                     summed=once_s * hides[0],
                     cover=cover,
                     static=static.astype(np.float64),
-                    kept=(memory.activations * (not is_again) + received).astype(np.float64),
+                    kept=(memory.activations * (not is_again) + handed).astype(np.float64),
                     again=(memory.activations * is_again).astype(np.float64),
                     work=(memory.peaks[0] + gathered).astype(np.float64),
                     gathered=gathered.astype(np.float64),
                     waiting=tuple(peak.astype(np.float64) for peak in memory.peaks[1:]),
                 )
             )
+            if is_whole:
+                blocks = [message for message in often if not hides[0]]
+                gathers = [replace(message, times=1) for message in blocks if message.pattern is Pattern.ALL_GATHER]
+                scatters = [message for message in blocks if message.pattern is Pattern.REDUCE_SCATTER]
+                there_s = forward + _cost(model, traffic, gathers)
+                passes.append(
+                    PassCosts(
+                        forward=there_s,
+                        remade=there_s * is_again,
+                        received=received_s,
+                        returned=returned_s,
+                        weights=_work_of_weights(graph, operator, traffic, model) + _cost(model, traffic, scatters),
+                    )
+                )
             rows.append(np.arange(num))
             states.append(np.full(num, number))
             again.append(np.full(num, is_again))
@@ -275,7 +310,18 @@ def layer_modes(
         state=np.concatenate(states)[kept],
         again=np.concatenate(again)[kept],
         figures=_joined(found, kept),
+        passes=_joined_passes(passes) if is_whole else None,
     )
+
+
+def _work_of_weights(graph: Graph, operator: Operator, traffic: LayerTraffic, model: CostModel) -> FloatArray:
+    """Return the [K] work of the backward pass that goes when no weight is trained."""
+    traits = tuple(
+        ReadTraits(has_gradient=has and read not in operator.parameters, is_fed=False, is_owned=True)
+        for read, has in zip(operator.reads, graph.read_gradients(operator), strict=True)
+    )
+    without = layer_traffic(operator, traffic.splits.values, traits, types=graph.types[operator.name])
+    return np.maximum(model.work(traffic.backward) - model.work(without.backward), 0.0)
 
 
 def _cost(model: CostModel, traffic: LayerTraffic, messages: Sequence[Communication]) -> FloatArray:
@@ -286,28 +332,28 @@ def _cost(model: CostModel, traffic: LayerTraffic, messages: Sequence[Communicat
 
 def _handed_over(
     graph: Graph, operator: Operator, splits: Splits, keeps: Keeping, links: Links
-) -> tuple[FloatArray, IntArray]:
-    """Return what it takes to have a tensor of another stage, or its gradient, and the bytes that stay for that.
+) -> tuple[FloatArray, FloatArray, IntArray]:
+    """Return what it takes to have a tensor of another stage, and its gradient, and the bytes that stay for that.
 
     A device gets its part in one message. What a stage is given, and what it gives, stays there until the backward
     pass.
     """
     num = len(splits.values)
-    cost, held = np.zeros(num), np.zeros(num, dtype=np.int64)
+    received, returned, held = np.zeros(num), np.zeros(num), np.zeros(num, dtype=np.int64)
     if not isinstance(graph, Stage):
-        return cost, held
+        return received, returned, held
     types, (before, behind) = graph.types[operator.name], links
     for edge in graph.received:
         if before and edge.consumer == operator.name:
             size = held_points(operator, operator.reads[edge.input], splits, num) * types.read_bytes(edge.input)
-            cost = cost + point_to_point(size, before)
+            received = received + point_to_point(size, before)
             held = held + size * ((operator.name, edge.input) not in keeps.reads)
     for producer, output in dict.fromkeys((edge.producer, edge.output) for edge in graph.sent):
         if behind and producer == operator.name:
             size = held_points(operator, operator.writes[output], splits, num) * types.write_bytes(output)
-            cost = cost + point_to_point(size, behind) * (producer in graph.trained)
+            returned = returned + point_to_point(size, behind) * (producer in graph.trained)
             held = held + size * ((producer, output) not in keeps.writes)
-    return cost, held
+    return received, returned, held
 
 
 def elsewhere(graph: Graph, operator: Operator, position: int) -> int:
@@ -363,6 +409,12 @@ def _joined(found: Sequence[Figures], kept: NDArray[np.intp]) -> Figures:
     )
 
 
+def _joined_passes(found: Sequence[PassCosts]) -> PassCosts:
+    return PassCosts(
+        **{name: np.concatenate([getattr(passes, name) for passes in found]) for name in PassCosts.__slots__}
+    )
+
+
 def edge_modes(
     graph: Graph,
     edge: Edge,
@@ -378,9 +430,10 @@ def edge_modes(
     cost = EdgeTable(row_class=table.row_class[u.rows], col_class=table.col_class[v.rows], values=table.values)
     if v.again.any() and not is_weight:
         values = np.concatenate([table.values, table.values + forward], axis=1)
+        forward = np.concatenate([forward, forward], axis=1)
         col_class = cost.col_class + table.values.shape[1] * v.again.astype(np.int32)
         cost = EdgeTable(row_class=cost.row_class, col_class=col_class.astype(np.int32), values=values)
-    return EdgeModes(cost=cost, kept=_kept_on(graph, edge, ends, modes, keeps), is_weight=is_weight)
+    return EdgeModes(cost=cost, kept=_kept_on(graph, edge, ends, modes, keeps), is_weight=is_weight, forward=forward)
 
 
 def _kept_on(

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+import pase as library
+from pase.analysis.simulation.pipeline import simulate_stages
 from pase.analysis.simulation.simulation import simulate
 from pase.machine import load_machine
 from pase.planning.plan_file import write_plan
 from tests.cli.conftest import Command
-from tests.networks import small_plan, tiny_plan
+from tests.networks import small_plan, tiny_graph, tiny_plan
 
 
 @pytest.fixture
@@ -92,3 +94,42 @@ def test_devices_that_do_not_fill_the_machine_are_named_with_the_field(pase: Com
     finished = pase("simulate", path)
     assert finished.status == 1
     assert "levels[0].devices is 8, which does not divide 12 devices" in finished.err
+
+
+# -- plans in stages
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> Path:
+    path = tmp_path / "stages.json"
+    settings = {"machine": "v100", "cost_model": "step", "stages": 2, "micro_batches": 4, "modes": ["zero1"]}
+    write_plan(library.search(tiny_graph(), 4, **settings), path)
+    return path
+
+
+def test_a_plan_in_stages_is_simulated_pass_by_pass(pase: Command, staged: Path) -> None:
+    finished = pase("simulate", staged)
+    assert (finished.status, finished.err) == (0, "")
+    assert "4 micro-batches through 2 stages of 2 devices (1f1b)" in finished.out
+    for text in ("one step", "closed form", "devices wait", "\nstage  layers", "under way", "\nthe step waits for"):
+        assert text in finished.out
+    assert max(map(len, finished.out.splitlines())) <= 100
+
+
+def test_json_of_stages_has_what_the_library_finds(pase: Command, staged: Path) -> None:
+    document = json.loads(pase("simulate", staged, "--json").out)
+    found = simulate_stages(library.load_plan(staged))
+    assert (document["step_time_s"], document["closed_form_s"]) == (found.step_time_s, found.closed_form_s)
+    assert [stage["memory_bytes"] for stage in document["stages"]] == [use.memory_bytes for use in found.stages]
+    assert document["stages"][0]["times_s"]["forward"] == found.times_s[0]["forward"]
+    assert len(document["passes"]) == len(found.passes)
+    assert set(document["passes"][0]) == {"work", "stage", "micro_batch", "begin_s", "end_s"}
+    assert document["critical_path"][-1]["end_s"] == found.step_time_s
+
+
+def test_a_trace_of_stages_is_written_and_collectives_are_refused(pase: Command, staged: Path, tmp_path: Path) -> None:
+    assert "trace written to" in pase("simulate", staged, "--trace", tmp_path / "step.json").out
+    assert {event["pid"] for event in json.loads((tmp_path / "step.json").read_text())["traceEvents"]} == {0, 1}
+    finished = pase("simulate", staged, "--collectives", "ring")
+    assert finished.status == 1
+    assert "leave out --collectives" in finished.err

@@ -7,7 +7,7 @@ import pytest
 from pase.costs.schedules import GPIPE, ONE_FORWARD_ONE_BACKWARD, in_flight, step_s
 
 
-def _order(schedule: str, stages: int, stage: int, micro_batches: int) -> list[tuple[str, int]]:
+def order_of(schedule: str, stages: int, stage: int, micro_batches: int) -> list[tuple[str, int]]:
     """The passes of a stage, in order: all forward first, or, once the pipeline is full, in turns."""
     if schedule == GPIPE:
         return [("f", i) for i in range(micro_batches)] + [("b", i) for i in range(micro_batches)]
@@ -18,10 +18,10 @@ def _order(schedule: str, stages: int, stage: int, micro_batches: int) -> list[t
     return order + [("b", i) for i in range(micro_batches - ahead, micro_batches)]
 
 
-def _simulated(schedule: str, forward: list[float], backward: list[float], m: int) -> tuple[float, list[int]]:
+def simulated(schedule: str, forward: list[float], backward: list[float], m: int) -> tuple[float, list[int]]:
     """When the last pass ends, and how many micro-batches each stage has under way at most."""
     stages = len(forward)
-    orders = [_order(schedule, stages, s, m) for s in range(stages)]
+    orders = [order_of(schedule, stages, s, m) for s in range(stages)]
     ends: dict[tuple[str, int, int], float] = {}
     free, at = [0.0] * stages, [0] * stages
     while any(at[s] < len(orders[s]) for s in range(stages)):
@@ -51,7 +51,7 @@ def _simulated(schedule: str, forward: list[float], backward: list[float], m: in
 def test_stages_of_one_length_take_what_the_closed_form_says(schedule: str) -> None:
     for stages in range(1, 6):
         for m in range(1, 9):
-            found, held = _simulated(schedule, [1.0] * stages, [2.0] * stages, m)
+            found, held = simulated(schedule, [1.0] * stages, [2.0] * stages, m)
             assert found == pytest.approx(step_s([3.0] * stages, [0.0] * stages, m))
             assert held == [in_flight(schedule, stages, s, m) for s in range(stages)]
 
@@ -63,7 +63,7 @@ def test_no_schedule_is_longer_than_the_closed_form_says_by_more_than_the_stages
         stages, m = numbers.randint(2, 5), numbers.randint(2, 12)
         forward = [numbers.uniform(0.8, 1.2) for _ in range(stages)]
         backward = [2 * f for f in forward]
-        found, _ = _simulated(GPIPE, forward, backward, m)
+        found, _ = simulated(GPIPE, forward, backward, m)
         predicted = step_s([f + b for f, b in zip(forward, backward, strict=True)], [0.0] * stages, m)
         assert found == pytest.approx(predicted, rel=1e-9)
 

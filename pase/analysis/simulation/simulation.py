@@ -28,7 +28,7 @@ from pase.analysis.simulation.engine import (
 )
 from pase.analysis.simulation.step import COLLECTIVES, FabricTasks, build_step, layer_work
 from pase.common.documents import StrPath
-from pase.errors import SimulationError, unknown_name
+from pase.errors import PlanError, SimulationError, unknown_name
 from pase.machine import Machine, load_machine
 from pase.planning.plan import Plan
 from pase.sharding.traffic import Phase
@@ -341,8 +341,14 @@ def simulate(
     machine: a `Machine`, the name of a preset or a machine file; by default the plan's own. collectives: a name in
     `COLLECTIVES`; by default the machine's own. overlaps: whether gradients of weights are summed while the backward
     pass goes on. Raises SimulationError for an unknown name, MachineError where the plan's devices do not fill the
-    machine's groups, ProgramError or EmitError where a layer's splits fit no mesh.
+    machine's groups, ProgramError or EmitError where a layer's splits fit no mesh; PlanError for a plan with
+    micro-batches, stages or modes of layers, which `simulate_stages` takes.
     """
+    if plan.has_parts:
+        raise PlanError(
+            "the plan has micro-batches, stages or modes of layers, whose step is not simulated message by message; "
+            "pase.analysis.simulation.pipeline.simulate_stages simulates it pass by pass"
+        )
     if machine is None:
         machine = plan.machine
     machine = machine if isinstance(machine, Machine) else load_machine(machine)

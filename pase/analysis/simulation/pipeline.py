@@ -1,0 +1,350 @@
+"""`simulate_stages`: a step of micro-batches and stages, pass by pass: when a stage works on what, and when it waits.
+
+A group of devices does what `pase.planning.stages.actions` says, one action after the other, each as soon as what it
+needs of other stages is there. A pass takes what the search counted for it: what hides within a micro-batch is
+hidden here, too, and whoever is handed a tensor has nothing else to do meanwhile. So closed form and simulation differ
+in the order of passes alone.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+
+from pase.common.documents import StrPath
+from pase.common.frozen import FrozenDict
+from pase.costs.schedules import ONE_FORWARD_ONE_BACKWARD, step_s
+from pase.errors import PlanError
+from pase.machine import Machine, load_machine
+from pase.planning.plan import Plan
+from pase.planning.stage_problem import StageProblem
+from pase.planning.stages import Action, Kind, actions, group_devices
+from pase.planning.steps import Step
+
+
+class Work(StrEnum):
+    """What a stage does at a time."""
+
+    RECEIVE = "receive"
+    FORWARD = "forward"
+    TAKE_BACK = "receive gradient"
+    RECOMPUTE = "recompute"
+    BACKWARD = "backward"
+    WEIGHTS = "gradients of weights"
+    ONCE = "once a step"
+
+
+_WORKS: dict[Kind, tuple[Work, ...]] = {
+    "forward": (Work.RECEIVE, Work.FORWARD),
+    "backward": (Work.TAKE_BACK, Work.RECOMPUTE, Work.BACKWARD),
+    "inputs": (Work.TAKE_BACK, Work.RECOMPUTE, Work.BACKWARD),
+    "weights": (Work.WEIGHTS,),
+}
+"""What an action consists of, one after the other."""
+
+NONE = -1
+"""The number that stands for no pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """Something that a stage does. micro_batch: None for what a step does once.
+
+    awaited: the number of the pass at whose end it begins, `NONE` at the start of the step.
+    """
+
+    work: Work
+    stage: int
+    micro_batch: int | None
+    begin_s: float
+    end_s: float
+    awaited: int
+
+    @property
+    def duration_s(self) -> float:
+        """How long it takes."""
+        return self.end_s - self.begin_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageUse:
+    """How a stage spends the step.
+
+    layers: its first and its last. devices: first and one past the last. times_s: of one micro-batch, and of what is
+    done once. busy_s: of the step. waiting_s: of its devices, which do not wait while they have another stage's turn.
+    in_flight: micro-batches whose backward pass is to come, at most. memory_bytes: of each device, for this stage.
+    """
+
+    stage: int
+    layers: tuple[str, str]
+    num_layers: int
+    devices: tuple[int, int]
+    times_s: Mapping[Work, float]
+    busy_s: float
+    waiting_s: float
+    in_flight: int
+    memory_bytes: float
+
+    @property
+    def micro_batch_s(self) -> float:
+        """What a micro-batch takes, both ways."""
+        return sum(time_s for work, time_s in self.times_s.items() if work != Work.ONCE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedSimulation:
+    """A simulated step. hides: whether communication hides as the plan's cost model has it. passes: as they were begun.
+
+    step: what was simulated. times_s: [stages] what a micro-batch takes of each, and what is done once.
+    """
+
+    plan: Plan
+    step: Step
+    hides: bool
+    times_s: tuple[Mapping[Work, float], ...]
+    passes: tuple[Pass, ...]
+
+    @property
+    def machine(self) -> Machine:
+        """What it runs on."""
+        return self.step.machine
+
+    @property
+    def step_time_s(self) -> float:
+        """Until the last stage is through."""
+        return max(each.end_s for each in self.passes)
+
+    @cached_property
+    def closed_form_s(self) -> float:
+        """What the search's closed form says of the same passes (`pase.costs.schedules.step_s`)."""
+        groups = [self.times_s[group :: self.plan.num_groups] for group in range(self.plan.num_groups)]
+        once = [sum(times[Work.ONCE] for times in chunks) for chunks in groups]
+        often = [sum(sum(times.values()) for times in chunks) - own for chunks, own in zip(groups, once, strict=True)]
+        return step_s(often, once, self.plan.micro_batches, chunks=max(map(len, groups)))
+
+    @cached_property
+    def stages(self) -> tuple[StageUse, ...]:
+        """How each stage spends the step."""
+        plan, found = self.plan, []
+        busy_s = [0.0] * plan.num_stages
+        for each in self.passes:
+            busy_s[each.stage] += each.duration_s
+        for number, ((first, beyond), times_s) in enumerate(zip(self.step.bounds, self.times_s, strict=True)):
+            devices = group_devices(plan, number)
+            in_flight = self._in_flight(number)
+            found.append(
+                StageUse(
+                    stage=number,
+                    layers=(plan.layers[first].name, plan.layers[beyond - 1].name),
+                    num_layers=beyond - first,
+                    devices=(devices.start, devices.stop),
+                    times_s=times_s,
+                    busy_s=busy_s[number],
+                    waiting_s=max(0.0, self.step_time_s - sum(busy_s[number % plan.num_groups :: plan.num_groups])),
+                    in_flight=in_flight,
+                    memory_bytes=self.step.sums[number].memory_bytes(in_flight),
+                )
+            )
+        return tuple(found)
+
+    def _in_flight(self, number: int) -> int:
+        own = [each.work for each in self.passes if each.stage == number]
+        last = Work.WEIGHTS if Work.WEIGHTS in own else Work.BACKWARD
+        under_way = most = 0
+        for work in own:
+            under_way += (work == Work.FORWARD) - (work == last)
+            most = max(most, under_way)
+        return most
+
+    @property
+    def bubble(self) -> float:
+        """The share of all devices' time in which they wait."""
+        groups = self.stages[: self.plan.num_groups]
+        whole_s = self.step_time_s * len(groups)
+        return sum(stage.waiting_s for stage in groups) / whole_s if whole_s else 0.0
+
+    @cached_property
+    def critical_path(self) -> tuple[Pass, ...]:
+        """What the step waited for, in order: each pass begins where the one before it ends; they fill the step."""
+        number = max(range(len(self.passes)), key=lambda each: (self.passes[each].end_s, -each))
+        path = []
+        while number != NONE:
+            path.append(self.passes[number])
+            number = path[-1].awaited
+        return tuple(reversed(path))
+
+
+def simulate_stages(plan: Plan, *, machine: Machine | StrPath | None = None, overlaps: bool = True) -> StagedSimulation:
+    """Return a step of a plan with micro-batches, stages or modes of layers, pass by pass.
+
+    Args:
+        plan: any plan; one without parts is one stage with one micro-batch.
+        machine: a `Machine`, the name of a preset or a machine file; by default the plan's own.
+        overlaps: whether communication hides as the plan's cost model has it; else all of it is waited for.
+
+    Raises:
+        MachineError: the plan's devices do not fill the machine's groups.
+        PlanError: groups of devices have several stages each.
+    """
+    if plan.num_stages != plan.num_groups:
+        raise PlanError(
+            f"the plan has {plan.num_stages} stages on {plan.num_groups} groups of devices; a step is simulated where "
+            "each group has one stage"
+        )
+    step = Step.of(plan)
+    if machine is not None:
+        step = replace(step, machine=machine if isinstance(machine, Machine) else load_machine(machine))
+    if step.cost_model == "paper":
+        step = replace(step, cost_model="alpha_beta")
+    times_s = tuple(
+        stage_times(problem, choice, overlaps=overlaps, splits_backward=plan.schedule == "zero_bubble")
+        for problem, choice in step.problems
+    )
+    orders = [
+        actions(
+            plan.schedule or ONE_FORWARD_ONE_BACKWARD,
+            group=group,
+            num_groups=plan.num_groups,
+            num_stages=plan.num_stages,
+            micro_batches=plan.micro_batches,
+        )
+        for group in range(plan.num_groups)
+    ]
+    return StagedSimulation(plan=plan, step=step, hides=overlaps, times_s=times_s, passes=run_passes(orders, times_s))
+
+
+def stage_times(
+    problem: StageProblem, choice: Sequence[int], *, overlaps: bool = True, splits_backward: bool = False
+) -> Mapping[Work, float]:
+    """Return what a micro-batch takes of a stage, by work, and what the stage does once; together t and o.
+
+    Communication that can hide and does not is waited for in the backward pass. overlaps: whether any hides.
+    splits_backward: whether gradients of weights are works of their own.
+    """
+    tables, sums = problem.tables, problem.sums(choice)
+    forward = remade = received = returned = weights = 0.0
+    for layer, c in zip(tables.layers, choice, strict=True):
+        assert layer.passes is not None
+        own = layer.passes
+        forward += float(own.forward[c])
+        remade += float(own.remade[c])
+        received += float(own.received[c])
+        returned += float(own.returned[c])
+        weights += float(own.weights[c])
+    for (u, v), edge in zip(tables.ends, tables.edges, strict=True):
+        if not (edge.is_weight and tables.hides):
+            there = float(edge.forward[edge.cost.row_class[choice[u]], edge.cost.col_class[choice[v]]])
+            forward += there
+            remade += there * bool(tables.layers[v].again[choice[v]] and not edge.is_weight)
+    micro_batch, once = sums.micro_batch, sums.step
+    if not overlaps:
+        micro_batch, once = sums.repeated + sums.streamed, sums.once + sums.summed
+    if not splits_backward:
+        weights = 0.0
+    # Of what goes forward and back, the rest, free of what rounding leaves of nothing.
+    backward = micro_batch - forward - remade - received - returned - weights
+    return FrozenDict(
+        {
+            Work.RECEIVE: received,
+            Work.FORWARD: forward,
+            Work.TAKE_BACK: returned,
+            Work.RECOMPUTE: remade,
+            Work.BACKWARD: backward if backward > 1e-12 * micro_batch else 0.0,
+            Work.WEIGHTS: weights,
+            Work.ONCE: once,
+        }
+    )
+
+
+def run_passes(orders: Sequence[Sequence[Action]], times_s: Sequence[Mapping[Work, float]]) -> tuple[Pass, ...]:
+    """Return when groups of devices do what they do, each in its order, as soon as it can.
+
+    Args:
+        orders: [groups] the actions of each.
+        times_s: [stages] what each work takes.
+    """
+    found: list[Pass] = []
+    ends: dict[tuple[bool, int, int], int] = {}  # the last pass forward, or back, of a stage and a micro-batch
+    latest, at = [NONE] * len(orders), [0] * len(orders)
+
+    def add(work: Work, stage: int, micro_batch: int | None, awaited: int) -> int:
+        duration_s = times_s[stage][work]
+        if duration_s <= 0 and work not in (Work.FORWARD, Work.BACKWARD):
+            return awaited
+        begin_s = found[awaited].end_s if awaited != NONE else 0.0
+        found.append(
+            Pass(
+                work=work,
+                stage=stage,
+                micro_batch=micro_batch,
+                begin_s=begin_s,
+                end_s=begin_s + duration_s,
+                awaited=awaited,
+            )
+        )
+        return len(found) - 1
+
+    def end_s(number: int) -> float:
+        return found[number].end_s if number != NONE else 0.0
+
+    while any(done < len(order) for done, order in zip(at, orders, strict=True)):
+        before = sum(at)
+        for group, order in enumerate(orders):
+            while at[group] < len(order):
+                action = order[at[group]]
+                needed = _needed(action, len(times_s))
+                if needed is not None and needed not in ends:
+                    break
+                awaited = max(latest[group], NONE if needed is None else ends[needed], key=end_s)
+                for work in _WORKS[action.kind]:
+                    awaited = add(work, action.stage, action.micro_batch, awaited)
+                latest[group] = awaited
+                if action.kind != "weights":
+                    ends[action.kind == "forward", action.stage, action.micro_batch] = awaited
+                at[group] += 1
+        assert sum(at) > before, "groups wait for one another in a circle"
+    for group, last in enumerate(latest):
+        for stage in range(group, len(times_s), len(orders)):
+            last = add(Work.ONCE, stage, None, last)
+    return tuple(found)
+
+
+def _needed(action: Action, num_stages: int) -> tuple[bool, int, int] | None:
+    """Return which pass of another stage an action waits for: whether it is one forward, the stage, the micro-batch."""
+    match action.kind:
+        case "forward" if action.stage:
+            return True, action.stage - 1, action.micro_batch
+        case "backward" | "inputs" if action.stage < num_stages - 1:
+            return False, action.stage + 1, action.micro_batch
+    return None
+
+
+def chrome_trace(simulation: StagedSimulation) -> str:
+    """Return the passes in the format of chrome://tracing and Perfetto: a process for each stage, times in µs."""
+    return json.dumps(
+        {
+            "traceEvents": [*_events(simulation)],
+            "displayTimeUnit": "ms",
+            "otherData": {"model": simulation.plan.graph.name, "machine": simulation.machine.name},
+        },
+        separators=(",", ":"),
+    )
+
+
+def _events(simulation: StagedSimulation) -> Iterator[dict[str, object]]:
+    for stage in simulation.stages:
+        first, beyond = stage.devices
+        name = f"stage {stage.stage}: devices {first} to {beyond - 1}"
+        yield {"ph": "M", "name": "process_name", "pid": stage.stage, "args": {"name": name}}
+    for each in simulation.passes:
+        yield {
+            "ph": "X",
+            "name": each.work if each.micro_batch is None else f"{each.work} {each.micro_batch}",
+            "cat": each.work,
+            "pid": each.stage,
+            "tid": 0,
+            "ts": each.begin_s * 1e6,
+            "dur": each.duration_s * 1e6,
+            "args": {} if each.micro_batch is None else {"micro_batch": each.micro_batch},
+        }
