@@ -52,6 +52,23 @@ def slow_machine() -> Machine:
 
 
 @cache
+def staged_plan() -> Plan:
+    """Two stages that differ, of four micro-batches, some weights in pieces, some layers recomputed; sums hide."""
+    arguments = {"layers": 4, "model_width": 64, "heads": 4, "steps": 32, "vocabulary": 96}
+    return search(
+        load("gpt", batch=16, arguments=arguments),
+        8,
+        machine="v100",
+        cost_model="step",
+        stages=2,
+        micro_batches=4,
+        modes=["zero1", "zero3", "recompute"],
+        optimiser="adamw",
+        device_memory_bytes=900_000,
+    )
+
+
+@cache
 def tiny_plan() -> Plan:
     """Return the plan of `tiny_graph` on 4 slow devices: its layers are split in different dims."""
     return search(tiny_graph(), 4, machine=slow_machine())

@@ -15,7 +15,7 @@ from pase.graph.stages import stage
 from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.edges import SharedWeight, edge_steps
 from pase.sharding.reshard import moved_pairs
-from pase.sharding.traffic import HeldWeight, Movement, Phase, bytes_by_movement, edge_bytes, flows, held_weights
+from pase.sharding.traffic import Flow, HeldWeight, Movement, Phase, bytes_by_movement, edge_flows, flows, held_weights
 
 Kind = Literal["forward", "backward", "inputs", "weights"]
 
@@ -140,34 +140,33 @@ def _in_turns(
 # -- what a step moves
 
 
-def step_bytes(plan: Plan) -> dict[Movement, int]:
-    """Return the bytes that a step moves between devices, by whose they are, as programs for PyTorch send them.
+def step_flows(plan: Plan) -> tuple[Flow, ...]:
+    """Return what a step moves between devices, as programs for PyTorch send it.
 
-    Those of copies that several groups have of a weight go from each to each. Under "zero_bubble", what layers exchange
-    inside themselves backward (the sums of a normalisation that is split) is sent for the weights once more, and not
-    counted here.
+    Copies that several groups have of a weight go from each to each. Under "zero_bubble", what layers exchange inside
+    themselves backward (the sums of a normalisation that is split) is sent for the weights once more, and not counted
+    here.
     """
     if plan.num_stages == 1:
-        return bytes_by_movement(flows(plan))
-    total: dict[Movement, int] = {}
+        return flows(plan)
+    cut = [edge for edge in plan.graph.edges if plan[edge.producer].stage != plan[edge.consumer].stage]
+    handed = (flow for edge in cut for flow in edge_flows(plan, edge) if flow.bytes_by_pair)
+    return (*_within_stages(plan), *handed, *_copies(plan))
 
-    def add(movement: Movement, count: int) -> None:
-        if count:
-            total[movement] = total.get(movement, 0) + count
 
+def _within_stages(plan: Plan) -> Iterator[Flow]:
     for number in range(plan.num_stages):
+        first = group_devices(plan, number).start
+        # Layers that move alike share one table, and do so still.
+        moved: dict[int, dict[tuple[int, int], int]] = {}
         for flow in flows(stage_plan(plan, number)):
-            add(flow.movement, flow.total_bytes)
-    for edge in plan.graph.edges:
-        if plan[edge.producer].stage != plan[edge.consumer].stage:
-            for phase, count in zip((Phase.FORWARD, Phase.BACKWARD), edge_bytes(plan, edge), strict=True):
-                add(Movement(producer=edge.producer, consumer=edge.consumer, phase=phase), count)
-    for movement, count in _copies_bytes(plan):
-        add(movement, count)
-    return total
+            pairs = flow.bytes_by_pair
+            if id(pairs) not in moved:
+                moved[id(pairs)] = {(first + giver, first + taker): size for (giver, taker), size in pairs.items()}
+            yield replace(flow, bytes_by_pair=moved[id(pairs)])
 
 
-def _copies_bytes(plan: Plan) -> Iterator[tuple[Movement, int]]:
+def _copies(plan: Plan) -> Iterator[Flow]:
     """Yield what gradients of weights move that layers of several groups of devices read."""
     readers: dict[str, dict[int, tuple[str, int]]] = {}
     for operator in plan.graph.operators:
@@ -176,11 +175,20 @@ def _copies_bytes(plan: Plan) -> Iterator[tuple[Movement, int]]:
                 group = plan[operator.name].stage % plan.num_groups
                 readers.setdefault(read.shared, {}).setdefault(group, (operator.name, position))
     itemsize = ITEMSIZES[plan.precision.gradients]
-    for own in readers.values():
+    for weight, own in readers.items():
         for (giver, output), (taker, position) in permutations(own.values(), 2):
             ends = SharedWeight(producer=giver, output=output, consumer=taker, input=position)
-            count = sum(moved_pairs(edge_steps(plan, ends)).values()) * itemsize
-            yield Movement(producer=giver, consumer=taker, phase=Phase.BACKWARD), count
+            pairs = moved_pairs(edge_steps(plan, ends))
+            yield Flow(
+                tensor=weight,
+                movement=Movement(producer=giver, consumer=taker, phase=Phase.BACKWARD),
+                bytes_by_pair={between: count * itemsize for between, count in pairs.items() if count},
+            )
+
+
+def step_bytes(plan: Plan) -> dict[Movement, int]:
+    """Return the bytes that a step moves between devices (`step_flows`), by whose they are."""
+    return bytes_by_movement(step_flows(plan))
 
 
 def most_held(plan: Plan, count: Callable[[Sequence[HeldWeight]], int]) -> int:

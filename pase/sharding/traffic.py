@@ -448,9 +448,9 @@ def flows(plan: PlacedGraph) -> tuple[Flow, ...]:
             ),
             edge.producer,
             edge.consumer,
-            partial(_edge_flows, plan, edge),
+            partial(edge_flows, plan, edge),
         )
-    found += (flow for weight in shared_weights(plan.graph) for flow in _edge_flows(plan, weight) if flow.bytes_by_pair)
+    found += (flow for weight in shared_weights(plan.graph) for flow in edge_flows(plan, weight) if flow.bytes_by_pair)
     for operator in plan.graph.operators:
         sums = tuple(
             (phase, gradient_sums(plan, operator, i), gradient_sum_times(plan, operator, i))
@@ -477,12 +477,13 @@ def bytes_by_movement(found: Iterable[Flow]) -> dict[Movement, int]:
 def edge_bytes(plan: PlacedGraph, edge: Edge) -> tuple[int, int]:
     """Return the bytes that an edge moves between devices in a step, forward and backward."""
     sizes = dict.fromkeys(Phase, 0)
-    for flow in _edge_flows(plan, edge):
+    for flow in edge_flows(plan, edge):
         sizes[flow.movement.phase] += flow.total_bytes
     return sizes[Phase.FORWARD], sizes[Phase.BACKWARD]
 
 
-def _edge_flows(plan: PlacedGraph, edge: Edge) -> Iterator[Flow]:
+def edge_flows(plan: PlacedGraph, edge: Edge) -> Iterator[Flow]:
+    """Yield what an edge moves between devices in a step, or the users of a shared weight: each way, hop by hop."""
     consumer = plan.graph[edge.consumer]
     read, is_weight = consumer.reads[edge.input], isinstance(edge, SharedWeight)
     there_bytes, back_bytes = (size * plan.micro_batches for size in edge_itemsizes(plan.graph, edge))

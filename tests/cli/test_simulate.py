@@ -11,7 +11,7 @@ from pase.analysis.simulation.simulation import simulate
 from pase.machine import load_machine
 from pase.planning.plan_file import write_plan
 from tests.cli.conftest import Command
-from tests.networks import small_plan, tiny_graph, tiny_plan
+from tests.networks import small_plan, staged_plan, tiny_plan
 
 
 @pytest.fixture
@@ -102,15 +102,14 @@ def test_devices_that_do_not_fill_the_machine_are_named_with_the_field(pase: Com
 @pytest.fixture
 def staged(tmp_path: Path) -> Path:
     path = tmp_path / "stages.json"
-    settings = {"machine": "v100", "cost_model": "step", "stages": 2, "micro_batches": 4, "modes": ["zero1"]}
-    write_plan(library.search(tiny_graph(), 4, **settings), path)
+    write_plan(staged_plan(), path)
     return path
 
 
 def test_a_plan_in_stages_is_simulated_pass_by_pass(pase: Command, staged: Path) -> None:
     finished = pase("simulate", staged)
     assert (finished.status, finished.err) == (0, "")
-    assert "4 micro-batches through 2 stages of 2 devices (1f1b)" in finished.out
+    assert "4 micro-batches through 2 stages of 4 devices (1f1b)" in finished.out
     for text in ("one step", "closed form", "devices wait", "\nstage  layers", "under way", "\nthe step waits for"):
         assert text in finished.out
     assert max(map(len, finished.out.splitlines())) <= 100

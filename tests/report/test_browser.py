@@ -16,7 +16,7 @@ from pase.analysis.explanation import configuration_text
 from pase.common.quantities import duration, quantity
 from pase.views.reports.document import render, report_document
 from tests.hostile import HOSTILE_NAMES, hostile_plan
-from tests.networks import slow_machine, small_graph
+from tests.networks import slow_machine, small_graph, staged_plan
 from tests.report import handmade
 from tests.report.browser import PHONE, opened
 
@@ -528,6 +528,34 @@ def test_a_searched_plan_is_told_as_it_is(look: Look) -> None:
             # Every device holds one part of every tensor.
             assert not cells or sorted(int(device) for cell in cells for device in cell) == list(range(8))
     until(page, DRAWN)
+
+
+def test_stages_are_drawn_over_time(look: Look) -> None:
+    plan = staged_plan()
+    document = report_document({"gpt": plan}, explains=False)
+    page = look(document)
+    stages = document["plans"][0]["stages"]
+    section = page.locator("#stages")
+    assert "4 micro-batches through 2 stages (1f1b)" in section.locator("p").first.inner_text()
+    bars = section.locator("rect.pass")
+    assert bars.count() == len(stages["passes"])
+    widths = bars.evaluate_all("bars => bars.map(bar => bar.getBoundingClientRect().width)")
+    whole = section.locator("svg").evaluate("one => one.getBoundingClientRect().width")
+    for width, (*_, begin, end) in zip(widths, stages["passes"], strict=True):
+        assert width == pytest.approx(whole * (end - begin) / stages["step_time_s"], abs=0.1)
+    assert "micro-batch 0" in bars.first.locator("title").text_content()
+    assert section.locator("tbody tr").count() == 2
+    recomputed = next(index for index, layer in enumerate(plan) if layer.is_recomputed)
+    assert "stage 0" in (text := select(page, recomputed).locator(".modes").inner_text())
+    assert "recomputed" in text
+    assert page.evaluate(OVERFLOW) == 0
+
+
+def test_the_beginning_of_a_long_step_says_that_it_is_one(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pase.views.reports.stages.MOST_PASSES", 7)
+    page = look(report_document({"gpt": staged_plan()}, explains=False), viewport=PHONE)
+    assert "The first " in page.locator("#stages .note").inner_text()
+    assert page.evaluate(OVERFLOW) == 0
 
 
 def test_another_configuration_says_what_it_costs_and_what_else_would_change(look: Look) -> None:

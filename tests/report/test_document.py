@@ -14,13 +14,14 @@ from pase.errors import EmitError
 from pase.graph import Window
 from pase.graph.access import access_dims
 from pase.planning.planner import SearchOptions
+from pase.planning.stages import step_bytes
 from pase.planning.strategy import plan_layers
 from pase.sharding.layouts import device_mesh, layout_of, tensor_dims
 from pase.sharding.traffic import flows
 from pase.views.reports.document import PREDICTED, report_document
 from tests.explanation.test_explain import data_parallel_plan
 from tests.hostile import hostile_plan
-from tests.networks import slow_machine, small_graph, small_plan
+from tests.networks import slow_machine, small_graph, small_plan, staged_plan
 from tests.runtime.plans import random_plan
 
 NAMES = ("alexnet", "rnnlm", "transformer", "inception_v3", "gpt")
@@ -168,7 +169,7 @@ def test_where_no_program_could_be_laid_out_the_predicted_bytes_are_shown(monkey
         raise EmitError("no mesh")
 
     plan = small_plan("rnnlm", 8)
-    monkeypatch.setattr("pase.views.reports.document.flows", refuse)
+    monkeypatch.setattr("pase.views.reports.document.step_flows", refuse)
     found = only(plan, explains=False)
     assert found["moved_are"] == PREDICTED
     assert found["traffic"] is None
@@ -211,3 +212,46 @@ def test_names_of_any_kind_are_kept_as_they_are() -> None:
     found = only(plan)
     assert [layer["name"] for layer in found["layers"]] == [layer.name for layer in plan.layers]
     assert json.loads(json.dumps(found)) == found
+
+
+def test_a_plan_in_stages_says_what_each_stage_does() -> None:
+    plan = staged_plan()
+    found = only(plan, explains=False)
+    assert (found["micro_batches"], found["schedule"], found["num_groups"]) == (4, "1f1b", 2)
+    assert found["cost_parts"] == ["compute", "recompute", "communication", "re-sharding"]
+    for layer, of in zip(found["layers"], plan.layers, strict=True):
+        assert (layer["state"], layer["is_recomputed"], layer["stage"]) == (of.state, of.is_recomputed, of.stage)
+        assert sum(layer["costs"]) == pytest.approx(of.layer_cost + of.transfer_cost)
+        assert layer["costs"][1] > 0 or not of.is_recomputed or of.kind == "fan_out"
+        assert layer["costs"][1] == 0 or of.is_recomputed
+    stages = found["stages"]
+    assert stages["step_time_s"] == pytest.approx(plan.total_cost, rel=0.05)
+    first, second = stages["stages"]
+    assert (first["layers"][0], first["devices"], second["devices"]) == (0, [0, 3], [4, 7])
+    assert second["layers"] == [first["layers"][1] + 1, len(plan) - 1]
+    assert stages["num_passes"] == len(stages["passes"])
+    for one in stages["stages"]:
+        own = [until - begin for stage, _, _, begin, until in stages["passes"] if stage == one["stage"]]
+        assert sum(own) == pytest.approx(one["busy_s"])
+        assert one["busy_s"] + one["waiting_s"] == pytest.approx(stages["step_time_s"])
+
+
+def test_bytes_of_a_plan_in_stages_are_those_of_its_programs() -> None:
+    """What the matrix has beside edges and layers are weights that two stages share."""
+    plan = staged_plan()
+    found = only(plan, explains=False)
+    total = sum(size for *_, size in found["traffic"]["bytes"])
+    assert total == sum(step_bytes(plan).values())
+    crossing = [
+        edge
+        for edge in found["edges"]
+        if found["layers"][edge["from"]]["stage"] != found["layers"][edge["to"]]["stage"]
+    ]
+    between = sum(size for sender, receiver, size in found["traffic"]["bytes"] if (sender < 4) != (receiver < 4))
+    assert sum(edge["forward_bytes"] + edge["backward_bytes"] for edge in crossing) <= between
+
+
+def test_a_long_step_is_shown_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pase.views.reports.stages.MOST_PASSES", 7)
+    stages = only(staged_plan(), explains=False)["stages"]
+    assert len(stages["passes"]) == 7 < stages["num_passes"]

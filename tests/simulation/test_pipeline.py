@@ -26,7 +26,7 @@ from pase.machine import Machine
 from pase.planning.plan import Plan
 from pase.planning.stages import actions
 from tests.costs.test_schedules import simulated
-from tests.networks import tiny_plan
+from tests.networks import staged_plan, tiny_plan
 from tests.simulation.machines import machine
 
 FLOP_PER_S = 1e9
@@ -120,23 +120,6 @@ def _plan(**settings: Any) -> Plan:
     return pase.search(_perceptron(), **{"devices": 2, "machine": _machine(), "cost_model": "alpha_beta"} | settings)
 
 
-def _gpt_plan() -> Plan:
-    """Stages that differ, whose weights lie in pieces, layers recomputed, and communication that hides."""
-    arguments = {"layers": 4, "model_width": 64, "heads": 4, "steps": 32, "vocabulary": 96}
-    graph = pase.load("gpt", batch=16, arguments=arguments)
-    settings: dict[str, Any] = {"modes": ["zero1", "zero3", "recompute"], "optimiser": "adamw"}
-    return pase.search(
-        graph,
-        devices=8,
-        machine="v100",
-        cost_model="step",
-        stages=2,
-        micro_batches=4,
-        device_memory_bytes=900_000,
-        **settings,
-    )
-
-
 def test_two_stages_by_hand() -> None:
     """Layers of 64 × 64, 8 examples in a micro-batch: a product, a bias and a ReLU; the device before sends 8 × 64."""
     found = simulate_stages(_plan(stages=2, micro_batches=4))
@@ -155,7 +138,7 @@ def test_two_stages_by_hand() -> None:
 
 @pytest.fixture(scope="module")
 def found() -> StagedSimulation:
-    return simulate_stages(_gpt_plan())
+    return simulate_stages(staged_plan())
 
 
 def test_passes_add_up_to_what_the_search_counts(found: StagedSimulation) -> None:

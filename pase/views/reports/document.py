@@ -22,10 +22,12 @@ from pase.errors import PaseError, PlanError
 from pase.graph import DimIndex, Operator, SliceOf, Window
 from pase.planning.plan import Plan
 from pase.planning.planner import Progress
-from pase.sharding.traffic import Phase, flows
+from pase.planning.stages import step_flows
+from pase.sharding.traffic import Phase
 from pase.views.drawing.arrangement import arranged
 from pase.views.drawing.plans import SplitClasses, drawn_plan, split_classes
 from pase.views.reports.choices import choices_document
+from pase.views.reports.stages import recomputed_costs, simulated, stages_document
 
 
 def cost_parts(plan: Plan) -> tuple[tuple[Part, ...], ...]:
@@ -163,7 +165,7 @@ def movements(plan: Plan) -> Movements:
     if plan.num_devices > MOST_DEVICES:
         return _predicted(plan)
     try:
-        found = flows(plan)
+        found = step_flows(plan)
     except PaseError:
         return _predicted(plan)
     # Flows of repeated layers have one table of bytes, which is looked at once.
@@ -233,6 +235,9 @@ COST_PARTS = {
 }
 """What a layer's cost is made of; re-sharding is that of its incoming edges and of the weights that it shares."""
 
+STEP_PARTS = ("compute", "recompute", "communication", "re-sharding")
+"""Likewise, where a step has micro-batches, stages or modes; communication is with other stages and of weights, too."""
+
 
 def report_document(
     plans: Mapping[str, Plan],
@@ -280,7 +285,11 @@ def _plan(
 ) -> dict[str, Any]:
     classes = split_classes(plan.layers)
     moved = movements(plan)
-    parts = [layer.parts for layer in why.layers] if why else cost_parts(plan)
+    parts: Sequence[Sequence[Part]] = [layer.parts for layer in why.layers] if why else ()
+    if not why:
+        parts = [()] * len(plan) if plan.has_parts else cost_parts(plan)
+    staged, stages_note = simulated(plan)
+    again = recomputed_costs(staged) if staged else [0.0] * len(plan)
     orders: dict[tuple[int, ...], int] = {}
     return {
         "name": name,
@@ -306,10 +315,15 @@ def _plan(
             "limit_bytes": plan.device_memory_bytes,
             "optimiser": plan.optimiser,
         },
+        "micro_batches": plan.micro_batches,
+        "schedule": plan.schedule,
+        "num_groups": plan.num_groups,
+        "stages": stages_document(staged) if staged else None,
+        "stages_note": stages_note,
         "why_note": why_note,
         "choices": choices[0],
         "choices_note": choices[1],
-        "cost_parts": list(COST_PARTS),
+        "cost_parts": list(STEP_PARTS if plan.has_parts else COST_PARTS),
         "split_classes": [
             {"dims": list(found.dims), "label": found.label, "light": found.light, "dark": found.dark}
             for found in classes.classes
@@ -322,6 +336,7 @@ def _plan(
                 moved,
                 orders.setdefault(layer.devices, len(orders)),
                 parts[number],
+                again[number],
                 why.layers[number] if why else None,
             )
             for number, layer in enumerate(plan.layers)
@@ -379,11 +394,15 @@ def _layer(
     moved: Movements,
     order: int,
     parts: Sequence[Part],
+    again: float,
     why: LayerOverview | None,
 ) -> dict[str, Any]:
     layer = plan.layers[number]
-    costs = [sum(part.cost for part in parts if part.kind in kinds) for kinds in COST_PARTS.values()]
-    costs[-1] = layer.transfer_cost
+    if plan.has_parts:
+        costs = [layer.compute_cost, again, max(0.0, layer.communication_cost - again), layer.transfer_cost]
+    else:
+        costs = [sum(part.cost for part in parts if part.kind in kinds) for kinds in COST_PARTS.values()]
+        costs[-1] = layer.transfer_cost
     return {
         "name": layer.name,
         "kind": layer.kind,
@@ -392,6 +411,9 @@ def _layer(
         "replicas": layer.num_replicas,
         "class": classes.of_layer[number],
         "costs": costs,
+        "state": layer.state,
+        "is_recomputed": layer.is_recomputed,
+        "stage": layer.stage,
         "memory_bytes": layer.memory_bytes,
         "moved_bytes": moved.layer_bytes.get(layer.name, 0),
         "devices": order,
@@ -443,6 +465,7 @@ MODULES = (
     "panel_parts",
     "choices",
     "charts",
+    "stages",
     "costs",
     "memory",
     "traffic",

@@ -91,18 +91,22 @@ function barsZoom() {
 
 function barTip(of, row, parts, show) {
   const amounts = parts.map(({ name, value }) => [name, summed(of, row.members, value)]).filter(([, amount]) => amount > 0);
-  return tipNodes(shown(rowName(of, row), 80), [configuration(of.layers[row.layer]), ...amounts.map(([name, amount]) => `${name}: ${show(amount)}`)]);
+  const layer = of.layers[row.layer];
+  const lines = [configuration(layer), modes(of, layer), ...amounts.map(([name, amount]) => `${name}: ${show(amount)}`)];
+  return tipNodes(shown(rowName(of, row), 80), lines.filter(Boolean));
 }
 
 function layersTable(of) {
   const number = (title) => ({ title, isNumber: true });
+  const hasModes = of.layers.some((layer) => modes(of, layer));
   const paid = of.cost_parts.map((_, part) => part).filter((part) => of.layers.some((layer) => layer.costs[part] > 0));
   const columns = [{ title: "layer" }, { title: "kind" }, { title: "iteration space" }, { title: "configuration" },
+    ...(hasModes ? [{ title: "mode" }] : []),
     ...paid.map((part) => number(shown(of.cost_parts[part], 40))), number("cost"), number("share"), number("memory"), number("moved")];
   const rows = of.layers.map((layer, index) => [
-    layerLink(index), shown(layer.kind, 40), space(layer), configuration(layer),
+    layerLink(index), shown(layer.kind, 40), space(layer), configuration(layer), ...(hasModes ? [modes(of, layer) || "–"] : []),
     ...paid.map((part) => (layer.costs[part] > 0 ? cost(layer.costs[part], of) : "–")),
-    cost(layerCost(layer), of), percent(layerCost(layer) / of.total_cost), bytes(layer.memory_bytes), bytes(layer.moved_bytes),
+    cost(layerCost(layer), of), percent(layerCost(layer) / wholeCost(of)), bytes(layer.memory_bytes), bytes(layer.moved_bytes),
   ]);
   return table(`Layers of ${shown(of.name, 80)}`, columns, rows);
 }

@@ -1,6 +1,6 @@
 // What starts when, and what is made anew for another plan.
 
-const SECTIONS = [costsSection, memorySection, trafficSection, besideSection, sweepSection];
+const SECTIONS = [stagesSection, costsSection, memorySection, trafficSection, besideSection, sweepSection];
 
 function showSections() {
   dropCharts();

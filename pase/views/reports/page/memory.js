@@ -13,7 +13,7 @@ function memorySection() {
   const limit = memory.limit_bytes ? `the limit of ${bytes(memory.limit_bytes)}` : `its ${bytes(machine.memory_bytes)}`;
   const used = `Each of the ${counted(of.num_devices, "device")} needs ${bytes(memory.total_bytes)} at most, ` +
     `${capacity ? `${percent(memory.total_bytes / capacity)} of ${limit}` : "its capacity is not known"}; optimiser: ${shown(memory.optimiser, 40)}. ` +
-    (memory.peak_bytes ? `At once, as PyTorch runs a step, at most ${bytes(memory.peak_bytes)}: ${memory.peak_phase}${memory.peak_layer ? ` of ${shown(memory.peak_layer, 60)}` : ""}.` : "");
+    (memory.peak_bytes && !of.stages ? `At once, as PyTorch runs a step, at most ${bytes(memory.peak_bytes)}: ${memory.peak_phase}${memory.peak_layer ? ` of ${shown(memory.peak_layer, 60)}` : ""}.` : "");
   const tooMuch = capacity && memory.total_bytes > capacity ? el("p", { class: "bad" }, "It does not fit: search with --memory-per-device, on more devices, or for a smaller batch.") : null;
   return section("memory", "Memory of a device",
     el("p", null, used), tooMuch,

@@ -44,7 +44,7 @@ function costliest(of) {
   const items = order.slice(0, LISTED_COSTLIEST).map(([value, index, number]) => el("li", null,
     el("span", null, layerLink(index, 40), number > 1 ? ` ×${count(number)}` : null),
     el("span", { class: "config" }, configuration(of.layers[index])),
-    el("span", { class: "amount" }, `${cost(value, of)} · ${percent(value / of.total_cost)}`), bar(value, most)));
+    el("span", { class: "amount" }, `${cost(value, of)} · ${percent(value / wholeCost(of))}`), bar(value, most)));
   return [
     el("h3", null, "Costliest layers"),
     el("ol", { class: "costliest" }, items),
@@ -60,7 +60,7 @@ function layerPanel(of, index) {
       button("×", closePanel, { class: "close", "aria-label": "Close", "aria-keyshortcuts": "Escape" })),
     el("p", { class: "what" }, el("span", { class: "kind" }, shown(layer.kind, 60)),
       el("span", { class: "swatch", style: { background: `var(--class-${layer.class})` } }),
-      el("b", { class: "config" }, configuration(layer))),
+      el("b", { class: "config" }, configuration(layer)), modes(of, layer) ? el("span", { class: "modes" }, ` ${modes(of, layer)}`) : null),
     standsFor(index),
     whySection(of, layer),
     costSection(of, layer),

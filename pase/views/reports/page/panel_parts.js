@@ -32,7 +32,7 @@ function costSection(of, layer) {
     el("td", { class: "number" }, cost(layer.costs[part], of)),
     el("td", { class: "wide" }, bar(layer.costs[part], most, part))));
   return panelPart("Cost",
-    el("p", null, el("b", null, cost(whole, of)), ` a step, ${percent(whole / of.total_cost)} of all`),
+    el("p", null, el("b", null, cost(whole, of)), ` a step, ${percent(whole / wholeCost(of))} of all`),
     whole > 0 ? el("table", { class: "bars" }, el("tbody", null, rows)) : null,
     el("p", null, el("b", null, bytes(layer.memory_bytes)), " of memory on each device; ",
       el("b", null, bytes(layer.moved_bytes)), " moved within the layer"),

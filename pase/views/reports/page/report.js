@@ -71,6 +71,17 @@ function configuration(layer, splits = layer.splits, replicas = layer.replicas) 
   return `${parts.join(" ") || "not split"}${replicas > 1 ? ` ×${replicas}` : ""}`;
 }
 
+/** Return what a layer does besides being split: "stage 1 · zero3 · recomputed"; nothing where no layer does. */
+function modes(of, layer) {
+  const found = [(of.num_groups || 1) > 1 && `stage ${layer.stage}`, layer.state && layer.state !== "replicated" && layer.state, layer.is_recomputed && "recomputed"];
+  return found.filter(Boolean).join(" · ");
+}
+
+/** Return the cost of a step over all groups of devices, each of which has its stages' layers alone. */
+function wholeCost(of) {
+  return of.total_cost * (of.num_groups || 1);
+}
+
 /** Return an iteration space: "b=128 n=64". */
 function space(layer) {
   return layer.dims.map(([name, extent]) => `${shown(name, 24)}=${extent}`).join(" ");

@@ -50,9 +50,15 @@ function facts(of) {
     ["Memory of a device", el("span", { class: memory.total_bytes > capacity ? "bad" : null }, bytes(memory.total_bytes)),
       !capacity ? "" : `${percent(memory.total_bytes / capacity, 0)} of ${bytes(capacity)}${memory.total_bytes > capacity ? ": does not fit" : ""}`],
     ["Moved in a step", bytes(movedBytes(of)), of.moved_are || "between all devices"],
-    ["Search", duration(search.time_s), `${shown(search.ordering, 40)}, largest dependent set ${search.largest_dependent_set}`],
+    of.stages && ["Step", `${count(of.micro_batches)} micro-batch${of.micro_batches === 1 ? "" : "es"}`, throughStages(of)],
+    ["Search", duration(search.time_s), of.stages ? "" : `${shown(search.ordering, 40)}, largest dependent set ${search.largest_dependent_set}`],
     ["Layers", count(of.layers.length), given],
-  ];
+  ].filter(Boolean);
+}
+
+function throughStages(of) {
+  if (of.num_groups === 1) return "";
+  return `through ${count(of.num_groups)} stages of ${counted(of.num_devices / of.num_groups, "device")} (${shown(of.schedule, 40)})`;
 }
 
 function showSummary() {
@@ -60,10 +66,11 @@ function showSummary() {
   const tiles = facts(of).map(([name, value, note]) => el("div", { class: "fact" },
     el("dt", null, name), el("dd", null, el("b", null, value), note ? el("span", null, note) : null)));
   const parts = costsByPart(of);
+  if (of.stages) parts.push(["waiting", of.stages.stages.reduce((sum, one) => sum + one.waiting_s, 0)]);
   const show = (value) => cost(value, of);
   fill(byId("summary"),
     el("h1", null, sentence(of)),
     el("dl", { class: "facts" }, tiles),
-    el("div", { class: "where" }, stackedBar(parts, of.total_cost, show), partKey(parts, of.total_cost, show)),
+    el("div", { class: "where" }, stackedBar(parts, wholeCost(of), show), partKey(parts, wholeCost(of), show)),
   );
 }
