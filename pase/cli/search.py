@@ -38,7 +38,7 @@ from pase.cli.output import (
 from pase.cli.progress import READING, progress
 from pase.common.names import short
 from pase.common.quantities import size_text
-from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, REPLICATED, strategy_memory
+from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, strategy_memory
 from pase.graph import Graph
 from pase.planning.constraints import Constraints, constraint_texts
 from pase.planning.plan import NOT_SEARCHED, LayerPlan, Plan
@@ -327,17 +327,11 @@ def _layer_row(layer: LayerPlan, plan: Plan) -> list[str]:
     return [
         layer.name,
         " ".join(f"{dim}={extent}" for dim, extent in layer.dims.items()),
-        "  ".join([configuration_text(layer.splits, plan.num_devices // plan.num_groups), *_modes(layer, plan)]),
+        "  ".join([configuration_text(layer.splits, len(layer.devices)), *plan.modes_of(layer)]),
         quantity(layer.layer_cost, plan.cost_unit),
         quantity(transfer, plan.cost_unit),
         f"{share:.1%}",
     ]
-
-
-def _modes(layer: LayerPlan, plan: Plan) -> list[str]:
-    """Return what a layer does besides being split."""
-    stage = [f"stage {layer.stage}"] if plan.num_groups > 1 else []
-    return [*stage, *[layer.state] * (layer.state != REPLICATED), *["recomputed"] * layer.is_recomputed]
 
 
 def _say_what_padding_saves(plan: Plan, graph: Graph) -> None:

@@ -187,6 +187,14 @@ class Plan:
         """Return what of a layer's `hideable_cost` is hidden: of all layers the same share."""
         return self._hidden_share * (layer.hideable_cost or 0.0)
 
+    def modes_of(self, layer: LayerPlan) -> tuple[str, ...]:
+        """Return what a layer does besides being split: its stage, the state of its weights, whether it is recomputed.
+
+        Each only where there is something to say of it.
+        """
+        stage = [f"stage {layer.stage}"] if self.num_groups > 1 else []
+        return (*stage, *[layer.state] * (layer.state != REPLICATED), *["recomputed"] * layer.is_recomputed)
+
     @cached_property
     def peak(self) -> Peak:
         """The most that lies in a device's memory at once as PyTorch runs a step, and when that is.

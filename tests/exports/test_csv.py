@@ -3,22 +3,24 @@
 import csv
 import io
 import json
+import re
 
 import pandas
 import pytest
 
 from pase import Plan
 from pase.common.names import visible
+from pase.errors import PlanError
 from pase.views.exports import export
 from pase.views.exports.tables import text_cell
 from tests.hostile import HOSTILE_NAMES, hostile_plan
-from tests.networks import small_plan
+from tests.networks import small_plan, staged_plan
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001
 COLUMNS = (
     *("position", "layer", "kind", "dims", "splits", "configuration", "parts", "replicas", "layer_cost"),
     *("compute_cost", "communication_cost", "transfer_cost", "cost_unit", "forward_bytes", "backward_bytes"),
-    "memory_bytes",
+    *("memory_bytes", "stage", "state", "is_recomputed"),
 )
 
 
@@ -50,6 +52,20 @@ def test_rows_are_the_layers_and_costs_add_up(name: str) -> None:
     for row in rows:
         assert float(row["layer_cost"]) == pytest.approx(float(row["compute_cost"]) + float(row["communication_cost"]))
         assert int(row["parts"]) * int(row["replicas"]) == 8
+
+
+def test_rows_say_stages_and_modes() -> None:
+    plan = staged_plan()
+    for row, layer in zip(table(plan), plan, strict=True):
+        assert (row["stage"], row["state"]) == (str(layer.stage), layer.state)
+        assert row["is_recomputed"] == ("1" if layer.is_recomputed else "0")
+        assert int(row["parts"]) * int(row["replicas"]) == 4
+    shown = plan._repr_html_()
+    assert "stage 1" in shown
+    assert {"recomputed", *(layer.state for layer in plan)} - {"replicated"} <= set(re.findall(r"\w+", shown))
+    for name in ("jax", "torch", "mesh-tensorflow-layout"):
+        with pytest.raises(PlanError, match=r"the plan has 2 stages; .* takes no such plan"):
+            export(plan, name)
 
 
 def test_numbers_are_numbers_to_other_readers() -> None:

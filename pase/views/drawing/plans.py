@@ -170,7 +170,7 @@ def title_lines(plan: Plan) -> tuple[str, str]:
 def vertex_lines(drawn: DrawnPlan, number: int) -> tuple[str, str]:
     """Return the lines in a layer's box: its name and its configuration."""
     layer = drawn.plan.layers[number]
-    return short(layer.name), short(configuration_text(layer.splits, drawn.plan.num_devices))
+    return short(layer.name), short(configuration_text(layer.splits, len(layer.devices)))
 
 
 def edge_label(drawn: DrawnPlan, edge: FoldedEdge) -> str:

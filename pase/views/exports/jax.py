@@ -10,7 +10,7 @@ from pase.common.quantities import quantity
 from pase.graph import Graph, Operator
 from pase.graph.operator import SCANNED
 from pase.planning.constraints import with_ties
-from pase.planning.plan import Plan, check_even
+from pase.planning.plan import Plan, check_even, check_plain
 from pase.planning.planner import problem_of
 from pase.solver import Solution, solve
 from pase.tables.cost_tables import CostTables, EdgeTable
@@ -150,6 +150,7 @@ def write(plan: Plan, options: ExportOptions) -> Exported:
     data and parameters are not split there, nor what XLA would compute wrong (`without_miscomputed`). Notes name the
     layers.
     """
+    check_plain(plan, "JAX")
     check_even(plan, "JAX")
     mesh = without_miscomputed(plan, named_mesh(plan))
     found = (*scan_notes(plan), *notes(mesh))

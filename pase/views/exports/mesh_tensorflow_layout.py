@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from pase.common.names import listed, short, visible
-from pase.planning.plan import Plan, check_even
+from pase.planning.plan import Plan, check_even, check_plain
 from pase.targets.emitter.text import Grammar, Text, joined
 from pase.views.exports.registry import Exported, ExportOptions
 
@@ -161,6 +161,7 @@ _MOST_DIMS = 12
 
 def write(plan: Plan, options: ExportOptions) -> Exported:
     """Return a TOML document with one table for each mesh and its layout, the one that says most layers first."""
+    check_plain(plan, "Mesh-TensorFlow")
     check_even(plan, "Mesh-TensorFlow")
     layers = [layer.splits for layer in plan.layers]
     meshes = shared_meshes(layers, plan.num_devices)

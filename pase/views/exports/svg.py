@@ -323,7 +323,7 @@ def svg(plan: Plan, *, fold: bool = True) -> str:
     """
     drawn = drawn_plan(plan, is_folded=fold)
     graph, repeats = drawn.graph, drawn.repeats
-    lines = [_lines(plan, plan.layers[v]) for v in graph.vertices]
+    lines = [_lines(plan.layers[v]) for v in graph.vertices]
     drawing = arranged(graph, repeats, [(_box_width(*line), _BOX_HEIGHT) for line in lines])
     width = max(drawing.width, _LEAST_WIDTH)
     has_loops = any(edge.is_loop_back for edge in graph.edges)
@@ -398,10 +398,10 @@ def _heading(plan: Plan, width: float) -> Iterator[Text]:
     yield xml('<text class="muted verdict" x="{}" y="{}">{}</text>', number(MARGIN), number(MARGIN + 36), verdict)
 
 
-def _lines(plan: Plan, layer: LayerPlan) -> tuple[str, str]:
+def _lines(layer: LayerPlan) -> tuple[str, str]:
     """Return the two lines of text in a layer's box."""
     room = _MOST_BOX - 2 * _BOX_PAD
-    configuration = configuration_text({visible(dim): k for dim, k in layer.splits.items()}, plan.num_devices)
+    configuration = configuration_text({visible(dim): k for dim, k in layer.splits.items()}, len(layer.devices))
     return shortened(visible(layer.name) or "(no name)", _NAME_SIZE, room), shortened(configuration, _TEXT_SIZE, room)
 
 
@@ -518,7 +518,7 @@ def _about(drawn: DrawnPlan, v: int, layer: LayerPlan) -> str:
     lines = [
         layer.name,
         f"{layer.kind}: {' '.join(f'{dim}={extent}' for dim, extent in layer.dims.items())}",
-        configuration_text(layer.splits, plan.num_devices),
+        "  ".join([configuration_text(layer.splits, len(layer.devices)), *plan.modes_of(layer)]),
         f"cost {', '.join(drawn.layer_text(v))}",
     ]
     if count > 1:

@@ -25,8 +25,8 @@ def layer_rows(plan: Plan) -> list[dict[str, Any]]:
 
     position: in the plan, from 0. parts, replicas: into how many its iteration space is split, and on how many devices
     each part is. Costs are in cost_unit: layer_cost is compute_cost + communication_cost. transfer_cost, forward_bytes,
-    backward_bytes: of all that the layer fetches from earlier ones. memory_bytes: on each device. The sum of layer and
-    transfer costs is the plan's total.
+    backward_bytes: of all that the layer fetches from earlier ones. memory_bytes: on each device. is_recomputed: 1 or
+    0. The sum of layer and transfer costs is the plan's total; but for plans with micro-batches, stages or modes.
     """
     return [
         {
@@ -35,7 +35,7 @@ def layer_rows(plan: Plan) -> list[dict[str, Any]]:
             "kind": layer.kind,
             "dims": layer.dims,
             "splits": layer.splits,
-            "configuration": configuration_text(layer.splits, plan.num_devices),
+            "configuration": configuration_text(layer.splits, len(layer.devices)),
             "parts": layer.num_parts,
             "replicas": layer.num_replicas,
             "layer_cost": layer.layer_cost,
@@ -46,6 +46,9 @@ def layer_rows(plan: Plan) -> list[dict[str, Any]]:
             "forward_bytes": sum((transfer.forward_bytes for transfer in layer.transfers), 0.0),
             "backward_bytes": sum((transfer.backward_bytes for transfer in layer.transfers), 0.0),
             "memory_bytes": layer.memory_bytes,
+            "stage": layer.stage,
+            "state": layer.state,
+            "is_recomputed": int(layer.is_recomputed),
         }
         for position, layer in enumerate(plan.layers)
     ]
@@ -107,7 +110,7 @@ class Picture:
 
 def html(plan: Plan) -> str:
     """Return a plan as a piece of HTML: what it costs, with its certificate, and a table of the layers."""
-    total = plan.total_cost or 1.0
+    total = plan.total_cost * plan.num_groups or 1.0  # of all groups of devices, each of which has its own layers
     costs = [layer.layer_cost + layer.transfer_cost for layer in plan.layers]
     largest = max(costs) / total
     return page_html(
@@ -119,7 +122,7 @@ def html(plan: Plan) -> str:
                 name_html(layer.name),
                 name_html(layer.kind),
                 " ".join(f"{name_html(dim)}={extent}" for dim, extent in layer.dims.items()),
-                name_html(configuration_text(layer.splits, plan.num_devices)),
+                name_html("  ".join([configuration_text(layer.splits, len(layer.devices)), *plan.modes_of(layer)])),
                 escape(quantity(cost, plan.cost_unit)),
                 bar_html(cost / total, largest),
             ]

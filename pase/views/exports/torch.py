@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pase.planning.plan import Plan, check_even
+from pase.planning.plan import Plan, check_even, check_plain
 from pase.targets.emitter.text import Text, code, joined
 from pase.targets.named_mesh import NamedLayer, NamedMesh, NamedTensor, listed, named_mesh, notes
 from pase.views.exports.named_mesh import TensorText, constants, heading, table
@@ -49,6 +49,7 @@ def write(plan: Plan, options: ExportOptions) -> Exported:
     """
     # Ranks are in the order of the mesh, and devices are given to them: DTensor sends parts to the wrong processes
     # where a mesh has ranks that do not ascend (PyTorch 2.13: it scatters and gathers in the order of a group's ranks).
+    check_plain(plan, "a table of placements")
     check_even(plan, "a table of placements")
     mesh = named_mesh(plan)
     ordered = in_mesh_order(mesh)
