@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from pase.machine import Level
 from pase.machine.machine import level_between
 from pase.planning.plan import Plan
+from pase.planning.stages import step_flows
 from pase.sharding.edges import edge_steps
 from pase.sharding.layouts import Layout
 from pase.sharding.reshard import ReshardStep
@@ -27,7 +28,13 @@ class PlacementTraffic:
 
 
 def compare_placements(plan: Plan) -> tuple[PlacementTraffic, ...]:
-    """Return what moves under the plan's placement, the paper's greedy one and the plain order of the devices."""
+    """Return what moves under the plan's placement, the paper's greedy one and the plain order of the devices.
+
+    Of a plan in stages, whose groups of devices are as they are, under its own alone.
+    """
+    own = tuple(layer.devices for layer in plan.layers)
+    if plan.num_groups > 1:
+        return (PlacementTraffic(name="plan", devices=own, flows=step_flows(plan)),)
     found = []
     for name, place in PLACEMENTS.items():
         devices = place(plan)

@@ -15,11 +15,22 @@ from pase.analysis.explanation import (
     LayerExplanation,
     RunnerUp,
     Sensitivity,
+    StepExplanation,
     configuration_text,
     explain,
+    explain_step,
+    other_schemes,
     sensitivity,
 )
 from pase.analysis.placements import PlacementTraffic, bytes_by_level, compare_placements
+from pase.cli.explain_step import (
+    print_schemes,
+    print_step,
+    print_step_layer,
+    schemes_document,
+    step_document,
+    step_layer_document,
+)
 from pase.cli.layer_table import all_layers_option, print_layers, times_text
 from pase.cli.options import chosen_plan, json_option, plan_argument, plan_options, time_limit_option
 from pase.cli.output import hidden_text, print_json, print_table, quantity, say, total_cost_text
@@ -40,6 +51,7 @@ _SHOWN_DEVICES = 16
 @plan_options
 @click.option("--why/--no-why", "is_why", default=True, help="Say why, or costs and bytes alone.")
 @click.option("--sensitivity", "is_sensitivity", is_flag=True, help="Search with each machine figure 20% off, too.")
+@click.option("--schemes", "is_schemes", is_flag=True, help="Search other numbers of stages and micro-batches, too.")
 @all_layers_option
 @time_limit_option("Seconds for one search, of the many that it takes.")
 @json_option
@@ -48,6 +60,7 @@ def explain_command(
     layer: str | None,
     is_why: bool,
     is_sensitivity: bool,
+    is_schemes: bool,
     shows_all: bool,
     time_limit_s: float | None,
     as_json: bool,
@@ -58,20 +71,31 @@ def explain_command(
     For each layer: what binds, the next best configuration and what it would cost, and the machine's ratio r at which
     the choice would change. Then costs, where parts lie, and the bytes of a step under the plan's placement, under the
     paper's greedy one and with every layer's parts on the devices in order, those that cross nodes apart.
+
+    For a plan with micro-batches, stages or modes: what bounds the step, and what each layer would cost and need in
+    other modes.
     """
     with progress() as show:
         found = chosen_plan(plan, model, show)
     if layer is not None and layer not in found.index:
         raise PlanError(unknown_name("layer", layer, found.index))
     names = list(found.index) if layer is None else [layer]
+    if is_schemes and not found.has_parts:
+        raise PlanError("the plan has one stage and one micro-batch, and no modes: --schemes is for plans with these")
     options = ExplainOptions(time_limit_s=time_limit_s)
+    why: Explanation | StepExplanation | None = None
     with progress() as show:
-        why = explain(found, names, options=options, on_progress=show) if is_why else None
+        if is_why and found.has_parts:
+            why = explain_step(found, None if layer is None else names, on_progress=show)
+        elif is_why:
+            why = explain(found, names, options=options, on_progress=show)
+        schemes = other_schemes(found, on_progress=show) if is_schemes else None
         moves = sensitivity(found, time_limit_s=time_limit_s, on_progress=show) if is_sensitivity else None
         show("following what moves between devices", 0.0)
         placements = [_of(placement, layer) for placement in compare_placements(found)]
     if as_json:
-        print_json(_document(found, names, placements, why, moves))
+        document = _document(found, names, placements, why, moves)
+        print_json(document | ({} if schemes is None else {"schemes": schemes_document(schemes)}))
         return
     if layer is None:
         _print_plan(found, placements, why, shows_all=shows_all)
@@ -82,6 +106,9 @@ def explain_command(
         say("With another machine, one figure at a time:")
         say()
         print_sensitivity(found, moves)
+    if schemes is not None:
+        say()
+        print_schemes(found, schemes)
 
 
 def _of(placement: PlacementTraffic, layer: str | None) -> PlacementTraffic:
@@ -99,17 +126,26 @@ def _document(
     plan: Plan,
     names: Sequence[str],
     placements: Sequence[PlacementTraffic],
-    why: Explanation | None,
+    why: Explanation | StepExplanation | None,
     moves: Sequence[Sensitivity] | None,
 ) -> dict[str, Any]:
     levels = plan.machine.levels_spanned(plan.num_devices)
-    of_plan = why and {
-        "total_cost": why.plan_cost,
-        "is_optimal": why.is_optimal,
-        "optimum": {"total_cost": why.optimum_cost, "exact": why.is_proven},
-        "flop_per_byte": why.flop_per_byte,
-        "flips_searched": {"from_scale": why.searched[0], "to_scale": why.searched[1]},
-    }
+    of_plan: dict[str, Any] = {}
+    of_layers: dict[str, dict[str, Any]] = {}
+    match why:
+        case Explanation():
+            of_plan = {
+                "total_cost": why.plan_cost,
+                "is_optimal": why.is_optimal,
+                "optimum": {"total_cost": why.optimum_cost, "exact": why.is_proven},
+                "flop_per_byte": why.flop_per_byte,
+                "flips_searched": {"from_scale": why.searched[0], "to_scale": why.searched[1]},
+                "improvement": improvement_document(why.improvement, plan),
+            }
+            of_layers = {name: {"why": why_document(why[name], why)} for name in names}
+        case StepExplanation():
+            of_plan = {"step": step_document(why)}
+            of_layers = {layer.name: {"why": step_layer_document(layer)} for layer in why.layers}
     return {
         "model": plan.graph.name,
         "num_devices": plan.num_devices,
@@ -117,12 +153,8 @@ def _document(
         "cost_unit": plan.cost_unit,
         "hidden_cost": plan.hidden_cost,
         "levels": [{"name": level.name, "devices": level.num_devices} for level in levels],
-        **(of_plan or {}),
-        **({"improvement": improvement_document(why.improvement, plan)} if why else {}),
-        "layers": [
-            _layer_document(plan, plan[name], placements) | ({"why": why_document(why[name], why)} if why else {})
-            for name in names
-        ],
+        **of_plan,
+        "layers": [_layer_document(plan, plan[name], placements) | of_layers.get(name, {}) for name in names],
         **({"sensitivity": sensitivity_document(moves)} if moves is not None else {}),
         "edges": [
             {
@@ -155,6 +187,9 @@ def _layer_document(plan: Plan, layer: LayerPlan, placements: Sequence[Placement
         "splits": layer.splits,
         "devices": list(layer.devices),
         "replicas": layer.num_replicas,
+        "stage": layer.stage,
+        "state": layer.state,
+        "is_recomputed": layer.is_recomputed,
         "compute_cost": layer.compute_cost,
         "communication_cost": layer.communication_cost,
         "transfer_cost": layer.transfer_cost,
@@ -179,12 +214,15 @@ def _bytes_document(plan: Plan, flows: Sequence[Flow]) -> dict[str, Any]:
 
 
 def _print_plan(
-    plan: Plan, placements: Sequence[PlacementTraffic], why: Explanation | None, *, shows_all: bool
+    plan: Plan, placements: Sequence[PlacementTraffic], why: Explanation | StepExplanation | None, *, shows_all: bool
 ) -> None:
     ours, unit = placements[0].flows, plan.cost_unit
     hides = plan.hidden_cost > 0
     if why:
-        print_why(plan, why, shows_all=shows_all)
+        if isinstance(why, StepExplanation):
+            print_step(why, shows_all=shows_all)
+        else:
+            print_why(plan, why, shows_all=shows_all)
         say()
         say("Costs of each layer, and the bytes that its edges and itself move:")
         say()
@@ -198,7 +236,7 @@ def _print_plan(
         [
             [
                 layer.name,
-                configuration_text(layer.splits, plan.num_devices),
+                configuration_text(layer.splits, len(layer.devices)),
                 *(quantity(cost, unit) for cost in (layer.compute_cost, layer.communication_cost, layer.transfer_cost)),
                 *[quantity(plan.hidden_of(layer), unit)] * hides,
                 quantity(layer.memory_bytes, "B"),
@@ -219,27 +257,39 @@ def _print_plan(
         if plan.precision.text:
             say(f"  precision               {plan.precision.text}")
     say()
-    say("Bytes that a step moves between all devices, under this plan's placement and two others:")
+    others = " and two others" if len(placements) > 1 else ""
+    say(f"Bytes that a step moves between all devices, under this plan's placement{others}:")
     say()
     rows = [(placement.name, placement.flows) for placement in placements]
     _print_moved(plan, "placement", rows)
 
 
-def _print_layer(plan: Plan, layer: LayerPlan, placements: Sequence[PlacementTraffic], why: Explanation | None) -> None:
+def _print_layer(
+    plan: Plan,
+    layer: LayerPlan,
+    placements: Sequence[PlacementTraffic],
+    why: Explanation | StepExplanation | None,
+) -> None:
     unit = plan.cost_unit
     space = " ".join(f"{dim}={extent}" for dim, extent in layer.dims.items())
     say(f"{layer.name} ({layer.kind}) of {plan.graph.name} on {plan.num_devices} devices")
     say(f"  iteration space         {space}")
-    say(f"  configuration           {configuration_text(layer.splits, plan.num_devices)}")
+    say(f"  configuration           {configuration_text(layer.splits, len(layer.devices))}")
+    if plan.modes_of(layer):
+        say(f"  mode                    {', '.join(plan.modes_of(layer))}")
     say(f"  compute                 {quantity(layer.compute_cost, unit)}")
-    say(f"  communication inside    {quantity(layer.communication_cost, unit)}")
+    again = " (with its forward pass, once more)" if layer.is_recomputed else ""
+    say(f"  communication inside    {quantity(layer.communication_cost, unit)}{again}")
     say(f"  transfers on edges in   {quantity(layer.transfer_cost, unit)}")
     if plan.hidden_cost:
         hidden = quantity(plan.hidden_of(layer), unit)
         say(f"  hidden of these         {hidden} of {quantity(layer.hideable_cost or 0.0, unit)} that can hide")
     say(f"  memory                  {quantity(layer.memory_bytes, 'B')} on each device")
     say()
-    if why:
+    if isinstance(why, StepExplanation):
+        print_step_layer(why, why[layer.name])
+        say()
+    elif why:
         print_layer_why(plan, why[layer.name], why)
         say()
     print_table(["<part", "<devices"], _parts(plan, layer))
@@ -285,12 +335,14 @@ def _print_moved(plan: Plan, what: str, rows: Sequence[tuple[str, Sequence[Flow]
 
 def _parts(plan: Plan, layer: LayerPlan) -> list[list[str]]:
     """Return rows of a part's coordinates and the devices that hold it."""
-    mesh = device_mesh(layer.name, layer.splits.items(), plan.num_devices, layer.devices)
+    # Those of a stage are counted from its first one.
+    first, count = min(layer.devices), len(layer.devices)
+    mesh = device_mesh(layer.name, layer.splits.items(), count, [device - first for device in layer.devices])
     names = [name for name, size in layer.splits.items() if size > 1]
     holders: dict[str, list[int]] = {}
     for device, point in zip(mesh.devices, mesh.coordinates, strict=True):
         part = " ".join(f"{name}={point[name]}" for name in names) or "whole"
-        holders.setdefault(part, []).append(device)
+        holders.setdefault(part, []).append(first + device)
     return [[part, _listed([*map(str, sorted(devices))], _SHOWN_DEVICES)] for part, devices in holders.items()]
 
 

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from pase import search
+from pase.analysis.explanation import explain_step
 from pase.costs import strategy_memory
 from pase.planning.plan_file import read_plan, write_plan
 from pase.planning.planner import SearchOptions, data_parallel_choice, plan_of, problem_of
+from pase.planning.stages import step_bytes
 from pase.solver import solve
 from tests.cli.conftest import Command, document_of
+from tests.networks import staged_plan
 
 # Devices this slow are worth using even for tiny layers.
 MLP = ("mlp", "-b", "16", "--arg", "inputs=16", "--arg", "hidden=32", "--arg", "classes=8", "--flops", "1e9")
@@ -256,3 +259,48 @@ def test_what_is_explained_is_what_a_run_moves(pase: Command, plan: Path) -> Non
         assert edge["placements"][0]["bytes"] == row["predicted_bytes"]
     for row in rows:
         assert row["measured_bytes"] == sum(row[phase]["measured_bytes"] for phase in ("forward", "backward", "update"))
+
+
+# -- plans in stages
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> Path:
+    path = tmp_path / "stages.json"
+    write_plan(staged_plan(), path)
+    return path
+
+
+def test_a_plan_in_stages_says_what_bounds_the_step(pase: Command, staged: Path) -> None:
+    shown = pase("explain", staged)
+    assert (shown.status, shown.err) == (0, "")
+    for text in ("longest stage ", "devices wait ", "limited by              memory: ", "\nlayer ", "does not fit"):
+        assert text in shown.out
+    document = document_of(pase, "explain", staged)
+    plan = read_plan(staged)
+    assert (document["step"]["micro_batches"], document["step"]["limited_by"]) == (4, "memory")
+    why = explain_step(plan)
+    assert [layer["why"]["reason"] for layer in document["layers"]] == [layer.reason for layer in why.layers]
+    (placement,) = document["placements"]
+    assert placement["edge_bytes"] + placement["layer_bytes"] == sum(step_bytes(plan).values())
+
+
+def test_a_layer_of_a_stage_alone(pase: Command, staged: Path) -> None:
+    name = next(layer.name for layer in staged_plan() if layer.is_recomputed and layer.stage)
+    shown = pase("explain", staged, name)
+    assert (shown.status, shown.err) == (0, "")
+    assert "recomputed" in shown.out
+    assert f"Why: {name}: " in shown.out
+    assert re.search(r"^recomputed +.* the plan's +.* yes$", shown.out, re.MULTILINE)
+    held = re.findall(r"^(?:whole|\w+=\d.*?)  +([\d, ]+)$", shown.out, re.MULTILINE)
+    assert {int(device) for row in held for device in row.split(",")} == {4, 5, 6, 7}
+
+
+def test_other_schemes_are_searched_where_they_are_asked_for(pase: Command, staged: Path, plan: Path) -> None:
+    document = document_of(pase, "explain", staged, "tokens", "--no-why", "--schemes")
+    assert [(one["stages"], one["micro_batches"]) for one in document["schemes"] if one["is_own"]] == [(2, 4)]
+    assert len(document["schemes"]) == 5
+    assert "With other numbers of stages" in pase("explain", staged, "tokens", "--no-why", "--schemes").out
+    refused = pase("explain", plan, "--schemes")
+    assert refused.status == 1
+    assert "--schemes is for plans with these" in refused.err

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pase import Plan, load_machine, search
+from pase.analysis.explanation import explain_step
 from pase.costs import cost_model
 from pase.errors import EmitError
 from pase.graph import Window
@@ -234,6 +235,11 @@ def test_a_plan_in_stages_says_what_each_stage_does() -> None:
         own = [until - begin for stage, _, _, begin, until in stages["passes"] if stage == one["stage"]]
         assert sum(own) == pytest.approx(one["busy_s"])
         assert one["busy_s"] + one["waiting_s"] == pytest.approx(stages["step_time_s"])
+
+
+def test_a_plan_in_stages_says_why() -> None:
+    plan = staged_plan()
+    assert [layer["why"] for layer in only(plan)["layers"]] == [layer.reason for layer in explain_step(plan).layers]
 
 
 def test_bytes_of_a_plan_in_stages_are_those_of_its_programs() -> None:

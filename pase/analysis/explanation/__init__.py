@@ -5,6 +5,7 @@ from pase.analysis.explanation.constrained_search import TIE
 from pase.analysis.explanation.explain import ExplainOptions, LayerOverview, Overview, explain, overview
 from pase.analysis.explanation.improvement import Improvement, improvement
 from pase.analysis.explanation.sensitivity import FARTHEST, Sensitivity, sensitivity
+from pase.analysis.explanation.steps import SchemeOutcome, StepExplanation, StepLayer, explain_step, other_schemes
 from pase.analysis.explanation.why_not import (
     Explanation,
     Flip,
@@ -33,11 +34,16 @@ __all__ = [
     "Part",
     "PartKind",
     "RunnerUp",
+    "SchemeOutcome",
     "Sensitivity",
+    "StepExplanation",
+    "StepLayer",
     "configuration_text",
     "every_choice",
     "explain",
+    "explain_step",
     "improvement",
+    "other_schemes",
     "overview",
     "own_parts",
     "sensitivity",

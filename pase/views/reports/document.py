@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 
 from pase._version import __version__
-from pase.analysis.explanation import LayerOverview, Overview, Part, PartKind, overview, own_parts
+from pase.analysis.explanation import (
+    LayerOverview,
+    Overview,
+    Part,
+    PartKind,
+    StepExplanation,
+    explain_step,
+    overview,
+    own_parts,
+)
 from pase.common.documents import StrPath, write_or_fail
 from pase.costs import cost_model, signature, traffic_of
 from pase.errors import PaseError, PlanError
@@ -272,17 +281,27 @@ def report_document(
     }
 
 
-def _explained(plan: Plan, time_limit_s: float | None, on_progress: Progress | None) -> tuple[Overview | None, str]:
+def _explained(
+    plan: Plan, time_limit_s: float | None, on_progress: Progress | None
+) -> tuple[Overview | StepExplanation | None, str]:
     """Return why a plan is as it is, or what stands in the way of saying so."""
     try:
+        if plan.has_parts:
+            return explain_step(plan, on_progress=on_progress), ""
         return overview(plan, time_limit_s=time_limit_s, on_progress=on_progress), ""
     except PlanError as error:  # of configurations that no search looks at
         return None, str(error)
 
 
 def _plan(
-    name: str, plan: Plan, why: Overview | None, why_note: str, choices: tuple[dict[str, Any] | None, str]
+    name: str,
+    plan: Plan,
+    explained: Overview | StepExplanation | None,
+    why_note: str,
+    choices: tuple[dict[str, Any] | None, str],
 ) -> dict[str, Any]:
+    why = explained if isinstance(explained, Overview) else None
+    reasons = [layer.reason for layer in explained.layers] if explained else [None] * len(plan)
     classes = split_classes(plan.layers)
     moved = movements(plan)
     parts: Sequence[Sequence[Part]] = [layer.parts for layer in why.layers] if why else ()
@@ -339,6 +358,7 @@ def _plan(
                 again[number],
                 why.layers[number] if why else None,
             )
+            | {"why": reasons[number]}
             for number, layer in enumerate(plan.layers)
         ],
         "device_orders": [list(order) for order in orders],
@@ -428,7 +448,6 @@ def _layer(
 def _why(why: LayerOverview | None, total_cost: float) -> dict[str, Any]:
     runner_up = why.runner_up if why else None
     return {
-        "why": why.reason if why else None,
         "why_of": why.like if why else None,
         "num_configurations": why.num_configurations if why else None,
         "runner_up": None
