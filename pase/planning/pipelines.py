@@ -307,6 +307,17 @@ def _batch(whole: Graph, micro_batches: int) -> _Batch:
     )
 
 
+def _told_apart(batch: _Batch, only: Mapping[str, IndexArray]) -> _Batch:
+    """Return a batch whose kinds tell apart layers that are left other configurations."""
+    numbers: dict[Hashable, int] = {}
+    kinds = []
+    for operator, kind in zip(batch.graph.operators, batch.kinds, strict=True):
+        left = only.get(operator.name)
+        key = kind, None if left is None else left.tobytes()
+        kinds.append(numbers.setdefault(key, len(numbers)))
+    return replace(batch, kinds=tuple(kinds))
+
+
 @dataclass
 class _Stages:
     """The stages of a scheme: what they are made of, and those that are solved by now.
@@ -330,13 +341,14 @@ class _Stages:
     @classmethod
     def of(cls, setting: Setting, scheme: Scheme) -> "_Stages":
         batch, devices = _batch(setting.graph, scheme.micro_batches), setting.num_devices // scheme.stages
+        only = _allowed(setting.constraints, batch.graph, devices)
         return cls(
             setting=setting,
             scheme=scheme,
-            batch=batch,
+            batch=_told_apart(batch, only),
             model=cost_model(setting.cost_model, setting.machine, devices, batch.graph.precision),
             links=group_links(setting.machine, setting.num_devices, scheme.stages),
-            only=_allowed(setting.constraints, batch.graph, devices),
+            only=only,
         )
 
     @property

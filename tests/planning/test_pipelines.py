@@ -295,6 +295,19 @@ def test_numbers_that_are_chosen_are_the_best_of_all() -> None:
     assert chosen.lower_bound >= min(plan.lower_bound for plan in each.values()) * (1 - 1e-9) or chosen.gap < 2e-3
 
 
+@pytest.mark.parametrize("layer", ["layer2_ff_1", "layer3_ff_1"])
+def test_constraints_hold_for_the_layers_that_they_are_about_alone(layer: str) -> None:
+    """Stages of equal layers share their answers only where these may have the same configurations."""
+    settings: dict[str, Any] = {"devices": 8, "machine": "v100", "cost_model": "alpha_beta", "micro_batches": 4}
+    free = pase.search(_gpt(16), stages=4, **settings)
+    dims = {"e": 2, "b": 1} if free[layer].splits["e"] == 1 else {"b": 2, "e": 1}
+    text = next(f"{dim}={k}" for dim, k in dims.items() if k > 1)
+    pinned = pase.search(_gpt(16), stages=4, constraints={"pin": {layer: text}}, **settings)
+    assert {dim: pinned[layer].splits[dim] for dim in dims} == dims
+    others = [name for name in ("layer1_ff_1", "layer2_ff_1", "layer3_ff_1", "layer4_ff_1") if name != layer]
+    assert any(pinned[name].splits == free[name].splits for name in others)
+
+
 def test_jobs_and_executors_find_the_same() -> None:
     settings: dict[str, Any] = {"devices": 2, "machine": "v100", "cost_model": "alpha_beta", "stages": "auto"}
     alone = pase.search(_gpt(4), micro_batches="auto", **settings)
