@@ -16,6 +16,7 @@ import pytest
 
 import pase
 from pase.analysis.explanation import configuration_text
+from pase.common.documents import Field
 from pase.costs import strategy_memory
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError
 from pase.graph import Builder, Graph, Operator
@@ -23,6 +24,8 @@ from pase.graph.operators import dense, elementwise, softmax_loss, with_fan_outs
 from pase.models import MODELS
 from pase.planning.constraints import (
     CONSTRAINTS,
+    Forbid,
+    Pin,
     allowed,
     constraint_texts,
     constraints_of,
@@ -426,3 +429,25 @@ def test_names_with_brackets_are_taken_as_they_are() -> None:
     net.add(dense, "blocks[1]", x, out=(("n", 8),))
     left = allowed(constraints_of({"forbid": {"blocks[*]": "b"}}), net.build(), 2)
     assert {len(of) for of in left.of.values()} == {1}
+
+
+def test_states_and_modes_are_words_beside_dims() -> None:
+    given = {
+        "pin": {"a": "zero2", "b": "n=4 zero1 *", "c": "not split replicated", "d": "n=4 c=2 zero3"},
+        "forbid": {"*": "zero3 recompute", "e": "h w zero1"},
+    }
+    found = constraints_of(given)
+    assert CONSTRAINTS.read(Field(CONSTRAINTS.write(found), "", ConfigurationError, "again")) == found
+    states = {
+        each.layers[0]: (each.state, dict(each.splits), each.is_partial) for each in found if isinstance(each, Pin)
+    }
+    assert states == {
+        "a": ("zero2", {}, True),
+        "b": ("zero1", {"n": 4}, True),
+        "c": ("replicated", {}, False),
+        "d": ("zero3", {"n": 4, "c": 2}, False),
+    }
+    forbidden = {each.layers[0]: (each.dims, each.modes) for each in found if isinstance(each, Forbid)}
+    assert forbidden == {"*": ((), ("zero3", "recompute")), "e": (("h", "w"), ("zero1",))}
+    with pytest.raises(ConfigurationError, match="names the states zero1 and zero2; a layer has one of them"):
+        constraints_of({"pin": {"a": "zero1 zero2"}})

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -22,6 +22,7 @@ from pase.importers import MODEL_SUFFIXES, is_builtin, load
 from pase.machine import AUTO, DEFAULT_MACHINE, Machine, load_machine, override_machine, preset_names
 from pase.models import MODELS
 from pase.planning.constraints import (
+    MODES,
     Constraint,
     DevicesOf,
     combined,
@@ -275,13 +276,18 @@ def _warn_of(bind: str) -> None:
         )
 
 
-def _about(option: str, texts: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+def _about(option: str, texts: Iterable[str]) -> Iterator[tuple[str, str, str]]:
     """Yield the layers that an option's values, 'LAYERS: TEXT', speak of, the text and what messages call it."""
     for each in texts:
         layers, colon, text = map(str.strip, each.rpartition(":"))
         if not colon or not layers:
             raise click.BadParameter(f"{each!r} is not of the form 'LAYERS: …'", param_hint=option)
         yield layers, text, f"{option} {each!r}"
+
+
+def _of_all_layers(text: str) -> str:
+    """Return what is forbidden with its layers: modes by themselves are of all."""
+    return f"*: {text}" if text and set(text.replace(",", " ").split()) <= set(MODES) else text
 
 
 def _axes(text: str) -> dict[str, int]:
@@ -323,7 +329,7 @@ def constraint_options(command: CommandT) -> CommandT:
         found: list[Constraint] = [
             *(load_constraints(constraints) if constraints else ()),
             *(pin(*each) for each in _about("--pin", pins)),
-            *(forbid(*each) for each in _about("--forbid", forbidden)),
+            *(forbid(*each) for each in _about("--forbid", map(_of_all_layers, forbidden))),
             *(tie(text, f"--tie {text!r}") for text in ties),
             *([one_mesh(_axes(mesh), f"--mesh {mesh}")] if mesh else []),
         ]
@@ -332,8 +338,12 @@ def constraint_options(command: CommandT) -> CommandT:
         return command(constraints=combined(found), **others)
 
     options: Decorator[Any] = options_of_all(
-        click.option("--pin", "pins", multiple=True, metavar="'LAYERS: n=4 c=2'", help="Have this configuration."),
-        click.option("--forbid", "forbidden", multiple=True, metavar="'LAYERS: h w'", help="Leave these dims whole."),
+        click.option(
+            "--pin", "pins", multiple=True, metavar="'LAYERS: n=4 c=2'", help="Have this configuration, or 'zero2'."
+        ),
+        click.option(
+            "--forbid", "forbidden", multiple=True, metavar="'LAYERS: h w'", help="Leave these dims whole, or 'zero3'."
+        ),
         click.option("--tie", "ties", multiple=True, metavar="'LAYERS, LAYERS'", help="Have equal configurations."),
         click.option("--mesh", metavar="data=8,model=4", help="Split all layers along the axes of one mesh."),
         click.option("--devices-of", "placed", multiple=True, metavar="'LAYER: 0 2 1 3'", help="Of its parts."),

@@ -58,10 +58,19 @@ Links = tuple[Link | None, Link | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeSpace:
-    """Which modes there are to choose from. states: in `STATES`; recompute: whether layers may be recomputed."""
+    """Which modes there are to choose from.
+
+    states: in `STATES`; layers that have no weights to hold in parts are `REPLICATED` in any case. recompute: whether
+    layers may be recomputed. layers: of some layers, by name, what they have instead.
+    """
 
     states: tuple[str, ...] = (REPLICATED,)
     recompute: bool = False
+    layers: Mapping[str, "ModeSpace"] = field(default_factory=FrozenDict, hash=False)
+
+    def of(self, layer: str) -> "ModeSpace":
+        """Return the modes that a layer may have."""
+        return self.layers.get(layer) or replace(self, layers=FrozenDict())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -153,6 +162,15 @@ def sharded(operator: Operator, position: int, splits: Splits) -> BoolArray:
         for exchange in operator.exchanges:
             found &= splits.product(exchange.over if isinstance(exchange, AllReduce) else ()) == 1
     return found & (group > 1) & access.is_trained & (not access.shared)
+
+
+def can_be_in_parts(operator: Operator, splits: Splits) -> bool:
+    """Return whether the state of any weight of a layer can lie in parts, under any of some configurations."""
+    return any(
+        bool(sharded(operator, position, splits).any())
+        for position, read in enumerate(operator.reads)
+        if read in operator.parameters
+    )
 
 
 def _messages(
@@ -264,7 +282,7 @@ def layer_modes(
     may_repeat = space.recompute and operator.name in graph.trained and not operator.is_loss
     rows, states, again, found, passes = [], [], [], [], []
     for number, state in enumerate(STATES):
-        if state not in space.states or (state != REPLICATED and not has_weights):
+        if state not in (space.states if has_weights else (REPLICATED,)):
             continue
         static = sum(state_bytes(graph, operator, splits, memory, state, optimiser), np.zeros(num, dtype=np.int64))
         gathered = whole * (state == "zero3")
@@ -567,11 +585,13 @@ def layer_choices(
         if kind not in known.traffic:
             splits = enumerate_configurations(operator, num_devices) if chosen is None else chosen
             known.traffic[kind] = traffic_of(graph, operator, splits)
-        may_repeat = space.recompute and name not in fixed
+        own_space = space.of(name)
+        may_repeat = own_space.recompute and name not in fixed
         copies = tuple(elsewhere(graph, operator, i) for i in range(len(operator.reads)))
         key = (
             kind,
             own,
+            own_space.states,
             may_repeat,
             name in graph.trained,
             tuple(
@@ -589,7 +609,7 @@ def layer_choices(
                 operator,
                 known.traffic[kind],
                 model,
-                replace(space, recompute=may_repeat),
+                replace(own_space, recompute=may_repeat),
                 keeps=keeps,
                 hides=own,
                 optimiser=optimiser,

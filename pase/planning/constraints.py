@@ -3,7 +3,8 @@
 A constraint names layers by their names, in which ``*`` stands for any text, and leaves some of their configurations;
 the search is exact among the strategies that are left. A configuration is written as PaSE prints it, "n=4 c=2": dims
 that it does not name are not split, unless it ends in ``*``, which leaves them free. "×8" at its end, by which PaSE
-says that eight devices have each part, is held against the number of devices.
+says that eight devices have each part, is held against the number of devices. Beside dims a pin may name a state of
+weights, "n=4 zero2", and what is forbidden may be states, and that a layer is recomputed: "h w zero3 recompute".
 
     tie = ["layers.*.attn.q, layers.*.attn.k"]
 
@@ -13,6 +14,7 @@ says that eight devices have each part, is held against the number of devices.
 
     [forbid]
     "conv*" = "h w"
+    "*" = "zero3"
 
     [mesh]
     data = 8
@@ -38,7 +40,9 @@ from numpy.typing import NDArray
 
 from pase.common.codecs import POSITIVE, TEXT, Codec, array, defined, descriptions, json_schema, record, table, wholes
 from pase.common.documents import Field, StrPath
+from pase.common.frozen import FrozenDict
 from pase.costs import Problem
+from pase.costs.modes import STATES, ModeSpace
 from pase.errors import ConfigurationError
 from pase.graph import Graph, Operator
 from pase.machine.lines import field_lines
@@ -50,6 +54,10 @@ Mask = NDArray[np.bool_]
 
 MOST_SHOWN = 6
 """Of names and configurations that an error lists."""
+
+RECOMPUTE = "recompute"
+MODES = (*STATES[1:], RECOMPUTE)
+"""Of layers, that a search may choose."""
 
 NOT_SPLIT = "not split"
 """The configuration that has nothing to name, as text."""
@@ -73,12 +81,14 @@ class Pin(Constraint):
     """Layers have this configuration.
 
     splits: by dim. is_partial: whether the dims that it does not name are free. copies: how many devices have each
-    part, where that is said; it follows from the splits and the number of devices.
+    part, where that is said; it follows from the splits and the number of devices. state: of the weights, in `STATES`;
+    None where that is free.
     """
 
     splits: Mapping[str, int]
     is_partial: bool = False
     copies: int | None = None
+    state: str | None = None
 
     def allowed(self, operator: Operator, configurations: IndexArray) -> Mask:
         """Return which configurations agree with it."""
@@ -92,9 +102,10 @@ class Pin(Constraint):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forbid(Constraint):
-    """Layers do not split these dims, where they have them."""
+    """Layers do not split these dims, where they have them, and are in none of these modes, in `MODES`."""
 
-    dims: tuple[str, ...]
+    dims: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ()
 
     def allowed(self, operator: Operator, configurations: IndexArray) -> Mask:
         """Return which configurations leave the dims whole."""
@@ -145,10 +156,15 @@ def splits_text(splits: Mapping[str, int]) -> str:
 def pin(layers: str, text: str, where: str) -> Pin:
     """Return the pin of layers to a configuration as PaSE prints it; ConfigurationError for another text.
 
-    text: "n=4 c=2", "n=4 c=2 ×8" or "not split ×8", and "n=4 *" where the other dims are free.
+    text: "n=4 c=2", "n=4 c=2 ×8" or "not split ×8", and "n=4 *" where the other dims are free. Any may name a state of
+    weights, too, "n=4 zero2"; a state alone leaves all dims free.
     """
     splits: dict[str, int] = {}
     words = text.replace(",", " ").split()
+    states = [word for word in words if word in STATES]
+    if len(states) > 1:
+        raise ConfigurationError(f"{where} names the states {' and '.join(states)}; a layer has one of them")
+    words = [word for word in words if word not in STATES] or ["*"] * bool(states)
     if not words:
         raise ConfigurationError(f"{where} is empty; expected splits such as 'n=4 c=2', or '{NOT_SPLIT}'")
     copies = re.fullmatch(r"[×x]([1-9][0-9]{0,8})", words[-1])
@@ -163,16 +179,24 @@ def pin(layers: str, text: str, where: str) -> Pin:
             )
         splits[found[1]] = int(found[2])
     return Pin(
-        layers=(layers,), splits=splits, is_partial=is_partial, copies=int(copies[1]) if copies else None, where=where
+        layers=(layers,),
+        splits=splits,
+        is_partial=is_partial,
+        copies=int(copies[1]) if copies else None,
+        state=states[0] if states else None,
+        where=where,
     )
 
 
 def forbid(layers: str, text: str, where: str) -> Forbid:
-    """Return what forbids dims, "h w", to be split."""
-    dims = tuple(text.replace(",", " ").split())
-    if not dims:
-        raise ConfigurationError(f"{where} names no dim; expected those that are not split, such as 'h w'")
-    return Forbid(layers=(layers,), dims=dims, where=where)
+    """Return what forbids dims, "h w", to be split, and modes, "zero3 recompute"."""
+    words = tuple(text.replace(",", " ").split())
+    if not words:
+        raise ConfigurationError(
+            f"{where} names no dim; expected those that are not split, such as 'h w', or modes: {', '.join(MODES)}"
+        )
+    dims, modes = (tuple(word for word in words if (word in MODES) == is_mode) for is_mode in (False, True))
+    return Forbid(layers=(layers,), dims=dims, modes=modes, where=where)
 
 
 def tie(text: str, where: str) -> Tie:
@@ -228,12 +252,14 @@ def _write(constraints: Constraints) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for each in constraints:
         match each:
-            case Pin(splits=splits, is_partial=is_partial, copies=copies):
+            case Pin(splits=splits, is_partial=is_partial, copies=copies, state=state):
                 words = [f"{dim}={k}" for dim, k in splits.items()] or ([] if is_partial else [NOT_SPLIT])
-                more = ["*"] if is_partial else [f"×{copies}"] if copies else []
+                words += [state] if state else []
+                # A state alone leaves dims free.
+                more = ["*"] if is_partial and words != [state] else [f"×{copies}"] if copies else []
                 found.setdefault("pin", {})[each.layers[0]] = " ".join([*words, *more])
-            case Forbid(dims=dims):
-                found.setdefault("forbid", {})[each.layers[0]] = " ".join(dims)
+            case Forbid(dims=dims, modes=modes):
+                found.setdefault("forbid", {})[each.layers[0]] = " ".join([*dims, *modes])
             case Tie():
                 found.setdefault("tie", []).append(", ".join(each.layers))
             case OneMesh(axes=axes):
@@ -448,6 +474,34 @@ def allowed(
         ties=tuple((each, tuple(name for name in graph.index if name in group)) for each, group in ties),
         num_devices=num_devices,
     )
+
+
+def mode_space(space: ModeSpace, constraints: Constraints, graph: Graph) -> ModeSpace:
+    """Return what constraints leave of the modes to choose from; ConfigurationError where they leave a layer none.
+
+    graph: with its fan-outs.
+    """
+    layers: dict[str, ModeSpace] = {}
+    for each in constraints:
+        kept, forbidden = space.states, tuple[str, ...]()
+        match each:
+            case Pin(state=str(state)):
+                kept = (state,)
+            case Forbid(modes=modes) if modes:
+                forbidden = modes
+            case _:
+                continue
+        for name in (name for layers_of in each.layers for name in _matching(layers_of, graph, each.where)):
+            own = layers.get(name, space.of(name))
+            states = tuple(state for state in own.states if state in kept and state not in forbidden)
+            if not states:
+                have = ", ".join(own.states)
+                raise ConfigurationError(
+                    f"{each.where}: that leaves layer {name!r} no state of its weights; it has {have} to choose from "
+                    f"(--modes, of {', '.join(STATES[1:])})"
+                )
+            layers[name] = ModeSpace(states=states, recompute=own.recompute and RECOMPUTE not in forbidden)
+    return replace(space, layers=FrozenDict({**space.layers, **layers}))
 
 
 def devices_by_hand(constraints: Constraints, graph: Graph) -> dict[str, tuple[int, ...]]:

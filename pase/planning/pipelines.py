@@ -307,13 +307,13 @@ def _batch(whole: Graph, micro_batches: int) -> _Batch:
     )
 
 
-def _told_apart(batch: _Batch, only: Mapping[str, IndexArray]) -> _Batch:
-    """Return a batch whose kinds tell apart layers that are left other configurations."""
+def _told_apart(batch: _Batch, only: Mapping[str, IndexArray], space: ModeSpace) -> _Batch:
+    """Return a batch whose kinds tell apart layers that are left other configurations or modes."""
     numbers: dict[Hashable, int] = {}
     kinds = []
     for operator, kind in zip(batch.graph.operators, batch.kinds, strict=True):
         left = only.get(operator.name)
-        key = kind, None if left is None else left.tobytes()
+        key = kind, space.of(operator.name), None if left is None else left.tobytes()
         kinds.append(numbers.setdefault(key, len(numbers)))
     return replace(batch, kinds=tuple(kinds))
 
@@ -345,7 +345,7 @@ class _Stages:
         return cls(
             setting=setting,
             scheme=scheme,
-            batch=_told_apart(batch, only),
+            batch=_told_apart(batch, only, setting.space),
             model=cost_model(setting.cost_model, setting.machine, devices, batch.graph.precision),
             links=group_links(setting.machine, setting.num_devices, scheme.stages),
             only=only,

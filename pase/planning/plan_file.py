@@ -31,13 +31,14 @@ from pase.common.codecs import (
 )
 from pase.common.documents import Field, StrPath, write_atomically
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, REPLICATED, STATES, DeviceMemory, cost_model
+from pase.costs.modes import ModeSpace, can_be_in_parts
 from pase.errors import ConfigurationError, CostError, MachineError, PlanError
 from pase.graph import ITEMSIZES, Graph, Precision, graph_document
 from pase.graph.document import DIMS, GRAPH, SCALARS
 from pase.graph.operators import with_fan_outs
 from pase.graph.precision import INDEX, PRECISIONS
 from pase.machine.files import MACHINE, machine_descriptions
-from pase.planning.constraints import CONSTRAINTS, allowed, constraints_descriptions
+from pase.planning.constraints import CONSTRAINTS, allowed, constraints_descriptions, mode_space
 from pase.planning.pipelines import data_parallel_step
 from pase.planning.plan import (
     SCHEDULES,
@@ -51,6 +52,7 @@ from pase.planning.plan import (
 from pase.planning.steps import Step
 from pase.planning.strategy import plan_layers, total_cost
 from pase.sharding.configurations import data_parallel_splits
+from pase.sharding.shards import splits_of
 
 _RELATIVE_TOLERANCE = 1e-9
 """Costs are sums of doubles: another order of summation may change their last bits, an edit changes more."""
@@ -280,10 +282,20 @@ def _verify_constraints(plan: Plan, document: Field) -> None:
     if member is None:
         return
     try:
-        left = allowed(plan.constraints, plan.graph, plan.num_devices)
+        left = allowed(plan.constraints, plan.graph, plan.num_devices // plan.num_groups)
+        modes = mode_space(ModeSpace(states=STATES, recompute=True), plan.constraints, plan.graph)
         for field, operator, layer in zip(document["layers"].items(), plan.graph.operators, plan.layers, strict=True):
-            if not (left.configurations(plan.graph, operator) == np.array([*layer.splits.values()])).all(axis=1).any():
+            splits = left.configurations(plan.graph, operator)
+            if not (splits == np.array([*layer.splits.values()])).all(axis=1).any():
                 raise field["splits"].fail("is none that the plan's constraints allow: search again")
+            own = modes.of(layer.name)
+            has_states = layer.state != REPLICATED or can_be_in_parts(operator, splits_of(operator, splits))
+            if has_states and layer.state not in own.states:
+                raise field["state"].fail(
+                    f"is {layer.state!r}, which the plan's constraints do not allow: search again"
+                )
+            if layer.is_recomputed and not own.recompute:
+                raise field["is_recomputed"].fail("is true, which the plan's constraints do not allow: search again")
     except ConfigurationError as error:
         raise member.fail(f"cannot be kept to: {error}") from None
     for _, group in left.ties:

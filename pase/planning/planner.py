@@ -19,9 +19,12 @@ from pase.costs.modes import STATES, ModeSpace
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError, SolverError, unknown_name
 from pase.graph import Graph, Operator, Precision
 from pase.graph.operators import with_fan_outs
+from pase.graph.stages import with_cuts
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
 from pase.planning.constraints import (
+    MODES,
+    RECOMPUTE,
     Allowed,
     Constraints,
     DevicesOf,
@@ -29,6 +32,7 @@ from pase.planning.constraints import (
     allowed,
     constraints_of,
     devices_by_hand,
+    mode_space,
     with_ties,
 )
 from pase.planning.memory_limit import search_within
@@ -59,10 +63,7 @@ FITTING_MODELS = frozenset({"step"})
 RESERVED_SHARE = 0.1
 """Of a device's memory: what is left to the framework, its kernels' workspaces and what lies unused between tensors."""
 
-RECOMPUTE, AUTO_NUMBER = "recompute", "auto"
-
-MODES = (*STATES[1:], RECOMPUTE)
-"""Of layers, that a search may choose."""
+AUTO_NUMBER = "auto"
 
 PROOF = 1e-12
 """Costs that differ by no more than this part of them are the same sum in another order."""
@@ -150,10 +151,11 @@ def search(
     devices = check_search(graph, devices, keep_batch=options.keep_batch)
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
     start_s = perf_counter()
+    space = _modes(options, graph)
     if options.has_parts:
         if reload is None and not isinstance(model, Graph):
             reload = partial(_reloaded, model)
-        return _search_step(graph, devices, machine, options, start_s, on_progress, reload)
+        return _search_step(graph, devices, machine, options, space, start_s, on_progress, reload)
     limits = _Limits.of(options, start_s)
     bound, make = None, partial(problem_of, graph, devices, machine, options.cost_model)
     try:
@@ -233,6 +235,7 @@ def _search_step(
     devices: int,
     machine: Machine,
     options: SearchOptions,
+    space: ModeSpace,
     start_s: float,
     on_progress: Progress | None,
     reload: Callable[[int], Graph] | None,
@@ -256,10 +259,7 @@ def _search_step(
         num_devices=devices,
         machine=machine,
         cost_model=options.cost_model,
-        space=ModeSpace(
-            states=(STATES[0], *(state for state in STATES[1:] if state in options.modes)),
-            recompute=RECOMPUTE in options.modes,
-        ),
+        space=space,
         optimiser=options.optimiser,
         limit_bytes=inf if limit is None else float(limit),
         constraints=options.constraints,
@@ -277,6 +277,15 @@ def _search_step(
     if m > 1 and graph.framework and reload is not None:
         made = reload(setting.batch // m).in_precision(graph.precision)
     return plan_of_step(setting, found, bound, perf_counter() - start_s, graph=made)
+
+
+def _modes(options: SearchOptions, graph: Graph) -> ModeSpace:
+    """Return the modes to choose from; ConfigurationError where constraints leave a layer none."""
+    space = ModeSpace(
+        states=(STATES[0], *(state for state in STATES[1:] if state in options.modes)),
+        recompute=RECOMPUTE in options.modes,
+    )
+    return mode_space(space, options.constraints, with_cuts(graph)) if options.constraints else space
 
 
 def _reloaded(model: object, batch: int) -> Graph:

@@ -108,9 +108,9 @@ class Step:
             )
             choice = []
             for modes, layer in zip(tables.layers, layers, strict=True):
-                is_own = (modes.state == STATES.index(layer.state)) & (modes.again == layer.is_recomputed)
-                # What has no weights to hold otherwise, and no backward pass, has no such modes.
-                choice.append(int(np.flatnonzero(is_own)[0]) if is_own.any() else 0)
+                # Without weights to hold otherwise there is one state; without a backward pass nothing is recomputed.
+                has_state, is_again = modes.state == STATES.index(layer.state), modes.again == layer.is_recomputed
+                choice.append(int(np.argmax(2 * is_again + has_state)))
             problem = StageProblem(tables=tables, weight=1.0, in_flight=self.in_flight(number), limit_bytes=np.inf)
             found.append((problem, tuple(choice)))
         return tuple(found)

@@ -10,6 +10,7 @@ import pase
 from pase import Plan
 from pase.analysis.explanation import explain_step, other_schemes
 from pase.errors import PlanError
+from pase.planning.constraints import Forbid
 from pase.planning.steps import Step
 from pase.sharding.configurations import enumerate_configurations
 from tests.networks import staged_plan
@@ -32,7 +33,7 @@ def test_modes_take_what_the_step_with_them_does() -> None:
     found = explain_step(plan)
     assert [layer.name for layer in found.layers] == [layer.name for layer in plan]
     checked = 0
-    for layer in [one for one in found.layers if len(one.modes) > 2][::9]:
+    for layer in [one for one in found.layers if len(one.modes) > 2][::5]:
         for mode in layer.modes:
             step = _step(plan, layer.name, state=mode.state, is_recomputed=mode.is_recomputed)
             assert mode.step_s == pytest.approx(step.cost)
@@ -118,3 +119,13 @@ def test_the_graph_of_the_whole_batch_is_needed() -> None:
         other_schemes(other)
     graph = pase.load("mlp", batch=32, arguments={"layers": 4, "inputs": 64, "hidden": 64, "classes": 64})
     assert other_schemes(other, whole=graph) == other_schemes(plan)
+
+
+def test_constraints_hold_for_what_could_be_otherwise() -> None:
+    plan = _free_plan(modes=("zero1", "zero2"), constraints=(Forbid(layers=("*",), modes=("zero3", "recompute")),))
+    for layer in explain_step(plan).layers:
+        assert {mode.state for mode in layer.modes} <= {"replicated", "zero1", "zero2"}
+        assert not any(mode.is_recomputed for mode in layer.modes)
+    pinned = replace(plan, constraints=(Forbid(layers=("fc2",), dims=("c", "n")),))
+    other = explain_step(pinned, ["fc2"])["fc2"].other
+    assert other is None or (other.splits["n"], other.splits["c"]) == (1, 1)

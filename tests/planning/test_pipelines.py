@@ -3,6 +3,7 @@
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import combinations, pairwise, product
 from math import inf, prod
 from pathlib import Path
@@ -306,6 +307,66 @@ def test_constraints_hold_for_the_layers_that_they_are_about_alone(layer: str) -
     assert {dim: pinned[layer].splits[dim] for dim in dims} == dims
     others = [name for name in ("layer1_ff_1", "layer2_ff_1", "layer3_ff_1", "layer4_ff_1") if name != layer]
     assert any(pinned[name].splits == free[name].splits for name in others)
+
+
+def test_modes_of_single_layers_are_searched_as_brute_force_does() -> None:
+    """A layer may have less to choose from than others: the optimum is that of what is left."""
+    checked = 0
+    for seed in range(40):
+        setting, scheme = _random_case(seed)
+        space = ModeSpace(
+            states=STATES, recompute=True, layers={"fc0": ModeSpace(states=("zero2",)), "head": ModeSpace()}
+        )
+        setting = replace(setting, space=space)
+        if scheme.stages > len(cuts(with_cuts(micro_batch(setting.graph, scheme.micro_batches)))) + 1:
+            continue
+        expected = _brute_force(setting, scheme)
+        if expected is None or expected == inf:
+            continue
+        found = solve_scheme(setting, scheme)
+        assert found.cost == pytest.approx(expected, rel=1e-9)
+        names = [operator.name for operator in with_cuts(setting.graph).operators]
+        modes = {
+            name: (STATES[state], again)
+            for part in found.parts
+            for name, state, again in zip(names[part.first : part.beyond], part.states, part.again, strict=True)
+        }
+        assert modes["fc0"] in (("zero2", False), ("replicated", False))
+        assert modes["head"] == ("replicated", False)
+        checked += 1
+    assert checked > 10
+
+
+@pytest.mark.parametrize("text", ["zero3", "zero3 recompute"])
+def test_what_is_forbidden_is_in_no_layer(text: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"devices": 4, "machine": "v100", "cost_model": "alpha_beta", "optimiser": "adamw"}
+    free = pase.search(_gpt(8), micro_batches=2, **settings)
+    limit = int(0.7 * free.memory.total_bytes)
+    settings |= {"micro_batches": 2, "modes": ["zero2", "zero3", "recompute"], "device_memory_bytes": limit}
+    plan = pase.search(_gpt(8), constraints={"forbid": {"*": text}, "pin": {"layer2_ff_1": "zero2"}}, **settings)
+    assert not any(layer.state == "zero3" for layer in plan)
+    assert "recompute" not in text or not any(layer.is_recomputed for layer in plan)
+    assert plan["layer2_ff_1"].state == "zero2"
+    plan.save(tmp_path / "plan.json")
+    assert pase.load_plan(tmp_path / "plan.json") == plan
+    document = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    document["constraints"]["forbid"]["*"] = "zero2"
+    (tmp_path / "changed.json").write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(PlanError, match="that leaves layer 'layer2_ff_1' no state of its weights"):
+        pase.load_plan(tmp_path / "changed.json")
+    del document["constraints"]["pin"]
+    (tmp_path / "changed.json").write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(PlanError, match="state is 'zero2', which the plan's constraints do not allow"):
+        pase.load_plan(tmp_path / "changed.json")
+
+
+def test_modes_that_are_not_there_to_choose_from_are_told() -> None:
+    settings: dict[str, Any] = {"devices": 2, "machine": "v100", "cost_model": "alpha_beta"}
+    for modes in ([], ["zero1"]):
+        with pytest.raises(
+            ConfigurationError, match=r"pin.layer1_ff_1: that leaves .* no state of its weights; it has"
+        ):
+            pase.search(_gpt(4), constraints={"pin": {"layer1_ff_1": "zero2"}}, modes=modes, **settings)
 
 
 def test_jobs_and_executors_find_the_same() -> None:

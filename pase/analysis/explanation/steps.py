@@ -25,13 +25,13 @@ from pase.graph.micro_batch import micro_batch
 from pase.graph.stages import with_cuts
 from pase.importers import load
 from pase.models import MODELS
+from pase.planning.constraints import allowed, mode_space
 from pase.planning.links import group_links
 from pase.planning.pipelines import Scheme, Setting, schemes, solve_scheme
 from pase.planning.plan import LayerPlan, Plan
 from pase.planning.planner import Progress
 from pase.planning.stage_problem import StageProblem, StageSums
 from pase.planning.steps import Step
-from pase.sharding.configurations import enumerate_configurations
 from pase.sharding.shards import IndexArray
 
 
@@ -70,7 +70,7 @@ class StepLayer:
 
     def text(self, mode: LayerMode) -> str:
         """Return a mode in words: "zero1, recomputed"; "kept" where the layer has no weights to hold otherwise."""
-        has_states = len({each.state for each in self.modes}) > 1
+        has_states = len({each.state for each in self.modes} | {REPLICATED}) > 1
         return ", ".join([*[mode.state] * has_states, "recomputed" if mode.is_recomputed else "kept"])
 
     @property
@@ -148,6 +148,8 @@ class _Work:
 
     def __init__(self, plan: Plan, step: Step) -> None:
         self.plan, self.step = plan, step
+        self.modes = mode_space(ModeSpace(states=STATES, recompute=True), plan.constraints, plan.graph)
+        self.left = allowed(plan.constraints, plan.graph, step.group)
         self.limit = inf if plan.device_memory_bytes is None else plan.device_memory_bytes
 
     def layer(self, layer: LayerPlan, *, is_whole: bool) -> StepLayer:
@@ -174,8 +176,11 @@ class _Work:
         own: int | None,
     ) -> Iterator[LayerMode]:
         """Yield what each choice of a layer takes, [rows] its configurations."""
-        modes = problem.tables.layers[at]
+        modes, may = problem.tables.layers[at], self.modes.of(layer.name)
         for c in range(len(modes)):
+            is_allowed = STATES[modes.state[c]] in may.states and (may.recompute or not modes.again[c])
+            if c != own and not is_allowed:
+                continue
             sums = problem.sums((*choice[:at], c, *choice[at + 1 :]))
             step = self._step_s(layer.stage, sums)
             memory = sums.memory_bytes(self.step.in_flight(layer.stage))
@@ -206,7 +211,7 @@ class _Work:
             operator.name: np.array([list(own.splits.values())], dtype=np.int32)
             for operator, own in zip(graph.operators, step.layers[first:beyond], strict=True)
         }
-        rows[layer.name] = enumerate_configurations(graph.operators[at], step.group)
+        rows[layer.name] = self.left.configurations(step.graph, graph.operators[at])
         problem, choice = step.problems[number]
         tables = mode_tables(
             graph,
@@ -283,16 +288,17 @@ def other_schemes(
         PlanError: the graph of the whole batch is not known.
     """
     states = {layer.state for layer in plan}
+    whole = _whole(plan) if whole is None else whole
+    space = space or ModeSpace(
+        states=tuple(state for state in STATES if state == REPLICATED or state in states),
+        recompute=any(layer.is_recomputed for layer in plan),
+    )
     setting = Setting(
-        graph=_whole(plan) if whole is None else whole,
+        graph=whole,
         num_devices=plan.num_devices,
         machine=plan.machine,
         cost_model=plan.cost_model,
-        space=space
-        or ModeSpace(
-            states=tuple(state for state in STATES if state == REPLICATED or state in states),
-            recompute=any(layer.is_recomputed for layer in plan),
-        ),
+        space=mode_space(space, plan.constraints, plan.graph),
         optimiser=plan.optimiser,
         limit_bytes=inf if plan.device_memory_bytes is None else float(plan.device_memory_bytes),
         constraints=plan.constraints,
