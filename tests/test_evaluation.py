@@ -18,6 +18,7 @@ from pase.costs import Problem
 from pase.errors import ConfigurationError, IntegratedError, MemoryLimitError, PaseError, PlanError
 from pase.models import MODELS
 from pase.planning.planner import problem_of
+from pase.views.reports.sweep import sweep
 from tests.networks import SMALL, slow_machine, small_graph, small_plan, tiny_graph, tiny_plan
 
 TINY = {"machine": slow_machine()}
@@ -381,3 +382,79 @@ def test_json_says_the_same_as_toml(tmp_path: Path) -> None:
     assert len({tuple(layer.devices for layer in plan) for plan in plans}) == 1
     assert len({plan.total_cost for plan in plans}) == 1
     assert np.array_equal(plans[0]["fc1"].devices, document["devices"]["fc1"])
+
+
+# -- plans with micro-batches, stages and modes
+
+
+def _free_graph(batch: int = 32) -> Graph:
+    return pase.load("mlp", batch=batch, arguments={"layers": 4, "inputs": 64, "hidden": 64, "classes": 64})
+
+
+def _step_plan(**settings: Any) -> Plan:
+    chosen = {"machine": "v100", "cost_model": "alpha_beta", "stages": 2, "micro_batches": 4, "modes": ["recompute"]}
+    return pase.search(_free_graph(), 4, **{**chosen, **settings})
+
+
+def test_a_plan_in_stages_is_evaluated_beside_all_numbers_of_stages(tmp_path: Path) -> None:
+    plan = _step_plan()
+    found = evaluation(_free_graph(), plan)
+    assert found.plan.total_cost == plan.total_cost
+    assert [layer.devices for layer in found.plan] == [layer.devices for layer in plan]
+    modes = ["zero1", "zero2", "zero3", "recompute"]
+    settings: dict[str, Any] = {"machine": "v100", "cost_model": "alpha_beta", "modes": modes}
+    best = pase.search(_free_graph(), 4, stages="auto", micro_batches="auto", **settings)
+    assert found.optimum_cost == pytest.approx(best.total_cost, rel=2e-3)
+    assert found.plan.lower_bound <= best.total_cost * (1 + 1e-9)
+    found.plan.save(tmp_path / "plan.json")
+    assert pase.load_plan(tmp_path / "plan.json") == found.plan
+
+
+def test_a_plan_in_stages_is_evaluated_for_another_machine() -> None:
+    plan = _step_plan()
+    found = pase.evaluate(_free_graph(), plan, machine="a100", cost_model="step", time_limit_s=1)
+    own = pase.search(_free_graph(), 4, machine="a100", cost_model="step", stages=2, micro_batches=4)
+    assert found.machine.name == "a100"
+    assert found.total_cost >= own.lower_bound
+    assert [layer.splits for layer in found] == [layer.splits for layer in plan]
+
+
+def test_what_is_another_step_is_not_evaluated() -> None:
+    plan = _step_plan()
+    with pytest.raises(PlanError, match="with 8 devices it is another step: search it"):
+        pase.evaluate(_free_graph(), plan, 8)
+    with pytest.raises(PlanError, match="give the batch that it was searched with"):
+        pase.evaluate(_free_graph(64), plan)
+    with pytest.raises(ConfigurationError, match="cost model 'paper' counts FLOP and bytes"):
+        pase.evaluate(_free_graph(), plan, cost_model="paper")
+
+
+def test_a_layer_of_a_stage_is_replaced_and_all_others_kept() -> None:
+    plan = _step_plan()
+    other = {"n": 2} if plan["fc2"].splits["n"] == 1 else {"b": 2}
+    found = plan.replace("fc2", rest="kept", **other)
+    assert {dim: k for dim, k in found["fc2"].splits.items() if k > 1} == other
+    assert [layer.splits for layer in found if layer.name != "fc2"] == [
+        layer.splits for layer in plan if layer.name != "fc2"
+    ]
+    assert found.total_cost >= plan.lower_bound
+    assert found.replace("fc2", rest="kept", **plan["fc2"].splits).total_cost == plan.total_cost
+    with pytest.raises(PlanError, match="whose rest is not chosen anew here: give rest="):
+        plan.replace("fc2", **other)
+    with pytest.raises(ConfigurationError, match="leaves layer 'fc2' no configuration"):
+        plan.replace("fc2", rest="kept", n=4)
+
+
+def test_plans_in_stages_differ_by_what_their_steps_take() -> None:
+    plan = _step_plan()
+    other = plan.replace("fc2", rest="kept", **({"n": 2} if plan["fc2"].splits["n"] == 1 else {"b": 2}))
+    found = difference(plan, other)
+    assert found.cost == other.total_cost - plan.total_cost
+    assert "fc2" in [layer.name for layer in found.layers if not layer.is_split_alike]
+
+
+def test_what_is_not_worked_out_for_steps_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="a session plans without micro-batches, stages and modes"):
+        pase.Session(_free_graph(), 4, "v100", cost_model="alpha_beta", stages=2)
+    with pytest.raises(PlanError, match="whose costs are no sum over layers"):
+        sweep(_step_plan(), (1, 2))

@@ -20,9 +20,9 @@ class LayerDifference:
 
     @property
     def is_split_alike(self) -> bool:
-        """Whether its configuration is the same: then its neighbours are what makes its cost another."""
-        first, second = self.layers
-        return first.splits == second.splits
+        """Whether its configuration and modes are the same: then its neighbours are what makes its cost another."""
+        first, second = ((one.splits, one.stage, one.state, one.is_recomputed) for one in self.layers)
+        return first == second
 
     @property
     def costs(self) -> tuple[float, float]:
@@ -50,7 +50,10 @@ class Difference:
 
     @property
     def cost(self) -> float:
-        """What the second plan costs more: the sum over the layers, to rounding."""
+        """What the second plan costs more: the sum over the layers, to rounding, where costs are such a sum."""
+        first, second = self.plans
+        if first.has_parts or second.has_parts:
+            return second.total_cost - first.total_cost
         return fsum(layer.cost for layer in self.layers)
 
 

@@ -15,22 +15,27 @@ in a known strategy or in a plan.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf, isclose
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypedDict, Unpack
 
+from pase._version import __version__
 from pase.analysis.baselines.registry import BASELINES, baseline_of
 from pase.analysis.explanation.constrained_search import nearest
 from pase.analysis.explanation.improvement import Improvement, improvement
 from pase.common.codecs import choice
 from pase.common.documents import Field, StrPath
 from pase.common.names import short
-from pase.costs import DEFAULT_OPTIMISER, Allowance, Problem, TimeUpError
-from pase.errors import ConfigurationError, PlanError, unknown_name
+from pase.costs import DEFAULT_OPTIMISER, STATES, Allowance, Problem, TimeUpError, cost_model
+from pase.costs.modes import ModeSpace
+from pase.errors import ConfigurationError, MemoryLimitError, PlanError, unknown_name
 from pase.graph import Graph, Precision
+from pase.graph.micro_batch import micro_batch
 from pase.graph.operators import with_fan_outs
+from pase.graph.stages import with_cuts
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
 from pase.planning.constraints import (
@@ -44,12 +49,15 @@ from pase.planning.constraints import (
     file_text,
     toml_document,
 )
+from pase.planning.pipelines import Setting, data_parallel_step, search_schemes
 from pase.planning.plan import NOT_SEARCHED, Plan, SearchRecord
 from pase.planning.plan_file import plan_from_document
 from pase.planning.planner import (
     PROOF,
+    RESERVED_SHARE,
     Progress,
     check_search,
+    check_seconds,
     configurations_beside,
     data_parallel_choice,
     given_solution,
@@ -58,6 +66,7 @@ from pase.planning.planner import (
     search,
     settings_of,
 )
+from pase.planning.steps import Step
 from pase.sharding.configurations import data_parallel_splits
 from pase.solver import RELATIVE_TOLERANCE, default_solver_memory_bytes, solve
 
@@ -149,6 +158,8 @@ def evaluation(
     setting = _Setting.of(model, chosen, devices, settings)
     start_s = perf_counter()
     deadline_s = inf if time_limit_s is None else start_s + time_limit_s
+    if chosen.plan is not None and chosen.plan.has_parts:
+        return _step_evaluation(setting, chosen, chosen.plan, deadline_s, on_progress)
     problem, bound = setting.problem(Allowance(deadline_s=deadline_s), on_progress)
     plan = setting.plan_of(chosen, problem, time_limit_s, on_progress)
     if problem is not None and (only := configurations_beside(plan)) is not None:
@@ -301,6 +312,95 @@ class _Setting:
         return [problem.splits(vertex, index) for vertex, index in enumerate(choice)]
 
 
+def _step_evaluation(
+    setting: _Setting, strategy: Strategy, plan: Plan, deadline_s: float, on_progress: Progress | None
+) -> Evaluation:
+    """Return a plan with micro-batches, stages or modes for what is asked, beside the best of all numbers and modes.
+
+    What fits its own limit on memory, or the devices that are asked for, is what it is compared with.
+    """
+    if strategy.constraints or setting.devices != plan.num_devices:
+        what = "pins beside it" if strategy.constraints else f"{setting.devices} devices"
+        raise PlanError(
+            f"{strategy.where} has micro-batches, stages or modes of layers, for {plan.num_devices} devices; with "
+            f"{what} it is another step: search it (pase search with --pin, --stages, --micro-batches, --modes)"
+        )
+    check_seconds(setting.cost_model)
+    graph = with_cuts(micro_batch(setting.graph, plan.micro_batches))
+    _check_same_layers(plan, graph, strategy.where)
+    if any(list(plan[name].dims.values()) != list(graph[name].extents.values()) for name in graph.index):
+        raise PlanError(
+            f"{strategy.where} is of {plan.micro_batches} micro-batches of another size than those of "
+            f"{short(graph.name)!r} with this batch: give the batch that it was searched with (--batch)"
+        )
+    step = replace(
+        Step.of(plan),
+        graph=graph,
+        machine=setting.machine,
+        cost_model=setting.cost_model,
+        optimiser=setting.optimiser,
+    )
+    limit = plan.device_memory_bytes or int((setting.machine.device.memory_bytes or 0) * (1 - RESERVED_SHARE))
+    found, bound = None, 0.0
+    with suppress(MemoryLimitError):  # nothing is known to fit
+        found, bound = search_schemes(
+            Setting(
+                graph=setting.graph,
+                num_devices=setting.devices,
+                machine=setting.machine,
+                cost_model=setting.cost_model,
+                space=ModeSpace(states=STATES, recompute=True),
+                optimiser=setting.optimiser,
+                limit_bytes=float(max(limit, step.memory.total_bytes)),
+            ),
+            None,
+            None,
+            deadline_s=deadline_s,
+            on_progress=on_progress,
+        )
+    best = None if found is None else min(found.cost, step.cost)
+    return Evaluation(
+        plan=_certified(planned_step(plan, step, [layer.devices for layer in plan]), bound),
+        optimum_cost=best,
+        improvement=None,
+    )
+
+
+def planned_step(plan: Plan, step: Step, devices: Sequence[tuple[int, ...]] | None = None) -> Plan:
+    """Return the plan of a step that was given, otherwise as another; devices: of the parts of each layer."""
+    return replace(
+        plan,
+        graph=step.graph,
+        machine=step.machine,
+        cost_model=step.cost_model,
+        cost_unit=cost_model(step.cost_model, step.machine, step.num_devices, step.graph.precision).unit,
+        optimiser=step.optimiser,
+        layers=step.plans(devices),
+        total_cost=step.cost,
+        lower_bound=0.0,
+        exact=False,
+        baselines={"data_parallel": data_parallel_step(step).cost},
+        search=SearchRecord(ordering=NOT_SEARCHED, largest_dependent_set=0, time_s=0.0, peak_memory_bytes=0),
+        device_memory_bytes=None,
+        constraints=(),
+        num_groups=len(step.bounds),
+        micro_batches=step.micro_batches,
+        schedule=step.schedule,
+        tool_version=__version__,
+    )
+
+
+def _replaced_in_step(plan: Plan, layer: str, pin: Pin) -> Plan:
+    """Return a plan with parts in which a layer has another configuration, all others kept."""
+    step = Step.of(plan)
+    allowed((pin,), plan.graph, step.group).configurations(plan.graph, plan.graph[layer])
+    splits = {dim: pin.splits.get(dim, 1) for dim in plan[layer].dims}
+    at = plan.index[layer]
+    layers = (*step.layers[:at], replace(step.layers[at], splits=splits), *step.layers[at + 1 :])
+    found = _certified(planned_step(plan, replace(step, layers=layers)), plan.lower_bound)
+    return replace(found, constraints=plan.constraints, baselines=plan.baselines)
+
+
 def replaced(plan: Plan, layer: str, rest: str = OPTIMAL, **splits: int) -> Plan:
     """Return a plan in which a layer has another configuration, as `Plan.replace` does."""
     if rest not in (OPTIMAL, KEPT):
@@ -310,7 +410,15 @@ def replaced(plan: Plan, layer: str, rest: str = OPTIMAL, **splits: int) -> Plan
     for dim, factor in splits.items():
         if isinstance(factor, bool) or not isinstance(factor, int) or factor < 1:
             raise ConfigurationError(f"{layer}: {dim} is {factor!r}; expected a whole number of 1 or more")
-    pins: list[Constraint] = [Pin(layers=(layer,), splits=splits, where=f"replacing {layer!r}")]
+    own = Pin(layers=(layer,), splits=splits, where=f"replacing {layer!r}")
+    if plan.has_parts:
+        if rest != KEPT:
+            raise PlanError(
+                "the plan has micro-batches, stages or modes of layers, whose rest is not chosen anew here: give "
+                'rest="kept", or search again with the layer pinned'
+            )
+        return _replaced_in_step(plan, layer, own)
+    pins: list[Constraint] = [own]
     if rest == KEPT:
         for other in plan:
             # Fan-outs follow their neighbours.

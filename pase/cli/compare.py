@@ -1,6 +1,7 @@
 """`pase compare`: our strategy for a model beside those of experts and of a random search."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import click
 from pase.analysis.baselines.compare import OURS, Comparison, compare
 from pase.analysis.baselines.mcmc import COLDNESS, MAX_STEPS, STARTS, Sampling
 from pase.analysis.baselines.registry import BASELINES, chosen
+from pase.analysis.baselines.steps import compare_steps
 from pase.cli.options import (
     ModelArguments,
     WholeNumber,
@@ -16,13 +18,16 @@ from pase.cli.options import (
     model_argument,
     model_options,
     output_option,
+    step_options,
 )
-from pase.cli.output import duration, print_json, print_table, quantity, say, warn
+from pase.cli.output import duration, print_json, print_table, quantity, say, step_text, warn
 from pase.cli.progress import READING, progress
 from pase.costs import COST_MODELS
 from pase.errors import PlanError
+from pase.graph import Graph
 from pase.planning.plan import Plan
 from pase.planning.plan_file import write_plan
+from pase.planning.planner import SearchOptions
 
 _SEVERAL = {"both": ("alpha_beta", "paper"), "all": tuple(sorted(COST_MODELS))}
 """Words for several cost models."""
@@ -43,6 +48,7 @@ _SEVERAL = {"both": ("alpha_beta", "paper"), "all": tuple(sorted(COST_MODELS))}
 @click.option(
     "--coldness", type=float, default=COLDNESS, show_default=True, help="Its β, in units of a layer's mean cost."
 )
+@step_options
 @click.option("--keep-batch", is_flag=True, help="Compare although the batch cannot be split.")
 @output_option("Write every strategy's plan into this folder.")
 @json_option
@@ -53,6 +59,9 @@ def compare_command(
     steps: int,
     start: str,
     coldness: float,
+    micro_batches: int | str,
+    stages: int | str,
+    modes: tuple[str, ...],
     keep_batch: bool,
     output: Path | None,
     as_json: bool,
@@ -62,7 +71,13 @@ def compare_command(
 
     The others are strategies of experts, for the networks that they are meant for, and what a random search finds.
     All are costed alike. With -o each can be emitted, run and explained as a plan.
+
+    With micro-batches, stages or modes the others are data parallelism, ZeRO's states and even stages, of as many
+    micro-batches.
     """
+    options = SearchOptions(micro_batches=micro_batches, stages=stages, modes=modes, keep_batch=keep_batch)
+    if options.has_parts and only:
+        raise click.UsageError("--only names strategies of plans without micro-batches, stages and modes")
     baselines = chosen(only, Sampling(seed=seed, steps=steps, start=start, coldness=coldness))
     if output:
         _make_folder(output)
@@ -74,6 +89,23 @@ def compare_command(
     comparisons = []
     for name in _SEVERAL.get(cost_model, (cost_model,)):
         with progress() as on_progress:
+            if options.has_parts:
+                chosen_options = replace(options, cost_model=name)
+
+                def reload(batch: int) -> Graph:
+                    return replace(arguments, batch=batch).graph()
+
+                comparisons.append(
+                    compare_steps(
+                        graph,
+                        arguments.devices,
+                        machine=machine,
+                        options=chosen_options,
+                        on_progress=on_progress,
+                        reload=reload,
+                    )
+                )
+                continue
             comparisons.append(
                 compare(
                     graph,
@@ -165,7 +197,10 @@ def _print(comparison: Comparison) -> None:
     print_table(["<strategy", *columns], _rows(comparison))
     say()
     proof = "proven optimal" if ours.exact else f"not proven optimal: gap {ours.gap:.2%}"
-    say(f"  {OURS}: {proof}; costs worked out in {duration(comparison.tables_time_s)}, which no search time holds")
+    if ours.has_parts:
+        say(f"  {OURS}: {proof}; {step_text(ours)}; all have as many micro-batches")
+    else:
+        say(f"  {OURS}: {proof}; costs worked out in {duration(comparison.tables_time_s)}, which no search time holds")
     if not all(contender.fits_device for contender in comparison.contenders):
         say(f"  *: more memory than the {quantity(ours.machine.device.memory_bytes, 'B')} of a device")
     for entry in comparison.absent:

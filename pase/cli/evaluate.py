@@ -215,7 +215,7 @@ def _print_difference(found: Difference) -> None:
         [
             *(_difference_row(layer, found) for layer in found.layers),
             [
-                f"all {len(first.layers)} layers",
+                "the step" if first.has_parts or second.has_parts else f"all {len(first.layers)} layers",
                 "",
                 "",
                 *(quantity(plan.total_cost, unit) for plan in found.plans),
@@ -234,7 +234,8 @@ def _print_difference(found: Difference) -> None:
 
 def _difference_row(layer: LayerDifference, found: Difference) -> list[str]:
     texts = [
-        configuration_text(side.splits, plan.num_devices) for side, plan in zip(layer.layers, found.plans, strict=True)
+        "  ".join([configuration_text(side.splits, len(side.devices)), *plan.modes_of(side)])
+        for side, plan in zip(layer.layers, found.plans, strict=True)
     ]
     unit = found.plans[0].cost_unit
     costs = [quantity(cost, unit) for cost in layer.costs]

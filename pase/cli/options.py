@@ -35,7 +35,7 @@ from pase.planning.constraints import (
 )
 from pase.planning.plan import Plan
 from pase.planning.plan_file import read_plan
-from pase.planning.planner import Progress, search
+from pase.planning.planner import AUTO_NUMBER, Progress, search
 from pase.solver.ordering import ORDERINGS
 from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, read_hosts
 from pase.targets.mesh_tensorflow.runtime.launch import local_clusters
@@ -161,6 +161,54 @@ cost_model_option = click.option(
     "--cost-model", type=click.Choice(sorted(COST_MODELS)), default="paper", show_default=True
 )
 ordering_option = click.option("--ordering", type=click.Choice(["auto", *ORDERINGS]), default="auto", show_default=True)
+
+
+class CountOrAuto(WholeNumber):
+    """A whole number of 1 or more, or "auto"."""
+
+    def __init__(self) -> None:
+        """Take numbers of 1 or more."""
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or the word."""
+        return value if value == AUTO_NUMBER else super().convert(value, param, ctx)
+
+
+class Modes(click.ParamType[tuple[str, ...]]):
+    """Modes of layers, with commas between; "all" for all of them."""
+
+    name = "modes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Return the modes."""
+        if not isinstance(value, str):
+            return tuple(value)
+        found = MODES if value == "all" else tuple(name.strip() for name in value.split(","))
+        for name in found:
+            if name not in MODES:
+                self.fail(f"{name!r} is no mode; expected some of {', '.join(MODES)}, or all", param, ctx)
+        return found
+
+
+def step_options(command: CommandT) -> CommandT:
+    """Add --micro-batches, --stages and --modes, of a step that is searched."""
+    add = options_of_all(
+        click.option(
+            "--micro-batches", type=CountOrAuto(), metavar="N|auto", default=1, show_default=True, help="Of a step."
+        ),
+        click.option(
+            "--stages", type=CountOrAuto(), metavar="N|auto", default=1, show_default=True, help="Of a pipeline."
+        ),
+        click.option(
+            "--modes",
+            type=Modes(),
+            metavar="MODE,…|all",
+            default=(),
+            help=f"What layers may do with weights' state and what backward needs: {', '.join(MODES)}.",
+        ),
+    )
+    return add(command)
 
 
 def output_option(text: str | None = None, **others: Any) -> Decorator[Any]:

@@ -22,6 +22,7 @@ from pase.cli.options import (
     model_options,
     ordering_option,
     output_option,
+    step_options,
     time_limit_option,
 )
 from pase.cli.output import (
@@ -43,7 +44,7 @@ from pase.graph import Graph
 from pase.planning.constraints import Constraints, constraint_texts
 from pase.planning.plan import NOT_SEARCHED, LayerPlan, Plan
 from pase.planning.plan_file import plan_document, write_plan
-from pase.planning.planner import AUTO_NUMBER, MODES, WITHOUT_LIMIT, SearchOptions, check_search, problem_of, search
+from pase.planning.planner import WITHOUT_LIMIT, SearchOptions, check_search, problem_of, search
 from pase.sharding.configurations import data_parallel_splits, enumerate_configurations
 from pase.solver import solve
 from pase.solver.ordering import ORDERINGS, OrderingReport, report_ordering
@@ -69,34 +70,6 @@ class DeviceMemorySize(ByteSize):
         return value if value == OF_MACHINE else super().convert(value, param, ctx)
 
 
-class CountOrAuto(WholeNumber):
-    """A whole number of 1 or more, or "auto"."""
-
-    def __init__(self) -> None:
-        """Take numbers of 1 or more."""
-        super().__init__(min=1)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number, or the word."""
-        return value if value == AUTO_NUMBER else super().convert(value, param, ctx)
-
-
-class Modes(click.ParamType[tuple[str, ...]]):
-    """Modes of layers, with commas between; "all" for all of them."""
-
-    name = "modes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Return the modes."""
-        if not isinstance(value, str):
-            return tuple(value)
-        found = MODES if value == "all" else tuple(name.strip() for name in value.split(","))
-        for name in found:
-            if name not in MODES:
-                self.fail(f"{name!r} is no mode; expected some of {', '.join(MODES)}, or all", param, ctx)
-        return found
-
-
 @click.command("search", epilog="Example: pase search alexnet --devices 32 --machine 1080ti -o plan.json")
 @model_argument
 @model_options(devices_required=True)
@@ -118,15 +91,7 @@ class Modes(click.ParamType[tuple[str, ...]]):
     show_default=True,
     help="Its state counts as memory.",
 )
-@click.option("--micro-batches", type=CountOrAuto(), metavar="N|auto", default=1, show_default=True, help="Of a step.")
-@click.option("--stages", type=CountOrAuto(), metavar="N|auto", default=1, show_default=True, help="Of a pipeline.")
-@click.option(
-    "--modes",
-    type=Modes(),
-    metavar="MODE,…|all",
-    default=(),
-    help=f"What layers may do with weights' state and what backward needs: {', '.join(MODES)}.",
-)
+@step_options
 @click.option("--jobs", type=WholeNumber(min=1), default=1, show_default=True, help="Processes to search in.")
 @constraint_options
 @click.option("--keep-batch", is_flag=True, help="Search although the batch cannot be split.")

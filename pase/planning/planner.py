@@ -244,11 +244,7 @@ def _search_step(
     limit = options.device_memory_bytes
     if limit is None:
         limit = int((machine.device.memory_bytes or 0) * (1 - RESERVED_SHARE)) or None
-    if options.cost_model == "paper":
-        raise ConfigurationError(
-            "cost model 'paper' counts FLOP and bytes, and knows no time in which stages wait or messages hide; use "
-            "alpha_beta or step beside micro-batches, stages and modes"
-        )
+    check_seconds(options.cost_model)
     if graph.framework and options.micro_batches != 1 and reload is None:
         raise ConfigurationError(
             f"graph {graph.name!r} is of an imported model, whose numbers may depend on the batch: search the model "
@@ -279,6 +275,15 @@ def _search_step(
     return plan_of_step(setting, found, bound, perf_counter() - start_s, graph=made)
 
 
+def check_seconds(cost_model: str) -> None:
+    """Raise ConfigurationError for a cost model that has no time, which steps of micro-batches and stages take."""
+    if cost_model == "paper":
+        raise ConfigurationError(
+            "cost model 'paper' counts FLOP and bytes, and knows no time in which stages wait or messages hide; use "
+            "alpha_beta or step beside micro-batches, stages and modes"
+        )
+
+
 def _modes(options: SearchOptions, graph: Graph) -> ModeSpace:
     """Return the modes to choose from; ConfigurationError where constraints leave a layer none."""
     space = ModeSpace(
@@ -301,8 +306,21 @@ def _number(what: str, told: int | str) -> int | None:
     return told
 
 
+def _check_additive(plan: Plan) -> None:
+    """Raise PlanError for a plan whose cost is no sum of its layers'."""
+    if plan.has_parts:
+        raise PlanError(
+            "the plan has micro-batches, stages or modes of layers, whose costs are no sum over layers: what is asked "
+            "of it here is worked out for plans without them alone"
+        )
+
+
 def settings_of(plan: Plan) -> SearchSettings:
-    """Return the settings of a search that a plan answers, or others on another machine or number of devices do."""
+    """Return the settings of a search that a plan answers, or others on another machine or number of devices do.
+
+    PlanError for a plan whose cost is no sum of its layers'.
+    """
+    _check_additive(plan)
     return SearchSettings(
         cost_model=plan.cost_model,
         keep_batch=True,
@@ -438,11 +456,7 @@ def problem_of_plan(
 
     PlanError for a plan whose cost is no sum of its layers'.
     """
-    if plan.has_parts:
-        raise PlanError(
-            "the plan has micro-batches, stages or modes of layers, whose costs are no sum over layers: what is asked "
-            "of it here is worked out for plans without them alone"
-        )
+    _check_additive(plan)
     machine = plan.machine if machine is None else machine
     return problem_of(
         plan.graph,

@@ -249,6 +249,11 @@ class Session:
         """Search once, and keep what that has worked out; model, batch: as for `pase.load`."""
         chosen = chosen_options(options, settings)
         check_memory(chosen)
+        if chosen.has_parts:
+            raise ConfigurationError(
+                "a session plans without micro-batches, stages and modes of layers; search for each of its questions "
+                "(pase.search), or leave micro_batches, stages and modes out"
+            )
         self._model = model
         self._graphs: dict[int | None, Graph] = {batch: self._loaded(batch, chosen)}
         self._kept: dict[tuple[Any, ...], _Kept] = {}

@@ -144,3 +144,27 @@ def test_steps_and_seed_are_whole_numbers(pase: Command) -> None:
             finished = pase("compare", *ALEXNET, flag, value)
             assert finished.status == 2
             assert flag in finished.err
+
+
+def test_steps_are_compared_with_those_that_people_train_with(pase: Command, tmp_path: Path) -> None:
+    arguments = [
+        "mlp",
+        "-b",
+        "16",
+        "-p",
+        "4",
+        "--machine",
+        "v100",
+        "--cost-model",
+        "alpha_beta",
+        "--micro-batches",
+        "2",
+    ]
+    document = json.loads(pase("compare", *arguments, "--json", "-o", tmp_path / "plans").out)
+    names = ["pase", "data_parallel", "zero1", "zero2", "zero3", "zero3_recompute"]
+    assert [strategy["name"] for strategy in document["strategies"]] == names
+    assert sorted(path.stem for path in (tmp_path / "plans").iterdir()) == sorted(names)
+    shown = pase("compare", *arguments)
+    assert shown.status == 0
+    assert "2 micro-batches; all have as many micro-batches" in shown.out
+    assert pase("compare", *arguments, "--only", "owt").status == 2

@@ -34,7 +34,8 @@ SURFACE = {
     ],
     "diff": ["first", "second", "--model", *OF_MODEL, "--cost-model", "--json"],
     "compare": [
-        *(*MODEL, "--cost-model", "--only", "--seed", "--steps", "--start", "--coldness", "--keep-batch"),
+        *(*MODEL, "--cost-model", "--only", "--seed", "--steps", "--start", "--coldness"),
+        *("--micro-batches", "--stages", "--modes", "--keep-batch"),
         *("--output -o", "--json"),
     ],
     "explain": [

@@ -36,15 +36,18 @@ class Contender:
 
     @property
     def compute(self) -> float:
-        """Cost of the computation in all layers."""
-        return sum(layer.compute_cost for layer in self.plan.layers)
+        """Cost of the computation in all layers; of several groups of devices, in the mean."""
+        return sum(layer.compute_cost for layer in self.plan.layers) / self.plan.num_groups
 
     @property
     def communication(self) -> float:
-        """Cost of what layers communicate inside and of the transfers between them, less what of it is hidden."""
+        """Cost of what layers communicate inside and of the transfers between them, less what of it is hidden.
+
+        Of several groups of devices, in the mean.
+        """
         inside = sum(layer.communication_cost for layer in self.plan.layers)
         between = sum(transfer.cost for layer in self.plan.layers for transfer in layer.transfers)
-        return inside + between - self.plan.hidden_cost
+        return (inside + between - self.plan.hidden_cost) / self.plan.num_groups
 
     @property
     def memory_bytes(self) -> int:
