@@ -191,24 +191,20 @@ class Modes(click.ParamType[tuple[str, ...]]):
         return found
 
 
-def step_options(command: CommandT) -> CommandT:
-    """Add --micro-batches, --stages and --modes, of a step that is searched."""
-    add = options_of_all(
-        click.option(
-            "--micro-batches", type=CountOrAuto(), metavar="N|auto", default=1, show_default=True, help="Of a step."
-        ),
-        click.option(
-            "--stages", type=CountOrAuto(), metavar="N|auto", default=1, show_default=True, help="Of a pipeline."
-        ),
-        click.option(
-            "--modes",
-            type=Modes(),
-            metavar="MODE,…|all",
-            default=(),
-            help=f"What layers may do with weights' state and what backward needs: {', '.join(MODES)}.",
-        ),
-    )
-    return add(command)
+step_options: Decorator[Any] = options_of_all(
+    click.option(
+        "--micro-batches", type=CountOrAuto(), metavar="N|auto", default=1, show_default=True, help="Of a step."
+    ),
+    click.option("--stages", type=CountOrAuto(), metavar="N|auto", default=1, show_default=True, help="Of a pipeline."),
+    click.option(
+        "--modes",
+        type=Modes(),
+        metavar="MODE,…|all",
+        default=(),
+        help=f"What layers may do with weights' state and what backward needs: {', '.join(MODES)}.",
+    ),
+)
+"""Of a step that is searched: its micro-batches, stages and modes of layers."""
 
 
 def output_option(text: str | None = None, **others: Any) -> Decorator[Any]:
