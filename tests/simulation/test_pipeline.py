@@ -200,6 +200,26 @@ def test_modes_and_micro_batches_need_no_stages() -> None:
     assert [each.micro_batch for each in found.passes if each.work == Work.FORWARD] == [0, 1, 2, 3]
 
 
+def test_under_zero_bubble_gradients_of_weights_are_put_off() -> None:
+    """Of a layer of 64 × 64 and 8 examples, one of its three products; the micro-batch takes what it did."""
+    plan = _plan(stages=2, micro_batches=4)
+    kept, split = simulate_stages(plan), simulate_stages(replace(plan, schedule="zero_bubble"))
+    for own, other in zip(kept.stages, split.stages, strict=True):
+        weights = other.times_s[Work.WEIGHTS]
+        assert weights == pytest.approx(2 * 2 * 64 * 8 * 64 / FLOP_PER_S, rel=0.02)
+        assert other.times_s[Work.BACKWARD] + weights == pytest.approx(own.times_s[Work.BACKWARD])
+        assert other.busy_s == pytest.approx(own.busy_s)
+    assert split.step_time_s < kept.step_time_s
+
+
+def test_groups_of_several_stages_are_refused() -> None:
+    plan = _plan(stages=2, micro_batches=4)
+    with pytest.raises(
+        PlanError, match="2 stages on 1 groups of devices; a step is simulated where each group has one"
+    ):
+        simulate_stages(replace(plan, num_groups=1))
+
+
 def test_a_trace_has_a_process_for_each_stage(found: StagedSimulation) -> None:
     events = json.loads(chrome_trace(found))["traceEvents"]
     names = [event["args"]["name"] for event in events if event["ph"] == "M"]

@@ -55,8 +55,14 @@ def explain(
 ) -> Explanation:
     """Return why a plan's layers have their configurations; layers: by name, all by default.
 
-    Raises PlanError for a layer that the plan does not have, or one whose configuration no search would look at.
+    Raises PlanError for a layer that the plan does not have, or one whose configuration no search would look at; and
+    for a plan with micro-batches, stages or modes of layers, which `explain_step` takes.
     """
+    if plan.has_parts:
+        raise PlanError(
+            "the plan has micro-batches, stages or modes of layers, whose costs are no sum over layers: "
+            "pase.analysis.explanation.explain_step, and pase explain, say why it is as it is"
+        )
     options = options or ExplainOptions()
     problem = problem_of_plan(plan, on_progress)
     choice = planned_choice(plan, problem)
