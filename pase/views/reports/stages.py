@@ -36,8 +36,7 @@ def stages_document(found: StagedSimulation) -> dict[str, Any]:
     `times_s` of the works, of one micro-batch. passes: [stage, work, micro-batch or null, begin, end] in seconds, by
     their begin; `num_passes`: how many there are in all.
     """
-    done = {each.work for each in found.passes}
-    works = [work for work in Work if work in done]
+    works = [*Work]
     passes = sorted(found.passes, key=lambda each: (each.begin_s, each.stage))
     return {
         "step_time_s": found.step_time_s,

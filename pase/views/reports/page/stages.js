@@ -58,20 +58,26 @@ function timeline(of) {
 }
 
 function worksKey(of) {
-  const items = of.stages.works.map((name, work) => el("li", null,
-    el("span", { class: "swatch", style: { background: partColour(work) } }), shown(name, 40)));
+  const items = worksDone(of).map((work) => el("li", null,
+    el("span", { class: "swatch", style: { background: partColour(work) } }), shown(of.stages.works[work], 40)));
   return el("ul", { class: "key" }, items);
+}
+
+// The numbers of the works that any stage does; each has its colour whether others are done or not.
+function worksDone(of) {
+  return [...of.stages.works.keys()].filter((work) => of.stages.stages.some((one) => one.times_s[work] > 0));
 }
 
 function stagesTable(of) {
   const number = (title) => ({ title, isNumber: true });
   const { works, stages, step_time_s: step } = of.stages;
+  const done = worksDone(of);
   const columns = [{ title: "stage" }, { title: "layers" }, number("devices"),
-    ...works.map((name) => number(shown(name, 40))), number("busy"), number("waits"), number("under way"), number("memory")];
+    ...done.map((work) => number(shown(works[work], 40))), number("busy"), number("waits"), number("under way"), number("memory")];
   return table(`Stages of ${shown(of.name, 80)}: what a micro-batch takes of each, and what it does in a step`, columns,
     stages.map((one) => [
       count(one.stage), el("div", { class: "of-stage" }, layerLink(one.layers[0], 30), " … ", layerLink(one.layers[1], 30), ` (${count(one.num_layers)})`), ranges(span(one.devices)),
-      ...one.times_s.map((time) => (time > 0 ? quantity(time, "s") : "–")), quantity(one.busy_s, "s"),
+      ...done.map((work) => (one.times_s[work] > 0 ? quantity(one.times_s[work], "s") : "–")), quantity(one.busy_s, "s"),
       `${quantity(one.waiting_s, "s")} · ${percent(one.waiting_s / step)}`, count(one.in_flight), bytes(one.memory_bytes),
     ]));
 }
