@@ -13,7 +13,7 @@ A step of m micro-batches pays some costs m times and some once, so that a choic
 its cost is only known with m, the stages and their order (`pase.costs.schedules`).
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -173,31 +173,48 @@ def can_be_in_parts(operator: Operator, splits: Splits) -> bool:
     )
 
 
-def _messages(
-    graph: Graph, operator: Operator, traffic: LayerTraffic, state: str, *, is_again: bool
-) -> tuple[list[Communication], list[Communication]]:
-    """Return the messages that bring weights and their gradients together: for each micro-batch, and once a step.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WeightCosts:
+    """What it takes to bring a layer's weights and their gradients together, [K] each.
 
-    is_again: whether the layer is recomputed, for which weights in parts are gathered once more.
+    summed: all gradients; rest: those that lie in no parts; scattered, gathered: gradients, and weights, that do.
     """
-    positions = {sum_name(read.tensor, is_gradient=True): i for i, read in enumerate(operator.reads)}
-    precision = graph.precision
-    wider = precision.itemsize / ITEMSIZES[precision.collectives]
-    often, once = list[Communication](), list[Communication]()
-    for message in traffic.messages:
-        if not message.is_of_weight:
-            continue
-        in_parts = sharded(operator, positions[message.tensor], traffic.splits) * (state != REPLICATED)
-        once.append(replace(message, size_bytes=message.size_bytes * ~in_parts))
-        size = message.size_bytes * in_parts
-        scatter = replace(message, pattern=Pattern.REDUCE_SCATTER, size_bytes=size)
-        gather = replace(message, pattern=Pattern.ALL_GATHER, size_bytes=size * wider)
-        gathers = 1 + is_needed_backward(graph, operator) + is_again
-        (often if state in SCATTERED_OFTEN else once).append(scatter)
-        (often if state in GATHERED_OFTEN else once).append(
-            replace(gather, times=gathers if state in GATHERED_OFTEN else 1)
+
+    summed: FloatArray
+    rest: FloatArray
+    scattered: FloatArray
+    gathered: FloatArray
+
+    @classmethod
+    def of(cls, graph: Graph, operator: Operator, traffic: LayerTraffic, model: CostModel) -> "_WeightCosts":
+        """Return those of a layer's configurations."""
+        positions = {sum_name(read.tensor, is_gradient=True): i for i, read in enumerate(operator.reads)}
+        precision = graph.precision
+        wider = precision.itemsize / ITEMSIZES[precision.collectives]
+        sums = [message for message in traffic.messages if message.is_of_weight]
+        in_parts = [sharded(operator, positions[message.tensor], traffic.splits) for message in sums]
+
+        def cost(messages: Iterable[Communication]) -> FloatArray:
+            return _cost(model, traffic, list(messages))
+
+        parts = [replace(m, size_bytes=m.size_bytes * is_in) for m, is_in in zip(sums, in_parts, strict=True)]
+        return cls(
+            summed=cost(sums),
+            rest=cost(replace(m, size_bytes=m.size_bytes * ~is_in) for m, is_in in zip(sums, in_parts, strict=True)),
+            scattered=cost(replace(part, pattern=Pattern.REDUCE_SCATTER) for part in parts),
+            gathered=cost(
+                replace(part, pattern=Pattern.ALL_GATHER, size_bytes=part.size_bytes * wider, times=1) for part in parts
+            ),
         )
-    return often, once
+
+    def in_state(self, state: str, gathers: int) -> tuple[FloatArray, FloatArray]:
+        """Return what a state takes for each micro-batch, weights gathered so often where they are, and once a step."""
+        if state == REPLICATED:
+            return np.zeros_like(self.summed), self.summed
+        often, once = np.zeros_like(self.summed), self.rest
+        scattered_often, gathered_often = state in SCATTERED_OFTEN, state in GATHERED_OFTEN
+        often = self.scattered * scattered_often + gathers * self.gathered * gathered_often
+        return often, once + self.scattered * (not scattered_often) + self.gathered * (not gathered_often)
 
 
 def _saved_bytes(
@@ -280,6 +297,7 @@ def layer_modes(
     whole = _saved_bytes(graph, operator, splits, optimiser)[3]
     has_weights = bool(np.any(whole))
     may_repeat = space.recompute and operator.name in graph.trained and not operator.is_loss
+    of_weights = _WeightCosts.of(graph, operator, traffic, model)
     rows, states, again, found, passes = [], [], [], [], []
     for number, state in enumerate(STATES):
         if state not in (space.states if has_weights else (REPLICATED,)):
@@ -287,8 +305,9 @@ def layer_modes(
         static = sum(state_bytes(graph, operator, splits, memory, state, optimiser), np.zeros(num, dtype=np.int64))
         gathered = whole * (state == "zero3")
         for is_again in (False, True)[: 1 + may_repeat]:
-            often, once = _messages(graph, operator, traffic, state, is_again=is_again)
-            repeated_s, once_s = _cost(model, traffic, often), _cost(model, traffic, once)
+            # For a layer that is recomputed, weights in parts are gathered once more.
+            gathers = 1 + is_needed_backward(graph, operator) + is_again
+            repeated_s, once_s = of_weights.in_state(state, gathers)
             waits = blocking + forward * is_again
             found.append(
                 Figures(
@@ -306,17 +325,15 @@ def layer_modes(
                 )
             )
             if is_whole:
-                blocks = [message for message in often if not hides[0]]
-                gathers = [replace(message, times=1) for message in blocks if message.pattern is Pattern.ALL_GATHER]
-                scatters = [message for message in blocks if message.pattern is Pattern.REDUCE_SCATTER]
-                there_s = forward + _cost(model, traffic, gathers)
+                there_s = forward + of_weights.gathered * (state in GATHERED_OFTEN and not hides[0])
+                scattered_s = of_weights.scattered * (state in SCATTERED_OFTEN and not hides[0])
                 passes.append(
                     PassCosts(
                         forward=there_s,
                         remade=there_s * is_again,
                         received=received_s,
                         returned=returned_s,
-                        weights=_work_of_weights(graph, operator, traffic, model) + _cost(model, traffic, scatters),
+                        weights=_work_of_weights(graph, operator, traffic, model) + scattered_s,
                     )
                 )
             rows.append(np.arange(num))

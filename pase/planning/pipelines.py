@@ -680,8 +680,10 @@ def _by_layers(stages: _Stages) -> tuple[_Spans, float, tuple[int, ...]]:
     return spans, *spans.bound()
 
 
-def _by_segments(stages: _Stages) -> tuple[_Spans, float, tuple[int, ...]]:
+@lru_cache(maxsize=4)
+def _by_segments(setting: Setting, scheme: Scheme) -> tuple[_Spans, float, tuple[int, ...]]:
     """Return what stages take by what is between cuts, the bound of the scheme, and cuts that may take no more."""
+    stages = _Stages.of(setting, scheme)
     spans, _, path = _by_layers(stages)
     _restricted(stages, spans, path)
     for number, (i, j) in enumerate(pairwise(path)):
@@ -692,7 +694,7 @@ def _by_segments(stages: _Stages) -> tuple[_Spans, float, tuple[int, ...]]:
 
 _LOOKS: tuple[Callable[[Setting, Scheme], float], ...] = (
     lambda setting, scheme: _by_layers(_Stages.of(setting, scheme))[1],
-    lambda setting, scheme: _by_segments(_Stages.of(setting, scheme))[1],
+    lambda setting, scheme: _by_segments(setting, scheme)[1],
 )
 """Bounds of a scheme, the quicker ones first."""
 WAVES = (8, 4, 2)
@@ -701,9 +703,8 @@ WAVES = (8, 4, 2)
 
 def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Found:
     """Return the cheapest step of a scheme, as far as it is known; below: of no interest if it takes longer."""
-    stages = _Stages.of(setting, scheme)
-    spans, bound, path = _by_segments(stages)
-    places = stages.places
+    spans, bound, path = _by_segments(setting, scheme)
+    stages, places = spans.stages, spans.stages.places
     best, parts = inf, tuple[StagePart, ...]()
 
     def is_closed() -> bool:

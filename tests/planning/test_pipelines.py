@@ -182,7 +182,7 @@ def test_bounds_hold_without_going_through_what_is_left(
     for name, value in patched.items():
         monkeypatch.setattr(pipelines if hasattr(pipelines, name) else stage_problem, name, value)
     num = 0
-    for seed in range(2000, 2060):
+    for seed in range(2000, 2024):
         setting, scheme = _random_case(seed)
         if scheme.stages > len(cuts(with_cuts(micro_batch(setting.graph, scheme.micro_batches)))) + 1:
             continue
@@ -193,7 +193,7 @@ def test_bounds_hold_without_going_through_what_is_left(
         assert found.bound <= expected * (1 + 1e-9), seed
         assert found.cost >= expected * (1 - 1e-9), seed
         num += found.bound > 0.8 * expected
-    assert num > 10
+    assert num > 4
 
 
 @pytest.mark.full
