@@ -10,7 +10,8 @@ V = TypeVar("V")
 class FrozenDict(dict[K, V]):
     """A dict that cannot be changed: what was proven of a plan stays true of it.
 
-    It is read, compared, copied, pickled and written as JSON as any other, and hashed where its values are; `dict` and `|` make one that can be changed.
+    It is read, compared, copied, pickled and written as JSON as any other, and hashed where its values are; `dict` and
+    `|` make one that can be changed.
     """
 
     __slots__ = ()

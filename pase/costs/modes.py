@@ -569,6 +569,7 @@ def layer_choices(
     optimiser: str = DEFAULT_OPTIMISER,
     links: Links = (None, None),
     hides: Sequence[tuple[bool, bool]] | None = None,
+    among: frozenset[str] | None = None,
     is_whole: bool = False,
 ) -> tuple[list[LayerModes], list[LayerTraffic]]:
     """Return the choices of all layers of a graph with fan-outs, and the traffic of their configurations.
@@ -585,6 +586,7 @@ def layer_choices(
         optimiser: whose state counts.
         links: to the devices of the stages before and behind.
         hides: of each layer as `hiding_layers` has it, of a larger graph perhaps; by default the graph's own.
+        among: of the layers by name those that are of interest, in the graph's order; by default all.
         is_whole: whether choices that others beat stay.
     """
     keeps = keeps or keeping(graph)
@@ -597,6 +599,8 @@ def layer_choices(
     layers, does = [], []
     for operator, own in zip(graph.operators, hides, strict=True):
         name = operator.name
+        if among is not None and name not in among:
+            continue
         chosen = only.get(name)
         kind: Hashable = signature(graph, operator), None if chosen is None else told[id(chosen)]
         if kind not in known.traffic:

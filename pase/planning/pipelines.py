@@ -309,6 +309,8 @@ def _batch(whole: Graph, micro_batches: int) -> _Batch:
 
 def _told_apart(batch: _Batch, only: Mapping[str, IndexArray], space: ModeSpace) -> _Batch:
     """Return a batch whose kinds tell apart layers that are left other configurations or modes."""
+    if not only and not space.layers:
+        return batch
     numbers: dict[Hashable, int] = {}
     kinds = []
     for operator, kind in zip(batch.graph.operators, batch.kinds, strict=True):
@@ -384,7 +386,10 @@ class _Stages:
     def choices(self) -> tuple[list[LayerModes], list[LayerTraffic]]:
         """Return the choices of all layers, wherever they are, and their traffic: in a stage none takes less."""
         setting, batch = self.setting, self.batch
-        return layer_choices(
+        alike = [(kind, op.name in batch.fixed) for kind, op in zip(batch.kinds, batch.graph.operators, strict=True)]
+        first = {key: v for v, key in reversed(list(enumerate(alike)))}
+        which = {key: n for n, (key, _) in enumerate(sorted(first.items(), key=lambda item: item[1]))}
+        layers, traffic = layer_choices(
             batch.graph,
             self.devices,
             self.model,
@@ -395,7 +400,9 @@ class _Stages:
             optimiser=setting.optimiser,
             only=self.only,
             hides=batch.hides,
+            among=frozenset(batch.graph.operators[v].name for v in first.values()),
         )
+        return [layers[which[key]] for key in alike], [traffic[which[key]] for key in alike]
 
     def problem(self, first: int, beyond: int, number: int) -> StageProblem:
         """Return the problem of a stage."""
@@ -575,15 +582,19 @@ class _Spans:
         self, spans: list[FloatArray], numbers: Sequence[int], points: Sequence[FloatArray], up_to: FloatArray
     ) -> None:
         """Raise spans of stages to the differences of [places, points] sums, less what a device's memory is worth."""
-        limit = self.stages.setting.limit_bytes
-        for point, sums in zip(points, up_to.T, strict=True):
+        limit, num = self.stages.setting.limit_bytes, len(up_to)
+        most, by = np.full((num, num), -np.inf), np.zeros((num, num), dtype=np.intp)
+        for n, (point, sums) in enumerate(zip(points, up_to.T, strict=True)):
             own = sums[None, :] - sums[:, None] - (point[-1] * limit if point[-1] > 0 else 0.0)
-            for number in numbers:
-                # Where no stage is they are infinite.
-                if spans is self.longest:
-                    self._at[number][(own > spans[number]) | (self._at[number] < 0)] = len(self._points)
-                np.maximum(spans[number], own, out=spans[number])
-            self._points.append(point)
+            by[own > most] = n
+            np.maximum(most, own, out=most)
+        for number in numbers:
+            # Where no stage is they are infinite.
+            if spans is self.longest:
+                is_higher = (most > spans[number]) | (self._at[number] < 0)
+                self._at[number][is_higher] = len(self._points) + by[is_higher]
+            np.maximum(spans[number], most, out=spans[number])
+        self._points += points
 
     def solved(self, number: int, width: int, key: Hashable, bound: float) -> None:
         """Raise what a stage takes, wherever the same layers are, to what is known once it is solved."""
