@@ -92,6 +92,12 @@ class DeviceMemorySize(ByteSize):
     help="Its state counts as memory.",
 )
 @step_options
+@click.option(
+    "--imbalance",
+    type=click.FloatRange(min=1),
+    metavar="FACTOR",
+    help="Of a mixture: how many times an equal share of rows the busiest experts get.",
+)
 @click.option("--jobs", type=WholeNumber(min=1), default=1, show_default=True, help="Processes to search in.")
 @constraint_options
 @click.option("--keep-batch", is_flag=True, help="Search although the batch cannot be split.")
@@ -110,6 +116,7 @@ def search_command(
     micro_batches: int | str,
     stages: int | str,
     modes: tuple[str, ...],
+    imbalance: float | None,
     jobs: int,
     constraints: Constraints,
     keep_batch: bool,
@@ -142,6 +149,7 @@ def search_command(
         micro_batches=micro_batches,
         stages=stages,
         modes=modes,
+        imbalance=imbalance,
         jobs=jobs,
     )
     with progress() as on_progress:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pase.costs.memory import Keeping, edge_memory, held_parts, held_points, keeping, optimiser_state
-from pase.graph import ITEMSIZES, Access, AllReduce, Graph, Operator, Role
+from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Graph, Operator, Role
 from pase.graph.access import Window
 from pase.sharding.edges import table_edges
 from pase.sharding.shards import IndexArray, IntArray, splits_of
@@ -216,7 +216,7 @@ def layer_spans(timeline: Timeline, operator: Operator, splits: IndexArray, *, o
             wide, narrow = ITEMSIZES[types.statistics], types.operand_bytes(0)
             yield Span(position, product, points(access) * wide * (1 + (wide > narrow)))
             yield Span(position, product, (points(operator.reads[0]) + points(operator.reads[1])) * (wide - narrow))
-        if isinstance(exchange, AllReduce):
+        if isinstance(exchange, AllReduce | AllToAll):
             access = Access(tensor=exchange.tensor, shape=exchange.shape, index_map=exchange.index_map)
             size = points(access) * types.exchange_bytes(exchange) * (configurations.product(exchange.over) > 1)
             yield Span(position, position, size)

@@ -20,7 +20,7 @@ import numpy as np
 
 from pase.costs.build import Problem
 from pase.errors import CostError, unknown_name
-from pase.graph import ITEMSIZES, Access, AllReduce, Edge, Graph, Operator, Role, SliceOf, Window
+from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Edge, Graph, Operator, Role, SliceOf, Window
 from pase.graph.access import named_dims
 from pase.graph.body import POINTWISE, REDUCTIONS
 from pase.graph.operator import FAN_OUT
@@ -349,10 +349,12 @@ def layer_memory(
         points = _points(held_parts(operator, access, configurations), num) * types.intermediate_bytes(tensor)
         kept, work = kept + points * tensor.kept * is_trained, work + points * tensor.working
     for exchange in operator.exchanges:
-        if isinstance(exchange, AllReduce):
-            # A part of the sum beside the whole of it.
+        if isinstance(exchange, AllReduce | AllToAll):
+            # A part of the sum beside the whole of it; rows as they arrive beside those that lie there.
             access = Access(tensor=exchange.tensor, shape=exchange.shape, index_map=exchange.index_map)
             points = _points(held_parts(operator, access, configurations), num) * types.exchange_bytes(exchange)
+            if isinstance(exchange, AllToAll) and exchange.excess:
+                points = np.ceil(points * (1 + exchange.excess)).astype(np.int64)
             work = work + points * (configurations.product(exchange.over) > 1)
     return LayerMemory(
         weights=weights, gradients=gradients, optimiser=state_bytes, activations=kept, peaks=(work, *waiting)

@@ -13,6 +13,7 @@ from pase.costs.kernels import PassKernels, layer_kernels
 from pase.graph import (
     Access,
     AllReduce,
+    AllToAll,
     Exchange,
     Handoff,
     LayerTypes,
@@ -199,7 +200,7 @@ def _work(
         read += size * (taken + casting)
         again += size * taken
         gradients += size * (taken + casting) * flows_back
-    waiting = _pipeline_factor(operator.pipeline, splits) if operator.pipeline else 1.0
+    waiting = _pipeline_factor(operator.pipeline, splits) if operator.pipeline else _excess_factor(operator, splits)
     touched_back = (again + written + gradients) * any(has_gradient)
     products: tuple[FloatArray | None, FloatArray | None] = None, None
     if types.product != "float32":
@@ -268,6 +269,15 @@ def _pipeline_factor(pipeline: Pipeline, splits: Splits) -> FloatArray:
     return factor
 
 
+def _excess_factor(operator: Operator, splits: Splits) -> FloatArray:
+    """Return by how much the device whose groups have most rows has more to do than an equal share."""
+    factor = np.ones(len(splits.values))
+    for exchange in operator.exchanges:
+        if isinstance(exchange, AllToAll) and exchange.excess:
+            factor = np.maximum(factor, 1 + exchange.excess * (splits.product(exchange.over) > 1))
+    return factor
+
+
 def partial_sum(
     operator: Operator,
     access: Access,
@@ -330,6 +340,15 @@ def _exchange(exchange: Exchange, splits: Splits, itemsize: int, forward_times: 
             crossing = splits.of(exchange.across) > 1
             size = shard_size(exchange.shape, exchange.index_map, splits) * crossing
             group, pattern = _two(size), Pattern.HANDOFF
+        case AllToAll():
+            over, group, pattern = exchange.over, splits.product(exchange.over), Pattern.MOVE
+            size = shard_size(exchange.shape, exchange.index_map, splits) * (group > 1)
+            if exchange.excess is None:
+                # As many rows of each other device, or all of its own where each is needed here.
+                size = size * np.minimum(1.0, group / exchange.copies) * (group - 1) / group
+            else:
+                size = size * exchange.excess
+            pieces = np.maximum(group - 1, 1)
     return Communication(
         tensor=exchange.tensor,
         pattern=pattern,

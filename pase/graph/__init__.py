@@ -4,7 +4,17 @@ from pase.graph.access import Access, Dim, DimIndex, Role, SliceOf, Window
 from pase.graph.builder import Builder, Tensor
 from pase.graph.document import graph_document, graph_from_document
 from pase.graph.graph import Edge, Graph
-from pase.graph.operator import AllReduce, Exchange, Handoff, Intermediate, Operator, Pipeline, Relayout, Scalar
+from pase.graph.operator import (
+    AllReduce,
+    AllToAll,
+    Exchange,
+    Handoff,
+    Intermediate,
+    Operator,
+    Pipeline,
+    Relayout,
+    Scalar,
+)
 from pase.graph.precision import ITEMSIZES, PRECISIONS, LayerTypes, Precision, precision_of, uniform
 from pase.graph.verify import verify, verify_operator
 from pase.graph.work import Work
@@ -14,6 +24,7 @@ __all__ = [
     "PRECISIONS",
     "Access",
     "AllReduce",
+    "AllToAll",
     "Builder",
     "Dim",
     "DimIndex",

@@ -14,8 +14,8 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from pase.common.frozen import FrozenDict
-from pase.graph.access import Access, Role, SliceOf, Window, access_dims
-from pase.graph.operator import Operator
+from pase.graph.access import Access, Role, SliceOf, Window, access_dims, axis_dims
+from pase.graph.operator import AllToAll, Operator
 
 
 class Span(NamedTuple):
@@ -102,7 +102,10 @@ def _carried(operator: Operator, tensors: Iterable[tuple[Access, Sequence[Span]]
     written = {dim for write in operator.writes for dim in access_dims(write)}
     worked = {dim for work in operator.work for dim in work.dims}
     looked_up = dims.keys() - written - worked
-    if looked_up:
+    if any(isinstance(exchange, AllToAll) and exchange.excess is None for exchange in operator.exchanges):
+        # Rows go to whatever place asks for them.
+        rows = frozenset(axis_dims(operator.writes[0].index_map[0]))
+    elif looked_up:
         # Rows are taken out of a table of examples: the dims that count these are no dims of the table.
         tables = [read for read in operator.reads if not access_dims(read).isdisjoint(looked_up)]
         of_tables = {dim for table in tables for dim in access_dims(table)}

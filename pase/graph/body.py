@@ -65,7 +65,8 @@ FUNCTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     | dict.fromkeys(("convolve", "convolve_transposed", "embedding", "pick", "softmax_loss"), (2, 2))
     | {"attention": (3, 3), "batch_norm": (5, 5), "masked_attention": (3, 64), "normalise": (3, 5)}
     | {"einsum": (2, 8), "concat": (1, 1 << 20), "dropout": (1, 1), "fan_out": (1, 1), "lstm": (4, 4)}
-    | {"recurrent": (3, 1 << 20), "cast": (1, 1), "grouped": (3, 3), "source": (1, 64), "whole": (1, 1)}
+    | {"recurrent": (3, 1 << 20), "cast": (1, 1), "grouped": (3, 3), "routed": (2, 2), "source": (1, 64)}
+    | {"whole": (1, 1)}
     | {"cut": (1, 1), "join": (1, 1 << 20), "keep": (2, 2), "repeat": (1, 1), "rows": (2, 2), "view": (1, 1)}
 )
 """All functions of steps, and how few and how many operands they take."""
@@ -79,6 +80,7 @@ _NUM_DIMS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "grouped": (4, 4),
         "masked_attention": (3, 64),
         "pick": (1, 1),
+        "routed": (2, 3),
         "rows": (1, 1),
         "softmax_loss": (1, 64),
     }
@@ -104,6 +106,7 @@ OPTIONS: Mapping[str, Mapping[str, type | tuple[Option, ...]]] = MappingProxyTyp
         "embedding": {"frozen": int},
         "view": {"replaced": int},
         "pool": {"reduction": ("max", "mean"), "count_padding": bool},
+        "routed": {"rows": int},
         "recurrent": {"cell": CELLS, "layers": int, "hidden": bool, "kept": bool},
         "source": {"operator": str, "arguments": str, "layouts": str, "number": int, "is_index": bool},
         "whole": {"replaced": int},
@@ -145,8 +148,10 @@ class Step:
     with literal `arguments`; `layouts` has the dims of each operand in the operator's order, and those of the result
     (see `SourceCall`). "grouped": rows, each times the matrix of its own group; its `dims` the groups, the rows of a
     group if all had as many, the columns and the features; the third operand says before which row, counted over all,
-    each group ends. "whole": the first `replaced` of `dims` as the others, of which every device holds all; of none, a
-    tensor that the operator reads, with these dims from where it is.
+    each group ends. "routed": rows of a table, by whole numbers of which every device has all, that go to the devices
+    that hold their places; its `dims` are first those that the places make up, `rows` in number, then those of the
+    table's rows, and the first of either are split alike. "whole": the first `replaced` of `dims` as the others, of
+    which every device holds all; of none, a tensor that the operator reads, with these dims from where it is.
 
     "cast": a tensor in another type of numbers, where the source computes in it; a target of one type leaves it out.
 
@@ -250,7 +255,7 @@ class Body:
     own: "Body | None" = None
 
 
-OWN = frozenset({"cast", "grouped", "source", "whole"})
+OWN = frozenset({"cast", "grouped", "routed", "source", "whole"})
 """Functions of a source's own framework: targets of it have them among their kernels."""
 
 

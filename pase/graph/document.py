@@ -31,7 +31,7 @@ from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role, SliceOf, Window
 from pase.graph.body import Body, Borrowed, Constant, InnerDim, ModelInput, ModelOutput, Operand, Step
 from pase.graph.graph import Edge, Graph
-from pase.graph.operator import AllReduce, Handoff, Intermediate, Operator, Pipeline, Relayout
+from pase.graph.operator import AllReduce, AllToAll, Handoff, Intermediate, Operator, Pipeline, Relayout
 from pase.graph.precision import OF_ITEMSIZE, Precision
 from pase.graph.verify import verify
 from pase.graph.work import Work
@@ -104,10 +104,18 @@ def _exchange(of: type[Any], pattern: str, **own: Codec[Any]) -> Codec[Any]:
 
 _EXCHANGE = union(
     "exchange",
-    "one of all_reduce, relayout, handoff",
+    "one of all_reduce, relayout, handoff, all_to_all",
     _exchange(AllReduce, "all_reduce", axes=_AXES.of("index_map"), over=_NAMES),
     _exchange(Relayout, "relayout", written=_AXES, read=_AXES),
     _exchange(Handoff, "handoff", axes=_AXES.of("index_map"), across=TEXT),
+    _exchange(
+        AllToAll,
+        "all_to_all",
+        axes=_AXES.of("index_map"),
+        over=_NAMES,
+        copies=POSITIVE.optional(1),
+        excess=NUMBER.mapped(float, float).optional(None),
+    ),
     tag="pattern",
 )
 _WORK = record(

@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from math import inf, prod
 
 from pase.common.frozen import FrozenDict
 from pase.common.names import listed, short
 from pase.common.quantities import quantity
-from pase.errors import EmitError
+from pase.errors import EmitError, GraphError
 from pase.graph.access import Role
 from pase.graph.batch import Batch, batches
-from pase.graph.operator import Operator, Scalar
+from pase.graph.operator import AllToAll, Exchange, Operator, Scalar
 from pase.graph.precision import FLOAT32, LayerTypes, Precision, layer_types, precision_of
 
 
@@ -180,6 +180,37 @@ class Graph:
         """Return the graph as it is trained under a policy, by its name; None: the model's own."""
         precision = self.precision if policy is None else precision_of(policy)
         return self if precision == self.precision else replace(self, precision=precision)
+
+    def with_imbalance(self, factor: float | None) -> "Graph":
+        """Return the graph whose experts have on the busiest device so many times an equal share of rows; None: this.
+
+        Raises GraphError where the factor is below 1.
+        """
+        if factor is None:
+            return self
+        if not isinstance(factor, int | float) or not 1 <= factor < inf:
+            raise GraphError(
+                f"imbalance is {factor!r}; expected a number of 1 or more: how many times an equal share of rows the "
+                "device has whose experts are asked most"
+            )
+
+        def routed(exchange: Exchange) -> Exchange:
+            if isinstance(exchange, AllToAll) and exchange.excess is not None:
+                return replace(exchange, excess=factor - 1.0)
+            return exchange
+
+        found = (tuple(map(routed, operator.exchanges)) for operator in self.operators)
+        operators = tuple(
+            operator if exchanges == operator.exchanges else replace(operator, exchanges=exchanges)
+            for operator, exchanges in zip(self.operators, found, strict=True)
+        )
+        return self if operators == self.operators else replace(self, operators=operators)
+
+    @property
+    def imbalance(self) -> float:
+        """How many times an equal share of rows the device has whose experts are asked most."""
+        exchanges = (exchange for operator in self.operators for exchange in operator.exchanges)
+        return 1.0 + max((x.excess or 0.0 for x in exchanges if isinstance(x, AllToAll)), default=0.0)
 
     def __repr__(self) -> str:
         return f"<Graph {short(self.name)}: {len(self.operators):,} operators, {len(self.edges):,} edges>"

@@ -66,7 +66,28 @@ class Handoff:
     gradient_of: tuple[int, ...] = ()
 
 
-Exchange = AllReduce | Relayout | Handoff
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllToAll:
+    """Rows of which the data tell on which device they are needed: those of tokens, which go to their experts and back.
+
+    shape, index_map: of the rows as they arrive. over: the iteration dims whose parts send each other. copies: how many
+    rows may be of one, of which each device is sent one. excess: None where rows come in any order, so that a device
+    gets as many from each other one; otherwise they lie where they are needed if all groups have as many, and it is
+    what the group with most has beyond that, as a part of it. times, backward_times, gradient_of: as in `AllReduce`.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    index_map: tuple[DimIndex, ...]
+    over: tuple[str, ...]
+    times: int
+    copies: int = 1
+    excess: float | None = None
+    backward_times: int = 0
+    gradient_of: tuple[int, ...] = ()
+
+
+Exchange = AllReduce | Relayout | Handoff | AllToAll
 
 FAN_OUT = "fan_out"
 """The kind of the vertices that hand a tensor to its readers, and sum its gradient once (`operators.fan_out`)."""

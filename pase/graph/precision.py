@@ -135,7 +135,7 @@ PRODUCTS = frozenset(
 )
 """Functions that multiply and add, in the low type of a mixed policy."""
 
-_SAME_AS_FIRST = frozenset({"embedding", "pick", "rows"})
+_SAME_AS_FIRST = frozenset({"embedding", "pick", "routed", "rows"})
 """Functions whose result has the type of their first operand, whatever their others are of."""
 
 

@@ -13,7 +13,7 @@ from pase.graph.access import Access, DimIndex, Role, SliceOf, Window, access_di
 from pase.graph.body import FUNCTIONS as BODY_FUNCTIONS
 from pase.graph.body import verify_body
 from pase.graph.graph import Graph
-from pase.graph.operator import EPILOGUE, SCANNED, AllReduce, Handoff, Operator, Relayout, Scalar
+from pase.graph.operator import EPILOGUE, SCANNED, AllReduce, AllToAll, Handoff, Operator, Relayout, Scalar
 from pase.graph.operators.pointwise import ACTIVATIONS, FUNCTIONS
 from pase.graph.operators.windows import POOLINGS
 
@@ -54,7 +54,7 @@ def verify_operator(operator: Operator) -> None:
         all_axes = (exchange.written, exchange.read) if isinstance(exchange, Relayout) else (exchange.index_map,)
         for axes in all_axes:
             _verify_access(operator, Access(tensor=exchange.tensor, shape=exchange.shape, index_map=axes), where)
-        named = exchange.over if isinstance(exchange, AllReduce) else ()
+        named = exchange.over if isinstance(exchange, AllReduce | AllToAll) else ()
         named = (exchange.across,) if isinstance(exchange, Handoff) else named
         _verify_known(operator, named, f"{where}: exchange {exchange.tensor!r}")
         _verify_reads(operator, exchange.gradient_of, f"{where}: exchange {exchange.tensor!r}")
@@ -62,6 +62,11 @@ def verify_operator(operator: Operator) -> None:
             raise GraphError(
                 f"{where}: exchange {exchange.tensor!r} takes place {exchange.times} times in a step, "
                 f"{exchange.backward_times} of them with the gradients of inputs {exchange.gradient_of}"
+            )
+        if isinstance(exchange, AllToAll) and (exchange.copies < 1 or (exchange.excess or 0.0) < 0):
+            raise GraphError(
+                f"{where}: exchange {exchange.tensor!r} is of {exchange.copies} copies and {exchange.excess} rows "
+                "beyond an equal share; expected 1 or more, and 0 or more"
             )
     for tensor in operator.intermediates:
         _verify_access(operator, Access(tensor=tensor.tensor, shape=tensor.shape, index_map=tensor.index_map), where)

@@ -78,11 +78,12 @@ class SearchOptions:
 
     cost_model: a name in `COST_MODELS`. ordering: a name in `ORDERINGS`, or "auto". solver_memory_bytes: of all cost
     tables, None for half of the machine's memory. time_limit_s: for making the tables and the search. keep_batch:
-    search although the batch cannot be split at all. device_memory_bytes: what a training step may take on each
-    device, None for no limit. optimiser: a name in `OPTIMISER_STATE`, whose state counts as memory. precision: a
-    policy, or its name in `PRECISIONS`; None: the model's own. constraints: what a strategy must keep to
-    (`pase.planning.constraints`). micro_batches, stages: how many a step has, or "auto" to choose them, too. modes: of
-    layers that may be chosen: "zero1", "zero2", "zero3", "recompute". jobs: how many numbers of stages and of
+    search although the batch cannot be split at all. device_memory_bytes: what a training step may take on each device,
+    None for no limit. optimiser: a name in `OPTIMISER_STATE`, whose state counts as memory. precision: a policy, or its
+    name in `PRECISIONS`; None: the model's own. imbalance: how many times an equal share of a mixture's rows the device
+    has whose experts are asked most, 1 or more; None: as the graph has it (1). constraints: what a strategy must keep
+    to (`pase.planning.constraints`). micro_batches, stages: how many a step has, or "auto" to choose them, too. modes:
+    of layers that may be chosen: "zero1", "zero2", "zero3", "recompute". jobs: how many numbers of stages and of
     micro-batches are looked at at a time, in processes of their own; executor: in one of `concurrent.futures` instead.
     """
 
@@ -94,6 +95,7 @@ class SearchOptions:
     device_memory_bytes: int | None = None
     optimiser: str = DEFAULT_OPTIMISER
     precision: Precision | str | None = None
+    imbalance: float | None = None
     constraints: Constraints = ()
     micro_batches: int | str = 1
     stages: int | str = 1
@@ -118,6 +120,7 @@ class SearchSettings(TypedDict, total=False):
     device_memory_bytes: int | None
     optimiser: str
     precision: Precision | str | None
+    imbalance: float | None
     constraints: object
     micro_batches: int | str
     stages: int | str
@@ -147,7 +150,7 @@ def search(
     """
     options = chosen_options(options, settings)
     check_memory(options)
-    graph = load(model).in_precision(options.precision)
+    graph = load(model).in_precision(options.precision).with_imbalance(options.imbalance)
     devices = check_search(graph, devices, keep_batch=options.keep_batch)
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
     start_s = perf_counter()
@@ -271,7 +274,7 @@ def _search_step(
     )
     m, made = found.scheme.micro_batches, None
     if m > 1 and graph.framework and reload is not None:
-        made = reload(setting.batch // m).in_precision(graph.precision)
+        made = reload(setting.batch // m).in_precision(graph.precision).with_imbalance(graph.imbalance)
     return plan_of_step(setting, found, bound, perf_counter() - start_s, graph=made)
 
 

@@ -334,7 +334,8 @@ class Session:
         return kept
 
     def _loaded(self, batch: int | None, options: SearchOptions) -> Graph:
-        return with_fan_outs(load(self._model, batch=batch).in_precision(options.precision))
+        graph = load(self._model, batch=batch).in_precision(options.precision)
+        return with_fan_outs(graph.with_imbalance(options.imbalance))
 
 
 def _costed(kept: _Kept, wanted: _Wanted) -> _Costed:

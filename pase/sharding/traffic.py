@@ -13,7 +13,20 @@ from functools import cached_property, partial
 from itertools import chain, takewhile
 from math import gcd, prod
 
-from pase.graph import ITEMSIZES, Access, AllReduce, DimIndex, Edge, Exchange, Graph, Handoff, Operator, Relayout, Role
+from pase.graph import (
+    ITEMSIZES,
+    Access,
+    AllReduce,
+    AllToAll,
+    DimIndex,
+    Edge,
+    Exchange,
+    Graph,
+    Handoff,
+    Operator,
+    Relayout,
+    Role,
+)
 from pase.graph.access import access_dims
 from pase.sharding.boxes import Box, extents, num_points, whole
 from pase.sharding.edges import (
@@ -274,6 +287,9 @@ def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh, itemsiz
             return sent(
                 _handed(mesh, exchange.across, points_by_device(operator, exchange.shape, exchange.index_map, mesh))
             )
+        case AllToAll():
+            points = points_by_device(operator, exchange.shape, exchange.index_map, mesh)
+            return sent(_routed(exchange, points, sum_groups(mesh, exchange.over)))
 
 
 def forward_passes(plan: PlacedGraph, layer: str) -> int:
@@ -370,6 +386,19 @@ def _handed(mesh: DeviceMesh, across: str, points: Mapping[int, int]) -> Pairs:
         if following is not None:
             add_pairs(pairs, [((device, following), points[device])])
     return pairs
+
+
+def _routed(exchange: AllToAll, points: Mapping[int, int], groups: Sequence[Sequence[int]]) -> Pairs:
+    """Return what devices send each other where all rows are routed evenly: nothing where they lie so already."""
+    if exchange.excess is not None:
+        return {}
+    return {
+        (sender, device): points[device] * min(len(group), exchange.copies) // (exchange.copies * len(group))
+        for group in groups
+        for device in group
+        for sender in group
+        if sender != device
+    }
 
 
 def _exchange_dims(operator: Operator, shape: tuple[int, ...], axes: tuple[DimIndex, ...]) -> tuple[PlainDim, ...]:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pase import search
 from pase.costs import Pattern, ReadTraits, build_problem, layer_traffic
-from pase.errors import ModelError
+from pase.costs.traffic import LayerTraffic
+from pase.errors import GraphError, ModelError
 from pase.graph import Access, Graph, Operator, Role, SliceOf, verify
 from pase.graph.operators import contract, pointwise, softmax
 from pase.graph.precision import FLOAT32, uniform_types
@@ -357,34 +358,42 @@ def test_a_product_with_experts_counts_those_that_are_asked() -> None:
     assert search(graph, devices=2).exact
 
 
-def test_rows_of_groups_that_are_split_move_four_times() -> None:
+def test_rows_beyond_an_equal_share_move_to_their_groups_and_back() -> None:
     """Which rows a group has is told by data: 8 groups of 4 rows of 6 features on average, products of 10 columns."""
     t = Tracer()
     x, w, ends = t.leaf("x", (8, 4, 6)), t.weight("w", 8, 10, 6), t.leaf("ends", (8,), dtype="int32")
     op = Contract(operands=("gmk", "gnk"), output="gmn", has_ends=True)
     graph = _graph(t, t.point("tanh", t.add(op, t.point("relu", x), w, ends, shape=(8, 4, 10))))
-    vertex = next(op for op in graph.operators if op.parameters)
+    with pytest.raises(GraphError, match=r"imbalance is 0\.5; expected a number of 1 or more"):
+        graph.with_imbalance(0.5)
+    assert (graph.imbalance, graph.with_imbalance(1.25).imbalance) == (1.0, 1.25)
+    vertex = next(op for op in graph.with_imbalance(1.25).operators if op.parameters)
+    even = next(op for op in graph.operators if op.parameters)
     assert [(read.role, read.index_map) for read in vertex.reads[2:]] == [(Role.INDEX, (None,))]
     groups, rows = vertex.reads[0].index_map[:2]
     assert isinstance(groups, str)
     assert isinstance(rows, str)
 
-    def moved(traits: tuple[bool, bool], **splits: int) -> list[tuple[str, float, int]]:
+    def traffic(of: Operator, traits: tuple[bool, bool], **splits: int) -> LayerTraffic:
         reads = [ReadTraits(has_gradient=own, is_fed=False, is_owned=True) for own in (*traits, False)]
-        found = layer_traffic(
-            vertex,
-            np.array([[splits.get(dim, 1) for dim in vertex.extents]], dtype=np.int32),
-            tuple(reads),
-            types=uniform_types(vertex, FLOAT32),
-        )
-        return [(m.tensor, m.size_bytes.item(), m.times) for m in found.messages if m.pattern is Pattern.MOVE]
+        values = np.array([[splits.get(dim, 1) for dim in of.extents]], dtype=np.int32)
+        return layer_traffic(of, values, tuple(reads), types=uniform_types(of, FLOAT32))
+
+    def moved(traits: tuple[bool, bool], **splits: int) -> list[tuple[str, float, int]]:
+        messages = traffic(vertex, traits, **splits).messages
+        return [(m.tensor, m.size_bytes.item(), m.times) for m in messages if m.pattern is Pattern.MOVE]
 
     assert moved((True, True), **{rows: 4}) == []
-    # A device has 2 of 8 groups, all rows of each, or one of every two of them.
-    assert moved((True, True), **{groups: 4}) == [("rows", 6 * 4 * 6 * 4, 2), ("products", 6 * 4 * 10 * 4, 2)]
-    assert moved((True, True), **{groups: 4, rows: 2}) == [("rows", 6 * 2 * 6 * 4, 2), ("products", 6 * 2 * 10 * 4, 2)]
-    assert moved((False, True), **{groups: 4}) == [("rows", 6 * 4 * 6 * 4, 1), ("products", 6 * 4 * 10 * 4, 2)]
-    assert moved((False, False), **{groups: 4}) == [("rows", 6 * 4 * 6 * 4, 1), ("products", 6 * 4 * 10 * 4, 1)]
+    # A device has 8 rows of 2 groups, or 4 of these; a quarter as many more go to the device with most of them.
+    assert moved((True, True), **{groups: 4}) == [("rows", 2 * 6 * 4, 2), ("products", 2 * 10 * 4, 2)]
+    assert moved((True, True), **{groups: 4, rows: 2}) == [("rows", 1 * 6 * 4, 2), ("products", 1 * 10 * 4, 2)]
+    assert moved((False, True), **{groups: 4}) == [("rows", 2 * 6 * 4, 1), ("products", 2 * 10 * 4, 2)]
+    assert moved((False, False), **{groups: 4}) == [("rows", 2 * 6 * 4, 1), ("products", 2 * 10 * 4, 1)]
+    # It computes as much more; where no groups are split every device has rows of all.
+    for splits, factor in (({groups: 4}, 1.25), ({rows: 4}, 1.0)):
+        found, least = (traffic(of, (True, True), **splits).flop.item() for of in (vertex, even))
+        assert found == factor * least
+    assert not any(m.pattern is Pattern.MOVE for m in traffic(even, (True, True), **{groups: 4}).messages)
 
 
 def test_generic_operators_pass_what_passes() -> None:

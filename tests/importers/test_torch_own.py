@@ -14,7 +14,8 @@ from pase.errors import GraphError, PaseError  # noqa: E402
 from pase.graph.body import Body, InnerDim, Step, verify_body  # noqa: E402
 from pase.importers.torch.live import trace_live  # noqa: E402
 from pase.targets.emitter import emit  # noqa: E402
-from pase.targets.torch.layers.source import rows_of_groups, source  # noqa: E402
+from pase.targets.torch.layers.experts import rows_of_groups  # noqa: E402
+from pase.targets.torch.layers.source import source  # noqa: E402
 from tests.importers.architectures import _DECODER, ARCHITECTURES, _of_transformers  # noqa: E402
 from tests.importers.torch_reference import computed  # noqa: E402
 from tests.runtime.plans import random_plan  # noqa: E402
@@ -203,14 +204,9 @@ def test_an_operator_that_is_no_pure_function_is_refused(operator: str) -> None:
 
 
 def test_rows_of_groups_are_those_of_one_product_for_each() -> None:
-    x, weights, ends = random(4, 3, 5), random(4, 6, 5), torch.tensor([2, 2, 9, 11])
-    rows = x.flatten(0, 1)
+    rows, weights, ends = random(12, 5), random(4, 6, 5), torch.tensor([2, 2, 9, 11])
     expected = torch.stack([
         weights[int((ends > i).nonzero()[0])] @ rows[i] if i < 11 else torch.zeros(6, dtype=torch.float64)
         for i in range(12)
-    ]).reshape(4, 3, 6)  # fmt: skip
-    torch.testing.assert_close(rows_of_groups(x, weights, ends, 3, 0, 0), expected)
-    halves = [rows_of_groups(x, weights[i : i + 2], ends, 3, 0, i) for i in (0, 2)]
-    torch.testing.assert_close(sum(halves), expected)
-    parts = [rows_of_groups(x[:, i : i + 1], weights, ends, 3, i, 0) for i in range(3)]
-    torch.testing.assert_close(torch.cat(parts, dim=1), expected)
+    ])  # fmt: skip
+    torch.testing.assert_close(rows_of_groups(rows, weights, [2, 0, 7, 2]), expected)

@@ -31,7 +31,7 @@ def computed(live: LiveModel, module: Any, inputs: Mapping[str, Any], *, trains:
     graph = live.model.graph
     for operator in graph.operators:
         assert operator.body is not None, operator.name
-        body = elementary(operator.body, trains=trains, kernels=("cast", "grouped", "source", "whole"))
+        body = elementary(operator.body, trains=trains, kernels=("cast", "grouped", "routed", "source", "whole"))
         assert not body.problem, f"{operator.name}: {body.problem}"
         tensors = {}
         for i, access in enumerate(operator.reads):
@@ -519,6 +519,16 @@ def _grouped(layer: _Layer, step: Step, operands: Sequence[Any]) -> Named:
     return torch.stack(rows).reshape(*x.shape[:2], -1), (group, row, column)
 
 
+def _routed(layer: _Layer, step: Step, operands: Sequence[Any]) -> Named:
+    """Each place's row, one after the other."""
+    places, rows = step.dims[: step.option("rows", 1)], step.dims[step.option("rows", 1) :]
+    dims = operands[0][1]
+    rest = [dim for dim in dims if dim not in rows]
+    table = spread(operands[0], (*rows, *rest)).flatten(0, len(rows) - 1)
+    found = torch.stack([table[int(i)] for i in operands[1][0].flatten()])
+    return found.reshape(*(layer.extents[dim] for dim in places), *table.shape[1:]), (*places, *rest)
+
+
 def _whole(layer: _Layer, step: Step, operands: Sequence[Any]) -> Named:
     number = step.option("replaced", 0)
     if not number:
@@ -580,6 +590,7 @@ STEPS: dict[str, Callable[..., Named]] = {
     "pool": _pool,
     "recurrent": _recurrent,
     "repeat": _repeat,
+    "routed": _routed,
     "rows": _rows,
     "softmax": _over(torch.softmax, keeps=True),
     "source": _source,

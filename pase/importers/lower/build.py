@@ -30,6 +30,7 @@ from pase.importers.lower.points import (
     lower_slice,
     lower_softmax,
     lower_view,
+    with_routes,
 )
 from pase.importers.lower.products import (
     lower_attention,
@@ -314,6 +315,7 @@ class _Builder:
                 trace=self.trace, node=node, reads=reads, written=[value.name for value in values], made=self.made
             )
             operator, constants, of_own = with_body(operator, of)
+            operator = with_routes(operator)
             self.constants |= {(name, constant): source for constant, source in constants.items()}
             self.own_constants |= {(name, constant): source for constant, source in of_own.items()}
         self.operators.append(operator)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice, pairwise
 from math import prod
 
-from pase.graph import Access, AllReduce, Dim, Handoff, Operator, Relayout, Role, SliceOf, Window, Work
+from pase.graph import Access, AllReduce, AllToAll, Dim, Exchange, Operator, Relayout, Role, SliceOf, Window, Work
 from pase.graph.access import DimIndex
 from pase.graph.body import Body, Step
 from pase.graph.operator import EPILOGUE
@@ -324,9 +324,9 @@ def _refined(operator: Operator, cuts: Mapping[str, set[int]]) -> Operator | Non
         over = None if old.partial_over is None else expanded(old.partial_over)
         return replace(old, index_map=axes(old.index_map), partial_over=over)
 
-    def exchange(old: AllReduce | Relayout | Handoff) -> AllReduce | Relayout | Handoff | None:
+    def exchange(old: Exchange) -> Exchange | None:
         match old:
-            case AllReduce():
+            case AllReduce() | AllToAll():
                 return replace(old, index_map=axes(old.index_map), over=expanded(old.over))
             case Relayout():
                 return replace(old, written=axes(old.written), read=axes(old.read))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import prod
 
 from pase.common.names import short
-from pase.graph import Access, AllReduce, Dim, Intermediate, Operator, Role, SliceOf
+from pase.graph import Access, AllReduce, AllToAll, Dim, Intermediate, Operator, Role, SliceOf
 from pase.graph.access import DimIndex, access_dims, axis_dims
 from pase.graph.body import Body
 from pase.graph.operators import (
@@ -306,6 +306,77 @@ def lower_lookup(trace: Trace, node: Node, op: ops.Op, name: str) -> LoweredOper
     if len(table) != 2:
         operator = _of_rank(operator, table, indices)
     return LoweredOperator(operator=operator, sources=(node.inputs[1], node.inputs[0]))
+
+
+def with_routes(operator: Operator) -> Operator:
+    """Return a look-up of rows that a layer computes, by numbers that another one does, as an exchange of these rows.
+
+    A device that holds some of the table's rows and some of the places sends each other one the rows that this one's
+    places ask for. So tokens go to their experts, and what these make of them comes back. Where neither count divides
+    the other, or the numbers are not the source's own, it is a look-up as any other.
+    """
+    body = operator.body.own if operator.body else None
+    functions = [step.function for step in body.steps] if body else []
+    if operator.kind != "embedding" or body is None or functions.count("embedding") != 1 or len(operator.writes) > 1:
+        return operator
+    at = functions.index("embedding")
+    last, seen = body.steps[at], body.steps[at - 1]
+    (numbers, table, *_), write = operator.reads, operator.writes[0]
+    places = write.index_map[0]
+    is_computed = table.role is Role.ACTIVATION and set(numbers.index_map) <= {None} and len(operator.reads) == 2
+    is_seen = seen.function == "view" and seen.dims[seen.option("replaced", 0) :] == (places,)
+    is_named = any({places, "v"} & {*step.dims} for step in body.steps[at:])
+    if is_named or not (is_computed and is_seen and last.operands == ("table", seen.result)):
+        return operator
+    assert isinstance(places, str)
+    counts = operator.extents[places], table.shape[0]
+    few, many = sorted(counts)
+    if many % few:
+        return operator
+    # The fewer ones are split; so many of the others lie with each of them.
+    outer, inner = (places, "v") if counts[0] == few else ("v", places)
+    names = {places: (outer, inner)[: 1 + (inner == places)], "v": (outer, inner)[: 1 + (inner == "v" and many > few)]}
+
+    def index(access: Access) -> Access:
+        first = names[str(access.index_map[0])]
+        return replace(access, index_map=(first if len(first) > 1 else first[0], *access.index_map[1:]))
+
+    table, write = index(table), index(write)
+    rows = AllToAll(
+        tensor="rows",
+        shape=write.shape,
+        index_map=write.index_map,
+        over=(outer,),
+        copies=many // few if inner == places else 1,
+        times=2,
+        backward_times=1,
+        gradient_of=(1,),
+    )
+    step = replace(
+        last,
+        function="routed",
+        operands=("table", *seen.operands),
+        dims=(*names[places], *names["v"]),
+        options=(("rows", len(names[places])),),
+    )
+    steps = (*body.steps[: at - 1], step, *body.steps[at + 1 :])
+    return replace(
+        operator,
+        dims=tuple(
+            Dim(dim.name, {outer: few, inner: many // few}.get(dim.name, dim.extent))
+            for dim in operator.dims
+            if dim.name != inner or many > few
+        ),
+        unsplittable=(*operator.unsplittable, *([inner] if many > few else [])),
+        reads=(numbers, table),
+        writes=(write,),
+        work=tuple(
+            replace(work, dims=tuple(name for dim in work.dims for name in names.get(str(dim), (dim,))))
+            for work in operator.work
+        ),
+        exchanges=(rows,),
+        body=operator.body and replace(operator.body, own=replace(body, steps=steps)),
+    )
 
 
 def lower_gather(trace: Trace, node: Node, op: ops.Gather, name: str) -> LoweredOperator:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import prod
 
 from pase.errors import GraphError
-from pase.graph import Access, Dim, Operator, Relayout, Role, Work
+from pase.graph import Access, AllToAll, Dim, Operator, Role, Work
 from pase.graph.access import access_dims
 from pase.graph.body import Body
 from pase.graph.operators import (
@@ -74,21 +74,21 @@ def lower_contract(trace: Trace, node: Node, op: ops.Contract, name: str) -> Low
     return LoweredOperator(operator=operator, sources=sources)
 
 
-def _regrouped(operator: Operator) -> Iterator[Relayout]:
+def _regrouped(operator: Operator) -> Iterator[AllToAll]:
     """Yield what moves where groups are split: rows to the devices that have their group's matrix, and from there.
 
-    Where the rows of a group lie depends on the data: devices with other groups of the same part gather theirs, and add
-    up what they make of them, zeros where it is another's. The gradients go the other way.
+    Rows are sorted by group. Where all groups have equally many each row lies where its matrix is; those beyond that
+    are sent there, and what is made of them back. The gradients go the other way.
     """
     (x, w), z = operator.reads[:2], operator.writes[0]
-    groups = access_dims(x) & access_dims(w) & access_dims(z)
+    groups = tuple(dim for dim in operator.extents if dim in access_dims(x) & access_dims(w) & access_dims(z))
     for tensor, access, gradient_of in (("rows", x, (0,)), ("products", z, (0, 1))):
-        whole = tuple(None if axis in groups else axis for axis in access.index_map)
-        yield Relayout(
+        yield AllToAll(
             tensor=tensor,
             shape=access.shape,
-            written=access.index_map,
-            read=whole,
+            index_map=access.index_map,
+            over=groups,
+            excess=0.0,
             times=2,
             backward_times=1,
             gradient_of=gradient_of,

@@ -453,6 +453,14 @@ def _grouped(step: Step, operands: tuple[Expression, ...], block: Written) -> Ex
     return called(code("grouped"), arguments, step.dims[:3])
 
 
+def _routed(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    table, numbers = operands
+    places, rows = step.dims[: step.option("rows", 1)], step.dims[step.option("rows", 1) :]
+    rest = _replaced(table, rows, ())
+    arguments = (table.text, numbers.text, block.listed(places), block.listed(rows))
+    return called(code("routed"), arguments, None if rest is None else (*places, *rest))
+
+
 def _source(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     call = source_call(step, f"layer {block.operator.name!r}")
     layouts = code("[{}]", [code("[{}]", [block.listed(axis) for axis in layout]) for layout in call.layouts])
@@ -511,6 +519,7 @@ _WRITTEN: Mapping[str, Callable[[Step, tuple[Expression, ...], Written], Express
         "pool": _pool,
         "recurrent": _recurrent,
         "repeat": _repeat,
+        "routed": _routed,
         "rows": _rows,
         "softmax_loss": _softmax_loss,
         "source": _source,

@@ -34,7 +34,7 @@ def _alone(num_devices: int) -> tuple[Text, ...]:
 TORCH = Target(
     name="torch",
     module=code("pase.targets.torch.layers"),
-    layers=tuple(sorted((*LAYERS, "batch_norm", "cast", "grouped", "masked_attention", "source"))),
+    layers=tuple(sorted((*LAYERS, "batch_norm", "cast", "grouped", "masked_attention", "routed", "source"))),
     kernels=KERNELS | OWN | {"batch_norm", "masked_attention"},
     words=("Pipeline", "Tensor"),
     loss=Form(

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import pase
+from pase.graph import AllToAll
 from pase.importers.torch.live import LiveModel, trace_live
 from pase.machine import override_machine
 from pase.planning.plan import Plan
@@ -150,9 +151,15 @@ def _beside(plan: Plan, seed: int | None, own: Found, alone: Found, parallel: Pa
             if x is not None and x.norm() > 1e-12 * size
         },
         state={key: difference(own.state[key], x) for key, x in alone.state.items()},
-        sent=_sent(parallel),
-        predicted=predicted(plan),
+        sent=_told(plan, _sent(parallel)),
+        predicted=_told(plan, predicted(plan)),
     )
+
+
+def _told(plan: Plan, moved: Sent) -> Sent:
+    """Leave out what layers send of which the data tell where it goes: predictions are of rows routed evenly."""
+    routed = {op.name for op in plan.graph.operators if any(isinstance(x, AllToAll) for x in op.exchanges)}
+    return {own: count for own, count in moved.items() if own.producer != own.consumer or own.consumer not in routed}
 
 
 def _sent(parallel: Parallel) -> Sent:

@@ -37,6 +37,7 @@ from pase.targets.torch.layers import (
     recurrent,
     reductions,
     reshard,
+    routed,
     select_rows,
     softmax,
     softmax_loss,
@@ -349,7 +350,7 @@ def test_lookup(frozen: int, columns: tuple[Dim, ...]) -> None:
     )
 
 
-def test_rows_of_groups_that_are_split_are_gathered_and_what_is_made_of_them_scattered() -> None:
+def test_rows_of_groups_that_are_split_go_to_their_groups_and_what_is_made_of_them_back() -> None:
     groups, rows, columns, features = Dim("e", 6), Dim("r", 4), Dim("m", 12), Dim("f", 8)
     # Some groups have no row, one has a third of them.
     ends = torch.tensor([5, 5, 13, 16, 16, 24])
@@ -378,8 +379,29 @@ def test_rows_of_groups_that_are_split_are_gathered_and_what_is_made_of_them_sca
 
     values = {"x": drawn((6, 4, 8), "x"), "w": drawn((6, 12, 8), "w"), "ends": ends}
     own = computed(build, 3, values, upstream={"result": drawn((6, 4, 12), "up")})
-    # Each rank sends its third of the rows to both others, and of the products their thirds; gradients the other way.
-    assert list(own.sent.values()) == [2 * 2 * (6 * 4 * 8 + 6 * 4 * 12) * 8]
+    # Rows 5 to 7 lie with the first two groups, and are of the third: they go there, and back; so do gradients.
+    assert list(own.sent.values()) == [2 * 3 * (8 + 12) * 8]
+
+
+@pytest.mark.parametrize(("rows", "places"), [((K,), (K,)), ((K,), (K, L)), ((K, L), (K,))])
+@pytest.mark.parametrize("columns", [(), (J,), (J, Dim("m", 3))])
+def test_rows_that_places_ask_for(rows: tuple[Dim, ...], places: tuple[Dim, ...], columns: tuple[Dim, ...]) -> None:
+    asked = Dim("asked", prod(dim.size for dim in places))
+    num_rows = prod(dim.size for dim in rows)
+
+    def definition(table: Any, numbers: Any) -> Any:
+        shape = [dim.size for dim in columns]
+        found = torch.stack([table.reshape(num_rows, *shape)[i] for i in numbers.tolist()])
+        return found.reshape([dim.size for dim in places] + shape)
+
+    found = check(
+        lambda table, numbers: routed(table, numbers, places, rows),
+        definition,
+        {"table": (*rows, *columns)},
+        indices={"numbers": ((asked,), num_rows)},
+        fixed=(asked, L),
+    )
+    assert any(own.sent for own in found)
 
 
 @pytest.mark.parametrize("several", [False, True])

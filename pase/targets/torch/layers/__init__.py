@@ -3,6 +3,7 @@
 from pase.sharding.named_dims import window
 from pase.targets.torch.layers.attention import attention, masked_attention
 from pase.targets.torch.layers.contraction import lookup, pick, product
+from pase.targets.torch.layers.experts import grouped, routed
 from pase.targets.torch.layers.loss import softmax_loss
 from pase.targets.torch.layers.movement import concat, dims, padded, piece
 from pase.targets.torch.layers.normalisation import batch_norm, normalise
@@ -17,7 +18,7 @@ from pase.targets.torch.layers.reductions import (
     total,
     without_later_keys,
 )
-from pase.targets.torch.layers.source import cast, grouped, source
+from pase.targets.torch.layers.source import cast, source
 from pase.targets.torch.layers.whole import cut, end_to_end, select_rows, view
 from pase.targets.torch.layers.windows import convolve, convolve_transposed, pool
 from pase.targets.torch.reshard import fan_out, reshard
@@ -54,6 +55,7 @@ __all__ = [
     "product",
     "recurrent",
     "reshard",
+    "routed",
     "select_rows",
     "softmax",
     "softmax_loss",

@@ -1,0 +1,204 @@
+"""Rows that go where data tell: tokens to the matrices of their experts, and what is made of them back.
+
+Every rank has the numbers that tell it, all of them, so that it knows what the others send without asking.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pase.sharding.boxes import even_part
+from pase.sharding.reshard import sum_groups
+from pase.sharding.traffic import Movement, Phase
+from pase.targets.torch.collectives import exchanged
+from pase.targets.torch.layers.points import arrange
+from pase.targets.torch.program import Program
+from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, local, resolved
+
+
+class _Routed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Any, router: "Router", sent: list[int], received: list[int]) -> Any:
+        ctx.way = router, sent, received
+        return router.carried(rows, sent, received)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> tuple[Any, None, None, None]:
+        router, sent, received = ctx.way
+        return router.carried(dy, received, sent), None, None, None
+
+
+class Router(nn.Module):
+    """What sends rows between the ranks whose parts of a dim differ.
+
+    parts: the points of the dim that each of these has, in their order along it. place: which of them is this rank's.
+    """
+
+    def __init__(self, mesh: LayerMesh, dim: Dim) -> None:
+        super().__init__()
+        program = mesh.program
+        assert isinstance(program, Program)
+        count = mesh.devices.size(dim.name)
+        self.place = mesh.point.get(dim.name, 0)
+        self.parts = [even_part(dim.size, count, number) for number in range(count)]
+        self.traffic, self.movement = program.traffic, Movement.within(mesh.layer, Phase.FORWARD)
+        self.group = program.groups.of(sum_groups(mesh.devices, mesh.split([dim.name])))
+        along = dict(zip(mesh.devices.devices, mesh.devices.coordinates, strict=True))
+        self.order = [along[rank].get(dim.name, 0) for rank in self.group.ranks]
+
+    def rerouted(self, rows: Any, sent: list[int], received: list[int]) -> Any:
+        """Return the rows that this rank is sent; sent, received: how many of each other one, along the dim."""
+        return rows if len(self.parts) == 1 else _Routed.apply(rows, self, sent, received)
+
+    def carried(self, rows: Any, sent: list[int], received: list[int]) -> Any:
+        """Return the rows that this rank is sent, of which no gradient is kept."""
+        width = prod(rows.shape[1:])
+        if self.traffic.is_counted:
+            # What a layer exchanges as it computes counts as forward, whatever pass it is of.
+            num_rows = sum(sent) - sent[self.place]
+            self.traffic.add(self.movement, num_rows * width * rows.element_size())
+        pieces = rows.reshape(-1, width).split(sent)
+        buffer = torch.cat([pieces[number] for number in self.order]).flatten()
+        into, out = ([num[number] * width for number in self.order] for num in (received, sent))
+        arrived = exchanged(buffer, into, out, self.group).split(into)
+        found = torch.cat([arrived[self.order.index(number)] for number in range(len(self.parts))])
+        return found.reshape(-1, *rows.shape[1:])
+
+    def extra_repr(self) -> str:
+        """Return what is printed of it."""
+        return f"{self.movement.consumer}, ranks {list(self.group.ranks)}"
+
+
+def _counts(numbers: Sequence[Any], bounds: Any) -> list[list[int]]:
+    """Return how many of each of some ascending numbers lie between bounds, one after the other."""
+    rows = [torch.searchsorted(own.contiguous(), bounds).diff() for own in numbers]
+    found: list[list[int]] = torch.stack(rows).tolist()
+    return found
+
+
+# -- rows to places that ask for them
+
+
+def routed(table: Tensor, numbers: Tensor, places: Sequence[Dim], rows: Sequence[Dim]) -> Tensor:
+    """Return rows of a table by their numbers, of which each rank has all: dims of the places, then the other ones.
+
+    The first of either dims is split alike. A rank is sent once what several of its places ask for.
+
+    Args:
+        table: Of the rows' dims, then others.
+        numbers: Which row each place asks for, row-major over the places.
+        places: The dims of the places.
+        rows: The dims of the table's rows.
+    """
+    mesh, rest = table.mesh, [dim for dim in table.dims if dim not in rows]
+    table = arrange(table, [*rows, *rest])
+    router = Rows(mesh, rows[0], *(prod(dim.size for dim in dims[1:]) for dims in (rows, places)))
+    shape = [*map(mesh.part, places), *map(mesh.part, rest)]
+    width = prod(map(mesh.part, rest))
+
+    def compute(own: Any, numbers: Any) -> Any:
+        found = mesh.program.run(router, own.reshape((-1, width)), "routed", numbers)
+        return found.reshape(shape)
+
+    return local(compute, [table, numbers], [*places, *rest])
+
+
+class Rows(Router):
+    """Rows of a table that places ask for; so many rows, and places, for each point of the dim."""
+
+    def __init__(self, mesh: LayerMesh, dim: Dim, num_rows: int, num_places: int) -> None:
+        super().__init__(mesh, dim)
+        self.first = self.parts[self.place][0] * num_rows
+        self.bounds = [num_rows * low for low, _ in self.parts] + [num_rows * dim.size]
+        self.asked = [slice(num_places * low, num_places * high) for low, high in self.parts]
+
+    @torch._disable_dynamo
+    def forward(self, table: Any, numbers: Any) -> Any:
+        """Return the rows that this rank's places ask for."""
+        numbers = numbers.flatten().long()
+        every = [numbers[asked].unique() for asked in self.asked]
+        counts = _counts(every, torch.tensor(self.bounds, device=numbers.device))
+        sent, received = [own[self.place] for own in counts], counts[self.place]
+        starts = [sum(own[: self.place]) for own in counts]
+        asked = [own[start : start + count] for own, start, count in zip(every, starts, sent, strict=True)]
+        arrived = self.rerouted(functional.embedding(torch.cat(asked) - self.first, table), sent, received)
+        at = torch.searchsorted(every[self.place], numbers[self.asked[self.place]])
+        return functional.embedding(at, arrived)
+
+
+# -- sorted rows to the matrices of their groups
+
+
+def grouped(x: Tensor, weights: Tensor, ends: Tensor, dims: Sequence[Dim]) -> Tensor:
+    """Return rows, each times the matrix of the group that it lies in.
+
+    Where groups are split, ranks send each other the rows that lie with another rank's groups, where some have more of
+    them than others, and send back what is made of these.
+
+    Args:
+        x: The rows, sorted by group, as many for each group as if all had the same.
+        weights: A matrix for each group.
+        ends: Before which row, counted over all, each group ends.
+        dims: The groups, the rows of a group, the columns and the features.
+    """
+    group, row, column, feature = dims
+    mesh = x.mesh
+    x = arrange(resolved(x), [group, row, feature])
+    weights = arrange(weights, [group, column, feature])
+    router = Grouped(mesh, group, row)
+
+    def compute(rows: Any, weights: Any, ends: Any) -> Any:
+        # It goes by values, which are not there while a program is traced.
+        return mesh.program.run(router, rows, "grouped", weights, ends)
+
+    return local(compute, [x, weights, ends], [group, row, column], partial_over=[feature.name])
+
+
+class Grouped(Router):
+    """Rows of groups, sorted, that are multiplied by their group's matrix.
+
+    Each group has as many places for rows, `size`, of which this rank has those from `first` to `last`.
+    """
+
+    def __init__(self, mesh: LayerMesh, group: Dim, row: Dim) -> None:
+        super().__init__(mesh, group)
+        self.size, self.first = row.size, mesh.begin(row)
+        self.last = self.first + mesh.part(row)
+
+    @torch._disable_dynamo
+    def forward(self, x: Any, weights: Any, ends: Any) -> Any:
+        """Return [g, m, n] of rows x [g, m, k], each times one of the weights [g, n, k].
+
+        ends: Before which row, counted over all, each group ends.
+        """
+        groups, count, _ = x.shape
+        places = torch.arange(self.first, self.last, device=x.device)
+        numbers = [
+            (torch.arange(low, high, device=x.device)[:, None] * self.size + places).flatten()
+            for low, high in self.parts
+        ]
+        ends = torch.cat([ends.new_zeros(1), ends.flatten()]).long()
+        # Rows behind the last group's are the last rank's.
+        starts = [*ends[[low for low, _ in self.parts]].unbind(), ends.new_tensor((len(ends) - 1) * self.size)]
+        counts = _counts(numbers, torch.stack(starts))
+        sent, received = counts[self.place], [own[self.place] for own in counts]
+        rows = self.rerouted(x.reshape(groups * count, -1), sent, received)
+        low, high = self.parts[self.place]
+        sizes = [sum(own) for own in zip(*_counts(numbers, ends[low : high + 1]), strict=True)]
+        made = self.rerouted(rows_of_groups(rows, weights, sizes), received, sent)
+        return made.reshape(groups, count, -1)
+
+
+def rows_of_groups(rows: Any, weights: Any, sizes: Sequence[int]) -> Any:
+    """Return [r, n] of rows [r, k], sorted by group, each times its group's weights [g, n, k], zeros for those behind.
+
+    sizes: Rows of each group.
+    """
+    bounds = [0, *accumulate(sizes)]
+    made = [rows[a:b] @ matrix.t() for a, b, matrix in zip(bounds, bounds[1:], weights, strict=False)]
+    return torch.cat([*made, rows.new_zeros(len(rows) - bounds[-1], weights.shape[1])])
