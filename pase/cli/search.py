@@ -44,7 +44,15 @@ from pase.graph import Graph
 from pase.planning.constraints import Constraints, constraint_texts
 from pase.planning.plan import NOT_SEARCHED, LayerPlan, Plan
 from pase.planning.plan_file import plan_document, write_plan
-from pase.planning.planner import WITHOUT_LIMIT, SearchOptions, check_search, problem_of, search
+from pase.planning.planner import (
+    ATTENTION,
+    GATHER,
+    WITHOUT_LIMIT,
+    SearchOptions,
+    check_search,
+    problem_of,
+    search,
+)
 from pase.sharding.configurations import data_parallel_splits, enumerate_configurations
 from pase.solver import solve
 from pase.solver.ordering import ORDERINGS, OrderingReport, report_ordering
@@ -98,6 +106,13 @@ class DeviceMemorySize(ByteSize):
     metavar="FACTOR",
     help="Of a mixture: how many times an equal share of rows the busiest experts get.",
 )
+@click.option(
+    "--attention",
+    type=click.Choice(list(ATTENTION)),
+    default=GATHER,
+    show_default=True,
+    help="How devices with parts of a sequence come by all keys and values; auto: what costs less.",
+)
 @click.option("--jobs", type=WholeNumber(min=1), default=1, show_default=True, help="Processes to search in.")
 @constraint_options
 @click.option("--keep-batch", is_flag=True, help="Search although the batch cannot be split.")
@@ -117,6 +132,7 @@ def search_command(
     stages: int | str,
     modes: tuple[str, ...],
     imbalance: float | None,
+    attention: str,
     jobs: int,
     constraints: Constraints,
     keep_batch: bool,
@@ -150,6 +166,7 @@ def search_command(
         stages=stages,
         modes=modes,
         imbalance=imbalance,
+        attention=attention,
         jobs=jobs,
     )
     with progress() as on_progress:

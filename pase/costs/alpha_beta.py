@@ -103,9 +103,24 @@ class AlphaBetaCostModel:
     ) -> tuple[FloatArray, ...]:
         """Return the time of each message where axes lie over the levels as given, [levels, K, D]."""
         return tuple(
-            message.times * _PATTERNS[message.pattern](self, message, group_members(message, traffic, members))
+            self._exposed(
+                message, traffic, _PATTERNS[message.pattern](self, message, group_members(message, traffic, members))
+            )
             for message in (*traffic.messages, *more)
         )
+
+    def _exposed(self, message: Communication, traffic: LayerTraffic, time: FloatArray) -> FloatArray:
+        """Return the time of a message, as often as it is sent; of a ring, what is longer than it computes meanwhile.
+
+        A device computes with the piece that it has while the next one comes, but for the last of its pieces.
+        """
+        if not message.is_ring:
+            return message.times * time
+        beside = 1 - 1 / traffic.splits.product(message.over)
+        forward_times = min(message.forward_times, message.times)
+        there = forward_times * time - beside * self.work(traffic.forward)
+        back = (message.times - forward_times) * time - beside * self.work(traffic.backward)
+        return np.maximum(there, 0.0) + np.maximum(back, 0.0)
 
     def sum_members(self, traffic: LayerTraffic, message: Communication) -> IntArray:
         """Return how the devices of a sum lie over the levels."""

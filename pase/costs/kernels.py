@@ -14,7 +14,7 @@ import numpy as np
 
 from pase.common.frozen import FrozenDict
 from pase.graph import Intermediate, LayerTypes, Operator, Role, SliceOf, Window, Work
-from pase.graph.access import axis_dims
+from pase.graph.access import axis_dims, split_dim
 from pase.graph.body import COMPARISONS, POINTWISE
 from pase.machine import Kernels
 from pase.sharding.shards import FloatArray, Splits, shard_size
@@ -179,6 +179,11 @@ def _products(
     if operator.kind == _ATTENTION:
         # Scores, or the sum that they weigh, for one head; in one kernel all are told by their scores.
         queries, keys = _dims(operator, (0,)), _dims(operator, (1,))
+        if operator.ring is not None:
+            # Keys come round, all of them.
+            pairs = zip(operator.ring.written, operator.ring.read, strict=True)
+            there, here = next((split_dim(a), split_dim(b)) for a, b in pairs if a != b)
+            keys = keys - {there} | {here}
         is_fused = not any(made.working for made in operator.intermediates)
         what = ATTENTION if is_fused else PRODUCTS
         size = (queries & keys) - set(_named(operator.intermediates))

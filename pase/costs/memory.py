@@ -21,7 +21,7 @@ import numpy as np
 from pase.costs.build import Problem
 from pase.errors import CostError, unknown_name
 from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Edge, Graph, Operator, Role, SliceOf, Window
-from pase.graph.access import named_dims
+from pase.graph.access import access_dims, named_dims
 from pase.graph.body import POINTWISE, REDUCTIONS
 from pase.graph.operator import FAN_OUT
 from pase.sharding.edges import PlacedGraph, SharedWeight, edge_itemsizes, edge_sides, shared_weights, table_edges
@@ -348,6 +348,11 @@ def layer_memory(
         access = Access(tensor=tensor.tensor, shape=tensor.shape, index_map=tensor.index_map)
         points = _points(held_parts(operator, access, configurations), num) * types.intermediate_bytes(tensor)
         kept, work = kept + points * tensor.kept * is_trained, work + points * tensor.working
+    if operator.ring is not None:
+        # Pieces that come and go, and their gradients.
+        access = Access(tensor=operator.ring.tensor, shape=operator.ring.shape, index_map=operator.ring.written)
+        points = _points(held_parts(operator, access, configurations), num) * types.exchange_bytes(operator.ring)
+        work = work + 2 * points * (configurations.product(tuple(access_dims(access))) > 1)
     for exchange in operator.exchanges:
         if isinstance(exchange, AllReduce | AllToAll):
             # A part of the sum beside the whole of it; rows as they arrive beside those that lie there.

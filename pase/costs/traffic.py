@@ -62,6 +62,7 @@ class Communication:
     often forward. over: the dims whose splits make the group. num_pieces: [K] or 1, messages
     that a device gets where it is not a sum. ends_on_edge: for a sum, whether it goes to one other layer alone, which
     may need no more than a part of it on each device. is_of_weight: whether it adds the parts of a weight's gradient.
+    is_ring: whether pieces go round beside the layer's own computation, each with those that came before.
     """
 
     tensor: str
@@ -74,6 +75,7 @@ class Communication:
     num_pieces: IntArray | int = 1
     ends_on_edge: bool = False
     is_of_weight: bool = False
+    is_ring: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -358,6 +360,7 @@ def _exchange(exchange: Exchange, splits: Splits, itemsize: int, forward_times: 
         forward_times=forward_times,
         over=over,
         num_pieces=pieces,
+        is_ring=isinstance(exchange, Relayout) and exchange.is_ring,
     )
 
 

@@ -38,7 +38,8 @@ class Relayout:
     """A tensor that an operator writes in one layout and reads back in another (a recurrent layer's hidden state).
 
     shape: of the tensor. written, read: its axes in either layout. times: moves in one step.
-    backward_times, gradient_of: as in `AllReduce`.
+    backward_times, gradient_of: as in `AllReduce`. is_ring: whether parts go round, from each device to the next one,
+    and are read as they come, while the operator computes with those that came before.
     """
 
     tensor: str
@@ -48,6 +49,7 @@ class Relayout:
     times: int
     backward_times: int = 0
     gradient_of: tuple[int, ...] = ()
+    is_ring: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +205,11 @@ class Operator:
             if fits:
                 found[i] = (named or fits)[0]
         return FrozenDict(found)
+
+    @property
+    def ring(self) -> Relayout | None:
+        """What goes round between devices while it computes; None for nothing."""
+        return next((x for x in self.exchanges if isinstance(x, Relayout) and x.is_ring), None)
 
     def attribute(self, name: str, default: ScalarT) -> ScalarT:
         """Return an attribute, or the default where the operator does not have it."""

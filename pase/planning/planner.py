@@ -18,7 +18,7 @@ from pase.costs.memory import Keeping, keeping, layer_memory, optimiser_state
 from pase.costs.modes import STATES, ModeSpace
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError, SolverError, unknown_name
 from pase.graph import Graph, Operator, Precision
-from pase.graph.operators import with_fan_outs
+from pase.graph.operators import with_fan_outs, with_rings
 from pase.graph.stages import with_cuts
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
@@ -65,6 +65,11 @@ RESERVED_SHARE = 0.1
 
 AUTO_NUMBER = "auto"
 
+GATHER, RING = "gather", "ring"
+
+ATTENTION = (GATHER, RING, AUTO_NUMBER)
+"""How devices that have parts of a sequence's queries come by all keys and values."""
+
 PROOF = 1e-12
 """Costs that differ by no more than this part of them are the same sum in another order."""
 
@@ -81,10 +86,12 @@ class SearchOptions:
     search although the batch cannot be split at all. device_memory_bytes: what a training step may take on each device,
     None for no limit. optimiser: a name in `OPTIMISER_STATE`, whose state counts as memory. precision: a policy, or its
     name in `PRECISIONS`; None: the model's own. imbalance: how many times an equal share of a mixture's rows the device
-    has whose experts are asked most, 1 or more; None: as the graph has it (1). constraints: what a strategy must keep
-    to (`pase.planning.constraints`). micro_batches, stages: how many a step has, or "auto" to choose them, too. modes:
-    of layers that may be chosen: "zero1", "zero2", "zero3", "recompute". jobs: how many numbers of stages and of
-    micro-batches are looked at at a time, in processes of their own; executor: in one of `concurrent.futures` instead.
+    has whose experts are asked most, 1 or more; None: as the graph has it (1). attention: whether devices that split
+    its queries "gather" keys and values, or pass them round in a "ring"; "auto": what costs less. constraints: what a
+    strategy must keep to (`pase.planning.constraints`). micro_batches, stages: how many a step has, or "auto" to choose
+    them, too. modes: of layers that may be chosen: "zero1", "zero2", "zero3", "recompute". jobs: how many numbers of
+    stages and of micro-batches are looked at at a time, in processes of their own; executor: in one of
+    `concurrent.futures` instead.
     """
 
     cost_model: str = "paper"
@@ -96,6 +103,7 @@ class SearchOptions:
     optimiser: str = DEFAULT_OPTIMISER
     precision: Precision | str | None = None
     imbalance: float | None = None
+    attention: str = GATHER
     constraints: Constraints = ()
     micro_batches: int | str = 1
     stages: int | str = 1
@@ -121,6 +129,7 @@ class SearchSettings(TypedDict, total=False):
     optimiser: str
     precision: Precision | str | None
     imbalance: float | None
+    attention: str
     constraints: object
     micro_batches: int | str
     stages: int | str
@@ -154,10 +163,12 @@ def search(
     devices = check_search(graph, devices, keep_batch=options.keep_batch)
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
     start_s = perf_counter()
+    if reload is None and not isinstance(model, Graph):
+        reload = partial(_reloaded, model)
+    if options.attention != GATHER:
+        return _search_attention(graph, devices, machine, options, on_progress, reload)
     space = _modes(options, graph)
     if options.has_parts:
-        if reload is None and not isinstance(model, Graph):
-            reload = partial(_reloaded, model)
         return _search_step(graph, devices, machine, options, space, start_s, on_progress, reload)
     limits = _Limits.of(options, start_s)
     bound, make = None, partial(problem_of, graph, devices, machine, options.cost_model)
@@ -230,6 +241,47 @@ def search(
         plan,
         device_memory_bytes=limit,
         baselines={**plan.baselines, WITHOUT_LIMIT: cheapest},
+    )
+
+
+def _search_attention(
+    graph: Graph,
+    devices: int,
+    machine: Machine,
+    options: SearchOptions,
+    on_progress: Progress | None,
+    reload: Callable[[int], Graph] | None,
+) -> Plan:
+    """Return the cheapest strategy whose attention passes keys and values round; of both ways, where it may choose."""
+
+    def with_rings_again(batch: int) -> Graph:
+        assert reload is not None
+        return with_rings(reload(batch))
+
+    ways = [(graph, reload)] if options.attention == AUTO_NUMBER else []
+    rings = with_rings(graph)
+    if rings != graph or not ways:
+        ways.append((rings, reload and with_rings_again))
+    found, failed = list[Plan](), list[MemoryLimitError]()
+    for own, again in ways:
+        left = replace(options, attention=GATHER)
+        try:
+            found.append(search(own, devices, machine=machine, options=left, on_progress=on_progress, reload=again))
+        except MemoryLimitError as error:
+            failed.append(error)
+    if not found:
+        raise failed[0]
+    limit = options.device_memory_bytes or int((machine.device.memory_bytes or 0) * (1 - RESERVED_SHARE))
+    fits = [plan for plan in found if options.cost_model not in FITTING_MODELS or not limit or plan.peak.bytes <= limit]
+    plan = min(fits or found, key=lambda plan: plan.total_cost)
+    bound = min(plan.total_cost, *(other.lower_bound for other in found))
+    is_exact = plan.exact and bound >= plan.total_cost * (1 - RELATIVE_TOLERANCE)
+    time_s = sum(other.search.time_s for other in found)
+    return replace(
+        plan,
+        exact=is_exact,
+        lower_bound=plan.lower_bound if is_exact else bound,
+        search=replace(plan.search, time_s=time_s),
     )
 
 
@@ -347,6 +399,8 @@ def chosen_options(options: SearchOptions | Mapping[str, Any] | None, settings: 
     wrong = [mode for mode in chosen.modes if mode not in MODES]
     if wrong:
         raise ConfigurationError(unknown_name("mode", str(wrong[0]), MODES))
+    if chosen.attention not in ATTENTION:
+        raise ConfigurationError(unknown_name("way of attention", str(chosen.attention), ATTENTION))
     return replace(chosen, constraints=constraints_of(chosen.constraints), modes=tuple(chosen.modes))
 
 

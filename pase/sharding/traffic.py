@@ -27,7 +27,7 @@ from pase.graph import (
     Relayout,
     Role,
 )
-from pase.graph.access import access_dims
+from pase.graph.access import access_dims, split_dim
 from pase.sharding.boxes import Box, extents, num_points, whole
 from pase.sharding.edges import (
     JOINING_KINDS,
@@ -277,6 +277,10 @@ def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh, itemsiz
                 itemsize=itemsize,
                 times=exchange.times,
             )
+        case Relayout(is_ring=True):
+            points = points_by_device(operator, exchange.shape, exchange.written, mesh)
+            over = [split_dim(a) for a, b in zip(exchange.written, exchange.read, strict=True) if a != b]
+            return sent(_in_rings(points, sum_groups(mesh, over)))
         case Relayout():
             written, read_back = (
                 layout_of(mesh, _exchange_dims(operator, exchange.shape, axes), layer=operator.name)
@@ -386,6 +390,15 @@ def _handed(mesh: DeviceMesh, across: str, points: Mapping[int, int]) -> Pairs:
         if following is not None:
             add_pairs(pairs, [((device, following), points[device])])
     return pairs
+
+
+def _in_rings(points: Mapping[int, int], groups: Iterable[Sequence[int]]) -> Pairs:
+    """Return what goes from each device of a group to the next where all parts go round: all but the next one's own."""
+    return {
+        (device, following): sum(points[other] for other in group) - points[following]
+        for group in groups
+        for device, following in zip(group, (*group[1:], group[0]), strict=True)
+    }
 
 
 def _routed(exchange: AllToAll, points: Mapping[int, int], groups: Sequence[Sequence[int]]) -> Pairs:

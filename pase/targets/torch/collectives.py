@@ -139,6 +139,20 @@ def exchanged(buffer: Any, received: list[int], sent: list[int], group: Group) -
     return arrived
 
 
+def passing(buffer: Any, received: list[int], sent: list[int], group: Group) -> Callable[[], Any]:
+    """Begin to send pieces of a buffer to ranks of a group, and return what waits for what this one is sent."""
+    arrived = buffer.new_empty(sum(received))
+    with naming_lost_ranks():
+        work = dist.all_to_all_single(arrived, buffer, received, sent, group=group.handle, async_op=True)
+
+    def waited() -> Any:
+        with naming_lost_ranks():
+            work.wait()
+        return arrived
+
+    return waited
+
+
 def gathered(piece: Any, group: Group, rows: Any = None) -> Callable[[], Any]:
     """Begin to gather what ranks have, and return what waits for it: [ranks, points]. rows: where it is to be."""
     flat = piece.reshape(-1)

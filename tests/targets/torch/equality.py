@@ -121,20 +121,30 @@ def compared(
     recomputes: bool = False,
     micro_batches: int = 1,
 ) -> list[Compared]:
-    module, live, alone = traced(name)
-    if micro_batches > 1:
-        own = made(name)
-        with in_float64():
-            alone = trained(own, name, micro_batches)
-    values = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict(keep_vars=True)}
     found = []
     for seed in seeds:
         plan = plan_of(name, world, seed)
         plan = replace(recomputing(plan, seed or 0) if recomputes else plan, micro_batches=micro_batches)
-        parallel = Parallel(module, live, plan, rank=rank, weights=from_tensors(values), seed=0)
-        parallel.train()
-        found.append(_beside(plan, seed, trained(parallel, name, micro_batches), alone, parallel))
+        found.append(compared_under(plan, name, rank, seed))
     return found
+
+
+def compared_under(plan: Plan, name: str, rank: int, seed: int | None) -> Compared:
+    """Return how a module trains under a plan, beside the unmodified one."""
+    module, live, alone = traced(name)
+    if plan.micro_batches > 1:
+        alone = _alone(name, plan.micro_batches)
+    values = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict(keep_vars=True)}
+    parallel = Parallel(module, live, plan, rank=rank, weights=from_tensors(values), seed=0)
+    parallel.train()
+    return _beside(plan, seed, trained(parallel, name, plan.micro_batches), alone, parallel)
+
+
+@cache
+def _alone(name: str, micro_batches: int) -> Found:
+    own = made(name)
+    with in_float64():
+        return trained(own, name, micro_batches)
 
 
 def _beside(plan: Plan, seed: int | None, own: Found, alone: Found, parallel: Parallel) -> Compared:

@@ -74,14 +74,21 @@ class Fabric:
         x.copy_(stacked.amax(0) if op == self.ReduceOp.MAX else stacked.sum(0))
 
     def all_to_all_single(
-        self, output: Any, x: Any, output_splits: Sequence[int], input_splits: Sequence[int], group: Any = None
-    ) -> None:
+        self,
+        output: Any,
+        x: Any,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
         ranks = self.world if group is None else group
         own = dict(zip(ranks, torch.split(x.detach().clone(), list(input_splits)), strict=True))
         found = self._exchange(group, "all_to_all", (x.dtype,), own)
         parts = [found[rank][self.get_rank()] for rank in ranks]
         assert [part.numel() for part in parts] == list(output_splits)
         torch.cat(parts, out=output)
+        return SimpleNamespace(wait=lambda: None) if async_op else None
 
     def _exchange(self, group: Any, what: str, alike: tuple[Any, ...], brought: T) -> dict[int, T]:
         """Return what each rank of a group brought to an exchange."""

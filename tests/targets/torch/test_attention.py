@@ -156,3 +156,42 @@ def test_the_fused_kernel_computes_attention_in_a_low_type(ranks: Pool, how: str
     ((differences, names, _),) = ranks.run(_found, 2, how, True, world=1)
     assert max(differences[:1]) <= 0.05
     assert FUSED in names
+
+
+# -- in a ring
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("q", "k"),
+    [
+        ((B, S, H, K), (B, S, H, K)),
+        ((B, S, H, G, K), (B, S, H, K)),
+        ((B, H, S, K), (S, H, K)),
+        ((S, K), (S, K)),
+    ],
+    ids=["heads", "groups", "keys for all of the batch", "no heads"],
+)
+def test_keys_that_are_split_as_the_queries_go_round(q: tuple[Dim, ...], k: tuple[Dim, ...], causal: bool) -> None:
+    v = (*k[:-1], E)
+    out = [*(dim for dim in q if dim not in (S, K)), S, E]
+    every = (B, H, G, S)
+
+    def definition(q_: Any, k_: Any, v_: Any) -> Any:
+        names = dict(zip((*every, K, E), "bhgske", strict=True))
+        first, second, third = ("".join(names[dim] for dim in dims) for dims in (q, k, v))
+        scores = "".join(names[dim] for dim in every if dim in q) + "t"
+        found = torch.einsum(f"{first},{second.replace('s', 't')}->{scores}", q_, k_) * 0.3
+        if causal:
+            found = found.masked_fill(torch.ones(S.size, S.size).triu(1).bool(), -torch.inf)
+        result = "".join(names[dim] for dim in out)
+        return torch.einsum(f"{scores},{third.replace('s', 't')}->{result}", torch.softmax(found, -1), v_)
+
+    found = check(
+        lambda q_, k_, v_: masked_attention(q_, k_, v_, out, S, scale=0.3, causal=causal),
+        definition,
+        {"q_": q, "k_": k, "v_": v},
+        fixed=(K, E),
+        number=6,
+    )
+    assert any(own.sent for own in found)

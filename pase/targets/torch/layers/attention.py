@@ -1,6 +1,7 @@
 """Scaled dot-product attention: batch, heads, queries, keys and features may all be split."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -11,6 +12,7 @@ from pase.graph.body import MASKED
 from pase.targets.torch.layers.contraction import product
 from pase.targets.torch.layers.points import apply, arrange
 from pase.targets.torch.layers.reductions import softmax, without_later_keys
+from pase.targets.torch.layers.ring import Ring
 from pase.targets.torch.tensor import Dim, Tensor, in_order, local, shaped
 
 
@@ -47,7 +49,7 @@ def masked_attention(
         keys: of these dims, but for the queries; they may lack some of the heads or of the batch.
         values: likewise.
         out: the dims of the result: the batch and the heads, the queries, the features of the values.
-        key: the dim of the keys.
+        key: the dim of the keys; that of the queries where keys are split as they are, and go round in a ring.
         masks: 0 where a query attends to no key; a row of these alone takes the mean of its values.
         biases: added to the scores.
         scale: of the scores, before the biases.
@@ -55,6 +57,12 @@ def masked_attention(
     """
     *over, query, feature = out
     mesh = queries.mesh
+    if key.name == query.name:
+        if mesh.split([key.name]):
+            return _in_a_ring(queries, keys, values, out, scale=scale, causal=causal)
+        # No rank has less than all of either: they are two dims.
+        key = Dim(f"{key.name} of keys", key.size)
+        keys, values = (replace(x, dims=tuple(key if d == query else d for d in x.dims)) for x in (keys, values))
     features = [dim.name for dim in queries.dims if dim not in over and dim != query]
     added = [*(_addend(mask, is_truth=True) for mask in masks), *(_addend(bias) for bias in biases)]
     if mesh.split((key.name, *features)):
@@ -105,6 +113,31 @@ def masked_attention(
     is_masked = bool(added or mesh.split((query.name,)))
     found = local(compute, [queries, keys, values, *added], [*before[0], *before[1], query, feature])
     return arrange(found, out)
+
+
+def _in_a_ring(
+    queries: Tensor, keys: Tensor, values: Tensor, out: Sequence[Dim], *, scale: float, causal: bool
+) -> Tensor:
+    """Return attention to keys and values that are split as the queries are, and go round from rank to rank."""
+    *over, query, feature = out
+    mesh = queries.mesh
+    own, groups = ([dim for dim in over if (dim in keys.dims) == shared] for shared in (True, False))
+    summed = [dim for dim in queries.dims if dim not in over and dim != query]
+    ring = Ring(mesh, query, scale=scale, is_causal=causal, low=mesh.program.low)
+
+    def points(dims: Sequence[Dim]) -> int:
+        return prod(map(mesh.part, dims))
+
+    def compute(q: Any, k: Any, v: Any) -> Any:
+        q = in_order(q, queries, [*own, *groups, query, *summed], keeps_rank=True)
+        k = in_order(k, keys, [*own, query, *summed], keeps_rank=True)
+        v = in_order(v, values, [*own, query, feature], keeps_rank=True)
+        q = q.reshape((points(own), points(groups), points([query]), points(summed)))
+        k, v = (x.reshape((points(own), points([query]), points(last))) for x, last in ((k, summed), (v, [feature])))
+        found = mesh.program.run(ring, q, "ring", k, v)
+        return found.reshape([mesh.part(dim) for dim in (*own, *groups, query, feature)])
+
+    return arrange(local(compute, [queries, keys, values], [*own, *groups, query, feature]), out)
 
 
 def _addend(mask: Tensor, *, is_truth: bool = False) -> Tensor:

@@ -9,15 +9,11 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 
-from pase.sharding.boxes import even_part
-from pase.sharding.reshard import sum_groups
-from pase.sharding.traffic import Movement, Phase
 from pase.targets.torch.collectives import exchanged
+from pase.targets.torch.layers.along import Along
 from pase.targets.torch.layers.points import arrange
-from pase.targets.torch.program import Program
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, local, resolved
 
 
@@ -33,23 +29,8 @@ class _Routed(torch.autograd.Function):
         return router.carried(dy, received, sent), None, None, None
 
 
-class Router(nn.Module):
-    """What sends rows between the ranks whose parts of a dim differ.
-
-    parts: the points of the dim that each of these has, in their order along it. place: which of them is this rank's.
-    """
-
-    def __init__(self, mesh: LayerMesh, dim: Dim) -> None:
-        super().__init__()
-        program = mesh.program
-        assert isinstance(program, Program)
-        count = mesh.devices.size(dim.name)
-        self.place = mesh.point.get(dim.name, 0)
-        self.parts = [even_part(dim.size, count, number) for number in range(count)]
-        self.traffic, self.movement = program.traffic, Movement.within(mesh.layer, Phase.FORWARD)
-        self.group = program.groups.of(sum_groups(mesh.devices, mesh.split([dim.name])))
-        along = dict(zip(mesh.devices.devices, mesh.devices.coordinates, strict=True))
-        self.order = [along[rank].get(dim.name, 0) for rank in self.group.ranks]
+class Router(Along):
+    """What sends rows between the ranks that differ along a dim."""
 
     def rerouted(self, rows: Any, sent: list[int], received: list[int]) -> Any:
         """Return the rows that this rank is sent; sent, received: how many of each other one, along the dim."""
@@ -58,20 +39,15 @@ class Router(nn.Module):
     def carried(self, rows: Any, sent: list[int], received: list[int]) -> Any:
         """Return the rows that this rank is sent, of which no gradient is kept."""
         width = prod(rows.shape[1:])
-        if self.traffic.is_counted:
-            # What a layer exchanges as it computes counts as forward, whatever pass it is of.
-            num_rows = sum(sent) - sent[self.place]
-            self.traffic.add(self.movement, num_rows * width * rows.element_size())
         pieces = rows.reshape(-1, width).split(sent)
+        for number, piece in enumerate(pieces):
+            if number != self.place:
+                self.count(piece)
         buffer = torch.cat([pieces[number] for number in self.order]).flatten()
         into, out = ([num[number] * width for number in self.order] for num in (received, sent))
         arrived = exchanged(buffer, into, out, self.group).split(into)
         found = torch.cat([arrived[self.order.index(number)] for number in range(len(self.parts))])
         return found.reshape(-1, *rows.shape[1:])
-
-    def extra_repr(self) -> str:
-        """Return what is printed of it."""
-        return f"{self.movement.consumer}, ranks {list(self.group.ranks)}"
 
 
 def _counts(numbers: Sequence[Any], bounds: Any) -> list[list[int]]:
