@@ -37,7 +37,7 @@ from pase.cli.output import (
     warn,
 )
 from pase.cli.progress import READING, progress
-from pase.common.names import short
+from pase.common.names import listed, short
 from pase.common.quantities import size_text
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, strategy_memory
 from pase.graph import Graph
@@ -245,6 +245,9 @@ def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
         say(f"  step                    {step_text(plan)}")
     if plan.hidden_cost:
         say(f"  hidden                  {hidden_text(plan)}")
+    rings = [op.name for op in plan.graph.operators if op.ring is not None and plan[op.name].splits["s"] > 1]
+    if rings:
+        say(f"  attention               keys and values go round in {listed(rings, most=1)}")
     say(f"  data parallelism        {quantity(plan.baselines['data_parallel'], unit)}   ({_beside_ours(plan)})")
     for position, text in enumerate(constraint_texts(plan.constraints)):
         say(f"  {'' if position else 'constraints':<23} {text}")

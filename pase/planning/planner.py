@@ -18,7 +18,8 @@ from pase.costs.memory import Keeping, keeping, layer_memory, optimiser_state
 from pase.costs.modes import STATES, ModeSpace
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError, SolverError, unknown_name
 from pase.graph import Graph, Operator, Precision
-from pase.graph.operators import with_fan_outs, with_rings
+from pase.graph.operators import with_fan_outs
+from pase.graph.operators.ring import with_rings
 from pase.graph.stages import with_cuts
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
@@ -159,14 +160,15 @@ def search(
     """
     options = chosen_options(options, settings)
     check_memory(options)
-    graph = load(model).in_precision(options.precision).with_imbalance(options.imbalance)
+    graph = prepared(load(model), options)
     devices = check_search(graph, devices, keep_batch=options.keep_batch)
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
     start_s = perf_counter()
     if reload is None and not isinstance(model, Graph):
         reload = partial(_reloaded, model)
-    if options.attention != GATHER:
-        return _search_attention(graph, devices, machine, options, on_progress, reload)
+    if options.attention == AUTO_NUMBER:
+        again = partial(search, graph, devices, machine=machine, on_progress=on_progress, reload=reload)
+        return _search_both(lambda own: again(options=own), graph, machine, options)
     space = _modes(options, graph)
     if options.has_parts:
         return _search_step(graph, devices, machine, options, space, start_s, on_progress, reload)
@@ -244,29 +246,20 @@ def search(
     )
 
 
-def _search_attention(
-    graph: Graph,
-    devices: int,
-    machine: Machine,
-    options: SearchOptions,
-    on_progress: Progress | None,
-    reload: Callable[[int], Graph] | None,
+def prepared(graph: Graph, options: SearchOptions) -> Graph:
+    """Return a model's graph as options say that it is trained."""
+    graph = graph.in_precision(options.precision).with_imbalance(options.imbalance)
+    return with_rings(graph) if options.attention == RING else graph
+
+
+def _search_both(
+    search_one: Callable[[SearchOptions], Plan], graph: Graph, machine: Machine, options: SearchOptions
 ) -> Plan:
-    """Return the cheapest strategy whose attention passes keys and values round; of both ways, where it may choose."""
-
-    def with_rings_again(batch: int) -> Graph:
-        assert reload is not None
-        return with_rings(reload(batch))
-
-    ways = [(graph, reload)] if options.attention == AUTO_NUMBER else []
-    rings = with_rings(graph)
-    if rings != graph or not ways:
-        ways.append((rings, reload and with_rings_again))
+    """Return the cheaper one of the strategies whose attention gathers keys and values, or passes them round."""
     found, failed = list[Plan](), list[MemoryLimitError]()
-    for own, again in ways:
-        left = replace(options, attention=GATHER)
+    for way in (GATHER, RING) if with_rings(graph) != graph else (GATHER,):
         try:
-            found.append(search(own, devices, machine=machine, options=left, on_progress=on_progress, reload=again))
+            found.append(search_one(replace(options, attention=way)))
         except MemoryLimitError as error:
             failed.append(error)
     if not found:
@@ -276,12 +269,11 @@ def _search_attention(
     plan = min(fits or found, key=lambda plan: plan.total_cost)
     bound = min(plan.total_cost, *(other.lower_bound for other in found))
     is_exact = plan.exact and bound >= plan.total_cost * (1 - RELATIVE_TOLERANCE)
-    time_s = sum(other.search.time_s for other in found)
     return replace(
         plan,
         exact=is_exact,
         lower_bound=plan.lower_bound if is_exact else bound,
-        search=replace(plan.search, time_s=time_s),
+        search=replace(plan.search, time_s=sum(other.search.time_s for other in found)),
     )
 
 
@@ -327,6 +319,7 @@ def _search_step(
     m, made = found.scheme.micro_batches, None
     if m > 1 and graph.framework and reload is not None:
         made = reload(setting.batch // m).in_precision(graph.precision).with_imbalance(graph.imbalance)
+        made = with_rings(made) if any(operator.ring for operator in graph.operators) else made
     return plan_of_step(setting, found, bound, perf_counter() - start_s, graph=made)
 
 

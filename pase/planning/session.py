@@ -30,6 +30,9 @@ from pase.planning.constraints import Allowed, Constraints, allowed, constraints
 from pase.planning.memory_limit import search_within, weighted_problem
 from pase.planning.plan import Plan
 from pase.planning.planner import (
+    AUTO_NUMBER,
+    GATHER,
+    RING,
     WITHOUT_LIMIT,
     SearchOptions,
     SearchSettings,
@@ -38,6 +41,7 @@ from pase.planning.planner import (
     chosen_options,
     data_parallel_choice,
     plan_of,
+    prepared,
 )
 from pase.solver import (
     Solution,
@@ -254,6 +258,11 @@ class Session:
                 "a session plans without micro-batches, stages and modes of layers; search for each of its questions "
                 "(pase.search), or leave micro_batches, stages and modes out"
             )
+        if chosen.attention == AUTO_NUMBER:
+            raise ConfigurationError(
+                f"a session keeps tables of one way of attention, and {AUTO_NUMBER!r} is both: "
+                f"use {GATHER!r} or {RING!r}"
+            )
         self._model = model
         self._graphs: dict[int | None, Graph] = {batch: self._loaded(batch, chosen)}
         self._kept: dict[tuple[Any, ...], _Kept] = {}
@@ -334,8 +343,7 @@ class Session:
         return kept
 
     def _loaded(self, batch: int | None, options: SearchOptions) -> Graph:
-        graph = load(self._model, batch=batch).in_precision(options.precision)
-        return with_fan_outs(graph.with_imbalance(options.imbalance))
+        return with_fan_outs(prepared(load(self._model, batch=batch), options))
 
 
 def _costed(kept: _Kept, wanted: _Wanted) -> _Costed:

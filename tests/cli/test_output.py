@@ -36,6 +36,15 @@ def _unstyled(text: str) -> str:
 # ---------------------------------------------------------------------------------------------------------- search
 
 
+def test_search_says_where_keys_and_values_go_round(pase: Command) -> None:
+    long = ("gpt", "--devices", "4", "--batch", "1", "--keep-batch", "--arg", "steps=65536", "--arg", "layers=2")
+    for way, is_ring in (("gather", False), ("auto", True)):
+        finished = pase("search", *long, "--machine", "h100", "--cost-model", "alpha_beta", "--attention", way)
+        assert finished.status == 0
+        told = "attention               keys and values go round in layer1_self_attention and 1 more\n"
+        assert (told in finished.out) == is_ring
+
+
 def test_search_prints_a_line_for_each_layer_and_what_is_known(pase: Command) -> None:
     finished = pase("search", *LENET)
     assert finished.status == 0

@@ -8,7 +8,8 @@ import pytest
 import pase
 from pase.errors import ConfigurationError
 from pase.graph import Builder, Graph
-from pase.graph.operators import attention, dense, with_rings
+from pase.graph.operators import attention, dense
+from pase.graph.operators.ring import with_rings
 from pase.machine import Machine
 from pase.machine.machine import Device, Level
 from pase.planning.plan import Plan
@@ -139,3 +140,5 @@ def test_attention_that_has_no_ring() -> None:
     assert with_rings(ring) == ring
     with pytest.raises(ConfigurationError, match="unknown way of attention 'rings': did you mean 'ring'"):
         pase.search(graph, 2, attention="rings")
+    with pytest.raises(ConfigurationError, match="a session keeps tables of one way of attention, and 'auto' is both"):
+        pase.Session(graph, 2, attention="auto")

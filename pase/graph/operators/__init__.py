@@ -15,7 +15,6 @@ from pase.graph.operators.pointwise import (
 )
 from pase.graph.operators.products import attention, contract, dense
 from pase.graph.operators.recurrent import recurrent
-from pase.graph.operators.ring import ring_attention, with_rings
 from pase.graph.operators.windows import (
     conv1d,
     conv2d,
@@ -54,10 +53,8 @@ __all__ = [
     "recurrent",
     "reduction",
     "reorder",
-    "ring_attention",
     "softmax",
     "softmax_loss",
     "transposed_convolution",
     "with_fan_outs",
-    "with_rings",
 ]

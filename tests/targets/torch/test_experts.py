@@ -1,15 +1,20 @@
 """Mixtures of experts that are split over ranks: what these find, beside the unmodified module, and send."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import pase
+from pase.costs.build import traffic_of
+from pase.importers.difference import difference as difference_of
 from pase.importers.torch.live import trace_live
 from pase.planning.plan import Plan
+from pase.planning.plan_file import read_plan, write_plan
 from pase.sharding.traffic import Movement, Phase
 from pase.targets.torch.parallel import Parallel
 from pase.targets.torch.values import from_tensors
@@ -138,3 +143,35 @@ def test_experts_that_are_asked_unequally(ranks: Pool, world: int, count: int) -
     batch = _batch(scores if count > 1 else torch.eye(EXPERTS)[[2] * TOKENS])
     for own in ranks.run(_trained, count, batch, world=world):
         assert max(own.differences.values()) <= RELATIVE, own.differences
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_dispatch_and_combine_cost_an_all_to_all(devices: int, count: int) -> None:
+    """A device fetches, of its T k / a rows, what a - 1 others have (GShard, Lepikhin et al. 2021), a token once."""
+    pytest.importorskip("transformers.integrations.moe")
+    graph = trace_live((_module(count), evenly())).model.graph
+    own = TOKENS // devices
+    # As many tokens of each other device, or all of its own where each has experts here.
+    expected = {"index": min(own * count / devices, own), "index_1": own * count / devices}
+    for name, rows in expected.items():
+        operator = graph[name]
+        (over,) = operator.exchanges[0].over
+        values = np.array([[devices if dim == over else 1 for dim in operator.extents]], dtype=np.int32)
+        (message,) = traffic_of(graph, operator, values).messages
+        assert message.size_bytes.item() == (devices - 1) * rows * WIDTH * 4
+        assert (message.times, message.forward_times) == (2, 1)
+
+
+def test_imbalance_is_the_plans_and_no_matter_of_the_model(tmp_path: Path) -> None:
+    pytest.importorskip("transformers.integrations.moe")
+    graph = trace_live((_module(2), evenly())).model.graph
+    plans = [pase.search(graph, 4, imbalance=factor) for factor in (None, 1.0, 3.0)]
+    assert [plan.graph.imbalance for plan in plans] == [1.0, 1.0, 3.0]
+    assert plans[0].total_cost == plans[1].total_cost <= plans[2].total_cost
+    write_plan(plans[2], tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json").graph == plans[2].graph
+    assert not difference_of(plans[2].graph, graph)
+    split = {"pin": {op.name: "n=4" for op in graph.operators if op.kind == "dense" and op.exchanges}}
+    costs = [pase.search(graph, 4, imbalance=factor, constraints=split).total_cost for factor in (1.0, 1.5)]
+    assert costs[0] < costs[1]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pase.graph.operators import with_rings
+from pase.graph.operators.ring import with_rings
 from pase.importers.difference import difference
 from pase.sharding.placement import place
 from tests.runtime.plans import make_plan, random_plan, recomputing
