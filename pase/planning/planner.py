@@ -19,7 +19,7 @@ from pase.costs.modes import STATES, ModeSpace
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError, SolverError, unknown_name
 from pase.graph import Graph, Operator, Precision
 from pase.graph.operators import with_fan_outs
-from pase.graph.operators.ring import with_rings
+from pase.graph.operators.ring import with_fused_attention, with_rings
 from pase.graph.stages import with_cuts
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
@@ -167,7 +167,10 @@ def search(
     if reload is None and not isinstance(model, Graph):
         reload = partial(_reloaded, model)
     if options.attention == AUTO_NUMBER:
-        again = partial(search, graph, devices, machine=machine, on_progress=on_progress, reload=reload)
+        # Both ways are PyTorch's, whose kernel has no whole scores.
+        again = partial(
+            search, with_fused_attention(graph), devices, machine=machine, on_progress=on_progress, reload=reload
+        )
         return _search_both(lambda own: again(options=own), graph, machine, options)
     space = _modes(options, graph)
     if options.has_parts:

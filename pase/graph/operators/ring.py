@@ -13,6 +13,15 @@ AxisT = TypeVar("AxisT", bound=DimIndex)
 _PROBLEM = "its keys and values go round in a ring, which programs for PyTorch alone do"
 
 
+def fused_attention(operator: Operator) -> Operator:
+    """Return attention whose scores are never whole in memory, as PyTorch computes it; any other layer as it is."""
+    statistic = _statistic(operator)
+    if statistic is None:
+        return operator
+    log_sums = Intermediate(tensor="log_sums", shape=statistic.shape, index_map=statistic.index_map, kept=1)
+    return replace(operator, intermediates=(log_sums,))
+
+
 def ring_attention(operator: Operator) -> Operator:
     """Return attention whose split of the queries splits keys and values likewise; any other layer as it is.
 
@@ -22,9 +31,7 @@ def ring_attention(operator: Operator) -> Operator:
     Attention to others than one's own (queries and keys of two lengths), or with masks, gathers its keys and values.
     """
     extents = operator.extents
-    statistic = next((x for x in operator.exchanges if isinstance(x, AllReduce) and x.tensor == "softmax"), None)
-    is_own = operator.kind == "attention" and len(operator.reads) == 3 and operator.ring is None
-    if not is_own or statistic is None or operator.body is None or not {"s", "t"} <= {*extents}:
+    if _statistic(operator) is None or len(operator.reads) != 3 or not {"s", "t"} <= {*extents}:
         return operator
     queries, keys, values = operator.reads
     if extents["s"] != extents["t"] or "s" not in queries.index_map or "t" not in keys.index_map:
@@ -56,15 +63,25 @@ def ring_attention(operator: Operator) -> Operator:
         gradient_of=(0, 1, 2),
         is_ring=True,
     )
-    own = with_ring(operator.body.own or operator.body)
+    body = operator.body or Body()
     return replace(
-        operator,
+        fused_attention(operator),
         reads=(queries, turned(keys), turned(values)),
         unsplittable=tuple(dict.fromkeys((*operator.unsplittable, "t", *sorted(features)))),
         exchanges=(pieces,),
-        intermediates=(Intermediate(tensor="log_sums", shape=statistic.shape, index_map=statistic.index_map, kept=1),),
-        body=replace(operator.body, steps=(), problem=_PROBLEM, own=own),
+        body=replace(body, steps=(), problem=_PROBLEM, own=with_ring(body.own or body)),
     )
+
+
+def _statistic(operator: Operator) -> AllReduce | None:
+    """Return what attention exchanges of its rows' scores; None for what is no attention, or has no such exchange."""
+    of_rows = (x for x in operator.exchanges if isinstance(x, AllReduce) and x.tensor == "softmax")
+    return next(of_rows, None) if operator.kind == "attention" else None
+
+
+def with_fused_attention(graph: Graph) -> Graph:
+    """Return a graph whose attention is computed in one kernel."""
+    return replace(graph, operators=tuple(map(fused_attention, graph.operators)))
 
 
 def with_rings(graph: Graph) -> Graph:
