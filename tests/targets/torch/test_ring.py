@@ -50,7 +50,7 @@ def _in_rings(rank: int, world: int, name: str, seeds: Sequence[int | None]) -> 
         ("llama", 4, (None, 0, 1)),
         *(
             pytest.param(name, world, (None, *range(8)), marks=pytest.mark.full)
-            for name in ("nanogpt", "llama", "vit")
+            for name in ("nanogpt", "llama", "bert", "whisper")
             for world in (2, 4)
         ),
     ],
