@@ -266,7 +266,7 @@ def _search_both(
         except MemoryLimitError as error:
             failed.append(error)
     if not found:
-        raise failed[0]
+        raise failed[-1]
     limit = options.device_memory_bytes or int((machine.device.memory_bytes or 0) * (1 - RESERVED_SHARE))
     fits = [plan for plan in found if options.cost_model not in FITTING_MODELS or not limit or plan.peak.bytes <= limit]
     plan = min(fits or found, key=lambda plan: plan.total_cost)

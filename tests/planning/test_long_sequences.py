@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import pase
-from pase.errors import ConfigurationError
+from pase.errors import ConfigurationError, MemoryLimitError
 from pase.graph import Builder, Graph
 from pase.graph.operators import attention, dense
 from pase.graph.operators.ring import with_rings
@@ -127,6 +127,26 @@ def test_a_ring_holds_parts_of_keys_and_values() -> None:
     assert ring is not None
     whole = 4 * steps * heads * WIDTH
     assert gathered.kept_bytes - ring.kept_bytes == 2 * whole - 2 * whole // DEVICES
+
+
+def test_what_fits_is_a_ring() -> None:
+    """Though it costs as many bytes, of which `paper` hides none."""
+    pins = {"pin": {**TOKENS_SPLIT["pin"], "attention": f"s={DEVICES}"}}
+
+    def plan(limit: int | None, way: str = "auto") -> Plan:
+        return pase.search(
+            block(1, 4096), DEVICES, machine=MACHINE, attention=way, device_memory_bytes=limit, constraints=pins
+        )
+
+    gathered, ring = (plan(None, way).memory for way in ("gather", "ring"))
+    assert gathered is not None
+    assert ring is not None
+    assert ring.total_bytes < gathered.total_bytes
+    found = plan(gathered.total_bytes - 1)
+    assert found.exact
+    assert found.graph["attention"].ring is not None
+    with pytest.raises(MemoryLimitError, match="no strategy of 'block' that keeps to the constraints fits"):
+        plan(ring.total_bytes - 1)
 
 
 def test_attention_that_has_no_ring() -> None:

@@ -25,7 +25,8 @@ def _in_rings(rank: int, world: int, name: str, seeds: Sequence[int | None]) -> 
     found = []
     for seed in seeds:
         if seed is None:
-            plan = make_plan(graph, world, {op.name: {"s": world} for op in graph.operators if "s" in op.extents})
+            sequences = [op.name for op in graph.operators if op.extents.get("s", 1) % world == 0]
+            plan = make_plan(graph, world, {name: {"s": world} for name in sequences})
         else:
             every = random_plan(graph, world, seed)
             ring = {"s": world}
