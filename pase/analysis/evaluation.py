@@ -49,7 +49,7 @@ from pase.planning.constraints import (
     file_text,
     toml_document,
 )
-from pase.planning.pipelines import Setting, data_parallel_step, search_schemes
+from pase.planning.pipelines import data_parallel_step, search_schemes
 from pase.planning.plan import NOT_SEARCHED, Plan, SearchRecord
 from pase.planning.plan_file import plan_from_document
 from pase.planning.planner import (
@@ -66,6 +66,7 @@ from pase.planning.planner import (
     search,
     settings_of,
 )
+from pase.planning.spans import Setting
 from pase.planning.steps import Step
 from pase.sharding.configurations import data_parallel_splits
 from pase.solver import RELATIVE_TOLERANCE, default_solver_memory_bytes, solve

@@ -10,8 +10,7 @@ V = TypeVar("V")
 class FrozenDict(dict[K, V]):
     """A dict that cannot be changed: what was proven of a plan stays true of it.
 
-    It is read, compared, copied, pickled and written as JSON as any other, and hashed where its values are; `dict` and
-    `|` make one that can be changed.
+    It is read, compared, copied, pickled and written as JSON as any other; `dict` and `|` make one that can be changed.
     """
 
     __slots__ = ()
@@ -23,9 +22,6 @@ class FrozenDict(dict[K, V]):
         raise TypeError("this is part of a value that cannot be changed; make a dict of it and change that: dict(…)")
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(frozenset(self.items()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (dict(self),)

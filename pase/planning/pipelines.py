@@ -9,11 +9,10 @@ solved, until the cuts with the least bound consist of these. Numbers of stages 
 would take longer than the best step known are passed over.
 """
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from math import inf
@@ -22,64 +21,24 @@ from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pase._version import __version__
-from pase.costs import CostModel, cost_model, hiding_layers, signature, traffic_of
-from pase.costs.collectives import Link
-from pase.costs.memory import Keeping, keeping
-from pase.costs.modes import STATES, BoolArray, KnownModes, LayerModes, Links, ModeSpace, layer_choices, mode_tables
-from pase.costs.schedules import ONE_FORWARD_ONE_BACKWARD, in_flight, step_s
-from pase.costs.traffic import LayerTraffic
+from pase.costs import cost_model, signature, traffic_of
+from pase.costs.modes import STATES
+from pase.costs.schedules import step_s
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError
 from pase.graph import Graph
 from pase.graph.micro_batch import micro_batch
-from pase.graph.stages import cuts, stage, with_cuts
-from pase.machine import Machine
-from pase.planning.constraints import Constraints, allowed
-from pase.planning.links import group_links
+from pase.graph.stages import cuts, with_cuts
 from pase.planning.plan import Plan, SearchRecord
-from pase.planning.stage_problem import (
-    CRITERIA,
-    Choice,
-    Looked,
-    StageFound,
-    StageProblem,
-    StageSums,
-    climb,
-    memory_weights,
-    sides_of,
-    sides_of_time,
-    solve_stage,
-    stage_front,
-)
+from pase.planning.spans import CLOSE, EXACT, Scheme, Setting, Spans, Stages, batch_of, by_layers, by_segments
+from pase.planning.stage_problem import Choice, StageProblem, StageSums
+from pase.planning.stage_search import StageFound, stage_front
 from pase.planning.steps import LayerChoice, Step
 from pase.sharding.configurations import data_parallel_splits, divisors
-from pase.sharding.shards import FloatArray, IndexArray
 
 MAX_LOOKS, MAX_MISSES = 16, 3
 """At cuts, for one number of stages and micro-batches; and at cuts of which nothing fits, before any does."""
-MIN_RESTRICTED, SLACK = 12_000, 0.3
-"""Choices of different layers from which on tables are made of some of them, which come within so much of the layers
-between cuts; the others count with what they come to by themselves."""
-PRICES = np.geomspace(0.02, 20.0, 11)
-"""Of a device's memory, beside what a stage takes where memory costs nothing."""
-MAX_CLIMB = 12
-"""Points at most at which layers are looked at by themselves to find where they take most."""
-MAX_IN_FLIGHT = 12
-"""Numbers of micro-batches under way that are told apart where layers are looked at by themselves."""
-EXACT = 1e-9
-"""Up to which share of the cost a bound is as good as reached."""
-CLOSE = 2e-3
-"""Up to which share of the step's time bounds and strategies are brought together."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheme:
-    """Of how many stages and micro-batches a step is."""
-
-    stages: int
-    micro_batches: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,26 +64,6 @@ class Found:
     cost: float
     bound: float
     parts: tuple[StagePart, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What a step is searched for. graph: of the whole batch. limit_bytes: of a device, infinite for no limit."""
-
-    graph: Graph
-    num_devices: int
-    machine: Machine
-    cost_model: str
-    space: ModeSpace
-    optimiser: str
-    limit_bytes: float
-    schedule: str = ONE_FORWARD_ONE_BACKWARD
-    constraints: Constraints = ()
-
-    @property
-    def batch(self) -> int:
-        """How many examples a step has."""
-        return max(self.graph.batch[operator.name].examples for operator in self.graph.operators)
 
 
 def schemes(setting: Setting, stages: int | None, micro_batches: int | None) -> list[Scheme]:
@@ -223,6 +162,7 @@ def search_schemes(
             if on_progress:
                 on_progress(f"looking at {num // (len(_LOOKS) + 1):,} schemes", done / num)
     finally:
+        by_segments.cache_clear()
         if own:
             own.shutdown(cancel_futures=True)
     if best is None:
@@ -260,7 +200,7 @@ def work_s(setting: Setting, micro_batches: int) -> float:
     machine = setting.machine
     if machine.kernels:
         machine = replace(machine, kernels=replace(machine.kernels, beyond=None, cache_bytes=0))
-    graph = _batch(setting.graph, micro_batches).graph
+    graph = batch_of(setting.graph, micro_batches).graph
     model = cost_model(setting.cost_model, machine, 1, graph.precision)
     known: dict[Hashable, float] = {}
     total = 0.0
@@ -276,436 +216,9 @@ def work_s(setting: Setting, micro_batches: int) -> float:
 # -- one scheme
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
-    """The graph of a micro-batch, with cuts, and what it has under every scheme.
-
-    at: before which layers it can be cut. kinds: [V] numbers, equal where all that a stage's answer depends on is.
-    fixed: layers that are not recomputed, so that runs of layers that are end there. hides: as `hiding_layers` has it.
-    """
-
-    graph: Graph
-    keeps: Keeping
-    at: tuple[int, ...]
-    kinds: tuple[int, ...]
-    fixed: frozenset[str]
-    hides: tuple[tuple[bool, bool], ...]
-
-
-@lru_cache(maxsize=32)
-def _batch(whole: Graph, micro_batches: int) -> _Batch:
-    graph = with_cuts(micro_batch(whole, micro_batches))
-    keeps, at = keeping(graph), cuts(graph)
-    kinds = _kinds(graph, keeps)
-    return _Batch(
-        graph=graph,
-        keeps=keeps,
-        at=at,
-        kinds=kinds,
-        fixed=frozenset(graph.operators[v].name for v in _run_ends(kinds, at)),
-        hides=hiding_layers(graph),
-    )
-
-
-def _told_apart(batch: _Batch, only: Mapping[str, IndexArray], space: ModeSpace) -> _Batch:
-    """Return a batch whose kinds tell apart layers that are left other configurations or modes."""
-    if not only and not space.layers:
-        return batch
-    numbers: dict[Hashable, int] = {}
-    kinds = []
-    for operator, kind in zip(batch.graph.operators, batch.kinds, strict=True):
-        left = only.get(operator.name)
-        key = kind, space.of(operator.name), None if left is None else left.tobytes()
-        kinds.append(numbers.setdefault(key, len(numbers)))
-    return replace(batch, kinds=tuple(kinds))
-
-
-@dataclass
-class _Stages:
-    """The stages of a scheme: what they are made of, and those that are solved by now.
-
-    only: the configurations of some layers that tables have. beyond: [V] of each layer, what the choices that they
-    leave out take, as in `StageProblem`; () where none is left out. pool: strategies of parts of stages.
-    """
-
-    setting: Setting
-    scheme: Scheme
-    batch: _Batch
-    model: CostModel
-    links: tuple[Link | None, ...]
-    only: Mapping[str, IndexArray]
-    beyond: tuple[FloatArray, ...] = ()
-    known: KnownModes = field(default_factory=KnownModes)
-    pool: dict[Hashable, list[Looked]] = field(default_factory=dict)
-    tables: dict[Hashable, StageProblem] = field(default_factory=dict)
-    solved: dict[tuple[Hashable, int], tuple[StageProblem, StageFound]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, setting: Setting, scheme: Scheme) -> "_Stages":
-        batch, devices = _batch(setting.graph, scheme.micro_batches), setting.num_devices // scheme.stages
-        only = _allowed(setting.constraints, batch.graph, devices)
-        return cls(
-            setting=setting,
-            scheme=scheme,
-            batch=_told_apart(batch, only, setting.space),
-            model=cost_model(setting.cost_model, setting.machine, devices, batch.graph.precision),
-            links=group_links(setting.machine, setting.num_devices, scheme.stages),
-            only=only,
-        )
-
-    @property
-    def devices(self) -> int:
-        """Of each stage."""
-        return self.setting.num_devices // self.scheme.stages
-
-    @cached_property
-    def places(self) -> tuple[int, ...]:
-        """Where stages may begin and end."""
-        return (0, *(self.batch.at if self.scheme.stages > 1 else ()), len(self.batch.kinds))
-
-    @property
-    def weight(self) -> float:
-        """α of α t + o: of the longest stage every micro-batch but one, which each stage has once."""
-        m = self.scheme.micro_batches
-        return float(m if self.scheme.stages == 1 else max(m - 1, 1))
-
-    def links_of(self, number: int) -> Links:
-        """Return the links to the stages before and behind one."""
-        return self.links[number], self.links[number + 1]
-
-    def in_flight(self, number: int) -> int:
-        """Return how many micro-batches are under way on a stage."""
-        scheme = self.scheme
-        return in_flight(self.setting.schedule, scheme.stages, number, scheme.micro_batches)
-
-    def key(self, first: int, beyond: int, number: int) -> Hashable:
-        """Return what a stage's answer depends on."""
-        kinds = self.batch.kinds
-        return kinds[first:beyond], first == 0, beyond == len(kinds), self.links_of(number)
-
-    def choices(self) -> tuple[list[LayerModes], list[LayerTraffic]]:
-        """Return the choices of all layers, wherever they are, and their traffic: in a stage none takes less."""
-        setting, batch = self.setting, self.batch
-        alike = [(kind, op.name in batch.fixed) for kind, op in zip(batch.kinds, batch.graph.operators, strict=True)]
-        first = {key: v for v, key in reversed(list(enumerate(alike)))}
-        which = {key: n for n, (key, _) in enumerate(sorted(first.items(), key=lambda item: item[1]))}
-        layers, traffic = layer_choices(
-            batch.graph,
-            self.devices,
-            self.model,
-            setting.space,
-            known=self.known,
-            keeps=batch.keeps,
-            fixed=batch.fixed,
-            optimiser=setting.optimiser,
-            only=self.only,
-            hides=batch.hides,
-            among=frozenset(batch.graph.operators[v].name for v in first.values()),
-        )
-        return [layers[which[key]] for key in alike], [traffic[which[key]] for key in alike]
-
-    def problem(self, first: int, beyond: int, number: int) -> StageProblem:
-        """Return the problem of a stage."""
-        key = self.key(first, beyond, number)
-        if key not in self.tables:
-            self.tables[key] = self._problem(first, beyond, self.links_of(number), None)
-        return replace(self.tables[key], in_flight=self.in_flight(number))
-
-    def segment(self, first: int, beyond: int) -> StageProblem:
-        """Return the problem of layers wherever a stage begins and ends: it takes no more than they do there."""
-        kinds = self.batch.kinds
-        key = kinds[first:beyond], first == 0, beyond == len(kinds)
-        if key not in self.tables:
-            self.tables[key] = self._problem(first, beyond, (None, None), self.batch.hides[first:beyond])
-        return self.tables[key]
-
-    def _problem(
-        self, first: int, beyond: int, links: Links, hides: Sequence[tuple[bool, bool]] | None
-    ) -> StageProblem:
-        batch = self.batch
-        tables = mode_tables(
-            batch.graph if (first, beyond) == (0, len(batch.kinds)) else stage(batch.graph, first, beyond),
-            self.devices,
-            self.model,
-            self.setting.space,
-            known=self.known,
-            keeps=batch.keeps,
-            fixed=batch.fixed,
-            optimiser=self.setting.optimiser,
-            links=links,
-            only=self.only,
-            hides=hides,
-        )
-        return StageProblem(
-            tables=tables,
-            weight=self.weight,
-            in_flight=1,
-            limit_bytes=self.setting.limit_bytes,
-            beyond=self.beyond[first:beyond],
-        )
-
-    def solve(self, first: int, beyond: int, number: int, near: FloatArray | None) -> tuple[StageProblem, StageFound]:
-        """Return the answer to a stage; near: shares of the sides and a price to begin at."""
-        key = self.key(first, beyond, number), self.in_flight(number)
-        if key not in self.solved:
-            problem = self.problem(first, beyond, number)
-            # What fits with more micro-batches under way fits with fewer.
-            alike = [
-                answer.choice for (kind, _), (_, answer) in self.solved.items() if kind == key[0] and answer.choice
-            ]
-            found = solve_stage(problem, known=alike, tolerance=CLOSE, pool=self.pool, near=near)
-            self.solved[key] = problem, found
-        return self.solved[key]
-
-
-class _Spans:
-    """What stages take at least, from one place to another, by relaxations of all of them.
-
-    At a point, shares of the sides of α t + o and a price of a byte, layers come to sums that add up (`stage_problem`).
-
-    longest, totals: of each stage by number, [places, places] of α t + o and of t; infinite where no stage is.
-    """
-
-    def __init__(self, stages: _Stages) -> None:
-        self.stages = stages
-        num = len(stages.places)
-        nothing = np.where(np.arange(num)[None, :] > np.arange(num)[:, None], 0.0, np.inf)
-        self.longest = [nothing.copy() for _ in range(stages.scheme.stages)]
-        self.totals = [nothing.copy() for _ in range(stages.scheme.stages)]
-        self._at = [np.full((num, num), -1) for _ in range(stages.scheme.stages)]
-        self._points: list[FloatArray] = []
-        hides = stages.model.overlap > 0
-        self._sides = sides_of(stages.weight, hides=hides), sides_of_time(hides=hides)
-
-    def point(self, number: int, i: int, j: int) -> FloatArray:
-        """Return the shares and the price at which a stage is known to take most."""
-        found: FloatArray = self._points[int(self._at[number][i, j])]
-        return found
-
-    def weights(self, number: int, point: FloatArray) -> FloatArray:
-        """Return the [criteria] of a point for the layers of a stage."""
-        sides, shares = self._sides[0], point[:-1]
-        # A stage in which nothing streams has fewer sides.
-        first, others = sides[0], sides[1 : 1 + len(shares)]
-        costs: FloatArray = first + shares @ (others - first)
-        weights: FloatArray = costs + point[-1] * self._memory(number)
-        return weights
-
-    def _memory(self, number: int) -> FloatArray:
-        return memory_weights(self.stages.in_flight(number))
-
-    def by_layers(self, layers: Sequence[LayerModes], kinds: Mapping[int, FloatArray]) -> None:
-        """Raise what stages take to what their layers do by themselves, edges left out; kinds: columns by identity."""
-        stages, limit = self.stages, self.stages.setting.limit_bytes
-        number_of = {key: n for n, key in enumerate(kinds)}
-        which = np.array([number_of[id(layer)] for layer in layers])
-        free = np.array([max((columns @ self._sides[0][0]).min(), 0.0) for columns in kinds.values()])[which].sum()
-        prices = np.zeros(1)
-        if limit < np.inf and limit > 0:
-            prices = np.concatenate([prices, free / stages.scheme.stages / limit * PRICES])
-        for numbers in self._alike():
-            ways = list(zip(self._sides, (self.longest, self.totals), strict=True))
-            for sides, spans in ways[: 1 if stages.scheme.stages == 1 else 2]:
-                scale = sides[0, 0] / self._sides[0][0, 0]
-                weights = [side + scale * price * self._memory(numbers[0]) for side in sides for price in prices]
-                matrix = np.stack(weights, axis=1)
-                points = [
-                    np.array([*np.eye(len(sides))[k, 1:], scale * price]) for k in range(len(sides)) for price in prices
-                ]
-                each = np.stack([np.maximum(own @ matrix, 0.0).min(axis=0) for own in kinds.values()])
-                up_to = np.concatenate([np.zeros((1, len(points))), np.cumsum(each[which], axis=0)])
-                self._raise(spans, numbers, points, up_to[list(stages.places)])
-
-    def by_layers_at(
-        self, layers: Sequence[LayerModes], columns: Mapping[int, FloatArray], path: Sequence[int]
-    ) -> None:
-        """Raise what stages take as `by_layers` does, where what those of some cuts take is highest."""
-        stages, limit = self.stages, self.stages.setting.limit_bytes
-        for number, (i, j) in enumerate(pairwise(path)):
-            if number and stages.in_flight(number) == stages.in_flight(number - 1):
-                continue
-            own = Counter(id(layer) for layer in layers[stages.places[i] : stages.places[j]])
-
-            def least(weights: FloatArray, own: Mapping[int, int] = own) -> tuple[FloatArray, float]:
-                found = np.zeros(len(CRITERIA))
-                for key, count in own.items():
-                    found += count * columns[key][np.maximum(columns[key] @ weights, 0.0).argmin()]
-                return found, float(found @ weights)
-
-            point = climb(
-                least,
-                sides=self._sides[0],
-                memory=self._memory(number),
-                room=limit,
-                tolerance=CLOSE,
-                most=MAX_CLIMB,
-                near=self.point(number, i, j),
-            ).at
-            weights = self.weights(number, point)
-            each = {key: float(np.maximum(own @ weights, 0.0).min()) for key, own in columns.items()}
-            up_to = np.concatenate([[0.0], np.cumsum([each[id(layer)] for layer in layers])])[list(stages.places)]
-            self._raise(self.longest, self._fuller(number), [point], up_to[:, None])
-
-    def _fuller(self, number: int) -> list[int]:
-        """Return the stages that have at least as many micro-batches under way."""
-        stages = self.stages
-        return [n for n in range(stages.scheme.stages) if stages.in_flight(n) >= stages.in_flight(number)]
-
-    def by_segments(self, number: int, point: FloatArray) -> None:
-        """Raise what this stage and others take to what the layers between cuts do, at a point.
-
-        Edges over cuts are left out. The others have at least as many micro-batches under way.
-        """
-        stages, batch = self.stages, self.stages.batch
-        numbers = self._fuller(number)
-        places, at = (0, *batch.at, len(batch.kinds)), set(stages.places)
-        price = point[-1] / self._sides[0][0, 0]
-        ways = [(self.longest, self.weights(number, point), point)]
-        if stages.scheme.stages > 1:
-            # Of the sides of α t + o the last one alone has what does not hide in any micro-batch.
-            shares = point[1:-1] if len(self._sides[1]) > 1 else point[:0]
-            sides = self._sides[1]
-            costs: FloatArray = sides[0] + shares @ (sides[1 : 1 + len(shares)] - sides[0])
-            ways.append((self.totals, costs + price * self._memory(number), np.array([price])))
-        for spans, weights, own in ways:
-            up_to, total, least = [0.0], 0.0, dict[int, float]()
-            for first, beyond in pairwise(places):
-                segment = stages.segment(first, beyond)
-                if id(segment) not in least:
-                    least[id(segment)] = segment.least(weights, stages.pool)
-                total += least[id(segment)]
-                if beyond in at:
-                    up_to.append(total)
-            self._raise(spans, numbers, [own], np.array(up_to)[:, None])
-
-    def _raise(
-        self, spans: list[FloatArray], numbers: Sequence[int], points: Sequence[FloatArray], up_to: FloatArray
-    ) -> None:
-        """Raise spans of stages to the differences of [places, points] sums, less what a device's memory is worth."""
-        limit, num = self.stages.setting.limit_bytes, len(up_to)
-        most, by = np.full((num, num), -np.inf), np.zeros((num, num), dtype=np.intp)
-        for n, (point, sums) in enumerate(zip(points, up_to.T, strict=True)):
-            own = sums[None, :] - sums[:, None] - (point[-1] * limit if point[-1] > 0 else 0.0)
-            by[own > most] = n
-            np.maximum(most, own, out=most)
-        for number in numbers:
-            # Where no stage is they are infinite.
-            if spans is self.longest:
-                is_higher = (most > spans[number]) | (self._at[number] < 0)
-                self._at[number][is_higher] = len(self._points) + by[is_higher]
-            np.maximum(spans[number], most, out=spans[number])
-        self._points += points
-
-    def solved(self, number: int, width: int, key: Hashable, bound: float) -> None:
-        """Raise what a stage takes, wherever the same layers are, to what is known once it is solved."""
-        stages, places = self.stages, self.stages.places
-        for i in range(len(places) - width):
-            if stages.key(places[i], places[i + width], number) == key:
-                self.longest[number][i, i + width] = max(self.longest[number][i, i + width], bound)
-
-    def _alike(self) -> list[list[int]]:
-        """Return groups of stages that have about as many micro-batches under way, the first of each fewest."""
-        flights: dict[int, list[int]] = {}
-        for number in range(self.stages.scheme.stages):
-            flights.setdefault(self.stages.in_flight(number), []).append(number)
-        ordered = [flights[count] for count in sorted(flights)]
-        step = -(-len(ordered) // MAX_IN_FLIGHT)
-        groups = [ordered[k : k + step] for k in range(0, len(ordered), step)]
-        return [[number for numbers in group for number in numbers] for group in groups]
-
-    def bound(self) -> tuple[float, tuple[int, ...]]:
-        """Return what every step of the scheme takes at least, and cuts that may take no more: places by number."""
-        scheme = self.stages.scheme
-        value, path = _least_longest(self.longest)
-        if scheme.stages == 1 or not 0 < value < inf:
-            return value, path
-        if scheme.micro_batches == 1:
-            return max(value, self.least_total()), path
-        # Whatever O, the longest o, is: (m - 1) t >= ((m - 1) t + o) - O, of which less is known the more of t is.
-        weight = self.stages.weight
-        share = scheme.stages / (scheme.stages + weight)
-        both = [(1 - share) * own + share * weight * t for own, t in zip(self.longest, self.totals, strict=True)]
-        apart = self._bound(self.longest, self.totals)
-        return max(apart, self._bound(both, [own / weight for own in both]), key=lambda found: found[0])
-
-    @staticmethod
-    def _bound(longest: Sequence[FloatArray], totals: Sequence[FloatArray]) -> tuple[float, tuple[int, ...]]:
-        """Return the least sum of stages, and the longest of others, over all cuts, as far as it is told apart."""
-        value, path = _least_longest(longest)
-        least = _least_total(totals, [spans < np.inf for spans in longest])[0]
-        # The longest stage lies between two of these values: then no stage is longer than the higher one.
-        best, low = inf, value
-        while low + least < best:
-            high = low * (1 + CLOSE / 4)
-            total, own = _least_total(totals, [spans <= high for spans in longest])
-            if low + total < best:
-                best, path = low + total, own
-            low = high
-        return best, path
-
-    def least_total(self) -> float:
-        """Return what a micro-batch takes on all stages at least."""
-        return _least_total(self.totals, [spans < np.inf for spans in self.longest])[0]
-
-
-def _restricted(stages: _Stages, spans: _Spans, path: Sequence[int]) -> None:
-    """Leave configurations out of the tables that come to much more than others at the points of some cuts."""
-    batch = stages.batch
-    layers, traffic = stages.choices()
-    if sum(map(len, {id(layer): layer for layer in layers}.values())) <= MIN_RESTRICTED:
-        return
-    weights = [
-        spans.weights(number, np.array([*point[:-1], factor * point[-1]]))
-        for number, (i, j) in enumerate(pairwise(path))
-        for point in (spans.point(number, i, j),)
-        for factor in (0.7, 1.0, 1.5)
-    ]
-    matrix = np.stack(weights, axis=1)
-    kinds = {id(layer): (layer, own.splits.values) for layer, own in zip(layers, traffic, strict=True)}
-    sums = {key: np.maximum(layer.figures.columns(CRITERIA) @ matrix, 0.0) for key, (layer, _) in kinds.items()}
-    room: dict[int, FloatArray] = {}
-    for first, beyond in pairwise((0, *batch.at, len(layers))):
-        total = sum(sums[id(layer)].min(axis=0) for layer in layers[first:beyond])
-        for layer in layers[first:beyond]:
-            room[id(layer)] = np.maximum(room.get(id(layer), 0.0), SLACK * total)
-    only: dict[int, IndexArray] = {}
-    left_out: dict[int, FloatArray] = {}
-    for key, (layer, configurations) in kinds.items():
-        is_near = (sums[key] - sums[key].min(axis=0) <= room[key]).any(axis=1)
-        rows = np.unique(layer.rows[is_near])
-        only[key] = configurations[rows]
-        left_out[key] = layer.figures.columns(CRITERIA)[~np.isin(layer.rows, rows)]
-    stages.only = {
-        operator.name: only[id(layer)] for operator, layer in zip(batch.graph.operators, layers, strict=True)
-    }
-    stages.beyond = tuple(left_out[id(layer)] for layer in layers)
-
-
-def _by_layers(stages: _Stages) -> tuple[_Spans, float, tuple[int, ...]]:
-    """Return what stages take by their layers alone, the bound of the scheme, and cuts that may take no more."""
-    spans, layers = _Spans(stages), stages.choices()[0]
-    columns = {key: layer.figures.columns(CRITERIA) for key, layer in {id(layer): layer for layer in layers}.items()}
-    spans.by_layers(layers, columns)
-    for _ in range(2):
-        spans.by_layers_at(layers, columns, spans.bound()[1])
-    return spans, *spans.bound()
-
-
-@lru_cache(maxsize=4)
-def _by_segments(setting: Setting, scheme: Scheme) -> tuple[_Spans, float, tuple[int, ...]]:
-    """Return what stages take by what is between cuts, the bound of the scheme, and cuts that may take no more."""
-    stages = _Stages.of(setting, scheme)
-    spans, _, path = _by_layers(stages)
-    _restricted(stages, spans, path)
-    for number, (i, j) in enumerate(pairwise(path)):
-        if number == 0 or stages.in_flight(number) != stages.in_flight(number - 1):
-            spans.by_segments(number, spans.point(number, i, j))
-    return spans, *spans.bound()
-
-
 _LOOKS: tuple[Callable[[Setting, Scheme], float], ...] = (
-    lambda setting, scheme: _by_layers(_Stages.of(setting, scheme))[1],
-    lambda setting, scheme: _by_segments(setting, scheme)[1],
+    lambda setting, scheme: by_layers(Stages.of(setting, scheme))[1],
+    lambda setting, scheme: by_segments(setting, scheme)[1],
 )
 """Bounds of a scheme, the quicker ones first."""
 WAVES = (8, 4, 2)
@@ -714,7 +227,7 @@ WAVES = (8, 4, 2)
 
 def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Found:
     """Return the cheapest step of a scheme, as far as it is known; below: of no interest if it takes longer."""
-    spans, bound, path = _by_segments(setting, scheme)
+    spans, bound, path = by_segments(setting, scheme)
     stages, places = spans.stages, spans.stages.places
     best, parts = inf, tuple[StagePart, ...]()
 
@@ -763,39 +276,6 @@ def _step(sums: Sequence[StageSums], scheme: Scheme) -> float:
     return step_s([s.micro_batch for s in sums], [s.step for s in sums], scheme.micro_batches)
 
 
-def _least_longest(spans: Sequence[FloatArray]) -> tuple[float, tuple[int, ...]]:
-    """Return the least longest stage of all cuts, and where these are: places by number, the ends among them."""
-    reach = np.full(len(spans[0]), np.inf)
-    reach[0] = 0.0
-    origins = []
-    for own in spans:
-        longest = np.maximum(reach[:, None], own)
-        # Of equal ones the evenest: what a stage takes beyond the others' longest does not matter.
-        ties = longest + 1e-9 * np.where(np.isfinite(own), own, 0.0)
-        origins.append(ties.argmin(axis=0))
-        reach = longest[origins[-1], np.arange(len(reach))]
-    return float(reach[-1]), _back(origins)
-
-
-def _least_total(spans: Sequence[FloatArray], is_allowed: Sequence[BoolArray]) -> tuple[float, tuple[int, ...]]:
-    """Return the least sum of stages of all cuts, of stages that are allowed, and where these are."""
-    reach = np.full(len(spans[0]), np.inf)
-    reach[0] = 0.0
-    origins = []
-    for own, allowed_here in zip(spans, is_allowed, strict=True):
-        sums = reach[:, None] + np.where(allowed_here, own, np.inf)
-        origins.append(sums.argmin(axis=0))
-        reach = sums[origins[-1], np.arange(len(reach))]
-    return float(reach[-1]), _back(origins)
-
-
-def _back(origins: Sequence[NDArray[np.intp]]) -> tuple[int, ...]:
-    path = [len(origins[0]) - 1]
-    for origin in reversed(origins):
-        path.append(int(origin[path[-1]]))
-    return tuple(reversed(path))
-
-
 @dataclass(frozen=True, slots=True)
 class _Way:
     """Stages up to a cut: the sum of their t, the longest t, the longest o, and the stages."""
@@ -809,7 +289,7 @@ class _Way:
         return self.total <= other.total and self.longest <= other.longest and self.once <= other.once
 
 
-def _closed(stages: "_Stages", spans: "_Spans", below: float) -> tuple[StagePart, ...] | None:
+def _closed(stages: "Stages", spans: "Spans", below: float) -> tuple[StagePart, ...] | None:
     """Return the cheapest stages of a scheme by going through all that may take less than a step that is known.
 
     None where these are too many; no stages where none takes less.
@@ -846,7 +326,7 @@ def _add(ways: list[_Way], own: _Way) -> None:
 
 
 def _front(
-    stages: _Stages,
+    stages: Stages,
     first: int,
     beyond: int,
     number: int,
@@ -877,47 +357,6 @@ def _part(problem: StageProblem, choice: Choice, sums: StageSums, first: int, be
         again=tuple(bool(layer.again[c]) for layer, c in zip(tables.layers, choice, strict=True)),
         sums=sums,
     )
-
-
-def _kinds(graph: Graph, keeps: Keeping) -> tuple[int, ...]:
-    """Return [V] a number for each layer: equal where all that a stage's answer depends on is."""
-    numbers: dict[Hashable, int] = {}
-    hides = hiding_layers(graph)
-    found = []
-    for v, operator in enumerate(graph.operators):
-        name = operator.name
-        sources = tuple(
-            v - graph.index[edge.producer] if (edge := graph.incoming.get((name, i))) else 0
-            for i in range(len(operator.reads))
-        )
-        reads = tuple(((name, i) in keeps.reads, (name, i) in keeps.copies) for i in range(len(operator.reads)))
-        writes = tuple((keeps.lanes.get((name, i), 0), (name, i) in keeps.writes) for i in range(len(operator.writes)))
-        key = signature(graph, operator), hides[v], sources, reads, writes
-        found.append(numbers.setdefault(key, len(numbers)))
-    return tuple(found)
-
-
-def _run_ends(kinds: Sequence[int], at: Sequence[int]) -> tuple[int, ...]:
-    """Return the layers that are not recomputed, so that what is before them is a run of its own: of cuts some.
-
-    Where stretches between cuts repeat with a period, one cut of each period; else all of them.
-    """
-    segments = [tuple(kinds[i:j]) for i, j in pairwise((*at, len(kinds)))]
-    for period in range(1, 9):
-        alike = [i for i in range(len(segments) - period) if segments[i] == segments[i + period]]
-        if len(alike) >= len(segments) / 2:
-            return tuple(at[i] for i in range(alike[0] % period, len(at), period))
-    return tuple(at)
-
-
-def _allowed(constraints: Constraints, graph: Graph, devices: int) -> dict[str, IndexArray]:
-    """Return the configurations of the layers that constraints are about."""
-    left = allowed(constraints, graph, devices)
-    if left.ties:
-        raise ConfigurationError(
-            "layers cannot be tied, nor all be on one mesh, beside micro-batches, stages or modes: pin them instead"
-        )
-    return {op.name: left.configurations(graph, op) for op in graph.operators if left.of[op.name]}
 
 
 def plan_of_step(setting: Setting, found: Found, bound: float, time_s: float, graph: Graph | None = None) -> Plan:

@@ -37,8 +37,9 @@ from pase.planning.constraints import (
     with_ties,
 )
 from pase.planning.memory_limit import search_within
-from pase.planning.pipelines import Setting, plan_of_step, search_schemes
+from pase.planning.pipelines import plan_of_step, search_schemes
 from pase.planning.plan import NOT_SEARCHED, Plan, SearchRecord
+from pase.planning.spans import Setting
 from pase.planning.strategy import plan_layers, total_cost
 from pase.sharding.configurations import (
     check_batch,

@@ -27,7 +27,8 @@ from pase.graph.micro_batch import micro_batch
 from pase.graph.stages import cuts, with_cuts
 from pase.machine import load_machine
 from pase.models import build
-from pase.planning.pipelines import Setting, work_s
+from pase.planning.pipelines import work_s
+from pase.planning.spans import Setting
 from pase.planning.steps import LayerChoice, Step
 from pase.sharding.configurations import divisors
 from scripts.benchmarks.tables import ROOT, markdown, publish

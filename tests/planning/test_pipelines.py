@@ -23,9 +23,10 @@ from pase.graph.operators import dense, elementwise, layer_norm, softmax_loss
 from pase.graph.stages import cuts, stage, with_cuts
 from pase.machine import Machine, load_machine
 from pase.machine.machine import Device, Level, Overlap
-from pase.planning import pipelines, stage_problem
+from pase.planning import spans, stage_problem, stage_search
 from pase.planning.links import group_links
-from pase.planning.pipelines import Scheme, Setting, _batch, solve_scheme
+from pase.planning.pipelines import solve_scheme
+from pase.planning.spans import Scheme, Setting, batch_of
 
 MOST = 60_000
 """Strategies of one stage that brute force goes through."""
@@ -109,7 +110,7 @@ def _brute_force(setting: Setting, scheme: Scheme) -> float | None:
     graph = with_cuts(micro_batch(setting.graph, m))
     model = cost_model(setting.cost_model, setting.machine, setting.num_devices // num, graph.precision)
     links, keeps, known = group_links(setting.machine, setting.num_devices, num), keeping(graph), KnownModes()
-    fixed = _batch(setting.graph, m).fixed
+    fixed = batch_of(setting.graph, m).fixed
     best = inf
     for at in combinations(cuts(graph), num - 1):
         fronts = []
@@ -178,9 +179,9 @@ def test_bounds_hold_without_going_through_what_is_left(
     patched: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is enumerated; tables leave choices out; what repeats is taken apart however short it is."""
-    monkeypatch.setattr(stage_problem, "MAX_ENUMERATED", 0)
+    monkeypatch.setattr(stage_search, "MAX_ENUMERATED", 0)
     for name, value in patched.items():
-        monkeypatch.setattr(pipelines if hasattr(pipelines, name) else stage_problem, name, value)
+        monkeypatch.setattr(spans if hasattr(spans, name) else stage_problem, name, value)
     num = 0
     for seed in range(2000, 2024):
         setting, scheme = _random_case(seed)

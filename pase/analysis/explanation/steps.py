@@ -27,9 +27,10 @@ from pase.importers import load
 from pase.models import MODELS
 from pase.planning.constraints import allowed, mode_space
 from pase.planning.links import group_links
-from pase.planning.pipelines import Scheme, Setting, schemes, solve_scheme
+from pase.planning.pipelines import schemes, solve_scheme
 from pase.planning.plan import LayerPlan, Plan
 from pase.planning.planner import Progress
+from pase.planning.spans import Scheme, Setting
 from pase.planning.stage_problem import StageProblem, StageSums
 from pase.planning.steps import Step
 from pase.sharding.shards import IndexArray

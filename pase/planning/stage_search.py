@@ -1,0 +1,634 @@
+"""The search of a stage: the cheapest strategy of a `StageProblem` within a device's memory, and a bound on all.
+
+The shares of the sides and the price of memory at which the bound is highest are found by cutting planes: each strategy
+is a plane above the bound as a function of them. Strategies that fit come of the optima, and of pairs of them: one
+up to a layer, the other from there on; of a stage whose blocks repeat, of runs of equal blocks. Strategies are checked
+with what comes and goes, and what is made again, and sought within so much less. What is then left between bound and
+strategy is closed by going through all choices that the bound leaves, where these are few.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations, permutations
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pase.planning.stage_problem import CRITERIA, TOLERANCE, Choice, Looked, StageProblem, StageSums, max_of
+from pase.solver import near_optimal
+from pase.tables.cost_tables import FloatArray, IndexArray
+
+MAX_PLANES, MAX_WHOLE_PLANES, MAX_KNOWN = 24, 8, 12
+"""Optima at most by which a bound is raised: of segments, of whole stages, and of those that are known."""
+MAX_ENUMERATED = 300_000
+"""Strategies that are gone through at most to close a gap."""
+MAX_NARROWED = 50_000
+"""Choices of all layers of which those are sought that may be gone through."""
+MAX_MIXED, MAX_RUNS, MAX_NEAR = 10, 12, 6
+"""Of the strategies of a block those of which runs are made, and how finely the blocks are shared out at first; and at
+how many weights blocks are sought that fit between others."""
+MAX_SPLICED = 8
+"""Of the optima that came last, which are spliced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFound:
+    """The answer to a stage. bound: no strategy that fits has a lower α t + o; infinite where none fits.
+
+    choice: none where none is known to fit. weights: [criteria] at which the sums give the bound; at: these as shares
+    of the sides and the price of a byte, where there are any.
+    """
+
+    choice: Choice
+    sums: StageSums | None
+    bound: float
+    weights: FloatArray
+    at: FloatArray | None
+
+
+@dataclass(slots=True)
+class _Search:
+    """One search: its problem, the strategies that it came by, and the best one that fits.
+
+    pool: strategies of problems by key, those of parts of stages, too; more are added.
+    """
+
+    problem: StageProblem
+    pool: dict[Hashable, list[Looked]]
+    optima: list[Looked] = field(default_factory=list)
+    columns: list[FloatArray] = field(default_factory=list)
+    weights: list[FloatArray] = field(default_factory=list)
+    blocks: set[Choice] = field(default_factory=set)
+    cost: float = np.inf
+    best: Looked | None = None
+
+    def offer(self, choice: Choice) -> Looked:
+        """Look at a strategy, and keep it if it is the best that fits."""
+        looked = self.problem.looked_at(choice)
+        if self.problem.fits(looked.sums) and self.problem.cost(looked.sums) < self.cost:
+            self.cost, self.best = self.problem.cost(looked.sums), looked
+        return looked
+
+    def note(self, choice: Choice) -> Looked:
+        """Look at an optimum, which others are made of."""
+        if all(choice != looked.choice for looked in self.optima):
+            self.optima.append(self.offer(choice))
+        return next(looked for looked in self.optima if looked.choice == choice)
+
+    def at(self, weights: FloatArray, cap: float = np.inf) -> tuple[FloatArray, float]:
+        """Return the [criteria] of the optimum of a problem of sums, which is noted, and a bound on its cost."""
+        choice, low = self.problem.optimum(weights, cap, [self.best] if self.best else [])
+        beyond = self.problem.least_beyond(weights)
+        if beyond < low and len(self.problem.segments) > 1:
+            beyond = self.apart(weights)[1]
+        return self.note(choice).criteria, min(low, beyond)
+
+    def apart(self, weights: FloatArray) -> tuple[float, float]:
+        """Return bounds on the sum of every strategy, and of those with a choice that the tables leave out."""
+        bound, more = 0.0, np.inf
+        for segment, count in self.problem.segments:
+            beyond = segment.least_beyond(weights)
+            low = min(segment.looked_for(weights, self.pool)[1], beyond)
+            bound += count * low
+            more = min(more, beyond - low)
+        return bound, bound + more
+
+    def looped(self, weights: FloatArray) -> tuple[FloatArray, float]:
+        """Return the [criteria] of equal blocks, each the best behind its like, and what they come to by the weights.
+
+        With what is ahead of them and behind they are a strategy, which is noted, but for what they take at the ends.
+        """
+        total, low, whole = np.zeros(len(CRITERIA)), 0.0, Choice()
+        for segment, count in self.problem.columns:
+            looked, least = segment.looked_for(weights, self.pool)
+            total += count * looked.criteria
+            low += count * least
+            whole += count * looked.choice
+        self.note(whole)
+        self.weights.append(weights)
+        return total, low
+
+    def known(self, weights: FloatArray) -> tuple[FloatArray, float]:
+        """Return what `looped` does, of strategies that are known."""
+        total = np.zeros(len(CRITERIA))
+        for segment, count in self.problem.columns:
+            total += count * min((own.criteria for own in self.pool[segment.key]), key=lambda own: float(own @ weights))
+        return total, float(total @ weights)
+
+    def relax(
+        self, room: float, tolerance: float, cap: float = np.inf, near: FloatArray | None = None
+    ) -> tuple[float, FloatArray, FloatArray]:
+        """Return the best bound on all strategies that need no more than some room, by sums; and at which weights.
+
+        Args:
+            room: bytes; infinite without a limit.
+            tolerance: up to which share of the cost the bound is raised.
+            cap: of what a layer works with, where whole strategies are sought.
+            near: shares of the sides and price of a byte to begin at.
+
+        Returns:
+            The bound, infinite where there are none; its weights; and these as shares and price.
+        """
+        problem, has_blocks = self.problem, len(self.problem.segments) > 1
+        seek = partial(climb, sides=problem.sides, memory=problem.memory, room=room, tolerance=tolerance)
+        if not has_blocks:
+            found = seek(partial(self.at, cap=cap), most=MAX_WHOLE_PLANES, near=near, enough=self.cost)
+            return found.bound, found.weights, found.at
+        if all(self.pool.get(segment.key) for segment, _ in problem.columns):
+            # Where it is likely to be highest, by what is known.
+            near = seek(self.known, most=MAX_KNOWN, near=near, columns=self.columns).at
+        found = seek(self.looped, most=MAX_PLANES, near=near, columns=self.columns, enough=self.cost)
+        if found.bound == np.inf and self.apart(problem.memory)[0] > room * (1 + TOLERANCE):
+            return np.inf, problem.memory, found.at
+        price = found.at[-1]
+        bound = self.apart(found.weights)[0] - (price * room if price > 0 else 0.0)
+        return max(bound, 0.0), found.weights, found.at
+
+    def mix(self, weights: FloatArray) -> None:
+        """Look at strategies in which up to three runs of equal blocks follow one another, those that take least."""
+        looped = self.problem.looped
+        if looped is not None and self.pool.get(looped.key):
+            common = min(self.pool[looped.key], key=lambda own: float(own.criteria @ weights))
+            within = self.problem.within(common.choice)
+            known = self.pool.setdefault((looped.key, common.choice), [])
+            for near in [weights, *self.weights[-MAX_NEAR:]]:
+                choice, _ = within.optimum(near, known=known)
+                if all(choice != own.choice for own in known):
+                    known.append(within.looked_at(choice))
+            self.blocks |= {own.choice for own in known}
+        runs = _Runs.of(self, weights)
+        if runs:
+            for choice in runs.best():
+                self.offer(choice)
+
+    def lightest(self) -> bool:
+        """Return whether any strategy is known to fit, once one of those that hold least was looked at."""
+        for cap in (0.0, np.inf):
+            if not self.best:
+                self.at(self.problem.memory, cap)
+        return self.best is not None
+
+    def look(self, weights: FloatArray, is_close: Callable[[], bool], cap: float = np.inf) -> float:
+        """Look at whole strategies on either side of a price, which the limit is between, and what they make.
+
+        Returns:
+            A bound on all strategies that fit.
+        """
+        bound, memory = 0.0, self.problem.memory
+        room = self.problem.limit_bytes - self.problem.least_buffers
+        for factor in (1.0, 0.97, 1.03) if len(self.problem.segments) > 1 else ():
+            if not is_close():
+                before = self.cost, bound
+                own = _repriced(self.problem, weights, factor)
+                price = float(own @ memory / (memory @ memory))
+                low = self.at(own, cap)[1] - (price * room if price > 0 else 0.0)
+                bound = max(bound, low if cap >= self.problem.limit_bytes else 0.0)
+                self.mix(weights)
+                self.splice()
+                if (self.cost, bound) == before:
+                    break
+        return bound
+
+    def splice(self) -> None:
+        """Look at strategies that follow one optimum up to a layer and another from there on."""
+        for first, second in permutations(self.optima[-MAX_SPLICED:], 2):
+            at = _best_splice(self.problem, first, second, self.cost)
+            if at is not None:
+                self.offer((*first.choice[:at], *second.choice[at:]))
+
+
+def solve_stage(
+    problem: StageProblem,
+    *,
+    known: Iterable[Choice] = (),
+    tolerance: float = 1e-4,
+    pool: dict[Hashable, list[Looked]] | None = None,
+    near: FloatArray | None = None,
+) -> StageFound:
+    """Return the cheapest strategy of a stage that fits, as far as it is found, and a bound on all that fit.
+
+    Args:
+        problem: the stage.
+        known: strategies to start from.
+        tolerance: up to which share of the cost bound and strategy are worth to be brought together.
+        pool: strategies of problems by their keys, which help with others; more are added.
+        near: `StageFound.at` of a stage that is much alike.
+    """
+    search = _Search(problem, {} if pool is None else pool)
+    for choice in known:
+        search.note(tuple(choice))
+
+    def is_close() -> bool:
+        return search.cost <= bound * (1 + tolerance)
+
+    room = problem.limit_bytes - problem.least_buffers
+    bound, weights, at = search.relax(room, tolerance, near=near)
+    if bound == np.inf:
+        return StageFound(choice=(), sums=None, bound=bound, weights=weights, at=None)
+    if not is_close():
+        search.mix(weights)
+    if not is_close():
+        search.splice()
+    if problem.limit_bytes == np.inf:
+        bound = max(bound, search.look(weights, is_close))
+    elif not is_close() and search.lightest():
+        for share in (1.0, 0.1):
+            # What comes and goes, and is made again, of the strategy that fits most nearly.
+            nearest = min((own.sums for own in search.optima), key=lambda sums: abs(_excess(problem, sums)))
+            room = problem.limit_bytes - nearest.again - nearest.buffers
+            if is_close() or room <= 0 or (share < 1 and search.best and len(problem.segments) > 1):
+                break
+            cap = share * problem.limit_bytes
+            least, own, _ = search.relax(room, tolerance, cap, near=at)
+            search.splice()
+            if search.cost <= least * (1 + tolerance):
+                break
+            bound = max(bound, search.look(own, is_close, cap))
+    if search.cost > bound * (1 + TOLERANCE):
+        closed = _closed(problem, search, weights)
+        bound = bound if closed is None else closed
+    found = search.best
+    return StageFound(
+        choice=found.choice if found else (),
+        sums=found.sums if found else None,
+        bound=float(min(bound, search.cost)),
+        weights=weights,
+        at=at,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Runs:
+    """Strategies of a stage whose blocks repeat: what is ahead of the blocks, runs of equal ones, what is behind.
+
+    blocks: [K, L] choices of a block; ahead, behind: [A, L], [B, L] those of the ends. own: [K, criteria]; base:
+    [A, B, criteria] of the ends; enters, follows, leaves: [A, K], [K, K], [K, B] of the edges between. again: [K] bytes
+    made again; peaks: [K, kinds], of the ends [A, B, kinds].
+    """
+
+    problem: StageProblem
+    count: int
+    blocks: IndexArray
+    ahead: IndexArray
+    behind: IndexArray
+    own: FloatArray
+    base: FloatArray
+    enters: FloatArray
+    follows: FloatArray
+    leaves: FloatArray
+    again: FloatArray
+    peaks: FloatArray
+    peaks_of_ends: FloatArray
+
+    @classmethod
+    def of(cls, search: _Search, weights: FloatArray) -> "_Runs | None":
+        """Return the strategies made of what a search came by; None where no blocks repeat."""
+        problem, parts = search.problem, search.problem.segments
+        which = next((n for n, (_, count) in enumerate(parts) if count > 1), None)
+        if which is None or problem.looped is None:
+            return None
+        block, count = parts[which]
+        length = len(block.tables.layers)
+        first = sum(len(part.tables.layers) for part, _ in parts[:which])
+        beyond = first + count * length
+        known = {own.choice for own in search.pool.get(problem.looped.key, ())} | search.blocks
+        for optimum in search.optima:
+            known |= {optimum.choice[at : at + length] for at in range(first, beyond, length)}
+        looped = [problem.looped.looked_at(choice) for choice in sorted(known)]
+        looped = sorted(looped, key=lambda own: float(own.criteria @ weights))[:MAX_MIXED]
+        pool = [block.looked_at(own.choice) for own in looped]
+        nearest = sorted(search.optima, key=lambda own: float(own.criteria @ weights))
+        ahead = list(dict.fromkeys(own.choice[:first] for own in nearest))[:2]
+        behind = list(dict.fromkeys(own.choice[beyond:] for own in nearest))[:2]
+        blocks, heads, tails = (
+            np.array(rows, dtype=np.int32).reshape(len(rows), -1)
+            for rows in ([own.choice for own in pool], ahead, behind)
+        )
+        num = len(blocks), len(heads), len(tails)
+        shapes = (num[1], num[2]), (num[1], num[0]), (num[0], num[0]), (num[0], num[2])
+        base, enters, follows, leaves = (np.zeros((*shape, len(CRITERIA))) for shape in shapes)
+
+        def choices(v: int) -> IndexArray:
+            """Return the choices of a layer: [A, 1] ahead, [1, B] behind."""
+            return heads[:, None, v] if v < first else tails[None, :, v - beyond]
+
+        for edge, (u, v) in zip(problem.tables.edges, problem.tables.ends, strict=True):
+            low, high = min(u, v), max(u, v)
+            at = [None if w < first or w >= beyond else (w - first) // length for w in (low, high)]
+            if at[0] is None and at[1] is None:
+                base += problem.edge_part(edge, choices(u), choices(v))
+            elif at[0] == at[1] or (at[0] is not None and at[1] is not None and at[1] > 1):
+                continue
+            elif at == [None, 0]:
+                own, other = heads[:, None, low], blocks[None, :, high - first]
+                enters += problem.edge_part(edge, *((own, other) if u < v else (other, own)))
+            elif at == [count - 1, None] and high >= beyond:
+                own, other = blocks[:, None, low - first - (count - 1) * length], tails[None, :, high - beyond]
+                leaves += problem.edge_part(edge, *((own, other) if u < v else (other, own)))
+            elif at == [0, 1]:
+                own, other = blocks[:, None, low - first], blocks[None, :, high - first - length]
+                follows += problem.edge_part(edge, *((own, other) if u < v else (other, own)))
+            else:
+                return None
+        layers = problem.tables.layers
+        ends = [*range(first), *range(beyond, len(layers))]
+        for v in ends:
+            base += problem.columns_of[id(layers[v])][choices(v)]
+        kinds = pool[0].peaks.shape[1]
+        of_ends = [np.moveaxis(problem.peaks_of[id(layers[v])][:, choices(v)], 0, -1) for v in ends]
+        peaks = np.zeros((num[1], num[2], kinds))
+        for own_peaks in of_ends:
+            peaks = np.maximum(peaks, own_peaks)
+        return cls(
+            problem=problem,
+            count=count,
+            blocks=blocks,
+            ahead=heads,
+            behind=tails,
+            own=np.array([own.criteria for own in pool]),
+            base=base,
+            enters=enters,
+            follows=follows,
+            leaves=leaves,
+            again=np.array([own.sums.again for own in pool]),
+            peaks=np.array([own.peaks.max(axis=0) for own in pool]),
+            peaks_of_ends=peaks,
+        )
+
+    def best(self) -> Iterator[Choice]:
+        """Yield the strategies that take least of those that seem to fit."""
+        num, step = len(self.blocks), -(-self.count // MAX_RUNS)
+        cuts = sorted({*range(0, self.count + 1, step), self.count})
+        pairs = np.array([(x, y) for x in cuts for y in cuts if 0 < x <= y])
+        found: list[tuple[float, tuple[int, ...]]] = []
+        for head in range(len(self.ahead)):
+            for tail in range(len(self.behind)):
+                triples = np.stack(np.meshgrid(*[np.arange(num)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
+                costs = self._costs(head, tail, triples[:, None], pairs[None])
+                for n in np.argsort(costs, axis=None, kind="stable")[:MAX_MIXED]:
+                    of, cut = divmod(int(n), len(pairs))
+                    x, y = pairs[cut].tolist()
+                    near = [
+                        (i, j)
+                        for i in range(max(1, x - step + 1), min(self.count, x + step - 1) + 1)
+                        for j in range(max(i, y - step + 1), min(self.count, y + step - 1) + 1)
+                    ]
+                    fine = self._costs(head, tail, triples[of][None, None], np.array(near)[None])[0]
+                    best = int(fine.argmin())
+                    if np.isfinite(fine[best]):
+                        found.append((float(fine[best]), (head, tail, *triples[of].tolist(), *near[best])))
+        for _, (head, tail, a, b, c, x, y) in sorted(set(found))[:MAX_MIXED]:
+            runs = [a] * x + [b] * (y - x) + [c] * (self.count - y)
+            middle = [c for k in runs for c in self.blocks[k].tolist()]
+            yield (*self.ahead[head].tolist(), *middle, *self.behind[tail].tolist())
+
+    def _costs(self, head: int, tail: int, triples: NDArray[np.int_], cuts: NDArray[np.int_]) -> FloatArray:
+        """Return [..., N] costs of runs of three blocks, [..., 1, 3], from one cut to the next, [..., N, 2]."""
+        a, b, c = (triples[..., k] for k in range(3))
+        x, y = cuts[..., 0, None], cuts[..., 1, None]
+        z = self.count - y
+        y = y - x
+        follows = self.follows
+        sums = self.base[head, tail] + self.enters[head, a] + x * self.own[a] + (x - 1) * follows[a, a]
+        sums = sums + y * self.own[b] + np.maximum(y - 1, 0) * follows[b, b] + (y > 0) * follows[a, b]
+        last = np.where(y > 0, follows[b, c], follows[a, c])
+        sums = sums + z * self.own[c] + np.maximum(z - 1, 0) * follows[c, c] + (z > 0) * last
+        sums = sums + np.where(z > 0, self.leaves[c, tail], np.where(y > 0, self.leaves[b, tail], self.leaves[a, tail]))
+        peaks = np.maximum(np.maximum(self.peaks[a], (y > 0) * self.peaks[b]), (z > 0) * self.peaks[c])
+        again = np.maximum(np.maximum(self.again[a], (y[..., 0] > 0) * self.again[b]), (z[..., 0] > 0) * self.again[c])
+        held = sums @ self.problem.memory + np.maximum(peaks, self.peaks_of_ends[head, tail]).sum(axis=-1) + again
+        costs = (sums @ self.problem.sides.T).max(axis=-1)
+        return np.where(held <= self.problem.limit_bytes, costs, np.inf)
+
+
+class Climbed(NamedTuple):
+    """Where a bound is highest. bound: infinite where nothing fits. at: shares of the sides and price of a byte."""
+
+    bound: float
+    weights: FloatArray
+    at: FloatArray
+
+
+def climb(
+    optimum: Callable[[FloatArray], tuple[FloatArray, float]],
+    *,
+    sides: FloatArray,
+    memory: FloatArray,
+    room: float,
+    tolerance: float,
+    most: int,
+    near: FloatArray | None = None,
+    columns: list[FloatArray] | None = None,
+    enough: float = np.inf,
+) -> Climbed:
+    """Return where the least of a sum is highest, over shares of the sides and prices of memory, by cutting planes.
+
+    Args:
+        optimum: returns, by [criteria] weights, the [criteria] of what is least, and a bound on the sum.
+        sides, memory: [sides, criteria] and [criteria] weights.
+        room: bytes; infinite without a limit.
+        tolerance: up to which share the bound is raised.
+        most: optima at most.
+        near: shares and a price to begin at.
+        columns: [criteria] of optima that are known; more are added.
+        enough: a bound that is high enough.
+    """
+    columns = [] if columns is None else columns
+    is_limited, scale = room < np.inf, room if 0 < room < np.inf else 1.0
+    point = np.zeros(len(sides))
+    if near is not None and is_limited:
+        shares = near[:-1][: len(point) - 1]
+        point[: len(shares)], point[-1] = shares, near[-1] * scale
+    bound, best = -np.inf, point
+
+    def weights_at(point: FloatArray) -> FloatArray:
+        weights: FloatArray = sides[0] + point[:-1] @ (sides[1:] - sides[0])
+        return weights + point[-1] / scale * memory if point[-1] > 0 else weights
+
+    for _ in range(most):
+        found, low = optimum(weights_at(point))
+        columns.append(found)
+        low -= point[-1] * room / scale if point[-1] > 0 else 0.0
+        if low > bound:
+            bound, best = low, point
+        if is_limited and all(column @ memory > room for column in columns):
+            found, least = optimum(memory)
+            columns.append(found)
+            if least > room * (1 + TOLERANCE):
+                return Climbed(np.inf, weights_at(best), np.array([*best[:-1], best[-1] / scale]))
+        last = np.array(columns[-MAX_PLANES:])
+        heights = last @ sides.T
+        over = (last @ memory - room) / scale if is_limited else np.zeros(len(last))
+        planes = np.column_stack([heights[:, 0], heights[:, 1:] - heights[:, :1], over])
+        highest, point = _highest(planes, is_limited=is_limited)
+        if highest <= bound * (1 + tolerance) or bound >= enough * (1 - tolerance):
+            break
+    return Climbed(bound, weights_at(best), np.array([*best[:-1], best[-1] / scale]))
+
+
+def _repriced(problem: StageProblem, weights: FloatArray, factor: float) -> FloatArray:
+    """Return weights with another price of memory, by a factor."""
+    memory = problem.memory
+    price = weights @ memory / (memory @ memory)
+    return weights + (factor - 1.0) * price * memory
+
+
+def _excess(problem: StageProblem, sums: StageSums) -> float:
+    return sums.memory_bytes(problem.in_flight) - problem.limit_bytes
+
+
+def _highest(planes: FloatArray, *, is_limited: bool) -> tuple[float, FloatArray]:
+    """Return where the lowest of some planes is highest, and how high that is.
+
+    planes: [N, 1 + d] the height at 0, and the slopes. Of d the last is a price of 0 or more, 0 where nothing is
+    limited; the others are shares, whose sum is at most 1.
+    """
+    num, width = planes.shape
+    d = width - 1
+    # Rows (a, c) of a · (x, height) <= c, of which d + 1 meet in the point.
+    rows = [np.concatenate([-planes[:, 1:], np.ones((num, 1))], axis=1)]
+    limits = [planes[:, 0]]
+    rows.append(np.concatenate([-np.eye(d), np.zeros((d, 1))], axis=1))
+    limits.append(np.zeros(d))
+    extra = np.zeros((2, width))
+    extra[0, : d - 1] = 1.0
+    extra[1, d - 1] = 1.0
+    keep = [0] * (d > 1) + [1] * (not is_limited)
+    rows.append(extra[keep])
+    limits.append(np.array([1.0, 0.0])[keep])
+    a, c = np.concatenate(rows), np.concatenate(limits)
+    subsets = np.array(list(combinations(range(len(a)), width)))
+    systems = a[subsets]
+    is_point = np.abs(np.linalg.det(systems)) > 1e-12
+    points = np.linalg.solve(systems[is_point], c[subsets[is_point]][..., None])[..., 0]
+    slack = c + 1e-9 * (1 + np.abs(c)) - points @ a.T
+    points = points[(slack >= -1e-9 * (1 + np.abs(points[:, -1:]))).all(axis=1)]
+    if not len(points):
+        return float(planes[:, 0].min()), np.zeros(d)
+    best = points[points[:, -1].argmax()]
+    return float(best[-1]), np.maximum(best[:-1], 0.0)
+
+
+def _best_splice(problem: StageProblem, first: Looked, second: Looked, below: float) -> int | None:
+    """Return up to which layer a strategy best follows one, and another from there on; None: none is below a cost."""
+    num = len(first.choice)
+    changes = np.zeros((num + 2, len(CRITERIA)))
+    changes[0] = second.criteria
+    changes[1 : num + 1] += first.own - second.own
+    ends = np.array(problem.tables.ends, dtype=np.int32).reshape(-1, 2)
+    is_ahead = ends[:, 0] < ends[:, 1]
+    # Of an edge that is spliced the earlier end is the first strategy's.
+    a, b = np.array(first.choice), np.array(second.choice)
+    mixed = np.where(is_ahead[:, None], problem.edge_parts(a, b), problem.edge_parts(b, a))
+    np.add.at(changes, ends.min(axis=1, initial=num) + 1, mixed - second.edges)
+    np.add.at(changes, ends.max(axis=1, initial=-1) + 1, first.edges - mixed)
+    sums = np.cumsum(changes, axis=0)[: num + 1]
+    nothing = np.zeros((1, first.peaks.shape[1]))
+    before = np.concatenate([nothing, np.maximum.accumulate(first.peaks)])
+    behind = np.concatenate([np.maximum.accumulate(second.peaks[::-1])[::-1], nothing])
+    buffers = np.maximum(before, behind).sum(axis=1)
+    costs = (sums @ problem.sides.T).max(axis=1)
+    held = sums @ problem.memory + buffers + _spliced_runs(first.again, second.again)
+    costs = np.where(held <= problem.limit_bytes * (1 + TOLERANCE), costs, np.inf)
+    best = int(costs.argmin())
+    return best if costs[best] < below else None
+
+
+def _spliced_runs(first: FloatArray, second: FloatArray) -> FloatArray:
+    """Return [V + 1] the most bytes made again together, of one strategy up to a layer and another from there on."""
+    before, after = _runs(first), _runs(second[::-1])
+    # A run that goes over the splice is of both.
+    joined = before + after[::-1]
+    most_before, most_after = np.maximum.accumulate(before), np.maximum.accumulate(after)[::-1]
+    found: FloatArray = np.maximum(joined, np.maximum(most_before, most_after))
+    return found
+
+
+def _runs(again: FloatArray) -> FloatArray:
+    """Return [V + 1] how many bytes the run of layers that are made again has that ends before each layer."""
+    found = np.zeros(len(again) + 1)
+    for v, size in enumerate(again.tolist()):
+        found[v + 1] = found[v] + size if size else 0.0
+    return found
+
+
+def _closed(problem: StageProblem, search: _Search, weights: FloatArray) -> float | None:
+    """Go through all strategies that the bound leaves; the bound that is then known, None where they are too many."""
+    price = float(weights @ problem.memory / (problem.memory @ problem.memory))
+    room = problem.limit_bytes - problem.least_buffers
+    found = _left(problem, weights, search.cost + (price * room if price > 0 else 0.0))
+    if found is None:
+        return None
+    choices, sums = found
+    costs = np.where(_held(problem, sums) <= problem.limit_bytes, _costs(problem, sums), np.inf)
+    best = int(costs.argmin()) if len(costs) else 0
+    if len(costs) and costs[best] < search.cost:
+        search.offer(tuple(choices[best].tolist()))
+    return search.cost
+
+
+def stage_front(problem: StageProblem, limit: float) -> list[tuple[float, float, Choice, StageSums]] | None:
+    """Return the strategies that fit of which none other has a lower t and a lower o: (t, o, choice, sums), by t.
+
+    limit: of α t + o, beyond which they are of no interest. None where there are too many to go through.
+    """
+    found = _left(problem, problem.sides[0], limit)
+    if found is None:
+        return None
+    choices, sums = found
+    fits = np.flatnonzero(_held(problem, sums) <= problem.limit_bytes)
+    each = [StageSums(*row) for row in sums[fits].tolist()]
+    order = sorted(range(len(each)), key=lambda n: (each[n].micro_batch, each[n].step))
+    front: list[tuple[float, float, Choice, StageSums]] = []
+    for n in order:
+        if not front or each[n].step < front[-1][1]:
+            front.append((each[n].micro_batch, each[n].step, tuple(choices[fits[n]].tolist()), each[n]))
+    return front
+
+
+def _costs(problem: StageProblem, sums: FloatArray) -> FloatArray:
+    costs: FloatArray = (sums[:, : len(CRITERIA)] @ problem.sides.T).max(axis=1)
+    return costs
+
+
+def _held(problem: StageProblem, sums: FloatArray) -> FloatArray:
+    held: FloatArray = sums[:, : len(CRITERIA)] @ problem.memory + sums[:, -2] + sums[:, -1]
+    return held
+
+
+def _left(problem: StageProblem, weights: FloatArray, limit: float) -> tuple[IndexArray, FloatArray] | None:
+    """Return all strategies whose sum, so weighed, is up to a limit, and perhaps others; None: they are too many."""
+    left = [np.arange(len(layer), dtype=np.int32) for layer in problem.tables.layers]
+    if problem.least_beyond(weights) <= limit or sum(map(len, left)) > MAX_NARROWED:
+        return None
+    if np.isfinite(limit):
+        left = list(near_optimal(problem.weighed(weights)[0], limit))
+    if not all(map(len, left)):
+        return np.zeros((0, len(left)), dtype=np.int32), np.zeros((0, len(CRITERIA) + 2))
+    return None if prod(map(len, left)) > MAX_ENUMERATED else _enumerated(problem, left)
+
+
+def _enumerated(problem: StageProblem, left: Sequence[IndexArray]) -> tuple[IndexArray, FloatArray]:
+    """Return all strategies of some choices of each layer, [N, V], and their `StageSums`, [N, …]."""
+    layers, sizes = problem.tables.layers, [len(own) for own in left]
+    number, beyond = np.arange(prod(sizes)), np.cumprod([1, *reversed(sizes)])[-2::-1].tolist()
+    choices = np.stack([own[number // stride % len(own)] for own, stride in zip(left, beyond, strict=True)], axis=1)
+    sums = np.zeros((len(choices), len(CRITERIA)))
+    for v, layer in enumerate(layers):
+        sums += problem.columns_of[id(layer)][choices[:, v]]
+    for (u, v), edge in zip(problem.tables.ends, problem.tables.edges, strict=True):
+        cost = edge.cost.values[edge.cost.row_class[choices[:, u]], edge.cost.col_class[choices[:, v]]]
+        sums[:, 1 if edge.is_weight and problem.tables.hides else 0] += cost
+        if edge.kept is not None:
+            kept = edge.kept.values[edge.kept.row_class[choices[:, u]], edge.kept.col_class[choices[:, v]]]
+            sums[:, 5 if edge.is_weight else 6] += kept
+    peaks = max_of([problem.peaks_of[id(layer)][:, choices[:, v]] for v, layer in enumerate(layers)]).sum(axis=0)
+    longest, run = np.zeros(len(choices)), np.zeros(len(choices))
+    for v, layer in enumerate(layers):
+        again = layer.figures.again[choices[:, v]]
+        run = np.where(again > 0, run + again, 0.0)
+        longest = np.maximum(longest, run)
+    return choices, np.column_stack([sums, longest, peaks])
