@@ -235,7 +235,7 @@ class StageProblem:
 
     def least(self, weights: FloatArray, pool: dict[Hashable, list["Looked"]]) -> float:
         """Return a bound on the sum of every strategy; pool: strategies by the keys of problems; one is added."""
-        return min(self.looked_for(weights, pool)[1], self.least_beyond(weights))
+        return min(self.looked_for(weights, pool)[1], self.least_alone(weights))
 
     def looked_for(self, weights: FloatArray, pool: dict[Hashable, list["Looked"]]) -> tuple["Looked", float]:
         """Return what `optimum` does, the strategy with what it takes; pool: as in `least`."""
@@ -247,8 +247,32 @@ class StageProblem:
             known.append(looked)
         return looked, low
 
-    def least_beyond(self, weights: FloatArray) -> float:
-        """Return what strategies with a choice that the tables leave out come to at least; infinite without any."""
+    def least_beyond(self, weights: FloatArray, pool: dict[Hashable, list["Looked"]]) -> float:
+        """Return what strategies with a choice that the tables leave out come to at least; infinite without any.
+
+        One of the parts between which a single edge goes has such a choice, the others come to what they do.
+        """
+        if not any(map(len, self.beyond)):
+            return np.inf
+        lows = [part.least(weights, pool) for part in self.narrow_parts]
+        more = (part.least_alone(weights) - low for part, low in zip(self.narrow_parts, lows, strict=True))
+        return sum(lows) + min(more)
+
+    @cached_property
+    def narrow_parts(self) -> tuple["StageProblem", ...]:
+        """The layers between places over which a single edge goes, some at least."""
+        num = len(self.tables.layers)
+        over = np.zeros(num + 1, dtype=np.int64)
+        for u, v in self.tables.ends:
+            over[min(u, v) + 1 : max(u, v) + 1] += 1
+        at = [0]
+        for v in range(MIN_BLOCK, num - MIN_BLOCK + 1):
+            if over[v] == 1 and v - at[-1] >= MIN_BLOCK:
+                at.append(v)
+        return tuple(self._part(*ends) for ends in pairwise((*at, num))) if len(at) > 1 else (self,)
+
+    def least_alone(self, weights: FloatArray) -> float:
+        """Return what strategies with a choice that is left out come to at least by their layers alone."""
         if not any(map(len, self.beyond)):
             return np.inf
         least: dict[tuple[int, int], tuple[float, float]] = {}

@@ -27,7 +27,7 @@ MAX_ENUMERATED = 300_000
 """Strategies that are gone through at most to close a gap."""
 MAX_NARROWED = 50_000
 """Choices of all layers of which those are sought that may be gone through."""
-MAX_MIXED, MAX_RUNS, MAX_NEAR = 10, 12, 6
+MAX_MIXED, MAX_RUNS, MAX_NEAR = 10, 12, 3
 """Of the strategies of a block those of which runs are made, and how finely the blocks are shared out at first; and at
 how many weights blocks are sought that fit between others."""
 MAX_SPLICED = 8
@@ -81,16 +81,14 @@ class _Search:
     def at(self, weights: FloatArray, cap: float = np.inf) -> tuple[FloatArray, float]:
         """Return the [criteria] of the optimum of a problem of sums, which is noted, and a bound on its cost."""
         choice, low = self.problem.optimum(weights, cap, [self.best] if self.best else [])
-        beyond = self.problem.least_beyond(weights)
-        if beyond < low and len(self.problem.segments) > 1:
-            beyond = self.apart(weights)[1]
+        beyond = self.apart(weights)[1] if any(map(len, self.problem.beyond)) else np.inf
         return self.note(choice).criteria, min(low, beyond)
 
     def apart(self, weights: FloatArray) -> tuple[float, float]:
         """Return bounds on the sum of every strategy, and of those with a choice that the tables leave out."""
         bound, more = 0.0, np.inf
         for segment, count in self.problem.segments:
-            beyond = segment.least_beyond(weights)
+            beyond = segment.least_beyond(weights, self.pool)
             low = min(segment.looked_for(weights, self.pool)[1], beyond)
             bound += count * low
             more = min(more, beyond - low)
@@ -171,13 +169,13 @@ class _Search:
                 self.at(self.problem.memory, cap)
         return self.best is not None
 
-    def look(self, weights: FloatArray, is_close: Callable[[], bool], cap: float = np.inf) -> float:
+    def look(self, weights: FloatArray, is_close: Callable[[], bool], bound: float, cap: float = np.inf) -> float:
         """Look at whole strategies on either side of a price, which the limit is between, and what they make.
 
         Returns:
-            A bound on all strategies that fit.
+            A bound on all strategies that fit, no lower than the one that is known.
         """
-        bound, memory = 0.0, self.problem.memory
+        memory = self.problem.memory
         room = self.problem.limit_bytes - self.problem.least_buffers
         for factor in (1.0, 0.97, 1.03) if len(self.problem.segments) > 1 else ():
             if not is_close():
@@ -233,7 +231,7 @@ def solve_stage(
     if not is_close():
         search.splice()
     if problem.limit_bytes == np.inf:
-        bound = max(bound, search.look(weights, is_close))
+        bound = search.look(weights, is_close, bound)
     elif not is_close() and search.lightest():
         for share in (1.0, 0.1):
             # What comes and goes, and is made again, of the strategy that fits most nearly.
@@ -246,7 +244,7 @@ def solve_stage(
             search.splice()
             if search.cost <= least * (1 + tolerance):
                 break
-            bound = max(bound, search.look(own, is_close, cap))
+            bound = search.look(own, is_close, bound, cap)
     if search.cost > bound * (1 + TOLERANCE):
         closed = _closed(problem, search, weights)
         bound = bound if closed is None else closed
@@ -602,7 +600,7 @@ def _held(problem: StageProblem, sums: FloatArray) -> FloatArray:
 def _left(problem: StageProblem, weights: FloatArray, limit: float) -> tuple[IndexArray, FloatArray] | None:
     """Return all strategies whose sum, so weighed, is up to a limit, and perhaps others; None: they are too many."""
     left = [np.arange(len(layer), dtype=np.int32) for layer in problem.tables.layers]
-    if problem.least_beyond(weights) <= limit or sum(map(len, left)) > MAX_NARROWED:
+    if problem.least_alone(weights) <= limit or sum(map(len, left)) > MAX_NARROWED:
         return None
     if np.isfinite(limit):
         left = list(near_optimal(problem.weighed(weights)[0], limit))

@@ -24,6 +24,7 @@ from pase.costs.modes import STATES, ModeSpace
 from pase.costs.schedules import ONE_FORWARD_ONE_BACKWARD, step_s
 from pase.graph import Graph
 from pase.graph.micro_batch import micro_batch
+from pase.graph.precision import uniform
 from pase.graph.stages import cuts, with_cuts
 from pase.machine import load_machine
 from pase.models import build
@@ -31,6 +32,7 @@ from pase.planning.pipelines import work_s
 from pase.planning.spans import Setting
 from pase.planning.steps import LayerChoice, Step
 from pase.sharding.configurations import divisors
+from scripts.benchmarks.published_steps import LLAMAS, llama
 from scripts.benchmarks.tables import ROOT, markdown, publish
 
 SETTINGS: Mapping[str, Any] = {
@@ -72,10 +74,14 @@ def _hugging_face(kind: str, config: str, steps: int, **sizes: Any) -> Callable[
 
 
 GPT_3 = {"layers": 96, "model_width": 12288, "heads": 96, "steps": 2048, "vocabulary": 51200}
-LLAMA_70B = {
-    "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
-    "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 8192,
-}  # fmt: skip
+
+
+def _llama_70b(batch: int) -> Graph:
+    """Llama 3 70B, built: PyTorch takes most of a minute to export it."""
+    sizes = LLAMAS["Llama 3.1 70B"]
+    return llama(sizes, uniform("float32"), batch, 8192, blocks=[f"block{n}" for n in range(sizes.layers)])
+
+
 MIXTRAL = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
     "num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
@@ -91,7 +97,7 @@ CASES: Mapping[str, Case] = {
         settings=SETTINGS,
     ),
     "Llama-3 70B": Case(
-        model=_hugging_face("LlamaForCausalLM", "LlamaConfig", 8192, **LLAMA_70B),
+        model=_llama_70b,
         batch=512,
         devices=512,
         machine="h100",

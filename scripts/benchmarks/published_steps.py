@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -304,11 +304,13 @@ AGAIN_SELECTIVE = (
 neither a product nor attention."""
 
 
-def llama(sizes: Llama, precision: Precision, micro_batch: int, seq: int) -> Graph:
-    """Return a Llama of two blocks on one replica: one micro-batch, as many positions as a device of it has."""
+def llama(
+    sizes: Llama, precision: Precision, micro_batch: int, seq: int, blocks: Sequence[str] = ("before", "block")
+) -> Graph:
+    """Return a Llama of some blocks on one replica: one micro-batch, as many positions as a device of it has."""
     net = Builder("llama", precision=precision)
     x = net.add(embedding, "first_tokens", net.input((micro_batch, seq)), vocabulary=sizes.vocab, size=sizes.hidden)
-    for block in ("before", "block"):
+    for block in blocks:
         x = _llama_block(net, block, x, sizes)
     x = net.add(layer_norm, "last_norm", x)
     x = net.add(dense, "last_head", x, lead=("b", "s"), reduce=("d",), out=(("v", sizes.vocab),), bias=False)
