@@ -168,8 +168,9 @@ class Operator:
 
     @cached_property
     def unnamed(self) -> "Operator":
-        """The operator without its name: equal for repeated layers."""
-        return replace(self, name="")
+        """The operator without its name, and what its body says of others by theirs: equal for repeated layers."""
+        body = self.body
+        return replace(self, name="", body=replace(body, problem="…") if body and body.problem else body)
 
     @cached_property
     def extents(self) -> Mapping[str, int]:

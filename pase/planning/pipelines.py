@@ -145,7 +145,9 @@ def search_schemes(
                 break
             level = waiting[0].level
             wave: list[_Waiting] = []
-            while waiting and waiting[0].level == level and waiting[0].bound < below and len(wave) < WAVES[level]:
+            # What is far behind the first is likely to be passed over once that is known.
+            most = min(below, waiting[0].bound * WAVE_BEHIND)
+            while waiting and waiting[0].level == level and waiting[0].bound < most and len(wave) < WAVES[level]:
                 wave.append(heappop(waiting))
             look = partial(_look, setting, level, below=below)
             asked = [chosen.submit(look, each) for each in wave] if chosen else []
@@ -221,8 +223,8 @@ _LOOKS: tuple[Callable[[Setting, Scheme], float], ...] = (
     lambda setting, scheme: by_segments(setting, scheme)[1],
 )
 """Bounds of a scheme, the quicker ones first."""
-WAVES = (8, 4, 2)
-"""Schemes that are looked at before others may be told to take longer, by how closely."""
+WAVES, WAVE_BEHIND = (8, 4, 2), 1.1
+"""Schemes that are looked at before others may be told to take longer, by how closely; and how far behind the first."""
 
 
 def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Found:
