@@ -22,6 +22,7 @@ from pase.analysis.baselines.rules import largest_splits, transformer_dims
 from pase.costs import cost_model, signature, traffic_of
 from pase.costs.modes import STATES, ModeSpace
 from pase.costs.schedules import ONE_FORWARD_ONE_BACKWARD, step_s
+from pase.errors import ConfigurationError
 from pase.graph import Graph
 from pase.graph.micro_batch import micro_batch
 from pase.graph.precision import uniform
@@ -193,7 +194,10 @@ def megatron(graph: Graph, case: Case) -> Iterator[dict[str, Any]]:
     )
     best = inf
     for m in divisors(case.batch):
-        work, part = work_s(setting, m), with_cuts(micro_batch(graph, m))
+        try:
+            work, part = work_s(setting, m), with_cuts(micro_batch(graph, m))
+        except ConfigurationError:
+            continue  # experts have no micro-batches
         dims = transformer_dims(part)
         assert dims is not None
         split = dims.heads | dims.hidden
