@@ -72,6 +72,12 @@ class Step:
         return tuple(zip([0, *beyond[:-1]], beyond, strict=True))
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it is a strategy alone: one stage and micro-batch, weights whole, nothing recomputed."""
+        has_modes = any(layer.state != STATES[0] or layer.is_recomputed for layer in self.layers)
+        return self.micro_batches == len(self.bounds) == 1 and not has_modes
+
+    @property
     def group(self) -> int:
         """How many devices a stage has."""
         return self.num_devices // len(self.bounds)
@@ -173,6 +179,8 @@ class Step:
             else:
                 placed = [tuple(device - start for device in row) for row in devices[first:beyond]]
             bare = plan_layers(graph, self.group, model, splits, placed, optimiser=self.optimiser)
+            if self.is_plain:
+                return tuple(bare)
             crossing = {edge.consumer: edge for edge in getattr(graph, "received", ())}
             for at, (layer, own) in enumerate(zip(layers, bare, strict=True)):
                 modes, c = problem.tables.layers[at], choice[at]

@@ -377,3 +377,15 @@ def test_jobs_and_executors_find_the_same() -> None:
         together = pase.search(_gpt(4), micro_batches="auto", jobs=2, executor=threads, **settings)
     assert together.total_cost == alone.total_cost
     assert [layer.splits for layer in together] == [layer.splits for layer in alone]
+
+
+def test_a_step_without_parts_is_a_plan_as_any_other(tmp_path: Path) -> None:
+    """Where nothing is gained by stages, micro-batches and modes, the plan is read and explained as others are."""
+    settings: dict[str, Any] = {"devices": 4, "machine": "a100", "cost_model": "step"}
+    plan = pase.search(_gpt(8), stages="auto", micro_batches=1, modes=["zero3"], **settings)
+    assert not plan.has_parts
+    plain = pase.search(_gpt(8), device_memory_bytes=10**12, **settings)
+    assert plan.total_cost == pytest.approx(plain.total_cost, rel=1e-9)
+    assert plan.hidden_cost == pytest.approx(plain.hidden_cost, rel=1e-6)
+    plan.save(tmp_path / "plan.json")
+    assert pase.load_plan(tmp_path / "plan.json") == plan
