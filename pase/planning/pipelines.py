@@ -3,10 +3,8 @@
 A step of m micro-batches on S stages of p / S devices each takes Σ t + (m - 1) max t + max o (`pase.costs.schedules`).
 The stages are cut where a single tensor goes on, so that, with what handing it over takes told by either end, each is a
 problem of its own (`stage_problem`): α t + o for α = m - 1, whose answers for equal stretches of layers are the same.
-For all cuts at once, the least of the longest stage's (m - 1) t + o, and the sum of the least t of all layers, bound
-the step from below; cuts are looked at in the order of that bound, stages of bounds are replaced by stages that are
-solved, until the cuts with the least bound consist of these. Numbers of stages and micro-batches whose work alone
-would take longer than the best step known are passed over.
+Schemes are bounded more and more closely (`spans`), the one that may be best is looked at next, and of a scheme the
+cuts that may be best, until those with the least bound consist of stages that are solved.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -30,6 +28,7 @@ from pase.errors import ConfigurationError, MachineError, MemoryLimitError
 from pase.graph import Graph
 from pase.graph.micro_batch import micro_batch
 from pase.graph.stages import cuts, with_cuts
+from pase.machine import Machine
 from pase.planning.plan import Plan, SearchRecord
 from pase.planning.spans import CLOSE, EXACT, Scheme, Setting, Spans, Stages, batch_of, by_layers, by_segments
 from pase.planning.stage_problem import Choice, StageProblem, StageSums
@@ -202,17 +201,21 @@ def work_s(setting: Setting, micro_batches: int) -> float:
     machine = setting.machine
     if machine.kernels:
         machine = replace(machine, kernels=replace(machine.kernels, beyond=None, cache_bytes=0))
-    graph = batch_of(setting.graph, micro_batches).graph
-    model = cost_model(setting.cost_model, machine, 1, graph.precision)
+    return sum(works_s(batch_of(setting.graph, micro_batches).graph, setting.cost_model, machine))
+
+
+def works_s(graph: Graph, name: str, machine: Machine) -> list[float]:
+    """Return what the work of each layer takes on one device, under a cost model by name."""
+    model = cost_model(name, machine, 1, graph.precision)
     known: dict[Hashable, float] = {}
-    total = 0.0
+    found = []
     for operator in graph.operators:
         key = signature(graph, operator)
         if key not in known:
             traffic = traffic_of(graph, operator, np.ones((1, len(operator.extents)), dtype=np.int32))
             known[key] = float(model.work(traffic.forward)[0] + model.work(traffic.backward)[0])
-        total += known[key]
-    return total
+        found.append(known[key])
+    return found
 
 
 # -- one scheme

@@ -29,7 +29,7 @@ from pase.graph.stages import cuts, stage, with_cuts
 from pase.machine import Machine
 from pase.planning.constraints import Constraints, allowed
 from pase.planning.links import group_links
-from pase.planning.stage_problem import CRITERIA, Looked, StageProblem, memory_weights, sides_of, sides_of_time
+from pase.planning.stage_problem import CRITERIA, Looked, StageProblem, between, memory_weights, sides_of, sides_of_time
 from pase.planning.stage_search import StageFound, climb, solve_stage
 from pase.sharding.shards import FloatArray, IndexArray
 
@@ -285,11 +285,8 @@ class Spans:
 
     def weights(self, number: int, point: FloatArray) -> FloatArray:
         """Return the [criteria] of a point for the layers of a stage."""
-        sides, shares = self._sides[0], point[:-1]
         # A stage in which nothing streams has fewer sides.
-        first, others = sides[0], sides[1 : 1 + len(shares)]
-        costs: FloatArray = first + shares @ (others - first)
-        weights: FloatArray = costs + point[-1] * self._memory(number)
+        weights: FloatArray = between(self._sides[0], point[:-1]) + point[-1] * self._memory(number)
         return weights
 
     def _memory(self, number: int) -> FloatArray:
@@ -365,9 +362,8 @@ class Spans:
         if stages.scheme.stages > 1:
             # Of the sides of α t + o the last one alone has what does not hide in any micro-batch.
             shares = point[1:-1] if len(self._sides[1]) > 1 else point[:0]
-            sides = self._sides[1]
-            costs: FloatArray = sides[0] + shares @ (sides[1 : 1 + len(shares)] - sides[0])
-            ways.append((self.totals, costs + price * self._memory(number), np.array([price])))
+            weights = between(self._sides[1], shares) + price * self._memory(number)
+            ways.append((self.totals, weights, np.array([price])))
         for spans, weights, own in ways:
             up_to, total, least = [0.0], 0.0, dict[int, float]()
             for first, beyond in pairwise(places):

@@ -284,12 +284,17 @@ class StageProblem:
         return sum(min(pair) for pair in each) + min(beyond - min(own, beyond) for own, beyond in each)
 
     @cached_property
+    def repeats(self) -> tuple[int, int, int]:
+        """The first layer of blocks that repeat, how many layers one has, and how many blocks there are."""
+        return _repeats(self.tables)
+
+    @cached_property
     def segments(self) -> tuple[tuple["StageProblem", int], ...]:
         """Parts of the stage, one after the other, and how often each is there: they add up to no more than it.
 
         Blocks of layers that repeat are such parts, and what is before and behind them; else the stage itself.
         """
-        first, length, count = _repeats(self.tables)
+        first, length, count = self.repeats
         if count < MIN_REPEATS:
             return ((self, 1),)
         beyond, last = first + length * count, len(self.tables.layers)
@@ -303,7 +308,7 @@ class StageProblem:
     @cached_property
     def looped(self) -> "StageProblem | None":
         """The block that repeats, with what lies between one and the next in itself; None where no block repeats."""
-        first, length, count = _repeats(self.tables)
+        first, length, count = self.repeats
         if count < MIN_REPEATS:
             return None
         block, beyond = _slice(self.tables, first, first + length), range(first + length, first + 2 * length)
@@ -321,7 +326,7 @@ class StageProblem:
 
     def within(self, choice: Choice) -> "StageProblem":
         """Return the block that repeats between two of its like that have some choices."""
-        first, length, _ = _repeats(self.tables)
+        first, length, _ = self.repeats
         block = _slice(self.tables, first, first + length)
         figures = [layer.figures for layer in block.layers]
         for edge, (u, v) in zip(self.tables.edges, self.tables.ends, strict=True):
@@ -364,6 +369,12 @@ def sides_of(weight: float, *, hides: bool) -> FloatArray:
     return np.array(
         [[a, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], [a, 1.0, 1.0, 1.0, -1.0, 0.0, 0.0], [a, a, 1.0, 1.0, -a, 0.0, 0.0]]
     )
+
+
+def between(sides: FloatArray, shares: FloatArray) -> FloatArray:
+    """Return [criteria] between sides: shares are of those behind the first, which has the rest; of others it is 0."""
+    found: FloatArray = sides[0] + shares @ (sides[1 : 1 + len(shares)] - sides[0])
+    return found
 
 
 def memory_weights(in_flight: int) -> FloatArray:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.planning.stage_problem import CRITERIA, TOLERANCE, Choice, Looked, StageProblem, StageSums, max_of
+from pase.planning.stage_problem import CRITERIA, TOLERANCE, Choice, Looked, StageProblem, StageSums, between, max_of
 from pase.solver import near_optimal
 from pase.tables.cost_tables import FloatArray, IndexArray
 
@@ -443,7 +443,7 @@ def climb(
     bound, best = -np.inf, point
 
     def weights_at(point: FloatArray) -> FloatArray:
-        weights: FloatArray = sides[0] + point[:-1] @ (sides[1:] - sides[0])
+        weights = between(sides, point[:-1])
         return weights + point[-1] / scale * memory if point[-1] > 0 else weights
 
     for _ in range(most):
@@ -618,11 +618,7 @@ def _enumerated(problem: StageProblem, left: Sequence[IndexArray]) -> tuple[Inde
     for v, layer in enumerate(layers):
         sums += problem.columns_of[id(layer)][choices[:, v]]
     for (u, v), edge in zip(problem.tables.ends, problem.tables.edges, strict=True):
-        cost = edge.cost.values[edge.cost.row_class[choices[:, u]], edge.cost.col_class[choices[:, v]]]
-        sums[:, 1 if edge.is_weight and problem.tables.hides else 0] += cost
-        if edge.kept is not None:
-            kept = edge.kept.values[edge.kept.row_class[choices[:, u]], edge.kept.col_class[choices[:, v]]]
-            sums[:, 5 if edge.is_weight else 6] += kept
+        sums += problem.edge_part(edge, choices[:, u], choices[:, v])
     peaks = max_of([problem.peaks_of[id(layer)][:, choices[:, v]] for v, layer in enumerate(layers)]).sum(axis=0)
     longest, run = np.zeros(len(choices)), np.zeros(len(choices))
     for v, layer in enumerate(layers):

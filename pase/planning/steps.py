@@ -9,7 +9,7 @@ import numpy as np
 
 from pase.costs import DeviceMemory, Peak, cost_model
 from pase.costs.memory import keeping, layer_memory
-from pase.costs.modes import STATES, KnownModes, ModeSpace, mode_tables, state_bytes
+from pase.costs.modes import STATES, KnownModes, LayerModes, ModeSpace, mode_tables, state_bytes
 from pase.costs.schedules import in_flight, step_s
 from pase.graph import Graph
 from pase.graph.stages import stages
@@ -30,6 +30,14 @@ class LayerChoice:
     state: str
     is_recomputed: bool
     stage: int
+
+
+def choice_in(modes: LayerModes, state: str, *, is_recomputed: bool) -> int:
+    """Return the choice of a layer with one configuration that has a mode, or comes nearest to it.
+
+    Without weights to hold otherwise there is one state; without a backward pass nothing is recomputed.
+    """
+    return int(np.argmax(2 * (modes.again == is_recomputed) + (modes.state == STATES.index(state))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +122,7 @@ class Step:
             )
             choice = []
             for modes, layer in zip(tables.layers, layers, strict=True):
-                # Without weights to hold otherwise there is one state; without a backward pass nothing is recomputed.
-                has_state, is_again = modes.state == STATES.index(layer.state), modes.again == layer.is_recomputed
-                choice.append(int(np.argmax(2 * is_again + has_state)))
+                choice.append(choice_in(modes, layer.state, is_recomputed=layer.is_recomputed))
             problem = StageProblem(tables=tables, weight=1.0, in_flight=self.in_flight(number), limit_bytes=np.inf)
             found.append((problem, tuple(choice)))
         return tuple(found)

@@ -19,7 +19,6 @@ import numpy as np
 
 import pase
 from pase.analysis.baselines.rules import largest_splits, transformer_dims
-from pase.costs import cost_model, signature, traffic_of
 from pase.costs.modes import STATES, ModeSpace
 from pase.costs.schedules import ONE_FORWARD_ONE_BACKWARD, step_s
 from pase.errors import ConfigurationError
@@ -29,9 +28,9 @@ from pase.graph.precision import uniform
 from pase.graph.stages import cuts, with_cuts
 from pase.machine import load_machine
 from pase.models import build
-from pase.planning.pipelines import work_s
+from pase.planning.pipelines import work_s, works_s
 from pase.planning.spans import Setting
-from pase.planning.steps import LayerChoice, Step
+from pase.planning.steps import LayerChoice, Step, choice_in
 from pase.sharding.configurations import divisors
 from scripts.benchmarks.published_steps import LLAMAS, llama
 from scripts.benchmarks.tables import ROOT, markdown, publish
@@ -203,7 +202,7 @@ def megatron(graph: Graph, case: Case) -> Iterator[dict[str, Any]]:
         split = dims.heads | dims.hidden
         extents = [part[name].extents[dim] for (name, dim), number in dims.classes.items() if number in split]
         places = cuts(part)
-        weight = np.cumsum(_works(setting, part))
+        weight = np.cumsum(works_s(part, setting.cost_model, machine))
         for p in divisors(case.devices):
             if p > len(places) + 1 or (m + p - 1) * work / case.devices >= best:
                 continue
@@ -215,17 +214,6 @@ def megatron(graph: Graph, case: Case) -> Iterator[dict[str, Any]]:
                 for found in _in_modes(setting, part, m, _even(weight, places, p), rule, dims.classes):
                     best = min(best, found["cost"])
                     yield {**found, "what": f"t {t}, p {p}, d {d}, m {m}, {found['what']}"}
-
-
-def _works(setting: Setting, graph: Graph) -> list[float]:
-    """Return what the work of each layer takes on one device."""
-    model, known = cost_model(setting.cost_model, setting.machine, 1, graph.precision), dict[Any, float]()
-    for operator in graph.operators:
-        key = signature(graph, operator)
-        if key not in known:
-            traffic = traffic_of(graph, operator, np.ones((1, len(operator.extents)), dtype=np.int32))
-            known[key] = float(model.work(traffic.forward)[0] + model.work(traffic.backward)[0])
-    return [known[signature(graph, operator)] for operator in graph.operators]
 
 
 def _even(weight: Any, places: tuple[int, ...], num: int) -> list[int]:
@@ -262,16 +250,14 @@ def _in_modes(
         layers=layers,
     )
     kept = {0, *cuts(graph)}
-    for number, state in enumerate(STATES):
+    for state in STATES:
         for again in (False, True):
             sums, held = [], 0.0
             for stage, ((problem, _), (first, beyond)) in enumerate(zip(step.problems, step.bounds, strict=True)):
-                choice = []
-                for v, modes in zip(range(first, beyond), problem.tables.layers, strict=True):
-                    is_own = (modes.again == (again and v not in kept)) & (modes.state == number)
-                    # A layer without weights has one state, and one without a backward pass is not recomputed.
-                    rest = modes.again == (again and v not in kept)
-                    choice.append(int(np.flatnonzero(is_own if is_own.any() else rest)[0]) if rest.any() else 0)
+                choice = [
+                    choice_in(modes, state, is_recomputed=again and v not in kept)
+                    for v, modes in zip(range(first, beyond), problem.tables.layers, strict=True)
+                ]
                 sums.append(problem.sums(choice))
                 held = max(held, sums[-1].memory_bytes(step.in_flight(stage)))
             if held <= setting.limit_bytes:
