@@ -51,7 +51,7 @@ def in_pipe(
         check=False,
         cwd=folder,
         env=CLEAN | dict(environment),
-        timeout=120,
+        timeout=300,
     )
 
 
@@ -83,7 +83,7 @@ def in_terminal(
     ) as process:
         os.close(theirs)
         written = _rest(ours)
-        process.wait(timeout=120)
+        process.wait(timeout=300)
     os.close(ours)
     return written.decode().replace("\r\n", "\n")
 
@@ -124,7 +124,7 @@ def interrupted(command: list[str], marker: str, *, times: int, at_terminal: boo
                 os.write(ours, b"\x03")
             elif process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
-        process.wait(timeout=60)
+        process.wait(timeout=300)
         num_left = _num_in_session(process.pid)
     os.close(theirs)
     written += _rest(ours)

@@ -114,7 +114,7 @@ def test_ctrl_c_ends_a_search_with_130_and_leaves_nothing(tmp_path: Path) -> Non
         assert process.stderr is not None
         assert process.stderr.readline() == "searching\n"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert out == ""
     assert err.strip() == "pase: interrupted"

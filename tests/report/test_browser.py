@@ -30,7 +30,7 @@ OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clie
 
 def until(page: Any, condition: str) -> None:
     """Wait for a condition; the page's policy forbids the browser to evaluate it by itself."""
-    end = time.monotonic() + 8
+    end = time.monotonic() + 60
     while not page.evaluate(condition):
         assert time.monotonic() < end, condition
         page.wait_for_timeout(15)

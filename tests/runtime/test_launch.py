@@ -35,7 +35,7 @@ from tests.runtime.training import builder_of
 
 ROOT = Path(__file__).resolve().parents[2]
 MLP = Path(golden_mlp.__file__)
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 """A job ends within this time when a process dies."""
 
 
@@ -53,7 +53,7 @@ def launched(*arguments: object) -> Iterator["subprocess.Popen[str]"]:
 
 
 def finished(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    out, errors = process.communicate(timeout=120)
+    out, errors = process.communicate(timeout=300)
     return process.returncode, out, errors
 
 

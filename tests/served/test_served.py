@@ -45,7 +45,7 @@ def served(plan: pase.Plan, folder: Path) -> Iterator[str]:
             yield address
         finally:
             process.send_signal(SIGINT)
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=300)
     assert "Traceback" not in errors, errors
 
 
@@ -59,7 +59,7 @@ def _asked(
     address: str, path: str, *, method: str = "GET", body: str | None = None, **headers: str
 ) -> tuple[int, str, dict[str, str]]:
     parts = urlsplit(address)
-    with closing(HTTPConnection("127.0.0.1", parts.port, timeout=30)) as connection:
+    with closing(HTTPConnection("127.0.0.1", parts.port, timeout=300)) as connection:
         connection.request(method, path, body, headers)
         response = connection.getresponse()
         return response.status, response.read().decode(), dict(response.getheaders())
@@ -181,7 +181,7 @@ def _slide(page: Any, name: str, to: int) -> float:
     page.locator(f"input[name={name}]").evaluate(
         "(input, to) => { input.value = to; input.dispatchEvent(new Event('input')); }", to
     )
-    end = time.monotonic() + 30
+    end = time.monotonic() + 300
     while page.evaluate(PLANNED) == before:
         assert time.monotonic() < end
         page.wait_for_timeout(5)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pase.easgd.actors import Gradient
 from pase.easgd.algorithms import Array
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 """How long a test waits for what must happen before it gives up."""
 
 

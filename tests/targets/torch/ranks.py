@@ -139,7 +139,7 @@ class Pool:
         self.folder = tempfile.TemporaryDirectory(prefix="pase-ranks-")
         self.numbers = count()
 
-    def run(self, function: Callable[..., T], *arguments: object, world: int = 4, timeout_s: float = 120.0) -> list[T]:
+    def run(self, function: Callable[..., T], *arguments: object, world: int = 4, timeout_s: float = 300.0) -> list[T]:
         """Return what `function(rank, world, *arguments)` gives on each rank of a new process group.
 
         Raises:

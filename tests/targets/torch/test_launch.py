@@ -18,7 +18,7 @@ from pase.errors import ProgramError
 from pase.targets.torch.launch import RankError, call, join, rank_environment, run_program
 from tests.targets.torch import launched
 
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 """All have ended within this time, where a collective would wait for ten minutes."""
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -43,7 +43,7 @@ def is_running(pid: int) -> bool:
 
 def process_ids(folder: Path, count: int) -> list[int]:
     """The ranks' own ids, once all have written them."""
-    end_s = time.monotonic() + 60
+    end_s = time.monotonic() + 300
     while time.monotonic() < end_s:
         texts = [path.read_text() for path in folder.iterdir()]
         if len(texts) == count and all(texts):
@@ -59,7 +59,7 @@ def torchrun(*arguments: str) -> "subprocess.CompletedProcess[str]":
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 
@@ -69,7 +69,7 @@ def test_a_function_runs_on_all_ranks_beside_another_job() -> None:
     answers: dict[float, list[object]] = {}
 
     def run(scale: float, threads: int | None) -> None:
-        answers[scale] = [*call(launched.sum_of_ranks, scale, ranks=2, threads=threads, timeout_s=120)]
+        answers[scale] = [*call(launched.sum_of_ranks, scale, ranks=2, threads=threads, timeout_s=300)]
 
     jobs = [threading.Thread(target=run, args=given) for given in ((0.5, None), (10.0, 2))]
     for job in jobs:
@@ -85,7 +85,7 @@ def test_a_function_runs_on_all_ranks_beside_another_job() -> None:
 
 
 def test_a_program_runs_as_under_torchrun(capfd: pytest.CaptureFixture[str]) -> None:
-    run_program([SCRIPT, "environment"], ranks=2, threads=1, timeout_s=120)
+    run_program([SCRIPT, "environment"], ranks=2, threads=1, timeout_s=300)
     out, errors = capfd.readouterr()
     # Of ours the first alone is heard.
     shown, summed = out.splitlines()
@@ -143,9 +143,9 @@ def test_all_ranks_end_with_the_process_that_started_them(number: int, tmp_path:
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE) as parent:
         ranks = process_ids(tmp_path, 2)
         parent.send_signal(number)
-        errors = parent.communicate(timeout=20)[1]
+        errors = parent.communicate(timeout=300)[1]
     assert number == signal.SIGKILL or b"KeyboardInterrupt" in errors
-    end_s = time.monotonic() + 5
+    end_s = time.monotonic() + 60
     while any(map(is_running, ranks)) and time.monotonic() < end_s:
         time.sleep(0.05)
     assert not any(map(is_running, ranks))
@@ -171,7 +171,7 @@ def test_ranks_that_nobody_watches_name_the_one_that_was_killed() -> None:
         )
         for rank in range(3)
     ]
-    errors = [process.communicate(timeout=60)[1] for process in processes]
+    errors = [process.communicate(timeout=300)[1] for process in processes]
     assert [process.returncode for process in processes] == [1, 1, -signal.SIGKILL]
     for rank in (0, 1):
         said = f"RankError: rank {rank} of 3 lost a connection; ranks that do not answer and may have ended: 2 ("

@@ -181,7 +181,7 @@ def program(folder: Path, graph: Graph, world: int, seed: int = 3) -> Path:
 
 def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=300
     )
 
 
