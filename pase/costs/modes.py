@@ -13,8 +13,9 @@ A step of m micro-batches pays some costs m times and some once, so that a choic
 its cost is only known with m, the stages and their order (`pase.costs.schedules`).
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from pase.costs.memory import (
     optimiser_state,
 )
 from pase.costs.model import CostModel
-from pase.costs.traffic import Communication, LayerTraffic, Pattern, ReadTraits, layer_traffic, sum_name
+from pase.costs.traffic import LayerTraffic, Pattern, ReadTraits, layer_traffic, sum_name
 from pase.graph import ITEMSIZES, AllReduce, Edge, Graph, Operator
 from pase.graph.stages import Stage
 from pase.sharding.configurations import enumerate_configurations
@@ -186,26 +187,32 @@ class _WeightCosts:
     gathered: FloatArray
 
     @classmethod
-    def of(cls, graph: Graph, operator: Operator, traffic: LayerTraffic, model: CostModel) -> "_WeightCosts":
-        """Return those of a layer's configurations."""
+    def of(
+        cls, graph: Graph, operator: Operator, traffic: LayerTraffic, model: CostModel
+    ) -> tuple["_WeightCosts", FloatArray, FloatArray]:
+        """Return those of a layer's configurations; and what its other messages take, all, and of the forward pass."""
         positions = {sum_name(read.tensor, is_gradient=True): i for i, read in enumerate(operator.reads)}
         precision = graph.precision
         wider = precision.itemsize / ITEMSIZES[precision.collectives]
         sums = [message for message in traffic.messages if message.is_of_weight]
+        others = [message for message in traffic.messages if not message.is_of_weight]
         in_parts = [sharded(operator, positions[message.tensor], traffic.splits) for message in sums]
-
-        def cost(messages: Iterable[Communication]) -> FloatArray:
-            return _cost(model, traffic, list(messages))
-
         parts = [replace(m, size_bytes=m.size_bytes * is_in) for m, is_in in zip(sums, in_parts, strict=True)]
-        return cls(
-            summed=cost(sums),
-            rest=cost(replace(m, size_bytes=m.size_bytes * ~is_in) for m, is_in in zip(sums, in_parts, strict=True)),
-            scattered=cost(replace(part, pattern=Pattern.REDUCE_SCATTER) for part in parts),
-            gathered=cost(
-                replace(part, pattern=Pattern.ALL_GATHER, size_bytes=part.size_bytes * wider, times=1) for part in parts
-            ),
+        asked = (
+            [replace(message, times=message.forward_times) for message in others],
+            [replace(m, size_bytes=m.size_bytes * ~is_in) for m, is_in in zip(sums, in_parts, strict=True)],
+            [replace(part, pattern=Pattern.REDUCE_SCATTER) for part in parts],
+            [replace(part, pattern=Pattern.ALL_GATHER, size_bytes=part.size_bytes * wider, times=1) for part in parts],
         )
+        # All at once: what of them lies where on the machine is worked out once.
+        costs = model.messages(traffic, list(chain(*asked)))
+        own, more = costs[: len(traffic.messages)], iter(costs[len(traffic.messages) :])
+        nothing = np.zeros(len(traffic.splits.values))
+        there, rest, scattered, gathered = (sum(islice(more, len(group)), nothing) for group in asked)
+        mine = list(zip(own, traffic.messages, strict=True))
+        summed = sum((cost for cost, message in mine if message.is_of_weight), nothing)
+        found = cls(summed=summed, rest=rest, scattered=scattered, gathered=gathered)
+        return found, sum((cost for cost, message in mine if not message.is_of_weight), nothing), there
 
     def in_state(self, state: str, gathers: int) -> tuple[FloatArray, FloatArray]:
         """Return what a state takes for each micro-batch, weights gathered so often where they are, and once a step."""
@@ -286,18 +293,17 @@ def layer_modes(
     splits = traffic.splits
     num = len(splits.values)
     memory = layer_memory(graph, operator, splits.values, keeps, optimiser=optimiser)
-    others = [message for message in traffic.messages if not message.is_of_weight]
-    there = [replace(message, times=message.forward_times) for message in others]
-    forward = model.work(traffic.forward) + _cost(model, traffic, there)
-    blocking = model.work(traffic.forward) + model.work(traffic.backward) + _cost(model, traffic, others)
-    cover = model.overlap * model.work(traffic.backward) * hides[1]
+    of_weights, others, there = _WeightCosts.of(graph, operator, traffic, model)
+    forward_work, backward_work = model.work(traffic.forward), model.work(traffic.backward)
+    forward = forward_work + there
+    blocking = forward_work + backward_work + others
+    cover = model.overlap * backward_work * hides[1]
     received_s, returned_s, handed = _handed_over(graph, operator, splits, keeps, links)
     blocking = blocking + received_s + returned_s
     copies = _sums_of_copies(graph, operator, splits, links)
     whole = _saved_bytes(graph, operator, splits, optimiser)[3]
     has_weights = bool(np.any(whole))
     may_repeat = space.recompute and operator.name in graph.trained and not operator.is_loss
-    of_weights = _WeightCosts.of(graph, operator, traffic, model)
     rows, states, again, found, passes = [], [], [], [], []
     for number, state in enumerate(STATES):
         if state not in (space.states if has_weights else (REPLICATED,)):
@@ -357,12 +363,6 @@ def _work_of_weights(graph: Graph, operator: Operator, traffic: LayerTraffic, mo
     )
     without = layer_traffic(operator, traffic.splits.values, traits, types=graph.types[operator.name])
     return np.maximum(model.work(traffic.backward) - model.work(without.backward), 0.0)
-
-
-def _cost(model: CostModel, traffic: LayerTraffic, messages: Sequence[Communication]) -> FloatArray:
-    """Return the [K] cost of some messages of a layer."""
-    costs = model.messages(traffic, messages)[len(traffic.messages) :]
-    return sum(costs, np.zeros(len(traffic.splits.values)))
 
 
 def _handed_over(

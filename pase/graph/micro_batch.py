@@ -28,7 +28,8 @@ def micro_batch(graph: Graph, count: int) -> Graph:
     if count == 1:
         return graph
     examples = max(graph.batch[operator.name].examples for operator in graph.operators)
-    small = (_smaller(operator, _factors(graph, operator, count), count) for operator in graph.operators)
+    small = [_smaller(operator, _factors(graph, operator, count), count) for operator in graph.operators]
+    small = [_as_fed(graph, operator, small) for operator in small]
     call = json.dumps(_called(json.loads(graph.call), examples, count), separators=(",", ":")) if graph.call else ""
     arguments = tuple(
         (name, value // count if name == "batch" and isinstance(value, int) else value)
@@ -84,6 +85,26 @@ def _smaller(operator: Operator, factors: Factors, count: int) -> Operator:
         intermediates=tuple(replace(t, shape=shape(t.shape, t.index_map)) for t in operator.intermediates),
         body=operator.body and _body(operator, operator.body, factors, count),
     )
+
+
+def _as_fed(graph: Graph, operator: Operator, small: Sequence[Operator]) -> Operator:
+    """Return a layer that has of what it reads whole (routes) as much as there is."""
+    reads, inputs = list(operator.reads), list(operator.body.inputs if operator.body else ())
+    for position, read in enumerate(reads):
+        edge = graph.incoming.get((operator.name, position))
+        if edge is None or None not in read.index_map:
+            continue
+        there = small[graph.index[edge.producer]].writes[edge.output].shape
+        if len(there) != len(read.shape):
+            continue
+        shape = tuple(
+            size if axis is None else own for size, own, axis in zip(there, read.shape, read.index_map, strict=True)
+        )
+        reads[position] = replace(read, shape=shape)
+        inputs = [replace(i, shape=shape) if i.read == position and i.shape == read.shape else i for i in inputs]
+    if reads == list(operator.reads):
+        return operator
+    return replace(operator, reads=tuple(reads), body=operator.body and replace(operator.body, inputs=tuple(inputs)))
 
 
 def _along(operator: Operator, axis: DimIndex, factors: Factors) -> int:

@@ -30,12 +30,26 @@ from pase.graph.micro_batch import micro_batch
 from pase.graph.stages import cuts, with_cuts
 from pase.machine import Machine
 from pase.planning.plan import Plan, SearchRecord
-from pase.planning.spans import CLOSE, EXACT, Scheme, Setting, Spans, Stages, batch_of, by_layers, by_segments
+from pase.planning.spans import (
+    CLOSE,
+    EXACT,
+    MIN_RESTRICTED,
+    SLACKS,
+    Scheme,
+    Setting,
+    Spans,
+    Stages,
+    batch_of,
+    by_layers,
+    by_segments,
+)
 from pase.planning.stage_problem import Choice, StageProblem, StageSums
 from pase.planning.stage_search import StageFound, stage_front
 from pase.planning.steps import LayerChoice, Step
 from pase.sharding.configurations import data_parallel_splits, divisors
 
+CLOSE_ENOUGH = 0.01
+"""Share of a large step's time up to which a better one is not looked for."""
 MAX_LOOKS, MAX_MISSES = 16, 3
 """At cuts, for one number of stages and micro-batches; and at cuts of which nothing fits, before any does."""
 
@@ -98,6 +112,7 @@ def search_schemes(
     *,
     jobs: int = 1,
     executor: Executor | None = None,
+    gap: float | None = None,
     deadline_s: float = inf,
     on_progress: Callable[[str, float], None] | None = None,
 ) -> tuple[Found, float]:
@@ -108,12 +123,17 @@ def search_schemes(
         stages, micro_batches: how many; None to choose them, too.
         jobs: how many schemes are looked at a time; what is found does not depend on it.
         executor: of the jobs; by default as many processes of this machine.
+        gap: of schemes that are known to be better by no more than this share the one that is known is taken; by
+            default of none where the problem is small, and else of 1 %.
         deadline_s: by `perf_counter`; schemes that are not looked at by then count with what their work takes.
         on_progress: called with what is being done and the fraction that is done.
 
     Raises:
         MemoryLimitError: no step is known that fits.
     """
+    if gap is None:
+        gap = CLOSE_ENOUGH if is_large(setting) else 0.0
+    gap = max(gap, EXACT)
     works: dict[int, float] = {}
     waiting: list[_Waiting] = []
     for scheme in schemes(setting, stages, micro_batches):
@@ -138,7 +158,7 @@ def search_schemes(
     try:
         while waiting:
             below = inf if best is None else best.cost
-            if waiting[0].bound >= below * (1 - EXACT) or (perf_counter() > deadline_s and best is not None):
+            if waiting[0].bound >= below * (1 - gap) or (perf_counter() > deadline_s and best is not None):
                 # In the order of what they take at least: the rest is no better, or is not looked at any more.
                 bound = min(bound, waiting[0].bound)
                 break
@@ -148,7 +168,7 @@ def search_schemes(
             most = min(below, waiting[0].bound * WAVE_BEHIND)
             while waiting and waiting[0].level == level and waiting[0].bound < most and len(wave) < WAVES[level]:
                 wave.append(heappop(waiting))
-            look = partial(_look, setting, level, below=below)
+            look = partial(_look, setting, level, below=below * (1 - gap), tolerance=max(CLOSE, gap / 2))
             asked = [chosen.submit(look, each) for each in wave] if chosen else []
             answers = [each.result() for each in asked] or [look(each) for each in wave]
             for each, found in zip(wave, answers, strict=True):
@@ -175,6 +195,12 @@ def search_schemes(
     return best, min(best.cost, bound)
 
 
+def is_large(setting: Setting) -> bool:
+    """Return whether tables are made of some choices alone, the others bounded."""
+    layers = Stages.of(setting, Scheme(stages=1, micro_batches=1)).choices()[0]
+    return sum(map(len, {id(layer): layer for layer in layers}.values())) > MIN_RESTRICTED
+
+
 class _Waiting(NamedTuple):
     """A scheme that is to be looked at; of equal bounds those that were looked at least come first."""
 
@@ -184,12 +210,12 @@ class _Waiting(NamedTuple):
     micro_batches: int
 
 
-def _look(setting: Setting, level: int, waiting: _Waiting, *, below: float) -> "Found":
+def _look(setting: Setting, level: int, waiting: _Waiting, *, below: float, tolerance: float) -> Found:
     """Look at a scheme more closely than before: at its layers, at what is between cuts, at its stages."""
     scheme = Scheme(stages=waiting.stages, micro_batches=waiting.micro_batches)
     if level < len(_LOOKS):
         return Found(scheme=scheme, cost=inf, bound=_LOOKS[level](setting, scheme), parts=())
-    return solve_scheme(setting, scheme, below=below)
+    return solve_scheme(setting, scheme, below=below, tolerance=tolerance)
 
 
 def work_s(setting: Setting, micro_batches: int) -> float:
@@ -230,16 +256,27 @@ WAVES, WAVE_BEHIND = (8, 4, 2), 1.1
 """Schemes that are looked at before others may be told to take longer, by how closely; and how far behind the first."""
 
 
-def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Found:
-    """Return the cheapest step of a scheme, as far as it is known; below: of no interest if it takes longer."""
-    spans, bound, path = by_segments(setting, scheme)
+def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf, tolerance: float = CLOSE) -> Found:
+    """Return the cheapest step of a scheme, as far as it is known.
+
+    below: of no interest if it takes no less. tolerance: share of the cost up to which it is sought.
+    """
+    *first, last = (partial(_solved, setting, scheme, below, tolerance, slack) for slack in SLACKS)
+    found = next((answer for solved in first if (answer := solved()) is not None), None) or last()
+    assert found is not None
+    return found
+
+
+def _solved(setting: Setting, scheme: Scheme, below: float, tolerance: float, slack: float) -> Found | None:
+    """Return a scheme's answer; None where choices that tables leave out stand in its way, and fewer may be."""
+    spans, bound, path = by_segments(setting, scheme, slack)
     stages, places = spans.stages, spans.stages.places
-    best, parts = inf, tuple[StagePart, ...]()
+    best, parts, misses = inf, tuple[StagePart, ...](), 0
 
     def is_closed() -> bool:
-        return bound >= min(best, below) * (1 - CLOSE / 2)
+        return bound >= min(best * (1 - tolerance / 2), below)
 
-    for look in range(MAX_LOOKS):
+    for _ in range(MAX_LOOKS):
         if is_closed() or bound == inf:
             break
         found, is_known = list[tuple[StageProblem, StageFound]](), True
@@ -249,13 +286,20 @@ def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Fou
             if found and found[-1][1].at is not None:
                 point = found[-1][1].at.copy()
                 point[-1] *= stages.in_flight(number - 1) / stages.in_flight(number)
-            found.append(stages.solve(places[i], places[j], number, point))
+            enough = below - (spans.least_total() if scheme.stages > 1 else 0.0)
+            asked = {"enough": enough, "tolerance": tolerance, "may_widen": slack < SLACKS[-1]}
+            found.append(stages.solve(places[i], places[j], number, point, **asked))
             answer = found[-1][1]
+            if answer.is_held_back:
+                return None
             if answer.at is not None and not is_known:
                 spans.by_segments(number, answer.at)
             spans.solved(number, j - i, stages.key(places[i], places[j], number), answer.bound)
+            if answer.bound >= enough:
+                # With this stage none of the others matters.
+                break
         sums = [answer.sums for _, answer in found if answer.sums is not None]
-        if len(sums) == len(found) and _step(sums, scheme) < best:
+        if len(sums) == scheme.stages and _step(sums, scheme) < best:
             best = _step(sums, scheme)
             parts = tuple(
                 _part(problem, answer.choice, own, places[i], places[j])
@@ -264,9 +308,11 @@ def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Fou
         before = bound
         bound, path = spans.bound()
         bound = max(bound, before)
-        is_still = bound <= before * (1 + (EXACT if is_known else CLOSE / 4)) and best < inf
-        if is_still or (best == inf and look + 1 == MAX_MISSES):
-            break
+        if len(found) == scheme.stages:
+            is_still = bound <= before * (1 + (EXACT if is_known else tolerance / 4)) and best < inf
+            misses += best == inf
+            if is_still or misses == MAX_MISSES:
+                break
     if bound < min(best, below) * (1 - EXACT):
         closed = _closed(stages, spans, min(best, below))
         if closed is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import inf
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +34,11 @@ from pase.planning.stage_problem import CRITERIA, Looked, StageProblem, between,
 from pase.planning.stage_search import StageFound, climb, solve_stage
 from pase.sharding.shards import FloatArray, IndexArray
 
-MIN_RESTRICTED, SLACK = 12_000, 0.3
+MIN_RESTRICTED, SLACKS = 12_000, (0.12, 0.35)
 """Choices of different layers from which on tables are made of some of them, which come within so much of the layers
-between cuts; the others count with what they come to by themselves."""
-PRICES = np.geomspace(0.02, 20.0, 11)
+between cuts, or within so much more where the others, which count with what they come to by themselves, hold a bound
+back."""
+PRICES = np.geomspace(0.05, 8.0, 5)
 """Of a device's memory, beside what a stage takes where memory costs nothing."""
 MAX_CLIMB = 12
 """Points at most at which layers are looked at by themselves to find where they take most."""
@@ -245,8 +247,10 @@ class Stages:
             beyond=self.beyond[first:beyond],
         )
 
-    def solve(self, first: int, beyond: int, number: int, near: FloatArray | None) -> tuple[StageProblem, StageFound]:
-        """Return the answer to a stage; near: shares of the sides and a price to begin at."""
+    def solve(
+        self, first: int, beyond: int, number: int, near: FloatArray | None, **asked: Any
+    ) -> tuple[StageProblem, StageFound]:
+        """Return the answer to a stage; the rest as `solve_stage` has it."""
         key = self.key(first, beyond, number), self.in_flight(number)
         if key not in self.solved:
             problem = self.problem(first, beyond, number)
@@ -254,7 +258,7 @@ class Stages:
             alike = [
                 answer.choice for (kind, _), (_, answer) in self.solved.items() if kind == key[0] and answer.choice
             ]
-            found = solve_stage(problem, known=alike, tolerance=CLOSE, pool=self.pool, near=near)
+            found = solve_stage(problem, known=alike, pool=self.pool, near=near, **asked)
             self.solved[key] = problem, found
         return self.solved[key]
 
@@ -273,15 +277,24 @@ class Spans:
         nothing = np.where(np.arange(num)[None, :] > np.arange(num)[:, None], 0.0, np.inf)
         self.longest = [nothing.copy() for _ in range(stages.scheme.stages)]
         self.totals = [nothing.copy() for _ in range(stages.scheme.stages)]
-        self._at = [np.full((num, num), -1) for _ in range(stages.scheme.stages)]
-        self._points: list[FloatArray] = []
+        self._raised: list[tuple[frozenset[int], Sequence[FloatArray], FloatArray]] = []
         hides = stages.model.overlap > 0
         self._sides = sides_of(stages.weight, hides=hides), sides_of_time(hides=hides)
 
     def point(self, number: int, i: int, j: int) -> FloatArray:
         """Return the shares and the price at which a stage is known to take most."""
-        found: FloatArray = self._points[int(self._at[number][i, j])]
+        most, found = -np.inf, np.zeros(len(self._sides[0]))
+        for numbers, points, less in self._raised:
+            if number in numbers:
+                own = less[:, j] - less[:, i] - self._worth(points)
+                if own.max() > most:
+                    most, found = own.max(), points[int(own.argmax())]
         return found
+
+    def _worth(self, points: Sequence[FloatArray]) -> FloatArray:
+        """Return what a device's memory is worth at some points."""
+        limit = self.stages.setting.limit_bytes
+        return np.array([point[-1] * limit if point[-1] > 0 else 0.0 for point in points])
 
     def weights(self, number: int, point: FloatArray) -> FloatArray:
         """Return the [criteria] of a point for the layers of a stage."""
@@ -379,19 +392,15 @@ class Spans:
         self, spans: list[FloatArray], numbers: Sequence[int], points: Sequence[FloatArray], up_to: FloatArray
     ) -> None:
         """Raise spans of stages to the differences of [places, points] sums, less what a device's memory is worth."""
-        limit, num = self.stages.setting.limit_bytes, len(up_to)
-        most, by = np.full((num, num), -np.inf), np.zeros((num, num), dtype=np.intp)
-        for n, (point, sums) in enumerate(zip(points, up_to.T, strict=True)):
-            own = sums[None, :] - sums[:, None] - (point[-1] * limit if point[-1] > 0 else 0.0)
-            by[own > most] = n
-            np.maximum(most, own, out=most)
+        sums = np.ascontiguousarray(up_to.T)
+        most = np.full((len(up_to), len(up_to)), -np.inf)
+        for own, worth in zip(sums, self._worth(points), strict=True):
+            np.maximum(most, own[None, :] - (own + worth)[:, None], out=most)
         for number in numbers:
             # Where no stage is they are infinite.
-            if spans is self.longest:
-                is_higher = (most > spans[number]) | (self._at[number] < 0)
-                self._at[number][is_higher] = len(self._points) + by[is_higher]
             np.maximum(spans[number], most, out=spans[number])
-        self._points += points
+        if spans is self.longest:
+            self._raised.append((frozenset(numbers), points, sums))
 
     def solved(self, number: int, width: int, key: Hashable, bound: float) -> None:
         """Raise what a stage takes, wherever the same layers are, to what is known once it is solved."""
@@ -445,8 +454,8 @@ class Spans:
         return _least_total(self.totals, [spans < np.inf for spans in self.longest])[0]
 
 
-def _restricted(stages: Stages, spans: Spans, path: Sequence[int]) -> None:
-    """Leave configurations out of the tables that come to much more than others at the points of some cuts."""
+def _restricted(stages: Stages, spans: Spans, path: Sequence[int], slack: float) -> None:
+    """Leave configurations out of the tables that come to so much more than others at the points of some cuts."""
     batch = stages.batch
     layers, traffic = stages.choices()
     if sum(map(len, {id(layer): layer for layer in layers}.values())) <= MIN_RESTRICTED:
@@ -464,7 +473,7 @@ def _restricted(stages: Stages, spans: Spans, path: Sequence[int]) -> None:
     for first, beyond in pairwise((0, *batch.at, len(layers))):
         total = sum(sums[id(layer)].min(axis=0) for layer in layers[first:beyond])
         for layer in layers[first:beyond]:
-            room[id(layer)] = np.maximum(room.get(id(layer), 0.0), SLACK * total)
+            room[id(layer)] = np.maximum(room.get(id(layer), 0.0), slack * total)
     only: dict[int, IndexArray] = {}
     left_out: dict[int, FloatArray] = {}
     for key, (layer, configurations) in kinds.items():
@@ -489,11 +498,14 @@ def by_layers(stages: Stages) -> tuple[Spans, float, tuple[int, ...]]:
 
 
 @lru_cache(maxsize=4)
-def by_segments(setting: Setting, scheme: Scheme) -> tuple[Spans, float, tuple[int, ...]]:
-    """Return what stages take by what is between cuts, the bound of the scheme, and cuts that may take no more."""
+def by_segments(setting: Setting, scheme: Scheme, slack: float = SLACKS[0]) -> tuple[Spans, float, tuple[int, ...]]:
+    """Return what stages take by what is between cuts, the bound of the scheme, and cuts that may take no more.
+
+    slack: as `SLACKS` has it.
+    """
     stages = Stages.of(setting, scheme)
     spans, _, path = by_layers(stages)
-    _restricted(stages, spans, path)
+    _restricted(stages, spans, path, slack)
     for number, (i, j) in enumerate(pairwise(path)):
         if number == 0 or stages.in_flight(number) != stages.in_flight(number - 1):
             spans.by_segments(number, spans.point(number, i, j))

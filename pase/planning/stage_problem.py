@@ -217,7 +217,9 @@ class StageProblem:
         kept = _among(edge.kept, us, vs)
         row_class, rows, kept_rows = joint_classes(cost.row_class, kept.row_class)
         col_class, cols, kept_cols = joint_classes(cost.col_class, kept.col_class)
-        values = price * cost.values[np.ix_(rows, cols)] + held * kept.values[np.ix_(kept_rows, kept_cols)]
+        # Weighed before they grow: these are the largest arrays of all.
+        values = (price * cost.values).take(rows, axis=0).take(cols, axis=1)
+        values += (held * kept.values).take(kept_cols, axis=1).take(kept_rows, axis=0)
         return EdgeTable(row_class=row_class, col_class=col_class, values=values)
 
     def optimum(self, weights: FloatArray, cap: float = np.inf, known: Iterable["Looked"] = ()) -> tuple[Choice, float]:

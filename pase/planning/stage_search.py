@@ -39,7 +39,8 @@ class StageFound:
     """The answer to a stage. bound: no strategy that fits has a lower α t + o; infinite where none fits.
 
     choice: none where none is known to fit. weights: [criteria] at which the sums give the bound; at: these as shares
-    of the sides and the price of a byte, where there are any.
+    of the sides and the price of a byte, where there are any. is_held_back: whether choices that tables leave out keep
+    the bound low.
     """
 
     choice: Choice
@@ -47,13 +48,14 @@ class StageFound:
     bound: float
     weights: FloatArray
     at: FloatArray | None
+    is_held_back: bool = False
 
 
 @dataclass(slots=True)
 class _Search:
     """One search: its problem, the strategies that it came by, and the best one that fits.
 
-    pool: strategies of problems by key, those of parts of stages, too; more are added.
+    pool: strategies of problems by key, those of parts of stages, too; more are added. enough: a bound that is.
     """
 
     problem: StageProblem
@@ -61,6 +63,8 @@ class _Search:
     optima: list[Looked] = field(default_factory=list)
     columns: list[FloatArray] = field(default_factory=list)
     weights: list[FloatArray] = field(default_factory=list)
+    enough: float = np.inf
+    is_held_back: bool = False
     blocks: set[Choice] = field(default_factory=set)
     cost: float = np.inf
     best: Looked | None = None
@@ -131,19 +135,27 @@ class _Search:
             The bound, infinite where there are none; its weights; and these as shares and price.
         """
         problem, has_blocks = self.problem, len(self.problem.segments) > 1
+        enough = min(self.cost * (1 - tolerance), self.enough)
         seek = partial(climb, sides=problem.sides, memory=problem.memory, room=room, tolerance=tolerance)
         if not has_blocks:
-            found = seek(partial(self.at, cap=cap), most=MAX_WHOLE_PLANES, near=near, enough=self.cost)
+            found = seek(partial(self.at, cap=cap), most=MAX_WHOLE_PLANES, near=near, enough=enough)
             return found.bound, found.weights, found.at
         if all(self.pool.get(segment.key) for segment, _ in problem.columns):
             # Where it is likely to be highest, by what is known.
             near = seek(self.known, most=MAX_KNOWN, near=near, columns=self.columns).at
-        found = seek(self.looped, most=MAX_PLANES, near=near, columns=self.columns, enough=self.cost)
-        if found.bound == np.inf and self.apart(problem.memory)[0] > room * (1 + TOLERANCE):
-            return np.inf, problem.memory, found.at
-        price = found.at[-1]
-        bound = self.apart(found.weights)[0] - (price * room if price > 0 else 0.0)
-        return max(bound, 0.0), found.weights, found.at
+        bound = 0.0
+        for own in (enough, np.inf):
+            found = seek(self.looped, most=MAX_PLANES, near=near, columns=self.columns, enough=own)
+            if found.bound == np.inf and self.apart(problem.memory)[0] > room * (1 + TOLERANCE):
+                return np.inf, problem.memory, found.at
+            low, beyond = self.apart(found.weights)
+            bound = max(bound, low - (found.at[-1] * room if found.at[-1] > 0 else 0.0))
+            self.is_held_back = beyond <= low
+            if not self.is_held_back or found.bound < own or bound >= enough:
+                break
+            # What is left out may count for more where the bound is highest.
+            near = found.at
+        return bound, found.weights, found.at
 
     def mix(self, weights: FloatArray) -> None:
         """Look at strategies in which up to three runs of equal blocks follow one another, those that take least."""
@@ -205,6 +217,8 @@ def solve_stage(
     tolerance: float = 1e-4,
     pool: dict[Hashable, list[Looked]] | None = None,
     near: FloatArray | None = None,
+    enough: float = np.inf,
+    may_widen: bool = False,
 ) -> StageFound:
     """Return the cheapest strategy of a stage that fits, as far as it is found, and a bound on all that fit.
 
@@ -214,18 +228,22 @@ def solve_stage(
         tolerance: up to which share of the cost bound and strategy are worth to be brought together.
         pool: strategies of problems by their keys, which help with others; more are added.
         near: `StageFound.at` of a stage that is much alike.
+        enough: a bound that is high enough: nothing is looked for beyond it.
+        may_widen: whether nothing is looked for where choices that tables leave out keep the bound low.
     """
-    search = _Search(problem, {} if pool is None else pool)
+    search = _Search(problem, {} if pool is None else pool, enough=enough)
     for choice in known:
         search.note(tuple(choice))
 
     def is_close() -> bool:
-        return search.cost <= bound * (1 + tolerance)
+        return search.cost <= bound * (1 + tolerance) or bound >= enough
 
     room = problem.limit_bytes - problem.least_buffers
     bound, weights, at = search.relax(room, tolerance, near=near)
     if bound == np.inf:
         return StageFound(choice=(), sums=None, bound=bound, weights=weights, at=None)
+    if may_widen and search.is_held_back and not is_close():
+        return StageFound(choice=(), sums=None, bound=bound, weights=weights, at=at, is_held_back=True)
     if not is_close():
         search.mix(weights)
     if not is_close():
@@ -242,10 +260,10 @@ def solve_stage(
             cap = share * problem.limit_bytes
             least, own, _ = search.relax(room, tolerance, cap, near=at)
             search.splice()
-            if search.cost <= least * (1 + tolerance):
+            if search.cost <= least * (1 + tolerance) or bound >= enough:
                 break
             bound = search.look(own, is_close, bound, cap)
-    if search.cost > bound * (1 + TOLERANCE):
+    if bound * (1 + TOLERANCE) < min(search.cost, enough):
         closed = _closed(problem, search, weights)
         bound = bound if closed is None else closed
     found = search.best
@@ -462,7 +480,7 @@ def climb(
         over = (last @ memory - room) / scale if is_limited else np.zeros(len(last))
         planes = np.column_stack([heights[:, 0], heights[:, 1:] - heights[:, :1], over])
         highest, point = _highest(planes, is_limited=is_limited)
-        if highest <= bound * (1 + tolerance) or bound >= enough * (1 - tolerance):
+        if highest <= bound * (1 + tolerance) or bound >= enough:
             break
     return Climbed(bound, weights_at(best), np.array([*best[:-1], best[-1] / scale]))
 

@@ -1,5 +1,6 @@
 """Graphs of a part of the batch, beside graphs that are built, or imported, with so small a batch."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -9,7 +10,7 @@ from torch.nn import functional
 
 import pase
 from pase.errors import ConfigurationError
-from pase.graph import Builder
+from pase.graph import Builder, Graph
 from pase.graph.micro_batch import micro_batch
 from pase.graph.operators import dense, softmax_loss
 from pase.graph.stages import cuts, stages, with_cuts
@@ -64,3 +65,19 @@ def test_a_tensor_that_several_layers_read_beyond_a_cut_goes_on_as_one() -> None
     net.add(softmax_loss, "loss", y)
     graph = with_cuts(net.build())
     assert [graph.operators[v].name for v in cuts(graph)] == ["left", "loss"]
+
+
+def test_a_micro_batch_of_routed_rows_has_as_many_routes_as_rows() -> None:
+    """But for the bodies, which are imported again where they are to run."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+    def loaded(batch: int) -> Graph:
+        with torch.device("meta"):
+            model = transformers.MixtralForCausalLM(transformers.MixtralConfig(use_cache=False, **sizes, **heads))
+            ids = torch.zeros(batch, 4, dtype=torch.long)
+        graph = pase.load((model, {"input_ids": ids, "labels": ids}))
+        return replace(graph, operators=tuple(replace(each, body=None) for each in graph.operators))
+
+    assert micro_batch(loaded(12), 3) == loaded(4)

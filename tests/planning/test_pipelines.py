@@ -23,7 +23,7 @@ from pase.graph.operators import dense, elementwise, layer_norm, softmax_loss
 from pase.graph.stages import cuts, stage, with_cuts
 from pase.machine import Machine, load_machine
 from pase.machine.machine import Device, Level, Overlap
-from pase.planning import spans, stage_problem, stage_search
+from pase.planning import pipelines, spans, stage_problem, stage_search
 from pase.planning.links import group_links
 from pase.planning.pipelines import solve_scheme
 from pase.planning.spans import Scheme, Setting, batch_of
@@ -174,14 +174,18 @@ def test_the_search_finds_what_brute_force_does() -> None:
     assert sum(_check(seed) for seed in range(40)) > 20
 
 
-@pytest.mark.parametrize("patched", [{}, {"MIN_RESTRICTED": 0, "SLACK": 0.02}, {"MIN_BLOCK": 1, "MIN_REPEATS": 2}])
+@pytest.mark.parametrize(
+    "patched", [{}, {"MIN_RESTRICTED": 0, "SLACKS": (0.02, 0.04)}, {"MIN_BLOCK": 1, "MIN_REPEATS": 2}]
+)
 def test_bounds_hold_without_going_through_what_is_left(
-    patched: dict[str, float], monkeypatch: pytest.MonkeyPatch
+    patched: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is enumerated; tables leave choices out; what repeats is taken apart however short it is."""
     monkeypatch.setattr(stage_search, "MAX_ENUMERATED", 0)
     for name, value in patched.items():
-        monkeypatch.setattr(spans if hasattr(spans, name) else stage_problem, name, value)
+        for module in (pipelines, spans, stage_problem):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, value)
     num = 0
     for seed in range(2000, 2024):
         setting, scheme = _random_case(seed)
