@@ -168,7 +168,7 @@ def search_schemes(
             most = min(below, waiting[0].bound * WAVE_BEHIND)
             while waiting and waiting[0].level == level and waiting[0].bound < most and len(wave) < WAVES[level]:
                 wave.append(heappop(waiting))
-            look = partial(_look, setting, level, below=below * (1 - gap), tolerance=max(CLOSE, gap / 2))
+            look = partial(_look, setting, level, below=below * (1 - gap))
             asked = [chosen.submit(look, each) for each in wave] if chosen else []
             answers = [each.result() for each in asked] or [look(each) for each in wave]
             for each, found in zip(wave, answers, strict=True):
@@ -210,12 +210,12 @@ class _Waiting(NamedTuple):
     micro_batches: int
 
 
-def _look(setting: Setting, level: int, waiting: _Waiting, *, below: float, tolerance: float) -> Found:
+def _look(setting: Setting, level: int, waiting: _Waiting, *, below: float) -> Found:
     """Look at a scheme more closely than before: at its layers, at what is between cuts, at its stages."""
     scheme = Scheme(stages=waiting.stages, micro_batches=waiting.micro_batches)
     if level < len(_LOOKS):
         return Found(scheme=scheme, cost=inf, bound=_LOOKS[level](setting, scheme), parts=())
-    return solve_scheme(setting, scheme, below=below, tolerance=tolerance)
+    return solve_scheme(setting, scheme, below=below)
 
 
 def work_s(setting: Setting, micro_batches: int) -> float:
@@ -256,25 +256,22 @@ WAVES, WAVE_BEHIND = (8, 4, 2), 1.1
 """Schemes that are looked at before others may be told to take longer, by how closely; and how far behind the first."""
 
 
-def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf, tolerance: float = CLOSE) -> Found:
-    """Return the cheapest step of a scheme, as far as it is known.
-
-    below: of no interest if it takes no less. tolerance: share of the cost up to which it is sought.
-    """
-    *first, last = (partial(_solved, setting, scheme, below, tolerance, slack) for slack in SLACKS)
+def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Found:
+    """Return the cheapest step of a scheme, as far as it is known; below: of no interest if it takes no less."""
+    *first, last = (partial(_solved, setting, scheme, below, slack) for slack in SLACKS)
     found = next((answer for solved in first if (answer := solved()) is not None), None) or last()
     assert found is not None
     return found
 
 
-def _solved(setting: Setting, scheme: Scheme, below: float, tolerance: float, slack: float) -> Found | None:
+def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Found | None:
     """Return a scheme's answer; None where choices that tables leave out stand in its way, and fewer may be."""
     spans, bound, path = by_segments(setting, scheme, slack)
     stages, places = spans.stages, spans.stages.places
     best, parts, misses = inf, tuple[StagePart, ...](), 0
 
     def is_closed() -> bool:
-        return bound >= min(best * (1 - tolerance / 2), below)
+        return bound >= min(best * (1 - CLOSE / 2), below)
 
     for _ in range(MAX_LOOKS):
         if is_closed() or bound == inf:
@@ -287,7 +284,7 @@ def _solved(setting: Setting, scheme: Scheme, below: float, tolerance: float, sl
                 point = found[-1][1].at.copy()
                 point[-1] *= stages.in_flight(number - 1) / stages.in_flight(number)
             enough = below - (spans.least_total() if scheme.stages > 1 else 0.0)
-            asked = {"enough": enough, "tolerance": tolerance, "may_widen": slack < SLACKS[-1]}
+            asked = {"enough": enough, "tolerance": CLOSE, "may_widen": slack < SLACKS[-1]}
             found.append(stages.solve(places[i], places[j], number, point, **asked))
             answer = found[-1][1]
             if answer.is_held_back:
@@ -309,7 +306,7 @@ def _solved(setting: Setting, scheme: Scheme, below: float, tolerance: float, sl
         bound, path = spans.bound()
         bound = max(bound, before)
         if len(found) == scheme.stages:
-            is_still = bound <= before * (1 + (EXACT if is_known else tolerance / 4)) and best < inf
+            is_still = bound <= before * (1 + (EXACT if is_known else CLOSE / 4)) and best < inf
             misses += best == inf
             if is_still or misses == MAX_MISSES:
                 break

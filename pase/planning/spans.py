@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from math import inf
 from typing import Any
@@ -42,8 +43,9 @@ PRICES = np.geomspace(0.05, 8.0, 5)
 """Of a device's memory, beside what a stage takes where memory costs nothing."""
 MAX_CLIMB = 12
 """Points at most at which layers are looked at by themselves to find where they take most."""
-MAX_IN_FLIGHT = 12
-"""Numbers of micro-batches under way that are told apart where layers are looked at by themselves."""
+MAX_IN_FLIGHT, MAX_CLIMBED = 12, 6
+"""Numbers of micro-batches under way that are told apart where layers are looked at by themselves, at some prices and
+where they take most."""
 EXACT = 1e-9
 """Up to which share of the cost a bound is as good as reached."""
 CLOSE = 2e-3
@@ -314,7 +316,7 @@ class Spans:
         prices = np.zeros(1)
         if limit < np.inf and limit > 0:
             prices = np.concatenate([prices, free / stages.scheme.stages / limit * PRICES])
-        for numbers in self._alike():
+        for numbers in self._alike(MAX_IN_FLIGHT):
             ways = list(zip(self._sides, (self.longest, self.totals), strict=True))
             for sides, spans in ways[: 1 if stages.scheme.stages == 1 else 2]:
                 scale = sides[0, 0] / self._sides[0][0, 0]
@@ -332,9 +334,8 @@ class Spans:
     ) -> None:
         """Raise what stages take as `by_layers` does, where what those of some cuts take is highest."""
         stages, limit = self.stages, self.stages.setting.limit_bytes
-        for number, (i, j) in enumerate(pairwise(path)):
-            if number and stages.in_flight(number) == stages.in_flight(number - 1):
-                continue
+        for number in (numbers[0] for numbers in self._alike(MAX_CLIMBED)):
+            i, j = path[number : number + 2]
             own = Counter(id(layer) for layer in layers[stages.places[i] : stages.places[j]])
 
             def least(weights: FloatArray, own: Mapping[int, int] = own) -> tuple[FloatArray, float]:
@@ -409,13 +410,13 @@ class Spans:
             if stages.key(places[i], places[i + width], number) == key:
                 self.longest[number][i, i + width] = max(self.longest[number][i, i + width], bound)
 
-    def _alike(self) -> list[list[int]]:
-        """Return groups of stages that have about as many micro-batches under way, the first of each fewest."""
+    def _alike(self, most: int) -> list[list[int]]:
+        """Return groups of stages that have about as many micro-batches under way, so many at most; fewest first."""
         flights: dict[int, list[int]] = {}
         for number in range(self.stages.scheme.stages):
             flights.setdefault(self.stages.in_flight(number), []).append(number)
         ordered = [flights[count] for count in sorted(flights)]
-        step = -(-len(ordered) // MAX_IN_FLIGHT)
+        step = -(-len(ordered) // most)
         groups = [ordered[k : k + step] for k in range(0, len(ordered), step)]
         return [[number for numbers in group for number in numbers] for group in groups]
 
@@ -437,17 +438,27 @@ class Spans:
     @staticmethod
     def _bound(longest: Sequence[FloatArray], totals: Sequence[FloatArray]) -> tuple[float, tuple[int, ...]]:
         """Return the least sum of stages, and the longest of others, over all cuts, as far as it is told apart."""
-        value, path = _least_longest(longest)
+        value = _least_longest(longest)[0]
         least = _least_total(totals, [spans < np.inf for spans in longest])[0]
-        # The longest stage lies between two of these values: then no stage is longer than the higher one.
-        best, low = inf, value
-        while low + least < best:
-            high = low * (1 + CLOSE / 4)
+
+        def ranged(low: float, high: float) -> tuple[float, float, float, tuple[int, ...]]:
+            """Return what steps take at least whose longest stage is in a range; (bound, low, high, cuts)."""
             total, own = _least_total(totals, [spans <= high for spans in longest])
-            if low + total < best:
-                best, path = low + total, own
-            low = high
-        return best, path
+            return low + total, low, high, own
+
+        width = value * CLOSE / 4
+        first = ranged(value, value + width)
+        # With a longer stage than this the step takes longer even if the others take least.
+        waiting, last = [first], first[0] - least
+        if last > value + width:
+            waiting.append(ranged(value + width, last))
+        heapify(waiting)
+        while waiting[0][2] - waiting[0][1] > 1.5 * width:
+            _, low, high, _ = heappop(waiting)
+            middle = 0.5 * (low + high)
+            heappush(waiting, ranged(low, middle))
+            heappush(waiting, ranged(middle, high))
+        return waiting[0][0], waiting[0][3]
 
     def least_total(self) -> float:
         """Return what a micro-batch takes on all stages at least."""
@@ -492,9 +503,14 @@ def by_layers(stages: Stages) -> tuple[Spans, float, tuple[int, ...]]:
     spans, layers = Spans(stages), stages.choices()[0]
     columns = {key: layer.figures.columns(CRITERIA) for key, layer in {id(layer): layer for layer in layers}.items()}
     spans.by_layers(layers, columns)
+    bound, path = spans.bound()
     for _ in range(2):
-        spans.by_layers_at(layers, columns, spans.bound()[1])
-    return spans, *spans.bound()
+        spans.by_layers_at(layers, columns, path)
+        before = bound
+        bound, path = spans.bound()
+        if bound <= before * (1 + CLOSE):
+            break
+    return spans, bound, path
 
 
 @lru_cache(maxsize=4)

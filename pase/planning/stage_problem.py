@@ -11,15 +11,16 @@ but the least of them.
 Blocks of layers that repeat are problems of their own, whose sums add up to no more than the stage's.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from pase.costs.modes import EdgeModes, ModeTables
+from pase.common.frozen import FrozenDict
+from pase.costs.modes import BoolArray, EdgeModes, ModeTables
 from pase.solver import solve
 from pase.solver.constrained import joint_classes
 from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, IndexArray
@@ -75,7 +76,8 @@ class StageProblem:
 
     weight: α of the cost α t + o. in_flight: micro-batches that are under way. limit_bytes: of a device's memory,
     infinite where there is none. beyond: [V] of each layer, [N, criteria] of what choices that the tables leave out
-    take at least: the bound counts them; () where none is left out.
+    take at least: the bound counts them; () where none is left out. light: of
+    distinct layers, by identity, [C] the choices that may be looked at; all where there are none of it.
     """
 
     tables: ModeTables
@@ -83,6 +85,7 @@ class StageProblem:
     in_flight: int
     limit_bytes: float
     beyond: tuple[FloatArray, ...] = ()
+    light: Mapping[int, BoolArray] = field(default_factory=FrozenDict)
 
     def cost(self, sums: StageSums) -> float:
         """Return α t + o."""
@@ -150,9 +153,28 @@ class StageProblem:
         return {key: np.stack([own.work, own.gathered, *own.waiting]) for key, own in distinct.items()}
 
     @cached_property
+    def _least_peaks(self) -> FloatArray:
+        """[kinds] of what comes and goes under any strategy, at least."""
+        return max_of([peaks.min(axis=1) for peaks in self.peaks_of.values()])
+
+    @property
     def least_buffers(self) -> float:
         """What comes and goes under any strategy, at least."""
-        return float(max_of([peaks.min(axis=1) for peaks in self.peaks_of.values()]).sum())
+        return float(self._least_peaks.sum())
+
+    @cached_property
+    def passing_of(self) -> dict[int, FloatArray]:
+        """[C] of each distinct layer: what comes and goes, and is made again, at least under any strategy with it."""
+        layers = {id(layer): layer for layer in self.tables.layers}
+        return {
+            key: layer.figures.again + np.maximum(self.peaks_of[key], self._least_peaks[:, None]).sum(axis=0)
+            for key, layer in layers.items()
+        }
+
+    def lighter(self, heaviest: float) -> "StageProblem | None":
+        """Return the problem without choices with which more comes and goes; None where a layer has no others."""
+        light = FrozenDict({key: own <= heaviest for key, own in self.passing_of.items()})
+        return replace(self, light=light) if all(own.any() for own in light.values()) else None
 
     # -- relaxations
 
@@ -177,12 +199,14 @@ class StageProblem:
         """
         layers = self.tables.layers
         costs = {key: np.maximum(columns @ weights, 0.0) for key, columns in self.columns_of.items()}
+        # What layers take at least, those that are not looked at among them.
         room = below * (1 + TOLERANCE) - sum(costs[id(layer)].min() for layer in layers)
         left: dict[int, IndexArray] = {}
         for layer in layers:
             if id(layer) not in left:
                 own, work = costs[id(layer)], layer.figures.work
                 is_left = (own - own.min() <= room) & (work <= max(cap, work.min()))
+                is_left &= self.light.get(id(layer), True)
                 left[id(layer)] = np.flatnonzero(is_left).astype(np.int32)
         numbers = {key: number for number, key in enumerate(left)}
         edges: dict[tuple[int, int, int], int] = {}
@@ -360,7 +384,8 @@ class StageProblem:
     @cached_property
     def key(self) -> Hashable:
         """What strategies of this problem are those of another one by."""
-        return tuple(map(id, self.tables.layers)), tuple(map(id, self.tables.edges)), self.tables.ends
+        light = tuple(own.tobytes() for own in self.light.values())
+        return tuple(map(id, self.tables.layers)), tuple(map(id, self.tables.edges)), self.tables.ends, light
 
 
 def sides_of(weight: float, *, hides: bool) -> FloatArray:

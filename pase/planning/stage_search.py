@@ -202,6 +202,24 @@ class _Search:
                     break
         return bound
 
+    def apart_by_weight(self, best: Looked, tolerance: float, near: FloatArray) -> float:
+        """Return a bound on all strategies that fit, by two cases.
+
+        With some layer as much comes and goes as with one of the best strategy, so that there is less room for the
+        rest; or with none, which leaves choices out.
+        """
+        problem = self.problem
+        passing = problem.passing_of
+        heaviest = max(
+            float(passing[id(layer)][c]) for layer, c in zip(problem.tables.layers, best.choice, strict=True)
+        )
+        some = self.relax(problem.limit_bytes - heaviest, tolerance, near=near)[0]
+        lighter = problem.lighter(heaviest * (1 - TOLERANCE))
+        if lighter is None:
+            return some
+        search = _Search(lighter, self.pool, enough=some)
+        return min(some, search.relax(problem.limit_bytes - problem.least_buffers, tolerance, near=near)[0])
+
     def splice(self) -> None:
         """Look at strategies that follow one optimum up to a layer and another from there on."""
         for first, second in permutations(self.optima[-MAX_SPLICED:], 2):
@@ -263,6 +281,8 @@ def solve_stage(
             if search.cost <= least * (1 + tolerance) or bound >= enough:
                 break
             bound = search.look(own, is_close, bound, cap)
+    if search.best and problem.limit_bytes < np.inf and not is_close():
+        bound = max(bound, search.apart_by_weight(search.best, tolerance, at))
     if bound * (1 + TOLERANCE) < min(search.cost, enough):
         closed = _closed(problem, search, weights)
         bound = bound if closed is None else closed
