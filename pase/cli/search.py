@@ -114,6 +114,12 @@ class DeviceMemorySize(ByteSize):
     help="How devices with parts of a sequence come by all keys and values; auto: what costs less.",
 )
 @click.option("--jobs", type=WholeNumber(min=1), default=1, show_default=True, help="Processes to search in.")
+@click.option(
+    "--gap",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="Of steps in parts: end once nothing is cheaper by more; 0, or 0.01 where choices are many.",
+)
 @constraint_options
 @click.option("--keep-batch", is_flag=True, help="Search although the batch cannot be split.")
 @click.option("--strict", is_flag=True, help="Refuse a model with an operator that nothing is known of.")
@@ -134,6 +140,7 @@ def search_command(
     imbalance: float | None,
     attention: str,
     jobs: int,
+    gap: float | None,
     constraints: Constraints,
     keep_batch: bool,
     strict: bool,
@@ -168,6 +175,7 @@ def search_command(
         imbalance=imbalance,
         attention=attention,
         jobs=jobs,
+        gap=gap,
     )
     with progress() as on_progress:
         on_progress(READING, 0.0)

@@ -123,8 +123,8 @@ def search_schemes(
         stages, micro_batches: how many; None to choose them, too.
         jobs: how many schemes are looked at a time; what is found does not depend on it.
         executor: of the jobs; by default as many processes of this machine.
-        gap: of schemes that are known to be better by no more than this share the one that is known is taken; by
-            default of none where the problem is small, and else of 1 %.
+        gap: up to which share of its cost a step that is known is good enough; None: 0, and `CLOSE_ENOUGH` where
+            tables leave choices out.
         deadline_s: by `perf_counter`; schemes that are not looked at by then count with what their work takes.
         on_progress: called with what is being done and the fraction that is done.
 

@@ -93,7 +93,8 @@ class SearchOptions:
     strategy must keep to (`pase.planning.constraints`). micro_batches, stages: how many a step has, or "auto" to choose
     them, too. modes: of layers that may be chosen: "zero1", "zero2", "zero3", "recompute". jobs: how many numbers of
     stages and of micro-batches are looked at at a time, in processes of their own; executor: in one of
-    `concurrent.futures` instead.
+    `concurrent.futures` instead. gap: of a step with parts, up to which share of its cost a better one is not looked
+    for; None: 0, and where there are many choices 0.01.
     """
 
     cost_model: str = "paper"
@@ -112,6 +113,7 @@ class SearchOptions:
     modes: tuple[str, ...] = ()
     jobs: int = 1
     executor: Executor | None = None
+    gap: float | None = None
 
     @property
     def has_parts(self) -> bool:
@@ -138,6 +140,7 @@ class SearchSettings(TypedDict, total=False):
     modes: Sequence[str]
     jobs: int
     executor: Executor | None
+    gap: float | None
 
 
 def search(
@@ -317,6 +320,7 @@ def _search_step(
         _number("micro_batches", options.micro_batches),
         jobs=options.jobs,
         executor=options.executor,
+        gap=options.gap,
         deadline_s=inf if options.time_limit_s is None else start_s + options.time_limit_s,
         on_progress=on_progress,
     )

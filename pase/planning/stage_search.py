@@ -23,7 +23,7 @@ from pase.tables.cost_tables import FloatArray, IndexArray
 
 MAX_PLANES, MAX_WHOLE_PLANES, MAX_KNOWN = 24, 8, 12
 """Optima at most by which a bound is raised: of segments, of whole stages, and of those that are known."""
-MAX_ENUMERATED = 300_000
+MAX_ENUMERATED = 1_000_000
 """Strategies that are gone through at most to close a gap."""
 MAX_NARROWED = 50_000
 """Choices of all layers of which those are sought that may be gone through."""

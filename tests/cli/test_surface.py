@@ -22,7 +22,7 @@ SURFACE = {
     "search": [
         *(*MODEL, "--cost-model", *SOLVER, "--explain-ordering", "--keep-batch", "--strict"),
         *("--memory-per-device", "--optimizer"),
-        *("--micro-batches", "--stages", "--modes", "--imbalance", "--attention", "--jobs"),
+        *("--micro-batches", "--stages", "--modes", "--imbalance", "--attention", "--jobs", "--gap"),
         *("--pin", "--forbid", "--tie", "--mesh", "--devices-of", "--constraints"),
         "--constraints-schema",
         "--all-layers",

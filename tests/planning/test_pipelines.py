@@ -28,7 +28,8 @@ from pase.planning.links import group_links
 from pase.planning.pipelines import solve_scheme
 from pase.planning.spans import Scheme, Setting, batch_of
 
-MOST = 60_000
+Array = np.ndarray[Any, np.dtype[np.float64]]
+MOST = 400_000
 """Strategies of one stage that brute force goes through."""
 
 
@@ -54,11 +55,11 @@ def _machine(numbers: random.Random) -> Machine:
 
 
 def _network(numbers: random.Random) -> Graph:
-    """A chain of products with a residual connection somewhere, and a loss; few of its dims can be cut."""
+    """A chain of up to eight layers with residual connections, and a loss; few of its dims can be cut."""
     net = Builder("random")
     width = numbers.choice([3, 4])
     x = net.add(dense, "fc0", net.input((8, 5)), out=(("n", width),))
-    for layer in range(1, numbers.choice([2, 3])):
+    for layer in range(1, numbers.choice([2, 3, 4, 5])):
         kind = numbers.choice(["dense", "norm", "add"])
         if kind == "dense":
             x = net.add(dense, f"fc{layer}", x, out=(("n", width),), activation=numbers.choice(["", "relu", "gelu"]))
@@ -72,36 +73,33 @@ def _network(numbers: random.Random) -> Graph:
     return net.build()
 
 
-def _figures(tables: ModeTables) -> dict[str, list[float]] | None:
+def _figures(tables: ModeTables) -> dict[str, Array] | None:
     """Every strategy of a stage, by what it takes; None where there are too many."""
     sizes = [len(layer) for layer in tables.layers]
     if prod(sizes) > MOST:
         return None
-    found: dict[str, list[float]] = {name: [] for name in ("t", "o", "static", "kept", "rest")}
-    for choice in product(*map(range, sizes)):
-        own = [(layer.figures, c) for layer, c in zip(tables.layers, choice, strict=True)]
-        repeated, streamed, once, summed, cover, static, kept = (
-            sum(float(getattr(figures, name)[c]) for figures, c in own)
-            for name in ("repeated", "streamed", "once", "summed", "cover", "static", "kept")
-        )
-        for (u, v), edge in zip(tables.ends, tables.edges, strict=True):
-            assert not edge.is_weight
-            repeated += edge.cost.cost(choice[u], choice[v])
-            kept += edge.kept.cost(choice[u], choice[v]) if edge.kept else 0.0
-        exposed = max(0.0, streamed - cover)
-        runs, run = [0.0], 0.0
-        for figures, c in own:
-            run = run + float(figures.again[c]) if figures.again[c] else 0.0
-            runs.append(run)
-        lanes = zip(*(figures.waiting for figures, _ in own), strict=True)
-        waiting = sum(max(float(sizes[c]) for sizes, c in zip(lane, choice, strict=True)) for lane in lanes)
-        work = max(float(figures.work[c]) for figures, c in own) + max(float(figures.gathered[c]) for figures, c in own)
-        found["t"].append(repeated + exposed)
-        found["o"].append(once + max(0.0, streamed + summed - cover) - exposed)
-        found["static"].append(static)
-        found["kept"].append(kept)
-        found["rest"].append(max(runs) + work + waiting)
-    return found
+    choices = np.indices(sizes).reshape(len(sizes), -1)
+    own = [(layer.figures, c) for layer, c in zip(tables.layers, choices, strict=True)]
+    repeated, streamed, once, summed, cover, static, kept = (
+        np.sum([getattr(figures, name)[c] for figures, c in own], axis=0)
+        for name in ("repeated", "streamed", "once", "summed", "cover", "static", "kept")
+    )
+    for (u, v), edge in zip(tables.ends, tables.edges, strict=True):
+        assert not edge.is_weight
+        repeated = repeated + edge.cost.values[edge.cost.row_class[choices[u]], edge.cost.col_class[choices[v]]]
+        if edge.kept:
+            kept = kept + edge.kept.values[edge.kept.row_class[choices[u]], edge.kept.col_class[choices[v]]]
+    exposed = np.maximum(0.0, streamed - cover)
+    longest = run = np.zeros(choices.shape[1])
+    for figures, c in own:
+        run = np.where(figures.again[c] > 0, run + figures.again[c], 0.0)
+        longest = np.maximum(longest, run)
+    lanes = zip(*(figures.waiting for figures, _ in own), strict=True)
+    rest = longest + sum(np.max([sizes[c] for sizes, c in zip(lane, choices, strict=True)], axis=0) for lane in lanes)
+    for name in ("work", "gathered"):
+        rest = rest + np.max([getattr(figures, name)[c] for figures, c in own], axis=0)
+    o = once + np.maximum(0.0, streamed + summed - cover) - exposed
+    return {"t": repeated + exposed, "o": o, "static": static, "kept": kept, "rest": rest}
 
 
 def _brute_force(setting: Setting, scheme: Scheme) -> float | None:
@@ -123,10 +121,9 @@ def _brute_force(setting: Setting, scheme: Scheme) -> float | None:
             figures = _figures(tables)
             if figures is None:
                 return None
-            arrays = {name: np.array(values) for name, values in figures.items()}
-            held = arrays["static"] + min(m, num - number) * arrays["kept"] + arrays["rest"]
+            held = figures["static"] + min(m, num - number) * figures["kept"] + figures["rest"]
             fits = held <= setting.limit_bytes
-            points = sorted(set(zip(arrays["t"][fits].tolist(), arrays["o"][fits].tolist(), strict=True)))
+            points = sorted(set(zip(figures["t"][fits].tolist(), figures["o"][fits].tolist(), strict=True)))
             front: list[tuple[float, float]] = []
             for t, o in points:
                 if not front or o < front[-1][1]:
@@ -203,7 +200,7 @@ def test_bounds_hold_without_going_through_what_is_left(
 
 @pytest.mark.full
 def test_the_search_finds_what_brute_force_does_1000_times() -> None:
-    assert sum(_check(seed) for seed in range(100, 1300)) >= 1000
+    assert sum(_check(seed) for seed in range(100, 1250)) >= 1000
 
 
 def _gpt(batch: int) -> Graph:
