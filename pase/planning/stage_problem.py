@@ -333,7 +333,7 @@ class StageProblem:
 
     @cached_property
     def looped(self) -> "StageProblem | None":
-        """The block that repeats, with what lies between one and the next in itself; None where no block repeats."""
+        """The block that repeats, with what lies between one and the next in itself; None where there is none."""
         first, length, count = self.repeats
         if count < MIN_REPEATS:
             return None
@@ -343,6 +343,9 @@ class StageProblem:
             for edge, (u, v) in zip(self.tables.edges, self.tables.ends, strict=True)
             if min(u, v) in range(first, first + length) and max(u, v) in beyond
         ]
+        if any(u == v for _, u, v in between):
+            # A layer that reads of its like.
+            return None
         tables = replace(
             block,
             ends=(*block.ends, *((u, v) for _, u, v in between)),
