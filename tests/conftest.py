@@ -2,14 +2,22 @@
 
 TensorFlow's graphs are made of hundreds of thousands of small objects, and the frameworks' modules of as many: with
 Python's own settings a tenth of the suite's time went into looking through them.
+
+What tests start is interrupted by SIGINT, even where a shell runs them in the background, which has them ignore it.
 """
 
 import gc
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.targets.torch.ranks import Pool
+
+
+def pytest_configure() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
