@@ -81,7 +81,8 @@ class Figures:
     repeated: for each micro-batch, with nothing to hide behind. streamed: for each micro-batch, too, communication that
     can hide. once: once a step; summed: likewise, what can hide. cover: computation that communication can hide behind,
     of one micro-batch. static: weights, gradients and the optimizer's state. kept: for the backward pass, of one
-    micro-batch. again: what of a recomputed layer lies there while its run is gone back through. work: that the layer
+    micro-batch. again: what of a recomputed layer lies there while its run is gone back through, more than 0;
+    of others 0. work: that the layer
     works with in its turn. gathered: its weights, brought together for its turn. waiting: [lanes] gradients that wait.
     """
 
@@ -324,7 +325,8 @@ def layer_modes(
                     cover=cover,
                     static=static.astype(np.float64),
                     kept=(memory.activations * (not is_again) + handed).astype(np.float64),
-                    again=(memory.activations * is_again).astype(np.float64),
+                    # A byte at least: no run of recomputed layers ends with one that keeps nothing.
+                    again=(np.maximum(memory.activations, 1) * is_again).astype(np.float64),
                     work=(memory.peaks[0] + gathered).astype(np.float64),
                     gathered=gathered.astype(np.float64),
                     waiting=tuple(peak.astype(np.float64) for peak in memory.peaks[1:]),

@@ -80,6 +80,7 @@ def _figures(tables: ModeTables) -> dict[str, Array] | None:
         return None
     choices = np.indices(sizes).reshape(len(sizes), -1)
     own = [(layer.figures, c) for layer, c in zip(tables.layers, choices, strict=True)]
+    is_again = [layer.again[c] for layer, c in zip(tables.layers, choices, strict=True)]
     repeated, streamed, once, summed, cover, static, kept = (
         np.sum([getattr(figures, name)[c] for figures, c in own], axis=0)
         for name in ("repeated", "streamed", "once", "summed", "cover", "static", "kept")
@@ -91,8 +92,8 @@ def _figures(tables: ModeTables) -> dict[str, Array] | None:
             kept = kept + edge.kept.values[edge.kept.row_class[choices[u]], edge.kept.col_class[choices[v]]]
     exposed = np.maximum(0.0, streamed - cover)
     longest = run = np.zeros(choices.shape[1])
-    for figures, c in own:
-        run = np.where(figures.again[c] > 0, run + figures.again[c], 0.0)
+    for (figures, c), is_in_run in zip(own, is_again, strict=True):
+        run = np.where(is_in_run, run + figures.again[c], 0.0)
         longest = np.maximum(longest, run)
     lanes = zip(*(figures.waiting for figures, _ in own), strict=True)
     rest = longest + sum(np.max([sizes[c] for sizes, c in zip(lane, choices, strict=True)], axis=0) for lane in lanes)
