@@ -81,9 +81,9 @@ class Figures:
     repeated: for each micro-batch, with nothing to hide behind. streamed: for each micro-batch, too, communication that
     can hide. once: once a step; summed: likewise, what can hide. cover: computation that communication can hide behind,
     of one micro-batch. static: weights, gradients and the optimizer's state. kept: for the backward pass, of one
-    micro-batch. again: what of a recomputed layer lies there while its run is gone back through, more than 0;
-    of others 0. work: that the layer
-    works with in its turn. gathered: its weights, brought together for its turn. waiting: [lanes] gradients that wait.
+    micro-batch. again: what of a recomputed layer lies there while its run is gone back through, more than 0; of others
+    0. work: that the layer works with in its turn. gathered: its weights, brought together for its turn. waiting:
+    [lanes] gradients that wait.
     """
 
     repeated: FloatArray
@@ -176,22 +176,23 @@ def can_be_in_parts(operator: Operator, splits: Splits) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _WeightCosts:
-    """What it takes to bring a layer's weights and their gradients together, [K] each.
+class _MessageCosts:
+    """What a layer's messages take, [K] each.
 
-    summed: all gradients; rest: those that lie in no parts; scattered, gathered: gradients, and weights, that do.
+    blocking: all that are not of weights' gradients; there: of these, forward. summed: all gradients of weights; rest:
+    those that lie in no parts; scattered, gathered: gradients, and weights, that do.
     """
 
+    blocking: FloatArray
+    there: FloatArray
     summed: FloatArray
     rest: FloatArray
     scattered: FloatArray
     gathered: FloatArray
 
     @classmethod
-    def of(
-        cls, graph: Graph, operator: Operator, traffic: LayerTraffic, model: CostModel
-    ) -> tuple["_WeightCosts", FloatArray, FloatArray]:
-        """Return those of a layer's configurations; and what its other messages take, all, and of the forward pass."""
+    def of(cls, graph: Graph, operator: Operator, traffic: LayerTraffic, model: CostModel) -> "_MessageCosts":
+        """Return those of a layer's configurations."""
         positions = {sum_name(read.tensor, is_gradient=True): i for i, read in enumerate(operator.reads)}
         precision = graph.precision
         wider = precision.itemsize / ITEMSIZES[precision.collectives]
@@ -211,9 +212,14 @@ class _WeightCosts:
         nothing = np.zeros(len(traffic.splits.values))
         there, rest, scattered, gathered = (sum(islice(more, len(group)), nothing) for group in asked)
         mine = list(zip(own, traffic.messages, strict=True))
-        summed = sum((cost for cost, message in mine if message.is_of_weight), nothing)
-        found = cls(summed=summed, rest=rest, scattered=scattered, gathered=gathered)
-        return found, sum((cost for cost, message in mine if not message.is_of_weight), nothing), there
+        return cls(
+            blocking=sum((cost for cost, message in mine if not message.is_of_weight), nothing),
+            there=there,
+            summed=sum((cost for cost, message in mine if message.is_of_weight), nothing),
+            rest=rest,
+            scattered=scattered,
+            gathered=gathered,
+        )
 
     def in_state(self, state: str, gathers: int) -> tuple[FloatArray, FloatArray]:
         """Return what a state takes for each micro-batch, weights gathered so often where they are, and once a step."""
@@ -294,10 +300,10 @@ def layer_modes(
     splits = traffic.splits
     num = len(splits.values)
     memory = layer_memory(graph, operator, splits.values, keeps, optimiser=optimiser)
-    of_weights, others, there = _WeightCosts.of(graph, operator, traffic, model)
+    messages = _MessageCosts.of(graph, operator, traffic, model)
     forward_work, backward_work = model.work(traffic.forward), model.work(traffic.backward)
-    forward = forward_work + there
-    blocking = forward_work + backward_work + others
+    forward = forward_work + messages.there
+    blocking = forward_work + backward_work + messages.blocking
     cover = model.overlap * backward_work * hides[1]
     received_s, returned_s, handed = _handed_over(graph, operator, splits, keeps, links)
     blocking = blocking + received_s + returned_s
@@ -314,7 +320,7 @@ def layer_modes(
         for is_again in (False, True)[: 1 + may_repeat]:
             # For a layer that is recomputed, weights in parts are gathered once more.
             gathers = 1 + is_needed_backward(graph, operator) + is_again
-            repeated_s, once_s = of_weights.in_state(state, gathers)
+            repeated_s, once_s = messages.in_state(state, gathers)
             waits = blocking + forward * is_again
             found.append(
                 Figures(
@@ -333,8 +339,8 @@ def layer_modes(
                 )
             )
             if is_whole:
-                there_s = forward + of_weights.gathered * (state in GATHERED_OFTEN and not hides[0])
-                scattered_s = of_weights.scattered * (state in SCATTERED_OFTEN and not hides[0])
+                there_s = forward + messages.gathered * (state in GATHERED_OFTEN and not hides[0])
+                scattered_s = messages.scattered * (state in SCATTERED_OFTEN and not hides[0])
                 passes.append(
                     PassCosts(
                         forward=there_s,

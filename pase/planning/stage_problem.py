@@ -76,8 +76,8 @@ class StageProblem:
 
     weight: α of the cost α t + o. in_flight: micro-batches that are under way. limit_bytes: of a device's memory,
     infinite where there is none. beyond: [V] of each layer, [N, criteria] of what choices that the tables leave out
-    take at least: the bound counts them; () where none is left out. light: of
-    distinct layers, by identity, [C] the choices that may be looked at; all where there are none of it.
+    take at least: the bound counts them; () where none is left out. light: [C] of
+    distinct layers, by identity, the choices that may be looked at; empty for all.
     """
 
     tables: ModeTables
