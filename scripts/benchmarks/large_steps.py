@@ -3,8 +3,7 @@
 Costs of single layers are those of a cost model (`layer_times`): of one micro-batch on the devices that split a layer.
 What the search has no choices for is composed of them by closed forms (`step_parts`):
 
-- a pipeline of S stages, m micro-batches, v chunks of layers a device: m · max t + (Σ t - max t) / v, t being what a
-  micro-batch takes on a stage, both ways (1F1B; interleaved for v > 1);
+- a pipeline takes what its schedule says (`pase.costs.schedules`: 1F1B; interleaved for several chunks a device);
 - hand-overs between stages that nothing hides count in each t, v times;
 - recomputation: what is computed again, its messages included, counts once more in t;
 - gradients: one sum over the replicas at the end of the step, or, where weights lie in shards, gathers and
@@ -13,7 +12,7 @@ What the search has no choices for is composed of them by closed forms (`step_pa
 - the optimizer: the bytes that it reads and writes.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 from pase.costs import cost_model, edge_cost, traffic_of
 from pase.costs.alpha_beta import StepCostModel
 from pase.costs.collectives import hierarchical_all_gather, hierarchical_all_reduce, hierarchical_reduce_scatter
+from pase.costs.schedules import step_s
 from pase.graph import Graph, Operator, Precision
 from pase.graph.operators import with_fan_outs
 from pase.machine import Machine
@@ -105,16 +105,6 @@ def _splits(operator: Operator, split: Mapping[str, int]) -> list[int]:
     elif not others:
         others = {"s": split.get("s", 1)}
     return [others.get(dim, 1) for dim in operator.extents]
-
-
-def pipeline_s(stages_s: Sequence[float], micro_batches: int, chunks: int = 1) -> float:
-    """Return how long micro-batches take through a pipeline, both ways, under 1F1B, interleaved for several chunks.
-
-    stages_s: seconds of one micro-batch on each device, forward and backward, all chunks of it. Exact where all stages
-    take as long, chunks > 1 with a multiple of as many micro-batches as stages.
-    """
-    slowest = max(stages_s)
-    return micro_batches * slowest + (sum(stages_s) - slowest) / chunks
 
 
 def stage_layers(layers: int, stages: int) -> list[int]:
@@ -231,7 +221,7 @@ def step_parts(
     stages_s[0] += extra_s[0]
     stages_s[-1] += extra_s[1]
     m = scheme.micro_batches
-    whole_s = pipeline_s(stages_s, m, scheme.chunks)
+    whole_s = step_s(stages_s, [0.0], m, scheme.chunks)
     end_s = max(stages_s) - own * layer_s - hand_over_s
     weights = own * block.weights + max(first.weights, last.weights)
     if scheme.stages == 1 and scheme.shards > 1:

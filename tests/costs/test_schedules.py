@@ -4,43 +4,65 @@ import random
 
 import pytest
 
-from pase.costs.schedules import GPIPE, ONE_FORWARD_ONE_BACKWARD, in_flight, step_s
+from pase.costs.schedules import GPIPE, INTERLEAVED, ONE_FORWARD_ONE_BACKWARD, in_flight, step_s
+
+Pass = tuple[str, int, int]
+"""f or b, the stage of all, the micro-batch."""
 
 
-def order_of(schedule: str, stages: int, stage: int, micro_batches: int) -> list[tuple[str, int]]:
-    """The passes of a stage, in order: all forward first, or, once the pipeline is full, in turns."""
-    if schedule == GPIPE:
-        return [("f", i) for i in range(micro_batches)] + [("b", i) for i in range(micro_batches)]
-    ahead = min(stages - stage - 1, micro_batches)
-    order = [("f", i) for i in range(ahead)]
-    for i in range(micro_batches - ahead):
-        order += [("f", ahead + i), ("b", i)]
-    return order + [("b", i) for i in range(micro_batches - ahead, micro_batches)]
+def order_of(schedule: str, groups: int, group: int, micro_batches: int, chunks: int = 1) -> list[Pass]:
+    """The passes of a group of devices, in order: all forward first, or, once the pipeline is full, in turns.
+
+    With several chunks in Megatron-LM's order: as many micro-batches as groups for one chunk, then for the next.
+    """
+
+    def number(kind: str, at: int) -> Pass:
+        chunk = at % (groups * chunks) // groups
+        chunk = chunk if kind == "f" else chunks - 1 - chunk
+        return kind, chunk * groups + group, at // (groups * chunks) * groups + at % groups
+
+    total = micro_batches * chunks
+    if schedule == INTERLEAVED:
+        forward, backward = ([number(kind, at) for at in range(total)] for kind in "fb")
+        ahead = 2 * (groups - group - 1) + (chunks - 1) * groups
+    else:
+        forward, backward = ([(kind, group, i) for i in range(total)] for kind in "fb")
+        ahead = total if schedule == GPIPE else groups - group - 1
+    ahead = min(ahead, total)
+    order = forward[:ahead]
+    for one, other in zip(forward[ahead:], backward, strict=False):
+        order += [one, other]
+    return order + backward[total - ahead :]
 
 
-def simulated(schedule: str, forward: list[float], backward: list[float], m: int) -> tuple[float, list[int]]:
-    """When the last pass ends, and how many micro-batches each stage has under way at most."""
-    stages = len(forward)
-    orders = [order_of(schedule, stages, s, m) for s in range(stages)]
-    ends: dict[tuple[str, int, int], float] = {}
-    free, at = [0.0] * stages, [0] * stages
-    while any(at[s] < len(orders[s]) for s in range(stages)):
+def simulated(
+    schedule: str, forward: list[float], backward: list[float], m: int, chunks: int = 1
+) -> tuple[float, list[int]]:
+    """When the last pass ends, and how many micro-batches each group has under way at most, all chunks of it.
+
+    forward, backward: of each stage of all groups' chunks.
+    """
+    groups, last = len(forward) // chunks, len(forward) - 1
+    orders = [order_of(schedule, groups, g, m, chunks) for g in range(groups)]
+    ends: dict[Pass, float] = {}
+    free, at = [0.0] * groups, [0] * groups
+    while any(at[g] < len(orders[g]) for g in range(groups)):
         before = list(at)
-        for s in range(stages):
-            while at[s] < len(orders[s]):
-                kind, i = orders[s][at[s]]
+        for g in range(groups):
+            while at[g] < len(orders[g]):
+                kind, s, i = orders[g][at[g]]
                 needs = [("f", s - 1, i)] if kind == "f" and s else []
-                needs += [("f", s, i), *([("b", s + 1, i)] if s < stages - 1 else [])] if kind == "b" else []
+                needs += [("f", s, i), *([("b", s + 1, i)] if s < last else [])] if kind == "b" else []
                 if any(need not in ends for need in needs):
                     break
-                start = max([free[s], *(ends[need] for need in needs)])
-                free[s] = ends[kind, s, i] = start + (forward[s] if kind == "f" else backward[s])
-                at[s] += 1
+                start = max([free[g], *(ends[need] for need in needs)])
+                free[g] = ends[kind, s, i] = start + (forward[s] if kind == "f" else backward[s])
+                at[g] += 1
         assert at != before, "the schedule waits for itself"
     held = []
     for order in orders:
         under_way = most = 0
-        for kind, _ in order:
+        for kind, _, _ in order:
             under_way += 1 if kind == "f" else -1
             most = max(most, under_way)
         held.append(most)
@@ -72,5 +94,24 @@ def test_what_is_done_once_counts_with_the_longest() -> None:
     assert step_s([3.0, 3.0], [1.0, 2.0], 4) == 4 * 3 + 3 + 2
 
 
-def test_chunks_fill_the_pipeline_sooner() -> None:
-    assert step_s([3.0] * 4, [0.0] * 4, 8, chunks=3) == 8 * 3 + 3 * 3 / 3
+@pytest.mark.parametrize(("groups", "m", "chunks"), [(1, 3, 2), (2, 4, 2), (4, 8, 2), (3, 9, 3), (4, 16, 3)])
+def test_chunks_fill_the_pipeline_sooner(groups: int, m: int, chunks: int) -> None:
+    found, _ = simulated(INTERLEAVED, [0.7] * groups * chunks, [1.9] * groups * chunks, m, chunks)
+    assert found == pytest.approx(step_s([2.6 * chunks] * groups, [0.0] * groups, m, chunks), rel=1e-12)
+
+
+def test_the_slowest_stage_sets_the_pace() -> None:
+    forward, backward = [1.0, 1.0, 1.0, 1.5], [2.0, 2.0, 2.0, 3.0]
+    found, _ = simulated(ONE_FORWARD_ONE_BACKWARD, forward, backward, 32)
+    assert step_s([3.0, 3.0, 3.0, 4.5], [0.0] * 4, 32) == pytest.approx(found, rel=0.02)
+
+
+@pytest.mark.parametrize(("stages", "m"), [(4, 4), (8, 40)])
+def test_each_stage_pays_for_what_it_receives(stages: int, m: int) -> None:
+    receiving = 0.3
+    forward = [1.0 + receiving * (stage > 0) for stage in range(stages)]
+    backward = [2.0 + receiving * (stage < stages - 1) for stage in range(stages)]
+    found, _ = simulated(ONE_FORWARD_ONE_BACKWARD, forward, backward, m)
+    closed = step_s([3.0 + 2 * receiving] * stages, [0.0] * stages, m)
+    # The first stage receives nothing forward, the last one nothing backward: so much less, however many there are.
+    assert closed - 4 * receiving <= found <= closed

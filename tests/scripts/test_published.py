@@ -1,4 +1,4 @@
-"""Published steps: pipelines beside a simulation of their schedules, FLOP and messages beside the papers' formulas."""
+"""Published steps: what hides beside a simulation, FLOP and messages beside the papers' formulas."""
 
 import tomllib
 from dataclasses import replace
@@ -15,7 +15,6 @@ from scripts.benchmarks.large_steps import (
     Scheme,
     exposed_s,
     layer_times,
-    pipeline_s,
     stage_layers,
     step_model,
     step_parts,
@@ -39,75 +38,6 @@ from scripts.benchmarks.published_steps import (
 )
 
 ROWS = {row.id: row for row in published_steps()}
-
-Task = tuple[str, int, int]
-"""F or B, the chunk of layers among all devices', the micro-batch."""
-
-
-def schedule(device: int, stages: int, micro_batches: int, chunks: int) -> list[Task]:
-    """Return what a device does in turn: 1F1B, or Megatron-LM's interleaved schedule."""
-    total, group = micro_batches * chunks, stages * chunks
-
-    def task(kind: str, number: int) -> Task:
-        chunk = number % group // stages
-        chunk = chunk if kind == "F" else chunks - 1 - chunk
-        return kind, chunk * stages + device, number // group * stages + number % stages
-
-    if chunks == 1:
-        order = [("F", device, i) for i in range(micro_batches)], [("B", device, i) for i in range(micro_batches)]
-        warm_up = min(stages - device - 1, micro_batches)
-    else:
-        order = [task("F", i) for i in range(total)], [task("B", i) for i in range(total)]
-        warm_up = min((stages - device - 1) * 2 + (chunks - 1) * stages, total)
-    forward, backward = order
-    steady = [each for pair in zip(forward[warm_up:], backward, strict=False) for each in pair]
-    return [*forward[:warm_up], *steady, *backward[len(forward) - warm_up :]]
-
-
-def simulated_s(stages: int, micro_batches: int, chunks: int, forward_s: list[float], backward_s: list[float]) -> float:
-    """Return when the last task ends; times: of one chunk on each device."""
-    queues = [schedule(device, stages, micro_batches, chunks) for device in range(stages)]
-    free, done, last = [0.0] * stages, dict[Task, float](), stages * chunks - 1
-    while any(queues):
-        before = len(done)
-        for device, queue in enumerate(queues):
-            if not queue:
-                continue
-            kind, chunk, number = queue[0]
-            if kind == "F":
-                needs = [("F", chunk - 1, number)] if chunk else []
-            else:
-                needs = [("B", chunk + 1, number)] if chunk < last else [("F", chunk, number)]
-            if all(need in done for need in needs):
-                start = max([free[device], *(done[need] for need in needs)])
-                free[device] = start + (forward_s if kind == "F" else backward_s)[device]
-                done[queue.pop(0)] = free[device]
-        assert len(done) > before, "the schedule waits for itself"
-    return max(done.values())
-
-
-@pytest.mark.parametrize(("stages", "micro_batches", "chunks"), [(1, 3, 1), (4, 4, 1), (4, 9, 1), (4, 8, 2), (3, 9, 3)])
-def test_a_pipeline_of_equal_stages_takes_what_its_schedule_takes(stages: int, micro_batches: int, chunks: int) -> None:
-    forward, backward = [0.7] * stages, [1.9] * stages
-    expected = simulated_s(stages, micro_batches, chunks, forward, backward)
-    assert pipeline_s([chunks * 2.6] * stages, micro_batches, chunks) == pytest.approx(expected, rel=1e-12)
-
-
-def test_the_slowest_stage_sets_the_pace() -> None:
-    forward, backward = [1.0, 1.0, 1.0, 1.5], [2.0, 2.0, 2.0, 3.0]
-    expected = simulated_s(4, 32, 1, forward, backward)
-    assert pipeline_s([3.0, 3.0, 3.0, 4.5], 32) == pytest.approx(expected, rel=0.02)
-
-
-@pytest.mark.parametrize(("stages", "micro_batches"), [(4, 4), (8, 40)])
-def test_each_stage_pays_for_what_it_receives(stages: int, micro_batches: int) -> None:
-    receiving = 0.3
-    forward = [1.0 + receiving * (device > 0) for device in range(stages)]
-    backward = [2.0 + receiving * (device < stages - 1) for device in range(stages)]
-    found = pipeline_s([3.0 + 2 * receiving] * stages, micro_batches)
-    expected = simulated_s(stages, micro_batches, 1, forward, backward)
-    # The first stage receives nothing forward, the last one nothing backward: so much less, however many there are.
-    assert found - 4 * receiving <= expected <= found
 
 
 def sharded_s(layers: int, compute_s: float, gather_s: float, scatter_s: float) -> float:
