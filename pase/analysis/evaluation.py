@@ -384,7 +384,7 @@ def planned_step(plan: Plan, step: Step, devices: Sequence[tuple[int, ...]] | No
         search=SearchRecord(ordering=NOT_SEARCHED, largest_dependent_set=0, time_s=0.0, peak_memory_bytes=0),
         device_memory_bytes=None,
         constraints=(),
-        num_groups=len(step.bounds),
+        num_groups=step.num_groups,
         micro_batches=step.micro_batches,
         schedule=step.schedule,
         tool_version=__version__,

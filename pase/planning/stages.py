@@ -9,12 +9,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
 from typing import Literal
 
+import numpy as np
+
 from pase.errors import PlanError
 from pase.graph import ITEMSIZES
 from pase.graph.stages import stage
 from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.edges import SharedWeight, edge_steps
 from pase.sharding.reshard import moved_pairs
+from pase.sharding.shards import IntArray
 from pase.sharding.traffic import Flow, HeldWeight, Movement, Phase, bytes_by_movement, edge_flows, flows, held_weights
 
 Kind = Literal["forward", "backward", "inputs", "weights"]
@@ -135,6 +138,21 @@ def _in_turns(
             yield Action("weights", *backwards[number - put_off])
     if put_off:
         yield from (Action("weights", *each) for each in backwards[-put_off:])
+
+
+def under_way(schedule: str, *, group: int, num_groups: int, num_stages: int, micro_batches: int) -> IntArray:
+    """Return [moments, stages of the group] of how many micro-batches have gone forward, and not back by then.
+
+    No two moments are alike; arguments: `actions`'s.
+    """
+    own = range(group, num_stages, num_groups)
+    order = actions(schedule, group=group, num_groups=num_groups, num_stages=num_stages, micro_batches=micro_batches)
+    # Where they are put off, gradients of weights end what is kept.
+    last = "weights" if any(each.kind == "weights" for each in order) else "backward"
+    changes = np.zeros((len(order), len(own)), dtype=np.int64)
+    for at, each in enumerate(order):
+        changes[at, own.index(each.stage)] = (each.kind == "forward") - (each.kind == last)
+    return np.unique(np.cumsum(changes, axis=0), axis=0)
 
 
 # -- what a step moves

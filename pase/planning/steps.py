@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 
 from pase.costs import DeviceMemory, Peak, cost_model
 from pase.costs.memory import keeping, layer_memory
-from pase.costs.modes import STATES, KnownModes, LayerModes, ModeSpace, mode_tables, state_bytes
+from pase.costs.modes import STATES, KnownModes, LayerModes, Links, ModeSpace, mode_tables, state_bytes
 from pase.costs.schedules import in_flight, step_s
 from pase.graph import Graph
 from pase.graph.stages import stages
@@ -17,9 +17,10 @@ from pase.machine import Machine
 from pase.planning.links import group_links
 from pase.planning.plan import LayerPlan, Plan, Transfer
 from pase.planning.stage_problem import StageProblem, StageSums
+from pase.planning.stages import under_way
 from pase.planning.strategy import plan_layers
 from pase.sharding.placement import place
-from pase.sharding.shards import splits_of
+from pase.sharding.shards import IntArray, splits_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,11 @@ def choice_in(modes: LayerModes, state: str, *, is_recomputed: bool) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The strategy of a step. graph: of one micro-batch, with cuts. layers: [V]; schedule: "" with one stage."""
+    """The strategy of a step.
+
+    graph: of one micro-batch, with cuts. schedule: "" with one stage. layers: [V]. chunks: stages of each group of
+    devices, which the groups have in turns.
+    """
 
     graph: Graph
     num_devices: int
@@ -52,6 +57,7 @@ class Step:
     micro_batches: int
     schedule: str
     layers: tuple[LayerChoice, ...]
+    chunks: int = 1
 
     @classmethod
     def of(cls, plan: Plan) -> "Step":
@@ -70,6 +76,7 @@ class Step:
                 )
                 for layer in plan
             ),
+            chunks=plan.num_stages // plan.num_groups,
         )
 
     @cached_property
@@ -86,9 +93,19 @@ class Step:
         return self.micro_batches == len(self.bounds) == 1 and not has_modes
 
     @property
+    def num_groups(self) -> int:
+        """How many groups of devices there are."""
+        return len(self.bounds) // self.chunks if self.schedule else 1
+
+    @property
     def group(self) -> int:
         """How many devices a stage has."""
-        return self.num_devices // len(self.bounds)
+        return self.num_devices // self.num_groups
+
+    @cached_property
+    def links(self) -> tuple[Links, ...]:
+        """Of each stage those to the stages before and behind."""
+        return tuple(pairwise(group_links(self.machine, self.num_devices, self.num_groups, self.chunks)))
 
     @cached_property
     def stages(self) -> tuple[Graph, ...]:
@@ -100,7 +117,6 @@ class Step:
         """Each stage with the one configuration of each layer, in all modes, and which of these each layer has."""
         model = cost_model(self.cost_model, self.machine, self.group, self.graph.precision)
         space, known, keeps = ModeSpace(states=STATES, recompute=True), KnownModes(), keeping(self.graph)
-        links = group_links(self.machine, self.num_devices, len(self.bounds))
         found = []
         for number, (graph, (first, beyond)) in enumerate(zip(self.stages, self.bounds, strict=True)):
             layers = self.layers[first:beyond]
@@ -117,7 +133,7 @@ class Step:
                 keeps=keeps,
                 only=rows,
                 optimiser=self.optimiser,
-                links=(links[number], links[number + 1]),
+                links=self.links[number],
                 is_whole=True,
             )
             choice = []
@@ -128,8 +144,17 @@ class Step:
         return tuple(found)
 
     def in_flight(self, number: int) -> int:
-        """Return how many micro-batches are under way on a stage."""
-        return in_flight(self.schedule, len(self.bounds), number, self.micro_batches)
+        """Return how many micro-batches are under way on a stage, at most."""
+        return int(self._under_way[number % self.num_groups][:, number // self.num_groups].max())
+
+    @cached_property
+    def _under_way(self) -> tuple[IntArray, ...]:
+        """Of each group [moments, chunks] of how many micro-batches are under way."""
+        groups, m = range(self.num_groups), self.micro_batches
+        if self.chunks == 1:
+            return tuple(np.array([[in_flight(self.schedule, len(groups), group, m)]]) for group in groups)
+        asked = {"num_groups": len(groups), "num_stages": len(self.bounds), "micro_batches": m}
+        return tuple(under_way(self.schedule, group=group, **asked) for group in groups)
 
     @cached_property
     def sums(self) -> tuple[StageSums, ...]:
@@ -139,34 +164,50 @@ class Step:
     @property
     def cost(self) -> float:
         """How long the step takes."""
-        return step_s([s.micro_batch for s in self.sums], [s.step for s in self.sums], self.micro_batches)
+        return self.cost_of(self.sums)
+
+    def cost_of(self, sums: Sequence[StageSums]) -> float:
+        """Return how long the step takes where stages take [S] other sums."""
+        groups = [sums[group :: self.num_groups] for group in range(self.num_groups)]
+        often = [sum(own.micro_batch for own in chunks) for chunks in groups]
+        once = [sum(own.step for own in chunks) for chunks in groups]
+        return step_s(often, once, self.micro_batches, self.chunks)
+
+    def _kept(self, group: int) -> float:
+        """Return what a device of a group keeps for backward passes to come, at most."""
+        kept = [own.kept for own in self.sums[group :: self.num_groups]]
+        return float((self._under_way[group] @ kept).max())
+
+    def memory_bytes(self, group: int) -> float:
+        """Return what a device of a group needs."""
+        own = self.sums[group :: self.num_groups]
+        return sum(each.static for each in own) + self._kept(group) + max(each.again + each.buffers for each in own)
 
     @cached_property
     def fullest(self) -> int:
-        """The stage whose devices need most memory."""
-        return max(range(len(self.sums)), key=lambda n: self.sums[n].memory_bytes(self.in_flight(n)))
+        """The group whose devices need most memory."""
+        return max(range(self.num_groups), key=self.memory_bytes)
 
     @cached_property
     def memory(self) -> DeviceMemory:
-        """What a device of that stage needs."""
-        number = self.fullest
-        sums, graph = self.sums[number], self.stages[number]
-        first, beyond = self.bounds[number]
-        keeps = keeping(self.graph)
+        """What a device of that group needs."""
+        keeps, own = keeping(self.graph), self.sums[self.fullest :: self.num_groups]
         states = np.zeros(3, dtype=np.int64)
-        for operator, layer in zip(graph.operators, self.layers[first:beyond], strict=True):
-            row = np.array([[layer.splits[dim] for dim in operator.extents]], dtype=np.int32)
-            memory = layer_memory(graph, operator, row, keeps, optimiser=self.optimiser)
-            own = state_bytes(graph, operator, splits_of(operator, row), memory, layer.state, self.optimiser)
-            states += np.array([int(size[0]) for size in own])
+        for number in range(self.fullest, len(self.bounds), self.num_groups):
+            graph, (first, beyond) = self.stages[number], self.bounds[number]
+            for operator, layer in zip(graph.operators, self.layers[first:beyond], strict=True):
+                row = np.array([[layer.splits[dim] for dim in operator.extents]], dtype=np.int32)
+                memory = layer_memory(graph, operator, row, keeps, optimiser=self.optimiser)
+                sizes = state_bytes(graph, operator, splits_of(operator, row), memory, layer.state, self.optimiser)
+                states += np.array([int(size[0]) for size in sizes])
         weights, gradients, moments = (int(size) for size in states)
-        kept = sums.static - states.sum() + self.in_flight(number) * sums.kept
+        kept = sum(each.static for each in own) - states.sum() + self._kept(self.fullest)
         return DeviceMemory(
             weights_bytes=weights,
             gradients_bytes=gradients,
             optimiser_bytes=moments,
             activations_bytes=int(kept),
-            buffers_bytes=int(sums.again + sums.buffers),
+            buffers_bytes=int(max(each.again + each.buffers for each in own)),
         )
 
     def plans(self, devices: Sequence[tuple[int, ...]] | None = None) -> tuple[LayerPlan, ...]:
@@ -176,7 +217,7 @@ class Step:
         m, found = self.micro_batches, list[LayerPlan]()
         for number, (graph, (problem, choice)) in enumerate(zip(self.stages, self.problems, strict=True)):
             first, beyond = self.bounds[number]
-            layers, start = self.layers[first:beyond], number * self.group
+            layers, start = self.layers[first:beyond], number % self.num_groups * self.group
             splits = [layer.splits for layer in layers]
             if devices is None:
                 placed: Sequence[tuple[int, ...]] = place(

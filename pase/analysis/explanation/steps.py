@@ -18,7 +18,6 @@ from pase.common.quantities import percent, size_text
 from pase.costs import REPLICATED, cost_model
 from pase.costs.memory import keeping
 from pase.costs.modes import STATES, KnownModes, ModeSpace, mode_tables
-from pase.costs.schedules import step_s
 from pase.errors import ConfigurationError, PlanError, unknown_name
 from pase.graph import Graph
 from pase.graph.micro_batch import micro_batch
@@ -26,7 +25,6 @@ from pase.graph.stages import with_cuts
 from pase.importers import load
 from pase.models import MODELS
 from pase.planning.constraints import allowed, mode_space
-from pase.planning.links import group_links
 from pase.planning.pipelines import schemes, solve_scheme
 from pase.planning.plan import LayerPlan, Plan
 from pase.planning.planner import Progress
@@ -198,15 +196,12 @@ class _Work:
 
     def _step_s(self, number: int, sums: StageSums) -> float:
         """Return how long the step takes with other sums of a stage."""
-        all_sums = [*self.step.sums[:number], sums, *self.step.sums[number + 1 :]]
-        return step_s(
-            [each.micro_batch for each in all_sums], [each.step for each in all_sums], self.step.micro_batches
-        )
+        return self.step.cost_of([*self.step.sums[:number], sums, *self.step.sums[number + 1 :]])
 
     def _other(self, layer: LayerPlan, at: int) -> LayerMode | None:
         """Return the cheapest other configuration that fits, in the best mode."""
         step, number = self.step, layer.stage
-        graph, links = step.stages[number], group_links(step.machine, step.num_devices, len(step.bounds))
+        graph = step.stages[number]
         first, beyond = step.bounds[number]
         rows = {
             operator.name: np.array([list(own.splits.values())], dtype=np.int32)
@@ -223,7 +218,7 @@ class _Work:
             keeps=keeping(step.graph),
             only=rows,
             optimiser=step.optimiser,
-            links=(links[number], links[number + 1]),
+            links=step.links[number],
             is_whole=True,
         )
         opened = replace(problem, tables=tables)

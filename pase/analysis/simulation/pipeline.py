@@ -15,11 +15,10 @@ from functools import cached_property
 from pase.common.documents import StrPath
 from pase.common.frozen import FrozenDict
 from pase.costs.schedules import ONE_FORWARD_ONE_BACKWARD, step_s
-from pase.errors import PlanError
 from pase.machine import Machine, load_machine
 from pase.planning.plan import Plan
 from pase.planning.stage_problem import StageProblem
-from pase.planning.stages import Action, Kind, actions, group_devices
+from pase.planning.stages import Action, Kind, actions, check_stages, group_devices
 from pase.planning.steps import Step
 
 
@@ -185,13 +184,10 @@ def simulate_stages(plan: Plan, *, machine: Machine | StrPath | None = None, ove
 
     Raises:
         MachineError: the plan's devices do not fill the machine's groups.
-        PlanError: groups of devices have several stages each.
+        PlanError: groups of devices cannot have the stages in turns.
     """
     if plan.num_stages != plan.num_groups:
-        raise PlanError(
-            f"the plan has {plan.num_stages} stages on {plan.num_groups} groups of devices; a step is simulated where "
-            "each group has one stage"
-        )
+        check_stages(plan)
     step = Step.of(plan)
     if machine is not None:
         step = replace(step, machine=machine if isinstance(machine, Machine) else load_machine(machine))
