@@ -173,15 +173,16 @@ class Step:
         once = [sum(own.step for own in chunks) for chunks in groups]
         return step_s(often, once, self.micro_batches, self.chunks)
 
-    def _kept(self, group: int) -> float:
+    def _kept(self, group: int, sums: Sequence[StageSums]) -> float:
         """Return what a device of a group keeps for backward passes to come, at most."""
-        kept = [own.kept for own in self.sums[group :: self.num_groups]]
-        return float((self._under_way[group] @ kept).max())
+        return float((self._under_way[group] @ [own.kept for own in sums[group :: self.num_groups]]).max())
 
-    def memory_bytes(self, group: int) -> float:
-        """Return what a device of a group needs."""
-        own = self.sums[group :: self.num_groups]
-        return sum(each.static for each in own) + self._kept(group) + max(each.again + each.buffers for each in own)
+    def memory_bytes(self, group: int, sums: Sequence[StageSums] | None = None) -> float:
+        """Return what a device of a group needs; sums: [S] of stages, where they are others than its own."""
+        sums = self.sums if sums is None else sums
+        own = sums[group :: self.num_groups]
+        held = sum(each.static for each in own) + max(each.again + each.buffers for each in own)
+        return held + self._kept(group, sums)
 
     @cached_property
     def fullest(self) -> int:
@@ -201,7 +202,7 @@ class Step:
                 sizes = state_bytes(graph, operator, splits_of(operator, row), memory, layer.state, self.optimiser)
                 states += np.array([int(size[0]) for size in sizes])
         weights, gradients, moments = (int(size) for size in states)
-        kept = sum(each.static for each in own) - states.sum() + self._kept(self.fullest)
+        kept = sum(each.static for each in own) - states.sum() + self._kept(self.fullest, self.sums)
         return DeviceMemory(
             weights_bytes=weights,
             gradients_bytes=gradients,

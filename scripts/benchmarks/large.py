@@ -1,39 +1,26 @@
 """Large training: what a search over stages, micro-batches and modes takes, beside every step that Megatron allows.
 
-Megatron's space is gone through whole, on the same costs: t devices that split heads, hidden units and vocabularies,
-p stages whose computation is as even as cuts allow, d replicas, m micro-batches, all layers recomputed or none, weights
-in one of ZeRO's states; one choice for all layers.
+Megatron's space is gone through whole, on the same costs (`megatron`).
 """
 
 import argparse
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
-from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 import pase
-from pase.analysis.baselines.rules import largest_splits, transformer_dims
-from pase.costs.modes import STATES, ModeSpace
-from pase.costs.schedules import ONE_FORWARD_ONE_BACKWARD, step_s
-from pase.errors import ConfigurationError
+from pase.costs.modes import ModeSpace
 from pase.graph import Graph
-from pase.graph.micro_batch import micro_batch
 from pase.graph.precision import uniform
-from pase.graph.stages import cuts, with_cuts
 from pase.machine import load_machine
 from pase.models import build
-from pase.planning.pipelines import work_s, works_s
 from pase.planning.spans import Setting
-from pase.planning.steps import LayerChoice, Step, choice_in
-from pase.sharding.configurations import divisors
+from scripts.benchmarks import megatron
 from scripts.benchmarks.published_steps import LLAMAS, llama
-from scripts.benchmarks.tables import ROOT, markdown, publish
+from scripts.benchmarks.tables import markdown, publish
+from scripts.benchmarks.timing import in_own_process
 
 SETTINGS: Mapping[str, Any] = {
     "cost_model": "step",
@@ -119,7 +106,7 @@ def main(*, write: bool, models: str, jobs: int) -> None:
     names = [name for name in CASES if models == ",".join(CASES) or name in models.split(";")]
     rows = []
     for name in names:
-        ours, theirs = _apart("searched", name, str(jobs)), _apart("exhausted", name)
+        ours, theirs = in_own_process("large", "searched", name, str(jobs)), in_own_process("large", "exhausted", name)
         rows.append(
             [
                 name,
@@ -135,15 +122,6 @@ def main(*, write: bool, models: str, jobs: int) -> None:
         print(rows[-1], flush=True)
     headers = ["model", "devices", "search, s", "ours", "gap", "Megatron's best", "÷ ours", "its time, s, and steps"]
     publish("benchmarks.md", {"large": markdown(headers, rows)}, write=write)
-
-
-def _apart(what: str, *arguments: str) -> dict[str, Any]:
-    """Return what a function of this file does in a process of its own, and how long that took with all imports."""
-    code = f"from scripts.benchmarks import large; large.{what}(*{arguments!r})"
-    start_s = perf_counter()
-    output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    found: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return {**found, "time_s": perf_counter() - start_s} if found else found
 
 
 def searched(name: str, jobs: str) -> None:
@@ -168,20 +146,7 @@ def exhausted(name: str) -> None:
     """
     case = CASES[name]
     graph = pase.load(case.model(case.batch)).in_precision(case.settings["precision"])
-    best: dict[str, Any] = {}
-    num = 0
-    if transformer_dims(graph) is not None:
-        for step in megatron(graph, case):
-            num += 1
-            if not best or step["cost"] < best["cost"]:
-                best = step
-    print(json.dumps({**best, "num": num} if best else {}))
-
-
-def megatron(graph: Graph, case: Case) -> Iterator[dict[str, Any]]:
-    """Yield the steps that fit, with what they cost; those that cannot be better than one before are left out."""
     machine = load_machine(case.machine)
-    limit = 0.9 * (machine.device.memory_bytes or inf)
     setting = Setting(
         graph=graph,
         num_devices=case.devices,
@@ -189,77 +154,8 @@ def megatron(graph: Graph, case: Case) -> Iterator[dict[str, Any]]:
         cost_model=case.settings["cost_model"],
         space=ModeSpace(),
         optimiser=case.settings["optimiser"],
-        limit_bytes=limit,
+        limit_bytes=0.9 * (machine.device.memory_bytes or inf),
     )
-    best = inf
-    for m in divisors(case.batch):
-        try:
-            work, part = work_s(setting, m), with_cuts(micro_batch(graph, m))
-        except ConfigurationError:
-            continue  # experts have no micro-batches
-        dims = transformer_dims(part)
-        assert dims is not None
-        split = dims.heads | dims.hidden
-        extents = [part[name].extents[dim] for (name, dim), number in dims.classes.items() if number in split]
-        places = cuts(part)
-        weight = np.cumsum(works_s(part, setting.cost_model, machine))
-        for p in divisors(case.devices):
-            if p > len(places) + 1 or (m + p - 1) * work / case.devices >= best:
-                continue
-            for t in divisors(case.devices // p):
-                d = case.devices // p // t
-                if any(extent % t for extent in extents) or case.batch // m % d:
-                    continue
-                rule = [(dims.batch, d), (dims.vocabulary | dims.hidden | dims.heads, t)]
-                for found in _in_modes(setting, part, m, _even(weight, places, p), rule, dims.classes):
-                    best = min(best, found["cost"])
-                    yield {**found, "what": f"t {t}, p {p}, d {d}, m {m}, {found['what']}"}
-
-
-def _even(weight: Any, places: tuple[int, ...], num: int) -> list[int]:
-    """Return the cuts, of some places, at which each of some stages has as much to compute as the others."""
-    at: list[int] = []
-    for number in range(1, num):
-        free = [place for place in places[: len(places) - (num - 1 - number)] if not at or place > at[-1]]
-        at.append(min(free, key=lambda place: abs(weight[place - 1] - weight[-1] * number / num)))
-    return at
-
-
-def _in_modes(
-    setting: Setting, graph: Graph, m: int, at: list[int], rule: Any, classes: Any
-) -> Iterator[dict[str, Any]]:
-    """Yield what the steps cost that have all layers in one mode, of those that fit."""
-    stages = np.searchsorted(at, np.arange(len(graph.operators)), side="right").tolist()
-    layers = tuple(
-        LayerChoice(
-            splits=dict.fromkeys(operator.extents, 1) | largest_splits(operator, classes, rule),
-            state=STATES[0],
-            is_recomputed=False,
-            stage=stage,
-        )
-        for operator, stage in zip(graph.operators, stages, strict=True)
-    )
-    step = Step(
-        graph=graph,
-        num_devices=setting.num_devices,
-        machine=setting.machine,
-        cost_model=setting.cost_model,
-        optimiser=setting.optimiser,
-        micro_batches=m,
-        schedule=ONE_FORWARD_ONE_BACKWARD if at else "",
-        layers=layers,
-    )
-    kept = {0, *cuts(graph)}
-    for state in STATES:
-        for again in (False, True):
-            sums, held = [], 0.0
-            for stage, ((problem, _), (first, beyond)) in enumerate(zip(step.problems, step.bounds, strict=True)):
-                choice = [
-                    choice_in(modes, state, is_recomputed=again and v not in kept)
-                    for v, modes in zip(range(first, beyond), problem.tables.layers, strict=True)
-                ]
-                sums.append(problem.sums(choice))
-                held = max(held, sums[-1].memory_bytes(step.in_flight(stage)))
-            if held <= setting.limit_bytes:
-                cost = step_s([s.micro_batch for s in sums], [s.step for s in sums], m)
-                yield {"cost": cost, "what": state + ", recomputed" * again}
+    steps = list(megatron.steps(setting)) if megatron.dims_of(setting) else []
+    best = min(steps, default=None)
+    print(json.dumps({"cost": best.cost, "what": str(best), "num": len(steps)} if best else {}))

@@ -1,5 +1,6 @@
 """Whole-process timing: what a user waits for, the interpreter's start and every import included."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,6 +8,9 @@ from dataclasses import dataclass
 from statistics import median
 from tempfile import TemporaryFile
 from time import perf_counter
+from typing import Any
+
+from scripts.benchmarks.tables import ROOT
 
 RUNS = 5
 
@@ -47,6 +51,18 @@ def time_process(arguments: list[str], runs: int = RUNS) -> Timing:
 def time_pase(arguments: str, runs: int = RUNS) -> Timing:
     """Return how long `pase ARGUMENTS` takes as a whole process."""
     return time_process([sys.executable, "-c", "from pase.cli import main; main()", *arguments.split()], runs)
+
+
+def in_own_process(module: str, function: str, *arguments: str) -> dict[str, Any]:
+    """Return what a function of a benchmark prints last, an object in JSON, in a process of its own.
+
+    With what it finds goes time_s, of the whole process; an empty object stays empty.
+    """
+    code = f"from scripts.benchmarks import {module}; {module}.{function}(*{arguments!r})"
+    start_s = perf_counter()
+    output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(output.stdout.splitlines()[-1])
+    return {**found, "time_s": perf_counter() - start_s} if found else found
 
 
 def time_bare_numpy() -> Timing:

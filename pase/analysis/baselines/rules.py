@@ -132,25 +132,26 @@ class TransformerDims:
 
     classes: dict[tuple[str, str], DimClass]
     batch: frozenset[DimClass]
+    sequence: frozenset[DimClass]
     heads: frozenset[DimClass]
     hidden: frozenset[DimClass]
     vocabulary: frozenset[DimClass]
 
 
 def transformer_dims(graph: Graph) -> TransformerDims | None:
-    """Return the batch, the heads, the hidden units of feed-forward pairs and the vocabularies; None without attention.
+    """Return batch, sequence, heads, hidden units of feed-forward pairs and vocabularies; None without attention.
 
-    Heads: the dim of that meaning of every attention. Hidden: what one dense layer makes and another sums over, with
-    nothing between them that must see all of it. Vocabulary: the rows of embedding tables, and what the last dense
-    layers make where that is more than they sum over. The model's width, which the projections of attentions read and
-    write, is none of them.
+    Sequence, heads: the dims of that meaning of every attention. Hidden: what one dense layer makes and another sums
+    over, with nothing between them that must see all of it. Vocabulary: the rows of embedding tables, and what the last
+    dense layers make where that is more than they sum over. The model's width, which the projections of attentions read
+    and write, is none of them.
     """
     classes = same_dims(graph)
     attentions = [operator.name for operator in graph.operators if operator.kind == ATTENTION]
     if not attentions:
         return None
     batch = frozenset(classes[name, dim] for name in attentions for dim in graph.batch[name].dims)
-    heads = frozenset(classes[name, _first(graph[name], "h")] for name in attentions)
+    sequence, heads = (frozenset(classes[name, _first(graph[name], dim)] for name in attentions) for dim in "sh")
     made, summed, width = set[DimClass](), set[DimClass](), set[DimClass]()
     inner = leads_to(graph, lambda operator: operator.kind == ATTENTION or dense_product(operator) is not None)
     last = set[DimClass]()
@@ -179,6 +180,7 @@ def transformer_dims(graph: Graph) -> TransformerDims | None:
     return TransformerDims(
         classes=classes,
         batch=batch,
+        sequence=sequence,
         heads=heads,
         hidden=frozenset(made & summed - whole - width - attended - vocabulary),
         vocabulary=frozenset(vocabulary - width - attended),
