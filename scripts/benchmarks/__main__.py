@@ -15,6 +15,7 @@ BENCHMARKS = {
     "peak": "the peak of a step beside what PyTorch's tracker of memory counts (docs/memory.md)",
     "kernels": "steps of one process beside their prediction by timed kernels (docs/kernels.md)",
     "published": "steps that others measured beside their prediction (docs/published.md)",
+    "published-search": "the best of these beside what a search finds (docs/benchmarks.md)",
     "large": "large training: searches beside every step that Megatron allows (docs/benchmarks.md)",
     "growth": "time against devices and layers (docs/benchmarks.md)",
     "memory": "what a limit on the memory of a device costs (docs/benchmarks.md)",

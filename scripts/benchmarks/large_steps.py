@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pase.common.frozen import FrozenDict
 from pase.costs import cost_model, edge_cost, traffic_of
 from pase.costs.alpha_beta import StepCostModel
 from pase.costs.collectives import hierarchical_all_gather, hierarchical_all_reduce, hierarchical_reduce_scatter
@@ -76,7 +77,7 @@ def layer_times(graph: Graph, split: Mapping[str, int], model: StepCostModel) ->
     graph = with_fan_outs(graph)
     does = {}
     for operator in graph.operators:
-        row = np.array([_splits(operator, split)], dtype=np.int32)
+        row = np.array([[*layer_splits(operator, split).values()]], dtype=np.int32)
         does[operator.name] = traffic_of(graph, operator, row)
     messages = dict.fromkeys(does, 0.0)
     for edge in table_edges(graph):
@@ -97,14 +98,22 @@ def layer_times(graph: Graph, split: Mapping[str, int], model: StepCostModel) ->
     return times
 
 
-def _splits(operator: Operator, split: Mapping[str, int]) -> list[int]:
-    others = {dim: parts for dim, parts in split.items() if dim != "s" and dim in operator.extents}
+def layer_splits(
+    operator: Operator, tensor: Mapping[str, int], apart: Mapping[str, int] = FrozenDict()
+) -> dict[str, int]:
+    """Return into how many parts each dim of a layer is split.
+
+    Args:
+        operator: the layer.
+        tensor: as `layer_times` has it.
+        apart: into how many parts each dim of that name is split besides, whatever else is.
+    """
+    found = {dim: parts for dim, parts in tensor.items() if dim != "s" and dim in operator.extents}
     if operator.is_fan_out:
-        # It is read whole; the gradients of its readers are parts of one sum.
-        others = {dim: parts for dim, parts in others.items() if dim == "g"}
-    elif not others:
-        others = {"s": split.get("s", 1)}
-    return [others.get(dim, 1) for dim in operator.extents]
+        # It is read whole where the gradients of its readers are parts of one sum.
+        found = {dim: parts for dim, parts in found.items() if dim == "g" and operator.extents[dim] % parts == 0}
+    found = found or {"s": tensor.get("s", 1)}
+    return {dim: found.get(dim, 1) * apart.get(dim, 1) for dim in operator.extents}
 
 
 def stage_layers(layers: int, stages: int) -> list[int]:

@@ -44,6 +44,9 @@ VOCABULARY = 51_200
 
 DIMS = ("b", "s", "d")
 
+TWO_BLOCKS = ("before", "block")
+"""The second one has before it what each has but the first."""
+
 MEGATRON = replace(uniform("float16", "megatron"), masters="float32", moments="float32")
 """Weights, activations and gradients in float16; the optimizer's copies in float32."""
 
@@ -140,7 +143,7 @@ def machine_of(name: str, figures: tuple[float, float] = (0.6, 0.6 / 0.8 * 0.35)
         kernels = replace(
             machine.kernels, products=products, attention=attention, memory=0.92, norms=0.92, functions=0.92
         )
-        device = replace(machine.device, memory_bandwidth_bytes_per_s=2.4e12)
+        device = replace(machine.device, memory_bandwidth_bytes_per_s=2.4e12, memory_bytes=95 * 2**30)
         machine = replace(machine, device=device, kernels=kernels)
     return machine
 
@@ -155,12 +158,12 @@ def _bytes_per_s(machine: Machine) -> float:
 # -- Megatron-LM
 
 
-def gpt(row: Row) -> Graph:
-    """Return a GPT of two blocks as Megatron-LM runs one micro-batch on a replica: attention in single kernels."""
+def gpt(row: Row, batch: int, blocks: Sequence[str] = TWO_BLOCKS) -> Graph:
+    """Return a GPT of some blocks as Megatron-LM runs a batch: attention in single kernels."""
     net = Builder("gpt", precision=MEGATRON)
-    x = net.add(embedding, "first_tokens", net.input((row.mbs, row.seq)), vocabulary=row.vocab, size=row.hidden)
+    x = net.add(embedding, "first_tokens", net.input((batch, row.seq)), vocabulary=row.vocab, size=row.hidden)
     x = net.add(add_parameter, "first_positions", x, dims=DIMS, over=("s", "d"))
-    for block in ("before", "block"):
+    for block in blocks:
         x = _gpt_block(net, block, x, row)
     x = net.add(layer_norm, "last_norm", x)
     x = net.add(dense, "last_head", x, lead=("b", "s"), reduce=("d",), out=(("v", row.vocab),), bias=False)
@@ -218,7 +221,7 @@ def megatron_step(row: Row) -> StepParts:
     is_by_sequence = "sequence parallel" in row.recompute
     split = dict.fromkeys("ghev", row.tp) | ({"s": row.tp} if is_by_sequence else {})
     model = step_model(machine, row.tp, MEGATRON)
-    times = layer_times(gpt(row), split, model)
+    times = layer_times(gpt(row, row.mbs), split, model)
     bytes_per_s = _bytes_per_s(machine)
     loss_s = LOSS_BYTES * row.mbs * row.seq * row.vocab / row.tp / bytes_per_s
     # Forward the three parts are views; backward their gradients are put together.
@@ -304,12 +307,10 @@ AGAIN_SELECTIVE = (
 neither a product nor attention."""
 
 
-def llama(
-    sizes: Llama, precision: Precision, micro_batch: int, seq: int, blocks: Sequence[str] = ("before", "block")
-) -> Graph:
-    """Return a Llama of some blocks on one replica: one micro-batch, as many positions as a device of it has."""
+def llama(sizes: Llama, precision: Precision, batch: int, seq: int, blocks: Sequence[str] = TWO_BLOCKS) -> Graph:
+    """Return a Llama of some blocks for a batch of sequences."""
     net = Builder("llama", precision=precision)
-    x = net.add(embedding, "first_tokens", net.input((micro_batch, seq)), vocabulary=sizes.vocab, size=sizes.hidden)
+    x = net.add(embedding, "first_tokens", net.input((batch, seq)), vocabulary=sizes.vocab, size=sizes.hidden)
     for block in blocks:
         x = _llama_block(net, block, x, sizes)
     x = net.add(layer_norm, "last_norm", x)

@@ -71,7 +71,7 @@ def test_shards_hide_as_in_their_schedule(gather_s: float, scatter_s: float) -> 
 @pytest.mark.parametrize("number", [3, 21])
 def test_a_block_has_the_flop_of_the_formula(number: int) -> None:
     row = ROWS[number]
-    graph = gpt(row)
+    graph = gpt(row, row.mbs)
     flop = 0.0
     for operator in graph.operators:
         if operator.name.startswith("block_"):
@@ -87,7 +87,7 @@ def test_a_block_has_the_flop_of_the_formula(number: int) -> None:
 def test_a_block_sends_four_all_reduces(number: int) -> None:
     row, machine = ROWS[number], free_of_latency(machine_of("a100"))
     split = dict.fromkeys("ghev", row.tp) | {"s": row.tp if number == 21 else 1}
-    times = layer_times(gpt(row), split, step_model(machine, row.tp, MEGATRON))
+    times = layer_times(gpt(row, row.mbs), split, step_model(machine, row.tp, MEGATRON))
     found = sum(time.messages_s for name, time in times.items() if name.startswith("block_"))
     vector = 2 * row.mbs * row.seq * row.hidden
     expected = 4 * 2 * 7 / 8 * vector / machine.levels[0].bandwidth_bytes_per_s
@@ -97,7 +97,9 @@ def test_a_block_sends_four_all_reduces(number: int) -> None:
 
 def test_weights_are_those_of_the_model() -> None:
     row = ROWS[22]
-    times = layer_times(gpt(row), dict.fromkeys("ghev", row.tp), step_model(machine_of("a100"), row.tp, MEGATRON))
+    times = layer_times(
+        gpt(row, row.mbs), dict.fromkeys("ghev", row.tp), step_model(machine_of("a100"), row.tp, MEGATRON)
+    )
     block = sum(time.weights for name, time in times.items() if name.startswith("block_"))
     assert block == pytest.approx(12 * row.hidden**2 / row.tp, rel=1e-3)
 

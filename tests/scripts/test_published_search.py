@@ -1,0 +1,62 @@
+"""The best published steps as steps of ours: split, cut and recomputed as the sources say."""
+
+from dataclasses import replace
+
+import pytest
+
+from scripts.benchmarks.large_steps import layer_times, step_model, total
+from scripts.benchmarks.published_search import best_rows, shape_of, theirs
+from scripts.benchmarks.published_steps import MEGATRON, TWO_BLOCKS, gpt, machine_of, measured_s, published_steps
+
+ROWS = {row.id: row for row in published_steps()}
+
+
+def test_the_best_rows_are_the_fastest() -> None:
+    """Of each model, number of devices and length of sequences."""
+    best = best_rows()
+    assert [row.id for row in best if row.gpus == 8] == [21, 30, 34, 35, 36, 37]
+    for row in ROWS.values():
+        (own,) = (b for b in best if (b.model, b.gpus, b.seq) == (row.model, row.gpus, row.seq))
+        assert measured_s(own) <= measured_s(row)
+    assert len(best) == 26
+
+
+@pytest.mark.parametrize("number", [20, 21])
+def test_a_step_takes_what_its_blocks_do(number: int) -> None:
+    """With the messages, and what is recomputed, composed block by block as docs/published.md has it."""
+    counts = (2, 4)
+    steps = []
+    for layers in counts:
+        row = replace(ROWS[number], layers=layers)
+        steps.append(theirs(row, gpt(row, row.gbs, [f"block{n}" for n in range(layers)])).cost)
+    row = ROWS[number]
+    split = dict.fromkeys("ghev", row.tp) | ({"s": row.tp} if number == 21 else {})
+    times = layer_times(gpt(row, row.mbs, TWO_BLOCKS), split, step_model(machine_of("a100"), row.tp, MEGATRON))
+    block = total([time for name, time in times.items() if name.startswith("block_")])
+    core = [time for name, time in times.items() if name.startswith("block_core")]
+    again_s = sum(time.forward_s for time in core) if number == 21 else block.forward_s + block.messages_s / 2
+    expected = block.forward_s + block.backward_s + block.messages_s + again_s
+    assert (steps[1] - steps[0]) / 2 == pytest.approx(expected, rel=0.01)
+
+
+def test_a_row_is_spread_as_it_says() -> None:
+    row = replace(ROWS[23], layers=24, gbs=16)
+    graph = gpt(row, row.gbs, [f"block{n}" for n in range(24)])
+    step = theirs(row, graph)
+    assert shape_of(step) == {
+        "stages": "8 × 3",
+        "micro-batches": "16",
+        "splits": "t 8",
+        "weights": "replicated",
+        "recomputed": shape_of(step)["recomputed"],
+    }
+    assert (step.num_groups, step.group, len(step.bounds), step.schedule) == (8, 8, 24, "interleaved")
+    for first, beyond in step.bounds:
+        names = [operator.name for operator in step.graph.operators[first:beyond]]
+        assert sum(name.endswith("_qkv") for name in names) == 1
+    again = {
+        operator.name for operator, layer in zip(step.graph.operators, step.layers, strict=True) if layer.is_recomputed
+    }
+    parts = {name.split("_", 1)[1] for name in again}
+    assert parts == {"core_scores", "core_softmax", "core_dropout", "core_values", "core_copy"}
+    assert len(again) == 24 * 5
