@@ -34,6 +34,7 @@ from scripts.benchmarks.published_steps import (
     llama,
     machine_of,
     measured_s,
+    predicted,
     published_steps,
 )
 from scripts.benchmarks.tables import markdown, publish
@@ -71,10 +72,15 @@ def cluster_of(row: Row) -> Machine:
     return machine_of("h100" if row.parallelism else "a100")
 
 
-def theirs(row: Row, graph: Graph) -> Step:
-    """Return the step of a row. graph: for the whole batch.
+def theirs(row: Row, graph: Graph, *, in_turns: bool = True) -> Step:
+    """Return the step of a row.
 
     torchtitan shares weights over all replicas; those of a pipeline stay gathered through a step, as in `zero1`.
+
+    Args:
+        row: a published step.
+        graph: its model, for the whole batch.
+        in_turns: whether groups of devices have several stages where they do; else each has one.
     """
     parts: Sequence[str] | None = None
     if row.parallelism:
@@ -93,6 +99,7 @@ def theirs(row: Row, graph: Graph) -> Step:
         state = REPLICATED
         if row.recompute.startswith("selective"):
             parts = CORE
+    chunks = chunks if in_turns else 1
     part = with_cuts(micro_batch(graph, m))
     begins = _beginnings(part.operators, layers)
     counts = accumulate(stage_layers(layers, groups * chunks)[:-1])
@@ -142,9 +149,10 @@ def _is_again(name: str, parts: Sequence[str] | None) -> bool:
 def searched(number: str, time_limit_s: str) -> None:
     """Print the step of a row, and the one that a search finds within the same memory."""
     row = next(row for row in published_steps() if row.id == int(number))
-    graph, start_s = graph_of(row), perf_counter()
+    graph = graph_of(row)
     step = theirs(row, graph)
     limits = [step.machine.device.memory_bytes, step.memory.total_bytes]
+    start_s = perf_counter()
     for limit in limits:
         try:
             plan = searched_plan(step, graph, limit, float(time_limit_s))
@@ -153,9 +161,10 @@ def searched(number: str, time_limit_s: str) -> None:
             # Theirs did fit, so that what it takes by our count is a limit, too.
             if limit == limits[-1]:
                 raise
+    search_s = perf_counter() - start_s
     ours = _told(Step.of(plan)) | {"bound": plan.lower_bound}
-    found = {"limit": limit, "search_s": perf_counter() - start_s}
-    print(json.dumps({"theirs": _told(step), "ours": ours, **found}))
+    told = _told(step) | {"in_one": theirs(row, graph, in_turns=False).cost}
+    print(json.dumps({"theirs": told, "ours": ours, "limit": limit, "search_s": search_s}))
 
 
 def searched_plan(step: Step, graph: Graph, limit_bytes: int | None, time_limit_s: float) -> Plan:
@@ -204,6 +213,12 @@ def _mostly(counts: Counter[str]) -> str:
     return most + f" and {len(others)} more" * bool(others)
 
 
+HEADERS = (
+    *("row", "model", "GPUs", "measured, s", "predicted, s", "theirs on our costs, s", "GiB", "ours, s", "GiB", "gap"),
+    *("theirs ÷ ours", "theirs", "what differs in ours", "search, s"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what can be chosen."""
     parser.add_argument("--rows", default="", metavar="ID,ID", help="some of them; no table is written then")
@@ -218,16 +233,15 @@ def main(*, write: bool, rows: str, time_limit: float) -> None:
             found = in_own_process("published_search", "searched", str(row.id), str(time_limit))
             cells.append(_cells(row, found))
             print(" | ".join(cells[-1]), flush=True)
-    headers = ["row", "model", "GPUs", "measured, s", "theirs on our costs, s", "GiB", "ours, s", "GiB", "gap"]
-    headers += ["theirs ÷ ours", "theirs", "what differs in ours", "search, s"]
-    publish("benchmarks.md", {"published-search": markdown(headers, cells)}, write=write and not rows)
+    publish("benchmarks.md", {"published-search": markdown(HEADERS, cells)}, write=write and not rows)
 
 
 def _cells(row: Row, found: Mapping[str, Any]) -> list[str]:
     theirs, ours = found["theirs"], found["ours"]
     model = f"{row.model}, {row.seq:,} tokens"
-    cells = [str(row.id), model, str(row.gpus), f"{measured_s(row):.2f}"]
-    cells += [f"{theirs['cost']:.2f}", f"{theirs['memory'] / 2**30:.0f}"]
+    cells = [str(row.id), model, str(row.gpus), f"{measured_s(row):.2f}", f"{predicted(row).step_s:.2f}"]
+    in_one = f" ({theirs['in_one']:.2f})" * (theirs["in_one"] != theirs["cost"])
+    cells += [f"{theirs['cost']:.2f}{in_one}", f"{theirs['memory'] / 2**30:.0f}"]
     is_theirs = found["limit"] == theirs["memory"]
     cells += [f"{ours['cost']:.2f}", f"{ours['memory'] / 2**30:.0f}" + "*" * is_theirs]
     cells += [f"{1 - ours['bound'] / ours['cost']:.1%}"]

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from scripts.benchmarks.large_steps import layer_times, step_model, total
-from scripts.benchmarks.published_search import best_rows, shape_of, theirs
-from scripts.benchmarks.published_steps import MEGATRON, TWO_BLOCKS, gpt, machine_of, measured_s, published_steps
+from scripts.benchmarks.published_search import HEADERS, _cells, best_rows, graph_of, searched_plan, shape_of, theirs
+from scripts.benchmarks.published_steps import MEGATRON, TWO_BLOCKS, Row, gpt, machine_of, measured_s, published_steps
 
 ROWS = {row.id: row for row in published_steps()}
 
@@ -60,3 +60,46 @@ def test_a_row_is_spread_as_it_says() -> None:
     parts = {name.split("_", 1)[1] for name in again}
     assert parts == {"core_scores", "core_softmax", "core_dropout", "core_values", "core_copy"}
     assert len(again) == 24 * 5
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        replace(ROWS[20], layers=2),
+        replace(ROWS[21], layers=2),
+        replace(ROWS[23], layers=4, gpus=16, pp=2, gbs=8),
+        replace(ROWS[2], layers=2, gpus=8, dp=4, gbs=64),
+    ],
+)
+def test_ours_takes_no_longer_than_theirs_without_turns(row: Row) -> None:
+    """With a stage for each group of devices theirs is a step that the search can choose."""
+    graph = graph_of(row)
+    step = theirs(row, graph, in_turns=False)
+    plan = searched_plan(step, graph, step.memory.total_bytes, 60.0)
+    assert plan.total_cost <= step.cost * (1 + 1e-9)
+    assert plan.lower_bound <= step.cost
+    assert step.chunks == 1
+
+
+def test_rows_of_the_table_say_what_differs() -> None:
+    shape = {"stages": "8 × 3", "weights": "replicated"}
+    told = {"cost": 12.0, "memory": 64 * 2**30, "shape": shape, "in_one": 13.0}
+    ours = {"cost": 10.0, "memory": 60 * 2**30, "shape": shape | {"stages": "2"}, "bound": 9.0}
+    found = {"theirs": told, "ours": ours, "limit": 80 * 2**30, "search_s": 7.0}
+    cells = _cells(ROWS[23], found)
+    assert dict(zip(HEADERS, cells, strict=True)) | {"predicted, s": ""} == {
+        "row": "23",
+        "model": "GPT-3 175B, 2,048 tokens",
+        "GPUs": "64",
+        "measured, s": "13.75",
+        "predicted, s": "",
+        "theirs on our costs, s": "12.00 (13.00)",
+        "GiB": "60",
+        "ours, s": "10.00",
+        "gap": "10.0%",
+        "theirs ÷ ours": "1.200",
+        "theirs": "stages 8 × 3; weights replicated",
+        "what differs in ours": "stages 2",
+        "search, s": "7",
+    }
+    assert _cells(ROWS[23], found | {"limit": 64 * 2**30})[8] == "60*"
