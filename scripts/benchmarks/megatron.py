@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pase.analysis.baselines.rules import ATTENTION, TransformerDims, largest_split, largest_splits, transformer_dims
+from pase.analysis.baselines.steps import even_cuts
 from pase.costs import cost_model
 from pase.costs.modes import STATES, KnownModes, LayerModes, ModeSpace, layer_choices
 from pase.costs.schedules import INTERLEAVED, ONE_FORWARD_ONE_BACKWARD
@@ -177,13 +178,8 @@ def _step(setting: Setting, degrees: Degrees) -> Step:
 
 @cache
 def _even_cuts(setting: Setting, m: int, num: int) -> list[int]:
-    """Return the cuts at which each of some stages has as much to compute as the others."""
-    batch, at = batch_of(setting.graph, m), list[int]()
-    weight = np.cumsum(works_s(batch.graph, setting.cost_model, setting.machine))
-    for number in range(1, num):
-        free = [place for place in batch.at[: len(batch.at) - (num - 1 - number)] if not at or place > at[-1]]
-        at.append(min(free, key=lambda place: abs(weight[place - 1] - weight[-1] * number / num)))
-    return at
+    batch = batch_of(setting.graph, m)
+    return even_cuts(batch.at, works_s(batch.graph, setting.cost_model, setting.machine), num)
 
 
 ModeSums = Iterator[tuple[Mode, Sequence[StageSums]]]
