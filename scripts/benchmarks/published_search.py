@@ -34,6 +34,7 @@ from scripts.benchmarks.published_steps import (
     llama,
     machine_of,
     measured_s,
+    model_flop,
     predicted,
     published_steps,
 )
@@ -45,12 +46,15 @@ MODES = (*STATES[1:], "recompute")
 
 
 def best_rows() -> list[Row]:
-    """Return of each model, number of devices and length of sequences the fastest row, the smaller ones first."""
-    best: dict[tuple[str, int, int], Row] = {}
+    """Return of each model and number of devices the row that does most of the model's FLOP in a second.
+
+    The smaller clusters come first.
+    """
+    best: dict[tuple[str, int], Row] = {}
     for row in published_steps():
-        key = row.model, row.gpus, row.seq
-        if key not in best or measured_s(row) < measured_s(best[key]):
-            best[key] = row
+        other = best.setdefault((row.model, row.gpus), row)
+        if model_flop(row) / measured_s(row) > model_flop(other) / measured_s(other):
+            best[row.model, row.gpus] = row
     return sorted(best.values(), key=lambda row: (row.gpus, row.id))
 
 
@@ -238,8 +242,7 @@ def main(*, write: bool, rows: str, time_limit: float) -> None:
 
 def _cells(row: Row, found: Mapping[str, Any]) -> list[str]:
     theirs, ours = found["theirs"], found["ours"]
-    model = f"{row.model}, {row.seq:,} tokens"
-    cells = [str(row.id), model, str(row.gpus), f"{measured_s(row):.2f}", f"{predicted(row).step_s:.2f}"]
+    cells = [str(row.id), row.model, str(row.gpus), f"{measured_s(row):.2f}", f"{predicted(row).step_s:.2f}"]
     in_one = f" ({theirs['in_one']:.2f})" * (theirs["in_one"] != theirs["cost"])
     cells += [f"{theirs['cost']:.2f}{in_one}", f"{theirs['memory'] / 2**30:.0f}"]
     is_theirs = found["limit"] == theirs["memory"]
