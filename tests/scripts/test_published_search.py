@@ -82,7 +82,7 @@ def test_rows_of_the_table_say_what_differs() -> None:
     shape = {"stages": "8 × 3", "weights": "replicated"}
     told = {"cost": 12.0, "memory": 64 * 2**30, "shape": shape, "in_one": 13.0}
     ours = {"cost": 10.0, "memory": 60 * 2**30, "shape": shape | {"stages": "2"}, "bound": 9.0}
-    found = {"theirs": told, "ours": ours, "limit": 80 * 2**30, "search_s": 7.0}
+    found = {"theirs": told, "ours": ours, "limit": 80 * 2**30}
     cells = _cells(ROWS[23], found)
     assert dict(zip(HEADERS, cells, strict=True)) | {"predicted, s": ""} == {
         "row": "23",
@@ -97,6 +97,5 @@ def test_rows_of_the_table_say_what_differs() -> None:
         "theirs ÷ ours": "1.200",
         "theirs": "stages 8 × 3; weights replicated",
         "what differs in ours": "stages 2",
-        "search, s": "7",
     }
     assert _cells(ROWS[23], found | {"limit": 64 * 2**30})[8] == "60*"
