@@ -90,6 +90,34 @@ def test_constants_are_buffers_and_what_is_computed_of_them() -> None:
     assert values(live, module, {}, [constant.use.value])[constant.use.value].eq(3).all(), "of the module as it is now"
 
 
+class Places(torch.nn.Module):  # type: ignore[misc]
+    """Adds to what it computes tensors of the shape of that: written into, filled, given the shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        made = torch.empty_like(x)
+        made[:] = torch.arange(WIDTH)
+        places = (made, torch.full_like(x, 2.0), torch.full_like(x, fill_value=3.0), x.new_full((WIDTH,), 4.0))
+        return x * sum(places, torch.zeros_like(x) + torch.ones_like(x) + x.new_zeros(WIDTH) + x.new_ones(WIDTH))
+
+
+def test_what_is_made_in_the_shape_of_another_value_needs_no_value() -> None:
+    torch.manual_seed(0)
+    module, inputs = Places(), {"x": torch.randn(4, WIDTH)}
+    live = trace_live((module, inputs))
+    uses = {constant.use.value for constant in live.constants.values()}
+    assert uses
+    assert all((c.inputs, c.parameters) == ((), ()) for c in live.constants.values())
+    assert {i.name for i in live.inputs.values()} == {"x"}
+    y = module.first(inputs["x"])
+    found = sum(values(live, module, {}, uses).values())
+    assert torch.equal((y * found).broadcast_to(y.shape), module(**inputs))
+
+
 def test_what_a_module_returns_is_had_in_its_structure() -> None:
     module, inputs = language()
     live = trace_live((module, inputs))

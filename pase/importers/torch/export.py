@@ -259,7 +259,7 @@ def exported(
             # What the module prints is no result of ours; what torch prints of its failures is told in one line.
             with torch.no_grad(), redirect_stdout(sys.stderr), redirect_stderr(io.StringIO()):
                 plain = _plain(torch, _traced(torch, module, positional, named))
-                return without_known_masks(torch, plain), tuple(notes)
+                return without_known_masks(torch, _of_shapes(torch, plain)), tuple(notes)
         except ModelError:
             raise
         except Exception as error:
@@ -342,6 +342,30 @@ def _plain(torch: Any, program: Any) -> Any:
     decompositions = torch.export.default_decompositions() if unknown else {}
     chosen = {target: decompositions[target] for target in unknown if target in decompositions}
     return program.run_decompositions(chosen) if chosen or writes or regions else program
+
+
+def _of_shapes(torch: Any, program: Any) -> Any:
+    """Return the program where what asks a tensor for its shape and its type alone is made of these.
+
+    Such a value would seem to need all that the tensor was computed of.
+    """
+    aten = torch.ops.aten
+    kinds = {"empty": aten.empty.memory_format, "zeros": aten.zeros.default, "ones": aten.ones.default}
+    kinds["full"] = aten.full.default
+    # What fills it comes behind the tensor, and the shape where that is told.
+    likes = {getattr(aten, f"{kind}_like").default: (made_by, 1) for kind, made_by in kinds.items()}
+    likes |= {getattr(aten, f"new_{kind}").default: (made_by, 2) for kind, made_by in kinds.items()}
+    for node in program.graph.nodes:
+        if node.target not in likes:
+            continue
+        made, (made_by, behind) = node.meta["val"], likes[node.target]
+        if made.is_contiguous() and all(type(extent) is int for extent in made.shape):
+            fill = [*node.args[behind:], *([node.kwargs["fill_value"]] if "fill_value" in node.kwargs else [])]
+            node.target, node.args = made_by, (list(made.shape), *fill)
+            node.kwargs = {"dtype": made.dtype, "device": made.device}
+    program.graph.eliminate_dead_code()
+    program.graph_module.recompile()
+    return program
 
 
 def _is_mutable(torch: Any, target: Any) -> bool:
