@@ -4,12 +4,13 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from math import prod
+from math import gcd, prod
 
 from pase.graph import Graph, Operator
 from pase.machine import Machine
 from pase.machine.machine import Device, Level
 from pase.planning.plan import LayerPlan, Plan, SearchRecord
+from pase.planning.stages import group_devices, stage_plan
 from pase.sharding.placement import place
 
 MACHINE = Machine(
@@ -89,11 +90,33 @@ def random_plan(graph: Graph, num_devices: int, seed: int) -> Plan:
 
 def placed_plan(graph: Graph, num_devices: int, seed: int) -> Plan:
     """A random plan, placed as searched ones are."""
-    plan = random_plan(graph, num_devices, seed)
-    splits = [layer.splits for layer in plan.layers]
-    devices = place(graph, num_devices, splits)
-    names = [operator.name for operator in graph.operators]
-    return make_plan(graph, num_devices, dict(zip(names, splits, strict=True)), dict(zip(names, devices, strict=True)))
+    return placed(random_plan(graph, num_devices, seed))
+
+
+def placed(plan: Plan) -> Plan:
+    """The plan with each layer on the devices of its stage as a search gives it these."""
+    layers = list[LayerPlan]()
+    for number in range(plan.num_stages):
+        own = stage_plan(plan, number) if plan.num_stages > 1 else plan
+        first = group_devices(plan, number).start
+        for devices in place(own.graph, own.num_devices, [layer.splits for layer in own.layers]):
+            layers.append(replace(plan.layers[len(layers)], devices=tuple(first + device for device in devices)))
+    return replace(plan, layers=tuple(layers))
+
+
+def split_along(plan: Plan, dims: Mapping[str, str]) -> Plan:
+    """The plan with some layers split along one dim alone, as far as their devices divide it; dims: by layer."""
+
+    def along(layer: LayerPlan) -> LayerPlan:
+        own = dims[layer.name]
+        return replace(layer, splits={**dict.fromkeys(layer.splits, 1), own: gcd(len(layer.devices), layer.dims[own])})
+
+    return replace(plan, layers=tuple(along(layer) if layer.name in dims else layer for layer in plan.layers))
+
+
+def rings_of(graph: Graph) -> list[str]:
+    """The layers whose keys and values go round."""
+    return [operator.name for operator in graph.operators if operator.ring is not None]
 
 
 def recomputing(plan: Plan, seed: int) -> Plan:

@@ -16,18 +16,23 @@ from pase.importers.torch.live import LiveModel, trace_live
 from pase.machine import override_machine
 from pase.planning.plan import Plan
 from pase.targets.torch.parallel import Parallel
+from pase.targets.torch.staged import Staged
 from pase.targets.torch.values import from_tensors
 from tests.runtime.plans import placed_plan, random_plan, recomputing
-from tests.targets.torch.lockstep import Sent
+from tests.targets.torch.lockstep import Sent, added
 from tests.targets.torch.modules import MODULES, Batch, in_float64, made
 from tests.targets.torch.networks import predicted
 
 STEPS = 3
+RELATIVE = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What training finds: losses, the gradients of the first step, the state after the last one, whole."""
+    """What training finds: losses, the gradients of the first step, the state after the last one, whole.
+
+    On a rank of a pipeline the gradients are those of its stages.
+    """
 
     losses: list[float]
     gradients: Mapping[str, Any]
@@ -39,6 +44,8 @@ class Compared:
     """How a strategy differs from the unmodified module, relative; what a rank sent in a step, and all are to send.
 
     seed: None for the searched one. losses: the largest difference. gradients, state: by name.
+    is_predicted: whether all that is sent can be: weights are held as the plan says, and as layers read them if there
+    are micro-batches, in each of which they are summed otherwise; and the passes are no other ones (zero bubble).
     """
 
     seed: int | None
@@ -47,6 +54,7 @@ class Compared:
     state: Mapping[str, float]
     sent: Sent
     predicted: Sent
+    is_predicted: bool
 
 
 def full(x: Any) -> Any:
@@ -60,7 +68,7 @@ def of_step(batches: Sequence[Batch]) -> Batch:
 
 def stepped(module: nn.Module, name: str, batches: Sequence[Batch]) -> Any:
     """The loss of a step of so many micro-batches, whose gradients parameters have then."""
-    if isinstance(module, Parallel) and len(batches) > 1:
+    if isinstance(module, Staged) or (isinstance(module, Parallel) and len(batches) > 1):
         return module.accumulate(**of_step(batches))
     losses = []
     for batch in batches:
@@ -83,7 +91,14 @@ def trained(module: nn.Module, name: str, micro_batches: int = 1) -> Found:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return Found(losses=losses, gradients=first, state={key: full(x) for key, x in module.state_dict().items()})
+    return Found(losses=losses, gradients=first, state=state_of(module))
+
+
+def state_of(module: nn.Module) -> dict[str, Any]:
+    """The state_dict of a module, whole."""
+    if isinstance(module, Staged):
+        return module.full_state_dict(on_all=True)
+    return {key: full(x) for key, x in module.state_dict().items()}
 
 
 @cache
@@ -131,13 +146,19 @@ def compared(
 
 def compared_under(plan: Plan, name: str, rank: int, seed: int | None) -> Compared:
     """Return how a module trains under a plan, beside the unmodified one."""
-    module, live, alone = traced(name)
-    if plan.micro_batches > 1:
-        alone = _alone(name, plan.micro_batches)
-    values = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict(keep_vars=True)}
-    parallel = Parallel(module, live, plan, rank=rank, weights=from_tensors(values), seed=0)
-    parallel.train()
+    parallel = parallel_module(plan, name, rank)
+    alone = _alone(name, plan.micro_batches) if plan.micro_batches > 1 else traced(name)[2]
     return _beside(plan, seed, trained(parallel, name, plan.micro_batches), alone, parallel)
+
+
+def parallel_module(plan: Plan, name: str, rank: int) -> Parallel:
+    """Return a module under a plan on a rank; it is traced once, whatever the plans."""
+    module, live, _ = traced(name)
+    values = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict(keep_vars=True)}
+    made = Staged if plan.num_groups > 1 else Parallel
+    parallel = made(module, live, plan, rank=rank, weights=from_tensors(values), seed=0)
+    parallel.train()
+    return parallel
 
 
 @cache
@@ -149,27 +170,46 @@ def _alone(name: str, micro_batches: int) -> Found:
 
 def _beside(plan: Plan, seed: int | None, own: Found, alone: Found, parallel: Parallel) -> Compared:
     assert list(own.state) == list(alone.state)
-    assert {k for k, x in own.gradients.items() if x is None} == {k for k, x in alone.gradients.items() if x is None}
+    expected = {key: alone.gradients[key] for key in own.gradients}
+    assert isinstance(parallel, Staged) or expected.keys() == alone.gradients.keys()
+    without = [[name for name, x in each.items() if x is None] for each in (own.gradients, expected)]
+    assert without[0] == without[1], without
     size = max(float(x.norm()) for x in alone.gradients.values() if x is not None)
     return Compared(
         seed=seed,
         losses=max(abs(a - b) / abs(b) for a, b in zip(own.losses, alone.losses, strict=True)),
         gradients={
             key: difference(own.gradients[key], x)
-            for key, x in alone.gradients.items()
+            for key, x in expected.items()
             # What is far below all others is rounding alone.
             if x is not None and x.norm() > 1e-12 * size
         },
         state={key: difference(own.state[key], x) for key, x in alone.state.items()},
         sent=_told(plan, _sent(parallel)),
         predicted=_told(plan, predicted(plan)),
+        is_predicted=_is_predicted(plan, parallel),
     )
 
 
+def _is_predicted(plan: Plan, parallel: Parallel) -> bool:
+    is_moved = any(reading.steps for reading in parallel._stored.readings.values())
+    is_otherwise = any(" replicated, not " in note for note in parallel.notes)
+    return not (is_otherwise or (is_moved and plan.micro_batches > 1) or plan.schedule == "zero_bubble")
+
+
 def _told(plan: Plan, moved: Sent) -> Sent:
-    """Leave out what layers send of which the data tell where it goes: predictions are of rows routed evenly."""
+    """Leave out what layers send of which the data tell where it goes: predictions are of rows routed evenly.
+
+    In a pipeline, what copies of a weight send that are held otherwise than layers read them, too.
+    """
     routed = {op.name for op in plan.graph.operators if any(isinstance(x, AllToAll) for x in op.exchanges)}
-    return {own: count for own, count in moved.items() if own.producer != own.consumer or own.consumer not in routed}
+    edges = {(edge.producer, edge.consumer) for edge in plan.graph.edges} | {(name, name) for name in plan.index}
+    return {
+        own: count
+        for own, count in moved.items()
+        if own.producer != own.consumer or own.consumer not in routed
+        if plan.num_groups == 1 or (own.producer, own.consumer) in edges
+    }
 
 
 def _sent(parallel: Parallel) -> Sent:
@@ -182,3 +222,17 @@ def _sent(parallel: Parallel) -> Sent:
 def difference(found: Any, expected: Any) -> float:
     found, expected = found.detach().double(), expected.detach().double()
     return float((found - expected).norm() / expected.norm().clamp_min(1e-300))
+
+
+def check(by_rank: Sequence[Sequence[Compared]]) -> None:
+    """Assert that ranks find what the module by itself does, and together send what is predicted."""
+    for found in zip(*by_rank, strict=True):
+        for own in found:
+            all_own = {**own.gradients, **own.state, "": own.losses}
+            wrong = {name: x for name, x in all_own.items() if not x <= RELATIVE}
+            assert not wrong, (own.seed, wrong)
+        if all(own.is_predicted for own in found):
+            sent, predicted = added([own.sent for own in found]), found[0].predicted
+            both = {key: (sent.get(key, 0), predicted.get(key, 0)) for key in {*sent, *predicted}}
+            wrong_bytes = {key: pair for key, pair in both.items() if pair[0] != pair[1]}
+            assert not wrong_bytes, (found[0].seed, wrong_bytes)

@@ -9,7 +9,7 @@ import torch
 from pase import Plan, emit, load, load_machine, search
 from pase.graph import Graph, Scalar
 from pase.machine import override_machine
-from pase.sharding.traffic import bytes_by_movement, flows
+from pase.planning.stages import step_bytes
 from pase.targets.training.data import Batches
 from pase.targets.training.initial import initial_value
 from scripts.benchmarks.strategies import NETWORKS
@@ -98,7 +98,7 @@ def of_process(
 
 def predicted(plan: Plan) -> Sent:
     """Return what a step is predicted to move, in words of float64."""
-    found = bytes_by_movement(flows(plan))
+    found = step_bytes(plan)
     return {movement: size * 8 // plan.graph.precision.itemsize for movement, size in found.items() if size}
 
 

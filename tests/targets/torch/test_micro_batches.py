@@ -24,13 +24,10 @@ from tests.runtime.networks import batch_norms, small
 from tests.runtime.plans import make_plan, placed_plan, random_plan, recomputing
 from tests.runtime.training import options
 from tests.targets.torch import factories
-from tests.targets.torch.equality import compared, difference, full, of_step
-from tests.targets.torch.lockstep import added
+from tests.targets.torch.equality import RELATIVE, check, compared, difference, full, of_step
 from tests.targets.torch.modules import MODULES, Batch, Language, floats, made, words
 from tests.targets.torch.ranks import Pool
 from tests.targets.torch.trained import events
-
-RELATIVE = 1e-12
 
 
 @pytest.mark.parametrize(
@@ -47,17 +44,7 @@ def test_a_module_trains_as_by_itself(ranks: Pool, name: str, world: int, seeds:
     """Beside the unmodified module, that goes through the micro-batches one after the other; some layers recomputed."""
     pytest.importorskip(MODULES[name].package)
     by_rank = ranks.run(compared, name, seeds, True, count, world=world, timeout_s=120.0 + 40.0 * len(seeds))
-    for found in zip(*by_rank, strict=True):
-        for own in found:
-            wrong = {k: x for k, x in {**own.gradients, **own.state, "": own.losses}.items() if not x <= RELATIVE}
-            assert not wrong, (own.seed, wrong)
-        assert found[0].seed is not None
-        # Weights that ranks hold otherwise than layers read them are summed in each micro-batch.
-        if found[0].seed % 2 == 0:
-            sent, predicted = added([own.sent for own in found]), found[0].predicted
-            both = {key: (sent.get(key, 0), predicted.get(key, 0)) for key in {*sent, *predicted}}
-            wrong_bytes = {key: pair for key, pair in both.items() if pair[0] != pair[1]}
-            assert not wrong_bytes, (found[0].seed, wrong_bytes)
+    check(by_rank)
 
 
 # -- beside the whole batch

@@ -21,14 +21,11 @@ from pase.targets.training.masks import kept, step_key
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan, recomputing
 from tests.runtime.training import options
-from tests.targets.torch.equality import compared, difference, full
-from tests.targets.torch.lockstep import added
+from tests.targets.torch.equality import RELATIVE, check, compared, difference, full
 from tests.targets.torch.modules import MODULES
 from tests.targets.torch.ranks import Pool
 from tests.targets.torch.test_memory import Functions, kept_bytes
 from tests.targets.torch.trained import events
-
-RELATIVE = 1e-12
 
 
 def again(plan: Plan, *layers: str) -> Plan:
@@ -49,14 +46,7 @@ def test_a_module_trains_as_by_itself(ranks: Pool, name: str, world: int, seeds:
     """Shared weights, statistics of batches, sequences: under random strategies, any layers computed again."""
     pytest.importorskip(MODULES[name].package)
     by_rank = ranks.run(compared, name, seeds, True, world=world, timeout_s=120.0 + 20.0 * len(seeds))
-    for found in zip(*by_rank, strict=True):
-        for own in found:
-            wrong = {k: x for k, x in {**own.gradients, **own.state, "": own.losses}.items() if not x <= RELATIVE}
-            assert not wrong, (own.seed, wrong)
-        sent, predicted = added([own.sent for own in found]), found[0].predicted
-        both = {key: (sent.get(key, 0), predicted.get(key, 0)) for key in {*sent, *predicted}}
-        wrong_bytes = {key: pair for key, pair in both.items() if pair[0] != pair[1]}
-        assert not wrong_bytes, (found[0].seed, wrong_bytes)
+    check(by_rank)
 
 
 # -- what is dropped
