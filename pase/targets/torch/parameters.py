@@ -29,6 +29,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -503,7 +504,7 @@ class _Leaf:
     leaf: torch.Tensor
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Leaves:
     """Local tensors of parameters, by name. receive: what is done with a parameter's gradient. num_made: of leaves.
 
@@ -535,7 +536,7 @@ class Leaves:
             leaf = leaf.detach()
         if is_trained:
             leaf.requires_grad_()
-            leaf.register_post_accumulate_grad_hook(_Handed(parameter, self.receive))
+            leaf.register_post_accumulate_grad_hook(_Handed(parameter, ref(self)))
         self._made[name] = _Leaf(parameter=parameter, local=local, leaf=leaf)
         self.num_made += 1
         return leaf
@@ -547,7 +548,7 @@ class Leaves:
     def collect(self) -> None:
         """Hand over the gradients that leaves have, as a backward pass does by itself."""
         for each in self._made.values():
-            _Handed(each.parameter, self.receive)(each.leaf)
+            _Handed(each.parameter, ref(self))(each.leaf)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Leaves":
         # Of a copied module, whose own parameters have gradients of their own.
@@ -578,12 +579,19 @@ def _put(parameter: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Handed:
-    """Hands a leaf's gradient to its parameter."""
+    """Hands a leaf's gradient to its parameter.
+
+    leaves: that it is one of; Python sees no reference from a leaf to its hook, and would free neither.
+    """
 
     parameter: torch.Tensor
-    receive: Callable[[torch.Tensor, torch.Tensor], None]
+    leaves: "ref[Leaves]"
 
     def __call__(self, leaf: torch.Tensor) -> None:
         gradient, leaf.grad = leaf.grad, None
-        if gradient is not None:
-            self.receive(self.parameter, gradient)
+        if gradient is None:
+            return
+        leaves = self.leaves()
+        if leaves is None:
+            raise ProgramError("the parallel module is gone that this backward pass is of; keep it until that is over")
+        leaves.receive(self.parameter, gradient)

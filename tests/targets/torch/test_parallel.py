@@ -1,7 +1,9 @@
 """`parallelize`: modules of PyTorch under random plans, on ranks, against the unmodified module in one process."""
 
 import copy
+import gc
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -293,6 +295,18 @@ def test_what_does_not_fit_is_refused() -> None:
     parallel = parallelize(_made("language"), plan)
     with pytest.raises(ModelError, match=r"input 'words' is of shape \[3, 8\]; the plan is for a tensor of shape \[4"):
         parallel(words=_words(0)["words"][:3], targets=_words(0)["targets"][:3])
+
+
+def test_a_module_that_nothing_refers_to_is_freed() -> None:
+    """Its weights and process groups, too; a backward pass that is left over says so."""
+    parallel = parallelize(*_alone("language"))
+    parallel(**_words(0))["loss"].backward()
+    loss, gone = parallel(**_words(1))["loss"], weakref.ref(parallel)
+    del parallel
+    gc.collect()
+    assert gone() is None
+    with pytest.raises(ProgramError, match="the parallel module is gone that this backward pass is of; keep it until"):
+        loss.backward()
 
 
 def test_autocast_is_that_of_the_module() -> None:
