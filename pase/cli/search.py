@@ -260,8 +260,7 @@ def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
     for position, text in enumerate(constraint_texts(plan.constraints)):
         say(f"  {'' if position else 'constraints':<23} {text}")
     say(f"  memory of a device      {_memory(plan)}")
-    if not plan.has_parts:
-        say(f"  at its peak             {_peak(plan)}")
+    say(f"  at its peak             {_peak(plan)}")
     if WITHOUT_LIMIT in plan.baselines:
         free = plan.baselines[WITHOUT_LIMIT]
         dearer = plan.total_cost / free - 1 if free else 0.0

@@ -1,33 +1,43 @@
 """What lies in a device's memory when: the peak of a training step, from the turns in which each tensor is needed.
 
 A step has a turn for each layer forward, in the graph's order; two for each backward, in the reverse order, the first
-for functions that a layer applies behind its product; and one for the optimizer. A tensor lies from the turn that makes
-it to the last one that needs it:
+for functions that a layer applies behind its product; and one for the optimizer. Layers that are recomputed, one after
+the other, are a run: they have one more turn each, forward, before the first of them goes back. A tensor lies from the
+turn that makes it to the last one that needs it:
 
 - weights, the optimizer's state and the model's inputs always; a weight's gradient from its layer's turn backward on;
 - what a layer writes until its last reader's turn, or, where the backward pass needs it (`pase.costs.memory.keeping`),
-  until the turn of the earliest layer that does;
+  until the turn of the earliest layer that does; what a run reads until it is computed again; what is made again
+  within a run, and needed there, from then on;
 - the gradient of what a layer writes from its last reader's turn to its own;
 - what kernels work with in their turn alone: a gradient that is added to others, one that is padded as its window is,
   the parts of sums that devices exchange, a bucket of weights' gradients that are summed together, what the optimizer
   makes of the largest weight.
 
-The peak is the most that lies there in any turn.
+Weights that devices hold in pieces (zero3) are whole in their layer's turns and, as they are gathered ahead, in that of
+the one before; their gradients (zero1 to zero3) until their bucket has been summed, which lies there until the next.
+
+With micro-batches the turns are those of one of them; gradients are there from the one before. A stage of a pipeline
+holds besides, of each other one that is under way, what lies between its passes. The peak is the most in any turn.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from pase.costs.memory import Keeping, edge_memory, held_parts, held_points, keeping, optimiser_state
+from pase.costs.modes import STATES, sharded, sums_moments
 from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Graph, Operator, Role
 from pase.graph.access import Window
+from pase.graph.stages import Stage
 from pase.sharding.edges import table_edges
 from pase.sharding.shards import IndexArray, IntArray, splits_of
+from pase.sharding.traffic import is_needed_backward
 
 BUCKET_BYTES, SMALL_BUCKET_BYTES, BUCKETS = 25 * 2**20, 2**18, 8
 """Weights' gradients are summed in buckets of up to the first, as `DistributedDataParallel` has it; where all of them
@@ -47,39 +57,84 @@ _BY_PLACES = frozenset({"gather"})
 """Kinds whose gradient is added to zeros, place by place."""
 
 
+class LayerMode(Protocol):
+    """What a strategy says of a layer (`LayerPlan` has it)."""
+
+    @property
+    def splits(self) -> Mapping[str, int]:
+        """A factor for each iteration dim."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """How its weights are held, in `STATES`."""
+        ...
+
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether what its backward pass needs is made again for that."""
+        ...
+
+
 class Span(NamedTuple):
-    """[K] bytes that lie in memory from one turn to another, both included."""
+    """Bytes that lie in memory from one turn to another, both included."""
 
     first: int
     last: int
-    size: IntArray
+    size: int
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """The turns of a step of a graph, and the last ones that need what its layers make."""
+    """The turns of a step of a graph, and the last ones that need what its layers make.
+
+    recomputed: [V] whether layers are.
+    """
 
     graph: Graph
     keeps: Keeping
+    recomputed: Sequence[bool]
+
+    @cached_property
+    def runs(self) -> tuple[int, ...]:
+        """[V] the first layer of the run that each layer is of, -1 for none."""
+        found: list[int] = []
+        for position, is_again in enumerate(self.recomputed):
+            is_further = position > 0 and self.recomputed[position - 1]
+            found.append((found[-1] if is_further else position) if is_again else -1)
+        return tuple(found)
+
+    @cached_property
+    def _order(self) -> tuple[tuple[str, int], ...]:
+        """What each turn is of: a layer, by position, forward, again, or one of its two backward."""
+        num = len(self.recomputed)
+        order = [("forward", position) for position in range(num)]
+        for position in reversed(range(num)):
+            if self.recomputed[position] and not any(self.recomputed[position + 1 : position + 2]):
+                order += [("again", other) for other in range(self.runs[position], position + 1)]
+            order += [("functions", position), ("product", position)]
+        return tuple(order)
+
+    @cached_property
+    def _turns(self) -> Mapping[tuple[str, int], int]:
+        return {of: turn for turn, of in enumerate(self._order)}
 
     @property
     def update(self) -> int:
         """The optimizer's turn, the last one; before it the last weights' gradients are brought together."""
-        return 3 * len(self.graph.operators) + 1
+        return len(self._order) + 1
 
     def backward(self, position: int) -> tuple[int, int]:
         """Return the two turns of a layer in the backward pass."""
-        num_layers = len(self.graph.operators)
-        first = num_layers + 2 * (num_layers - 1 - position)
-        return first, first + 1
+        return self._turns["functions", position], self._turns["product", position]
+
+    def again(self, position: int) -> int:
+        """Return the last turn of a layer forward: where it is recomputed that in the backward pass."""
+        return self._turns["again" if self.recomputed[position] else "forward", position]
 
     def layer_of(self, turn: int) -> str:
         """Return the layer whose turn it is, "" for the optimizer's."""
-        num_layers = len(self.graph.operators)
-        if turn >= 3 * num_layers:
-            return ""
-        position = turn if turn < num_layers else num_layers - 1 - (turn - num_layers) // 2
-        return self.graph.operators[position].name
+        return self.graph.operators[self._order[turn][1]].name if turn < len(self._order) else ""
 
     @cached_property
     def last_user(self) -> Mapping[str, int]:
@@ -97,116 +152,132 @@ class Timeline:
         return found
 
     @cached_property
-    def _needed(self) -> Mapping[tuple[str, int], tuple[int, int, int]]:
-        """For what is written: the last reader forward, the last that has a gradient, the first that keeps it."""
+    def _needed(self) -> Mapping[tuple[str, int], tuple[tuple[int, ...], int, tuple[int, ...]]]:
+        """For what is written: its readers, the last one that has a gradient, and the layers that keep it."""
         graph, saved = self.graph, self.keeps.saved
-        found: dict[tuple[str, int], tuple[int, int, int]] = {}
+        found: dict[tuple[str, int], tuple[tuple[int, ...], int, tuple[int, ...]]] = {}
         for position, operator in reversed(list(enumerate(graph.operators))):
             for output in range(len(operator.writes)):
-                last, graded, kept = position, position, len(graph.operators)
+                readers, graded, kept = list[int](), position, list[int]()
                 if output in saved[operator.name].writes and not operator.is_fan_out:
-                    kept = position
+                    kept.append(position)
                 for name, read in self.readers.get((operator.name, output), ()):
                     at = graph.index[name]
-                    last = max(last, at)
+                    readers.append(at)
                     if graph[name].is_fan_out:
-                        further, more, first = found[name, 0]
-                        last, kept = max(last, further), min(kept, first)
-                        graded = max(graded, more)
+                        further, more, others = found[name, 0]
+                        readers, kept, graded = [*readers, *further], [*kept, *others], max(graded, more)
                     elif graph.has_gradient(graph[name], read):
                         graded = max(graded, at)
                     if read in saved[name].reads:
-                        kept = min(kept, at)
-                found[operator.name, output] = last, graded, kept
+                        kept.append(at)
+                found[operator.name, output] = tuple(readers), graded, tuple(kept)
         return found
-
-    def last_read(self, name: str, output: int) -> int:
-        """Return the turn forward after which nobody reads what a layer writes."""
-        return self._needed[name, output][0]
 
     def last_gradient(self, name: str, output: int) -> int:
         """Return the position of the layer that is the first backward to give a gradient of what a layer writes."""
         return self._needed[name, output][1]
 
-    def first_kept(self, name: str, output: int) -> int:
-        """Return the position of the first layer that needs in the backward pass what a layer writes."""
-        return self._needed[name, output][2]
+    def copies(self, name: str, output: int) -> list[tuple[int, int, int]]:
+        """Return when a tensor is made, last needed forward, and last needed at all where layers keep it.
+
+        Once, and where it is made in a run that is computed again, once more.
+        """
+        position, runs = self.graph.index[name], self.runs
+        readers, _, kept = self._needed[name, output]
+        own = runs[position]
+
+        def within(at: int) -> bool:
+            return runs[at] >= 0 and runs[at] == own
+
+        # A run holds what it reads of others until it is computed again.
+        first = max([position, *readers, *(self.again(at) for at in readers if not within(at))])
+        ends = [self.backward(at)[1] for at in kept if not within(at)]
+        found = [(position, first, max(ends, default=first))]
+        if own >= 0:
+            again = max([self.again(position), *(self.again(at) for at in readers if within(at))])
+            ends = [self.backward(at)[1] for at in kept if within(at)]
+            found.append((self.again(position), again, max(ends, default=again)))
+        return found
+
+    def freed(self, name: str, output: int, reader: int) -> int:
+        """Return the turn in which a reader is the last to need what a layer writes, for making what it keeps of it."""
+        copies = self.copies(name, output)
+        is_within = self.runs[reader] >= 0 and self.runs[reader] == self.runs[self.graph.index[name]]
+        return copies[-1 if is_within else 0][1]
 
 
-def layer_spans(timeline: Timeline, operator: Operator, splits: IndexArray, *, optimiser: str) -> Iterator[Span]:
-    """Yield what lies in memory for a layer under configurations [K, D], and when."""
+def layer_spans(timeline: Timeline, operator: Operator, row: IndexArray) -> Iterator[Span]:
+    """Yield what lies in memory of a layer's tensors under a configuration [1, D], and when, but for its weights."""
     graph, keeps = timeline.graph, timeline.keeps
     name, position = operator.name, graph.index[operator.name]
-    types, precision = graph.types[name], graph.precision
-    configurations, num = splits_of(operator, splits), len(splits)
+    types, configurations = graph.types[name], splits_of(operator, row)
     functions, product = timeline.backward(position)
-    is_trained, end = name in graph.trained, timeline.update
+    again, is_trained = timeline.again(position), name in graph.trained
+    turns = {position, again}
 
-    def points(access: Access) -> IntArray:
-        return held_points(operator, access, configurations, num)
+    def points(access: Access) -> int:
+        return int(held_points(operator, access, configurations, 1)[0])
 
-    saved, state = keeps.saved[name], optimiser_state(optimiser)
+    def parts(*dims: str) -> int:
+        return int(configurations.product(dims)[0])
+
+    saved = keeps.saved[name]
     applies = is_trained and not operator.is_loss and bool(saved.results or saved.places or saved.writes)
+    received = {edge.input for edge in graph.received if edge.consumer == name} if isinstance(graph, Stage) else set()
     for number, read in enumerate(operator.reads):
-        size = points(read)
         if read.role is Role.PARAMETER:
-            if not read.shared or graph.owners[read.shared] == name:
-                yield Span(0, end, size * precision.itemsize)
-                moments = state(held_parts(operator, read, configurations), num) * ITEMSIZES[precision.moments]
-                masters = size * ITEMSIZES[precision.masters] if precision.masters else 0
-                yield Span(0, end, (moments + masters) * read.is_trained)
-            if read.is_trained and is_trained:
-                # Of a shared weight, the first gradient stays, and others are added to it.
-                is_first = not read.shared or timeline.last_user[read.shared] == position
-                yield Span(product, end if is_first else product, size * ITEMSIZES[precision.gradients])
-            if types.is_cast(number):
-                yield Span(position, product, size * types.operand_bytes(number))
-                yield Span(product, product, size * types.operand_bytes(number) * read.is_trained)
             continue
+        size = points(read)
         edge = graph.incoming.get((name, number))
         own = size * types.operand_bytes(number)
         if edge is None:
-            yield Span(0, end, size * types.read_bytes(number))
+            if number in received:
+                # What came of the stage before, and its gradient, until all of the backward pass is over.
+                yield Span(0, timeline.update - 1, size * types.read_bytes(number))
+                yield Span(product, timeline.update - 1, size * types.read_bytes(number) * is_trained)
             is_padded = any(isinstance(axis, Window) and axis.pad for axis in read.index_map)
             if (name, number) in keeps.reads and (is_padded or types.is_cast(number)):
-                yield Span(position, product, own)
+                yield Span(again, product, own)
             continue
         if operator.is_fan_out:
             if (name, number) in keeps.reads:
-                kept = timeline.first_kept(name, 0)
-                yield Span(timeline.last_read(name, 0) + 1, timeline.backward(kept)[1], own)
+                for _, freed, last in timeline.copies(name, 0):
+                    yield Span(freed + 1, last, own)
             continue
         if (name, number) in keeps.reads:
-            first = position if types.is_cast(number) else timeline.last_read(edge.producer, edge.output) + 1
-            yield Span(first, product, own)
+            freed = timeline.freed(edge.producer, edge.output, position)
+            yield Span(again if types.is_cast(number) else freed + 1, product, own)
         if graph.has_gradient(operator, number):
             # A gradient that is added to others lies beside them; one of a padded window is longer than what it is of.
             is_added = timeline.last_gradient(edge.producer, edge.output) != position
             own_share = 0.0 if is_added else _own_share(operator, read)
-            more = size - (size * own_share).astype(np.int64)
-            more = more + size * (configurations.product(operator.partial_dims(read)) > 1)
-            more = more + size * (operator.kind in _BY_PLACES)
+            more = size - int(size * own_share)
+            more += size * (parts(*operator.partial_dims(read)) > 1) + size * (operator.kind in _BY_PLACES)
             yield Span(product, product, more * types.read_bytes(number))
             if types.is_cast(number):
                 yield Span(product, product, own)
+    sent = {edge.output for edge in graph.sent if edge.producer == name} if isinstance(graph, Stage) else set()
     for output, write in enumerate(operator.writes):
         if operator.is_loss or operator.is_fan_out:
             continue
         size = points(write) * types.write_bytes(output)
-        last = timeline.last_read(name, output)
-        if (name, output) in keeps.writes:
-            last = timeline.backward(timeline.first_kept(name, output))[1]
-        yield Span(position, last, size)
+        copies = timeline.copies(name, output)
+        for made, freed, kept in copies:
+            last = kept if (name, output) in keeps.writes else freed
+            # What goes to another stage stays until all of the backward pass is over, and so does its gradient.
+            yield Span(made, timeline.update - 1 if output in sent and made == position else last, size)
         graded = timeline.last_gradient(name, output)
-        if is_trained and graded > position:
+        if output in sent and is_trained:
+            yield Span(len(timeline.recomputed), timeline.update - 1, size)
+        elif is_trained and graded > position:
             yield Span(timeline.backward(graded)[1], functions if applies else product, size)
         if applies:
             yield Span(functions, product, size)
-            yield Span(position, functions, points(write) * saved.results_bytes(types.write_bytes(output)))
+            yield Span(again, functions, points(write) * saved.results_bytes(types.write_bytes(output)))
     for tensor in operator.intermediates if is_trained else ():
         access = Access(tensor=tensor.tensor, shape=tensor.shape, index_map=tensor.index_map)
-        size = points(access) * types.intermediate_bytes(tensor)
-        yield Span(position, product, size * tensor.kept)
+        yield Span(again, product, points(access) * types.intermediate_bytes(tensor) * tensor.kept)
     has_bias = operator.kind == "attention" and is_trained and any(read.is_trained for read in operator.parameters)
     for exchange in operator.exchanges:
         if isinstance(exchange, AllReduce) and exchange.tensor == "scores" and has_bias:
@@ -214,12 +285,13 @@ def layer_spans(timeline: Timeline, operator: Operator, splits: IndexArray, *, o
             # the softmax is of, queries and keys lie there in that.
             access = Access(tensor=exchange.tensor, shape=exchange.shape, index_map=exchange.index_map)
             wide, narrow = ITEMSIZES[types.statistics], types.operand_bytes(0)
-            yield Span(position, product, points(access) * wide * (1 + (wide > narrow)))
-            yield Span(position, product, (points(operator.reads[0]) + points(operator.reads[1])) * (wide - narrow))
+            yield Span(again, product, points(access) * wide * (1 + (wide > narrow)))
+            yield Span(again, product, (points(operator.reads[0]) + points(operator.reads[1])) * (wide - narrow))
         if isinstance(exchange, AllReduce | AllToAll):
             access = Access(tensor=exchange.tensor, shape=exchange.shape, index_map=exchange.index_map)
-            size = points(access) * types.exchange_bytes(exchange) * (configurations.product(exchange.over) > 1)
-            yield Span(position, position, size)
+            size = points(access) * types.exchange_bytes(exchange) * (parts(*exchange.over) > 1)
+            for turn in turns:
+                yield Span(turn, turn, size)
 
 
 def _own_share(operator: Operator, read: Access) -> float:
@@ -228,6 +300,156 @@ def _own_share(operator: Operator, read: Access) -> float:
         return 1.0
     whole = splits_of(operator, np.ones((1, len(operator.extents)), dtype=np.int32))
     return min(prod(read.shape) / int(held_points(operator, read, whole, 1)[0]), 1.0)
+
+
+class _Weight(NamedTuple):
+    """A weight that a layer is the first to use, or uses alone, and how a device holds it.
+
+    position: of the layer. points: of its part. parts: the devices that add up its gradient behind the layer's turn.
+    state: in `STATES`.
+    """
+
+    position: int
+    operator: Operator
+    read: Access
+    points: int
+    parts: int
+    state: str
+
+    @property
+    def pieces(self) -> int:
+        """In how many pieces devices hold what its state says."""
+        return 1 if self.state == STATES[0] else self.parts
+
+
+def _weights(graph: Graph, rows: Sequence[IndexArray], layers: Sequence[LayerMode]) -> Iterator[_Weight]:
+    """Yield the weights of layers, in order; a shared one with the first layer that uses it."""
+    for position, operator in enumerate(graph.operators):
+        configurations = splits_of(operator, rows[position])
+        for number, read in enumerate(operator.reads):
+            if read not in operator.parameters or (read.shared and graph.owners[read.shared] != operator.name):
+                continue
+            is_cut = bool(sharded(operator, number, configurations)[0])
+            is_summed = bool(sums_moments(operator, configurations)[0])
+            yield _Weight(
+                position=position,
+                operator=operator,
+                read=read,
+                points=int(held_points(operator, read, configurations, 1)[0]),
+                parts=1 if is_summed else int(configurations.product(operator.partial_dims(read))[0]),
+                state=layers[position].state if is_cut else STATES[0],
+            )
+
+
+def _weight_spans(
+    timeline: Timeline, weights: Sequence[_Weight], rows: Sequence[IndexArray], optimiser: str, *, is_first: bool
+) -> Iterator[Span]:
+    """Yield what lies in memory of weights, their gradients and the optimizer's state, and when.
+
+    is_first: whether no micro-batch comes before, of which gradients are there.
+    """
+    precision, end, state = timeline.graph.precision, timeline.update, optimiser_state(optimiser)
+    itemsize = ITEMSIZES[precision.gradients]
+    launched = _launches(timeline, weights)
+    for weight in weights:
+        points, pieces = weight.points, weight.pieces
+        yield Span(0, end, points * precision.itemsize // (pieces if weight.state == "zero3" else 1))
+        if not weight.read.is_trained:
+            continue
+        parts = held_parts(weight.operator, weight.read, splits_of(weight.operator, rows[weight.position]))
+        moments = int(state(parts, 1)[0]) * ITEMSIZES[precision.moments]
+        masters = points * ITEMSIZES[precision.masters] if precision.masters else 0
+        yield Span(0, end, (moments + masters) // pieces)
+        if weight.operator.name not in timeline.graph.trained:
+            continue
+        last = timeline.last_user[weight.read.shared] if weight.read.shared else weight.position
+        product, size = timeline.backward(last)[1], points * itemsize
+        if pieces == 1:
+            yield Span(product if is_first else 0, end, size)
+            yield Span(product, product, 0 if is_first else size)
+            continue
+        # Whole until its bucket is on its way, then a piece; those of micro-batches before are pieces or, under zero1,
+        # whole.
+        launch = launched[weight.position, weight.read.tensor]
+        is_held = weight.state == "zero1" and not is_first
+        yield Span(0 if is_held else product, launch + 1, size)
+        yield Span(product, product, size * is_held)
+        yield Span(launch + 2 if is_first or is_held else 0, end, size // pieces)
+    # Of layers that read a weight which others have, too: gradients that are added, and weights in another type.
+    graph = timeline.graph
+    for position, operator in enumerate(graph.operators):
+        types, configurations = graph.types[operator.name], splits_of(operator, rows[position])
+        product = timeline.backward(position)[1]
+        for number, read in enumerate(operator.reads):
+            if read.role is not Role.PARAMETER:
+                continue
+            points = int(held_points(operator, read, configurations, 1)[0])
+            if read.is_trained and read.shared and timeline.last_user[read.shared] != position:
+                yield Span(product, product, points * itemsize)
+            if types.is_cast(number):
+                size = points * types.operand_bytes(number)
+                yield Span(timeline.again(position), product, size)
+                yield Span(product, product, size * read.is_trained)
+    yield from _gathered(timeline, [weight for weight in weights if weight.state == "zero3"])
+
+
+def _gathered(timeline: Timeline, weights: Sequence[_Weight]) -> Iterator[Span]:
+    """Yield the whole of weights in pieces: in their layers' turns, and in those before, as they are gathered ahead."""
+    sizes: dict[int, int] = {}
+    for weight in weights:
+        sizes[weight.position] = sizes.get(weight.position, 0) + weight.points * timeline.graph.precision.itemsize
+    for before, position in pairwise([-1, *sizes]):
+        yield Span(max(before, 0), position, sizes[position])
+        if timeline.recomputed[position]:
+            yield Span(timeline.again(position), timeline.again(position), sizes[position])
+    needed = [at for at in reversed(sizes) if is_needed_backward(timeline.graph, timeline.graph.operators[at])]
+    for behind, position in pairwise([-1, *needed]):
+        product = timeline.backward(position)[1]
+        is_ahead = behind >= 0 and timeline.runs[position] in (-1, timeline.runs[behind])
+        yield Span(timeline.backward(behind)[1] if is_ahead else product, product, sizes[position])
+
+
+def _in_buckets(timeline: Timeline, weights: Sequence[_Weight]) -> list[list[_Weight]]:
+    """Return the weights whose gradients are summed together, in the order in which these are whole."""
+    itemsize = ITEMSIZES[timeline.graph.precision.collectives]
+    summed = [weight for weight in reversed(weights) if weight.read.is_trained and weight.parts > 1]
+    limit = bucket_limit(sum(weight.points for weight in summed) * itemsize)
+    open_buckets: dict[tuple[int, bool, bool], list[_Weight]] = {}
+    found: list[list[_Weight]] = []
+    for weight in summed:
+        key = weight.parts, weight.pieces == 1, weight.state in STATES[:2]
+        bucket = open_buckets.get(key)
+        if bucket is None or sum(other.points for other in [*bucket, weight]) * itemsize > limit:
+            bucket = open_buckets[key] = []
+            found.append(bucket)
+        bucket.append(weight)
+    return found
+
+
+def _launches(timeline: Timeline, weights: Sequence[_Weight]) -> Mapping[tuple[int, str], int]:
+    """Return the turn in which the bucket of each weight goes, after all buckets before, by its layer and name."""
+    found, turn = dict[tuple[int, str], int](), 0
+    for bucket in _in_buckets(timeline, weights):
+        turn = max(turn, *(timeline.backward(weight.position)[1] for weight in bucket))
+        found |= {(weight.position, weight.read.tensor): turn for weight in bucket}
+    return found
+
+
+def _bucket_spans(timeline: Timeline, weights: Sequence[_Weight]) -> Iterator[Span]:
+    """Yield what lies there of buckets beside the gradients in them: copies, and sums of pieces until the next ones."""
+    itemsize = ITEMSIZES[timeline.graph.precision.collectives]
+    launched = _launches(timeline, weights)
+    # Of those that go in one turn, one after the other, the largest counts.
+    copied, summed = dict[int, int](), dict[int, int]()
+    for bucket in _in_buckets(timeline, weights):
+        turn = launched[bucket[0].position, bucket[0].read.tensor] + 1
+        size = sum(weight.points for weight in bucket) * itemsize
+        found = summed if bucket[0].pieces > 1 else copied
+        if bucket[0].pieces > 1 or len(bucket) > 1:
+            found[turn] = max(found.get(turn, 0), size)
+    yield from (Span(turn, turn, size) for turn, size in copied.items())
+    for turn, following in pairwise([*summed, timeline.update]):
+        yield Span(turn, max(turn, following - 1), summed[turn])
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,74 +461,88 @@ class Peak:
     phase: str
 
 
-def live_bytes(graph: Graph, splits: Sequence[Mapping[str, int]], *, optimiser: str) -> tuple[Timeline, IntArray]:
-    """Return the turns of a step, and the bytes on each device in each of them."""
-    timeline = Timeline(graph, keeping(graph))
-    changes = np.zeros(timeline.update + 2, dtype=np.int64)
+def live_bytes(
+    graph: Graph,
+    layers: Sequence[LayerMode],
+    *,
+    optimiser: str,
+    micro_batches: int = 1,
+    in_flight: int = 1,
+    keeps: Keeping | None = None,
+) -> tuple[Timeline, IntArray]:
+    """Return the turns of a step, and the bytes on each device in each of them.
 
-    def add(first: int, last: int, size: int) -> None:
-        if last >= first and size:
-            changes[first] += size
-            changes[last + 1] -= size
-
+    Args:
+        graph: of one micro-batch; a stage where it is of a pipeline.
+        layers: how each of its layers is split and what modes it has, in its order.
+        optimiser: whose state counts.
+        micro_batches: in a step.
+        in_flight: of how many a stage has something at once.
+        keeps: of the whole graph, where it is a stage.
+    """
+    timeline = Timeline(graph, keeps or keeping(graph), [layer.is_recomputed for layer in layers])
     rows = [
-        np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
-        for operator, split in zip(graph.operators, splits, strict=True)
+        np.array([[layer.splits[dim] for dim in operator.extents]], dtype=np.int32)
+        for operator, layer in zip(graph.operators, layers, strict=True)
     ]
-    for operator, row in zip(graph.operators, rows, strict=True):
-        for span in layer_spans(timeline, operator, row, optimiser=optimiser):
-            add(span.first, span.last, int(span.size[0]))
-    weights = list(_weights(graph, rows))
-    for first, size in _buckets(timeline, weights):
-        add(first, first, size)
-    largest = max((weight.points for weight in weights), default=0) * graph.precision.itemsize
-    add(timeline.update, timeline.update, _UPDATE_TENSORS.get(optimiser, 0) * largest)
+    weights = list(_weights(graph, rows, layers))
+    stays = _lying(
+        timeline,
+        [
+            *_weight_spans(timeline, weights, rows, optimiser, is_first=micro_batches == 1),
+            *_bucket_spans(timeline, weights),
+            *_inputs(timeline, rows, micro_batches),
+        ],
+    )
+    largest = max((w.points // w.pieces for w in weights if w.read.is_trained), default=0) * graph.precision.itemsize
+    stays[timeline.update] += _UPDATE_TENSORS.get(optimiser, 0) * largest
+    spans = [span for o, row in zip(graph.operators, rows, strict=True) for span in layer_spans(timeline, o, row)]
     for edge in table_edges(graph):
         if (edge.consumer, edge.input) in timeline.keeps.copies:
             u, v = graph.index[edge.producer], graph.index[edge.consumer]
             size = int(edge_memory(graph, edge, rows[u], rows[v]).cost(0, 0))
-            add(v, timeline.backward(v)[1], size)
-    return timeline, np.cumsum(changes[:-1])
+            spans.append(Span(timeline.again(v), timeline.backward(v)[1], size))
+    between = sum(span.size for span in spans if span.first < len(rows) <= span.last)
+    return timeline, stays + _lying(timeline, spans) + (in_flight - 1) * between
 
 
-class _Weight(NamedTuple):
-    """A trained weight of a strategy: its layer's position, the points of a part, the devices with parts of its sum."""
-
-    position: int
-    points: int
-    parts: int
-
-
-def _weights(graph: Graph, rows: Sequence[IndexArray]) -> Iterator[_Weight]:
-    """Yield the trained weights, the last layer's first; a shared one with the first layer that uses it."""
-    for position in range(len(rows) - 1, -1, -1):
-        operator = graph.operators[position]
-        configurations = splits_of(operator, rows[position])
-        for read in operator.parameters:
-            if read.is_trained and (not read.shared or graph.owners[read.shared] == operator.name):
-                points = int(held_points(operator, read, configurations, 1)[0])
-                yield _Weight(position, points, int(configurations.product(operator.partial_dims(read))[0]))
+def _lying(timeline: Timeline, spans: Iterable[Span]) -> IntArray:
+    """Return the bytes that lie there in each turn."""
+    changes = np.zeros(timeline.update + 2, dtype=np.int64)
+    for first, last, size in spans:
+        if last >= first:
+            changes[first] += size
+            changes[last + 1] -= size
+    return np.cumsum(changes[:-1])
 
 
-def _buckets(timeline: Timeline, weights: Sequence[_Weight]) -> Iterator[tuple[int, int]]:
-    """Yield the turn in which a bucket of weights' gradients is brought together, and its bytes beside these."""
-    itemsize = ITEMSIZES[timeline.graph.precision.collectives]
-    summed = [weight for weight in weights if weight.parts > 1]
-    limit = bucket_limit(sum(weight.points for weight in summed) * itemsize)
-    filled: dict[int, list[int]] = {}
-    for weight in summed:
-        bucket, size = filled.setdefault(weight.parts, []), weight.points * itemsize
-        if sum(bucket) + size > limit:
-            if len(bucket) > 1:
-                yield timeline.backward(weight.position)[1] + 1, sum(bucket)
-            bucket.clear()
-        bucket.append(size)
-    yield from ((timeline.backward(0)[1] + 1, sum(bucket)) for bucket in filled.values() if len(bucket) > 1)
+def _inputs(timeline: Timeline, rows: Sequence[IndexArray], micro_batches: int) -> Iterator[Span]:
+    """Yield what a step is given, all its micro-batches."""
+    graph = timeline.graph
+    received = {(e.consumer, e.input) for e in graph.received} if isinstance(graph, Stage) else set[tuple[str, int]]()
+    for operator, row in zip(graph.operators, rows, strict=True):
+        for number, read in enumerate(operator.reads):
+            key = operator.name, number
+            if read.role is not Role.PARAMETER and key not in graph.incoming and key not in received:
+                points = int(held_points(operator, read, splits_of(operator, row), 1)[0])
+                size = points * graph.types[operator.name].read_bytes(number)
+                # Of several, each has its own copy in its turn.
+                yield Span(0, timeline.update, size * (micro_batches + (micro_batches > 1)))
 
 
-def step_peak(graph: Graph, splits: Sequence[Mapping[str, int]], *, optimiser: str) -> Peak:
-    """Return the most that lies in a device's memory in a step of a strategy."""
-    timeline, live = live_bytes(graph, splits, optimiser=optimiser)
+def step_peak(
+    graph: Graph,
+    layers: Sequence[LayerMode],
+    *,
+    optimiser: str,
+    micro_batches: int = 1,
+    in_flight: int = 1,
+    keeps: Keeping | None = None,
+) -> Peak:
+    """Return the most that lies in a device's memory in a step of a strategy; arguments as those of `live_bytes`."""
+    timeline, live = live_bytes(
+        graph, layers, optimiser=optimiser, micro_batches=micro_batches, in_flight=in_flight, keeps=keeps
+    )
     turn = int(live.argmax())
-    phase = "forward" if turn < len(graph.operators) else "backward" if turn < timeline.update else "update"
+    phase = "forward" if turn < len(layers) else "backward" if turn < timeline.update else "update"
     return Peak(bytes=int(live[turn]), layer=timeline.layer_of(turn), phase=phase)

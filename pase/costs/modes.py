@@ -159,11 +159,18 @@ def sharded(operator: Operator, position: int, splits: Splits) -> BoolArray:
     found: BoolArray = np.zeros(len(splits.values), dtype=np.bool_)
     for _, size in held_parts(operator, access, splits):
         found |= size % group == 0
-    if operator.kind == "batch_norm":
-        # Where moments are sums over devices, the gradient of what it reads needs those of its weights, whole.
-        for exchange in operator.exchanges:
-            found &= splits.product(exchange.over if isinstance(exchange, AllReduce) else ()) == 1
-    return found & (group > 1) & access.is_trained & (not access.shared)
+    return found & (group > 1) & access.is_trained & (not access.shared) & ~sums_moments(operator, splits)
+
+
+def sums_moments(operator: Operator, splits: Splits) -> BoolArray:
+    """Return [K] whether a batch normalisation's moments are sums over devices.
+
+    The gradient of what it reads needs those of its weights then, whole and summed.
+    """
+    found: BoolArray = np.zeros(len(splits.values), dtype=np.bool_)
+    for exchange in operator.exchanges if operator.kind == "batch_norm" else ():
+        found |= splits.product(exchange.over if isinstance(exchange, AllReduce) else ()) > 1
+    return found
 
 
 def can_be_in_parts(operator: Operator, splits: Splits) -> bool:

@@ -197,14 +197,11 @@ class Plan:
 
     @cached_property
     def peak(self) -> Peak:
-        """The most that lies in a device's memory at once as PyTorch runs a step, and when that is.
-
-        With micro-batches, stages or modes of layers the bound that `memory` is.
-        """
+        """The most that lies in a device's memory at once as PyTorch runs a step, and when that is."""
         if self.has_parts:
             peak: Peak = _found("pase.planning.steps", "peak_of")(self)
             return peak
-        return step_peak(self.graph, [layer.splits for layer in self.layers], optimiser=self.optimiser)
+        return step_peak(self.graph, self.layers, optimiser=self.optimiser)
 
     @cached_property
     def memory(self) -> DeviceMemory:

@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-from pase.costs import DeviceMemory, Peak, cost_model
+from pase.costs import DeviceMemory, Peak, cost_model, step_peak
 from pase.costs.memory import keeping, layer_memory
 from pase.costs.modes import STATES, KnownModes, LayerModes, Links, ModeSpace, mode_tables, state_bytes
 from pase.costs.schedules import in_flight, step_s
@@ -283,6 +283,18 @@ def memory_of(plan: Plan) -> DeviceMemory:
 
 
 def peak_of(plan: Plan) -> Peak:
-    """Return the bound on what a device holds as its peak; the stage stands for the layer."""
+    """Return the most that a device holds at once, of the stage whose devices hold most."""
     step = Step.of(plan)
-    return Peak(bytes=step.memory.total_bytes, layer=f"stage {step.fullest}", phase="step")
+    keeps = keeping(step.graph)
+    peaks = [
+        step_peak(
+            graph,
+            step.layers[first:beyond],
+            optimiser=step.optimiser,
+            micro_batches=step.micro_batches,
+            in_flight=step.in_flight(number),
+            keeps=keeps,
+        )
+        for number, (graph, (first, beyond)) in enumerate(zip(step.stages, step.bounds, strict=True))
+    ]
+    return max(peaks, key=lambda peak: peak.bytes)

@@ -13,6 +13,7 @@ BENCHMARKS = {
     "levels": "strategies for machines with and without levels (docs/machines.md)",
     "step": "what hides behind the backward pass, and what that changes (docs/step.md)",
     "peak": "the peak of a step beside what PyTorch's tracker of memory counts (docs/memory.md)",
+    "modes": "the peak of a step in every mode of its layers, likewise (docs/memory.md)",
     "kernels": "steps of one process beside their prediction by timed kernels (docs/kernels.md)",
     "published": "steps that others measured beside their prediction (docs/published.md)",
     "published-search": "the best of these beside what a search finds (docs/benchmarks.md)",

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -149,15 +150,21 @@ def _rows(name: str, make: Callable[[], Made], optimiser: str, precision: str) -
     return rows
 
 
-class Training:
-    """Steps of one rank of a model under a plan, and what they take."""
+def _unheard(*_: object, **__: object) -> None:
+    pass
 
-    def __init__(self, module: Any, batch: Mapping[str, Any], plan: pase.Plan) -> None:
+
+class Training:
+    """Steps of one rank of a model under a plan, and what they take. batch: of a micro-batch; step: of all of them."""
+
+    def __init__(
+        self, module: Any, batch: Mapping[str, Any], plan: pase.Plan, step: Mapping[str, Any] | None = None
+    ) -> None:
         self.module = pase.parallelize((module, batch), plan)
         own = self.module.inputs()
         self.batch = {
             name: value[tuple(slice(low, high) for low, high in own[name])].clone() if name in own else value
-            for name, value in batch.items()
+            for name, value in (step or batch).items()
         }
         made: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
         trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
@@ -165,11 +172,14 @@ class Training:
 
     def step(self) -> None:
         """Take a step."""
-        found = self.module(**self.batch)
-        loss = found if isinstance(found, torch.Tensor) else found["loss"]
-        del found
-        loss.backward()
-        del loss
+        if self.module.plan.has_parts:
+            self.module.accumulate(**self.batch)
+        else:
+            found = self.module(**self.batch)
+            loss = found if isinstance(found, torch.Tensor) else found["loss"]
+            del found
+            loss.backward()
+            del loss
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -191,12 +201,14 @@ class Training:
 
     def tracked_bytes(self) -> int:
         """Return the peak of a step as PyTorch's tracker counts it, 0 where it cannot follow the step."""
+        from torch.distributed._tools import mod_tracker
         from torch.distributed._tools.mem_tracker import MemTracker
 
         tracker = MemTracker()
         tracker.track_external(self.module, self.optimizer, *self.batch.values())
         try:
-            with tracker:
+            # It would hold gradients of what a module is given until all are there, to know when its turn is over.
+            with mock.patch.object(mod_tracker, "register_multi_grad_hook", new=_unheard), tracker:
                 self.step()
         except RuntimeError:
             return 0

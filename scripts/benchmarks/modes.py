@@ -1,0 +1,102 @@
+"""The peak of a step in every mode of layers beside what PyTorch allocates and its tracker counts, on real ranks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import pase
+from pase.graph.stages import cuts, with_cuts
+from pase.targets.torch.launch import call
+from scripts.benchmarks.peak import MODELS, RANKS, Training
+from scripts.benchmarks.tables import markdown, publish
+
+CHOSEN = ("GPT-2", "Llama")
+SETTINGS = (("sgd", "float32"), ("adamw", "bf16-mixed"))
+BAR = 0.1
+"""A prediction that is further off is told apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modes:
+    """What layers of a plan do: their weights' state, whether blocks are recomputed; and the parts of a step."""
+
+    state: str = "replicated"
+    is_recomputed: bool = False
+    micro_batches: int = 1
+    stages: int = 1
+
+
+MODES: Mapping[str, Modes] = {
+    "replicated": Modes(),
+    **{state: Modes(state=state) for state in ("zero1", "zero2", "zero3")},
+    "recomputed": Modes(is_recomputed=True),
+    "recomputed, zero3": Modes(is_recomputed=True, state="zero3"),
+    "4 micro-batches": Modes(micro_batches=4),
+    "4 micro-batches, zero2": Modes(micro_batches=4, state="zero2"),
+    "2 stages, 4 micro-batches": Modes(stages=2, micro_batches=4),
+    "2 stages, 4 micro-batches, recomputed, zero3": Modes(stages=2, micro_batches=4, is_recomputed=True, state="zero3"),
+}
+
+
+def plan_in(graph: pase.Graph, modes: Modes, **settings: Any) -> pase.Plan:
+    """Return data parallelism in modes; the first layer of each block is not recomputed, so that each is a run."""
+    graph = with_cuts(graph)
+    size = RANKS // modes.stages
+    plan = pase.evaluate(graph, "data_parallel", size, machine="h100", **settings)
+    blocks = cuts(graph)
+    # Behind as many layers as before it.
+    at = [min(blocks, key=lambda i: abs(i - n * len(plan.layers) // modes.stages)) for n in range(1, modes.stages)]
+
+    def of(position: int, layer: Any) -> Any:
+        stage = sum(position >= cut for cut in at)
+        may_repeat = layer.name in graph.trained and not graph[layer.name].is_loss and position not in blocks
+        return replace(
+            layer,
+            devices=tuple(stage * size + device for device in layer.devices),
+            state=modes.state,
+            is_recomputed=modes.is_recomputed and may_repeat,
+            stage=stage,
+        )
+
+    return replace(
+        plan,
+        layers=tuple(of(position, layer) for position, layer in enumerate(plan.layers)),
+        num_devices=RANKS,
+        num_groups=modes.stages,
+        micro_batches=modes.micro_batches,
+        schedule="1f1b" if modes.stages > 1 else "",
+    )
+
+
+def measured(name: str, optimiser: str, precision: str) -> list[tuple[int, int, int]]:
+    """Return of each mode what a step allocates on this rank, what the tracker counts of it, and the prediction."""
+    found = []
+    for modes in MODES.values():
+        module, batch = MODELS[name]()
+        plan = plan_in(pase.load((module, batch)), modes, optimiser=optimiser, precision=precision)
+        many = {key: torch.cat([x] * modes.micro_batches) for key, x in batch.items()}
+        training = Training(module, batch, plan, many)
+        training.step()
+        # Gloo's threads free what they have sent when they come to it, in some steps late.
+        allocated = min(training.allocated_bytes() for _ in range(3))
+        found.append((allocated, min(training.tracked_bytes() for _ in range(3)), plan.peak.bytes))
+    return found
+
+
+def main(*, write: bool) -> None:
+    """Print the table, or put it into docs/memory.md."""
+    rows = []
+    for name in CHOSEN:
+        for optimiser, precision in SETTINGS:
+            of_ranks = call(measured, name, optimiser, precision, ranks=RANKS, threads=1, timeout_s=1800)
+            for mode, of_mode in zip(MODES, zip(*of_ranks, strict=True), strict=True):
+                allocated, tracked, predicted = map(max, zip(*of_mode, strict=True))
+                off = predicted / tracked - 1
+                sizes = [f"{size / 1e6:.1f}" for size in (allocated, tracked, predicted)]
+                mark = "" if abs(off) <= BAR else " *"
+                rows.append([name, optimiser, precision, mode, *sizes, f"{off:+.1%}{mark}"])
+                print(*rows[-1], flush=True)
+    headers = ["model", "optimizer", "precision", "modes", "allocated, MB", "tracked", "predicted", "error"]
+    publish("memory.md", {"modes": markdown(headers, rows)}, write=write)
