@@ -43,6 +43,8 @@ EXTRAS = {
         # Models to import, and programs to compare imported ones with.
         "accelerate>=1.15",
         "diffusers>=0.42",
+        # An engine that searches may run in.
+        "distributed>=2026.8",
         "equinox>=0.13",
         "flax>=0.12",
         "onnxruntime>=1.20",

@@ -381,6 +381,17 @@ def test_jobs_and_executors_find_the_same() -> None:
     assert [layer.splits for layer in together] == [layer.splits for layer in alone]
 
 
+def test_a_local_dask_cluster_finds_the_same() -> None:
+    distributed = pytest.importorskip("distributed")
+    settings: dict[str, Any] = {"devices": 2, "machine": "v100", "cost_model": "alpha_beta", "stages": "auto"}
+    alone = pase.search(_gpt(4), micro_batches="auto", **settings)
+    cluster = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
+    with distributed.Client(**cluster) as client:
+        together = pase.search(_gpt(4), micro_batches="auto", jobs=2, executor=client.get_executor(), **settings)
+        assert len(client.scheduler_info()["workers"]) == 2
+    assert together == replace(alone, search=together.search)
+
+
 def test_a_step_without_parts_is_a_plan_as_any_other(tmp_path: Path) -> None:
     """Where nothing is gained by stages, micro-batches and modes, the plan is read and explained as others are."""
     settings: dict[str, Any] = {"devices": 4, "machine": "a100", "cost_model": "step"}
