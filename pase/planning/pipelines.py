@@ -7,10 +7,11 @@ Schemes are bounded more and more closely (`spans`), the one that may be best is
 cuts that may be best, until those with the least bound consist of stages that are solved.
 """
 
+import pickle
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from math import inf
@@ -155,6 +156,7 @@ def search_schemes(
     num, done = len(waiting) * (len(_LOOKS) + 1), 0
     own = ProcessPoolExecutor(jobs, get_context("spawn")) if executor is None and jobs > 1 else None
     chosen = executor or own
+    written = pickle.dumps(setting) if chosen else b""
     try:
         while waiting:
             below = inf if best is None else best.cost
@@ -168,9 +170,9 @@ def search_schemes(
             most = min(below, waiting[0].bound * WAVE_BEHIND)
             while waiting and waiting[0].level == level and waiting[0].bound < most and len(wave) < WAVES[level]:
                 wave.append(heappop(waiting))
-            look = partial(_look, setting, level, below=below * (1 - gap))
-            asked = [chosen.submit(look, each) for each in wave] if chosen else []
-            answers = [each.result() for each in asked] or [look(each) for each in wave]
+            look = partial(_look, level=level, below=below * (1 - gap))
+            asked = [chosen.submit(_look_elsewhere, written, partial(look, waiting=each)) for each in wave if chosen]
+            answers = [each.result() for each in asked] or [look(setting, waiting=each) for each in wave]
             for each, found in zip(wave, answers, strict=True):
                 least = max(each.bound, found.bound)
                 done += 1
@@ -210,7 +212,18 @@ class _Waiting(NamedTuple):
     micro_batches: int
 
 
-def _look(setting: Setting, level: int, waiting: _Waiting, *, below: float) -> Found:
+def _look_elsewhere(written: bytes, look: Callable[[Setting], Found]) -> Found:
+    """Look at a scheme in another process, which keeps what it knows of the setting from one look to the next."""
+    return look(_read(written))
+
+
+@lru_cache(maxsize=1)
+def _read(written: bytes) -> Setting:
+    setting: Setting = pickle.loads(written)
+    return setting
+
+
+def _look(setting: Setting, *, level: int, waiting: _Waiting, below: float) -> Found:
     """Look at a scheme more closely than before: at its layers, at what is between cuts, at its stages."""
     scheme = Scheme(stages=waiting.stages, micro_batches=waiting.micro_batches)
     if level < len(_LOOKS):
