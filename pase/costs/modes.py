@@ -198,12 +198,18 @@ class _MessageCosts:
     gathered: FloatArray
 
     @classmethod
-    def of(cls, graph: Graph, operator: Operator, traffic: LayerTraffic, model: CostModel) -> "_MessageCosts":
+    def of(
+        cls, graph: Graph, operator: Operator, traffic: LayerTraffic, model: CostModel, micro_batches: int
+    ) -> "_MessageCosts":
         """Return those of a layer's configurations."""
         positions = {sum_name(read.tensor, is_gradient=True): i for i, read in enumerate(operator.reads)}
         precision = graph.precision
         wider = precision.itemsize / ITEMSIZES[precision.collectives]
-        sums = [message for message in traffic.messages if message.is_of_weight]
+        sums = [
+            replace(message, times=micro_batches * message.times)
+            for message in traffic.messages
+            if message.is_of_weight
+        ]
         others = [message for message in traffic.messages if not message.is_of_weight]
         in_parts = [sharded(operator, positions[message.tensor], traffic.splits) for message in sums]
         parts = [replace(m, size_bytes=m.size_bytes * is_in) for m, is_in in zip(sums, in_parts, strict=True)]
@@ -222,7 +228,7 @@ class _MessageCosts:
         return cls(
             blocking=sum((cost for cost, message in mine if not message.is_of_weight), nothing),
             there=there,
-            summed=sum((cost for cost, message in mine if message.is_of_weight), nothing),
+            summed=micro_batches * sum((cost for cost, message in mine if message.is_of_weight), nothing),
             rest=rest,
             scattered=scattered,
             gathered=gathered,
@@ -288,6 +294,7 @@ def layer_modes(
     hides: tuple[bool, bool] = (False, False),
     optimiser: str = DEFAULT_OPTIMISER,
     links: Links = (None, None),
+    micro_batches: int = 1,
     is_whole: bool = False,
 ) -> LayerModes:
     """Return the choices of a layer and their figures.
@@ -295,19 +302,20 @@ def layer_modes(
     Args:
         graph: the layer's; a stage where it is of a pipeline.
         operator: the layer.
-        traffic: of its configurations.
+        traffic: of its configurations, as often as `_once_a_step` has it.
         model: of costs.
         space: which modes there are.
         keeps: of the graph.
         hides: whether its sums of weights' gradients can hide, and whether others' can behind it.
         optimiser: whose state counts.
         links: to the devices of the stages before and behind; None where there are none.
+        micro_batches: of a step.
         is_whole: whether choices that others beat stay.
     """
     splits = traffic.splits
     num = len(splits.values)
     memory = layer_memory(graph, operator, splits.values, keeps, optimiser=optimiser)
-    messages = _MessageCosts.of(graph, operator, traffic, model)
+    messages = _MessageCosts.of(graph, operator, traffic, model, micro_batches)
     forward_work, backward_work = model.work(traffic.forward), model.work(traffic.backward)
     forward = forward_work + messages.there
     blocking = forward_work + backward_work + messages.blocking
@@ -571,6 +579,18 @@ class KnownModes:
     edges: dict[Hashable, EdgeModes] = field(default_factory=dict)
 
 
+def _once_a_step(traffic: LayerTraffic, micro_batches: int) -> LayerTraffic:
+    """Return traffic whose sums of weights' gradients are sent as often as they are for one of some micro-batches.
+
+    How a layer's devices lie over the levels of a machine is up to what they send each other in the whole step.
+    """
+    messages = tuple(
+        replace(message, times=message.times / micro_batches) if message.is_of_weight else message
+        for message in traffic.messages
+    )
+    return traffic if micro_batches == 1 else replace(traffic, messages=messages)
+
+
 def layer_choices(
     graph: Graph,
     num_devices: int,
@@ -585,6 +605,7 @@ def layer_choices(
     links: Links = (None, None),
     hides: Sequence[tuple[bool, bool]] | None = None,
     among: frozenset[str] | None = None,
+    micro_batches: int = 1,
     is_whole: bool = False,
 ) -> tuple[list[LayerModes], list[LayerTraffic]]:
     """Return the choices of all layers of a graph with fan-outs, and the traffic of their configurations.
@@ -602,6 +623,7 @@ def layer_choices(
         links: to the devices of the stages before and behind.
         hides: of each layer as `hiding_layers` has it, of a larger graph perhaps; by default the graph's own.
         among: of the layers by name those that are of interest, in the graph's order; by default all.
+        micro_batches: of a step, which sums gradients of weights once.
         is_whole: whether choices that others beat stay.
     """
     keeps = keeps or keeping(graph)
@@ -620,7 +642,7 @@ def layer_choices(
         kind: Hashable = signature(graph, operator), None if chosen is None else told[id(chosen)]
         if kind not in known.traffic:
             splits = enumerate_configurations(operator, num_devices) if chosen is None else chosen
-            known.traffic[kind] = traffic_of(graph, operator, splits)
+            known.traffic[kind] = _once_a_step(traffic_of(graph, operator, splits), micro_batches)
         own_space = space.of(name)
         may_repeat = own_space.recompute and name not in fixed
         copies = tuple(elsewhere(graph, operator, i) for i in range(len(operator.reads)))
@@ -650,6 +672,7 @@ def layer_choices(
                 hides=own,
                 optimiser=optimiser,
                 links=links,
+                micro_batches=micro_batches,
                 is_whole=is_whole,
             )
         layers.append(known.layers[key])

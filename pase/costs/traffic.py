@@ -69,7 +69,7 @@ class Communication:
     pattern: Pattern
     size_bytes: FloatArray
     group: IntArray
-    times: int
+    times: float
     forward_times: int = 0
     over: tuple[str, ...] = ()
     num_pieces: IntArray | int = 1

@@ -205,6 +205,7 @@ class Stages:
             optimiser=setting.optimiser,
             only=self.only,
             hides=batch.hides,
+            micro_batches=self.scheme.micro_batches,
             among=frozenset(batch.graph.operators[v].name for v in first.values()),
         )
         return [layers[which[key]] for key in alike], [traffic[which[key]] for key in alike]
@@ -240,6 +241,7 @@ class Stages:
             links=links,
             only=self.only,
             hides=hides,
+            micro_batches=self.scheme.micro_batches,
         )
         return StageProblem(
             tables=tables,

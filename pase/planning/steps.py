@@ -134,6 +134,7 @@ class Step:
                 only=rows,
                 optimiser=self.optimiser,
                 links=self.links[number],
+                micro_batches=self.micro_batches,
                 is_whole=True,
             )
             choice = []

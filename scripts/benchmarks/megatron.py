@@ -236,6 +236,7 @@ def _layer_figures(setting: Setting, degrees: Degrees) -> tuple[FloatArray, IntA
         optimiser=setting.optimiser,
         hides=batch.hides,
         among=frozenset(operators[v].name for v in chosen),
+        micro_batches=degrees.micro_batches,
         is_whole=True,
     )
     columns = [

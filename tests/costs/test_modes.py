@@ -1,5 +1,6 @@
 """What modes of layers cost and hold, beside the closed forms of ZeRO's states and of recomputation."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -142,3 +143,30 @@ def test_a_weight_of_two_stages_is_added_up_once_a_step() -> None:
         own = stage_tables.graph.index[name]
         assert once[own] == pytest.approx(size / BYTES_PER_S, rel=1e-12)
         assert sum(once) == once[own]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 64])
+def test_what_is_sent_most_in_a_step_stays_within_nodes(micro_batches: int) -> None:
+    """Sums over c go with each micro-batch, those of the weights' gradient once a step: 4 devices, 2 a node.
+
+    Two devices add up n bytes by sending n, and half of that where a part is all that each needs (the loss makes the
+    rest); two of a node share the link to the other node.
+    """
+    levels = (
+        Level(name="node", num_devices=2, latency_s=0.0, bandwidth_bytes_per_s=1e9, source="made up"),
+        Level(name="network", num_devices=0, latency_s=0.0, bandwidth_bytes_per_s=1e8, source="made up"),
+    )
+    machine = replace(MACHINE, levels=levels)
+    graph = _graph()
+    tables = mode_tables(
+        graph, 4, cost_model("alpha_beta", machine, 4), ModeSpace(), known=KnownModes(), is_whole=True,
+        only={"fc2": np.array([[2, 1, 2]], dtype=np.int32)}, micro_batches=micro_batches,
+    )  # fmt: skip
+    figures = tables.layers[graph.index["fc2"]].figures
+    results, weights = 4 * B // 2 * 10, 4 * (N // 2) * 10
+    assert weights > results
+    work = 3 * 2 * B * N * 10 / 4 / FLOP_PER_S
+    per_byte = {"node": 1 / 1e9, "network": 2 / 1e8}
+    of_results, of_weights = ("network", "node") if micro_batches == 1 else ("node", "network")
+    assert figures.repeated[0] - work == pytest.approx(0.5 * results * per_byte[of_results], rel=1e-9)
+    assert figures.once[0] == pytest.approx(weights * per_byte[of_weights], rel=1e-9)

@@ -116,9 +116,8 @@ def _brute_force(setting: Setting, scheme: Scheme) -> float | None:
         for number, (first, beyond) in enumerate(pairwise((0, *at, len(graph.operators)))):
             part = graph if num == 1 else stage(graph, first, beyond)
             own = (links[number], links[number + 1])
-            tables = mode_tables(
-                part, setting.num_devices // num, model, setting.space, known=known, keeps=keeps, fixed=fixed, links=own
-            )
+            asked = {"known": known, "keeps": keeps, "fixed": fixed, "links": own, "micro_batches": m}
+            tables = mode_tables(part, setting.num_devices // num, model, setting.space, **asked)
             figures = _figures(tables)
             if figures is None:
                 return None

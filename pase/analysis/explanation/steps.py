@@ -219,6 +219,7 @@ class _Work:
             only=rows,
             optimiser=step.optimiser,
             links=step.links[number],
+            micro_batches=step.micro_batches,
             is_whole=True,
         )
         opened = replace(problem, tables=tables)
