@@ -97,13 +97,13 @@ def _steps(module: Any, width: int) -> list[float]:
     return losses
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of memory are Linux's")
 def test_a_model_fits_with_weights_in_pieces_and_recomputation_alone(ranks: Pool) -> None:
-    """The limit is a fifth above the peak that is predicted with both, and below that with either."""
+    """The limit is two fifths above the peak that is predicted with both, and below that with either."""
     peaks = {modes: _plan(modes).peak.bytes for modes in MODES}
     least = peaks.pop("zero3, recomputed")
-    limit = int(1.2 * least)
+    limit = int(1.4 * least)
     assert min(peaks.values()) > limit
     expected = ranks.run(_trained, "replicated, kept", None, world=WORLD)[0]
     assert expected[1] < expected[0]
