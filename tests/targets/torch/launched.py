@@ -21,7 +21,9 @@ NAMES = (
 def sum_of_ranks(scale: float) -> tuple[int, int, float, str, int]:
     total = torch.tensor([scale * dist.get_rank()], dtype=torch.float64)
     dist.all_reduce(total)
-    return dist.get_rank(), dist.get_world_size(), total.item(), dist.get_backend(), int(torch.get_num_threads())
+    # What PyTorch makes of it is up to MKL, too, which may take fewer on a busy machine.
+    threads = int(os.environ["OMP_NUM_THREADS"])
+    return dist.get_rank(), dist.get_world_size(), total.item(), dist.get_backend(), threads
 
 
 def environment() -> dict[str, str]:
