@@ -271,10 +271,8 @@ WAVES, WAVE_BEHIND = (8, 4, 2), 1.1
 
 def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Found:
     """Return the cheapest step of a scheme, as far as it is known; below: of no interest if it takes no less."""
-    *first, last = (partial(_solved, setting, scheme, below, slack) for slack in SLACKS)
-    found = next((answer for solved in first if (answer := solved()) is not None), None) or last()
-    assert found is not None
-    return found
+    answers = (_solved(setting, scheme, below, slack) for slack in SLACKS)
+    return next(found for found in answers if found is not None)
 
 
 def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Found | None:
@@ -297,8 +295,7 @@ def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Fou
                 point = found[-1][1].at.copy()
                 point[-1] *= stages.in_flight(number - 1) / stages.in_flight(number)
             enough = below - (spans.least_total() if scheme.stages > 1 else 0.0)
-            asked = {"enough": enough, "tolerance": CLOSE, "may_widen": slack < SLACKS[-1]}
-            found.append(stages.solve(places[i], places[j], number, point, **asked))
+            found.append(stages.solve(places[i], places[j], number, point, enough, may_widen=slack < SLACKS[-1]))
             answer = found[-1][1]
             if answer.is_held_back:
                 return None

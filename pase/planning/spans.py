@@ -13,7 +13,6 @@ from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from math import inf
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -252,7 +251,7 @@ class Stages:
         )
 
     def solve(
-        self, first: int, beyond: int, number: int, near: FloatArray | None, **asked: Any
+        self, first: int, beyond: int, number: int, near: FloatArray | None, enough: float, *, may_widen: bool
     ) -> tuple[StageProblem, StageFound]:
         """Return the answer to a stage; the rest as `solve_stage` has it."""
         key = self.key(first, beyond, number), self.in_flight(number)
@@ -262,7 +261,9 @@ class Stages:
             alike = [
                 answer.choice for (kind, _), (_, answer) in self.solved.items() if kind == key[0] and answer.choice
             ]
-            found = solve_stage(problem, known=alike, pool=self.pool, near=near, **asked)
+            found = solve_stage(
+                problem, known=alike, tolerance=CLOSE, pool=self.pool, near=near, enough=enough, may_widen=may_widen
+            )
             self.solved[key] = problem, found
         return self.solved[key]
 
