@@ -461,7 +461,7 @@ class Peak:
     phase: str
 
 
-def live_bytes(
+def step_peak(
     graph: Graph,
     layers: Sequence[LayerMode],
     *,
@@ -469,8 +469,8 @@ def live_bytes(
     micro_batches: int = 1,
     in_flight: int = 1,
     keeps: Keeping | None = None,
-) -> tuple[Timeline, IntArray]:
-    """Return the turns of a step, and the bytes on each device in each of them.
+) -> Peak:
+    """Return the most that lies in a device's memory in a step of a strategy.
 
     Args:
         graph: of one micro-batch; a stage where it is of a pipeline.
@@ -503,7 +503,10 @@ def live_bytes(
             size = int(edge_memory(graph, edge, rows[u], rows[v]).cost(0, 0))
             spans.append(Span(timeline.again(v), timeline.backward(v)[1], size))
     between = sum(span.size for span in spans if span.first < len(rows) <= span.last)
-    return timeline, stays + _lying(timeline, spans) + (in_flight - 1) * between
+    live = stays + _lying(timeline, spans) + (in_flight - 1) * between
+    turn = int(live.argmax())
+    phase = "forward" if turn < len(rows) else "backward" if turn < timeline.update else "update"
+    return Peak(bytes=int(live[turn]), layer=timeline.layer_of(turn), phase=phase)
 
 
 def _lying(timeline: Timeline, spans: Iterable[Span]) -> IntArray:
@@ -528,21 +531,3 @@ def _inputs(timeline: Timeline, rows: Sequence[IndexArray], micro_batches: int) 
                 size = points * graph.types[operator.name].read_bytes(number)
                 # Of several, each has its own copy in its turn.
                 yield Span(0, timeline.update, size * (micro_batches + (micro_batches > 1)))
-
-
-def step_peak(
-    graph: Graph,
-    layers: Sequence[LayerMode],
-    *,
-    optimiser: str,
-    micro_batches: int = 1,
-    in_flight: int = 1,
-    keeps: Keeping | None = None,
-) -> Peak:
-    """Return the most that lies in a device's memory in a step of a strategy; arguments as those of `live_bytes`."""
-    timeline, live = live_bytes(
-        graph, layers, optimiser=optimiser, micro_batches=micro_batches, in_flight=in_flight, keeps=keeps
-    )
-    turn = int(live.argmax())
-    phase = "forward" if turn < len(layers) else "backward" if turn < timeline.update else "update"
-    return Peak(bytes=int(live[turn]), layer=timeline.layer_of(turn), phase=phase)
