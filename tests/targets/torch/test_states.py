@@ -266,7 +266,7 @@ def _peak(_rank: int, _world: int, plan: Plan) -> int:
         storages[storage.data_ptr()] = storage.nbytes()
     peaks = []
     # Gloo's threads free what they have sent when they come to it, in some steps late.
-    for _ in range(4):
+    for _ in range(12):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
             step()
         assert profiled.profiler is not None
