@@ -22,6 +22,7 @@ BENCHMARKS = {
     "memory": "what a limit on the memory of a device costs (docs/benchmarks.md)",
     "simulation": "simulated steps beside measured ones (docs/simulation.md)",
     "cluster": "steps on a cluster of one machine beside their prediction (docs/cluster.md)",
+    "cluster-parts": "steps in modes, micro-batches and stages there beside their prediction (docs/cluster.md)",
     "figure6": "speedups over data parallelism beside the PaSE paper's Fig. 6 (docs/paper.md)",
     "runtime": "programs: time to build, bytes moved beside the prediction (docs/benchmarks.md)",
     "torch": "steps of `pase.parallelize` beside PyTorch's own ways (docs/benchmarks.md)",

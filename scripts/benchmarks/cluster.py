@@ -185,15 +185,7 @@ def _settings(made: Cluster, machine: Machine, folder: Path, models: Sequence[st
     """Yield what each model shows on a cluster."""
     for model in models:
         plans = strategies(load(model, arguments=MODELS[model]), made.network.num_ranks, machine)
-        sources = {name: emit(plan, target="torch") for name, plan in plans.items()}
-        # Of equal programs one runs.
-        files = {source: f"{model}{number}.py" for number, source in enumerate(dict.fromkeys(sources.values()))}
-        for source, file in files.items():
-            (folder / file).write_text(source, encoding="utf-8")
-        command = [sys.executable, "-m", "scripts.benchmarks.cluster_rank", "--rounds", str(rounds)]
-        command += [str(folder / file) for file in files.values()]
-        first, *_ = made.run(command, environment=_environment(), cwd=folder)
-        times: dict[str, list[tuple[float, float]]] = json.loads(first)
+        times = run(made, plans, folder, model, rounds)
         yield Setting(
             model=model,
             network=made.network,
@@ -202,11 +194,29 @@ def _settings(made: Cluster, machine: Machine, folder: Path, models: Sequence[st
                     name=name,
                     predicted_s=total_cost(plan.layers),
                     placed_s=placed_s(plan),
-                    times_s=tuple((gradients_s, whole_s) for gradients_s, whole_s in times[files[sources[name]]]),
+                    times_s=times[name],
                 )
                 for name, plan in plans.items()
             ),
         )
+
+
+Times = tuple[tuple[float, float], ...]
+"""Of each round: how long a step takes until gradients are summed, and as a whole."""
+
+
+def run(made: Cluster, plans: Mapping[str, Plan], folder: Path, name: str, rounds: int) -> dict[str, Times]:
+    """Run the programs of plans on a cluster, in turns; name: what their files are called."""
+    sources = {plan: emit(plans[plan], target="torch") for plan in plans}
+    # Of equal programs one runs.
+    files = {source: f"{name}{number}.py" for number, source in enumerate(dict.fromkeys(sources.values()))}
+    for source, file in files.items():
+        (folder / file).write_text(source, encoding="utf-8")
+    command = [sys.executable, "-m", "scripts.benchmarks.cluster_rank", "--rounds", str(rounds)]
+    command += [str(folder / file) for file in files.values()]
+    first, *_ = made.run(command, environment=_environment(), cwd=folder)
+    times = json.loads(first)
+    return {plan: tuple((summed_s, whole_s) for summed_s, whole_s in times[files[sources[plan]]]) for plan in plans}
 
 
 def strategies(graph: Graph, num_devices: int, machine: Machine) -> dict[str, Plan]:

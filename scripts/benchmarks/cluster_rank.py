@@ -13,12 +13,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
+from pase.targets.torch import script
 from pase.targets.torch.launch import Ranks, join
-from pase.targets.torch.script import RankTraining
 from pase.targets.training.data import Batches
 from pase.targets.training.options import TrainingOptions
 
@@ -48,10 +49,12 @@ Parts = tuple[Callable[[], Any], Callable[[Any], object]]
 
 def step_of(path: Path, ranks: Ranks) -> Parts:
     """Return what does one training step of a program in float32, as its own script does it."""
-    namespace: dict[str, Any] = {"__name__": "emitted"}
-    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), namespace)
-    training = RankTraining(namespace["build"], ranks, TrainingOptions(steps=1))
-    batch = Batches(training.program.inputs.values(), seed=0).batch(0)
+    code = compile(path.read_text(encoding="utf-8"), str(path), "exec")
+    with patch.object(script, "main") as main:
+        exec(code, {"__name__": "__main__"})
+    (build,), count = main.call_args.args, main.call_args.kwargs.get("micro_batches", 1)
+    training = script.rank_training(build, ranks, TrainingOptions(steps=1), micro_batches=count)
+    batch = Batches(training.step_inputs, seed=0).batch(0)
     return partial(training.gradients, batch), partial(training.descend, learning_rate=_RATE)
 
 

@@ -28,6 +28,7 @@ class Modes:
     is_recomputed: bool = False
     micro_batches: int = 1
     stages: int = 1
+    schedule: str = "1f1b"
 
 
 MODES: Mapping[str, Modes] = {
@@ -42,11 +43,14 @@ MODES: Mapping[str, Modes] = {
 }
 
 
-def plan_in(graph: pase.Graph, modes: Modes, **settings: Any) -> pase.Plan:
-    """Return data parallelism in modes; the first layer of each block is not recomputed, so that each is a run."""
+def plan_in(graph: pase.Graph, modes: Modes, ranks: int, **settings: Any) -> pase.Plan:
+    """Return data parallelism in modes; the first layer of each block is not recomputed, so that each is a run.
+
+    graph: of a micro-batch.
+    """
     graph = with_cuts(graph)
-    size = RANKS // modes.stages
-    plan = pase.evaluate(graph, "data_parallel", size, machine="h100", **settings)
+    size = ranks // modes.stages
+    plan = pase.evaluate(graph, "data_parallel", size, **settings)
     blocks = cuts(graph)
     # Behind as many layers as before it.
     at = [min(blocks, key=lambda i: abs(i - n * len(plan.layers) // modes.stages)) for n in range(1, modes.stages)]
@@ -65,10 +69,10 @@ def plan_in(graph: pase.Graph, modes: Modes, **settings: Any) -> pase.Plan:
     return replace(
         plan,
         layers=tuple(of(position, layer) for position, layer in enumerate(plan.layers)),
-        num_devices=RANKS,
+        num_devices=ranks,
         num_groups=modes.stages,
         micro_batches=modes.micro_batches,
-        schedule="1f1b" if modes.stages > 1 else "",
+        schedule=modes.schedule if modes.stages > 1 else "",
     )
 
 
@@ -78,7 +82,8 @@ def measured(name: str, optimiser: str, precision: str, modes: Modes) -> tuple[i
     Among real ranks the tracker waits for ever.
     """
     module, batch = MODELS[name]()
-    plan = plan_in(pase.load((module, batch)), modes, optimiser=optimiser, precision=precision)
+    settings: dict[str, Any] = {"machine": "h100", "optimiser": optimiser, "precision": precision}
+    plan = plan_in(pase.load((module, batch)), modes, RANKS, **settings)
     many = {key: torch.cat([x] * modes.micro_batches) for key, x in batch.items()}
     training = Training(module, batch, plan, many)
     training.step()

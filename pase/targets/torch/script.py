@@ -42,6 +42,7 @@ from pase.targets.training.checkpointing import (
 )
 from pase.targets.training.data import (
     Array,
+    DataInput,
     Evaluation,
     filled_batches,
     held_out_batches,
@@ -239,6 +240,15 @@ class RankTraining:
 
     def _give(self, shard: Any, gradient: Any) -> None:
         add_gradient(shard, gradient)
+
+    @property
+    def step_inputs(self) -> list[DataInput]:
+        """The inputs of a whole step, of all its micro-batches."""
+        count = self.micro_batches
+        return [
+            replace(item, shape=(item.shape[0] * count, *item.shape[1:])) if item.shape else item
+            for item in self.program.inputs.values()
+        ]
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -495,13 +505,8 @@ def train(
     asked, options = options, replace(options, seed=found.seed if found else options.seed or 0)
     first = found.step if found else 0
     with ExitStack() as opened:
-        training = _training(build, ranks, options, micro_batches=micro_batches, is_restored=found is not None)
-        program = training.program
-        count = training.micro_batches
-        inputs = [
-            replace(item, shape=(item.shape[0] * count, *item.shape[1:])) if item.shape else item
-            for item in program.inputs.values()
-        ]
+        training = rank_training(build, ranks, options, micro_batches=micro_batches, is_restored=found is not None)
+        program, inputs = training.program, training.step_inputs
         batches = chosen_batches(inputs, options.seed or 0, options.data_path, generator, first)
         test = (
             held_out_batches(list(program.inputs.values()), options.test_data_path) if options.test_data_path else None
@@ -541,9 +546,15 @@ def train(
         return steps.take(training, shown)
 
 
-def _training(
-    build: Build | Pipeline, ranks: Ranks, options: TrainingOptions, *, micro_batches: int, is_restored: bool
+def rank_training(
+    build: Build | Pipeline,
+    ranks: Ranks,
+    options: TrainingOptions,
+    *,
+    micro_batches: int = 1,
+    is_restored: bool = False,
 ) -> RankTraining:
+    """Return what trains a program, or the stages of one, on this rank; arguments as of `RankTraining`."""
     if not isinstance(build, Pipeline):
         return RankTraining(build, ranks, options, micro_batches=micro_batches, is_restored=is_restored)
     # Stages stand above this module, and are found by name.

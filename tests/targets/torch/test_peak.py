@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import pase
 from pase.targets.torch.parallel import parallelize
-from scripts.benchmarks.modes import MODES, plan_in
+from scripts.benchmarks.modes import MODES, RANKS, plan_in
 from scripts.benchmarks.peak import Training
 from tests.targets.torch.ranks import Pool
 
@@ -101,7 +101,7 @@ def _made() -> tuple[nn.Module, dict[str, Any]]:
 
 
 def _plan_in(modes: str) -> pase.Plan:
-    return plan_in(pase.load(_made()), MODES[modes], optimiser="adamw")
+    return plan_in(pase.load(_made()), MODES[modes], RANKS, machine="h100", optimiser="adamw")
 
 
 QUICK = ("zero2", "2 stages, 4 micro-batches, recomputed, zero3")
