@@ -393,13 +393,12 @@ KERAS_FAMILIES: dict[str, str] = {
     **dict.fromkeys(("ResNet101", "ResNet152"), "ResNet50"),
     **dict.fromkeys(("ResNet101V2", "ResNet152V2"), "ResNet50V2"),
     **dict.fromkeys(("DenseNet169", "DenseNet201"), "DenseNet121"),
-    "NASNetLarge": "NASNetMobile",
+    **dict.fromkeys(("InceptionResNetV2", "NASNetMobile", "NASNetLarge"), "InceptionV3"),
     **dict.fromkeys((f"EfficientNetB{i}" for i in range(1, 8)), "EfficientNetB0"),
-    **dict.fromkeys(("EfficientNetV2B1", "EfficientNetV2B2", "EfficientNetV2B3"), "EfficientNetV2B0"),
-    **dict.fromkeys(("EfficientNetV2M", "EfficientNetV2L"), "EfficientNetV2S"),
+    **dict.fromkeys((f"EfficientNetV2{size}" for size in ("B1", "B2", "B3", "S", "M", "L")), "EfficientNetV2B0"),
     **dict.fromkeys((f"ConvNeXt{size}" for size in ("Small", "Base", "Large", "XLarge")), "ConvNeXtTiny"),
 }
-"""Networks that have the blocks of another one, more of them or wider ones, and that one."""
+"""Networks that have about the blocks of another one, more of them or wider ones, and that one."""
 
 
 def _of_applications(name: str) -> Make:
@@ -434,8 +433,15 @@ LIKE_OTHERS: Mapping[str, str] = {
     "distilbert": "bert",
     "marian": "bart",
     "deit": "vit",
+    "gptj": "gpt2",
+    "gpt_neo": "gpt2",
+    "gpt_neox": "gpt2",
+    "phi": "llama",
+    "gemma": "llama",
+    "bart": "whisper",
+    "unet": "unet of texts",
 }
-"""Networks of transformers that are made of the same layers as another one, which stands for them."""
+"""Networks of transformers and of diffusers made of about the layers of another one, which stands for them."""
 
 
 def cases(quick: Collection[tuple[str, str]]) -> list[Any]:
@@ -445,7 +451,7 @@ def cases(quick: Collection[tuple[str, str]]) -> list[Any]:
     """
 
     def marks(package: str, name: str) -> tuple[pytest.MarkDecorator, ...]:
-        if name in {"keras": KERAS_FAMILIES, "transformers": LIKE_OTHERS}.get(package, ()):
+        if name in (KERAS_FAMILIES if package == "keras" else LIKE_OTHERS):
             return pytest.mark.slow, pytest.mark.full
         return () if (package, name) in quick else (pytest.mark.slow,)
 

@@ -90,7 +90,7 @@ NETWORKS = {
 }
 
 
-FULL = ("inception_v3", "all of inception_v3", "resnet101", "bert_large", "gpt")
+FULL = ("inception_v3", "all of inception_v3", "resnet101", "vgg16", "bert_large", "gpt")
 """DenseNet has their windows, norms and joined tensors in a quarter of the time, Transformers gradients that wait.
 
 GPT with fan-outs has what it has without.

@@ -85,7 +85,7 @@ SEEDS_OF_SHALLOW: dict[int, tuple[int | None, ...]] = {2: (0,), 8: (0,)}
 """By number of devices; None is the searched strategy. With 4 devices they are in test_layer_kinds."""
 
 FULL = {
-    *((name, 2) for name in SHALLOW if name not in ("gpt", "googlenet", "inception_v3")),
+    *((name, 2) for name in SHALLOW if name != "gpt"),
     *((name, 8) for name in SHALLOW),
 }
 """With 4 devices they, or their like, are in test_layer_kinds; with 8 each kind of layer is, there or above."""

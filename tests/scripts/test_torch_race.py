@@ -26,6 +26,7 @@ def test_the_searched_plan_is_held_against_the_better_one() -> None:
     assert [each.cpu for each in found.values()] == [each.ratio for each in found.values()]
 
 
+@pytest.mark.full
 def test_rules_are_the_strategies_of_pytorchs_ways() -> None:
     found = plans(2)
     batch = found["data parallelism"]

@@ -192,7 +192,7 @@ def test_where_one_is_damaged_another_is_offered(ranks: Pool, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.full)])
 def test_a_rank_that_is_killed_leaves_the_last_whole_checkpoint(tmp_path: Path, kills: int) -> None:
     script = f"import sys; sys.path.insert(0, {ROOT!r}); from tests.targets.torch.killed import main; main()"
     done = subprocess.run(

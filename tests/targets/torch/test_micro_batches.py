@@ -220,6 +220,7 @@ def test_statistics_are_those_of_each_micro_batch_in_turn(ranks: Pool) -> None:
     assert max_relative_difference(*found) < RELATIVE
 
 
+@pytest.mark.full
 def test_a_plan_is_run_beside_one_process_and_measured() -> None:
     plan = recomputing(placed_plan(_smaller("mlp", 2), 2, 4), 1)
     plan = replace(plan, micro_batches=2)
@@ -229,6 +230,7 @@ def test_a_plan_is_run_beside_one_process_and_measured() -> None:
     assert result.measured_bytes == result.predicted_bytes > 0
 
 
+@pytest.mark.full
 def test_a_factorys_module_is_run_beside_itself_on_the_whole_batch() -> None:
     name = f"{factories.__name__}:tagger"
     plan = replace(recomputing(placed_plan(pase.load(name, batch=4), 2, 4), 1), micro_batches=2)
