@@ -52,7 +52,7 @@ def test_progress_goes_to_standard_error_and_what_came_of_it_to_standard_output(
         "pase: worker 1  step 4",
     ]
     assert any(line.startswith("pase: centre after 4 events, 32 samples: loss ") for line in err)
-    assert f"pase: saved {tmp_path}/kept/step-0000000004.ckpt" in err
+    assert f"pase: saved {tmp_path}/kept/step-0000000004.safetensors" in err
     out = finished.out.splitlines()
     assert out[0].split() == ["worker", "steps", "time", "communication", "messages", "sent", "bytes", "sent"]
     # Worker 0 broadcasts the centre, 83 weights of 4 bytes, and worker 1 answers with its own, in each of 4 rounds.
@@ -63,7 +63,7 @@ def test_progress_goes_to_standard_error_and_what_came_of_it_to_standard_output(
     assert "(8 test examples)" in next(line for line in out if line.startswith("centre "))
     assert "32 examples in all" in next(line for line in out if line.startswith("throughput "))
     assert next(line for line in out if line.startswith("exchanged ")).split()[1:5] == ["8", "messages,", "2.66", "kB,"]
-    assert out[-1] == f"checkpoint   {tmp_path}/kept/step-0000000004.ckpt"
+    assert out[-1] == f"checkpoint   {tmp_path}/kept/step-0000000004.safetensors"
     assert max(map(len, out[:4])) <= 80
 
 
@@ -91,7 +91,7 @@ def test_a_resumed_training_ends_as_one_that_was_not_interrupted(
     assert "half holds checkpoints up to step 2; go on with --resume or name another one" in refused.err
     resumed = pase("train", *half, "--learning-rate", "0.1", "--resume")
     assert resumed.status == 0
-    assert resumed.err.startswith(f"pase: going on after 2 events from {tmp_path}/half/step-0000000002.ckpt\n")
+    assert resumed.err.startswith(f"pase: going on after 2 events from {tmp_path}/half/step-0000000002.safetensors\n")
     assert kept_bytes(tmp_path / "half") == kept_bytes(tmp_path / "whole")
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     assert sorted((line["worker"], line["step"]) for line in lines if line["event"] == "step") == [

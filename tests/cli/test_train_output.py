@@ -26,18 +26,18 @@ TESTED = {
     "time_s": 2.0,
 }
 EVENTS: list[dict[str, Any]] = [
-    {"event": "resumed", "after": 8, "path": "kept/step.ckpt", "changed": ["rho 9, not 4.5"]},
+    {"event": "resumed", "after": 8, "path": "kept/step.safetensors", "changed": ["rho 9, not 4.5"]},
     {"event": "refused", "worker": 0, "step": 3, "what": "the gradient is not finite"},
     {"event": "refused", "worker": 2, "step": None, "what": "it sent values that are not finite"},
     {"event": "lost", "worker": 1, "rank": 1, "what": "task 2,\x1b[2J ended"},
-    {"event": "saved", "after": 8, "path": "kept/step.ckpt"},
+    {"event": "saved", "after": 8, "path": "kept/step.safetensors"},
 ]
 LINES = [
-    "pase: going on after 8 events from kept/step.ckpt; other than there: rho 9, not 4.5",
+    "pase: going on after 8 events from kept/step.safetensors; other than there: rho 9, not 4.5",
     "pase: worker 0, step 3: the gradient is not finite; not used, the centre is as it was",
     "pase: worker 2: it sent values that are not finite; not used, the centre is as it was",
     "pase: worker 1 is lost (task 2,\\x1b[2J ended); the others go on",
-    "pase: saved kept/step.ckpt",
+    "pase: saved kept/step.safetensors",
 ]
 
 WORK = {
@@ -124,7 +124,7 @@ _RATES = {
 
 
 def test_the_summary_of_a_training_that_went_well(capsys: pytest.CaptureFixture[str]) -> None:
-    print_summary(done(checkpoint="kept/step.ckpt", master_parts=MASTER))
+    print_summary(done(checkpoint="kept/step.safetensors", master_parts=MASTER))
     assert capsys.readouterr().out.splitlines() == [
         "worker  steps   time  communication  messages sent  bytes sent",
         "     0     40  2.0 s          25.0%             41     10.0 MB",
@@ -139,7 +139,7 @@ def test_the_summary_of_a_training_that_went_well(capsys: pytest.CaptureFixture[
         "centre       loss 0.25  accuracy 97.50% (352 test examples)",
         "throughput   640 examples/s for 2.0 s; 1,280 examples in all",
         "exchanged    123 messages, 30.0 MB, with those of the master",
-        "checkpoint   kept/step.ckpt",
+        "checkpoint   kept/step.safetensors",
     ]
 
 

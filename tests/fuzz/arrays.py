@@ -22,7 +22,7 @@ from pase.datasets.registry import CIFAR10_FILES, RECORD_BYTES
 from pase.solver import solve
 from pase.solver.ordering import ORDERINGS
 from pase.tables.files import export_cfn, read_problem, write_problem
-from pase.targets.mesh_tensorflow.runtime.checkpoint import MAGIC, Checkpoint, read_checkpoint, write_checkpoint
+from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from pase.targets.training.data import Batches, DataInput, read_arrays
 from tests.fuzz.harness import Reader, Target
 from tests.fuzz.mutations import NUMBERS, WORDS, change_bytes, change_document, word
@@ -259,22 +259,27 @@ def _checkpoints() -> Reader:
         if not cache:
             cache.append(write_checkpoint(folder, plain).read_bytes())
         data = cache[0]
-        start = len(MAGIC) + 8 + 32
-        length = int.from_bytes(data[len(MAGIC) : len(MAGIC) + 8], "little")
-        manifest, body = json.loads(data[start : start + length]), data[start + length :]
-        changes = rng.choice((0, 1, 1, 1, 2))
-        manifest = change_document(manifest, rng, changes)
-        text = json.dumps(manifest).encode()
+        length = int.from_bytes(data[:8], "little")
+        header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+        kept = change_document(json.loads(header["__metadata__"]["pase"]), rng, rng.choice((0, 1, 1)))
+        header["__metadata__"]["pase"] = json.dumps(kept)
+        if rng.random() < 0.8:
+            # What it says may be wrong though its checksum is right.
+            sums = json.loads(header["__metadata__"]["sha256"])
+            sums["pase"] = hashlib.sha256(header["__metadata__"]["pase"].encode()).hexdigest()
+            header["__metadata__"]["sha256"] = json.dumps(sums, sort_keys=True)
+        if rng.random() < 0.4:
+            header = change_document(header, rng, 1)
+        text = json.dumps(header).encode()
         if rng.random() < 0.1:
             text = change_bytes(text, rng)
         if rng.random() < 0.15:
             body = change_bytes(body, rng)
         length = rng.choice(NUMBERS[:18]) if rng.random() < 0.05 else len(text)
-        head = MAGIC + (int(length) % (1 << 64)).to_bytes(8, "little") + hashlib.sha256(text).digest()
-        data = head + text + body
+        data = (int(length) % (1 << 64)).to_bytes(8, "little") + text + body
         if rng.random() < 0.1:
             data = change_bytes(data, rng)
-        path = folder / "step-0000000003.ckpt"
+        path = folder / "step-0000000003.safetensors"
         path.write_bytes(data)
         found = read_checkpoint(path)
         again = read_checkpoint(write_checkpoint(folder, found))

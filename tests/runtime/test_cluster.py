@@ -100,5 +100,5 @@ def test_the_checkpoint_that_is_left_is_named(tmp_path: Path) -> None:
     assert kept_text(None) == "; no checkpoint was kept: --checkpoint DIR keeps them"
     assert kept_text(tmp_path) == f"; there is no checkpoint in {tmp_path} yet"
     for step in (9, 10):
-        (tmp_path / f"step-{step:010}.ckpt").touch()
-    assert f"the last checkpoint is {tmp_path}/step-0000000010.ckpt" in kept_text(tmp_path)
+        (tmp_path / f"step-{step:010}.safetensors").touch()
+    assert f"the last checkpoint is {tmp_path}/step-0000000010.safetensors" in kept_text(tmp_path)

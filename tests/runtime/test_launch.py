@@ -107,9 +107,9 @@ def test_a_killed_server_ends_the_job_and_the_training_goes_on_in_one_process(tm
     assert time.monotonic() - begin < LIMIT_S
     assert status == 1
     assert f"pase: task 1 (pid {server}) was ended by signal 9 (SIGKILL); the other processes were ended; " in errors
-    newest = max(folder.glob("step-*.ckpt"))
+    newest = max(folder.glob("step-*.safetensors"))
     assert f"the last checkpoint is {newest}: go on from it with --resume" in errors.splitlines()[-1]
-    first = folder / "step-0000000003.ckpt"
+    first = folder / "step-0000000003.safetensors"
     rest = train(
         golden_mlp.build,
         TrainingOptions(steps=6, dtype="float64"),

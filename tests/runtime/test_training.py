@@ -87,7 +87,7 @@ def test_lenet_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     main(builder_of(emit(plan)), num_devices=4, arguments=[*arguments, "--metrics", str(metrics)])
     shown = capsys.readouterr()
     assert shown.err == "note: --data-generator executes the code of module squares\n"
-    assert shown.out.splitlines()[-2] == f"saved step 60 in {kept / 'step-0000000060.ckpt'}"
+    assert shown.out.splitlines()[-2] == f"saved step 60 in {kept / 'step-0000000060.safetensors'}"
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 61))
     rates = [line["learning_rate"] for line in lines]
@@ -106,7 +106,7 @@ def test_lenet_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     y = logits(dict(found.weights), x).astype(np.float64)
     loss = (np.log(np.exp(y).sum(-1)) - y[np.arange(40), labels]).mean()
     assert loss == pytest.approx(lines[-1]["loss"], rel=0.05, abs=1e-4)
-    assert Checkpointing(folder=kept, resume="newest").newest() == kept / "step-0000000060.ckpt"
+    assert Checkpointing(folder=kept, resume="newest").newest() == kept / "step-0000000060.safetensors"
 
 
 def mlp(*arguments: str) -> None:

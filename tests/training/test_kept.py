@@ -79,7 +79,7 @@ def test_all_that_training_changes_comes_back(name: str, tmp_path: Path) -> None
 def test_a_checkpoint_holds_the_arrays_of_the_network(tmp_path: Path) -> None:
     """The centre is the weights, so that whatever reads a checkpoint finds the network that was trained."""
     before = snapshot(job("async-measgd"))
-    checkpoint = read_checkpoint(written(tmp_path, job("async-measgd"), before).folder / "step-0000000006.ckpt")
+    checkpoint = read_checkpoint(written(tmp_path, job("async-measgd"), before).folder / "step-0000000006.safetensors")
     np.testing.assert_array_equal(checkpoint.weights["a/w"], before.master.centre[:6].reshape(2, 3))
     np.testing.assert_array_equal(checkpoint.weights["b/w"], before.master.centre[9:])
     velocity = before.workers[2].state.velocity
@@ -100,7 +100,7 @@ def test_a_checkpoint_holds_the_arrays_of_the_network(tmp_path: Path) -> None:
         ({"packing": replace(PACKING, dtype="float32")}, r"type: float64, not float32; give --dtype float64$"),
         ({"seed": 8}, r"seed: 7, not 8; leave --seed out, it is kept$"),
         ({"data": {"source": "digits"}}, r"training's data: their batch is \{'inputs': \[2, 3\]\}, not None"),
-        ({"job": job(num_steps=6)}, r"ckpt is after 6 events, 6 steps of each worker; nothing is left of 6, give more"),
+        ({"job": job(num_steps=6)}, r"safetensors is after 6 events, 6 steps of each worker; nothing is left of 6, give more"),
     ],
 )
 def test_a_checkpoint_of_another_training_is_refused(other: Mapping[str, Any], message: str, tmp_path: Path) -> None:

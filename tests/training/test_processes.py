@@ -202,7 +202,7 @@ def test_a_synchronous_training_ends_with_a_process_and_goes_on_exactly(tmp_path
     assert status == 1
     assert errors == (
         f"pase: task 1 (pid {victim}) was ended by signal 9 (SIGKILL); the other processes were ended; the last "
-        f"checkpoint is {folder}/step-0000000004.ckpt: go on from it with --resume\n"
+        f"checkpoint is {folder}/step-0000000004.safetensors: go on from it with --resume\n"
     )
     # In one process, where it was two.
     _, centre = trained(Request(**asdict(request) | {"resume": True, "num_processes": 1}))
@@ -251,7 +251,7 @@ def test_the_master_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert 2 <= last <= 10
     assert errors == (
         f"pase: task 0 (pid {master}) was ended by signal 9 (SIGKILL); the other processes were ended; the last "
-        f"checkpoint is {folder}/step-{last:010}.ckpt: go on from it with --resume\n"
+        f"checkpoint is {folder}/step-{last:010}.safetensors: go on from it with --resume\n"
     )
     # In two processes, where it was one.
     events, centre = trained(Request(**asdict(request) | {"resume": True}))

@@ -116,7 +116,7 @@ def test_every_event_has_its_fields(tmp_path: Path) -> None:
     ]
     assert [event["after"] for event in of_kind(events, "tested")] == [4, 6]
     assert [event["path"] for event in of_kind(events, "saved")] == [
-        str(tmp_path / "kept" / f"step-{step:010d}.ckpt") for step in (5, 6)
+        str(tmp_path / "kept" / f"step-{step:010d}.safetensors") for step in (5, 6)
     ]
     done = events[-1]
     last = of_kind(events, "tested")[-1]
@@ -125,7 +125,7 @@ def test_every_event_has_its_fields(tmp_path: Path) -> None:
     assert (done["loss"], done["accuracy"], done["num_examples"]) == (last["loss"], last["accuracy"], 8)
     assert [worker["num_steps"] for worker in done["workers"]] == [6, 6]
     assert done["num_bytes"] == sum(worker["num_bytes"] for worker in done["workers"])
-    assert done["checkpoint"] == str(tmp_path / "kept" / "step-0000000006.ckpt")
+    assert done["checkpoint"] == str(tmp_path / "kept" / "step-0000000006.safetensors")
     assert json.loads(json.dumps(events)) == events
     assert (outcome.lost, outcome.num_refused) == ((), 0)
 
@@ -208,7 +208,7 @@ def test_metrics_go_on_where_the_training_does(tmp_path: Path) -> None:
         *((1, step) for step in (1, 2, 3)),
     ]
     assert [line["step"] for line in before if line["event"] == "tested"] == [2, 4]
-    resumed = replace(kept, resume=str(tmp_path / "kept" / "step-0000000006.ckpt"))
+    resumed = replace(kept, resume=str(tmp_path / "kept" / "step-0000000006.safetensors"))
     trained(replace(asked, checkpointing=resumed))
     after = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     names = [(line["event"], line["step"], line.get("worker")) for line in after]

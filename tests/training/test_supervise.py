@@ -92,10 +92,10 @@ def test_a_worker_that_is_stopped_for_too_long_is_given_up(tmp_path: Path, capfd
 def test_nothing_goes_on_without_the_master(
     number: signal.Signals, how: str, is_synchronous: bool, tmp_path: Path
 ) -> None:
-    (tmp_path / "step-0000000012.ckpt").touch()
+    (tmp_path / "step-0000000012.safetensors").touch()
     command = program(tmp_path, LISTEN, f"if task == 0: myself({int(number)})")
     with pytest.raises(
-        TrainingError, match=rf"task 0 .* was {how}.*step-0000000012.ckpt: go on from it with --resume$"
+        TrainingError, match=rf"task 0 .* was {how}.*step-0000000012.safetensors: go on from it with --resume$"
     ):
         train_here(command, num_tasks=2, is_synchronous=is_synchronous, step_timeout_s=0.5, checkpoints=tmp_path)
 

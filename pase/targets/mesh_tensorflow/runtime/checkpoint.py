@@ -1,14 +1,16 @@
-"""Checkpoints: the state of a training in files; `training/checkpointing.py` has when they are written and read."""
+"""Checkpoints: the state of a training in safetensors files; `training/checkpointing.py` has when they are written.
+
+The metadata of a file are what it says of its training, as JSON, and the checksums of that and of each array.
+"""
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -23,12 +25,15 @@ if TYPE_CHECKING:  # it loads the framework; a checkpoint that does not fit is f
 
 Array = np.ndarray[Any, Any]
 
-MAGIC = b"PASE-CHECKPOINT-1\n"
-SCHEMA_VERSION = 1
-_HEAD_BYTES = len(MAGIC) + 8 + 32
-_MANIFEST_LIMIT_BYTES = 2**28
+SCHEMA_VERSION = 2
+SUFFIX = ".safetensors"
+_OLD_SUFFIX = ".ckpt"
+"""Of files in a format of PaSE's own, up to 0.8."""
 _DTYPES = ("float32", "float64")
-SUFFIX = ".ckpt"
+_KEPT, _CHECKSUMS = "pase", "sha256"
+"""The metadata."""
+_WEIGHT = "weight"
+"""In a name, in place of the slot: \"weight/fc1/w\" beside \"velocity/fc1/w\"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +49,6 @@ class Checkpoint(Kept):
         return {name: array.shape for name, array in self.weights.items()}
 
 
-def model_hash(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return what tells a model from others: the SHA-256 of its weights' names and shapes."""
-    listed = sorted((name, list(shape)) for name, shape in shapes.items())
-    return hashlib.sha256(json.dumps(listed, separators=(",", ":")).encode()).hexdigest()
-
-
 # -- writing
 
 
@@ -58,17 +57,23 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
     Raises ProgramError where it cannot be written or a number is not finite; older checkpoints are left alone.
     """
-    for weight, slot, array in _listed(checkpoint):
+    kept = {_WEIGHT: dict(checkpoint.weights)}
+    for weight, slots in checkpoint.slots.items():
+        for slot, array in slots.items():
+            kept.setdefault(slot, {})[weight] = array
+    arrays = {
+        f"{slot}/{weight}": np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
+        for slot, own in kept.items()
+        for weight, array in own.items()
+    }
+    for name, array in arrays.items():
         if not np.isfinite(array).all():
-            raise ProgramError(
-                f"step {checkpoint.step}: {called(weight, slot)} is not finite; no checkpoint was written"
-            )
+            raise ProgramError(f"step {checkpoint.step}: {_called(name)} is not finite; no checkpoint was written")
     path = checkpoint_path(folder, checkpoint.step)
     temporary = path.with_name(f".{path.name}.part")
     try:
-        with temporary.open("wb") as stream:
-            _write(stream, checkpoint)
-            stream.flush()
+        _write(temporary, arrays, json.dumps({"schema_version": SCHEMA_VERSION, **checkpoint.document()}))
+        with temporary.open("rb") as stream:
             os.fsync(stream.fileno())
         temporary.replace(path)
         sync_folder(folder)
@@ -79,38 +84,30 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     return path
 
 
-def _write(stream: IO[bytes], checkpoint: Checkpoint) -> None:
-    arrays = [(weight, slot, _plain(array)) for weight, slot, array in _listed(checkpoint)]
-    manifest = {
-        "schema_version": SCHEMA_VERSION,
-        **checkpoint.document(),
-        "model_hash": model_hash(checkpoint.shapes),
-        "arrays": [
-            {
-                "weight": weight,
-                "slot": slot,
-                "shape": list(array.shape),
-                "dtype": array.dtype.name,
-                "sha256": hashlib.sha256(array.data).hexdigest(),
-            }
-            for weight, slot, array in arrays
-        ],
-    }
-    text = json.dumps(manifest).encode()
-    stream.write(MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text)
-    for _, _, array in arrays:
-        stream.write(array.data)
+def _write(path: Path, arrays: Mapping[str, Array], text: str) -> None:
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    try:
+        save_file(dict(arrays), path, {_KEPT: text, _CHECKSUMS: json.dumps(_checksums(arrays, text), sort_keys=True)})
+    except SafetensorError as error:
+        raise OSError(str(error)) from None
 
 
-def _listed(checkpoint: Checkpoint) -> Iterator[tuple[str, str, Array]]:
-    for weight, array in checkpoint.weights.items():
-        yield weight, "", array
-        for slot, kept in checkpoint.slots.get(weight, {}).items():
-            yield weight, slot, kept
+def _checksums(arrays: Mapping[str, Array], text: str) -> dict[str, str]:
+    """Return the SHA-256 of each array, its type and shape among them, and of the text."""
+    found = {_KEPT: hashlib.sha256(text.encode()).hexdigest()}
+    for name, array in arrays.items():
+        digest = hashlib.sha256(f"{array.dtype.name} {array.shape}".encode())
+        digest.update(array.data)
+        found[name] = digest.hexdigest()
+    return found
 
 
-def _plain(array: Array) -> Array:
-    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
+def _called(name: str) -> str:
+    """Return what messages call an array."""
+    slot, _, weight = name.partition("/")
+    return called(weight, "" if slot == _WEIGHT else slot)
 
 
 # -- reading
@@ -118,70 +115,52 @@ def _plain(array: Array) -> Array:
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Return what a checkpoint holds; ProgramError, with the file and the part, where it is damaged or none."""
+    from safetensors import SafetensorError, safe_open
+
+    if path.suffix == _OLD_SUFFIX:
+        raise ProgramError(
+            f"checkpoint {path} is of PaSE 0.8 or older, whose format is not read any more: expected a {SUFFIX} file; "
+            "go on with that version, or begin anew"
+        )
     try:
-        with path.open("rb") as stream:
-            size_bytes = os.fstat(stream.fileno()).st_size
-            manifest = _manifest(path, stream, size_bytes)
-            return _checkpoint(path, stream, manifest, size_bytes)
+        with safe_open(path, framework="numpy") as opened:
+            metadata = opened.metadata() or {}
+            arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except OSError as error:
         raise ProgramError(f"cannot read checkpoint {path}: {error}") from None
+    except (SafetensorError, TypeError, ValueError) as error:
+        raise _damaged(path, f"it is cut off, or no checkpoint at all ({error})") from None
+    if metadata.keys() != {_KEPT, _CHECKSUMS}:
+        those = ", ".join(sorted(metadata)) or "none"
+        raise _damaged(path, f"its metadata are {those}; expected those of a checkpoint")
+    expected, found = metadata[_CHECKSUMS], _checksums(arrays, metadata[_KEPT])
+    if json.dumps(found, sort_keys=True) != expected:
+        wrong = next((name for name, own in found.items() if own not in expected), None)
+        what = "the list of its arrays" if wrong is None else "what it says" if wrong == _KEPT else _called(wrong)
+        raise _damaged(path, f"{what} does not have the checksum that was written with it")
+    for name, array in arrays.items():
+        if array.dtype.name not in _DTYPES:
+            raise _damaged(path, f"{_called(name)} is {array.dtype.name}; expected {' or '.join(_DTYPES)}")
+    try:
+        value = json.loads(metadata[_KEPT])
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"what it says is no JSON ({error})") from None
+    document = Field(value, "", ProgramError, f"checkpoint {path}")
+    version = document["schema_version"].integer()
+    if version != SCHEMA_VERSION:
+        raise document["schema_version"].fail(f"is {version}; this version of PaSE reads {SCHEMA_VERSION}")
+    weights, slots = dict[str, Array](), dict[str, dict[str, Array]]()
+    for name, array in arrays.items():
+        slot, _, weight = name.partition("/")
+        if slot == _WEIGHT:
+            weights[weight] = array
+        else:
+            slots.setdefault(weight, {})[slot] = array
+    return Checkpoint.read(document, weights=weights, slots=slots)
 
 
 def _damaged(path: Path, problem: str) -> ProgramError:
     return ProgramError(f"checkpoint {path} is damaged: {problem}")
-
-
-def _manifest(path: Path, stream: IO[bytes], size_bytes: int) -> Field:
-    head = stream.read(_HEAD_BYTES)
-    if head[: len(MAGIC)] != MAGIC:
-        raise _damaged(path, f"it does not begin with {MAGIC!r}, or is no checkpoint at all")
-    length = int.from_bytes(head[len(MAGIC) : len(MAGIC) + 8], "little")
-    if len(head) < _HEAD_BYTES or not 0 < length <= min(size_bytes - _HEAD_BYTES, _MANIFEST_LIMIT_BYTES):
-        raise _damaged(path, "its manifest is cut off")
-    text = stream.read(length)
-    if hashlib.sha256(text).digest() != head[-32:]:
-        raise _damaged(path, "its manifest does not have the checksum that was written with it")
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"its manifest is no JSON ({error})") from None
-    return Field(value, "", ProgramError, f"checkpoint {path}")
-
-
-def _checkpoint(path: Path, stream: IO[bytes], manifest: Field, size_bytes: int) -> Checkpoint:
-    version = manifest["schema_version"].integer()
-    if version != SCHEMA_VERSION:
-        raise manifest["schema_version"].fail(f"is {version}; this version of PaSE reads {SCHEMA_VERSION}")
-    entries = [_entry(item) for item in manifest["arrays"].items()]
-    expected_bytes = stream.tell() + sum(prod(shape) * np.dtype(dtype).itemsize for _, _, shape, dtype, _ in entries)
-    weights: dict[str, Array] = {}
-    slots: dict[str, dict[str, Array]] = {}
-    for weight, slot, shape, dtype, checksum in entries:
-        count_bytes = prod(shape) * np.dtype(dtype).itemsize
-        if stream.tell() + count_bytes > size_bytes:
-            raise _damaged(path, f"it is cut off in {called(weight, slot)}: {size_bytes} of {expected_bytes} bytes")
-        raw = stream.read(count_bytes)
-        if hashlib.sha256(raw).hexdigest() != checksum:
-            raise _damaged(path, f"{called(weight, slot)} does not have the checksum that was written with it")
-        array = np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).reshape(shape)
-        if slot:
-            slots.setdefault(weight, {})[slot] = array
-        else:
-            weights[weight] = array
-    if size_bytes != expected_bytes:
-        raise _damaged(path, f"it has {size_bytes} bytes; expected {expected_bytes}")
-    found = model_hash({name: array.shape for name, array in weights.items()})
-    if manifest["model_hash"].text() != found:
-        raise manifest["model_hash"].fail("is not that of the weights it lists")
-    return Checkpoint.read(manifest, weights=weights, slots=slots)
-
-
-def _entry(item: Field) -> tuple[str, str, tuple[int, ...], str, str]:
-    dtype = item["dtype"].text()
-    if dtype not in _DTYPES:
-        raise item["dtype"].fail(f"is {dtype!r}; expected {' or '.join(_DTYPES)}")
-    shape = tuple(extent.integer() for extent in item["shape"].items())
-    return item["weight"].text(), item["slot"].text(), shape, dtype, item["sha256"].text()
 
 
 # -- a folder of them
@@ -225,6 +204,9 @@ class Checkpointing(CheckpointFolder):
         Raises ProgramError where it is damaged, where the folder holds another training's, where it cannot be made.
         """
         self.begin()
+        old = checkpointing.list_checkpoints(self.folder, _OLD_SUFFIX)
+        if self.resume == NEWEST and old and not list_checkpoints(self.folder):
+            read_checkpoint(old[0][1])
         if self.resume is None:
             return None
         return newest_checkpoint(self.folder) if self.resume == NEWEST else read_checkpoint(Path(self.resume))
