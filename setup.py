@@ -33,8 +33,8 @@ EXTRAS = {
     "data": ["scikit-learn>=1.6"],
     # The page of pase serve.
     "serve": ["starlette>=1.0", "uvicorn>=0.40"],
-    # Plans as data frames.
-    "notebook": ["pandas>=2.2"],
+    # Plans as data frames, and as graphs of networkx.
+    "notebook": ["networkx>=3.2", "pandas>=2.2"],
     # The site of the documentation.
     "docs": ["mkdocs-material>=9.6", "mkdocstrings[python]>=1.0"],
     # Other exact solvers, to compare with, and the plots of docs/benchmarks.md.
@@ -102,7 +102,7 @@ setup(
     ],
     # Only what was tried.
     python_requires=">=3.11,<3.14",
-    install_requires=["click>=8.1", "networkx>=3.2", "numpy>=2.0", "packaging>=24.0", "rich>=13.7"],
+    install_requires=["click>=8.1", "numpy>=2.0", "packaging>=24.0", "rich>=13.7"],
     extras_require=EXTRAS,
     packages=PACKAGES,
     package_dir=PACKAGE_DIR,

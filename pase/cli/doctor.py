@@ -31,7 +31,7 @@ PURPOSES: Mapping[str, str] = MappingProxyType(
         "keras": "Keras models and .keras files",
         "jax": "JAX functions, flax and equinox modules",
         "serve": "the page of serve",
-        "notebook": "plans as data frames",
+        "notebook": "plans as data frames and graphs",
         "docs": "the documentation's site: scripts/docs",
         "bench": "scripts/bench: other solvers, plots",
         "dev": "scripts/test",

@@ -268,6 +268,7 @@ class Plan:
 
         Nodes have the columns of `to_dataframe` for attributes; edges have tensor (its name in the reading layer),
         is_shared_weight, cost, forward_bytes and backward_bytes, and the position among the layer's reads for a key.
+        MissingExtraError where networkx is not there.
         """
         return _view("network")(self)
 

@@ -2,9 +2,11 @@
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import networkx
@@ -181,11 +183,14 @@ def _header(plan: Plan) -> list[str]:
     return [name.strip('"') for name in export(plan, "csv").text.partition("\r\n")[0].split(",")]
 
 
-def test_a_missing_pandas_is_told_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
+@pytest.mark.parametrize(("package", "make"), [("pandas", Plan.to_dataframe), ("networkx", Plan.to_networkx)])
+def test_a_missing_package_is_told_with_what_to_type(
+    package: str, make: Callable[[Plan], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
     assert issubclass(MissingExtraError, PaseError)
-    with pytest.raises(MissingExtraError, match=r"not installed; PaSE's extra 'notebook' brings it"):
-        tiny_plan().to_dataframe()
+    with pytest.raises(MissingExtraError, match=f"{package}, .* not installed; PaSE's extra 'notebook' brings"):
+        make(tiny_plan())
 
 
 @pytest.mark.parametrize("name", ["alexnet", "transformer", "inception_v3"])

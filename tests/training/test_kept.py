@@ -100,7 +100,10 @@ def test_a_checkpoint_holds_the_arrays_of_the_network(tmp_path: Path) -> None:
         ({"packing": replace(PACKING, dtype="float32")}, r"type: float64, not float32; give --dtype float64$"),
         ({"seed": 8}, r"seed: 7, not 8; leave --seed out, it is kept$"),
         ({"data": {"source": "digits"}}, r"training's data: their batch is \{'inputs': \[2, 3\]\}, not None"),
-        ({"job": job(num_steps=6)}, r"safetensors is after 6 events, 6 steps of each worker; nothing is left of 6, give more"),
+        (
+            {"job": job(num_steps=6)},
+            r"is after 6 events, 6 steps of each worker; nothing is left of 6, give more",
+        ),
     ],
 )
 def test_a_checkpoint_of_another_training_is_refused(other: Mapping[str, Any], message: str, tmp_path: Path) -> None:

@@ -133,18 +133,16 @@ def html(plan: Plan) -> str:
 
 def data_frame(plan: Plan) -> Any:
     """Return a pandas.DataFrame with one row for each layer (`layer_rows`); MissingExtraError."""
-    try:
-        pandas = import_module("pandas")
-    except ModuleNotFoundError as error:
-        if error.name != "pandas":
-            raise
-        raise missing_extra("a data frame needs pandas, which is not installed", "notebook") from None
+    pandas = _of_notebook("pandas", "a data frame")
     return pandas.DataFrame(layer_rows(plan)).set_index("layer")
 
 
 def network(plan: Plan) -> Any:
-    """Return a networkx.MultiDiGraph: layers with the fields of their rows, and what each one fetches from others."""
-    networkx = import_module("networkx")
+    """Return a networkx.MultiDiGraph: layers with the fields of their rows, and what each one fetches from others.
+
+    Raises MissingExtraError.
+    """
+    networkx = _of_notebook("networkx", "a graph of it")
     found = networkx.MultiDiGraph(
         name=plan.graph.name, num_devices=plan.num_devices, total_cost=plan.total_cost, cost_unit=plan.cost_unit
     )
@@ -164,6 +162,16 @@ def network(plan: Plan) -> Any:
                 backward_bytes=transfer.backward_bytes,
             )
     return found
+
+
+def _of_notebook(package: str, what: str) -> Any:
+    """Return a package of the extra `notebook`, which something needs; MissingExtraError."""
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise missing_extra(f"{what} needs {package}, which is not installed", "notebook") from None
 
 
 def picture(plan: Plan, *, fold: bool) -> Picture:
