@@ -53,7 +53,7 @@ def data_parallel_plan(name: str, num_devices: int, model: str) -> Plan:
 
 
 @pytest.mark.parametrize("model", sorted(COST_MODELS))
-@pytest.mark.parametrize("name", ["alexnet", "transformer", "rnnlm"])
+@pytest.mark.parametrize("name", ["alexnet", pytest.param("transformer", marks=pytest.mark.full), "rnnlm"])
 def test_parts_are_the_costs_of_the_plan(name: str, model: str) -> None:
     plan, explanation = planned(name, 8, model), explained(name, 8, model)
     for layer in plan.layers:

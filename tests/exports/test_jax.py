@@ -126,7 +126,7 @@ def test_jax_computes_the_same_with_each_part_where_the_plan_has_it(tmp_path: Pa
     assert results["convolution"] == 2, "XLA computes split convolutions well now: remove without_miscomputed"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_so_it_does_for_every_kind_of_layer(tmp_path: Path) -> None:
     pytest.importorskip("jax")
     plans = _slow()

@@ -1,4 +1,4 @@
-"""Some 2,000 changed files, spread over all readers; `scripts/fuzz` makes as many more as one likes."""
+"""Some 1,000 changed files, spread over all readers; `scripts/fuzz` makes as many more as one likes."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.fuzz import harness
 from tests.fuzz.harness import Reader, Target, problem_of, run
 from tests.fuzz.targets import TARGETS
 
-INPUTS = 2_000
+INPUTS = 1_000
 SEED = 31
 ROOT = Path(__file__).parents[2]
 

@@ -256,7 +256,7 @@ def test_what_several_layers_read_is_handed_on(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])
+@pytest.mark.parametrize("name", ["squeezenet", pytest.param("shufflenet", marks=pytest.mark.full)])
 def test_models_of_the_onnx_package(name: str) -> None:
     """Their weights are left out of the files; here they are random."""
     folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -376,7 +376,7 @@ def test_keras_models(name: str, num_devices: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("MobileNetV2", {"alpha": 0.35}),
+        pytest.param("MobileNetV2", {"alpha": 0.35}, marks=pytest.mark.full),
         ("MobileNetV3Small", {"alpha": 0.75}),
         pytest.param("ResNet50", {}, marks=pytest.mark.full),
     ],

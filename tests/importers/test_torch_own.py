@@ -120,6 +120,8 @@ QUICK = ("mixtral", "t5")
 TRANSFORMERS = (
     *QUICK, *("llama", "bert", "vit", "whisper", "gptj", "swin", "segformer", "wav2vec2", "qwen2_moe"),
 )  # fmt: skip
+LIKE_OTHERS = ("whisper", "gptj", "segformer", "qwen2_moe")
+"""Those that T5, Llama, Swin and Mixtral stand for."""
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,11 @@ TRANSFORMERS = (
     [
         *OWN,
         *QUICK,
-        *(pytest.param(name, marks=pytest.mark.slow) for name in TRANSFORMERS if name not in QUICK),
+        *(
+            pytest.param(name, marks=pytest.mark.full if name in LIKE_OTHERS else pytest.mark.slow)
+            for name in TRANSFORMERS
+            if name not in QUICK
+        ),
     ],
 )
 def test_bodies_compute_what_the_module_computes(name: str) -> None:

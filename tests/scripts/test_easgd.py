@@ -133,7 +133,7 @@ def test_seeds_that_did_not_reach_the_target_are_told() -> None:
     assert rows[3] == "| Async EASGD | 230 ± 30 | 1.15 | 150 ± 0 | – (1 of 2 did not) |"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_sync_easgd_keeps_to_the_samples_of_sync_sgd() -> None:
     """To a lower accuracy than the page's, with two of its seeds, so that it is quick; both need the same samples."""
     bench = load_bench()

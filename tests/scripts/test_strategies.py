@@ -104,7 +104,7 @@ def test_the_table_has_a_row_for_each_network() -> None:
     assert gpt.startswith("| gpt | batch 4, vocabulary 16")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_it_goes_on_after_a_failure_and_from_what_is_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from tests.targets.torch import factories
 TAGGER, IMAGES = (f"{factories.__name__}:{name}" for name in ("tagger", "images"))
 
 
+@pytest.mark.full
 def test_a_module_trains_under_a_plan_as_it_does_by_itself() -> None:
     plan = random_plan(pase.load(TAGGER), 2, 4)
     given = options(3, rate=0.01, rule=make_rule("adamw", {}))
