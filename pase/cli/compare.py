@@ -61,6 +61,7 @@ def compare_command(
     coldness: float,
     micro_batches: int | str,
     stages: int | str,
+    schedule: str,
     modes: tuple[str, ...],
     keep_batch: bool,
     output: Path | None,
@@ -75,7 +76,9 @@ def compare_command(
     With micro-batches, stages or modes the others are data parallelism, ZeRO's states and even stages, of as many
     micro-batches.
     """
-    options = SearchOptions(micro_batches=micro_batches, stages=stages, modes=modes, keep_batch=keep_batch)
+    options = SearchOptions(
+        micro_batches=micro_batches, stages=stages, schedule=schedule, modes=modes, keep_batch=keep_batch
+    )
     if options.has_parts and only:
         raise click.UsageError("--only names strategies of plans without micro-batches, stages and modes")
     baselines = chosen(only, Sampling(seed=seed, steps=steps, start=start, coldness=coldness))

@@ -44,10 +44,11 @@ def _stage(number: int, value: float, what: str) -> str:
 
 
 def _memory(why: StepExplanation) -> str:
-    fullest = max(why.simulation.stages, key=lambda stage: stage.memory_bytes)
-    where = f"stage {fullest.stage} needs " if why.plan.num_stages > 1 else ""
+    step = why.simulation.step
+    what = "stage" if step.chunks == 1 else "the group of stage"
+    where = f"{what} {step.fullest} needs " if why.plan.num_stages > 1 else ""
     limit = "" if why.limit_bytes is None else f" of {size_text(why.limit_bytes)} that a device may"
-    return f"{where}{size_text(fullest.memory_bytes)}{limit}"
+    return f"{where}{size_text(step.memory_bytes(step.fullest))}{limit}"
 
 
 def _limit(why: StepExplanation) -> str:
@@ -109,7 +110,7 @@ def print_schemes(plan: Plan, found: Sequence[SchemeOutcome]) -> None:
         ["stages", "micro-batches", "the step", "differs", "at least"],
         [
             [
-                str(one.stages),
+                f"{one.stages}" + f" × {one.chunks}" * (one.chunks > 1),
                 str(one.micro_batches),
                 "none is known to fit" if one.step_s is None else quantity(one.step_s, "s"),
                 "the plan's" if one.is_own else "" if one.step_s is None else percent(one.step_s / plan.total_cost - 1),

@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 from pase.cli.output import say, warn
 from pase.common.names import short
 from pase.costs import COST_MODELS
+from pase.costs.schedules import SEARCHED_SCHEDULES
 from pase.errors import PlanError
 from pase.graph import PRECISIONS, Graph, Scalar
 from pase.importers import MODEL_SUFFIXES, is_builtin, load
@@ -197,6 +198,13 @@ step_options: Decorator[Any] = options_of_all(
     ),
     click.option("--stages", type=CountOrAuto(), metavar="N|auto", default=1, show_default=True, help="Of a pipeline."),
     click.option(
+        "--schedule",
+        type=click.Choice(SEARCHED_SCHEDULES),
+        default=SEARCHED_SCHEDULES[0],
+        show_default=True,
+        help="Of its stages; interleaved: each group of devices may have several, in turns.",
+    ),
+    click.option(
         "--modes",
         type=Modes(),
         metavar="MODE,…|all",
@@ -204,7 +212,7 @@ step_options: Decorator[Any] = options_of_all(
         help=f"What layers may do with weights' state and what backward needs: {', '.join(MODES)}.",
     ),
 )
-"""Of a step that is searched: its micro-batches, stages and modes of layers."""
+"""Of a step that is searched: its micro-batches, stages, their schedule, and modes of layers."""
 
 
 def output_option(text: str | None = None, **others: Any) -> Decorator[Any]:

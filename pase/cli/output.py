@@ -81,6 +81,10 @@ def step_text(plan: "Plan") -> str:
     if plan.num_groups == 1:
         return micro_batches
     group = plan.num_devices // plan.num_groups
+    if plan.num_stages > plan.num_groups:
+        each = plan.num_stages // plan.num_groups
+        devices = f"{plan.num_groups} groups of {group} devices with {each} stages each"
+        return f"{micro_batches} through {devices} ({plan.schedule})"
     return f"{micro_batches} through {plan.num_groups} stages of {group} devices ({plan.schedule})"
 
 

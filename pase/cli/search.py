@@ -42,7 +42,7 @@ from pase.common.quantities import size_text
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, strategy_memory
 from pase.graph import Graph
 from pase.planning.constraints import Constraints, constraint_texts
-from pase.planning.plan import NOT_SEARCHED, LayerPlan, Plan
+from pase.planning.plan import NOT_SEARCHED, STAGES_IN_TURNS, LayerPlan, Plan
 from pase.planning.plan_file import plan_document, write_plan
 from pase.planning.planner import (
     ATTENTION,
@@ -136,6 +136,7 @@ def search_command(
     optimizer: str,
     micro_batches: int | str,
     stages: int | str,
+    schedule: str,
     modes: tuple[str, ...],
     imbalance: float | None,
     attention: str,
@@ -171,6 +172,7 @@ def search_command(
         constraints=constraints,
         micro_batches=micro_batches,
         stages=stages,
+        schedule=schedule,
         modes=modes,
         imbalance=imbalance,
         attention=attention,
@@ -273,6 +275,11 @@ def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
 
 
 def _certificate(plan: Plan) -> str:
+    among = "; of stages in turns the most even cuts alone" * (plan.search.ordering == STAGES_IN_TURNS)
+    return f"{_proof(plan)}{among}"
+
+
+def _proof(plan: Plan) -> str:
     if not plan.exact:
         return f"gap {plan.gap:.2%}, lower bound {quantity(plan.lower_bound, plan.cost_unit)}"
     kept = ["the constraints"] * bool(plan.constraints) + ["the limit"] * (plan.device_memory_bytes is not None)

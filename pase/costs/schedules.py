@@ -13,6 +13,8 @@ chunks of a group.
 from collections.abc import Sequence
 
 GPIPE, ONE_FORWARD_ONE_BACKWARD, INTERLEAVED = "gpipe", "1f1b", "interleaved"
+SEARCHED_SCHEDULES = (ONE_FORWARD_ONE_BACKWARD, GPIPE, INTERLEAVED)
+"""Those that searches have, the default first."""
 
 
 def step_s(stages: Sequence[float], once: Sequence[float], micro_batches: int, chunks: int = 1) -> float:

@@ -1,8 +1,10 @@
 """The search over micro-batches, stages and modes of layers: for each number of both, the cheapest stages there are.
 
-A step of m micro-batches on S stages of p / S devices each takes Σ t + (m - 1) max t + max o (`pase.costs.schedules`).
+A step of m micro-batches on S stages of p / S devices each takes Σ t + (m - 1) max t + max o (`pase.costs.schedules`),
+with v chunks of layers for each group of devices Σ t / v + (m - 1 / v) max t + max o, t and o being of all of these.
 The stages are cut where a single tensor goes on, so that, with what handing it over takes told by either end, each is a
-problem of its own (`stage_problem`): α t + o for α = m - 1, whose answers for equal stretches of layers are the same.
+problem of its own (`stage_problem`): α t + o for α = m - 1 / v, whose answers for equal stretches of layers are the
+same. With chunks a group's are one problem, and of cuts those are looked at that share out the work most evenly.
 Schemes are bounded more and more closely (`spans`), the one that may be best is looked at next, and of a scheme the
 cuts that may be best, until those with the least bound consist of stages that are solved.
 """
@@ -13,24 +15,21 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from itertools import pairwise, product
 from math import inf
 from multiprocessing import get_context
 from time import perf_counter
 from typing import NamedTuple
 
-import numpy as np
-
 from pase._version import __version__
-from pase.costs import cost_model, signature, traffic_of
+from pase.costs import cost_model
 from pase.costs.modes import STATES
-from pase.costs.schedules import step_s
+from pase.costs.schedules import INTERLEAVED, ONE_FORWARD_ONE_BACKWARD, step_s
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError
 from pase.graph import Graph
 from pase.graph.micro_batch import micro_batch
 from pase.graph.stages import cuts, with_cuts
-from pase.machine import Machine
-from pase.planning.plan import Plan, SearchRecord
+from pase.planning.plan import STAGES, STAGES_IN_TURNS, Plan, SearchRecord
 from pase.planning.spans import (
     CLOSE,
     EXACT,
@@ -43,6 +42,7 @@ from pase.planning.spans import (
     batch_of,
     by_layers,
     by_segments,
+    works_s,
 )
 from pase.planning.stage_problem import Choice, StageProblem, StageSums
 from pase.planning.stage_search import StageFound, stage_front
@@ -51,19 +51,21 @@ from pase.sharding.configurations import data_parallel_splits, divisors
 
 CLOSE_ENOUGH = 0.01
 """Share of a large step's time up to which a better one is not looked for."""
+CHUNKS = (1, 2, 3, 4, 6, 8, 12)
+"""Stages of each group of devices, under the interleaved schedule."""
 MAX_LOOKS, MAX_MISSES = 16, 3
 """At cuts, for one number of stages and micro-batches; and at cuts of which nothing fits, before any does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePart:
-    """Layers of a stage, from the first position to the one beyond the last, and their choices.
+    """Layers of a stage, and their choices.
 
-    configuration: for each layer its split factors; state, again: its modes, as in `LayerModes`.
+    chunks: of each the position of its first layer, and the one beyond the last. configuration: for each layer its
+    split factors; state, again: its modes, as in `LayerModes`.
     """
 
-    first: int
-    beyond: int
+    chunks: tuple[tuple[int, int], ...]
     configurations: tuple[tuple[int, ...], ...]
     states: tuple[int, ...]
     again: tuple[bool, ...]
@@ -81,7 +83,10 @@ class Found:
 
 
 def schemes(setting: Setting, stages: int | None, micro_batches: int | None) -> list[Scheme]:
-    """Return the numbers of stages and of micro-batches to look at; None: all that divide devices and batch."""
+    """Return the numbers of stages and of micro-batches to look at; None: all that divide devices and batch.
+
+    With several chunks the groups of devices divide the micro-batches.
+    """
     graph, devices = setting.graph, setting.num_devices
     most = len(cuts(with_cuts(graph))) + 1
     if stages is not None and (devices % stages or stages > most):
@@ -102,7 +107,12 @@ def schemes(setting: Setting, stages: int | None, micro_batches: int | None) -> 
                 raise
             continue
         counts = [micro_batches] if micro_batches is not None else divisors(setting.batch)
-        found += [Scheme(stages=num, micro_batches=m) for m in counts]
+        chunks = CHUNKS if setting.schedule == INTERLEAVED and num > 1 else CHUNKS[:1]
+        found += [
+            Scheme(stages=num, micro_batches=m, chunks=v)
+            for m, v in product(counts, chunks)
+            if v == 1 or (num * v <= most and not m % num)
+        ]
     return found
 
 
@@ -148,8 +158,8 @@ def search_schemes(
                     raise
                 works[m] = inf
         if works[m] < inf:
-            least = (m + scheme.stages - 1) * works[m] / setting.num_devices
-            waiting.append(_Waiting(least, 0, scheme.stages, m))
+            least = (m + (scheme.stages - 1) / scheme.chunks) * works[m] / setting.num_devices
+            waiting.append(_Waiting(least, 0, scheme.stages, m, scheme.chunks))
     heapify(waiting)
     best: Found | None = None
     bound = inf
@@ -210,6 +220,7 @@ class _Waiting(NamedTuple):
     level: int
     stages: int
     micro_batches: int
+    chunks: int
 
 
 def _look_elsewhere(written: bytes, look: Callable[[Setting], Found]) -> Found:
@@ -225,7 +236,7 @@ def _read(written: bytes) -> Setting:
 
 def _look(setting: Setting, *, level: int, waiting: _Waiting, below: float) -> Found:
     """Look at a scheme more closely than before: at its layers, at what is between cuts, at its stages."""
-    scheme = Scheme(stages=waiting.stages, micro_batches=waiting.micro_batches)
+    scheme = Scheme(stages=waiting.stages, micro_batches=waiting.micro_batches, chunks=waiting.chunks)
     if level < len(_LOOKS):
         return Found(scheme=scheme, cost=inf, bound=_LOOKS[level](setting, scheme), parts=())
     return solve_scheme(setting, scheme, below=below)
@@ -241,20 +252,6 @@ def work_s(setting: Setting, micro_batches: int) -> float:
     if machine.kernels:
         machine = replace(machine, kernels=replace(machine.kernels, beyond=None, cache_bytes=0))
     return sum(works_s(batch_of(setting.graph, micro_batches).graph, setting.cost_model, machine))
-
-
-def works_s(graph: Graph, name: str, machine: Machine) -> list[float]:
-    """Return what the work of each layer takes on one device, under a cost model by name."""
-    model = cost_model(name, machine, 1, graph.precision)
-    known: dict[Hashable, float] = {}
-    found = []
-    for operator in graph.operators:
-        key = signature(graph, operator)
-        if key not in known:
-            traffic = traffic_of(graph, operator, np.ones((1, len(operator.extents)), dtype=np.int32))
-            known[key] = float(model.work(traffic.forward)[0] + model.work(traffic.backward)[0])
-        found.append(known[key])
-    return found
 
 
 # -- one scheme
@@ -278,7 +275,7 @@ def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Fou
 def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Found | None:
     """Return a scheme's answer; None where choices that tables leave out stand in its way, and fewer may be."""
     spans, bound, path = by_segments(setting, scheme, slack)
-    stages, places = spans.stages, spans.stages.places
+    stages = spans.stages
     best, parts, misses = inf, tuple[StagePart, ...](), 0
 
     def is_closed() -> bool:
@@ -289,19 +286,19 @@ def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Fou
             break
         found, is_known = list[tuple[StageProblem, StageFound]](), True
         for number, (i, j) in enumerate(pairwise(path)):
-            is_known &= (stages.key(places[i], places[j], number), stages.in_flight(number)) in stages.solved
+            is_known &= stages.is_solved(i, j, number)
             point = spans.point(number, i, j)
             if found and found[-1][1].at is not None:
                 point = found[-1][1].at.copy()
-                point[-1] *= stages.in_flight(number - 1) / stages.in_flight(number)
+                point[-1] *= sum(stages.in_flight(number - 1)) / sum(stages.in_flight(number))
             enough = below - (spans.least_total() if scheme.stages > 1 else 0.0)
-            found.append(stages.solve(places[i], places[j], number, point, enough, may_widen=slack < SLACKS[-1]))
+            found.append(stages.solve(i, j, number, point, enough, may_widen=slack < SLACKS[-1]))
             answer = found[-1][1]
             if answer.is_held_back:
                 return None
             if answer.at is not None and not is_known:
                 spans.by_segments(number, answer.at)
-            spans.solved(number, j - i, stages.key(places[i], places[j], number), answer.bound)
+            spans.solved(number, j - i, stages.key(i, j, number), answer.bound)
             if answer.bound >= enough:
                 # With this stage none of the others matters.
                 break
@@ -309,7 +306,7 @@ def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Fou
         if len(sums) == scheme.stages and _step(sums, scheme) < best:
             best = _step(sums, scheme)
             parts = tuple(
-                _part(problem, answer.choice, own, places[i], places[j])
+                _part(problem, answer.choice, own, stages.chunks(i, j))
                 for (problem, answer), own, (i, j) in zip(found, sums, pairwise(path), strict=True)
             )
         before = bound
@@ -331,12 +328,12 @@ def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Fou
 
 
 def _step(sums: Sequence[StageSums], scheme: Scheme) -> float:
-    return step_s([s.micro_batch for s in sums], [s.step for s in sums], scheme.micro_batches)
+    return step_s([s.micro_batch for s in sums], [s.step for s in sums], scheme.micro_batches, scheme.chunks)
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Stages up to a cut: the sum of their t, the longest t, the longest o, and the stages."""
+    """Stages up to a cut: what their t add to the step, the longest t, the longest o, and the stages."""
 
     total: float
     longest: float
@@ -352,28 +349,28 @@ def _closed(stages: "Stages", spans: "Spans", below: float) -> tuple[StagePart, 
 
     None where these are too many; no stages where none takes less.
     """
-    scheme, m, places = stages.scheme, stages.scheme.micro_batches, stages.places
-    rest_s = spans.least_total() * (1 - EXACT) if m > 1 else 0.0
+    scheme, last, per_stage = stages.scheme, len(stages.places) - 1, stages.per_stage
+    rest_s = spans.least_total() * (1 - EXACT) if scheme.micro_batches > 1 else 0.0
+    often = scheme.micro_batches - per_stage
     ways: dict[int, list[_Way]] = {0: [_Way(0.0, 0.0, 0.0, ())]}
     fronts: dict[Hashable, list[tuple[StagePart, float, float]] | None] = {}
     for number in range(scheme.stages):
         reached: dict[int, list[_Way]] = {}
         for i, before in ways.items():
-            ends = [len(places) - 1] if number == scheme.stages - 1 else range(i + 1, len(places))
-            for j in ends:
-                if j <= i or spans.longest[number][i, j] + rest_s > below:
+            for j in range(last if number == scheme.stages - 1 else i + 1, last + 1):
+                if not stages.has(number, i, j) or spans.longest[number][i, j] + rest_s > below:
                     continue
-                front = _front(stages, places[i], places[j], number, below - rest_s, fronts)
+                front = _front(stages, i, j, number, below - rest_s, fronts)
                 if front is None:
                     return None
                 for way in before:
                     for part, t, o in front:
-                        own = _Way(way.total + t, max(way.longest, t), max(way.once, o), (*way.parts, part))
-                        if own.total + (m - 1) * own.longest + own.once < below * (1 - EXACT):
+                        total = way.total + per_stage * t
+                        own = _Way(total, max(way.longest, t), max(way.once, o), (*way.parts, part))
+                        if own.total + often * own.longest + own.once < below * (1 - EXACT):
                             _add(reached.setdefault(j, []), own)
         ways = reached
-    last = ways.get(len(places) - 1, [])
-    best = min(last, key=lambda way: way.total + (m - 1) * way.longest + way.once, default=None)
+    best = min(ways.get(last, []), key=lambda way: way.total + often * way.longest + way.once, default=None)
     return best.parts if best else ()
 
 
@@ -385,29 +382,28 @@ def _add(ways: list[_Way], own: _Way) -> None:
 
 def _front(
     stages: Stages,
-    first: int,
-    beyond: int,
+    i: int,
+    j: int,
     number: int,
     limit: float,
     known: dict[Hashable, list[tuple[StagePart, float, float]] | None],
 ) -> list[tuple[StagePart, float, float]] | None:
     """Return a stage's strategies that no other beats, with t and o; None where there are too many to go through."""
-    key = first, beyond, number
+    key = i, j, number
     if key not in known:
-        problem = stages.problem(first, beyond, number)
+        problem = stages.problem(i, j, number)
         front = stage_front(problem, limit)
         known[key] = None
         if front is not None:
-            known[key] = [(_part(problem, choice, sums, first, beyond), t, o) for t, o, choice, sums in front]
+            known[key] = [(_part(problem, choice, sums, stages.chunks(i, j)), t, o) for t, o, choice, sums in front]
     return known[key]
 
 
-def _part(problem: StageProblem, choice: Choice, sums: StageSums, first: int, beyond: int) -> StagePart:
+def _part(problem: StageProblem, choice: Choice, sums: StageSums, chunks: tuple[tuple[int, int], ...]) -> StagePart:
     tables = problem.tables
     rows = [layer.rows[c] for layer, c in zip(tables.layers, choice, strict=True)]
     return StagePart(
-        first=first,
-        beyond=beyond,
+        chunks=chunks,
         configurations=tuple(
             tuple(int(k) for k in splits[row]) for splits, row in zip(tables.configurations, rows, strict=True)
         ),
@@ -427,18 +423,20 @@ def plan_of_step(setting: Setting, found: Found, bound: float, time_s: float, gr
             f"{graph.name!r} with one of {scheme.micro_batches} micro-batches has other layers than with the whole "
             "batch: search it with the micro-batch alone"
         )
-    layers = tuple(
-        LayerChoice(
-            splits=dict(zip(operator.extents, splits, strict=True)),
-            state=STATES[state],
-            is_recomputed=again,
-            stage=number,
-        )
-        for number, part in enumerate(found.parts)
-        for operator, splits, state, again in zip(
-            graph.operators[part.first : part.beyond], part.configurations, part.states, part.again, strict=True
-        )
-    )
+    layers: dict[int, LayerChoice] = {}
+    for group, part in enumerate(found.parts):
+        choices = zip(part.configurations, part.states, part.again, strict=True)
+        for chunk, ends in enumerate(part.chunks):
+            for v, (splits, state, again) in zip(range(*ends), choices, strict=False):
+                layers[v] = LayerChoice(
+                    splits=dict(zip(graph.operators[v].extents, splits, strict=True)),
+                    state=STATES[state],
+                    is_recomputed=again,
+                    stage=group + chunk * scheme.stages,
+                )
+    schedule = setting.schedule if scheme.stages > 1 else ""
+    if schedule == INTERLEAVED and scheme.chunks == 1:
+        schedule = ONE_FORWARD_ONE_BACKWARD
     step = Step(
         graph=graph,
         num_devices=setting.num_devices,
@@ -446,10 +444,12 @@ def plan_of_step(setting: Setting, found: Found, bound: float, time_s: float, gr
         cost_model=setting.cost_model,
         optimiser=setting.optimiser,
         micro_batches=scheme.micro_batches,
-        schedule=setting.schedule if scheme.stages > 1 else "",
-        layers=layers,
+        schedule=schedule,
+        layers=tuple(layers[v] for v in sorted(layers)),
+        chunks=scheme.chunks,
     )
     assert abs(step.cost - found.cost) <= 1e-9 * found.cost, f"the step costs {step.cost}, found was {found.cost}"
+    ordering = STAGES_IN_TURNS if setting.schedule == INTERLEAVED else STAGES
     return Plan(
         graph=graph,
         machine=setting.machine,
@@ -461,7 +461,7 @@ def plan_of_step(setting: Setting, found: Found, bound: float, time_s: float, gr
         lower_bound=min(bound, step.cost),
         exact=bound >= step.cost * (1 - EXACT),
         baselines={"data_parallel": data_parallel_step(step).cost},
-        search=SearchRecord(ordering="stages", largest_dependent_set=0, time_s=time_s, peak_memory_bytes=0),
+        search=SearchRecord(ordering=ordering, largest_dependent_set=0, time_s=time_s, peak_memory_bytes=0),
         tool_version=__version__,
         optimiser=setting.optimiser,
         device_memory_bytes=None if setting.limit_bytes == inf else int(setting.limit_bytes),
@@ -476,4 +476,4 @@ def data_parallel_step(step: Step) -> Step:
     """Return the step of the same micro-batches in data parallelism: one stage, weights whole, nothing recomputed."""
     splits = data_parallel_splits(step.graph, step.num_devices)
     layers = (LayerChoice(splits=split, state=STATES[0], is_recomputed=False, stage=0) for split in splits)
-    return replace(step, schedule="", layers=tuple(layers))
+    return replace(step, schedule="", layers=tuple(layers), chunks=1)

@@ -24,6 +24,9 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble")
 
 NOT_SEARCHED = "none"
 """For the ordering, of a strategy that was given."""
+STAGES, STAGES_IN_TURNS = "stages", "stages, also in turns"
+"""Likewise, of steps in parts: under the interleaved schedule groups of devices may have several stages in turns, of
+which the search has the cuts alone that share out the work most evenly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +122,9 @@ class Plan:
     total_cost: F(G, φ) (Eq. 1), less what is hidden; lower_bound: proven; exact: whether they are known to be equal.
     baselines: total cost of other strategies by name. optimiser: the name of the one whose state counts as memory.
     device_memory_bytes: what the strategy was to fit, or None; the certificate holds among those that fit. constraints:
-    what it was to keep to; the certificate holds among the strategies that do. micro_batches: that a step consists of,
+    what it was to keep to; the certificate holds among the strategies that do; where `search.ordering` is
+    STAGES_IN_TURNS, of steps with several stages for each group of devices among those of the most even cuts.
+    micro_batches: that a step consists of,
     of which `graph` computes one. schedule: in `SCHEDULES`, of a pipeline; "" where there is one stage. num_groups: of
     devices, that have the stages in turns.
     Nothing in a plan can be changed: its certificate is of what it says. Notebooks show it as a table of its layers.

@@ -16,6 +16,7 @@ from pase.common.documents import StrPath
 from pase.costs import DEFAULT_OPTIMISER, Allowance, CostModel, Problem, TimeUpError, build_problem, cost_model
 from pase.costs.memory import Keeping, keeping, layer_memory, optimiser_state
 from pase.costs.modes import STATES, ModeSpace
+from pase.costs.schedules import ONE_FORWARD_ONE_BACKWARD, SEARCHED_SCHEDULES
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError, SolverError, unknown_name
 from pase.graph import Graph, Operator, Precision
 from pase.graph.operators import with_fan_outs
@@ -91,10 +92,11 @@ class SearchOptions:
     has whose experts are asked most, 1 or more; None: as the graph has it (1). attention: whether devices that split
     its queries "gather" keys and values, or pass them round in a "ring"; "auto": what costs less. constraints: what a
     strategy must keep to (`pase.planning.constraints`). micro_batches, stages: how many a step has, or "auto" to choose
-    them, too. modes: of layers that may be chosen: "zero1", "zero2", "zero3", "recompute". jobs: how many numbers of
-    stages and of micro-batches are looked at at a time, in processes of their own; executor: in one of
-    `concurrent.futures` instead. gap: of a step with parts, up to which share of its cost a better one is not looked
-    for; None: 0, and where there are many choices 0.01.
+    them, too; schedule: of the stages, in `SEARCHED_SCHEDULES`, where "interleaved" has groups of devices with several
+    stages in turns, too, if that is faster. modes: of layers that may be chosen: "zero1", "zero2", "zero3",
+    "recompute". jobs: how many numbers of stages and of micro-batches are looked at at a time, in processes of their
+    own; executor: in one of `concurrent.futures` instead. gap: of a step with parts, up to which share of its cost a
+    better one is not looked for; None: 0, and where there are many choices 0.01.
     """
 
     cost_model: str = "paper"
@@ -110,6 +112,7 @@ class SearchOptions:
     constraints: Constraints = ()
     micro_batches: int | str = 1
     stages: int | str = 1
+    schedule: str = ONE_FORWARD_ONE_BACKWARD
     modes: tuple[str, ...] = ()
     jobs: int = 1
     executor: Executor | None = None
@@ -137,6 +140,7 @@ class SearchSettings(TypedDict, total=False):
     constraints: object
     micro_batches: int | str
     stages: int | str
+    schedule: str
     modes: Sequence[str]
     jobs: int
     executor: Executor | None
@@ -312,6 +316,7 @@ def _search_step(
         space=space,
         optimiser=options.optimiser,
         limit_bytes=inf if limit is None else float(limit),
+        schedule=options.schedule,
         constraints=options.constraints,
     )
     found, bound = search_schemes(
@@ -400,6 +405,8 @@ def chosen_options(options: SearchOptions | Mapping[str, Any] | None, settings: 
     wrong = [mode for mode in chosen.modes if mode not in MODES]
     if wrong:
         raise ConfigurationError(unknown_name("mode", str(wrong[0]), MODES))
+    if chosen.schedule not in SEARCHED_SCHEDULES:
+        raise ConfigurationError(unknown_name("schedule", str(chosen.schedule), SEARCHED_SCHEDULES))
     if chosen.attention not in ATTENTION:
         raise ConfigurationError(unknown_name("way of attention", str(chosen.attention), ATTENTION))
     return replace(chosen, constraints=constraints_of(chosen.constraints), modes=tuple(chosen.modes))

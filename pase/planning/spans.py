@@ -11,17 +11,18 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.costs import CostModel, cost_model, hiding_layers, signature
+from pase.costs import CostModel, cost_model, hiding_layers, signature, traffic_of
 from pase.costs.collectives import Link
 from pase.costs.memory import Keeping, keeping
 from pase.costs.modes import BoolArray, KnownModes, LayerModes, Links, ModeSpace, layer_choices, mode_tables
-from pase.costs.schedules import ONE_FORWARD_ONE_BACKWARD, in_flight
+from pase.costs.schedules import INTERLEAVED, ONE_FORWARD_ONE_BACKWARD, in_flight
 from pase.costs.traffic import LayerTraffic
 from pase.errors import ConfigurationError
 from pase.graph import Graph
@@ -30,9 +31,20 @@ from pase.graph.stages import cuts, stage, with_cuts
 from pase.machine import Machine
 from pase.planning.constraints import Constraints, allowed
 from pase.planning.links import group_links
-from pase.planning.stage_problem import CRITERIA, Looked, StageProblem, between, memory_weights, sides_of, sides_of_time
+from pase.planning.stage_problem import (
+    CRITERIA,
+    Looked,
+    StageProblem,
+    between,
+    memory_weights,
+    side_by_side,
+    sides_of,
+    sides_of_time,
+    times,
+)
 from pase.planning.stage_search import StageFound, climb, solve_stage
-from pase.sharding.shards import FloatArray, IndexArray
+from pase.planning.stages import under_way
+from pase.sharding.shards import FloatArray, IndexArray, IntArray
 
 MIN_RESTRICTED, SLACKS = 12_000, (0.12, 0.35)
 """Choices of different layers from which on tables are made of some of them, which come within so much of the layers
@@ -45,6 +57,8 @@ MAX_CLIMB = 12
 MAX_IN_FLIGHT, MAX_CLIMBED = 12, 6
 """Numbers of micro-batches under way that are told apart where layers are looked at by themselves, at some prices and
 where they take most."""
+MEMORY = memory_weights(1)
+"""[criteria] as they count for memory, of what a layer keeps for all micro-batches under way."""
 EXACT = 1e-9
 """Up to which share of the cost a bound is as good as reached."""
 CLOSE = 2e-3
@@ -53,15 +67,23 @@ CLOSE = 2e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """Of how many stages and micro-batches a step is."""
+    """Of how many stages and micro-batches a step is. chunks: how many stages each group of devices has in turns.
+
+    With several, `stages` are of as many layers as the chunks of a group have together.
+    """
 
     stages: int
     micro_batches: int
+    chunks: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """What a step is searched for. graph: of the whole batch. limit_bytes: of a device, infinite for no limit."""
+    """What a step is searched for.
+
+    graph: of the whole batch. limit_bytes: of a device, infinite for no limit. schedule: of pipelines; "interleaved"
+    is 1f1b, too, where a group of devices has a single stage.
+    """
 
     graph: Graph
     num_devices: int
@@ -129,7 +151,8 @@ class Stages:
     """The stages of a scheme: what they are made of, and those that are solved by now.
 
     only: the configurations of some layers that tables have. beyond: [V] of each layer, what the choices that they
-    leave out take, as in `StageProblem`; () where none is left out. pool: strategies of parts of stages.
+    leave out take, as in `StageProblem`; () where none is left out. pool: strategies of parts of stages. several:
+    what is kept for several micro-batches, as `side_by_side` has it.
     """
 
     setting: Setting
@@ -142,7 +165,8 @@ class Stages:
     known: KnownModes = field(default_factory=KnownModes)
     pool: dict[Hashable, list[Looked]] = field(default_factory=dict)
     tables: dict[Hashable, StageProblem] = field(default_factory=dict)
-    solved: dict[tuple[Hashable, int], tuple[StageProblem, StageFound]] = field(default_factory=dict)
+    several: dict[Hashable, Any] = field(default_factory=dict)
+    solved: dict[tuple[Hashable, tuple[int, ...]], tuple[StageProblem, StageFound]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, setting: Setting, scheme: Scheme) -> "Stages":
@@ -153,7 +177,7 @@ class Stages:
             scheme=scheme,
             batch=_told_apart(batch, only, setting.space),
             model=cost_model(setting.cost_model, setting.machine, devices, batch.graph.precision),
-            links=group_links(setting.machine, setting.num_devices, scheme.stages),
+            links=group_links(setting.machine, setting.num_devices, scheme.stages, scheme.chunks),
             only=only,
         )
 
@@ -163,29 +187,98 @@ class Stages:
         return self.setting.num_devices // self.scheme.stages
 
     @cached_property
+    def stretches(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+        """From each place where stages may begin and end to the next, the layers between neighbouring cuts.
+
+        Of each (first, beyond, which chunk of its group). With chunks places are between groups alone.
+        """
+        scheme, ends = self.scheme, (0, *self.batch.at, len(self.batch.kinds))
+        between = tuple((first, beyond, 0) for first, beyond in pairwise(ends))
+        if scheme.stages == 1:
+            return (between,)
+        if scheme.chunks == 1:
+            return tuple((each,) for each in between)
+        works = _works_s(self.setting, scheme.micro_batches)
+        at = even_cuts(self.batch.at, works, scheme.stages * scheme.chunks)
+        chunks = list(pairwise((0, *at, len(self.batch.kinds))))
+        return tuple(
+            tuple(
+                (low, high, c)
+                for c, (first, beyond) in enumerate(chunks[group :: scheme.stages])
+                for low, high, _ in between
+                if first <= low < beyond
+            )
+            for group in range(scheme.stages)
+        )
+
+    @cached_property
     def places(self) -> tuple[int, ...]:
-        """Where stages may begin and end."""
-        return (0, *(self.batch.at if self.scheme.stages > 1 else ()), len(self.batch.kinds))
+        """How many layers are before each place."""
+        sizes = (sum(beyond - first for first, beyond, _ in stretch) for stretch in self.stretches)
+        return tuple(accumulate(sizes, initial=0))
+
+    @cached_property
+    def order(self) -> IndexArray:
+        """[V, 2] layers in the order of the places, and which chunk of its group each is in."""
+        layers = ((v, c) for stretch in self.stretches for first, beyond, c in stretch for v in range(first, beyond))
+        return np.array(list(layers), dtype=np.int32)
+
+    def has(self, number: int, i: int, j: int) -> bool:
+        """Return whether a stage may be from one place to another."""
+        return i < j and (self.scheme.chunks == 1 or (i, j) == (number, number + 1))
+
+    def chunks(self, i: int, j: int) -> tuple[tuple[int, int], ...]:
+        """Return the layers of a stage from one place to another, (first, beyond): of its chunks where it has any."""
+        found: list[tuple[int, int]] = []
+        for first, beyond, _ in (each for stretch in self.stretches[i:j] for each in stretch):
+            if found and found[-1][1] == first:
+                found[-1] = found[-1][0], beyond
+            else:
+                found.append((first, beyond))
+        return tuple(found)
 
     @property
     def weight(self) -> float:
-        """α of α t + o: of the longest stage every micro-batch but one, which each stage has once."""
+        """α of α t + o: of the longest stage every micro-batch, but for what each stage has once (`per_stage`)."""
         m = self.scheme.micro_batches
-        return float(m if self.scheme.stages == 1 else max(m - 1, 1))
+        return float(m if self.scheme.stages == 1 else max(m - self.per_stage, 1))
 
-    def links_of(self, number: int) -> Links:
-        """Return the links to the stages before and behind one."""
-        return self.links[number], self.links[number + 1]
+    @property
+    def per_stage(self) -> float:
+        """How often a step takes t of each stage, beside the longest one: while the pipeline fills."""
+        return 1 / self.scheme.chunks
 
-    def in_flight(self, number: int) -> int:
-        """Return how many micro-batches are under way on a stage."""
-        scheme = self.scheme
-        return in_flight(self.setting.schedule, scheme.stages, number, scheme.micro_batches)
+    @cached_property
+    def _moments(self) -> tuple[IntArray, ...]:
+        """Of each stage [moments, chunks] of how many micro-batches are under way, the one at which most are first."""
+        scheme, numbers = self.scheme, range(self.scheme.stages)
+        if scheme.chunks == 1:
+            own = [in_flight(self.setting.schedule, scheme.stages, number, scheme.micro_batches) for number in numbers]
+            return tuple(np.array([[each]]) for each in own)
+        asked = {"num_stages": scheme.stages * scheme.chunks, "micro_batches": scheme.micro_batches}
+        each = [under_way(INTERLEAVED, group=number, num_groups=scheme.stages, **asked) for number in numbers]
+        # Of those the evenest: chunks that hold less of what counts for more do then hold most.
+        return tuple(rows[np.lexsort(((rows**2).sum(axis=1), -rows.sum(axis=1)))] for rows in each)
 
-    def key(self, first: int, beyond: int, number: int) -> Hashable:
-        """Return what a stage's answer depends on."""
+    def in_flight(self, number: int) -> tuple[int, ...]:
+        """Return how many micro-batches of each chunk of a stage are under way where they are most."""
+        return tuple(self._moments[number][0].tolist())
+
+    def key(self, i: int, j: int, number: int) -> Hashable:
+        """Return what a stage's answer depends on, beside the micro-batches that are under way."""
+        return tuple(self._chunk_key(*own, at) for own, at in self._numbered(i, j, number))
+
+    def _numbered(self, i: int, j: int, number: int) -> list[tuple[tuple[int, int], int]]:
+        """Return the chunks of a stage, and which of all they are."""
+        return [(own, number + c * self.scheme.stages) for c, own in enumerate(self.chunks(i, j))]
+
+    def _chunk_key(self, first: int, beyond: int, number: int) -> Hashable:
         kinds = self.batch.kinds
-        return kinds[first:beyond], first == 0, beyond == len(kinds), self.links_of(number)
+        return kinds[first:beyond], first == 0, beyond == len(kinds), self.links[number : number + 2]
+
+    def is_solved(self, i: int, j: int, number: int) -> bool:
+        """Return whether a stage's answer is known."""
+        return (self.key(i, j, number), self.in_flight(number)) in self.solved
 
     def choices(self) -> tuple[list[LayerModes], list[LayerTraffic]]:
         """Return the choices of all layers, wherever they are, and their traffic: in a stage none takes less."""
@@ -209,12 +302,18 @@ class Stages:
         )
         return [layers[which[key]] for key in alike], [traffic[which[key]] for key in alike]
 
-    def problem(self, first: int, beyond: int, number: int) -> StageProblem:
+    def problem(self, i: int, j: int, number: int) -> StageProblem:
         """Return the problem of a stage."""
-        key = self.key(first, beyond, number)
-        if key not in self.tables:
-            self.tables[key] = self._problem(first, beyond, self.links_of(number), None)
-        return replace(self.tables[key], in_flight=self.in_flight(number))
+        found = []
+        for (first, beyond), at in self._numbered(i, j, number):
+            key = self._chunk_key(first, beyond, at)
+            if key not in self.tables:
+                self.tables[key] = self._problem(first, beyond, (self.links[at], self.links[at + 1]), None)
+            found.append(self.tables[key])
+        in_flight = self.in_flight(number)
+        if len(found) == 1:
+            return replace(found[0], in_flight=in_flight[0])
+        return side_by_side(found, in_flight, self._moments[number], self.several)
 
     def segment(self, first: int, beyond: int) -> StageProblem:
         """Return the problem of layers wherever a stage begins and ends: it takes no more than they do there."""
@@ -251,12 +350,12 @@ class Stages:
         )
 
     def solve(
-        self, first: int, beyond: int, number: int, near: FloatArray | None, enough: float, *, may_widen: bool
+        self, i: int, j: int, number: int, near: FloatArray | None, enough: float, *, may_widen: bool
     ) -> tuple[StageProblem, StageFound]:
         """Return the answer to a stage; the rest as `solve_stage` has it."""
-        key = self.key(first, beyond, number), self.in_flight(number)
+        key = self.key(i, j, number), self.in_flight(number)
         if key not in self.solved:
-            problem = self.problem(first, beyond, number)
+            problem = self.problem(i, j, number)
             # What fits with more micro-batches under way fits with fewer.
             alike = [
                 answer.choice for (kind, _), (_, answer) in self.solved.items() if kind == key[0] and answer.choice
@@ -273,21 +372,23 @@ class Spans:
 
     At a point, shares of the sides of α t + o and a price of a byte, layers come to sums that add up (`stage_problem`).
 
-    longest, totals: of each stage by number, [places, places] of α t + o and of t; infinite where no stage is.
+    longest, totals: of each stage by number, [places, places] of α t + o and of what it adds to the sum of t (of t its
+    share `per_stage`); infinite where no stage is.
     """
 
     def __init__(self, stages: Stages) -> None:
         self.stages = stages
-        num = len(stages.places)
+        num, numbers = len(stages.places), range(stages.scheme.stages)
         nothing = np.where(np.arange(num)[None, :] > np.arange(num)[:, None], 0.0, np.inf)
-        self.longest = [nothing.copy() for _ in range(stages.scheme.stages)]
-        self.totals = [nothing.copy() for _ in range(stages.scheme.stages)]
+        if stages.scheme.chunks > 1:
+            nothing = np.where(np.eye(num, k=1) > 0, nothing, np.inf)
+        self.longest, self.totals = ([nothing.copy() for _ in numbers] for _ in range(2))
         self._raised: list[tuple[frozenset[int], Sequence[FloatArray], FloatArray]] = []
         hides = stages.model.overlap > 0
-        self._sides = sides_of(stages.weight, hides=hides), sides_of_time(hides=hides)
+        self._sides = sides_of(stages.weight, hides=hides), stages.per_stage * sides_of_time(hides=hides)
 
     def point(self, number: int, i: int, j: int) -> FloatArray:
-        """Return the shares and the price at which a stage is known to take most."""
+        """Return the shares and the price of a byte at which a stage is known to take most."""
         most, found = -np.inf, np.zeros(len(self._sides[0]))
         for numbers, points, less in self._raised:
             if number in numbers:
@@ -301,35 +402,38 @@ class Spans:
         limit = self.stages.setting.limit_bytes
         return np.array([point[-1] * limit if point[-1] > 0 else 0.0 for point in points])
 
-    def weights(self, number: int, point: FloatArray) -> FloatArray:
-        """Return the [criteria] of a point for the layers of a stage."""
+    def weights(self, number: int, point: FloatArray) -> list[FloatArray]:
+        """Return the [criteria] of a point for the layers of each chunk of a stage."""
         # A stage in which nothing streams has fewer sides.
-        weights: FloatArray = between(self._sides[0], point[:-1]) + point[-1] * self._memory(number)
-        return weights
-
-    def _memory(self, number: int) -> FloatArray:
-        return memory_weights(self.stages.in_flight(number))
+        weights = between(self._sides[0], point[:-1]) + point[-1] * MEMORY
+        return [weights * times(count) for count in self.stages.in_flight(number)]
 
     def by_layers(self, layers: Sequence[LayerModes], kinds: Mapping[int, FloatArray]) -> None:
         """Raise what stages take to what their layers do by themselves, edges left out; kinds: columns by identity."""
         stages, limit = self.stages, self.stages.setting.limit_bytes
         number_of = {key: n for n, key in enumerate(kinds)}
-        which = np.array([number_of[id(layer)] for layer in layers])
+        which = np.array([number_of[id(layers[v])] for v in stages.order[:, 0]])
         free = np.array([max((columns @ self._sides[0][0]).min(), 0.0) for columns in kinds.values()])[which].sum()
         prices = np.zeros(1)
         if limit < np.inf and limit > 0:
             prices = np.concatenate([prices, free / stages.scheme.stages / limit * PRICES])
         for numbers in self._alike(MAX_IN_FLIGHT):
+            fewest = np.min([stages.in_flight(number) for number in numbers], axis=0).tolist()
             ways = list(zip(self._sides, (self.longest, self.totals), strict=True))
             for sides, spans in ways[: 1 if stages.scheme.stages == 1 else 2]:
                 scale = sides[0, 0] / self._sides[0][0, 0]
-                weights = [side + scale * price * self._memory(numbers[0]) for side in sides for price in prices]
-                matrix = np.stack(weights, axis=1)
+                matrix = np.stack([side + scale * price * MEMORY for side in sides for price in prices], axis=1)
                 points = [
                     np.array([*np.eye(len(sides))[k, 1:], scale * price]) for k in range(len(sides)) for price in prices
                 ]
-                each = np.stack([np.maximum(own @ matrix, 0.0).min(axis=0) for own in kinds.values()])
-                up_to = np.concatenate([np.zeros((1, len(points))), np.cumsum(each[which], axis=0)])
+                each = {
+                    count: [
+                        np.maximum(own @ (times(count)[:, None] * matrix), 0.0).min(axis=0) for own in kinds.values()
+                    ]
+                    for count in set(fewest)
+                }
+                of_layers = np.array([each[count] for count in fewest])[stages.order[:, 1], which]
+                up_to = np.concatenate([np.zeros((1, len(points))), np.cumsum(of_layers, axis=0)])
                 self._raise(spans, numbers, points, up_to[list(stages.places)])
 
     def by_layers_at(
@@ -339,57 +443,64 @@ class Spans:
         stages, limit = self.stages, self.stages.setting.limit_bytes
         for number in (numbers[0] for numbers in self._alike(MAX_CLIMBED)):
             i, j = path[number : number + 2]
-            own = Counter(id(layer) for layer in layers[stages.places[i] : stages.places[j]])
+            in_flight = stages.in_flight(number)
+            kinds = [(id(layers[v]), in_flight[c]) for v, c in stages.order.tolist()]
+            scaled = {(key, count): columns[key] * times(count) for key, count in set(kinds)}
+            own = Counter(kinds[stages.places[i] : stages.places[j]])
 
-            def least(weights: FloatArray, own: Mapping[int, int] = own) -> tuple[FloatArray, float]:
+            def least(
+                weights: FloatArray,
+                own: Mapping[tuple[int, int], int] = own,
+                scaled: Mapping[tuple[int, int], FloatArray] = scaled,
+            ) -> tuple[FloatArray, float]:
                 found = np.zeros(len(CRITERIA))
-                for key, count in own.items():
-                    found += count * columns[key][np.maximum(columns[key] @ weights, 0.0).argmin()]
+                for key, many in own.items():
+                    found += many * scaled[key][np.maximum(scaled[key] @ weights, 0.0).argmin()]
                 return found, float(found @ weights)
 
             point = climb(
                 least,
                 sides=self._sides[0],
-                memory=self._memory(number),
+                memory=MEMORY,
                 room=limit,
                 tolerance=CLOSE,
                 most=MAX_CLIMB,
                 near=self.point(number, i, j),
             ).at
-            weights = self.weights(number, point)
-            each = {key: float(np.maximum(own @ weights, 0.0).min()) for key, own in columns.items()}
-            up_to = np.concatenate([[0.0], np.cumsum([each[id(layer)] for layer in layers])])[list(stages.places)]
+            weights = between(self._sides[0], point[:-1]) + point[-1] * MEMORY
+            each = {key: float(np.maximum(own @ weights, 0.0).min()) for key, own in scaled.items()}
+            up_to = np.concatenate([[0.0], np.cumsum([each[key] for key in kinds])])[list(stages.places)]
             self._raise(self.longest, self._fuller(number), [point], up_to[:, None])
 
     def _fuller(self, number: int) -> list[int]:
         """Return the stages that have at least as many micro-batches under way."""
-        stages = self.stages
-        return [n for n in range(stages.scheme.stages) if stages.in_flight(n) >= stages.in_flight(number)]
+        flights = [self.stages.in_flight(n) for n in range(self.stages.scheme.stages)]
+        return [n for n, own in enumerate(flights) if all(np.greater_equal(own, flights[number]))]
 
     def by_segments(self, number: int, point: FloatArray) -> None:
         """Raise what this stage and others take to what the layers between cuts do, at a point.
 
         Edges over cuts are left out. The others have at least as many micro-batches under way.
         """
-        stages, batch = self.stages, self.stages.batch
-        numbers = self._fuller(number)
-        places, at = (0, *batch.at, len(batch.kinds)), set(stages.places)
-        price = point[-1] / self._sides[0][0, 0]
+        stages = self.stages
+        numbers, in_flight = self._fuller(number), stages.in_flight(number)
+        price = point[-1] * self._sides[1][0, 0] / self._sides[0][0, 0]
         ways = [(self.longest, self.weights(number, point), point)]
         if stages.scheme.stages > 1:
             # Of the sides of α t + o the last one alone has what does not hide in any micro-batch.
             shares = point[1:-1] if len(self._sides[1]) > 1 else point[:0]
-            weights = between(self._sides[1], shares) + price * self._memory(number)
-            ways.append((self.totals, weights, np.array([price])))
-        for spans, weights, own in ways:
-            up_to, total, least = [0.0], 0.0, dict[int, float]()
-            for first, beyond in pairwise(places):
-                segment = stages.segment(first, beyond)
-                if id(segment) not in least:
-                    least[id(segment)] = segment.least(weights, stages.pool)
-                total += least[id(segment)]
-                if beyond in at:
-                    up_to.append(total)
+            weights = between(self._sides[1], shares) + price * MEMORY
+            ways.append((self.totals, [weights * times(count) for count in in_flight], np.array([price])))
+        for spans, of_chunks, own in ways:
+            up_to, least = [0.0], dict[tuple[int, int], float]()
+            for stretch in stages.stretches:
+                up_to.append(up_to[-1])
+                for first, beyond, c in stretch:
+                    segment = stages.segment(first, beyond)
+                    key = id(segment), in_flight[c]
+                    if key not in least:
+                        least[key] = segment.least(of_chunks[c], stages.pool)
+                    up_to[-1] += least[key]
             self._raise(spans, numbers, [own], np.array(up_to)[:, None])
 
     def _raise(
@@ -408,14 +519,14 @@ class Spans:
 
     def solved(self, number: int, width: int, key: Hashable, bound: float) -> None:
         """Raise what a stage takes, wherever the same layers are, to what is known once it is solved."""
-        stages, places = self.stages, self.stages.places
-        for i in range(len(places) - width):
-            if stages.key(places[i], places[i + width], number) == key:
+        stages = self.stages
+        for i in range(len(stages.places) - width):
+            if stages.has(number, i, i + width) and stages.key(i, i + width, number) == key:
                 self.longest[number][i, i + width] = max(self.longest[number][i, i + width], bound)
 
     def _alike(self, most: int) -> list[list[int]]:
         """Return groups of stages that have about as many micro-batches under way, so many at most; fewest first."""
-        flights: dict[int, list[int]] = {}
+        flights: dict[tuple[int, ...], list[int]] = {}
         for number in range(self.stages.scheme.stages):
             flights.setdefault(self.stages.in_flight(number), []).append(number)
         ordered = [flights[count] for count in sorted(flights)]
@@ -431,8 +542,8 @@ class Spans:
             return value, path
         if scheme.micro_batches == 1:
             return max(value, self.least_total()), path
-        # Whatever O, the longest o, is: (m - 1) t >= ((m - 1) t + o) - O, of which less is known the more of t is.
-        weight = self.stages.weight
+        # Whatever O, the longest o, is: α t >= (α t + o) - O, of which less is known the more of t is.
+        weight = self.stages.weight / self.stages.per_stage
         share = scheme.stages / (scheme.stages + weight)
         both = [(1 - share) * own + share * weight * t for own, t in zip(self.longest, self.totals, strict=True)]
         apart = self._bound(self.longest, self.totals)
@@ -464,7 +575,7 @@ class Spans:
         return waiting[0][0], waiting[0][3]
 
     def least_total(self) -> float:
-        """Return what a micro-batch takes on all stages at least."""
+        """Return what filling the pipeline takes at least: a micro-batch on all stages, or one of their chunks."""
         return _least_total(self.totals, [spans < np.inf for spans in self.longest])[0]
 
 
@@ -475,12 +586,13 @@ def _restricted(stages: Stages, spans: Spans, path: Sequence[int], slack: float)
     if sum(map(len, {id(layer): layer for layer in layers}.values())) <= MIN_RESTRICTED:
         return
     weights = [
-        spans.weights(number, np.array([*point[:-1], factor * point[-1]]))
+        weights
         for number, (i, j) in enumerate(pairwise(path))
         for point in (spans.point(number, i, j),)
         for factor in (0.7, 1.0, 1.5)
+        for weights in spans.weights(number, np.array([*point[:-1], factor * point[-1]]))
     ]
-    matrix = np.stack(weights, axis=1)
+    matrix = np.unique(weights, axis=0).T
     kinds = {id(layer): (layer, own.splits.values) for layer, own in zip(layers, traffic, strict=True)}
     sums = {key: np.maximum(layer.figures.columns(CRITERIA) @ matrix, 0.0) for key, (layer, _) in kinds.items()}
     room: dict[int, FloatArray] = {}
@@ -562,6 +674,39 @@ def _back(origins: Sequence[NDArray[np.intp]]) -> tuple[int, ...]:
     for origin in reversed(origins):
         path.append(int(origin[path[-1]]))
     return tuple(reversed(path))
+
+
+def even_cuts(places: Sequence[int], costs: Sequence[float], num: int) -> list[int]:
+    """Return the cuts, of some places, at which each of some stages costs as nearly as can be as much as the others.
+
+    costs: [V] of layers.
+    """
+    up_to = np.concatenate([[0.0], np.cumsum(costs)])
+    at: list[int] = []
+    for number in range(1, num):
+        # As many places are left free as there are cuts to come.
+        free = [place for place in places[: len(places) - (num - 1 - number)] if not at or place > at[-1]]
+        at.append(min(free, key=lambda place: abs(up_to[place] - up_to[-1] * number / num)))
+    return at
+
+
+def works_s(graph: Graph, name: str, machine: Machine) -> list[float]:
+    """Return what the work of each layer takes on one device, under a cost model by name."""
+    model = cost_model(name, machine, 1, graph.precision)
+    known: dict[Hashable, float] = {}
+    found = []
+    for operator in graph.operators:
+        key = signature(graph, operator)
+        if key not in known:
+            traffic = traffic_of(graph, operator, np.ones((1, len(operator.extents)), dtype=np.int32))
+            known[key] = float(model.work(traffic.forward)[0] + model.work(traffic.backward)[0])
+        found.append(known[key])
+    return found
+
+
+@lru_cache(maxsize=32)
+def _works_s(setting: Setting, micro_batches: int) -> list[float]:
+    return works_s(batch_of(setting.graph, micro_batches).graph, setting.cost_model, setting.machine)
 
 
 def _kinds(graph: Graph, keeps: Keeping) -> tuple[int, ...]:

@@ -9,18 +9,23 @@ strategy. What comes and goes, and what a run of recomputed layers makes again, 
 but the least of them.
 
 Blocks of layers that repeat are problems of their own, whose sums add up to no more than the stage's.
+
+Where a group of devices has several stages in turns, its chunks, these are one problem: layers side by side, without
+edges from one chunk to another, within one memory. What is kept counts there by how many micro-batches of its chunk are
+under way at the moment when they are most, and most evenly so; other moments count where a strategy is looked at.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pase.common.frozen import FrozenDict
-from pase.costs.modes import BoolArray, EdgeModes, ModeTables
+from pase.costs.modes import BoolArray, EdgeModes, LayerModes, ModeTables
+from pase.sharding.shards import IntArray
 from pase.solver import solve
 from pase.solver.constrained import joint_classes
 from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, IndexArray
@@ -40,8 +45,8 @@ TOLERANCE = 1e-9
 class StageSums(NamedTuple):
     """What a strategy of a stage takes: sums of `Figures`, edges included, and of what is held.
 
-    kept: bytes for one micro-batch. again: of the run of recomputed layers that makes most again. buffers: the most of
-    what else comes and goes.
+    kept: bytes for one micro-batch, of chunks for all that are under way. again: of the run of recomputed layers that
+    makes most again. buffers: the most of what else comes and goes.
     """
 
     repeated: float
@@ -70,6 +75,26 @@ class StageSums(NamedTuple):
         return self.static + in_flight * self.kept + self.again + self.buffers
 
 
+def together(chunks: FloatArray, moments: FloatArray) -> FloatArray:
+    """Return [..., sums] of what chunks take that a group of devices has in turns.
+
+    Each hides by itself, so that t and o stand where nothing hides. They work one at a time, of which the most counts.
+
+    Args:
+        chunks: [..., chunks, sums] in the order of `StageSums`.
+        moments: [moments, chunks] of how many micro-batches are under way, in what each chunk's `kept` is of.
+    """
+    repeated, streamed, once, summed, cover, static, kept, again, buffers = np.moveaxis(chunks, -1, 0)
+    exposed = np.maximum(0.0, streamed - cover)
+    found = np.zeros((*chunks.shape[:-2], chunks.shape[-1]))
+    found[..., 0] = (repeated + exposed).sum(axis=-1)
+    found[..., 2] = (once + np.maximum(0.0, streamed + summed - cover) - exposed).sum(axis=-1)
+    found[..., 5] = static.sum(axis=-1)
+    found[..., 6] = (kept @ moments.T).max(axis=-1)
+    found[..., 8] = (again + buffers).max(axis=-1)
+    return found
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StageProblem:
     """A stage's choices, how much a micro-batch counts, and what a device may hold.
@@ -77,7 +102,8 @@ class StageProblem:
     weight: α of the cost α t + o. in_flight: micro-batches that are under way. limit_bytes: of a device's memory,
     infinite where there is none. beyond: [V] of each layer, [N, criteria] of what choices that the tables leave out
     take at least: the bound counts them; () where none is left out. light: [C] of
-    distinct layers, by identity, the choices that may be looked at; empty for all.
+    distinct layers, by identity, the choices that may be looked at; empty for all. chunks: behind which layers chunks
+    end; () for a single one. moments: [moments, chunks] as `together` has it.
     """
 
     tables: ModeTables
@@ -86,6 +112,8 @@ class StageProblem:
     limit_bytes: float
     beyond: tuple[FloatArray, ...] = ()
     light: Mapping[int, BoolArray] = field(default_factory=FrozenDict)
+    chunks: tuple[int, ...] = ()
+    moments: FloatArray = field(default_factory=lambda: np.ones((1, 1)))
 
     def cost(self, sums: StageSums) -> float:
         """Return α t + o."""
@@ -107,10 +135,27 @@ class StageProblem:
         peaks = np.array([self.peaks_of[id(layers[v])][:, choice[v]] for v in sides])
         again = np.array([layers[v].figures.again[choice[v]] for v in sides])
         edges = self.edge_parts(chosen, chosen)
-        summed = own.sum(axis=0) + edges.sum(axis=0)
-        most = [longest_run(again.tolist()), float(peaks.max(axis=0).sum())]
-        sums = StageSums(*summed.tolist(), *most)
-        return Looked(tuple(choice), sums, own, edges, again, peaks)
+        parts = []
+        for (first, beyond), inside in zip(self.bounds, self._edges_of_chunks, strict=True):
+            summed = own[first:beyond].sum(axis=0) + edges[inside].sum(axis=0)
+            most = longest_run(again[first:beyond].tolist()), float(peaks[first:beyond].max(axis=0).sum())
+            parts.append([*summed.tolist(), *most])
+        criteria = np.array(parts)[:, : len(CRITERIA)].sum(axis=0)
+        sums = parts[0] if len(parts) == 1 else together(np.array(parts), self.moments).tolist()
+        return Looked(tuple(choice), StageSums(*sums), criteria, own, edges, again, peaks)
+
+    @cached_property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """The first layer of each chunk, and the one behind the last."""
+        return tuple(pairwise((0, *(self.chunks or (len(self.tables.layers),)))))
+
+    @cached_property
+    def _edges_of_chunks(self) -> list[IndexArray | slice]:
+        """The numbers of the edges of each chunk."""
+        if len(self.bounds) == 1:
+            return [slice(None)]
+        ends = np.array([u for u, _ in self.tables.ends], dtype=np.int32)
+        return [np.flatnonzero((first <= ends) & (ends < beyond)) for first, beyond in self.bounds]
 
     def edge_parts(self, of_producers: IndexArray, of_consumers: IndexArray) -> FloatArray:
         """Return [E, criteria] of what edges take; their ends' choices are [V] of one strategy, or of two."""
@@ -154,20 +199,24 @@ class StageProblem:
 
     @cached_property
     def _least_peaks(self) -> FloatArray:
-        """[kinds] of what comes and goes under any strategy, at least."""
-        return max_of([peaks.min(axis=1) for peaks in self.peaks_of.values()])
+        """[chunks, kinds] of what comes and goes under any strategy, at least."""
+        layers = self.tables.layers
+        of_chunks = [{id(layer) for layer in layers[first:beyond]} for first, beyond in self.bounds]
+        return np.array([max_of([self.peaks_of[key].min(axis=1) for key in own]) for own in of_chunks])
 
     @property
     def least_buffers(self) -> float:
         """What comes and goes under any strategy, at least."""
-        return float(self._least_peaks.sum())
+        return float(self._least_peaks.sum(axis=1).max())
 
     @cached_property
     def passing_of(self) -> dict[int, FloatArray]:
         """[C] of each distinct layer: what comes and goes, and is made again, at least under any strategy with it."""
         layers = {id(layer): layer for layer in self.tables.layers}
+        # A layer may be in any chunk.
+        least = self._least_peaks.min(axis=0)[:, None]
         return {
-            key: layer.figures.again + np.maximum(self.peaks_of[key], self._least_peaks[:, None]).sum(axis=0)
+            key: layer.figures.again + np.maximum(self.peaks_of[key], least).sum(axis=0)
             for key, layer in layers.items()
         }
 
@@ -286,14 +335,14 @@ class StageProblem:
 
     @cached_property
     def narrow_parts(self) -> tuple["StageProblem", ...]:
-        """The layers between places over which a single edge goes, some at least."""
+        """The layers between places over which a single edge goes, or none, some at least."""
         num = len(self.tables.layers)
         over = np.zeros(num + 1, dtype=np.int64)
         for u, v in self.tables.ends:
             over[min(u, v) + 1 : max(u, v) + 1] += 1
         at = [0]
         for v in range(MIN_BLOCK, num - MIN_BLOCK + 1):
-            if over[v] == 1 and v - at[-1] >= MIN_BLOCK:
+            if over[v] <= 1 and v - at[-1] >= MIN_BLOCK:
                 at.append(v)
         return tuple(self._part(*ends) for ends in pairwise((*at, num))) if len(at) > 1 else (self,)
 
@@ -311,15 +360,28 @@ class StageProblem:
 
     @cached_property
     def repeats(self) -> tuple[int, int, int]:
-        """The first layer of blocks that repeat, how many layers one has, and how many blocks there are."""
-        return _repeats(self.tables)
+        """The first layer of blocks that repeat, how many layers one has, and how many blocks there are.
+
+        Of the chunk in which most layers are in such blocks.
+        """
+        each = [(first, *_repeats(_slice(self.tables, first, beyond))) for first, beyond in self.bounds]
+        chunk, first, length, count = max(each, key=lambda own: own[2] * own[3])
+        return chunk + first, length, count
+
+    @cached_property
+    def parts(self) -> tuple["StageProblem", ...]:
+        """Its chunks, each of them a problem."""
+        return tuple(self._part(*ends) for ends in self.bounds) if self.chunks else (self,)
 
     @cached_property
     def segments(self) -> tuple[tuple["StageProblem", int], ...]:
         """Parts of the stage, one after the other, and how often each is there: they add up to no more than it.
 
-        Blocks of layers that repeat are such parts, and what is before and behind them; else the stage itself.
+        Blocks of layers that repeat are such parts, and what is before and behind them; else the stage itself. Of
+        chunks those of each.
         """
+        if len(self.bounds) > 1:
+            return tuple(own for part in self.parts for own in part.segments)
         first, length, count = self.repeats
         if count < MIN_REPEATS:
             return ((self, 1),)
@@ -351,7 +413,7 @@ class StageProblem:
             ends=(*block.ends, *((u, v) for _, u, v in between)),
             edges=(*block.edges, *(edge for edge, _, _ in between)),
         )
-        return replace(self, tables=tables, beyond=())
+        return self._of(tables)
 
     def within(self, choice: Choice) -> "StageProblem":
         """Return the block that repeats between two of its like that have some choices."""
@@ -373,22 +435,86 @@ class StageProblem:
                 more = {name: getattr(figures[own], name) + part[:, k] for k, name in enumerate(CRITERIA)}
                 figures[own] = replace(figures[own], **more)
         layers = tuple(replace(layer, figures=own) for layer, own in zip(block.layers, figures, strict=True))
-        return replace(self, tables=replace(block, layers=layers), beyond=())
+        return self._of(replace(block, layers=layers))
 
     @property
     def columns(self) -> list[tuple["StageProblem", int]]:
         """The segments, with the block that repeats as it is behind its like."""
+        if len(self.bounds) > 1:
+            return [own for part in self.parts for own in part.columns]
         looped = self.looped
         return [(looped if looped and count > 1 else segment, count) for segment, count in self.segments]
 
     def _part(self, first: int, beyond: int) -> "StageProblem":
-        return replace(self, tables=_slice(self.tables, first, beyond), beyond=self.beyond[first:beyond])
+        return self._of(_slice(self.tables, first, beyond), self.beyond[first:beyond])
+
+    def _of(self, tables: ModeTables, beyond: tuple[FloatArray, ...] = ()) -> "StageProblem":
+        """Return the problem of some layers of a chunk."""
+        return replace(self, tables=tables, beyond=beyond, chunks=(), moments=np.ones((1, 1)))
 
     @cached_property
     def key(self) -> Hashable:
         """What strategies of this problem are those of another one by."""
         light = tuple(own.tobytes() for own in self.light.values())
         return tuple(map(id, self.tables.layers)), tuple(map(id, self.tables.edges)), self.tables.ends, light
+
+
+def side_by_side(
+    chunks: Sequence[StageProblem], in_flight: Sequence[int], moments: IntArray, known: dict[Hashable, Any]
+) -> StageProblem:
+    """Return the problem of the chunks of a group of devices, within one memory.
+
+    Args:
+        chunks: problems of stages.
+        in_flight: micro-batches of each that are under way at the moment at which most are.
+        moments: [moments, chunks] of micro-batches under way at all moments, as `pase.planning.stages` has them.
+        known: tables with what is kept for several micro-batches, by the identity of those for one; more are added.
+    """
+
+    def for_all(value: Any, count: int, make: Callable[[Any, int], Any]) -> Any:
+        if count > 1 and (id(value), count) not in known:
+            known[id(value), count] = make(value, count)
+        return known[id(value), count] if count > 1 else value
+
+    layers: list[LayerModes] = []
+    edges: list[EdgeModes] = []
+    ends: list[tuple[int, int]] = []
+    beyond: list[FloatArray] = []
+    up_to = [0]
+    for chunk, n in zip(chunks, in_flight, strict=True):
+        layers += [for_all(layer, n, _layer_times) for layer in chunk.tables.layers]
+        edges += [for_all(edge, n, _edge_times) for edge in chunk.tables.edges]
+        ends += [(up_to[-1] + u, up_to[-1] + v) for u, v in chunk.tables.ends]
+        beyond += [for_all(rows, n, _rows_times) for rows in chunk.beyond]
+        up_to.append(len(layers))
+    tables = replace(
+        chunks[0].tables,
+        configurations=tuple(rows for chunk in chunks for rows in chunk.tables.configurations),
+        layers=tuple(layers),
+        ends=tuple(ends),
+        edges=tuple(edges),
+    )
+    shares = moments / np.array(in_flight)
+    return replace(chunks[0], tables=tables, in_flight=1, beyond=tuple(beyond), chunks=tuple(up_to[1:]), moments=shares)
+
+
+def _layer_times(layer: LayerModes, count: int) -> LayerModes:
+    return replace(layer, figures=replace(layer.figures, kept=count * layer.figures.kept))
+
+
+def _rows_times(rows: FloatArray, count: int) -> FloatArray:
+    return rows * times(count)
+
+
+def _edge_times(edge: EdgeModes, count: int) -> EdgeModes:
+    if edge.kept is None or edge.is_weight:
+        return edge
+    return replace(edge, kept=replace(edge.kept, values=count * edge.kept.values))
+
+
+def times(in_flight: int) -> FloatArray:
+    """Return [criteria] factors of what is kept for one micro-batch, for several."""
+    return np.array([1.0] * (len(CRITERIA) - 1) + [float(in_flight)])
 
 
 def sides_of(weight: float, *, hides: bool) -> FloatArray:
@@ -420,19 +546,19 @@ def sides_of_time(*, hides: bool) -> FloatArray:
 
 
 class Looked(NamedTuple):
-    """A strategy, and what it takes: [V, criteria] of layers, [E, criteria] of edges; [V] bytes made again, peaks."""
+    """A strategy, and what it takes.
+
+    criteria: [criteria] of all layers and edges. own, edges: [V, criteria] of layers, [E, criteria] of edges. again:
+    [V] bytes made again. peaks: [V, kinds].
+    """
 
     choice: Choice
     sums: StageSums
+    criteria: FloatArray
     own: FloatArray
     edges: FloatArray
     again: FloatArray
     peaks: FloatArray
-
-    @property
-    def criteria(self) -> FloatArray:
-        """[criteria]"""
-        return np.array(self.sums[: len(CRITERIA)])
 
 
 def max_of(rows: Sequence[FloatArray]) -> FloatArray:

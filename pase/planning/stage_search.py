@@ -10,14 +10,24 @@ strategy is closed by going through all choices that the bound leaves, where the
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import combinations, permutations
+from itertools import accumulate, combinations, permutations
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.planning.stage_problem import CRITERIA, TOLERANCE, Choice, Looked, StageProblem, StageSums, between, max_of
+from pase.planning.stage_problem import (
+    CRITERIA,
+    TOLERANCE,
+    Choice,
+    Looked,
+    StageProblem,
+    StageSums,
+    between,
+    max_of,
+    together,
+)
 from pase.solver import near_optimal
 from pase.tables.cost_tables import FloatArray, IndexArray
 
@@ -270,9 +280,10 @@ def solve_stage(
         bound = search.look(weights, is_close, bound)
     elif not is_close() and search.lightest():
         for share in (1.0, 0.1):
-            # What comes and goes, and is made again, of the strategy that fits most nearly.
-            nearest = min((own.sums for own in search.optima), key=lambda sums: abs(_excess(problem, sums)))
-            room = problem.limit_bytes - nearest.again - nearest.buffers
+            # What comes and goes, and is made again, of the strategy that fits most nearly: all that is no sum.
+            nearest = min(search.optima, key=lambda own: abs(_excess(problem, own.sums)))
+            held = nearest.sums.memory_bytes(problem.in_flight)
+            room = problem.limit_bytes - (held - float(nearest.criteria @ problem.memory))
             if is_close() or room <= 0 or (share < 1 and search.best and len(problem.segments) > 1):
                 break
             cap = share * problem.limit_bytes
@@ -323,12 +334,11 @@ class _Runs:
     def of(cls, search: _Search, weights: FloatArray) -> "_Runs | None":
         """Return the strategies made of what a search came by; None where no blocks repeat."""
         problem, parts = search.problem, search.problem.segments
-        which = next((n for n, (_, count) in enumerate(parts) if count > 1), None)
-        if which is None or problem.looped is None:
+        if problem.looped is None:
             return None
-        block, count = parts[which]
-        length = len(block.tables.layers)
-        first = sum(len(part.tables.layers) for part, _ in parts[:which])
+        first, length, count = problem.repeats
+        starts = accumulate((times * len(part.tables.layers) for part, times in parts), initial=0)
+        block = dict(zip(starts, (part for part, _ in parts), strict=False))[first]
         beyond = first + count * length
         known = {own.choice for own in search.pool.get(problem.looped.key, ())} | search.blocks
         for optimum in search.optima:
@@ -649,9 +659,19 @@ def _left(problem: StageProblem, weights: FloatArray, limit: float) -> tuple[Ind
 
 def _enumerated(problem: StageProblem, left: Sequence[IndexArray]) -> tuple[IndexArray, FloatArray]:
     """Return all strategies of some choices of each layer, [N, V], and their `StageSums`, [N, …]."""
-    layers, sizes = problem.tables.layers, [len(own) for own in left]
+    sizes = [len(own) for own in left]
     number, beyond = np.arange(prod(sizes)), np.cumprod([1, *reversed(sizes)])[-2::-1].tolist()
     choices = np.stack([own[number // stride % len(own)] for own, stride in zip(left, beyond, strict=True)], axis=1)
+    chunks = [
+        _sums_of_all(part, choices[:, first:last])
+        for part, (first, last) in zip(problem.parts, problem.bounds, strict=True)
+    ]
+    return choices, chunks[0] if len(chunks) == 1 else together(np.stack(chunks, axis=1), problem.moments)
+
+
+def _sums_of_all(problem: StageProblem, choices: IndexArray) -> FloatArray:
+    """Return the `StageSums` of strategies of one chunk, [N, …] of [N, V]."""
+    layers = problem.tables.layers
     sums = np.zeros((len(choices), len(CRITERIA)))
     for v, layer in enumerate(layers):
         sums += problem.columns_of[id(layer)][choices[:, v]]
@@ -663,4 +683,4 @@ def _enumerated(problem: StageProblem, left: Sequence[IndexArray]) -> tuple[Inde
         again = layer.figures.again[choices[:, v]]
         run = np.where(again > 0, run + again, 0.0)
         longest = np.maximum(longest, run)
-    return choices, np.column_stack([sums, longest, peaks])
+    return np.column_stack([sums, longest, peaks])

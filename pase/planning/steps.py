@@ -16,7 +16,7 @@ from pase.graph.stages import stages
 from pase.machine import Machine
 from pase.planning.links import group_links
 from pase.planning.plan import LayerPlan, Plan, Transfer
-from pase.planning.stage_problem import StageProblem, StageSums
+from pase.planning.stage_problem import StageProblem, StageSums, together
 from pase.planning.stages import under_way
 from pase.planning.strategy import plan_layers
 from pase.sharding.placement import place
@@ -169,21 +169,24 @@ class Step:
 
     def cost_of(self, sums: Sequence[StageSums]) -> float:
         """Return how long the step takes where stages take [S] other sums."""
-        groups = [sums[group :: self.num_groups] for group in range(self.num_groups)]
-        often = [sum(own.micro_batch for own in chunks) for chunks in groups]
-        once = [sum(own.step for own in chunks) for chunks in groups]
+        groups = [self._of_group(group, sums) for group in range(self.num_groups)]
+        often, once = [own.micro_batch for own in groups], [own.step for own in groups]
         return step_s(often, once, self.micro_batches, self.chunks)
-
-    def _kept(self, group: int, sums: Sequence[StageSums]) -> float:
-        """Return what a device of a group keeps for backward passes to come, at most."""
-        return float((self._under_way[group] @ [own.kept for own in sums[group :: self.num_groups]]).max())
 
     def memory_bytes(self, group: int, sums: Sequence[StageSums] | None = None) -> float:
         """Return what a device of a group needs; sums: [S] of stages, where they are others than its own."""
-        sums = self.sums if sums is None else sums
-        own = sums[group :: self.num_groups]
-        held = sum(each.static for each in own) + max(each.again + each.buffers for each in own)
-        return held + self._kept(group, sums)
+        return self._of_group(group, self.sums if sums is None else sums).memory_bytes(1)
+
+    def _of_group(self, group: int, sums: Sequence[StageSums]) -> StageSums:
+        """Return what the stages of a group take together; `kept` is for all micro-batches under way."""
+        return StageSums(*together(np.array(sums[group :: self.num_groups]), self._under_way[group]).tolist())
+
+    def held_beside(self, number: int) -> int:
+        """Return what a device holds of the other stages of its group, at most."""
+        group, chunk = number % self.num_groups, number // self.num_groups
+        others = list(self.sums[group :: self.num_groups])
+        others[chunk] = others[chunk]._replace(static=0.0, kept=0.0)
+        return int(sum(own.static for own in others) + (self._under_way[group] @ [own.kept for own in others]).max())
 
     @cached_property
     def fullest(self) -> int:
@@ -193,7 +196,7 @@ class Step:
     @cached_property
     def memory(self) -> DeviceMemory:
         """What a device of that group needs."""
-        keeps, own = keeping(self.graph), self.sums[self.fullest :: self.num_groups]
+        keeps, own = keeping(self.graph), self._of_group(self.fullest, self.sums)
         states = np.zeros(3, dtype=np.int64)
         for number in range(self.fullest, len(self.bounds), self.num_groups):
             graph, (first, beyond) = self.stages[number], self.bounds[number]
@@ -203,13 +206,13 @@ class Step:
                 sizes = state_bytes(graph, operator, splits_of(operator, row), memory, layer.state, self.optimiser)
                 states += np.array([int(size[0]) for size in sizes])
         weights, gradients, moments = (int(size) for size in states)
-        kept = sum(each.static for each in own) - states.sum() + self._kept(self.fullest, self.sums)
+        kept = own.static - states.sum() + own.kept
         return DeviceMemory(
             weights_bytes=weights,
             gradients_bytes=gradients,
             optimiser_bytes=moments,
             activations_bytes=int(kept),
-            buffers_bytes=int(max(each.again + each.buffers for each in own)),
+            buffers_bytes=int(own.again + own.buffers),
         )
 
     def plans(self, devices: Sequence[tuple[int, ...]] | None = None) -> tuple[LayerPlan, ...]:
@@ -284,7 +287,10 @@ def memory_of(plan: Plan) -> DeviceMemory:
 
 
 def peak_of(plan: Plan) -> Peak:
-    """Return the most that a device holds at once, of the stage whose devices hold most."""
+    """Return the most that a device holds at once, of the stage whose devices hold most.
+
+    With several stages in turns that is at most so much: what the others hold, at any time, lies there beside it.
+    """
     step = Step.of(plan)
     keeps = keeping(step.graph)
     peaks = [
@@ -298,4 +304,5 @@ def peak_of(plan: Plan) -> Peak:
         )
         for number, (graph, (first, beyond)) in enumerate(zip(step.stages, step.bounds, strict=True))
     ]
+    peaks = [replace(peak, bytes=peak.bytes + step.held_beside(number)) for number, peak in enumerate(peaks)]
     return max(peaks, key=lambda peak: peak.bytes)

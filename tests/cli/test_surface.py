@@ -22,7 +22,7 @@ SURFACE = {
     "search": [
         *(*MODEL, "--cost-model", *SOLVER, "--explain-ordering", "--keep-batch", "--strict"),
         *("--memory-per-device", "--optimizer"),
-        *("--micro-batches", "--stages", "--modes", "--imbalance", "--attention", "--jobs", "--gap"),
+        *("--micro-batches", "--stages", "--schedule", "--modes", "--imbalance", "--attention", "--jobs", "--gap"),
         *("--pin", "--forbid", "--tie", "--mesh", "--devices-of", "--constraints"),
         "--constraints-schema",
         "--all-layers",
@@ -35,7 +35,7 @@ SURFACE = {
     "diff": ["first", "second", "--model", *OF_MODEL, "--cost-model", "--json"],
     "compare": [
         *(*MODEL, "--cost-model", "--only", "--seed", "--steps", "--start", "--coldness"),
-        *("--micro-batches", "--stages", "--modes", "--keep-batch"),
+        *("--micro-batches", "--stages", "--schedule", "--modes", "--keep-batch"),
         *("--output -o", "--json"),
     ],
     "explain": [

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import combinations, pairwise, product
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import pase
+from pase.analysis.simulation.pipeline import simulate_stages
 from pase.costs import cost_model
 from pase.costs.memory import keeping
 from pase.costs.modes import STATES, KnownModes, ModeSpace, ModeTables, mode_tables
@@ -25,8 +27,10 @@ from pase.machine import Machine, load_machine
 from pase.machine.machine import Device, Level, Overlap
 from pase.planning import pipelines, spans, stage_problem, stage_search
 from pase.planning.links import group_links
-from pase.planning.pipelines import solve_scheme
+from pase.planning.pipelines import plan_of_step, solve_scheme
+from pase.planning.plan import STAGES_IN_TURNS
 from pase.planning.spans import Scheme, Setting, batch_of
+from tests.costs.test_schedules import order_of
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 MOST = 400_000
@@ -103,36 +107,155 @@ def _figures(tables: ModeTables) -> dict[str, Array] | None:
     return {"t": repeated + exposed, "o": o, "static": static, "kept": kept, "rest": rest}
 
 
-def _brute_force(setting: Setting, scheme: Scheme) -> float | None:
-    """The least time of a scheme over all cuts and all strategies that fit; None where there are too many."""
+def _figures_of_stages(setting: Setting, scheme: Scheme, at: Sequence[int]) -> list[dict[str, Array]] | None:
+    """Every strategy of each stage of a graph that is cut; None where there are too many."""
     m, num = scheme.micro_batches, scheme.stages
     graph = with_cuts(micro_batch(setting.graph, m))
     model = cost_model(setting.cost_model, setting.machine, setting.num_devices // num, graph.precision)
-    links, keeps, known = group_links(setting.machine, setting.num_devices, num), keeping(graph), KnownModes()
-    fixed = batch_of(setting.graph, m).fixed
+    links = group_links(setting.machine, setting.num_devices, num, scheme.chunks)
+    keeps, known, fixed = keeping(graph), KnownModes(), batch_of(setting.graph, m).fixed
+    found = []
+    for number, (first, beyond) in enumerate(pairwise((0, *at, len(graph.operators)))):
+        part = graph if num == 1 else stage(graph, first, beyond)
+        own = (links[number], links[number + 1])
+        asked = {"known": known, "keeps": keeps, "fixed": fixed, "links": own, "micro_batches": m}
+        figures = _figures(mode_tables(part, setting.num_devices // num, model, setting.space, **asked))
+        if figures is None:
+            return None
+        found.append(figures)
+    return found
+
+
+def _front(t: Array, o: Array) -> list[tuple[float, float]]:
+    front: list[tuple[float, float]] = []
+    for own in sorted(set(zip(t.tolist(), o.tolist(), strict=True))):
+        if not front or own[1] < front[-1][1]:
+            front.append(own)
+    return front
+
+
+def _brute_force(setting: Setting, scheme: Scheme) -> float | None:
+    """The least time of a scheme over all cuts and all strategies that fit; None where there are too many."""
+    m, num = scheme.micro_batches, scheme.stages
     best = inf
-    for at in combinations(cuts(graph), num - 1):
+    for at in combinations(cuts(with_cuts(micro_batch(setting.graph, m))), num - 1):
+        stages_figures = _figures_of_stages(setting, scheme, at)
+        if stages_figures is None:
+            return None
         fronts = []
-        for number, (first, beyond) in enumerate(pairwise((0, *at, len(graph.operators)))):
-            part = graph if num == 1 else stage(graph, first, beyond)
-            own = (links[number], links[number + 1])
-            asked = {"known": known, "keeps": keeps, "fixed": fixed, "links": own, "micro_batches": m}
-            tables = mode_tables(part, setting.num_devices // num, model, setting.space, **asked)
-            figures = _figures(tables)
-            if figures is None:
-                return None
-            held = figures["static"] + min(m, num - number) * figures["kept"] + figures["rest"]
-            fits = held <= setting.limit_bytes
-            points = sorted(set(zip(figures["t"][fits].tolist(), figures["o"][fits].tolist(), strict=True)))
-            front: list[tuple[float, float]] = []
-            for t, o in points:
-                if not front or o < front[-1][1]:
-                    front.append((t, o))
-            fronts.append(front)
+        for number, own in enumerate(stages_figures):
+            fits = own["static"] + min(m, num - number) * own["kept"] + own["rest"] <= setting.limit_bytes
+            fronts.append(_front(own["t"][fits], own["o"][fits]))
         for stages in product(*fronts):
             times = [t for t, _ in stages]
             best = min(best, sum(times) + (m - 1) * max(times) + max(o for _, o in stages))
     return best
+
+
+def _most_even_cuts(setting: Setting, scheme: Scheme) -> list[int]:
+    """The k-th of n - 1 cuts is the one at which, as nearly as can be, k / n of the work is done."""
+    graph = with_cuts(micro_batch(setting.graph, scheme.micro_batches))
+    works = spans.works_s(graph, setting.cost_model, setting.machine)
+    done = np.concatenate([[0.0], np.cumsum(works)])
+    num, places, found = scheme.stages * scheme.chunks, list(cuts(graph)), list[int]()
+    for k in range(1, num):
+        # Each later cut needs a place behind this one.
+        open_places = [
+            place
+            for n, place in enumerate(places)
+            if place > max(found, default=0) and len(places) - 1 - n >= num - 1 - k
+        ]
+        found.append(min(open_places, key=lambda place: abs(done[place] - done[-1] * k / num)))
+    return found
+
+
+def _brute_force_in_turns(setting: Setting, scheme: Scheme) -> float | None:
+    """The least time of a scheme with chunks over all strategies that fit, at the cuts that docs/method.md names.
+
+    What is under way is counted pass by pass in Megatron-LM's order.
+    """
+    m, groups, chunks = scheme.micro_batches, scheme.stages, scheme.chunks
+    figures = _figures_of_stages(setting, scheme, _most_even_cuts(setting, scheme))
+    if figures is None:
+        return None
+    fronts = []
+    for group in range(groups):
+        stages = figures[group::groups]
+        sizes = [len(own["t"]) for own in stages]
+        if prod(sizes) > MOST:
+            return None
+        choices = np.indices(sizes).reshape(chunks, -1)
+        own = {name: [each[name][c] for each, c in zip(stages, choices, strict=True)] for name in stages[0]}
+        under_way, moments = np.zeros(chunks), set[tuple[float, ...]]()
+        for kind, number, _ in order_of("interleaved", groups, group, m, chunks):
+            under_way[number // groups] += 1 if kind == "f" else -1
+            moments.add(tuple(under_way.tolist()))
+        kept = np.max([sum(n * k for n, k in zip(each, own["kept"], strict=True)) for each in moments], axis=0)
+        fits = sum(own["static"]) + kept + np.max(own["rest"], axis=0) <= setting.limit_bytes
+        fronts.append(_front(sum(own["t"])[fits], sum(own["o"])[fits]))
+    best = inf
+    for each in product(*fronts):
+        times = [t for t, _ in each]
+        fill = (sum(times) - max(times)) / chunks
+        best = min(best, m * max(times) + fill + max(o for _, o in each))
+    return best
+
+
+def _case_in_turns(seed: int) -> tuple[Setting, Scheme] | None:
+    """A setting and a scheme with chunks at random; None where the network has too few cuts."""
+    setting, _ = _random_case(seed)
+    numbers = random.Random(seed)
+    groups, chunks = numbers.choice([2, setting.num_devices]), numbers.choice([2, 2, 3])
+    m = numbers.choice([n for n in (2, 4, 8) if n % groups == 0])
+    limit = numbers.choice([inf, 4000.0, 2500.0, 1500.0, 900.0])
+    setting = replace(setting, schedule="interleaved", limit_bytes=limit)
+    num_places = len(cuts(with_cuts(micro_batch(setting.graph, m)))) + 1
+    scheme = Scheme(stages=groups, micro_batches=m, chunks=chunks)
+    return (setting, scheme) if groups * chunks <= num_places else None
+
+
+def _check_in_turns(seed: int) -> bool:
+    case = _case_in_turns(seed)
+    expected = _brute_force_in_turns(*case) if case else None
+    if case is None or expected is None:
+        return False
+    setting, scheme = case
+    found = solve_scheme(setting, scheme)
+    assert found.bound <= expected * (1 + 1e-9)
+    assert found.cost == pytest.approx(expected, rel=1e-9), (seed, scheme)
+    assert found.bound == pytest.approx(found.cost, rel=1e-8) or expected == inf
+    if found.parts:
+        plan = plan_of_step(setting, found, found.bound, 0.0)
+        assert plan.total_cost == pytest.approx(expected, rel=1e-9)
+        assert plan.memory.total_bytes <= setting.limit_bytes
+        assert (plan.num_stages, plan.num_groups) == (scheme.stages * scheme.chunks, scheme.stages)
+    return True
+
+
+def test_stages_in_turns_are_found_as_brute_force_does() -> None:
+    assert sum(_check_in_turns(seed) for seed in range(36)) > 20
+
+
+@pytest.mark.full
+def test_stages_in_turns_are_found_as_brute_force_does_300_times() -> None:
+    assert sum(_check_in_turns(seed) for seed in range(100, 600)) >= 300
+
+
+def test_interleaved_schedules_have_1f1b_among_them() -> None:
+    """Of all schemes the best is found, with one stage a group or several; the plan says of which cuts it is."""
+    settings: dict[str, Any] = {"devices": 4, "machine": "v100", "cost_model": "step", "micro_batches": 4}
+    plain = pase.search(_gpt(16), stages=4, **settings)
+    plan = pase.search(_gpt(16), stages=4, schedule="interleaved", **settings)
+    assert plan.total_cost < plain.total_cost
+    assert (plan.schedule, plan.num_groups, plan.search.ordering) == ("interleaved", 4, STAGES_IN_TURNS)
+    assert plan.num_stages % 4 == 0 < plan.num_stages - 4
+    assert plan.lower_bound <= plan.total_cost
+    alone = pase.search(_gpt(16), stages=1, schedule="interleaved", **settings)
+    assert (alone.schedule, alone.num_stages) == ("", 1)
+    found = simulate_stages(plan)
+    assert found.closed_form_s == pytest.approx(plan.total_cost, rel=1e-9)
+    with pytest.raises(ConfigurationError, match="unknown schedule 'zero_bubble'"):
+        pase.search(_gpt(16), stages=4, schedule="zero_bubble", **settings)
 
 
 def _random_case(seed: int) -> tuple[Setting, Scheme]:
@@ -171,11 +294,12 @@ def test_the_search_finds_what_brute_force_does() -> None:
     assert sum(_check(seed) for seed in range(40)) > 20
 
 
+@pytest.mark.parametrize("in_turns", [False, True])
 @pytest.mark.parametrize(
     "patched", [{}, {"MIN_RESTRICTED": 0, "SLACKS": (0.02, 0.04)}, {"MIN_BLOCK": 1, "MIN_REPEATS": 2}]
 )
 def test_bounds_hold_without_going_through_what_is_left(
-    patched: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    patched: dict[str, object], in_turns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is enumerated; tables leave choices out; what repeats is taken apart however short it is."""
     monkeypatch.setattr(stage_search, "MAX_ENUMERATED", 0)
@@ -185,10 +309,13 @@ def test_bounds_hold_without_going_through_what_is_left(
                 monkeypatch.setattr(module, name, value)
     num = 0
     for seed in range(2000, 2024):
-        setting, scheme = _random_case(seed)
+        case = _case_in_turns(seed) if in_turns else _random_case(seed)
+        if case is None:
+            continue
+        setting, scheme = case
         if scheme.stages > len(cuts(with_cuts(micro_batch(setting.graph, scheme.micro_batches)))) + 1:
             continue
-        expected = _brute_force(setting, scheme)
+        expected = (_brute_force_in_turns if in_turns else _brute_force)(setting, scheme)
         if expected is None:
             continue
         found = solve_scheme(setting, scheme)
@@ -331,7 +458,8 @@ def test_modes_of_single_layers_are_searched_as_brute_force_does() -> None:
         modes = {
             name: (STATES[state], again)
             for part in found.parts
-            for name, state, again in zip(names[part.first : part.beyond], part.states, part.again, strict=True)
+            for (first, beyond) in part.chunks
+            for name, state, again in zip(names[first:beyond], part.states, part.again, strict=True)
         }
         assert modes["fc0"] in (("zero2", False), ("replicated", False))
         assert modes["head"] == ("replicated", False)

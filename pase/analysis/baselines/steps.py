@@ -1,6 +1,6 @@
 """Our step of micro-batches, stages and modes beside those that people train with, of as many micro-batches."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -16,6 +16,7 @@ from pase.machine import Machine
 from pase.planning.pipelines import data_parallel_step
 from pase.planning.plan import Plan
 from pase.planning.planner import Progress, SearchOptions, search
+from pase.planning.spans import even_cuts
 from pase.planning.steps import LayerChoice, Step
 from pase.sharding.configurations import data_parallel_splits
 
@@ -67,26 +68,12 @@ def _recomputed(step: Step) -> Step:
 
 def _even_stages(step: Step, plan: Plan) -> Step:
     """Return a pipeline whose cuts are nearest to where each stage has as much to compute as the others."""
-    graph, num = step.graph, plan.num_stages
+    graph, num, groups = step.graph, plan.num_stages, plan.num_groups
     at = even_cuts(cuts(graph), [layer.compute_cost for layer in step.plans()], num)
     stages = np.searchsorted(at, np.arange(len(graph.operators)), side="right").tolist()
-    splits = data_parallel_splits(graph, plan.num_devices // num)
+    splits = data_parallel_splits(graph, plan.num_devices // groups)
     layers = tuple(
         LayerChoice(splits=split, state=STATES[0], is_recomputed=False, stage=stage)
         for split, stage in zip(splits, stages, strict=True)
     )
-    return replace(step, schedule=plan.schedule, layers=layers)
-
-
-def even_cuts(places: Sequence[int], costs: Sequence[float], num: int) -> list[int]:
-    """Return the cuts, of some places, at which each of some stages costs as nearly as can be as much as the others.
-
-    costs: [V] of layers.
-    """
-    up_to = np.concatenate([[0.0], np.cumsum(costs)])
-    at: list[int] = []
-    for number in range(1, num):
-        # As many places are left free as there are cuts to come.
-        free = [place for place in places[: len(places) - (num - 1 - number)] if not at or place > at[-1]]
-        at.append(min(free, key=lambda place: abs(up_to[place] - up_to[-1] * number / num)))
-    return at
+    return replace(step, schedule=plan.schedule, layers=layers, chunks=num // groups)

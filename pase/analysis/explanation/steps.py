@@ -18,6 +18,7 @@ from pase.common.quantities import percent, size_text
 from pase.costs import REPLICATED, cost_model
 from pase.costs.memory import keeping
 from pase.costs.modes import STATES, KnownModes, ModeSpace, mode_tables
+from pase.costs.schedules import INTERLEAVED, ONE_FORWARD_ONE_BACKWARD
 from pase.errors import ConfigurationError, PlanError, unknown_name
 from pase.graph import Graph
 from pase.graph.micro_batch import micro_batch
@@ -113,7 +114,8 @@ class StepExplanation:
     @property
     def fill(self) -> float:
         """The share of the time that filling and draining the pipeline would take with stages of one length."""
-        return (self.plan.num_stages - 1) / (self.plan.micro_batches + self.plan.num_stages - 1)
+        fill = (self.plan.num_groups - 1) / self.simulation.step.chunks
+        return fill / (self.plan.micro_batches + fill)
 
 
 def explain_step(
@@ -181,8 +183,9 @@ class _Work:
             if c != own and not is_allowed:
                 continue
             sums = problem.sums((*choice[:at], c, *choice[at + 1 :]))
-            step = self._step_s(layer.stage, sums)
-            memory = sums.memory_bytes(self.step.in_flight(layer.stage))
+            others = self._sums(layer.stage, sums)
+            step = self.step.cost_of(others)
+            memory = self.step.memory_bytes(layer.stage % self.step.num_groups, others)
             yield LayerMode(
                 splits=dict(zip(layer.splits, rows[modes.rows[c]].tolist(), strict=True)),
                 state=STATES[modes.state[c]],
@@ -194,9 +197,9 @@ class _Work:
                 is_own=c == own,
             )
 
-    def _step_s(self, number: int, sums: StageSums) -> float:
-        """Return how long the step takes with other sums of a stage."""
-        return self.step.cost_of([*self.step.sums[:number], sums, *self.step.sums[number + 1 :]])
+    def _sums(self, number: int, sums: StageSums) -> list[StageSums]:
+        """Return those of all stages, with other ones of a stage."""
+        return [*self.step.sums[:number], sums, *self.step.sums[number + 1 :]]
 
     def _other(self, layer: LayerPlan, at: int) -> LayerMode | None:
         """Return the cheapest other configuration that fits, in the best mode."""
@@ -260,11 +263,13 @@ class _Work:
 class SchemeOutcome:
     """The cheapest step of other numbers of stages and micro-batches. step_s: None where none is known to fit.
 
-    bound_s: none takes less; of the plan's own, its lower bound. is_own: whether the plan has these.
+    bound_s: none takes less; of the plan's own, its lower bound. is_own: whether the plan has these. chunks: stages of
+    each group of devices, as in the plan: `stages` is the number of groups.
     """
 
     stages: int
     micro_batches: int
+    chunks: int
     step_s: float | None
     bound_s: float
     is_own: bool
@@ -298,17 +303,20 @@ def other_schemes(
         space=mode_space(space, plan.constraints, plan.graph),
         optimiser=plan.optimiser,
         limit_bytes=inf if plan.device_memory_bytes is None else float(plan.device_memory_bytes),
+        schedule=INTERLEAVED if plan.num_stages > plan.num_groups else ONE_FORWARD_ONE_BACKWARD,
         constraints=plan.constraints,
     )
-    own = Scheme(stages=plan.num_stages, micro_batches=plan.micro_batches)
-    every = schemes(setting, None, None)
+    own = Scheme(stages=plan.num_groups, micro_batches=plan.micro_batches, chunks=plan.num_stages // plan.num_groups)
+    every = [each for each in schemes(setting, None, None) if each.chunks == own.chunks]
     stages = _neighbours({each.stages for each in every}, own.stages)
     counts = _neighbours({each.micro_batches for each in every}, own.micro_batches)
     asked = [replace(own, stages=number) for number in stages] + [replace(own, micro_batches=m) for m in counts]
+    asked = [each for each in asked if each in every]
     found = [
         SchemeOutcome(
             stages=own.stages,
             micro_batches=own.micro_batches,
+            chunks=own.chunks,
             step_s=plan.total_cost,
             bound_s=plan.lower_bound,
             is_own=True,
@@ -325,6 +333,7 @@ def other_schemes(
             SchemeOutcome(
                 stages=scheme.stages,
                 micro_batches=scheme.micro_batches,
+                chunks=scheme.chunks,
                 step_s=best.cost if best.parts else None,
                 bound_s=best.bound,
                 is_own=False,

@@ -31,6 +31,7 @@ from pase.targets.torch.parallel import parallelize
 from tests.runtime.networks import small, tied
 from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.training import options
+from tests.simulation.machines import machine
 from tests.targets.torch import factories
 from tests.targets.torch.equality import difference, full
 from tests.targets.torch.lockstep import added
@@ -239,6 +240,18 @@ def test_a_module_trains_in_stages(
             {own: n for own, n in each.items() if (own.producer, own.consumer) in read} for each in both
         )
         assert counted == expected
+
+
+@pytest.mark.parametrize(("name", "world"), [("mlp", 4), pytest.param("gpt", 4, marks=pytest.mark.full)])
+def test_stages_in_turns_that_a_search_finds_train_as_the_module_does(ranks: Pool, name: str, world: int) -> None:
+    slow = machine((0, 1e-6, 1e9), flop_per_s=1e6)
+    asked: dict[str, Any] = {"devices": world, "machine": slow, "cost_model": "alpha_beta", "schedule": "interleaved"}
+    plan = pase.search((made(name), together(micro_batches(name, 0, 4))), stages=2, micro_batches=4, **asked)
+    assert (plan.schedule, plan.num_groups, plan.num_stages > 2) == ("interleaved", 2, True)
+    losses, _, state = by_itself(name, 4)
+    found = ranks.run(on_rank, name, plan, world=world)
+    assert all(own == pytest.approx(losses, rel=1e-12) for own, *_ in found)
+    assert_same_state(found[0][2], state)
 
 
 def in_float64(plan: Plan) -> Plan:
