@@ -42,6 +42,7 @@ from pase.planning.spans import (
     batch_of,
     by_layers,
     by_segments,
+    known_modes,
     works_s,
 )
 from pase.planning.stage_problem import Choice, StageProblem, StageSums
@@ -147,7 +148,10 @@ def search_schemes(
     gap = max(gap, EXACT)
     works: dict[int, float] = {}
     waiting: list[_Waiting] = []
-    for scheme in schemes(setting, stages, micro_batches):
+    every = schemes(setting, stages, micro_batches)
+    # What differs in chunks alone is looked at together: its tables are the same.
+    most_chunks = {(each.stages, each.micro_batches): each.chunks for each in every}
+    for scheme in every:
         m = scheme.micro_batches
         if m not in works:
             try:
@@ -158,7 +162,8 @@ def search_schemes(
                     raise
                 works[m] = inf
         if works[m] < inf:
-            least = (m + (scheme.stages - 1) / scheme.chunks) * works[m] / setting.num_devices
+            filling = (scheme.stages - 1) / most_chunks[scheme.stages, m]
+            least = (m + filling) * works[m] / setting.num_devices
             waiting.append(_Waiting(least, 0, scheme.stages, m, scheme.chunks))
     heapify(waiting)
     best: Found | None = None
@@ -196,6 +201,7 @@ def search_schemes(
                 on_progress(f"looking at {num // (len(_LOOKS) + 1):,} schemes", done / num)
     finally:
         by_segments.cache_clear()
+        known_modes.cache_clear()
         if own:
             own.shutdown(cancel_futures=True)
     if best is None:

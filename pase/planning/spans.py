@@ -133,6 +133,13 @@ def batch_of(whole: Graph, micro_batches: int) -> Batch:
     )
 
 
+@lru_cache(maxsize=4)
+def known_modes(setting: Setting, stages: int, micro_batches: int) -> KnownModes:
+    """Return what tables of schemes have in common that differ in their chunks alone; filled as they are made."""
+    del setting, stages, micro_batches
+    return KnownModes()
+
+
 def _told_apart(batch: Batch, only: Mapping[str, IndexArray], space: ModeSpace) -> Batch:
     """Return a batch whose kinds tell apart layers that are left other configurations or modes."""
     if not only and not space.layers:
@@ -161,8 +168,8 @@ class Stages:
     model: CostModel
     links: tuple[Link | None, ...]
     only: Mapping[str, IndexArray]
+    known: KnownModes
     beyond: tuple[FloatArray, ...] = ()
-    known: KnownModes = field(default_factory=KnownModes)
     pool: dict[Hashable, list[Looked]] = field(default_factory=dict)
     tables: dict[Hashable, StageProblem] = field(default_factory=dict)
     several: dict[Hashable, Any] = field(default_factory=dict)
@@ -179,6 +186,7 @@ class Stages:
             model=cost_model(setting.cost_model, setting.machine, devices, batch.graph.precision),
             links=group_links(setting.machine, setting.num_devices, scheme.stages, scheme.chunks),
             only=only,
+            known=known_modes(setting, scheme.stages, scheme.micro_batches),
         )
 
     @property
@@ -255,7 +263,9 @@ class Stages:
         if scheme.chunks == 1:
             own = [in_flight(self.setting.schedule, scheme.stages, number, scheme.micro_batches) for number in numbers]
             return tuple(np.array([[each]]) for each in own)
-        asked = {"num_stages": scheme.stages * scheme.chunks, "micro_batches": scheme.micro_batches}
+        # After three rounds nothing is under way that was not before.
+        m = min(scheme.micro_batches, 3 * scheme.stages)
+        asked = {"num_stages": scheme.stages * scheme.chunks, "micro_batches": m}
         each = [under_way(INTERLEAVED, group=number, num_groups=scheme.stages, **asked) for number in numbers]
         # Of those the evenest: chunks that hold less of what counts for more do then hold most.
         return tuple(rows[np.lexsort(((rows**2).sum(axis=1), -rows.sum(axis=1)))] for rows in each)

@@ -75,7 +75,7 @@ class StageSums(NamedTuple):
         return self.static + in_flight * self.kept + self.again + self.buffers
 
 
-def together(chunks: FloatArray, moments: FloatArray) -> FloatArray:
+def together(chunks: FloatArray, moments: FloatArray | IntArray) -> FloatArray:
     """Return [..., sums] of what chunks take that a group of devices has in turns.
 
     Each hides by itself, so that t and o stand where nothing hides. They work one at a time, of which the most counts.
@@ -155,7 +155,8 @@ class StageProblem:
         if len(self.bounds) == 1:
             return [slice(None)]
         ends = np.array([u for u, _ in self.tables.ends], dtype=np.int32)
-        return [np.flatnonzero((first <= ends) & (ends < beyond)) for first, beyond in self.bounds]
+        inside = ((first <= ends) & (ends < beyond) for first, beyond in self.bounds)
+        return [np.flatnonzero(own).astype(np.int32) for own in inside]
 
     def edge_parts(self, of_producers: IndexArray, of_consumers: IndexArray) -> FloatArray:
         """Return [E, criteria] of what edges take; their ends' choices are [V] of one strategy, or of two."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pase
 from pase.costs.modes import ModeSpace
+from pase.costs.schedules import SEARCHED_SCHEDULES
 from pase.graph import Graph
 from pase.graph.precision import uniform
 from pase.machine import load_machine
@@ -98,21 +99,26 @@ CASES: Mapping[str, Case] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what can be chosen."""
     parser.add_argument("--models", default=",".join(CASES), metavar="A;B", help="some of them, with ; between")
+    parser.add_argument(
+        "--schedule", choices=SEARCHED_SCHEDULES, default=SEARCHED_SCHEDULES[0], help="of what a search looks at"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes of a search")
 
 
-def main(*, write: bool, models: str, jobs: int) -> None:
+def main(*, write: bool, models: str, schedule: str, jobs: int) -> None:
     """Print the table, or put it into docs/benchmarks.md."""
     names = [name for name in CASES if models == ",".join(CASES) or name in models.split(";")]
     rows = []
     for name in names:
-        ours, theirs = in_own_process("large", "searched", name, str(jobs)), in_own_process("large", "exhausted", name)
+        ours = in_own_process("large", "searched", name, schedule, str(jobs))
+        theirs = in_own_process("large", "exhausted", name)
+        turns = f" × {ours['chunks']}" * (ours["chunks"] > 1)
         rows.append(
             [
                 name,
                 f"{CASES[name].devices} {CASES[name].machine}",
                 f"{ours['time_s']:.1f}",
-                f"{ours['cost']:.4g} s: p {ours['stages']}, m {ours['micro_batches']}",
+                f"{ours['cost']:.4g} s: p {ours['stages']}{turns}, m {ours['micro_batches']}",
                 f"{100 * (1 - ours['bound'] / ours['cost']):.2f}%",
                 f"{theirs['cost']:.4g} s: {theirs['what']}" if theirs else "–",
                 f"{theirs['cost'] / ours['cost']:.3f}" if theirs else "–",
@@ -124,18 +130,20 @@ def main(*, write: bool, models: str, jobs: int) -> None:
     publish("benchmarks.md", {"large": markdown(headers, rows)}, write=write)
 
 
-def searched(name: str, jobs: str) -> None:
+def searched(name: str, schedule: str, jobs: str) -> None:
     """Print what a search finds."""
     case = CASES[name]
     plan = pase.search(
         case.model(case.batch),
         devices=case.devices,
         machine=case.machine,
+        schedule=schedule,
         jobs=int(jobs),
         **case.settings,
     )
     told = {"cost": plan.total_cost, "bound": plan.lower_bound}
-    print(json.dumps({**told, "stages": plan.num_groups, "micro_batches": plan.micro_batches}))
+    told |= {"stages": plan.num_groups, "chunks": plan.num_stages // plan.num_groups}
+    print(json.dumps({**told, "micro_batches": plan.micro_batches}))
 
 
 def exhausted(name: str) -> None:

@@ -169,7 +169,10 @@ def searched(number: str, time_limit_s: str) -> None:
 
 
 def searched_plan(step: Step, graph: Graph, limit_bytes: int | None, time_limit_s: float) -> Plan:
-    """Return the plan that a search finds of a step's model on its devices. graph: for the whole batch."""
+    """Return the plan that a search finds of a step's model on its devices, in turns too if it has these.
+
+    graph: for the whole batch.
+    """
     return pase.search(
         graph,
         devices=step.num_devices,
@@ -178,6 +181,7 @@ def searched_plan(step: Step, graph: Graph, limit_bytes: int | None, time_limit_
         optimiser=step.optimiser,
         micro_batches="auto",
         stages="auto",
+        schedule=INTERLEAVED if step.chunks > 1 else ONE_FORWARD_ONE_BACKWARD,
         modes=MODES,
         device_memory_bytes=limit_bytes,
         time_limit_s=time_limit_s,
