@@ -201,7 +201,7 @@ def _print(comparison: Comparison) -> None:
     say()
     proof = "proven optimal" if ours.exact else f"not proven optimal: gap {ours.gap:.2%}"
     if ours.has_parts:
-        say(f"  {OURS}: {proof}; {step_text(ours)}; all have as many micro-batches")
+        say(f"  {OURS}: {proof}{ours.among}; {step_text(ours)}; all have as many micro-batches")
     else:
         say(f"  {OURS}: {proof}; costs worked out in {duration(comparison.tables_time_s)}, which no search time holds")
     if not all(contender.fits_device for contender in comparison.contenders):

@@ -18,7 +18,7 @@ def print_step(why: StepExplanation, *, shows_all: bool) -> None:
     stages = found.stages
     certificate = "proven optimal" if plan.exact else f"gap {plan.gap:.2%}"
     say(f"{plan.graph.name} on {plan.num_devices} × {plan.machine.device.name} ({plan.machine.name})")
-    say(f"  total cost              {quantity(plan.total_cost, plan.cost_unit)}, {certificate}")
+    say(f"  total cost              {quantity(plan.total_cost, plan.cost_unit)}, {certificate}{plan.among}")
     say(f"  step                    {step_text(plan)}")
     if len(stages) > 1:
         slowest = stages[why.slowest]

@@ -42,7 +42,7 @@ from pase.common.quantities import size_text
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, strategy_memory
 from pase.graph import Graph
 from pase.planning.constraints import Constraints, constraint_texts
-from pase.planning.plan import NOT_SEARCHED, STAGES_IN_TURNS, LayerPlan, Plan
+from pase.planning.plan import NOT_SEARCHED, LayerPlan, Plan
 from pase.planning.plan_file import plan_document, write_plan
 from pase.planning.planner import (
     ATTENTION,
@@ -275,8 +275,7 @@ def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
 
 
 def _certificate(plan: Plan) -> str:
-    among = "; of stages in turns the most even cuts alone" * (plan.search.ordering == STAGES_IN_TURNS)
-    return f"{_proof(plan)}{among}"
+    return f"{_proof(plan)}{plan.among}"
 
 
 def _proof(plan: Plan) -> str:

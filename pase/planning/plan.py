@@ -216,10 +216,15 @@ class Plan:
             return memory
         return device_memory(self, optimiser=self.optimiser)
 
+    @property
+    def among(self) -> str:
+        """What is said behind a certificate that does not hold among all that might be chosen; else empty."""
+        return "; of stages in turns the most even cuts alone" * (self.search.ordering == STAGES_IN_TURNS)
+
     def __repr__(self) -> str:
         certificate = "proven optimal" if self.exact else f"gap {self.gap:.2%}"
         cost = quantity(self.total_cost, self.cost_unit)
-        return f"<Plan of {short(self.graph.name)} on {self.num_devices} devices: {cost}, {certificate}>"
+        return f"<Plan of {short(self.graph.name)} on {self.num_devices} devices: {cost}, {certificate}{self.among}>"
 
     def __getitem__(self, name: str) -> LayerPlan:
         """Return the layer of that name; KeyError if there is none."""

@@ -32,6 +32,7 @@ from pase.common.codecs import (
 from pase.common.documents import Field, StrPath, write_atomically
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, REPLICATED, STATES, DeviceMemory, cost_model
 from pase.costs.modes import ModeSpace, can_be_in_parts
+from pase.costs.schedules import INTERLEAVED
 from pase.errors import ConfigurationError, CostError, MachineError, PlanError
 from pase.graph import ITEMSIZES, Graph, Precision, graph_document
 from pase.graph.document import DIMS, GRAPH, SCALARS
@@ -190,10 +191,12 @@ def plan_from_document(document: Field) -> Plan:
     plan = replace(plan, optimiser=memory["optimiser"].text() if memory else DEFAULT_OPTIMISER)
     _verify_model(document["model"], plan.graph)
     plan = replace(plan, graph=_typed(plan.graph, document))
-    if plan.num_devices % plan.num_groups or plan.num_stages != plan.num_groups:
+    in_turns = plan.schedule == INTERLEAVED and plan.num_groups > 1
+    is_even = plan.num_stages % plan.num_groups == 0 if in_turns else plan.num_stages == plan.num_groups
+    if plan.num_devices % plan.num_groups or not is_even:
         raise document.fail(
-            f"has {plan.num_stages} stages on {plan.num_groups} groups of {plan.num_devices} devices; expected a stage "
-            "for each group, and groups of one size"
+            f"has {plan.num_stages} stages on {plan.num_groups} groups of {plan.num_devices} devices; expected "
+            f"{'as many stages' if in_turns else 'a stage'} for each group, and groups of one size"
         )
     if with_fan_outs(plan.graph) is not plan.graph:
         raise document["graph"].fail("lacks the fan-outs that sum a gradient for several layers: search again")

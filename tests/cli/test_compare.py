@@ -168,3 +168,16 @@ def test_steps_are_compared_with_those_that_people_train_with(pase: Command, tmp
     assert shown.status == 0
     assert "2 micro-batches; all have as many micro-batches" in shown.out
     assert pase("compare", *arguments, "--only", "owt").status == 2
+
+
+def test_a_plan_of_stages_in_turns_says_among_which_cuts_it_is_the_best(pase: Command, tmp_path: Path) -> None:
+    sizes = ("layers=4", "model_width=64", "heads=4", "steps=32", "vocabulary=96")
+    model = ["gpt", *(each for size in sizes for each in ("--arg", size)), "--batch", "16"]
+    asked = ["--devices", "4", "--machine", "v100", "--cost-model", "step", "--micro-batches", "4", "--stages", "4"]
+    found = pase("search", *model, *asked, "--schedule", "interleaved", "-o", tmp_path / "plan.json")
+    assert found.status == 0
+    assert "; of stages in turns the most even cuts alone)" in found.out
+    assert "4 micro-batches through 4 groups of 1 devices with 3 stages each (interleaved)" in found.out
+    shown = pase("explain", tmp_path / "plan.json", "--schemes")
+    assert (shown.status, " 4 × 3 " in shown.out) == (0, True)
+    assert "; of stages in turns the most even cuts alone" in shown.out

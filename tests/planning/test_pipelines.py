@@ -241,7 +241,7 @@ def test_stages_in_turns_are_found_as_brute_force_does_300_times() -> None:
     assert sum(_check_in_turns(seed) for seed in range(100, 600)) >= 300
 
 
-def test_interleaved_schedules_have_1f1b_among_them() -> None:
+def test_interleaved_schedules_have_1f1b_among_them(tmp_path: Path) -> None:
     """Of all schemes the best is found, with one stage a group or several; the plan says of which cuts it is."""
     settings: dict[str, Any] = {"devices": 4, "machine": "v100", "cost_model": "step", "micro_batches": 4}
     plain = pase.search(_gpt(16), stages=4, **settings)
@@ -254,6 +254,14 @@ def test_interleaved_schedules_have_1f1b_among_them() -> None:
     assert (alone.schedule, alone.num_stages) == ("", 1)
     found = simulate_stages(plan)
     assert found.closed_form_s == pytest.approx(plan.total_cost, rel=1e-9)
+    assert plan.peak.bytes <= plan.memory.total_bytes
+    plan.save(tmp_path / "plan.json")
+    assert pase.load_plan(tmp_path / "plan.json") == plan
+    document = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    for change in ({"num_groups": 2}, {"schedule": "1f1b"}):
+        (tmp_path / "changed.json").write_text(json.dumps(document | change), encoding="utf-8")
+        with pytest.raises(PlanError, match=r"has \d+ stages on|must name each device 0 … 1 once"):
+            pase.load_plan(tmp_path / "changed.json")
     with pytest.raises(ConfigurationError, match="unknown schedule 'zero_bubble'"):
         pase.search(_gpt(16), stages=4, schedule="zero_bubble", **settings)
 

@@ -150,7 +150,7 @@ def drawn_plan(plan: Plan, *, is_folded: bool = True) -> DrawnPlan:
 
 def certificate_text(plan: Plan) -> str:
     """Return in words how far a plan may be from the optimum."""
-    return "proven optimal" if plan.exact else f"at most {plan.gap:.2%} above the optimum"
+    return ("proven optimal" if plan.exact else f"at most {plan.gap:.2%} above the optimum") + plan.among
 
 
 # -- what DOT and Mermaid, in which drawings are text, have in common
