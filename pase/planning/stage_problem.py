@@ -142,7 +142,7 @@ class StageProblem:
             parts.append([*summed.tolist(), *most])
         criteria = np.array(parts)[:, : len(CRITERIA)].sum(axis=0)
         sums = parts[0] if len(parts) == 1 else together(np.array(parts), self.moments).tolist()
-        return Looked(tuple(choice), StageSums(*sums), criteria, own, edges, again, peaks)
+        return Looked(tuple(choice), StageSums(*sums), criteria, own, edges, again, peaks, np.array(parts))
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
@@ -550,7 +550,7 @@ class Looked(NamedTuple):
     """A strategy, and what it takes.
 
     criteria: [criteria] of all layers and edges. own, edges: [V, criteria] of layers, [E, criteria] of edges. again:
-    [V] bytes made again. peaks: [V, kinds].
+    [V] bytes made again. peaks: [V, kinds]. parts: [chunks, sums] of chunks.
     """
 
     choice: Choice
@@ -560,6 +560,7 @@ class Looked(NamedTuple):
     edges: FloatArray
     again: FloatArray
     peaks: FloatArray
+    parts: FloatArray
 
 
 def max_of(rows: Sequence[FloatArray]) -> FloatArray:

@@ -10,7 +10,7 @@ strategy is closed by going through all choices that the bound leaves, where the
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, combinations, permutations
+from itertools import accumulate, combinations, permutations, product
 from math import prod
 from typing import NamedTuple
 
@@ -40,6 +40,9 @@ MAX_NARROWED = 50_000
 MAX_MIXED, MAX_RUNS, MAX_NEAR = 10, 12, 3
 """Of the strategies of a block those of which runs are made, and how finely the blocks are shared out at first; and at
 how many weights blocks are sought that fit between others."""
+UNHIDDEN, PRICES, MAX_COMBINED = (0.0, 0.03, 0.1, 0.3), (0.3, 0.7, 1.0, 1.5, 3.0, 7.0), 300
+"""Shares of what does not hide in any micro-batch, and prices of memory as factors, at which chunks are looked at to be
+combined; and combinations that are kept at a time."""
 MAX_SPLICED = 8
 """Of the optima that came last, which are spliced."""
 
@@ -168,7 +171,17 @@ class _Search:
         return bound, found.weights, found.at
 
     def mix(self, weights: FloatArray) -> None:
-        """Look at strategies in which up to three runs of equal blocks follow one another, those that take least."""
+        """Look at strategies in which up to three runs of equal blocks follow one another, those that take least.
+
+        Of chunks at those, too, in which each is as in some optimum at a price of memory about as high.
+        """
+        if len(self.problem.bounds) > 1:
+            # Each chunk hides by itself, and has less to choose from for it than a stage.
+            unhidden = self.problem.sides[-1] + weights[5] * self.problem.memory
+            for share, factor in product(UNHIDDEN, PRICES):
+                self.looped(_repriced(self.problem, (1 - share) * weights + share * unhidden, factor))
+            for choice in _combined(self.problem, self.optima):
+                self.note(choice)
         looped = self.problem.looped
         if looped is not None and self.pool.get(looped.key):
             common = min(self.pool[looped.key], key=lambda own: float(own.criteria @ weights))
@@ -556,6 +569,35 @@ def _highest(planes: FloatArray, *, is_limited: bool) -> tuple[float, FloatArray
         return float(planes[:, 0].min()), np.zeros(d)
     best = points[points[:, -1].argmax()]
     return float(best[-1]), np.maximum(best[:-1], 0.0)
+
+
+def _combined(problem: StageProblem, optima: Sequence[Looked]) -> list[Choice]:
+    """Return strategies that seem to fit and take least, each chunk of which is as in one of the optima."""
+    held = np.array([optimum.parts[:, : len(CRITERIA)] @ problem.memory for optimum in optima])
+    passing = np.array([optimum.parts[:, -2:].sum(axis=1) for optimum in optima])
+    costs = np.array([[problem.cost(StageSums(*part)) for part in optimum.parts.tolist()] for optimum in optima])
+    # [N] of combinations of the chunks up to one: what they cost, hold, and what comes and goes; [N, chunks] which.
+    found = np.zeros((1, 3))
+    which = np.zeros((1, 0), dtype=np.int32)
+    for c in range(len(problem.bounds)):
+        _, first = np.unique(np.column_stack([costs[:, c], held[:, c], passing[:, c]]), axis=0, return_index=True)
+        cost, held_here, most = (
+            np.add.outer(found[:, 0], costs[first, c]).ravel(),
+            np.add.outer(found[:, 1], held[first, c]).ravel(),
+            np.maximum.outer(found[:, 2], passing[first, c]).ravel(),
+        )
+        order = np.argsort(cost, kind="stable")
+        needed = (held_here + most)[order]
+        order = order[needed <= np.minimum.accumulate(needed)]
+        order = order[np.unique(np.linspace(0, len(order) - 1, MAX_COMBINED).astype(int))]
+        found = np.column_stack([cost, held_here, most])[order]
+        before, last = np.divmod(order, len(first))
+        which = np.column_stack([which[before], first[last]])
+    fits = which[found[:, 1] + found[:, 2] <= problem.limit_bytes][:MAX_NEAR]
+    return [
+        tuple(c for k, (low, high) in zip(row, problem.bounds, strict=True) for c in optima[k].choice[low:high])
+        for row in fits.tolist()
+    ]
 
 
 def _best_splice(problem: StageProblem, first: Looked, second: Looked, below: float) -> int | None:
