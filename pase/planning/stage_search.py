@@ -2,7 +2,8 @@
 
 The shares of the sides and the price of memory at which the bound is highest are found by cutting planes: each strategy
 is a plane above the bound as a function of them. Strategies that fit come of the optima, and of pairs of them: one
-up to a layer, the other from there on; of a stage whose blocks repeat, of runs of equal blocks. Strategies are checked
+up to a layer, the other from there on; of a stage whose blocks repeat, of runs of equal blocks; of chunks of a group,
+each as in some optimum. Strategies are checked
 with what comes and goes, and what is made again, and sought within so much less. What is then left between bound and
 strategy is closed by going through all choices that the bound leaves, where these are few.
 """
