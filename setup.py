@@ -25,7 +25,7 @@ EXTRAS = {
     # What emitted programs run on, and the assignment problem that places shards on devices.
     "mesh": ["tensorflow-cpu==2.21.*", "mesh-tensorflow==0.1.21", "safetensors>=0.5", "scipy>=1.13"],
     # Front ends: each one imports models of one framework.
-    "onnx": ["onnx>=1.17"],
+    "onnx": ["onnx>=1.23"],
     "torch": ["torch>=2.6"],
     "keras": ["keras>=3.8", "tensorflow-cpu==2.21.*"],
     "jax": ["jax>=0.5"],

@@ -236,15 +236,15 @@ def test_a_process_that_ends_is_told() -> None:
     with native() as process:
         os.kill(process._process.pid, signal.SIGKILL)
         with pytest.raises(NativeError, match=r"ends its process at it \(SIGKILL\)"):
-            process.inline(b"")
+            process.ask("inline", b"")
 
 
-def test_a_process_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pase.importers.onnx.native._WALL_S", 0.2)
+def test_a_process_that_takes_too_long_is_told() -> None:
     with native() as process:
-        os.kill(process._process.pid, signal.SIGSTOP)
-        with pytest.raises(NativeError, match=r"took more than 0\.2 s"):
-            process.inline(b"")
+        # What its limit of time sends.
+        os.kill(process._process.pid, signal.SIGPROF)
+        with pytest.raises(NativeError, match=r"took more than 10 s"):
+            process.ask("inline", b"")
 
 
 def test_no_process_is_left() -> None:

@@ -1,6 +1,5 @@
 """ONNX files: read without their weights, and refused in words where they are damaged, hostile or no models."""
 
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from pase.errors import ModelError
 from pase.importers.front_end import framework
 from pase.importers.ir import Trace
 from pase.importers.onnx.file import OnnxFrontEnd, trace_onnx
-from pase.importers.onnx.model import MAX_KEPT_BYTES, open_model, stripped
+from pase.importers.onnx.model import MAX_READ_BYTES, open_model
 from pase.importers.onnx.native import Native
 from pase.importers.onnx.weights import read_weights
 from tests.importers.onnx_models import FLOAT, convolutional, feed, model, node, number, transformer, weight, whole
@@ -33,77 +32,19 @@ def _saved(proto: Any, folder: Path, name: str = "model.onnx") -> Path:
     return path
 
 
-def _large(folder: Path, megabytes: int) -> Path:
-    """Write a model whose one weight has this many megabytes, of zeros that take no room on the disk."""
-    proto = model(
-        [node("MatMul", ["x", "w"], ["y"], name="fc")],
-        [feed("x", (2, 1024))],
-        ["y"],
-        [TensorProto(name="w", dims=[1024, megabytes * 256], data_type=FLOAT, raw_data=b"0123")],
-    )
-    text = proto.SerializeToString()
-    size = megabytes << 20
+def test_a_weight_of_terabytes_in_another_file_is_a_shape(tmp_path: Path) -> None:
+    proto = model([node("MatMul", ["x", "w"], ["y"])], [feed("x", (2, 1 << 20))], ["y"])
+    proto.graph.initializer.append(TensorProto(name="w", dims=[1 << 20, 1 << 23], data_type=FLOAT, data_location=1))
+    assert _import(_saved(proto, tmp_path)).num_parameters == 1 << 43
+    assert trace_onnx(open_model(proto)).num_parameters == 1 << 43
 
-    def varint(value: int) -> bytes:
-        found = b""
-        while value >= 0x80:
-            found += bytes([value & 0x7F | 0x80])
-            value >>= 7
-        return found + bytes([value])
 
-    # The lengths of the tensor, of the graph and of the data grow with the data.
-    tensor = proto.graph.initializer[0]
-    head = TensorProto(name="w", dims=tensor.dims, data_type=FLOAT).SerializeToString()
-    tensor_head = head + b"\x4a" + varint(size)
-    rest = type(proto.graph)()
-    rest.CopyFrom(proto.graph)
-    del rest.initializer[:]
-    rest_text = rest.SerializeToString()
-    graph_head = rest_text + b"\x2a" + varint(len(tensor_head) + size) + tensor_head
-    outer = type(proto)()
-    outer.CopyFrom(proto)
-    outer.ClearField("graph")
-    prefix = outer.SerializeToString() + b"\x3a" + varint(len(graph_head) + size) + graph_head
-    path = folder / "large.onnx"
+def test_a_file_that_is_too_large_for_a_model_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.onnx"
     with path.open("wb") as file:
-        file.write(prefix)
-        file.truncate(len(prefix) + size)
-    assert len(text) < 400
-    return path
-
-
-def test_weights_are_not_read(tmp_path: Path) -> None:
-    path = _large(tmp_path, 768)
-    tracemalloc.start()
-    try:
-        trace = _import(path)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert trace.num_parameters == 768 << 18
-    assert peak < 8 << 20
-
-
-def test_what_is_left_out_is_the_values_of_large_tensors_alone() -> None:
-    proto = model(
-        [node("MatMul", ["x", "w"], ["y"]), node("Constant", [], ["c"], value=weight("big", 100, 100))],
-        [feed("x", (2, 90))],
-        ["y"],
-        [weight("w", 90, 70), whole("small", 1, 2, 3)],
-    )
-    left = onnx.ModelProto.FromString(stripped(proto.SerializeToString(), name="m"))
-    assert len(left.SerializeToString()) < 700
-    w, small = left.graph.initializer
-    assert (w.name, list(w.dims), w.data_type, w.raw_data) == ("w", [90, 70], FLOAT, b"")
-    assert list(numpy_helper.to_array(small)) == [1, 2, 3]
-    for tensor in (*left.graph.initializer, left.graph.node[1].attribute[0].t):
-        tensor.ClearField("doc_string")
-    full = type(proto)()
-    full.CopyFrom(proto)
-    for tensor in (full.graph.initializer[0], full.graph.node[1].attribute[0].t):
-        tensor.ClearField("raw_data")
-    full.graph.node[1].attribute[0].t.ClearField("doc_string")
-    assert left == full
+        file.truncate(1 << 40)
+    with pytest.raises(ModelError, match=r"has 1,099,511,627,776 bytes; .* at most 2 GiB: .*save_as_external_data"):
+        _import(path)
 
 
 class _Kept(Native):
@@ -176,11 +117,8 @@ def _refused_or_read(path: Path) -> None:
         (b"", r"is empty; expected an ONNX model"),
         (b"hello, world", r"is no ONNX model, or is truncated or damaged"),
         (b"\x80\x02}q\x00.", r"is no ONNX model, or is truncated or damaged"),
-        (b"\x08\x08", r"is not an ONNX model: there is no graph in it"),
-        (b"\x3a\xff\xff\xff\xff\x0f", r"truncated or damaged: at byte 0 a field of 4,294,967,295 bytes has 0 left"),
-        (b"\xff" * 20, r"a number has more than ten bytes"),
-        (b"\x3a", r"it ends within a number"),
-        (b"\x3b\x00", r"wire type 3, which ONNX does not use"),
+        (b"\x3a\xff\xff\xff\xff\x0f", r"is no ONNX model, or is truncated or damaged"),
+        (b"\x08\x08", r"has no operators; expected a model"),
         (b"\x08\x08\x3a\x00", r"has no operators; expected a model"),
     ],
 )
@@ -212,7 +150,7 @@ def test_graphs_within_graphs_have_an_end(tmp_path: Path) -> None:
         graph = field(1, field(5, field(6, graph)))
     path = tmp_path / "deep.onnx"
     path.write_bytes(b"\x08\x08" + field(7, graph))
-    with pytest.raises(ModelError, match="graphs more than 48 deep in one another"):
+    with pytest.raises(ModelError, match="is no ONNX model, or is truncated or damaged"):
         _import(path)
 
 
@@ -231,7 +169,7 @@ def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     data = model([node("Relu", ["x"], ["y"], name="abc")], [feed("x", (2,))], ["y"]).SerializeToString()
     path = tmp_path / "model.onnx"
     path.write_bytes(data.replace(b"abc", b"a\xffc"))
-    with pytest.raises(ModelError, match="is no ONNX model, or is damaged: a name in it is no text"):
+    with pytest.raises(ModelError, match="is no ONNX model, or is truncated or damaged: a name in it is no text"):
         _import(path)
 
 
@@ -244,17 +182,17 @@ def test_operators_that_are_too_old_are_refused(opset: int) -> None:
 def test_functions_that_call_themselves_are_refused() -> None:
     inner = helper.make_function("own", "F", ["a"], ["b"], [node("F", ["a"], ["b"], domain="own")], [])
     proto = model([node("F", ["x"], ["y"], domain="own")], [feed("x", (2,))], ["y"], functions=[inner])
-    with pytest.raises(ModelError, match="function 'F' of 'small' calls itself"):
+    with pytest.raises(ModelError, match=r"functions cannot be written out .*Cycle detected"):
         open_model(proto)
 
 
 def test_functions_that_call_each_other_again_and_again_are_refused() -> None:
     functions = [helper.make_function("own", "F0", ["a"], ["b"], [node("Relu", ["a"], ["b"])], [])]
-    for i in range(1, 25):
+    for i in range(1, 41):
         calls = [node(f"F{i - 1}", ["a"], ["t"], domain="own"), node(f"F{i - 1}", ["t"], ["b"], domain="own")]
         functions.append(helper.make_function("own", f"F{i}", ["a"], ["b"], calls, []))
-    proto = model([node("F24", ["x"], ["y"], domain="own")], [feed("x", (2,))], ["y"], functions=functions)
-    with pytest.raises(ModelError, match="has 16,777,216 operators when its functions are written out"):
+    proto = model([node("F40", ["x"], ["y"], domain="own")], [feed("x", (2,))], ["y"], functions=functions)
+    with pytest.raises(ModelError, match=r"functions cannot be written out .*ends its process at it"):
         open_model(proto)
 
 
@@ -280,7 +218,7 @@ def test_values_are_read_one_by_one(tmp_path: Path) -> None:
     proto = convolutional(13)
     path = _saved(proto, tmp_path)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
-    assert stored["dense"].nbytes < MAX_KEPT_BYTES < 90 * 70 * 4
+    assert stored["dense"].nbytes < MAX_READ_BYTES < 90 * 70 * 4
     weights = read_weights(str(path))
     assert set(weights) == set(stored)
     assert len(weights) == len(stored)
@@ -307,7 +245,7 @@ def test_values_beside_the_file_are_not_needed_and_are_read_when_asked_for(tmp_p
     np.testing.assert_array_equal(read_weights(str(path))["w"], array)
     (tmp_path / "w.bin").unlink()
     assert _import(path).num_parameters == 90 * 70
-    with pytest.raises(ModelError, match=r"w.bin' cannot be read: No such file"):
+    with pytest.raises(ModelError, match=r"values of 'w' cannot be read: .*w.bin, but it is not regular file"):
         read_weights(str(path))["w"]
 
 
@@ -320,14 +258,14 @@ def test_values_outside_of_the_models_folder_are_not_read(location: str, tmp_pat
     proto = onnx.load(path, load_external_data=False)
     proto.graph.initializer[0].external_data[0].value = location
     path.write_bytes(proto.SerializeToString())
-    with pytest.raises(ModelError, match=r"outside of its folder"):
+    with pytest.raises(ModelError, match=r"values of 'w' cannot .* (outside the directory|absolute path|not be empty)"):
         read_weights(str(path))["w"]
 
 
 def test_values_that_are_fewer_than_told_are_refused(tmp_path: Path) -> None:
     path, _ = _external(tmp_path)
     (tmp_path / "w.bin").write_bytes(b"\0" * 100)
-    with pytest.raises(ModelError, match=r"are said to be 25,200 bytes from 0 of 'w.bin', which has 100"):
+    with pytest.raises(ModelError, match=r"values of 'w' cannot .* length \(25200\) exceeds available data \(100 "):
         read_weights(str(path))["w"]
 
 

@@ -5,24 +5,19 @@ This module is also that process: started as a script, it loads ONNX's extension
 """
 
 import marshal
-import os
 import resource
-import select
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
-from typing import IO, Any
+from typing import Any
 
-_CPU_S = 30
-_WALL_S = 120.0
-_MEMORY_BYTES = 4 << 30
+_CPU_S = 10
+_MEMORY_BYTES = 1 << 29
 """Limits of one request: time, and memory of the process."""
 
-_LENGTH_BYTES = 8
 _EXTENSION = "onnx_cpp2py_export"
 
 
@@ -58,62 +53,24 @@ class Native:
         self._process.kill()
         self._process.communicate()
 
-    def infer(
-        self,
-        operator: tuple[str, int, str],
-        node: bytes,
-        types: dict[str, bytes],
-        data: dict[str, bytes],
-        opsets: dict[str, int],
-        ir_version: int,
-    ) -> dict[str, bytes] | None:
-        """Return the types of an operator's results by name, all messages serialised; None for an unknown operator.
-
-        operator: name, version and domain. Raises NativeError.
-        """
-        found: dict[str, bytes] | None = self._ask(("infer", operator, node, types, data, opsets, ir_version))
-        return found
-
-    def inline(self, model: bytes) -> bytes:
-        """Return a model with its functions written out; NativeError where they cannot be."""
-        found: bytes = self._ask(("inline", model))
-        return found
-
-    def _ask(self, request: tuple[Any, ...]) -> Any:
+    def ask(self, what: str, *request: Any) -> Any:
+        """Return what a function of the process, `infer` or `inline`, answers; NativeError where it does not."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        text = marshal.dumps(request)
         try:
-            process.stdin.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
+            marshal.dump((what, *request), process.stdin)
             process.stdin.flush()
-            answer = self._read(process.stdout, int.from_bytes(self._read(process.stdout, _LENGTH_BYTES), "little"))
-        except BrokenPipeError:
-            raise NativeError(self._ended()) from None
-        is_found, found = marshal.loads(answer)
+            is_found, found = marshal.load(process.stdout)
+        except (BrokenPipeError, EOFError):
+            status = process.wait()
+            if status == -signal.SIGPROF:
+                raise NativeError(f"ONNX's own code took more than {_CPU_S} s for it") from None
+            how = signal.Signals(-status).name if status < 0 else f"status {status}"
+            raise NativeError(f"ONNX's own code ends its process at it ({how})") from None
         if not is_found:
             raise NativeError(found)
         return found
-
-    def _read(self, stream: IO[bytes], count: int) -> bytes:
-        """Return so many bytes; NativeError where they do not come."""
-        found = bytearray()
-        end_s = time.monotonic() + _WALL_S
-        while len(found) < count:
-            if not select.select([stream], [], [], max(0.0, end_s - time.monotonic()))[0]:
-                raise NativeError(f"ONNX's own code took more than {_WALL_S:g} s for it")
-            piece = os.read(stream.fileno(), count - len(found))
-            if not piece:
-                raise NativeError(self._ended())
-            found += piece
-        return bytes(found)
-
-    def _ended(self) -> str:
-        status = self._process.wait()
-        if status == -signal.SIGXCPU:
-            return f"ONNX's own code took more than {_CPU_S} s for it"
-        how = signal.Signals(-status).name if status < 0 else f"status {status}"
-        return f"ONNX's own code ends its process at it ({how})"
 
 
 def main() -> None:
@@ -126,29 +83,41 @@ def main() -> None:
     assert spec is not None
     extension = module_from_spec(spec)
     loader.exec_module(extension)
-    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
-    while length := stdin.read(_LENGTH_BYTES):
-        request = marshal.loads(stdin.read(int.from_bytes(length, "little")))
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        end_s = int(usage.ru_utime + usage.ru_stime) + _CPU_S
-        resource.setrlimit(resource.RLIMIT_CPU, (end_s, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-        try:
-            answer = marshal.dumps((True, _answer(extension, *request)))
-        except Exception as error:  # noqa: BLE001 of C++, of several classes
-            answer = marshal.dumps((False, str(error) or type(error).__name__))
-        stdout.write(len(answer).to_bytes(_LENGTH_BYTES, "little") + answer)
-        stdout.flush()
+    with suppress(EOFError):
+        while True:
+            what, *request = marshal.load(sys.stdin.buffer)
+            signal.setitimer(signal.ITIMER_PROF, _CPU_S)
+            try:
+                answer = True, {"infer": infer, "inline": inline}[what](extension, *request)
+            except Exception as error:  # noqa: BLE001 of C++, of several classes
+                answer = False, str(error) or type(error).__name__
+            marshal.dump(answer, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
 
 
-def _answer(extension: Any, what: str, *request: Any) -> Any:
-    if what == "inline":
-        return extension.inliner.inline_local_functions(request[0], False)
-    (name, version, domain), node, types, data, opsets, ir_version = request
+def infer(
+    extension: Any,
+    operator: tuple[str, int, str],
+    node: bytes,
+    types: dict[str, bytes],
+    data: dict[str, bytes],
+    opsets: dict[str, int],
+    ir_version: int,
+) -> Any:
+    """Return the types of an operator's results by name, all messages serialised; None for an unknown operator.
+
+    operator: name, version and domain.
+    """
     try:
-        schema = extension.defs.get_schema(name, version, domain)
+        schema = extension.defs.get_schema(*operator)
     except Exception:  # noqa: BLE001 a SchemaError of C++
         return None
     return schema._infer_node_outputs(node, types, data, {}, opsets, ir_version)
+
+
+def inline(extension: Any, model: bytes) -> Any:
+    """Return a model with its functions written out."""
+    return extension.inliner.inline_local_functions(model, False)
 
 
 if __name__ == "__main__":

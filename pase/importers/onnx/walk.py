@@ -85,89 +85,16 @@ class OnnxCall(Call):
 UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError, RuntimeError)
 """What is raised where attributes, inputs and shapes do not fit together, or take more memory than there is."""
 
-# -- constants
+_FOLDED = """
+    Abs Add And Cast Ceil Concat Constant ConstantOfShape Cos CumSum Div Equal Exp Expand Floor Gather Greater
+    GreaterOrEqual Identity IsInf IsNaN Less LessOrEqual Log Max Min Mod Mul Neg NonZero Not Or Pow Range Reciprocal
+    ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Reshape Round Sign Sin Slice Split Sqrt Squeeze Sub Sum Tanh
+    Tile Transpose Trilu Unsqueeze Where Xor
+"""
+"""Operators that are worked out where all inputs are constants, as shapes and positions are."""
 
 MAX_ELEMENTS = 1 << 16
 """Of a constant that is worked out; larger ones have shapes alone."""
-
-_BY_POINT = """
-    Add Sub Mul Div Neg Abs Sqrt Exp Log Pow Floor Ceil Round Sign Reciprocal Sin Cos Tanh Equal Less LessOrEqual
-    Greater GreaterOrEqual Not IsNaN IsInf And Or Xor Where Max Min Sum Mod
-"""
-_OTHERS = """
-    Constant ConstantOfShape Cast Range Gather Reshape Slice Expand Tile Split NonZero CumSum Trilu Identity Concat
-    Unsqueeze Squeeze Transpose ReduceSum ReduceProd ReduceMax ReduceMin ReduceMean
-"""
-_FOLDED = {name: name in _BY_POINT.split() for name in (_BY_POINT + _OTHERS).split()}
-"""Operators that are worked out where all inputs are constants, as shapes and positions are; whether point by point."""
-
-_NO_NUMBERS = frozenset({"sparse_value", "value_string", "value_strings"})
-"""Attributes of a Constant that are no plain array."""
-
-_INPUTS_ONCE_ATTRIBUTES = {"Squeeze": "axes", "Unsqueeze": "axes", "Split": "split"}
-
-
-def fold(node: Any, arrays: Sequence[Array | None], opset: int) -> tuple[Array, ...] | None:
-    """Return what an operator of ONNX's own gives; None where that is not known, or too large to be worth it.
-
-    arrays: Values of its inputs, None for those left out. Raises ValueError or the like where they do not fit.
-    """
-    operator = str(node.op_type)
-    given = [array for array in arrays if array is not None]
-    if operator not in _FOLDED or _num_results(operator, arrays, given) > MAX_ELEMENTS:
-        return None
-    if any(attribute.name in _NO_NUMBERS for attribute in node.attribute):
-        return None
-    if operator in ("Div", "Mod") and given[1].dtype.kind in "iu" and not np.all(given[1]):
-        raise ValueError("a shape is divided by 0")
-    onnx = framework("onnx", "onnx")
-    helper = framework("onnx.helper", "onnx")
-    names = [f"i{k}" if array is not None else "" for k, array in enumerate(arrays)]
-    feeds = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
-    attributes = [attribute for attribute in node.attribute if attribute.name != _INPUTS_ONCE_ATTRIBUTES.get(operator)]
-    for attribute in node.attribute:
-        if attribute.name == _INPUTS_ONCE_ATTRIBUTES.get(operator):
-            # An attribute of old opsets, which has been an input since.
-            names.append("moved")
-            feeds["moved"] = np.asarray(helper.get_attribute_value(attribute), dtype=np.int64)
-            opset = max(opset, 13)
-    outputs = [f"o{k}" for k in range(len(node.output))]
-    own = onnx.NodeProto(op_type=operator, input=names, output=outputs, attribute=attributes)
-    graph = onnx.GraphProto(node=[own], output=[onnx.ValueInfoProto(name=name) for name in outputs])
-    newest = framework("onnx.defs", "onnx").onnx_opset_version()
-    evaluator = framework("onnx.reference", "onnx").ReferenceEvaluator(graph, opsets={"": min(opset, newest)})
-    found = tuple(np.asarray(value) for value in evaluator.run(None, feeds))
-    is_numbers = all(array.dtype.kind not in "OSU" and array.size <= MAX_ELEMENTS for array in found)
-    return found if is_numbers else None
-
-
-def _num_results(operator: str, arrays: Sequence[Array | None], given: Sequence[Array]) -> int:
-    """Return how many elements an operator gives, at most."""
-    if _FOLDED[operator]:
-        return prod(np.broadcast_shapes(*(array.shape for array in given)))
-    sizes = [array.size for array in given]
-    match operator:
-        case "ConstantOfShape":
-            return _size(given[0])
-        case "Expand":
-            return prod(np.broadcast_shapes(given[0].shape, tuple(map(int, given[1].ravel()))))
-        case "Tile":
-            return sizes[0] * _size(given[1])
-        case "Gather":
-            return max(sizes[0], sizes[1], sizes[0] * sizes[1] // 16)
-        case "Range":
-            start, limit, delta = (float(array.ravel()[0]) for array in given)
-            return int(abs((limit - start) / delta)) if delta else MAX_ELEMENTS + 1
-        case _:
-            return sum(sizes)
-
-
-def _size(extents: Array) -> int:
-    """Return the product of a shape; ValueError for a negative extent."""
-    found = [int(extent) for extent in extents.ravel()]
-    if min(found, default=0) < 0:
-        raise ValueError(f"a shape is {found}")
-    return prod(found)
 
 
 def slices_of(call: OnnxCall, rank: int) -> tuple[tuple[int, ...], ...]:
@@ -357,14 +284,48 @@ class Walk:
                 found = [np.asarray(call.x.shape[call.get("start", 0) : call.get("end")], dtype=np.int64)]
             case "Size" if inputs and inputs[0]:
                 found = [np.asarray(prod(call.x.shape), dtype=np.int64)]
-            case _:
-                are_known = all(not i or array is not None for i, array in zip(inputs, given, strict=True))
-                if are_known and all(array is not None for array in stored.values()):
-                    found = fold(node, given, self._model.opsets.get("", 1))
+            case name if name in _FOLDED.split() and all(array is not None for array in stored.values()):
+                if all(not i or array is not None for i, array in zip(inputs, given, strict=True)):
+                    found = self._folded(call, node, given, outputs)
         for output, array in zip(outputs, found or (), strict=False):
             if output:
                 self._know(output, array)
         return found is not None
+
+    def _folded(
+        self, call: OnnxCall, node: Any, given: Sequence[Array | None], outputs: Sequence[str]
+    ) -> list[Array] | None:
+        """Return what an operator gives of its inputs' values; None where that is large, or no numbers.
+
+        How large it is, is inferred before; a dim that is not known then, of NonZero, is no longer than the input.
+        """
+        types = self._inferred(call, node, outputs)
+        shapes = [types.get(output, (None, ""))[0] for output in outputs]
+        longest = max((array.size for array in given if array is not None), default=1)
+        if call.name == "Range":  # for whose numbers of few bits the inference overflows
+            start, limit, delta = (float(array.ravel()[0]) for array in given if array is not None)
+            longest = int(abs((limit - start) / delta))
+            shapes = [(None,)]
+        for dims in shapes:
+            # A dim of no elements may be one that overflows.
+            if dims is None or prod(longest if extent is None else max(1, extent) for extent in dims) > MAX_ELEMENTS:
+                return None
+        divisor = given[1] if call.name in ("Div", "Mod") else None
+        if divisor is not None and divisor.dtype.kind in "iu" and not np.all(divisor):
+            raise ValueError("a shape is divided by 0")
+        if call.get("num_outputs", len(outputs)) > len(outputs):
+            raise ValueError(f"num_outputs is {call.get('num_outputs', 0)}; expected {len(outputs)}")
+        onnx, reference = framework("onnx", "onnx"), framework("onnx.reference", "onnx")
+        names = [f"i{k}" if array is not None else "" for k, array in enumerate(given)]
+        results = [f"o{k}" for k in range(len(outputs))]
+        own = onnx.NodeProto(op_type=call.name, input=names, output=results, attribute=node.attribute)
+        graph = onnx.GraphProto(node=[own], output=[onnx.ValueInfoProto(name=name) for name in results])
+        evaluator = reference.ReferenceEvaluator(graph, opsets={"": min(call.opset, self._newest)})
+        feeds = {name: array for name, array in zip(names, given, strict=True) if array is not None}
+        values = zip(evaluator.run(None, feeds), shapes, strict=True)
+        # The evaluator's Squeeze of old opsets leaves dims where no axes are told.
+        found = [np.asarray(value) if None in dims else np.reshape(value, dims) for value, dims in values]
+        return found if all(array.dtype.kind not in "OSU" and array.size <= MAX_ELEMENTS for array in found) else None
 
     # -- shapes of results
 
@@ -402,7 +363,7 @@ class Walk:
         operator = (call.name, min(call.opset, 1 << 30 if call.domain else self._newest), call.domain)
         ir_version = int(self._model.proto.ir_version)
         try:
-            found = self._native.infer(operator, own.SerializeToString(), types, data, self._opsets, ir_version)
+            found = self._native.ask("infer", operator, own.SerializeToString(), types, data, self._opsets, ir_version)
         except NativeError as error:
             shapes = ", ".join(str(list(value.shape)) for value in call.tensors)
             text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")

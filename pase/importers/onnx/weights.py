@@ -15,7 +15,7 @@ from pase.errors import ModelError
 from pase.importers.front_end import framework
 from pase.importers.ir.call import Array
 from pase.importers.ir.trace import FLOATS
-from pase.importers.onnx.model import OnnxModel, dtype_name, graphs_within, mapped, mark_of, open_model, plain_domain
+from pase.importers.onnx.model import dtype_name, graphs_within, open_model, plain_domain
 
 
 def _positions(*families: tuple[str, set[int]]) -> Mapping[str, frozenset[int]]:
@@ -185,9 +185,10 @@ def is_filled(node: Any, initialisers: Mapping[str, Any]) -> bool:
 def read_weights(source: Any) -> "OnnxWeights":
     """Return the weights of a model, by the names of its tensors.
 
-    source: a path, or an onnx.ModelProto. Nothing is read before a weight is asked for.
+    source: a path, or an onnx.ModelProto. No file beside it is read before a weight is asked for.
     """
-    return OnnxWeights(open_model(source), source)
+    folder = Path(source).resolve().parent if isinstance(source, str) else None
+    return OnnxWeights(open_model(source).graph, folder)
 
 
 class OnnxWeights(Mapping[str, Array]):
@@ -196,11 +197,11 @@ class OnnxWeights(Mapping[str, Array]):
     Values that lie in other files are read from the model's own folder and those within it alone.
     """
 
-    def __init__(self, model: OnnxModel, source: Any) -> None:
-        self._source = source
-        self._tensors: dict[str, Any] = {str(tensor.name): tensor for tensor in model.graph.initializer}
+    def __init__(self, graph: Any, folder: Path | None) -> None:
+        self._folder = folder
+        self._tensors: dict[str, Any] = {str(tensor.name): tensor for tensor in graph.initializer}
         self._fills: dict[str, tuple[str, Any]] = {}
-        for node in model.graph.node:
+        for node in graph.node:
             value = next((a.t for a in node.attribute if a.name == "value" and a.HasField("t")), None)
             if node.op_type == "Constant" and value is not None:
                 self._tensors[str(node.output[0])] = value
@@ -211,7 +212,7 @@ class OnnxWeights(Mapping[str, Array]):
         if name in self._fills:
             shape, value = self._fills[name]
             fill = np.zeros(1, dtype=np.float32) if value is None else self._values(name, value)
-            return np.full(tuple(int(extent) for extent in self[shape].ravel()), fill.ravel()[0])
+            return np.broadcast_to(fill.ravel()[0], tuple(int(extent) for extent in self[shape].ravel()))
         return self._values(name, self._tensors[name])
 
     def __iter__(self) -> Iterator[str]:
@@ -222,49 +223,11 @@ class OnnxWeights(Mapping[str, Array]):
         return len(self._tensors) + len(self._fills)
 
     def _values(self, name: str, tensor: Any) -> Array:
-        """Return a tensor's values; those that were left out are read now."""
-        onnx = framework("onnx", "onnx")
-        helper = framework("onnx.numpy_helper", "onnx")
-        try:
-            mark = mark_of(tensor.doc_string)
-            if mark is None:
-                return np.asarray(helper.to_array(tensor))
-            found = onnx.TensorProto.FromString(self._bytes(*mark))
-            if found.data_location == onnx.TensorProto.EXTERNAL:
-                return self._external(name, found)
-            return np.asarray(helper.to_array(found))
-        except (ValueError, TypeError, KeyError, OverflowError) as error:
-            raise ModelError(
-                f"the values of {name!r} cannot be read: {error}; fetch or export the model again"
-            ) from error
-
-    def _bytes(self, start: int, end: int) -> bytes:
-        if not isinstance(self._source, str):
-            data: bytes = self._source.SerializeToString()
-            return data[start:end]
-        with mapped(Path(self._source)) as buffer:
-            return buffer[start:end]
-
-    def _external(self, name: str, tensor: Any) -> Array:
-        """Return values that lie in another file; its path must not lead out of the model's folder."""
-        told = {str(entry.key): str(entry.value) for entry in tensor.external_data}
-        if not isinstance(self._source, str):
+        if tensor.data_location and self._folder is None:
             raise ModelError(f"the values of {name!r} lie in another file; give the path of the model, not its object")
-        folder = Path(self._source).resolve().parent
-        path = (folder / told.get("location", "")).resolve()
-        if folder not in path.parents:
+        try:
+            return np.asarray(framework("onnx.numpy_helper", "onnx").to_array(tensor, str(self._folder)))
+        except Exception as error:  # of ONNX's C++, which opens files beside the model's, too
             raise ModelError(
-                f"the values of {name!r} are said to lie at {told.get('location')!r}, outside of its folder"
-            )
-        dtype = np.dtype(framework("onnx.helper", "onnx").tensor_dtype_to_np_dtype(tensor.data_type))
-        shape = tuple(int(extent) for extent in tensor.dims)
-        count = int(np.prod(shape, dtype=np.int64))
-        size = int(told.get("length", count * dtype.itemsize))
-        start = int(told.get("offset", 0))
-        with mapped(path) as buffer:
-            if min(start, count) < 0 or size != count * dtype.itemsize or start + size > len(buffer):
-                raise ModelError(
-                    f"the values of {name!r} are said to be {size:,} bytes from {start:,} of {path.name!r}, which has "
-                    f"{len(buffer):,}; expected {count * dtype.itemsize:,}: fetch the model with its files again"
-                )
-            return np.frombuffer(buffer[start : start + size], dtype=dtype).reshape(shape)
+                f"the values of {name!r} cannot be read: {error}; fetch or export the model again, with its files"
+            ) from error
