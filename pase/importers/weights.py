@@ -4,6 +4,7 @@ This is the one place where weights are read: a search needs their shapes alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from math import prod
 from os import PathLike, fspath
 from typing import Any
 
@@ -21,6 +22,9 @@ from pase.importers.onnx import weights as onnx_weights
 from pase.importers.torch.export import values_of
 
 Array = np.ndarray[Any, Any]
+
+_MAX_COMPUTED = 1 << 24
+"""Elements of a tensor that is computed of few stored ones."""
 
 Values = Callable[[Any, Iterable[str], Trace, int | None, Mapping[str, Scalar]], Mapping[str, Array]]
 """Takes a model, names of values of its trace, the trace, its batch and arguments; returns those that it has."""
@@ -148,13 +152,19 @@ def _run_in_part(onnx: Any, proto: Any, names: list[str], trace: Trace) -> Mappi
     kept = [node for node in part.graph.node if any(name in needed for name in node.output)]
     del part.graph.node[:]
     part.graph.node.extend(kept)
+    stored = sum(prod(tensor.dims) for tensor in part.graph.initializer)
+    made = (trace.values[name].shape for node in kept for name in node.output if name in trace.values)
+    largest = max(map(prod, made), default=0)
+    if largest > max(_MAX_COMPUTED, 4 * stored):
+        raise ValueError(f"that takes {largest:,} elements, many more than the {stored:,} that are stored")
     reference = framework("onnx.reference", "onnx")
     inputs = {
         leaf.value.name: np.zeros(leaf.value.shape, leaf.value.dtype)
         for leaf in trace.leaves
         if leaf.role == "input" and leaf.value.name in {i.name for i in part.graph.input}
     }
-    values = reference.ReferenceEvaluator(part).run(None, inputs)
+    with np.errstate(all="ignore"):
+        values = reference.ReferenceEvaluator(part).run(None, inputs)
     return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
 
 

@@ -306,3 +306,15 @@ def test_values_that_cannot_be_computed_are_one_line(tmp_path: Path) -> None:
     proto = model(nodes, [feed("x", (300, 300))], ["y"], stored, more=[helper.make_opsetid("com.microsoft", 1)])
     with pytest.raises(ModelError, match="'k' cannot be computed of the stored tensors: "):
         read_weights(_saved(proto, tmp_path))
+
+
+def test_values_that_are_computed_of_few_take_no_more_than_these(tmp_path: Path) -> None:
+    nodes = [
+        node("Resize", ["one", "", "", "sizes"], ["wide"], name="resize"),
+        node("ReduceSum", ["wide"], ["k"], name="sum", keepdims=0),
+        node("MatMul", ["x", "w"], ["p"], name="product"),
+        node("Add", ["p", "k"], ["y"], name="add"),
+    ]
+    stored = [weight("one", 1, 1, 1, 1), whole("sizes", 1, 1, 10**6, 10**7), weight("w", 4, 4)]
+    with pytest.raises(ModelError, match=r"'k' cannot be computed .* takes 10,000,000,000,000 elements, many more"):
+        read_weights(_saved(model(nodes, [feed("x", (2, 4))], ["y"], stored), tmp_path))

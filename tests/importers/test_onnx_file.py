@@ -181,6 +181,21 @@ def test_a_batch_that_cannot_be_replaced_is_said_to_be_written_into_the_model() 
         _trace(proto, batch=4)
 
 
+@pytest.mark.parametrize(
+    ("operator", "shape", "made"), [("Squeeze", (1, 3), (3,)), ("Unsqueeze", (3,), (1, 3)), ("Tile", (2, 3), (4, 3))]
+)
+def test_a_batch_that_contradicts_a_shape_in_the_file_is_refused(
+    operator: str, shape: tuple[int, ...], made: tuple[int, ...]
+) -> None:
+    # How it is called is an input, so that nothing but the file says what it makes.
+    nodes = [node(operator, ["x", "how"], ["s"], name="op"), node("Relu", ["s"], ["y"])]
+    proto = model(nodes, [feed("x", shape), feed("how", (2,) if operator == "Tile" else (1,), INT64)], ["y"])
+    proto.graph.value_info.append(feed("s", made))
+    assert _shapes(_trace(proto))["y"] == made
+    with pytest.raises(ModelError, match=rf"operator {operator} 'op' .*makes \[.*\] of \["):
+        _trace(proto, **{"x.0": 5})
+
+
 def test_a_batch_that_is_left_open_need_not_be_one() -> None:
     # Written for pairs of examples: a batch of one, that of the reference, has no half.
     nodes = [node("Reshape", ["x", "pairs"], ["p"]), node("Relu", ["p"], ["y"])]

@@ -151,7 +151,7 @@ def _open_dim(d: Declared, i: int) -> str:
 
 # -- a batch that is written into the model
 
-_RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 """Operators that leave the elements in order."""
 
 TARGETS: Mapping[str, int] = {"Reshape": 1, "Expand": 1, "Resize": 3}
@@ -238,7 +238,7 @@ class Rebatch:
             return
         then, known = self.values[result.name].shape, [x for x in inputs if x.name in self.values]
         outside = 1
-        if operator not in _RESHAPES or inputs[0] not in known:
+        if operator not in RESHAPES or inputs[0] not in known:
             for x in known:
                 if then[place] in self.values[x.name].shape:
                     outside = self.outside.get(x.name, outside)

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -88,7 +89,7 @@ def main() -> None:
             what, *request = marshal.load(sys.stdin.buffer)
             signal.setitimer(signal.ITIMER_PROF, _CPU_S)
             try:
-                answer = True, {"infer": infer, "inline": inline}[what](extension, *request)
+                answer = True, _FUNCTIONS[what](extension, *request)
             except Exception as error:  # noqa: BLE001 of C++, of several classes
                 answer = False, str(error) or type(error).__name__
             marshal.dump(answer, sys.stdout.buffer)
@@ -119,6 +120,8 @@ def inline(extension: Any, model: bytes) -> Any:
     """Return a model with its functions written out."""
     return extension.inliner.inline_local_functions(model, False)
 
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"infer": infer, "inline": inline}
 
 if __name__ == "__main__":
     main()

@@ -5,7 +5,7 @@ from math import inf, prod
 from pase.importers.ir import Value, ops
 from pase.importers.ir.call import place, places, table, with_extent
 from pase.importers.ir.shared import FUNCTIONS, concatenate, loss_of_classes, reduction, run, snake
-from pase.importers.onnx.walk import OnnxCall, slices_of
+from pase.importers.onnx.walk import OnnxCall
 
 SOFTMAX_PER_DIM_SINCE = 13
 """The opset from which a softmax is over one dim; before, it was over all dims from its axis on."""
@@ -243,6 +243,8 @@ def tile(call: OnnxCall) -> None:
     before, after = call.x.shape, call.result.shape
     if 0 in before:
         call.opaque(passes=())
+    elif any(new % old for old, new in zip(before, after, strict=True)):
+        raise ValueError(f"it makes {list(after)} of {list(before)}, which is no whole number of times")
     else:
         call.repeat(call.x, [new // old for old, new in zip(before, after, strict=True)], out=call.result)
 
@@ -250,10 +252,11 @@ def tile(call: OnnxCall) -> None:
 def slice_(call: OnnxCall) -> None:
     """Write a box of a tensor; one that is read backwards passes the other dims alone."""
     x, rank = call.x, len(call.x.shape)
-    try:
-        starts, ends, axes, steps = slices_of(call, rank)
-    except ValueError:
+    starts, ends, axes, steps = (call.wholes(name, i) for i, name in enumerate(("starts", "ends", "axes", "steps"), 1))
+    if starts is None or ends is None:
         return call.opaque(over=())
+    axes = tuple(axis % rank for axis in (range(len(starts)) if axes is None else axes))
+    steps = steps or (1,) * len(starts)
     if any(each < 0 for each in steps):
         return call.opaque(x, over=axes)
     first, by = [0] * rank, [1] * rank

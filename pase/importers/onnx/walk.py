@@ -15,7 +15,7 @@ from pase.errors import ModelError
 from pase.importers.front_end import framework
 from pase.importers.ir import Value
 from pase.importers.ir.call import Array, Call, Shape
-from pase.importers.onnx.batch import TARGETS, Rebatch
+from pase.importers.onnx.batch import RESHAPES, TARGETS, Rebatch
 from pase.importers.onnx.model import (
     OnnxModel,
     declared,
@@ -95,15 +95,6 @@ _FOLDED = """
 
 MAX_ELEMENTS = 1 << 16
 """Of a constant that is worked out; larger ones have shapes alone."""
-
-
-def slices_of(call: OnnxCall, rank: int) -> tuple[tuple[int, ...], ...]:
-    """Return (starts, ends, axes from 0, steps) of a Slice, from attributes or from inputs."""
-    starts, ends, axes, steps = (call.wholes(name, i) for i, name in enumerate(("starts", "ends", "axes", "steps"), 1))
-    if starts is None or ends is None:
-        raise ValueError("a slice's starts or ends are not constants")
-    axes = tuple(range(len(starts))) if axes is None else axes
-    return starts, ends, tuple(axis % rank for axis in axes), steps or (1,) * len(starts)
 
 
 # -- a model's operators, in order
@@ -300,16 +291,15 @@ class Walk:
         How large it is, is inferred before; a dim that is not known then, of NonZero, is no longer than the input.
         """
         types = self._inferred(call, node, outputs)
-        shapes = [types.get(output, (None, ""))[0] for output in outputs]
+        shapes = [dims for output in outputs if (dims := types.get(output, (None, ""))[0]) is not None]
         longest = max((array.size for array in given if array is not None), default=1)
         if call.name == "Range":  # for whose numbers of few bits the inference overflows
             start, limit, delta = (float(array.ravel()[0]) for array in given if array is not None)
-            longest = int(abs((limit - start) / delta))
-            shapes = [(None,)]
-        for dims in shapes:
-            # A dim of no elements may be one that overflows.
-            if dims is None or prod(longest if extent is None else max(1, extent) for extent in dims) > MAX_ELEMENTS:
-                return None
+            shapes, longest = [(None,)], int(abs((limit - start) / delta))
+        # A dim of no elements is one whose others are made all the same.
+        sizes = [prod(longest if extent is None else max(1, extent) for extent in dims) for dims in shapes]
+        if len(shapes) < len(outputs) or max(sizes, default=0) > MAX_ELEMENTS:
+            return None
         divisor = given[1] if call.name in ("Div", "Mod") else None
         if divisor is not None and divisor.dtype.kind in "iu" and not np.all(divisor):
             raise ValueError("a shape is divided by 0")
@@ -324,7 +314,10 @@ class Walk:
         feeds = {name: array for name, array in zip(names, given, strict=True) if array is not None}
         values = zip(evaluator.run(None, feeds), shapes, strict=True)
         # The evaluator's Squeeze of old opsets leaves dims where no axes are told.
-        found = [np.asarray(value) if None in dims else np.reshape(value, dims) for value, dims in values]
+        found = [
+            np.asarray(value) if None in dims else np.reshape(value, [extent or 0 for extent in dims])
+            for value, dims in values
+        ]
         return found if all(array.dtype.kind not in "OSU" and array.size <= MAX_ELEMENTS for array in found) else None
 
     # -- shapes of results
@@ -338,7 +331,7 @@ class Walk:
             # What nobody reads need not be known: dropout's mask, running statistics of the training mode.
             is_left_out = not output or (position > 0 and output not in self._read and dims is None)
             found.append(None if is_left_out else self._result(call, output, position, dims, dtype))
-        if call.name == "Reshape" and found and found[0] is not None:
+        if call.name in RESHAPES and found and found[0] is not None:
             before, after = call.x.shape, found[0].shape
             if prod(before) != prod(after):
                 reason = "the file is damaged"
