@@ -23,7 +23,7 @@ from pase.importers.torch.export import values_of
 
 Array = np.ndarray[Any, Any]
 
-_MAX_COMPUTED = 1 << 24
+_MAX_COMPUTED = 1 << 28
 """Elements of a tensor that is computed of few stored ones."""
 
 Values = Callable[[Any, Iterable[str], Trace, int | None, Mapping[str, Scalar]], Mapping[str, Array]]

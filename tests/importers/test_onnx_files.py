@@ -154,6 +154,15 @@ def test_graphs_within_graphs_have_an_end(tmp_path: Path) -> None:
         _import(path)
 
 
+def test_a_model_in_memory_has_an_end_too() -> None:
+    proto = model([node("Relu", ["x"], ["y"])], [feed("x", (2,))], ["y"])
+    graph = proto.graph
+    for _ in range(2000):
+        graph = graph.node.add(op_type="If").attribute.add(name="then_branch").g
+    with pytest.raises(ModelError, match="messages lie more than 100 deep in one another"):
+        open_model(proto)
+
+
 def test_absurd_shapes_are_refused() -> None:
     huge = TensorProto(name="w", dims=[2**62, 4], data_type=FLOAT)
     proto = model([node("MatMul", ["x", "w"], ["y"])], [feed("x", (2, 4))], ["y"], [huge])

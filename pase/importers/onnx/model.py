@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pase.errors import ModelError
-from pase.importers.front_end import framework
+from pase.importers.front_end import first_line, framework
 from pase.importers.onnx.native import NativeError, native
 
 MIN_OPSET = 7
@@ -20,6 +20,9 @@ MAX_READ_BYTES = 16 * 1024
 
 _MAX_FILE_BYTES = (1 << 31) - 1
 """Of a protocol buffer."""
+
+_MAX_DEPTH = 100
+"""Of messages within messages: that of a file that protocol buffers read."""
 
 _MAX_NODES = 100_000
 """Of a model whose functions are written out: few lines can stand for any number."""
@@ -74,7 +77,7 @@ def open_model(source: Any) -> OnnxModel:
     is_file = isinstance(source, str)
     name = Path(source).stem if is_file else source.graph.name or "model"
     proto = _read(source) if is_file else source
-    if not all(isinstance(text, str) for text in _names(proto)):
+    if not all(isinstance(text, str) for text in _names(proto, name)):
         raise _damaged(name, "a name in it is no text")
     _check(proto, name)
     num_operators = len(proto.graph.node)
@@ -94,8 +97,8 @@ def _read(path: str) -> Any:
                 "beside it (onnx.save_model with save_as_external_data=True)"
             )
         return framework("onnx", "onnx").load_model(path, "protobuf", load_external_data=False)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except (OSError, ValueError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
         raise ModelError(f"{path!r} cannot be read: {reason}; give the path of an ONNX model") from error
     except framework("google.protobuf.message", "onnx").DecodeError as error:
         raise _damaged(path, str(error).strip()) from error
@@ -157,8 +160,10 @@ _NAMES = frozenset({"name", "op_type", "domain", "input", "output", "attribute",
 """Fields of texts that are names."""
 
 
-def _names(message: Any) -> Iterator[Any]:
-    """Yield every name in a message; one that is damaged is bytes."""
+def _names(message: Any, model: str, depth: int = 0) -> Iterator[Any]:
+    """Yield every name in a message; one that is damaged is bytes. ModelError where messages lie too deep in it."""
+    if depth > _MAX_DEPTH:
+        raise _damaged(model, f"messages lie more than {_MAX_DEPTH} deep in one another")
     if hasattr(message, "raw_data"):  # whose fields may be large
         yield message.name
         return
@@ -166,7 +171,7 @@ def _names(message: Any) -> Iterator[Any]:
         each = value if hasattr(value, "append") or hasattr(value, "add") else (value,)
         if field.message_type is not None:
             for inner in each:
-                yield from _names(inner)
+                yield from _names(inner, model, depth + 1)
         elif field.name in _NAMES:
             yield from each
 

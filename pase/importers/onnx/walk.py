@@ -218,7 +218,9 @@ class Walk:
             return self._if(node, name, inputs, outputs, scope)
         try:
             with np.errstate(all="ignore"):
-                call = self._call(operator, domain, name, inputs, _attributes(node, name))
+                value_of = framework("onnx.helper", "onnx").get_attribute_value
+                attributes = {str(attribute.name): _plain(value_of(attribute)) for attribute in node.attribute}
+                call = self._call(operator, domain, name, inputs, attributes)
                 if domain or not self._is_worked_out(call, node, inputs, outputs):
                     self._add(call, node, inputs, outputs)
         except UNFIT as error:
@@ -511,18 +513,6 @@ _LIKE_FIRST = """
     MeanVarianceNormalization
 """
 """Operators whose first result has the shape of their first input."""
-
-
-def _attributes(node: Any, name: str) -> dict[str, Any]:
-    helper = framework("onnx.helper", "onnx")
-    found: dict[str, Any] = {}
-    for attribute in node.attribute:
-        try:
-            value = helper.get_attribute_value(attribute)
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ModelError(f"attribute {attribute.name!r} of operator {name!r} is damaged: {error}") from error
-        found[str(attribute.name)] = _plain(value)
-    return found
 
 
 def _plain(value: Any) -> Any:

@@ -154,29 +154,31 @@ def _nodes(graph: Any) -> Iterator[Any]:
         yield node
 
 
+def _stored(graph: Any) -> Iterator[tuple[str, Any, str]]:
+    """Yield (name, tensor, name of a shape) of what is stored: initialisers, Constants, and what stands for a weight.
+
+    The last is one value (None for 0) filled to a shape that is stored; "" for the others.
+    """
+    shapes = {tensor.name for tensor in graph.initializer}
+    yield from ((str(tensor.name), tensor, "") for tensor in graph.initializer)
+    for node in graph.node:
+        value = next((a.t for a in node.attribute if a.name == "value" and a.HasField("t")), None)
+        if plain_domain(node.domain) or not node.output:
+            continue
+        if node.op_type == "Constant" and value is not None:
+            yield str(node.output[0]), value, ""
+        elif node.op_type == "ConstantOfShape" and node.input and node.input[0] in shapes:
+            yield str(node.output[0]), value, str(node.input[0])
+
+
 def _stored_floats(graph: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield (name, shape) of initialisers, Constant operators, and those that are filled to a stored shape."""
-    shapes = {}
-    for tensor in graph.initializer:
-        shapes[tensor.name] = tensor
-        if dtype_name(tensor.data_type) in FLOATS:
-            yield tensor.name, tuple(tensor.dims)
+    """Yield (name, shape) of stored floats, those of branches too; of a filled one only that it is more than one."""
+    for name, tensor, shape in _stored(graph):
+        if tensor is None or dtype_name(tensor.data_type) in FLOATS:
+            yield name, (2,) if shape else tuple(tensor.dims)
     for node in graph.node:
         for inner in graphs_within(node):
             yield from _stored_floats(inner)
-        if plain_domain(node.domain) or not node.output:
-            continue
-        value = next((a.t for a in node.attribute if a.name == "value" and a.HasField("t")), None)
-        if node.op_type == "Constant" and value is not None and dtype_name(value.data_type) in FLOATS:
-            yield node.output[0], tuple(value.dims)
-        elif is_filled(node, shapes) and (value is None or dtype_name(value.data_type) in FLOATS):
-            # A weight whose values are left out of the file; only its number of dims matters, and that is not one.
-            yield node.output[0], (2,)
-
-
-def is_filled(node: Any, initialisers: Mapping[str, Any]) -> bool:
-    """Return whether an operator makes a tensor of one value, of a shape that is stored and not computed."""
-    return node.op_type == "ConstantOfShape" and bool(node.input) and node.input[0] in initialisers
 
 
 # -- values
@@ -199,28 +201,18 @@ class OnnxWeights(Mapping[str, Array]):
 
     def __init__(self, graph: Any, folder: Path | None) -> None:
         self._folder = folder
-        self._tensors: dict[str, Any] = {str(tensor.name): tensor for tensor in graph.initializer}
-        self._fills: dict[str, tuple[str, Any]] = {}
-        for node in graph.node:
-            value = next((a.t for a in node.attribute if a.name == "value" and a.HasField("t")), None)
-            if node.op_type == "Constant" and value is not None:
-                self._tensors[str(node.output[0])] = value
-            elif is_filled(node, self._tensors):
-                self._fills[str(node.output[0])] = str(node.input[0]), value
+        self._stored = {name: (tensor, shape) for name, tensor, shape in _stored(graph)}
 
     def __getitem__(self, name: str) -> Array:
-        if name in self._fills:
-            shape, value = self._fills[name]
-            fill = np.zeros(1, dtype=np.float32) if value is None else self._values(name, value)
-            return np.broadcast_to(fill.ravel()[0], tuple(int(extent) for extent in self[shape].ravel()))
-        return self._values(name, self._tensors[name])
+        tensor, shape = self._stored[name]
+        found = np.zeros(1, np.float32) if tensor is None else self._values(name, tensor)
+        return np.broadcast_to(found.ravel()[0], tuple(map(int, self[shape].ravel()))) if shape else found
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._tensors
-        yield from self._fills
+        return iter(self._stored)
 
     def __len__(self) -> int:
-        return len(self._tensors) + len(self._fills)
+        return len(self._stored)
 
     def _values(self, name: str, tensor: Any) -> Array:
         if tensor.data_location and self._folder is None:
