@@ -114,8 +114,8 @@ def _torch_values(
 def _keras_values(
     source: Any, names: Iterable[str], _trace: Trace, batch: int | None, arguments: Mapping[str, Scalar]
 ) -> Mapping[str, Array]:
-    found = keras_model.read_weights(source, batch=batch, arguments=arguments)
-    return {name: np.asarray(found[name], np.float32) for name in names if name in found}
+    found = keras_model.read_weights(source, sorted(names), batch=batch, arguments=arguments)
+    return {name: np.asarray(array, np.float32) for name, array in found.items()}
 
 
 def _onnx_values(

@@ -73,7 +73,7 @@ def test_a_file_is_what_was_saved(name: str, tmp_path: Path) -> None:
     path = str(tmp_path / "model.keras")
     model.save(path)
     trace = _trace(path)
-    assert trace == expected
+    assert repr(trace) == repr(expected)  # a number may be no number
     found, held = read_weights(path), read_weights(model)
     assert (
         found.keys()

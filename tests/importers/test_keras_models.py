@@ -333,3 +333,94 @@ def test_a_model_that_was_never_called_needs_a_shape() -> None:
     assert load((chain(), keras.Input((12,))), batch=4).num_parameters == 13 * 8 + 9 * 2
     with pytest.raises(ModelError, match=r"is given a str as input; expected keras.Input or an array"):
         load((chain(), "12"))
+
+
+# -- what JAX would take apart, and what it is called
+
+
+def _kinds(model: Any) -> list[tuple[str, str]]:
+    found = _imported(model)
+    assert not list(found.generic)
+    return [(op.name, op.kind) for op in found.graph.operators]
+
+
+def test_layers_have_their_names_whatever_these_mean_to_jax() -> None:
+    x = keras.Input((8,))
+    y = x
+    for name in ("body", "cond", "jit", "vmap", "keras0", "a b", "one.two"):
+        y = layers.Dense(8, name=name)(y)
+    named = [name for name, _ in _kinds(keras.Model(x, y))]
+    assert named == ["body", "cond", "jit", "vmap", "keras0", "a b", "one.two"]
+
+
+def test_normalisations_are_what_their_layers_are() -> None:
+    x = keras.Input((6, 6, 4))
+    y = layers.Conv2D(8, 3)(layers.Normalization(name="data")(x))
+    kinds = {"batch": layers.BatchNormalization(name="batch"), "layer": layers.LayerNormalization(name="layer"),
+             "rms": layers.RMSNormalization(name="rms"), "group": layers.GroupNormalization(2, name="group"),
+             "instance": layers.GroupNormalization(-1, name="instance")}  # fmt: skip
+    for layer in kinds.values():
+        y = layer(y)
+    found = dict(_kinds(keras.Model(x, layers.Dense(2)(layers.Flatten()(y)))))
+    assert {name: found[name] for name in kinds} == {name: f"{name}_norm" for name in kinds}
+    # Statistics that were counted before training are no moments of the batch.
+    assert list(found.values()).count("batch_norm") == 1
+
+
+@pytest.mark.parametrize("kind", ["Average", "Max"])
+@pytest.mark.parametrize(("size", "expected"), [(4, "pool2d"), (1, "reduction")])
+def test_pooling_to_a_size_is_pooling(kind: str, size: int, expected: str) -> None:
+    x = keras.Input((16, 16, 4))
+    model = keras.Model(x, layers.Dense(3)(getattr(layers, f"Adaptive{kind}Pooling2D")(size, name="pool")(x)))
+    assert dict(_kinds(model))["pool"] == expected
+
+
+def test_resizing_lets_examples_and_channels_through() -> None:
+    x = keras.Input((8, 8, 4))
+    found = _imported(keras.Model(x, layers.UpSampling2D(2, interpolation="bilinear")(layers.Conv2D(6, 1)(x))))
+    assert [name for _, name in found.generic] == ["resize"]
+    extents = found.graph.operators[-1].extents
+    assert sorted(value for name, value in extents.items() if name.startswith("p")) == [BATCH, 6]
+
+
+def test_augmentation_is_done_in_training_alone() -> None:
+    x = keras.Input((16, 16, 3))
+    y = layers.RandomHue(0.1)(layers.RandomRotation(0.1)(layers.RandomFlip()(x)))
+    assert [kind for _, kind in _kinds(keras.Model(x, layers.Conv2D(4, 3)(y)))] == ["conv2d"]
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_steps_of_a_layer_are_examples_to_it_even_where_some_are_masked(unroll: bool) -> None:
+    x = keras.Input((9,), dtype="int32")
+    y = layers.LSTM(6, return_sequences=True, unroll=unroll)(layers.Embedding(20, 8, mask_zero=True)(x))
+    y = layers.GlobalAveragePooling1D()(layers.TimeDistributed(layers.Dense(4), name="steps")(y))
+    kinds = [kind for _, kind in _kinds(keras.Model(x, y))]
+    assert kinds[:3] == ["embedding", "recurrent", "dense"]
+    assert kinds.count("dense") == 1
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+@pytest.mark.parametrize("backend", ["numpy", pytest.param("torch", marks=pytest.mark.full)])
+def test_a_model_is_the_same_whatever_keras_runs_on(backend: str, tmp_path: Path) -> None:
+    path = tmp_path / "transformer.keras"
+    model = ZOO["transformer"]()
+    model.save(path)
+    program = (
+        "import sys, keras\n"
+        "from pase import load\n"
+        "graph = load(sys.argv[1], batch=2)\n"
+        "names = [f'{op.name}={op.kind}' for op in graph.operators]\n"
+        "print(keras.backend.backend(), graph.num_parameters, graph.forward_flop(), *names)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=os.environ | {"KERAS_BACKEND": backend, "PYTHONPATH": str(Path(pase.__file__).parents[1])},
+    )
+    assert result.returncode == 0, result.stderr
+    graph = load(model, batch=2)
+    expected = [backend, str(graph.num_parameters), str(graph.forward_flop())]
+    assert result.stdout.split() == expected + [f"{op.name}={op.kind}" for op in graph.operators]

@@ -8,12 +8,10 @@ from pase.graph.verify import IMPORTED_FUNCTIONS, OTHER_FUNCTION
 from pase.importers.frameworks import imported
 from pase.importers.ir import Leaf, Node, Origin, Pointwise, Trace, Use, Value
 from pase.importers.ir.shared import FUNCTIONS, reduction
-from pase.importers.keras import elementwise as of_keras
 from pase.importers.onnx import points as of_onnx
 
 REDUCTIONS = {
     "jax": "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor",
-    "keras": of_keras._REDUCTIONS,
     "onnx": of_onnx._REDUCTIONS,
     "torch": "sum mean max min amax amin var std prod any all argmax argmin logsumexp norm linalg_vector_norm nansum",
 }

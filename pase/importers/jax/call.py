@@ -77,7 +77,7 @@ class Writer:
         aval = aval or array
         value = self.value("number" if not aval.shape else "constant", aval.shape, dtype_name(aval.dtype))
         self.arrays[value.name] = array
-        is_number = not aval.shape and not value.dtype.startswith("key")
+        is_number = not aval.shape and not str(aval.dtype).startswith(("key", "complex"))
         self.leaves.append(Leaf(value=value, role="constant", number=float(array) if is_number else None))
         is_small = not aval.shape or not value.is_float
         if is_small and int(np.prod(aval.shape)) <= MAX_KNOWN and not value.dtype.startswith("key"):
@@ -120,6 +120,12 @@ class Writer:
         )
         self.makers.update((value.name, op) for value in outputs)
         self.makers_at.update((value.name, self.place) for value in outputs)
+
+    def amend(self, value: Value, op: Op) -> None:
+        """Have the node that computes a value compute something else."""
+        place = max(i for i, node in enumerate(self.nodes) if node.outputs[0].name == value.name)
+        self.nodes[place] = replace(self.nodes[place], op=op)
+        self.makers[value.name] = op
 
     def learn(self, call: "JaxCall") -> None:
         """Remember the whole numbers that a primitive computes of known ones."""

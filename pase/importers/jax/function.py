@@ -35,7 +35,11 @@ Role = Literal["input", "parameter", "constant"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """function: of parameters, constants and inputs, pytrees all. entry: name of the user's function."""
+    """function: of parameters, constants and inputs, pytrees all. entry: name of the user's function.
+
+    input_names: of the inputs, where they have their own. has_statistics: whether batch normalisation shows in that
+    running means and variances are among the constants.
+    """
 
     function: Callable[..., Any]
     parameters: Any = ()
@@ -43,6 +47,8 @@ class Source:
     inputs: tuple[Any, ...]
     name: str
     entry: str = ""
+    input_names: tuple[str, ...] = ()
+    has_statistics: bool = True
 
 
 class JaxFrontEnd(FrontEnd):
@@ -75,7 +81,11 @@ def read_weights(source: object, names: Iterable[str], *, batch: int | None) -> 
     """
     jax = framework("jax", "jax")
     found = source_of(jax, source)
-    found = found if batch is None else _with_batch(jax, found, batch)
+    return weights_of(jax, found if batch is None else _with_batch(jax, found, batch), names)
+
+
+def weights_of(jax: Any, found: Source, names: Iterable[str]) -> dict[str, Any]:
+    """Return values of a function's trace, as `read_weights`."""
     flat, closed, _ = _program(jax, found)
     leaves = _leaves(jax, flat)
     captured, _ = _captured(jax, closed, has_parameters=any(role == "parameter" for _, role, _ in flat))
@@ -96,7 +106,8 @@ def arrays_of(jax: Any, source: Source) -> list[Any]:
 def _given(jax: Any, source: Source) -> list[tuple[str, Role, Any]]:
     """Return the arrays that a function is given: (path, role, array)."""
     held: list[tuple[Role, Any, str]] = [("parameter", source.parameters, ""), ("constant", source.constants, "")]
-    held += [("input", given, f"input_{i}") for i, given in enumerate(source.inputs)]
+    names = source.input_names or tuple(f"input_{i}" for i in range(len(source.inputs)))
+    held += [("input", given, name) for name, given in zip(names, source.inputs, strict=True)]
     return [(name, role, array) for role, tree, prefix in held for name, array in _arrays(jax, tree, prefix)]
 
 
@@ -191,7 +202,7 @@ def _traced(jax: Any, source: Source) -> tuple[Trace, list[tuple[str, Role, Any]
         leaves=(*captured, *leaves),
         kept=kept,
         entry=source.entry,
-        statistics=[leaf.value.name for leaf in leaves[count["parameter"] : num_held]],
+        statistics=[leaf.value.name for leaf in leaves[count["parameter"] : num_held * source.has_statistics]],
     )
     return check_trace(replace(trace, notes=tuple(notes))), flat, closed, result, [*captured, *leaves]
 

@@ -1,7 +1,8 @@
 """What JAX's primitives compute: functions of points, along dims, products and windows; and what moves data alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -60,9 +61,11 @@ def clamp(call: JaxCall) -> None:
 def divide(call: JaxCall) -> None:
     """Write a quotient; that of sums over windows by how many elements they have is part of the pooling."""
     x, divisor = call.tensors
-    # A sum over windows of ones is how many elements each of them has.
-    is_count = call.constant(1) is not None or isinstance(call.maker(divisor), ops.Pool)
-    if isinstance(call.maker(x), ops.Pool) and is_count:
+    # A sum over windows of ones is how many elements each of them has, without those that it is padded with.
+    pooled, is_of_ones = call.maker(x), isinstance(call.maker(divisor), ops.Pool)
+    if isinstance(pooled, ops.Pool) and (is_of_ones or call.constant(1) is not None):
+        if is_of_ones:
+            call.writer.amend(x, replace(pooled, counts_padding=False))
         call.give(ops.Identity(), x)
     else:
         pointwise(call, "divide")
@@ -445,4 +448,42 @@ PRODUCTS = table(
         """,
     ),
 )
+"""By the primitive's name."""
+
+
+# -- operators that are none of JAX's
+
+
+def stated(
+    jax: Any,
+    name: str,
+    write: Callable[[JaxCall], object],
+    tensors: Sequence[Any],
+    results: Sequence[tuple[Sequence[int], Any]],
+) -> list[Any]:
+    """Return what an operator gives that is no primitive of JAX's: it is traced as one, and read as it says itself.
+
+    Args:
+        jax: The module.
+        name: Of the operator.
+        write: Translates it when the program is read.
+        tensors: What it reads.
+        results: Shape and type of each tensor that it gives.
+    """
+    shapes = tuple(jax.core.ShapedArray(tuple(shape), jax.numpy.dtype(dtype)) for shape, dtype in results)
+    found: list[Any] = _stated_primitive().bind(*tensors, name=name, write=write, results=shapes)
+    return found
+
+
+@cache
+def _stated_primitive() -> Any:
+    from jax.extend.core import Primitive
+
+    primitive = Primitive("stated")
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(lambda *_, results, **__: results)
+    return primitive
+
+
+STATED = {"stated": lambda call: call.arguments["write"](replace(call, name=call.arguments["name"]))}
 """By the primitive's name."""

@@ -14,10 +14,10 @@ from pase.importers.ir import Leaf, Node, Trace, Use, Value, ops
 from pase.importers.ir.call import Translation, floats_first
 from pase.importers.ir.trace import recurrent_flop
 from pase.importers.jax.call import JaxCall, Place, Site, Writer, inlined, scopes, where
-from pase.importers.jax.operators import ELEMENTWISE, MOVEMENT, PRODUCTS
+from pase.importers.jax.operators import ELEMENTWISE, MOVEMENT, PRODUCTS, STATED
 from pase.importers.passes.views import without_dead_nodes
 
-TRANSLATIONS: dict[str, Translation] = {**ELEMENTWISE, **PRODUCTS, **MOVEMENT}
+TRANSLATIONS: dict[str, Translation] = {**ELEMENTWISE, **PRODUCTS, **MOVEMENT, **STATED}
 """By the primitive's name; of one that is not here, the shapes are known."""
 
 MAX_EQUATIONS = 60_000

@@ -18,7 +18,6 @@ from types import ModuleType
 from typing import Any
 
 from pase.errors import ModelError
-from pase.importers.keras.graph import LAYERS
 
 _MAX_BYTES = 64 * 2**20
 """Of the configuration; that of a model of a thousand layers has about one million."""
@@ -41,10 +40,25 @@ _REFUSED: Mapping[str, str] = {
 }
 """Classes of Keras' own that a file may not name, and why."""
 
-_LAYERS = LAYERS.keys() | {
-    *("Attention", "CategoryEncoding", "Discretization", "GRUCell", "InputLayer", "LSTMCell", "Pipeline", "RandomCrop"),
-    *("SimpleRNNCell", "StackedRNNCells"),
-}
+_PLAIN = """
+    Activation ActivityRegularization Add AdditiveAttention AlphaDropout Attention AugMix AutoContrast Average
+    BatchNormalization Bidirectional CategoryEncoding CenterCrop Concatenate CutMix Dense Discretization Dot
+    Dropout ELU EinsumDense Embedding Equalization Flatten GRU GRUCell GaussianDropout GaussianNoise
+    GroupNormalization GroupedQueryAttention Identity InputLayer LSTM LSTMCell LayerNormalization LeakyReLU
+    Masking MaxNumBoundingBoxes Maximum Minimum MixUp MultiHeadAttention Multiply Normalization PReLU Permute
+    Pipeline RMSNormalization RNN RandAugment RandomBrightness RandomColorDegeneration RandomColorJitter
+    RandomContrast RandomCrop RandomElasticTransform RandomErasing RandomFlip RandomGaussianBlur RandomGrayscale
+    RandomHue RandomInvert RandomPerspective RandomPosterization RandomRotation RandomSaturation RandomSharpness
+    RandomShear RandomTranslation RandomZoom ReLU RepeatVector Rescaling Reshape Resizing ReversibleEmbedding
+    SimpleRNN SimpleRNNCell Softmax Solarization SpectralNormalization StackedRNNCells Subtract TimeDistributed
+    UnitNormalization
+"""
+_SPATIAL = """
+    AdaptiveAveragePooling*D AdaptiveMaxPooling*D AveragePooling*D Conv*D Conv*DTranspose ConvLSTM*D Cropping*D
+    DepthwiseConv*D GlobalAveragePooling*D GlobalMaxPooling*D MaxPooling*D SeparableConv*D SpatialDropout*D
+    UpSampling*D ZeroPadding*D
+"""
+_LAYERS = frozenset(_PLAIN.split()) | {name.replace("*", n) for name in _SPATIAL.split() for n in "123"}
 """Layers that a file may name: they compute with tensors, and making one reads and allocates nothing."""
 
 _MODELS = ("keras.src.models.functional", "keras.src.models.model", "keras.src.models.sequential")

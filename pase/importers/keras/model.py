@@ -1,9 +1,11 @@
-"""Keras models, walked by their layers; `.keras` files, of which the configuration alone is read."""
+"""Keras models, traced by JAX; `.keras` files, of which the configuration alone is read."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
 from math import prod
 from pathlib import PurePath
 from typing import Any
@@ -14,11 +16,11 @@ from numpy.typing import NDArray
 from pase.errors import ModelError, missing_extra
 from pase.graph import Scalar
 from pase.importers.front_end import first_line, framework
-from pase.importers.ir import Trace, Value, check_trace
-from pase.importers.ir.trace import frozen_notes
-from pase.importers.keras.call import UntranslatableError, trained_of
+from pase.importers.ir import Leaf, Trace
+from pase.importers.ir.trace import Names, frozen_notes
+from pase.importers.jax.function import Source, trace_source, weights_of
 from pase.importers.keras.file import clean_copy, read_losses, read_model
-from pase.importers.keras.graph import Reader
+from pase.importers.keras.program import Following, is_keras, trained_of
 
 _FILES = frozenset({".keras", ".h5", ".hdf5"})
 
@@ -41,7 +43,7 @@ class KerasFrontEnd:
         """Return the trace of a model; arguments: shapes of inputs without the batch ("224x224x3"), by name."""
         keras = keras_module()
         with self.without_weights():
-            return read_trace(keras, _opened(keras, source), batch=batch, arguments=arguments)[0]
+            return read_trace(keras, _opened(keras, source), batch=batch, arguments=arguments)
 
     def without_weights(self) -> AbstractContextManager[object]:
         """Return a context in which variables have shapes alone."""
@@ -107,82 +109,182 @@ def _opened(keras: Any, source: Any) -> _Opened:
     return _Opened(model=model, inputs=inputs, losses=losses)
 
 
-def read_trace(
-    keras: Any, opened: _Opened, *, batch: int | None, arguments: Mapping[str, Scalar]
-) -> tuple[Trace, dict[str, Any]]:
-    """Return the trace of a model, and its variables by the names of their leaves; no weight's value is read.
+def read_trace(keras: Any, opened: _Opened, *, batch: int | None, arguments: Mapping[str, Scalar]) -> Trace:
+    """Return the trace of a model; no weight's value is read.
 
     Every layer is one operator of the source. Raises ModelError where the shape of an input is not known, or where the
     model's own code cannot be followed.
     """
-    model, notes = opened.model, list(opened.notes)
-    found = specifications(keras, model, opened.inputs, batch=batch, arguments=arguments, notes=notes)
-    reader = Reader(keras, model)
+    followed = _follow(keras, opened, batch=batch, arguments=arguments)
+    with followed.as_jax():
+        try:
+            trace = trace_source(followed.following.jax, followed.source)
+        except ModelError as error:
+            raise (error if error.__cause__ is None else _not_followed(opened.model, error.__cause__)) from error
+    read = {use.value for node in trace.nodes for use in node.inputs}
+    trained, scope = followed.trained, followed.following.scope
 
-    def leaf(item: Any) -> Any:
-        return reader.writer.leaf(item.name, item.shape, item.dtype, "input") if isinstance(item, _Input) else item
+    def changed(leaf: Leaf) -> Leaf:
+        variable = trained.get(leaf.value.name)
+        return leaf if variable is None else replace(leaf, is_trained=bool(variable.trainable))
 
-    outputs = reader.model(model, keras.tree.map_structure(leaf, found))
-    outputs = [*outputs, *_losses(keras, reader, opened, outputs)]
-    trace = Trace(
-        name=model.name,
-        leaves=tuple(reader.writer.leaves),
-        nodes=tuple(reader.writer.nodes),
-        outputs=tuple(dict.fromkeys(value.name for value in outputs)),
-        notes=(*notes, *_notes(reader, model)),
-        num_source_operators=reader.num_operations,
+    return replace(
+        trace,
+        leaves=tuple(changed(leaf) for leaf in trace.leaves if leaf.role == "input" or leaf.value.name in read),
+        nodes=tuple(replace(n, origin=replace(n.origin, scope=scope(n.origin.scope))) for n in trace.nodes),
+        notes=(*followed.notes, *trace.notes, *followed.following.notes, *_notes(trained, read)),
+        num_source_operators=followed.following.num_operations,
     )
-    return check_trace(trace), reader.writer.variables
 
 
-def _losses(keras: Any, reader: Reader, opened: _Opened, outputs: list[Value]) -> Iterator[Value]:
-    """Yield the losses that a model was compiled with, one for each output that has one; targets are inputs."""
-    given, names = opened.losses, list(getattr(opened.model, "output_names", ()))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Followed:
+    """A model as a function that JAX traces. trained: its variables that training changes, by the names of leaves."""
+
+    following: Following
+    source: Source
+    trained: Mapping[str, Any]
+    others: Mapping[str, Any]
+    notes: Sequence[str]
+
+    @contextmanager
+    def as_jax(self) -> Iterator[None]:
+        """Have Keras compute with JAX, in numbers as long as the model's."""
+        jax, source = self.following.jax, self.source
+        arrays = (*source.parameters.values(), *source.inputs)
+        is_long = any(str(array.dtype).endswith("64") for array in arrays)
+        with self.following.on_jax(), jax.enable_x64(True) if is_long else nullcontext():
+            yield
+
+
+def _follow(keras: Any, opened: _Opened, *, batch: int | None, arguments: Mapping[str, Scalar]) -> _Followed:
+    """Return a model as a function of its variables and its inputs, the targets of its losses behind them."""
+    jax, model, notes = framework("jax", "keras"), opened.model, list(opened.notes)
+    found = specifications(keras, model, opened.inputs, batch=batch, arguments=arguments, notes=notes)
+    inputs = keras.tree.flatten(found)
+    following = Following(keras=keras, jax=jax, model=model)
+    if not (model.built and is_keras(type(model).call)):
+        # Its variables are made when it is called.
+        _build(keras, following, found)
+    names, trained = Names("~"), trained_of(model)
+    kept = {id(variable) for variable in trained}
+    # Long whole numbers, which JAX has only where it is told to, count what was seen.
+    rest = [v for v in model.weights if id(v) not in kept and not str(v.dtype).endswith("int64")]
+    parts = (trained, rest)
+    parameters, others = ({names.new(variable.path): variable for variable in part} for part in parts)
+
+    def called(p: Mapping[str, Any], c: Mapping[str, Any], *given: Any) -> Any:
+        values = iter(given)
+        mapping = [(parameters[name], value) for name, value in p.items()] + [(others[n], v) for n, v in c.items()]
+        with keras.StatelessScope(mapping, initialize_variables=False):
+            following.num_operations, following.notes = 0, []
+            return _call_of(model)(keras.tree.map_structure(lambda _: next(values), found))
+
+    shapes = [{name: _shape(jax, variable) for name, variable in part.items()} for part in (parameters, others)]
+    source = Source(
+        function=called,
+        parameters=shapes[0],
+        constants=shapes[1],
+        inputs=tuple(_shape(jax, item) for item in inputs),
+        input_names=tuple(item.name for item in inputs),
+        name=model.name,
+        has_statistics=False,
+    )
+    followed = _Followed(following=following, source=source, trained=parameters, others=others, notes=notes)
+    return replace(followed, source=_with_losses(keras, followed, opened))
+
+
+def _shape(jax: Any, item: Any) -> Any:
+    return jax.ShapeDtypeStruct(tuple(item.shape), str(item.dtype))
+
+
+def _build(keras: Any, following: Following, found: Any) -> None:
+    """Have a model make its variables, by calling it on shapes."""
+    given = keras.tree.map_structure(lambda item: keras.KerasTensor(item.shape, dtype=item.dtype), found)
+    try:
+        with following.on_jax():
+            import_module("keras.src.backend.jax").compute_output_spec(following.model, given)
+    except Exception as error:
+        raise _not_followed(following.model, error) from error
+
+
+def _call_of(model: Any) -> Callable[..., Any]:
+    """Return what a model does outside training."""
+    return partial(model.call, training=False) if getattr(model, "_call_has_training_arg", False) else model.call
+
+
+def _not_followed(model: Any, error: BaseException) -> ModelError:
+    return ModelError(
+        f"Keras model {model.name!r} cannot be followed: {first_line(error).partition('. ')[0].rstrip('.')}; what its "
+        "layers do has to be written with keras.layers and keras.ops"
+    )
+
+
+def _with_losses(keras: Any, followed: _Followed, opened: _Opened) -> Source:
+    """Return the function of a model with the losses that it was compiled with, one for each output that has one."""
+    jax, source = followed.following.jax, followed.source
+    if opened.losses is None:
+        return source
+    with followed.as_jax():
+        try:
+            outputs = keras.tree.flatten(
+                jax.eval_shape(source.function, source.parameters, source.constants, *source.inputs)
+            )
+        except Exception as error:
+            raise _not_followed(opened.model, error) from error
+    names = list(getattr(opened.model, "output_names", ()))
     if len(names) != len(outputs):
         names = [f"output_{i}" for i in range(len(outputs))]
+    given = opened.losses
     if isinstance(given, Mapping):
         losses = [given.get(name) for name in names]
     else:
         losses = list(given) if isinstance(given, list | tuple) else [given] * len(outputs)
-    for name, output, item in zip(names, outputs, losses, strict=False):
-        if item is None:
-            continue
-        function = keras.losses.get(item)
-        is_sparse = any(name in _name_of(function).lower().replace("_", "") for name in _OF_CLASSES)
-        shape, dtype = (output.shape[:-1], "int32") if is_sparse else (output.shape, output.dtype)
-        of = f" of {name}" if len(outputs) > 1 else ""
-        target = reader.writer.leaf(f"targets{of}", shape, dtype, "input")
-        try:
-            (found,) = reader.trace(_meaned(keras, function), [target, output], f"loss{of}")
-        except UntranslatableError:
-            reader.notes.append(f"the loss of {name!r} is left out")
-            continue
-        yield found
+    told = [
+        (place, f" of {name}" if len(outputs) > 1 else "", name, keras.losses.get(item))
+        for place, (name, item) in enumerate(zip(names, losses, strict=False))
+        if item is not None
+    ]
+    targets = [_target(jax, function, outputs[place]) for place, *_, function in told]
+
+    def called(p: Any, c: Any, *given: Any) -> Any:
+        count = len(given) - len(targets)
+        results = source.function(p, c, *given[:count])
+        flat, found = keras.tree.flatten(results), []
+        for (place, of, name, function), target in zip(told, given[count:], strict=True):
+            try:
+                with jax.named_scope(f"loss{of}"):
+                    loss = function(target, flat[place])
+                    found.append(keras.ops.mean(loss) if len(loss.shape) else loss)
+            except Exception as error:  # noqa: BLE001 of a stranger's code
+                followed.following.notes += [
+                    f"loss{of} is not taken apart: {first_line(error)}",
+                    f"the loss of {name!r} is left out",
+                ]
+        return results, found
+
+    return replace(
+        source,
+        function=called,
+        inputs=(*source.inputs, *targets),
+        input_names=(*source.input_names, *(f"targets{of}" for _, of, *_ in told)),
+    )
+
+
+def _target(jax: Any, function: Any, output: Any) -> Any:
+    """Return the shape of what a loss compares an output with: numbers of classes, or as the output."""
+    name = str(getattr(function, "__name__", getattr(function, "name", type(function).__name__)))
+    is_sparse = any(part in name.lower().replace("_", "") for part in _OF_CLASSES)
+    return jax.ShapeDtypeStruct(output.shape[:-1], "int32") if is_sparse else output
 
 
 _OF_CLASSES = ("sparsecategorical", "categoricalgeneralized")
 """In names of losses whose targets are the classes' numbers."""
 
 
-def _name_of(function: Any) -> str:
-    return str(getattr(function, "__name__", getattr(function, "name", type(function).__name__)))
-
-
-def _meaned(keras: Any, function: Any) -> Callable[[Any, Any], Any]:
-    """Return a loss as one number."""
-
-    def computed(target: Any, output: Any) -> Any:
-        found = function(target, output)
-        return keras.ops.mean(found) if len(found.shape) else found
-
-    return computed
-
-
-def _notes(reader: Reader, model: Any) -> list[str]:
-    trained = trained_of(model)
-    notes = list(reader.notes)
-    notes += frozen_notes((prod(variable.shape), bool(variable.trainable)) for variable in trained)
-    unread = [variable for variable in trained if not reader.writer.reads(variable)]
+def _notes(trained: Mapping[str, Any], read: Collection[str]) -> list[str]:
+    notes = list(frozen_notes((prod(variable.shape), bool(variable.trainable)) for variable in trained.values()))
+    unread = [variable for name, variable in trained.items() if name not in read]
     if unread:
         total = sum(prod(variable.shape) for variable in unread)
         notes.append(f"{total:,} parameters are read by no operator and not counted, {unread[0].path!r} among them")
@@ -319,35 +421,33 @@ def load_with_weights(path: str) -> Any:
 
 
 def read_weights(
-    source: Any, *, batch: int | None = None, arguments: Mapping[str, Scalar] | None = None
+    source: Any,
+    names: Iterable[str] | None = None,
+    *,
+    batch: int | None = None,
+    arguments: Mapping[str, Scalar] | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """Return the values that the leaves of a model's trace have: weights, moving statistics, those of the data.
+    """Return the values that weights, statistics, and what follows from these have in a model's trace.
 
-    source: a model, (model, inputs), or a `.keras` file; with the other arguments as for its trace. Raises ModelError
-    where the file's weights are damaged or not those of its configuration, or where a model has none.
+    source: a model, (model, inputs), or a `.keras` file; names: of the values, by default of all that it holds; with
+    the other arguments as for its trace. Raises ModelError where the file's weights are damaged or not those of its
+    configuration, or where a model has none.
     """
     keras = keras_module()
     opened = _opened(keras, load_with_weights(source) if isinstance(source, str) else source)
     with KerasFrontEnd().without_weights():
-        trace, variables = read_trace(keras, opened, batch=batch, arguments=arguments or {})
-    for variable in variables.values():
-        if variable._value is None:
-            raise ModelError(f"model {opened.model.name!r} was made without weights: {variable.path!r} has no values")
-    found = {name: np.asarray(keras.ops.convert_to_numpy(variable)) for name, variable in variables.items()}
-    return found | _statistics(opened.model, trace)
+        followed = _follow(keras, opened, batch=batch, arguments=arguments or {})
+        if names is None:
+            leaves = read_trace(keras, opened, batch=batch, arguments=arguments or {}).leaves
+            names = [leaf.value.name for leaf in leaves if leaf.role != "input" and leaf.storage]
 
+    def arrays(variables: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        unset = next((variable for variable in variables.values() if variable._value is None), None)
+        if unset is not None:
+            raise ModelError(f"model {opened.model.name!r} was made without weights: {unset.path!r} has no values")
+        return {name: np.asarray(keras.ops.convert_to_numpy(variable)) for name, variable in variables.items()}
 
-def _statistics(model: Any, trace: Trace) -> dict[str, NDArray[Any]]:
-    """Return the means and deviations of layers that normalise the data."""
-    layers = {layer.name: layer for layer in model._flatten_layers() if type(layer).__name__ == "Normalization"}
-    found: dict[str, NDArray[Any]] = {}
-    for leaf in trace.leaves:
-        scope, _, statistic = leaf.value.name.rpartition("/")
-        layer = layers.get(scope.rpartition("/")[2])
-        if layer is None or statistic not in ("mean", "deviation"):
-            continue
-        if layer.mean is None:
-            layer.finalize_state()
-        deviation = np.maximum(np.sqrt(np.asarray(layer.variance, np.float32)), 1e-7)
-        found[leaf.value.name] = np.asarray(layer.mean, np.float32) if statistic == "mean" else deviation
-    return found
+    given = replace(followed.source, parameters=arrays(followed.trained), constants=arrays(followed.others))
+    with KerasFrontEnd().without_weights(), followed.as_jax():
+        found = weights_of(followed.following.jax, given, names)
+    return {name: np.asarray(array) for name, array in found.items()}
