@@ -23,25 +23,18 @@ from pase.calibration.measured import (
     Rate,
     Samples,
     TransferSample,
-    binary,
     memory_share_bytes,
     processor_name,
 )
+from pase.common.options import ProgramCommand, option
+from pase.common.quantities import binary
 from pase.errors import PaseError
 from pase.sharding.layouts import DeviceMesh
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices, physical_gpus
-from pase.targets.training.options import (
-    CPU,
-    GPU,
-    DeviceChoice,
-    ProgramCommand,
-    device_choice,
-    device_options,
-    option,
-)
+from pase.targets.training.options import CPU, GPU, DeviceChoice, device_choice, device_options
 
 MOST_CPU_DEVICES = 8
 """So many virtual devices are measured at most, unless more are asked for."""

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from pase.common.options import PATH, ProgramCommand, option
 from pase.errors import PaseError, ProgramError
 from pase.sharding.boxes import Box, extents
 from pase.sharding.reshard import sum_groups
@@ -54,16 +55,7 @@ from pase.targets.training.initial import given_value, initial_value
 from pase.targets.training.masks import NOTHING_DROPPED, Key, step_key
 from pase.targets.training.metrics import MetricsFile
 from pase.targets.training.moved import tabulated
-from pase.targets.training.options import (
-    GPU,
-    PATH,
-    ProgramCommand,
-    TrainingOptions,
-    device_choice,
-    device_options,
-    option,
-    training_options,
-)
+from pase.targets.training.options import GPU, TrainingOptions, device_choice, device_options, training_options
 from pase.targets.training.script import (
     Keeping,
     Report,
@@ -671,7 +663,13 @@ def _run_rank(
 
 @click.command(cls=ProgramCommand, help="Train this program on local processes, or as a rank of torchrun's.")
 @script_flags
-@option("--output", "Data", type=PATH, metavar="FILE", help="Write the model's outputs for --data here; do not train.")
+@option(
+    "--output",
+    heading="Data",
+    type=PATH,
+    metavar="FILE",
+    help="Write the model's outputs for --data here; do not train.",
+)
 @device_options
 @checkpoint_flags
 def command_of_program(**values: Any) -> None:

@@ -9,13 +9,15 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pase.common.documents import Field
+from pase.common.options import PATH, option, options_of_all
 from pase.errors import ProgramError
 from pase.targets.training.optimisers import Rule, name_of, options_of
-from pase.targets.training.options import PATH, TrainingOptions, option, options_of_all
+from pase.targets.training.options import TrainingOptions
 
 NEWEST = "newest"
 """What to go on from where no checkpoint is named."""
@@ -223,13 +225,14 @@ def stopped_text(folder: Path | None) -> str:
     return f"\nstopped{hint}\n"
 
 
+_checkpoints = partial(option, heading="Checkpoints")
+
 checkpoint_flags = options_of_all(
-    option("--checkpoint", "Checkpoints", type=PATH, metavar="DIR", help="The folder to keep checkpoints in."),
-    option("--save-every", "Checkpoints", type=int, metavar="N", help="Steps [100]; the last one is saved too."),
-    option("--keep", "Checkpoints", type=int, default=3, metavar="K", help="Keep the last K."),
-    option(
+    _checkpoints("--checkpoint", type=PATH, metavar="DIR", help="The folder to keep checkpoints in."),
+    _checkpoints("--save-every", type=int, metavar="N", help="Steps [100]; the last one is saved too."),
+    _checkpoints("--keep", type=int, default=3, metavar="K", help="Keep the last K."),
+    _checkpoints(
         "--resume",
-        "Checkpoints",
         is_flag=False,
         flag_value=NEWEST,
         metavar="[FILE]",

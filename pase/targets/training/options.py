@@ -1,8 +1,8 @@
-"""What a command line asks for: devices, a schedule of the learning rate, how a network is trained; and its flags."""
+"""What a command line asks for: devices, a schedule of the learning rate, how a network is trained; and its options."""
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import cos, pi, sqrt
 from pathlib import Path
 from types import MappingProxyType
@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from pase.common.options import PATH, POSITIVE, option, options_of_all
 from pase.errors import ProgramError, unknown_name
 from pase.targets.training.optimisers import OPTIMISERS, Rule, Sgd, make_rule, name_of, options_of
 
@@ -165,135 +166,51 @@ ITEMSIZES = {"float32": 4, "float64": 8}
 """Bytes of a number of each type."""
 
 
-# -- the command line, which `pase run` and emitted programs share
-
-
-class Option(click.Option):
-    """An option with the heading that it stands under in a program's help, "" for none."""
-
-    def __init__(self, *names: Any, heading: str = "", **attributes: Any) -> None:
-        super().__init__(*names, **attributes)
-        self.heading = heading
-
-
-class ProgramCommand(click.Command):
-    """The command line of an emitted program: its help has options under their headings."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, those without a heading first."""
-        found: dict[str, list[tuple[str, str]]] = {"Options": []}
-        for param in self.get_params(ctx):
-            if record := param.get_help_record(ctx):
-                found.setdefault(getattr(param, "heading", "") or "Options", []).append(record)
-        for heading, records in found.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
-
-    def read(self, arguments: Sequence[str] | None = None) -> dict[str, Any]:
-        """Return the value of each option; end the process after the help, and on wrong usage.
-
-        arguments: by default those of the process.
-        """
-        given = sys.argv[1:] if arguments is None else arguments
-        try:
-            return self.make_context(Path(sys.argv[0]).name, list(given)).params
-        except click.exceptions.Exit as done:
-            raise SystemExit(done.exit_code) from None
-        except click.ClickException as wrong:
-            wrong.show()
-            raise SystemExit(wrong.exit_code) from None
-
-
-Decorator = Callable[[Any], Any]
-
-
-def options_of_all(*options: Decorator) -> Decorator:
-    """Return one decorator that adds several options to a command, in their order."""
-
-    def decorate(command: Any) -> Any:
-        for add in reversed(options):
-            command = add(command)
-        return command
-
-    return decorate
-
-
-def option(name: str, heading: str = "", *, default: Any = None, **attributes: Any) -> Decorator:
-    """Return the decorator that adds an option under a heading of a program's help; a default is shown."""
-    has_default = default is not None
-    return click.option(name, cls=Option, heading=heading, default=default, show_default=has_default, **attributes)
-
-
-PATH: click.ParamType[Any] = click.Path(path_type=Path)
+dtype_option = option("--dtype", type=click.Choice(tuple(ITEMSIZES)), default="float32")
+_data = partial(option, type=PATH, metavar="PATH", heading="Data")
+_rule = partial(option, type=float, heading="Optimiser")
+_rate = partial(option, type=float, heading="Learning rate")
+_devices = partial(option, heading="Devices")
 
 training_flags = options_of_all(
-    option("--dtype", type=click.Choice(tuple(ITEMSIZES)), default="float32"),
+    dtype_option,
     option("--seed", type=int, metavar="N", help="Of the initial weights and of made-up data [0]."),
-    option(
-        "--data",
-        "Data",
-        type=PATH,
-        metavar="PATH",
-        help="An .npz file, or a directory of .npy files, with an array [N, ...] for each input [made up].",
+    _data(
+        "--data", help="An .npz file, or a directory of .npy files, with an array [N, ...] for each input [made up]."
     ),
-    option(
-        "--test-data",
-        "Data",
-        type=PATH,
-        metavar="PATH",
-        help="Data that are not trained on: the loss and accuracy on them are shown after the last step.",
+    _data(
+        "--test-data", help="Data that are not trained on: the loss and accuracy on them are shown after the last step."
     ),
-    option(
+    _data(
         "--weights",
-        "Data",
-        type=PATH,
         metavar="FILE",
         help="Begin with these: an .npz file that 'pase weights' wrote of an imported model [drawn].",
     ),
-    option("--test-every", "Data", type=int, metavar="K", help="Test after every K steps too."),
-    option("--optimizer", "Optimiser", type=click.Choice(tuple(OPTIMISERS)), default="sgd"),
-    option("--momentum", "Optimiser", type=float, help="Of momentum [0.9]."),
-    # Without a default: not given, so that a rule that has no such option does not object.
-    option("--nesterov", "Optimiser", type=bool, is_flag=True, help="Of momentum: look ahead."),
-    option(
-        "--weight-decay",
-        "Optimiser",
-        type=float,
-        help="Of an L2 term of sgd and momentum [0], or of adamw [0.01].",
-    ),
-    option("--beta1", "Optimiser", type=float, help="Of adam and adamw [0.9]."),
-    option("--beta2", "Optimiser", type=float, help="Of adam and adamw [0.999]."),
-    option("--epsilon", "Optimiser", type=float, help="Of adam and adamw [1e-8]."),
-    option("--learning-rate", "Learning rate", type=float, default=0.01, metavar="RATE", help="Its peak."),
-    option("--schedule", "Learning rate", type=click.Choice(tuple(SCHEDULES)), default="constant"),
-    option("--warmup-steps", "Learning rate", type=int, default=0, metavar="N", help="Rise to the peak over N steps."),
-    option("--schedule-steps", "Learning rate", type=int, metavar="N", help="Where a cosine ends [the last step]."),
-    option(
-        "--final-learning-rate",
-        "Learning rate",
-        type=float,
-        default=0.0,
-        metavar="RATE",
-        help="Where a cosine ends.",
-    ),
-    option("--decay-every", "Learning rate", type=int, default=1000, metavar="N", help="Steps of schedule step."),
-    option("--decay-factor", "Learning rate", type=float, default=0.1, help="Of schedule step."),
+    _data("--test-every", type=int, metavar="K", help="Test after every K steps too."),
+    _rule("--optimizer", type=click.Choice(tuple(OPTIMISERS)), default="sgd"),
+    _rule("--momentum", help="Of momentum [0.9]."),
+    # Not given where it is None, so that a rule that has no such option does not object.
+    _rule("--nesterov", type=bool, is_flag=True, default=None, help="Of momentum: look ahead."),
+    _rule("--weight-decay", help="Of an L2 term of sgd and momentum [0], or of adamw [0.01]."),
+    _rule("--beta1", help="Of adam and adamw [0.9]."),
+    _rule("--beta2", help="Of adam and adamw [0.999]."),
+    _rule("--epsilon", help="Of adam and adamw [1e-8]."),
+    _rate("--learning-rate", default=0.01, metavar="RATE", help="Its peak."),
+    _rate("--schedule", type=click.Choice(tuple(SCHEDULES)), default="constant"),
+    _rate("--warmup-steps", type=int, default=0, metavar="N", help="Rise to the peak over N steps."),
+    _rate("--schedule-steps", type=int, metavar="N", help="Where a cosine ends [the last step]."),
+    _rate("--final-learning-rate", default=0.0, metavar="RATE", help="Where a cosine ends."),
+    _rate("--decay-every", type=int, default=1000, metavar="N", help="Steps of schedule step."),
+    _rate("--decay-factor", default=0.1, help="Of schedule step."),
 )
 """Adds the options that decide the losses of a training; what a rule's own default is stands in brackets."""
 
 device_options = options_of_all(
-    option("--device", "Devices", type=click.Choice(tuple(KINDS)), default=CPU, help="Virtual CPUs, or GPUs."),
-    option(
-        "--virtual",
-        "Devices",
-        is_flag=True,
-        default=False,
-        help="Put several devices on a GPU where there are too few.",
-    ),
-    option(
+    _devices("--device", type=click.Choice(tuple(KINDS)), default=CPU, help="Virtual CPUs, or GPUs."),
+    _devices("--virtual", is_flag=True, help="Put several devices on a GPU where there are too few."),
+    _devices(
         "--gpu-memory",
-        "Devices",
-        type=click.IntRange(min=1),
+        type=POSITIVE,
         default=DEFAULT_GPU_MEMORY_MIB,
         metavar="MIB",
         help="Of each device of --virtual.",

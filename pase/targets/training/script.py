@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
+from pase.common.options import PATH, option, options_of_all
 from pase.errors import ProgramError
 from pase.targets.training.data import (
     Array,
@@ -22,7 +23,7 @@ from pase.targets.training.data import (
     read_arrays,
 )
 from pase.targets.training.metrics import MetricsFile, ProgressLine
-from pase.targets.training.options import PATH, TrainingOptions, option, options_of_all, training_flags
+from pase.targets.training.options import TrainingOptions, training_flags
 
 Report = Callable[[dict[str, Any]], None]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from pase.common.options import PATH, ProgramCommand, option
 from pase.errors import PaseError
 from pase.sharding.traffic import Phase
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
@@ -21,7 +22,7 @@ from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.training.data import Array, filled_batches, joined_rows, read_arrays, write_arrays
 from pase.targets.training.initial import given_value
 from pase.targets.training.moved import tabulated
-from pase.targets.training.options import ITEMSIZES, PATH, ProgramCommand, device_choice, device_options
+from pase.targets.training.options import device_choice, device_options, dtype_option
 
 Outputs = Mapping[str, tuple[Any, tuple[int, ...]]]
 """Tensors by the names of the model's outputs, and the shapes that these have."""
@@ -122,14 +123,12 @@ def _assign(session: Any, program: Program, lowering: Any, values: Mapping[str, 
 
 
 @click.command(cls=ProgramCommand, help="Compute this network's outputs on virtual CPU devices, or on GPUs.")
-@click.option("--weights", type=PATH, required=True, metavar="FILE", help="What 'pase weights' wrote, an .npz file.")
-@click.option(
-    "--data", type=PATH, required=True, metavar="PATH", help="An .npz file with an array [N, ...] for each input."
-)
-@click.option("--output", type=PATH, metavar="FILE", help="Write the outputs to this .npz file.")
-@click.option("--dtype", type=click.Choice(tuple(ITEMSIZES)), default="float32", show_default=True)
-@click.option("--measure", is_flag=True, help="Count the bytes that cross devices in a batch.")
-@click.option("--json", is_flag=True, help="Print one JSON object.")
+@option("--weights", type=PATH, required=True, metavar="FILE", help="What 'pase weights' wrote, an .npz file.")
+@option("--data", type=PATH, required=True, metavar="PATH", help="An .npz file with an array [N, ...] for each input.")
+@option("--output", type=PATH, metavar="FILE", help="Write the outputs to this .npz file.")
+@dtype_option
+@option("--measure", is_flag=True, help="Count the bytes that cross devices in a batch.")
+@option("--json", is_flag=True, help="Print one JSON object.")
 @device_options
 def command_of_program(**values: Any) -> None:
     """Declare the command line of a program that computes outputs, which `main` reads."""

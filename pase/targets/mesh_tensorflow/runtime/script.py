@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from pase.common.options import ProgramCommand, option
 from pase.errors import PaseError, ProgramError
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
@@ -30,14 +31,7 @@ from pase.targets.training.checkpointing import check_fits, checkpoint_flags, st
 from pase.targets.training.data import held_out_batches
 from pase.targets.training.metrics import MetricsFile
 from pase.targets.training.moved import tabulated
-from pase.targets.training.options import (
-    ProgramCommand,
-    TrainingOptions,
-    device_choice,
-    device_options,
-    option,
-    training_options,
-)
+from pase.targets.training.options import TrainingOptions, device_choice, device_options, training_options
 from pase.targets.training.script import Keeping, Report, Steps, chosen_batches, given_values, reporting, script_flags
 
 Build = Callable[[Program], Any]
