@@ -12,6 +12,7 @@ import numpy as np
 
 from pase.common.codecs import POSITIVE, TEXT, array, number, record, table
 from pase.common.documents import Field
+from pase.common.quantities import binary
 from pase.costs.collectives import Link, hierarchical_all_reduce
 from pase.errors import CalibrationError, ProgramError
 from pase.machine import Device, Level, Machine
@@ -21,12 +22,6 @@ from pase.targets.training.child import program_events
 from pase.targets.training.options import CPU, GPU, KINDS, DeviceChoice
 
 KIB, MIB = 2**10, 2**20
-
-
-def binary(size_bytes: int) -> str:
-    """Return a size with a binary unit: 16 KiB."""
-    unit, name = (MIB, "MiB") if size_bytes >= MIB else (KIB, "KiB") if size_bytes >= KIB else (1, "B")
-    return f"{size_bytes / unit:.3g} {name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

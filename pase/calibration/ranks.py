@@ -4,7 +4,6 @@ All do everything at once, and a run takes as long as it does on the slowest of 
 counts. Before each message a process computes, as in a step, in which whoever receives has to be woken.
 """
 
-import argparse
 import os
 import sys
 import time
@@ -14,7 +13,9 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import click
 import torch
 import torch.distributed as dist
 
@@ -26,12 +27,13 @@ from pase.calibration.measured import (
     Convolution,
     Rate,
     TransferSample,
-    binary,
     memory_share_bytes,
     processor_name,
     rounded,
 )
 from pase.common.documents import write_atomically
+from pase.common.options import PATH, ProgramCommand, option
+from pase.common.quantities import binary
 from pase.errors import PaseError
 from pase.machine import Machine, machine_text
 
@@ -60,11 +62,15 @@ _CHAINS, _CHAINS_S = 5, 0.3
 """So many chains at least, and for so long."""
 
 
+@click.command(cls=ProgramCommand, help="Measure processes and the links between them.")
+@option("--output", "-o", type=PATH, required=True, metavar="FILE", help="The machine file.")
+def _command(**values: Any) -> None:
+    """Declare the command line, which `main` reads."""
+
+
 def main() -> None:
     """Measure, and have the first rank write the machine file; status 1 and one line where that is not possible."""
-    parser = argparse.ArgumentParser(description="Measure processes and the links between them.")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the machine file")
-    output: Path = parser.parse_args().output
+    output: Path = _command.read()["output"]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     try:

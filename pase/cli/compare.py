@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,22 @@ from pase.analysis.baselines.registry import BASELINES, chosen
 from pase.analysis.baselines.steps import compare_steps
 from pase.cli.options import (
     ModelArguments,
-    WholeNumber,
+    choice_option,
     json_option,
+    keep_batch_option,
     model_argument,
     model_options,
     output_option,
     step_options,
 )
-from pase.cli.output import duration, print_json, print_table, quantity, say, step_text, warn
+from pase.cli.output import print_json, print_table, say, warn
+from pase.cli.plans import headline, step_text
 from pase.cli.progress import READING, progress
+from pase.common.documents import attributes
+from pase.common.options import WholeNumber, option
+from pase.common.quantities import duration, quantity
 from pase.costs import COST_MODELS
 from pase.errors import PlanError
-from pase.graph import Graph
 from pase.planning.plan import Plan
 from pase.planning.plan_file import write_plan
 from pase.planning.planner import SearchOptions
@@ -32,41 +37,33 @@ from pase.planning.planner import SearchOptions
 _SEVERAL = {"both": ("alpha_beta", "paper"), "all": tuple(sorted(COST_MODELS))}
 """Words for several cost models."""
 
+_COUNT = WholeNumber(min=0)
+
 
 @click.command("compare", epilog="Example: pase compare alexnet --devices 32 --cost-model both")
 @model_argument
 @model_options(devices_required=True)
-@click.option("--cost-model", type=click.Choice([*sorted(COST_MODELS), *_SEVERAL]), default="paper", show_default=True)
-@click.option("--only", multiple=True, metavar="NAME", help=f"Of the others: {', '.join(BASELINES)}; may be repeated.")
-@click.option("--seed", type=WholeNumber(min=0), default=0, show_default=True, help="Of the random search.")
-@click.option(
-    "--steps", type=WholeNumber(min=0), default=MAX_STEPS, show_default=True, help="Of the random search, at most."
-)
-@click.option(
-    "--start", type=click.Choice(list(STARTS)), default="experts", show_default=True, help="Of the random search."
-)
-@click.option(
-    "--coldness", type=float, default=COLDNESS, show_default=True, help="Its β, in units of a layer's mean cost."
-)
+@choice_option("--cost-model", [*sorted(COST_MODELS), *_SEVERAL], default="paper")
+@option("--only", multiple=True, metavar="NAME", help=f"Of the others: {', '.join(BASELINES)}; may be repeated.")
+@option("--seed", type=_COUNT, default=0, help="Of the random search.")
+@option("--steps", type=_COUNT, default=MAX_STEPS, help="Of the random search, at most.")
+@choice_option("--start", STARTS, default="experts", help="Of the random search.")
+@option("--coldness", type=float, default=COLDNESS, help="Its β, in units of a layer's mean cost.")
 @step_options
-@click.option("--keep-batch", is_flag=True, help="Compare although the batch cannot be split.")
-@output_option("Write every strategy's plan into this folder.")
+@keep_batch_option
+@output_option("Write every strategy's plan into this folder.", callback=None)
 @json_option
 def compare_command(
+    model: ModelArguments,
     cost_model: str,
     only: tuple[str, ...],
     seed: int,
     steps: int,
     start: str,
     coldness: float,
-    micro_batches: int | str,
-    stages: int | str,
-    schedule: str,
-    modes: tuple[str, ...],
-    keep_batch: bool,
     output: Path | None,
     as_json: bool,
-    **model: object,
+    **options: Any,
 ) -> None:
     """Compare the best strategy for MODEL with those of others.
 
@@ -76,51 +73,37 @@ def compare_command(
     With micro-batches, stages or modes the others are data parallelism, ZeRO's states and even stages, of as many
     micro-batches.
     """
-    options = SearchOptions(
-        micro_batches=micro_batches, stages=stages, schedule=schedule, modes=modes, keep_batch=keep_batch
-    )
-    if options.has_parts and only:
+    asked = SearchOptions(**options)
+    if asked.has_parts and only:
         raise click.UsageError("--only names strategies of plans without micro-batches, stages and modes")
     baselines = chosen(only, Sampling(seed=seed, steps=steps, start=start, coldness=coldness))
     if output:
-        _make_folder(output)
-    arguments = ModelArguments(**model)  # type: ignore[arg-type]
-    machine = arguments.loaded_machine()
+        try:
+            output.mkdir(exist_ok=True)
+        except OSError as error:
+            raise PlanError(f"folder {output} cannot be made: {error.strerror}; name one that can") from None
+    names = _SEVERAL.get(cost_model, (cost_model,))
+    machine = model.loaded_machine()
     with progress() as on_progress:
         on_progress(READING, 0.0)
-        graph = arguments.graph()
+        graph = model.graph()
     comparisons = []
-    for name in _SEVERAL.get(cost_model, (cost_model,)):
+    for name in names:
         with progress() as on_progress:
-            if options.has_parts:
-                chosen_options = replace(options, cost_model=name)
-
-                def reload(batch: int) -> Graph:
-                    return replace(arguments, batch=batch).graph()
-
-                comparisons.append(
-                    compare_steps(
-                        graph,
-                        arguments.devices,
-                        machine=machine,
-                        options=chosen_options,
-                        on_progress=on_progress,
-                        reload=reload,
-                    )
-                )
-                continue
-            comparisons.append(
-                compare(
-                    graph,
-                    arguments.devices,
-                    machine=machine,
-                    cost_model=name,
-                    baselines=baselines,
-                    keep_batch=keep_batch,
-                    on_progress=on_progress,
-                )
-            )
-    written = [path for comparison in comparisons for path in _written(comparison, output, cost_model in _SEVERAL)]
+            compared = partial(compare_steps if asked.has_parts else compare, graph, model.devices)
+            how: dict[str, Any] = {"cost_model": name, "baselines": baselines, "keep_batch": asked.keep_batch}
+            if asked.has_parts:
+                how = {
+                    "options": replace(asked, cost_model=name),
+                    "reload": lambda batch: replace(model, batch=batch).graph(),
+                }
+            comparisons.append(compared(machine=machine, on_progress=on_progress, **how))
+    written = []
+    for contender in (each for comparison in comparisons for each in comparison.contenders) if output else ():
+        assert output is not None
+        suffix = f".{contender.plan.cost_model}" if cost_model in _SEVERAL else ""
+        written.append(output / f"{contender.name}{suffix}.json")
+        write_plan(contender.plan, written[-1])
     if as_json:
         print_json(comparisons_document(comparisons))
         return
@@ -132,72 +115,42 @@ def compare_command(
         warn(f"{len(written)} plans written to {output}: {', '.join(path.name for path in written)}")
 
 
-def _make_folder(folder: Path) -> None:
-    """Make the folder for the plans; found out before a long search, not after it."""
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise PlanError(f"folder {folder} cannot be made: {error.strerror}; name one that can") from None
-
-
-def _written(comparison: Comparison, folder: Path | None, is_one_of_many: bool) -> list[Path]:
-    """Write the plans of a comparison and return their paths."""
-    paths = []
-    for contender in comparison.contenders if folder else ():
-        assert folder is not None
-        stem = f"{contender.name}.{contender.plan.cost_model}" if is_one_of_many else contender.name
-        path = folder / f"{stem}.json"
-        write_plan(contender.plan, path)
-        paths.append(path)
-    return paths
-
-
-# -- for programs
-
-
 def comparisons_document(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """Return what --json prints: the strategies of all cost models in one list."""
-    first = _ours(comparisons[0])
+    of_strategy = "name compute communication memory_bytes_per_device=memory_bytes fits_device ratio_to_data_parallel"
+    of_plan = "cost_model cost_unit total_cost exact lower_bound gap"
     return {
-        "model": first.graph.name,
-        "num_devices": first.num_devices,
-        "machine": first.machine.name,
+        **attributes(_ours(comparisons[0]), "model=graph.name num_devices machine=machine.name"),
         "strategies": [
-            {
-                "name": contender.name,
-                "cost_model": contender.plan.cost_model,
-                "cost_unit": contender.plan.cost_unit,
-                "total_cost": contender.plan.total_cost,
-                "compute": contender.compute,
-                "communication": contender.communication,
-                "memory_bytes_per_device": contender.memory_bytes,
-                "fits_device": contender.fits_device,
-                "ratio_to_data_parallel": contender.ratio_to_data_parallel,
-                "search_time_s": contender.search_time_s,
-                "exact": contender.plan.exact,
-                "lower_bound": contender.plan.lower_bound,
-                "gap": contender.plan.gap,
-            }
+            attributes(contender, f"{of_strategy} search_time_s") | attributes(contender.plan, of_plan)
             for comparison in comparisons
             for contender in comparison.contenders
         ],
-        "not_applicable": [{"name": entry.name, "needs": entry.needs} for entry in comparisons[0].absent],
+        "not_applicable": [attributes(entry, "name needs") for entry in comparisons[0].absent],
         "tables_time_s": {_ours(comparison).cost_model: comparison.tables_time_s for comparison in comparisons},
     }
 
 
-# -- for people
-
-
 def _print(comparison: Comparison) -> None:
     ours = _ours(comparison)
-    say(
-        f"{ours.graph.name} on {ours.num_devices} × {ours.machine.device.name} ({ours.machine.name}), "
-        f"cost model {ours.cost_model}"
-    )
+    cost, best = partial(quantity, unit=ours.cost_unit), ours.total_cost
+    say(f"{headline(ours)}, cost model {ours.cost_model}")
     say()
     columns = ("total cost", "compute", "communication", "memory", "÷ data parallel", "÷ ours", "search")
-    print_table(["<strategy", *columns], _rows(comparison))
+    print_table(
+        ["<strategy", *columns],
+        [
+            [
+                contender.name,
+                *map(cost, (contender.plan.total_cost, contender.compute, contender.communication)),
+                f"{'' if contender.fits_device else '* '}{quantity(contender.memory_bytes, 'B')}",
+                f"{contender.ratio_to_data_parallel:.3f}",
+                f"{contender.plan.total_cost / best if best else 1.0:.3f}",
+                duration(contender.search_time_s),
+            ]
+            for contender in comparison.contenders
+        ],
+    )
     say()
     proof = "proven optimal" if ours.exact else f"not proven optimal: gap {ours.gap:.2%}"
     if ours.has_parts:
@@ -208,23 +161,6 @@ def _print(comparison: Comparison) -> None:
         say(f"  *: more memory than the {quantity(ours.machine.device.memory_bytes, 'B')} of a device")
     for entry in comparison.absent:
         say(f"  {entry.name} does not apply: it needs {entry.needs}")
-
-
-def _rows(comparison: Comparison) -> list[list[str]]:
-    unit, best = _ours(comparison).cost_unit, _ours(comparison).total_cost
-    return [
-        [
-            contender.name,
-            quantity(contender.plan.total_cost, unit),
-            quantity(contender.compute, unit),
-            quantity(contender.communication, unit),
-            f"{'' if contender.fits_device else '* '}{quantity(contender.memory_bytes, 'B')}",
-            f"{contender.ratio_to_data_parallel:.3f}",
-            f"{contender.plan.total_cost / best if best else 1.0:.3f}",
-            duration(contender.search_time_s),
-        ]
-        for contender in comparison.contenders
-    ]
 
 
 def _ours(comparison: Comparison) -> Plan:

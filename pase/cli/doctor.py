@@ -3,11 +3,11 @@
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from shlex import quote
 from types import MappingProxyType
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import click
@@ -19,7 +19,8 @@ from packaging.utils import canonicalize_name
 from pase._version import __version__
 from pase.cli.main import EXIT_INPUT, PROGRAM, cli
 from pase.cli.options import json_option
-from pase.cli.output import print_json, print_table, say, say_whole
+from pase.cli.output import print_json, print_table, say, say_all
+from pase.common.documents import attributes
 from pase.errors import PaseError
 
 PURPOSES: Mapping[str, str] = MappingProxyType(
@@ -40,8 +41,7 @@ PURPOSES: Mapping[str, str] = MappingProxyType(
 """What each extra is for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
+class Package(NamedTuple):
     """A package that is required. wanted: versions, as "==2.21.*". installed: the version, None where there is none."""
 
     name: str
@@ -54,8 +54,7 @@ class Package:
         return self.installed is not None and SpecifierSet(self.wanted).contains(self.installed, prereleases=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extra:
+class Extra(NamedTuple):
     """Packages for one purpose. name: "" for what PaSE itself needs."""
 
     name: str
@@ -68,8 +67,7 @@ class Extra:
         return all(package.fits for package in self.packages)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Installation:
+class Installation(NamedTuple):
     """PaSE as it is installed.
 
     location: of the package. python: version of the interpreter; python_wanted: versions that were tried. core: what
@@ -111,16 +109,17 @@ def installation() -> Installation | None:
     except PackageNotFoundError:
         return None
     requirements = [Requirement(text) for text in own.requires or ()]
-    names = own.metadata.get_all("Provides-Extra") or []
+    core, *extras = (
+        Extra(name, PURPOSES.get(name, "") if name else "PaSE itself", _packages(requirements, name))
+        for name in ("", *(own.metadata.get_all("Provides-Extra") or ()))
+    )
     return Installation(
         version=__version__,
         location=Path(__file__).resolve().parents[1],
         python=".".join(map(str, sys.version_info[:3])),
         python_wanted=",".join(own.metadata.get_all("Requires-Python") or []),
-        core=Extra(name="", purpose="PaSE itself", packages=_packages(requirements, "")),
-        extras=tuple(
-            Extra(name=name, purpose=PURPOSES.get(name, ""), packages=_packages(requirements, name)) for name in names
-        ),
+        core=core,
+        extras=tuple(extras),
         checkout=_checkout(own),
     )
 
@@ -128,11 +127,7 @@ def installation() -> Installation | None:
 def _packages(requirements: Iterable[Requirement], extra: str) -> tuple[Package, ...]:
     """Return the packages of an extra, or for "" those of none."""
     return tuple(
-        Package(
-            name=canonicalize_name(requirement.name),
-            wanted=str(requirement.specifier),
-            installed=_version(requirement.name),
-        )
+        Package(canonicalize_name(requirement.name), str(requirement.specifier), _version(requirement.name))
         for requirement in requirements
         if _is_of(requirement, extra)
     )
@@ -175,46 +170,37 @@ def doctor_command(as_json: bool) -> int:
         raise PaseError(
             "this PaSE was not installed, so that nothing says what it needs; install it: python -m pip install -e ."
         )
-    if as_json:
-        print_json(_document(found))
-    else:
-        _print(found)
-    return EXIT_INPUT if _wrong(found) else 0
-
-
-def _wrong(found: Installation) -> list[tuple[Extra, Package]]:
-    """Return what is installed in a version that is of no use, and what PaSE itself lacks."""
-    return [
+    # Installed in a version that is of no use, or lacking where PaSE itself needs it.
+    wrong = [
         (extra, package)
         for extra in (found.core, *found.extras)
         for package in extra.packages
         if not package.fits and (package.installed is not None or extra is found.core)
     ]
+    if as_json:
+        print_json(_document(found))
+    else:
+        _print(found, wrong)
+    return EXIT_INPUT if wrong else 0
 
 
 def _document(found: Installation) -> dict[str, object]:
     return {
         "version": found.version,
         "location": str(found.location),
-        "python": {"version": found.python, "wanted": found.python_wanted, "tried": found.is_python_tried},
-        "extras": [_extra_document(found, extra) for extra in (found.core, *found.extras)],
-    }
-
-
-def _extra_document(found: Installation, extra: Extra) -> dict[str, object]:
-    return {
-        "name": extra.name,
-        "purpose": extra.purpose,
-        "complete": extra.is_complete,
-        "packages": [
-            {"name": package.name, "wanted": package.wanted, "installed": package.installed, "fits": package.fits}
-            for package in extra.packages
+        "python": attributes(found, "version=python wanted=python_wanted tried=is_python_tried"),
+        "extras": [
+            {
+                **attributes(extra, "name purpose complete=is_complete"),
+                "packages": [attributes(package, "name wanted installed fits") for package in extra.packages],
+                "install": None if extra.is_complete else found.install_command([extra.name]),
+            }
+            for extra in (found.core, *found.extras)
         ],
-        "install": None if extra.is_complete else found.install_command([extra.name]),
     }
 
 
-def _print(found: Installation) -> None:
+def _print(found: Installation, wrong: Iterable[tuple[Extra, Package]]) -> None:
     say(f"pase {found.version} in {found.location}")
     tried = "" if found.is_python_tried else f", which was not tried: {found.python_wanted} was"
     say(f"Python {found.python}{tried}")
@@ -235,12 +221,12 @@ def _print(found: Installation) -> None:
     if missing:
         say()
         say("to install one of them, or several with commas between:")
-        say_whole(f"  {found.install_command(missing[:1])}")
-    for extra, package in _wrong(found):
+        say_all([f"  {found.install_command(missing[:1])}"])
+    for extra, package in wrong:
         needs = f"[{extra.name}]" if extra.name else "PaSE"
         say()
         say(f"{needs} needs {package.name} {package.wanted}; installed is {package.installed or 'none'}:")
-        say_whole(f"  {found.install_command([extra.name] if extra.name else [])}")
+        say_all([f"  {found.install_command([extra.name] if extra.name else [])}"])
 
 
 def _lacking(package: Package) -> str:
@@ -249,7 +235,6 @@ def _lacking(package: Package) -> str:
 
 VARIABLE = "_PASE_COMPLETE"
 """Set by the script that is printed here, when a word is to be completed; click looks for it."""
-
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -266,5 +251,4 @@ def completion_command(shell: str) -> None:
     """
     found = get_completion_class(shell)
     assert found is not None
-    for line in found(cli, {}, PROGRAM, VARIABLE).source().splitlines():
-        say_whole(line)
+    say_all(found(cli, {}, PROGRAM, VARIABLE).source().splitlines())

@@ -1,4 +1,4 @@
-"""`pase export`: a plan in formats that other programs read."""
+"""Plans as others read them: `pase export` in formats of programs, `pase report` and `pase serve` as pages."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,23 +9,29 @@ from typing import Any
 import click
 
 from pase.cli.options import (
+    ModelArguments,
     check_writable,
+    choice_option,
     chosen_plan,
     complete_models,
+    flag,
     json_option,
+    model_options,
     output_option,
-    plan_options,
+    plan_argument,
+    schema_option,
     time_limit_option,
 )
 from pase.cli.output import print_json, say, warn
 from pase.cli.progress import progress
 from pase.common.documents import write_atomically
+from pase.common.options import WholeNumber, option
+from pase.errors import ConfigurationError
 from pase.planning.plan_file import plan_schema
 from pase.views.exports import FORMATS, ExportOptions, export
 from pase.views.reports.document import render, report_document
 from pase.views.reports.sweep import device_numbers, sweep
 
-_WIDTH = max(map(len, FORMATS))
 _HELP = "\n".join(
     [
         "Write PLAN, a file that 'pase search -o' made, or the best one for MODEL on --devices, in another format.",
@@ -33,39 +39,21 @@ _HELP = "\n".join(
         "What a format cannot say of the plan is told on standard error.",
         "",
         "\b",
-        *(f"{name:{_WIDTH}}  {found.summary}" for name, found in FORMATS.items()),
+        *(f"{name:{max(map(len, FORMATS))}}  {found.summary}" for name, found in FORMATS.items()),
     ]
 )
 
 
 @click.command("export", help=_HELP, epilog="Example: pase export plan.json --to dot -o plan.dot")
-@click.argument("plan", metavar="PLAN|MODEL", required=False, shell_complete=complete_models)
-@plan_options
-@click.option("--to", "name", type=click.Choice(list(FORMATS)), metavar="FORMAT", help="One of those above.")
+@plan_argument
+@model_options()
+@choice_option("--to", FORMATS, "name", required=True, metavar="FORMAT", help="One of those above.")
 @output_option("Write it here, not on standard output.")
-@click.option(
-    "--fold/--no-fold",
-    default=True,
-    show_default=True,
-    help="Draw blocks that repeat once, with their number (dot, mermaid, svg).",
-)
-@click.option("--schema", is_flag=True, help="Print the JSON Schema of plan files.")
+@option("--fold/--no-fold", default=True, help="Draw blocks that repeat once, with their number (dot, mermaid, svg).")
+@schema_option(plan_schema, "plan files")
 @json_option
-def export_command(
-    plan: str | None, name: str | None, output: Path | None, fold: bool, schema: bool, as_json: bool, **model: Any
-) -> None:
-    """Write a plan in another format, or print the schema of plans."""
-    if schema:
-        if plan is not None or name is not None or output is not None:
-            raise click.UsageError("--schema is of all plans; give --schema alone")
-        for line in plan_schema().splitlines():
-            say(line)
-        return
-    if plan is None or name is None:
-        missing = "'PLAN'" if plan is None else f"'--to': one of {', '.join(FORMATS)}"
-        raise click.UsageError(f"Missing {missing}.")
-    if output:
-        check_writable(output)
+def export_command(plan: str, model: ModelArguments, name: str, output: Path | None, fold: bool, as_json: bool) -> None:
+    """Write a plan in another format."""
     with progress() as on_progress:
         found = chosen_plan(plan, model, on_progress)
     exported = export(found, name, ExportOptions(fold=fold))
@@ -75,7 +63,7 @@ def export_command(
         exported.save(output)
     if as_json:
         written = str(output) if output else None
-        print_json({"format": name, "text": exported.text, "notes": list(exported.notes), "output": written})
+        print_json({"format": name, "text": exported.text, "notes": exported.notes, "output": written})
     elif not output:
         # As bytes, so that the same text is written whatever the encoding of the terminal.
         click.echo(exported.text.encode(), nl=False)
@@ -83,28 +71,22 @@ def export_command(
 
 @click.command("report", epilog="Example: pase report plan.json -o report.html")
 @click.argument("plans", metavar="PLAN|MODEL…", nargs=-1, required=True, shell_complete=complete_models)
-@plan_options
-@output_option(default=Path("report.html"), show_default=True, metavar="FILE")
-@click.option(
-    "--sweep", "numbers", metavar="A..B", help="Search the first plan's model on other numbers of devices, too: 1..64."
-)
-@click.option("--why/--no-why", "explains", default=True, help="Say why each layer is as it is.")
-@click.option("--interactive", is_flag=True, help="Carry what other configurations of each layer would cost.")
+@model_options()
+@output_option(default=Path("report.html"), metavar="FILE", callback=None)
+@option("--sweep", "numbers", metavar="A..B", help="Search the first plan's model on other numbers of devices: 1..64.")
+@option("--why/--no-why", "explains", default=True, show_default=False, help="Say why each layer is as it is.")
+@flag("--interactive", help="Carry what other configurations of each layer would cost.")
 @time_limit_option(
-    "Seconds for saying why, and as many for --interactive; layers that are not reached are left out.",
-    default=30.0,
-    show_default=True,
+    "Seconds for saying why, and as many for --interactive; layers that are not reached are left out.", default=30.0
 )
 @json_option
 def report_command(
     plans: Sequence[str],
+    model: ModelArguments,
     output: Path,
     numbers: str | None,
-    explains: bool,
-    interactive: bool,
-    time_limit_s: float,
     as_json: bool,
-    **model: Any,
+    **options: Any,
 ) -> None:
     """Write a page that shows one plan, or several beside one another; of a MODEL, the best one on --devices.
 
@@ -114,18 +96,11 @@ def report_command(
     devices = None if numbers is None else device_numbers(numbers)
     if not as_json:
         check_writable(output)
-    names = _names([Path(plan) for plan in plans])
     with progress() as on_progress:
         found = [chosen_plan(plan, model, on_progress) for plan in plans]
-        named = dict(zip(names, found, strict=True))
-        document = report_document(
-            named,
-            sweep=None if devices is None else sweep(found[0], devices, on_progress=on_progress),
-            explains=explains,
-            interactive=interactive,
-            time_limit_s=time_limit_s,
-            on_progress=on_progress,
-        )
+        named = dict(zip(_names([Path(plan) for plan in plans]), found, strict=True))
+        swept = None if devices is None else sweep(found[0], devices, on_progress=on_progress)
+        document = report_document(named, sweep=swept, on_progress=on_progress, **options)
         if as_json:
             print_json(document)
             return
@@ -143,3 +118,23 @@ def _names(paths: Sequence[Path]) -> list[str]:
         numbered = (name if number == 1 else f"{name} ({number})" for number in count(1))
         unique.append(next(one for one in numbered if one not in unique))
     return unique
+
+
+@click.command("serve", epilog="Example: pase serve plan.json")
+@plan_argument
+@model_options()
+@option("--port", type=WholeNumber(min=0, max=65535), default=0, show_default="any that is free", help="Of the page.")
+@time_limit_option("Seconds for each answer: what is found by then is shown with its gap.", default=5.0)
+def serve_command(plan: str, model: ModelArguments, port: int, time_limit_s: float) -> None:
+    """Show PLAN, or the best one for MODEL on --devices, on a page that plans again while its sliders are moved.
+
+    The page is for this machine alone, and for those who have the address that is printed. Ctrl-C ends it.
+    """
+    from pase.views.served.server import serve  # what plans again, which writing does without
+
+    with progress() as on_progress:
+        found = chosen_plan(plan, model, on_progress)
+    try:
+        serve(found, port=port, time_limit_s=time_limit_s, on_ready=say)
+    except OSError as error:
+        raise ConfigurationError(f"port {port} cannot be listened on: {error.strerror}; give another one") from None

@@ -8,14 +8,19 @@ from typing import Any
 import click
 
 from pase.cli.options import (
-    WholeNumber,
     arguments_option,
     batch_option,
+    choice_option,
     complete_models,
+    flag,
     json_option,
     machine_option,
+    whole_numbers,
 )
-from pase.cli.output import print_json, print_table, quantity, say
+from pase.cli.output import print_json, print_table, say
+from pase.common.documents import attributes
+from pase.common.options import POSITIVE, option
+from pase.common.quantities import percentage, quantity
 from pase.graph import Graph, Scalar
 from pase.importers import load
 from pase.machine import Machine, load_machine
@@ -38,8 +43,17 @@ from pase.studies.easgd_costs.iteration import (
 )
 from pase.studies.easgd_costs.paper import CORES_OF_A_NODE, PARTS, TABLE_4, ScalingSeries
 from pase.studies.easgd_costs.statements import statements, table_3
+from pase.studies.integrated.equations import Network
 
 WIDTH = 96
+MAX_ROWS = 64
+ALL = "all"
+
+SHOWN = ("sync-easgd2", "sync-easgd3")
+"""Whose weak scaling is shown for all of them: the paper's for clusters, not overlapped and overlapped."""
+
+KNL = "Intel Xeon Phi 7250"
+"""The paper's node, whose own time it prints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +75,15 @@ class Study:
         """Return what so many workers run on."""
         return platform_of(self.machine, num_workers, self.weights, self.computation)
 
+    @property
+    def link(self) -> Network:
+        """Between the most workers."""
+        return self.platform(self.workers[-1]).worker_link
+
+    def message_s(self, *, packed: bool) -> float:
+        """Return the time in which all weights go from one of them to another."""
+        return self.weights.message_s(self.link, packed=packed)
+
     def iteration(self, algorithm: Algorithm, num_workers: int) -> Iteration:
         """Return an iteration."""
         return iteration(algorithm, num_workers, self.platform(num_workers), self.weights, packed=self.packed)
@@ -71,28 +94,18 @@ class Study:
             algorithm, self.workers, self.platform, self.weights, num_batches=self.num_batches, packed=self.packed
         )
 
-
-ALL = "all"
-
-
-SHOWN = ("sync-easgd2", "sync-easgd3")
-"""Whose weak scaling is shown for all of them: the paper's for clusters, not overlapped and overlapped."""
-
-
-MAX_ROWS = 64
+    def needed(self, num_workers: int) -> float | None:
+        """Return the bandwidth at which the exchange, not overlapped, takes what the paper's iterations are longer."""
+        assert self.series is not None
+        latency_s = self.platform(num_workers).worker_link.latency_s
+        return bandwidth_for(self.weights, num_workers, self.series.excess_s(num_workers), latency_s=latency_s)
 
 
-KNL = "Intel Xeon Phi 7250"
-"""The paper's node, whose own time it prints."""
-
-
-def _workers(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
-        raise click.BadParameter(f"{text!r} is no list of numbers; expected one such as 1,2,4,8")
-    if len(words) > MAX_ROWS:
-        raise click.BadParameter(f"there are {len(words)} numbers; expected {MAX_ROWS} at most")
-    return tuple(sorted({int(word) for word in words}))
+def _workers(text: str) -> tuple[int, ...]:
+    found = whole_numbers(text)
+    if len(found) > MAX_ROWS:
+        raise click.BadParameter(f"there are {len(found)} numbers; expected {MAX_ROWS} at most")
+    return tuple(sorted(set(found)))
 
 
 def _finite(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:
@@ -102,37 +115,29 @@ def _finite(_ctx: click.Context, _param: click.Parameter, value: float | None) -
 
 
 @click.command("easgd-model", epilog="Example: pase easgd-model --network vgg19 --workers 1,8,64")
-@click.option(
+@option(
     "--network",
     default="googlenet",
-    show_default=True,
     shell_complete=complete_models,
     help="A model, built in or a file, as in search.",
 )
-@click.option(
+@option(
     "--workers",
     default="1,2,4,8,16,32,64",
-    show_default=True,
     metavar="LIST",
-    callback=_workers,
+    type=_workers,
     help="Numbers of workers, each of which trains a replica.",
 )
 @machine_option("knl-fdr", "Preset or .toml file: α, β.")
-@click.option(
+@choice_option(
     "--algorithm",
-    type=click.Choice([*ALGORITHMS, ALL]),
+    [*ALGORITHMS, ALL],
     default=ALL,
-    show_default=True,
     metavar="NAME",
     help=f"One of them, or all: {', '.join(ALGORITHMS)}.",
 )
-@click.option(
-    "--packed/--per-layer",
-    default=True,
-    show_default=True,
-    help="All weights in one message, or one message for each array.",
-)
-@click.option(
+@option("--packed/--per-layer", default=True, help="All weights in one message, or one message for each array.")
+@option(
     "--iteration-time",
     "iteration_s",
     type=float,
@@ -140,10 +145,10 @@ def _finite(_ctx: click.Context, _param: click.Parameter, value: float | None) -
     metavar="SECONDS",
     help="Of one batch on one worker alone [the paper's, where it has one, or FLOP ÷ peak].",
 )
-@click.option("--iterations", type=WholeNumber(min=1), help="Batches of each worker [the paper's, or 1].")
+@option("--iterations", type=POSITIVE, help="Batches of each worker [the paper's, or 1].")
 @batch_option
 @arguments_option
-@click.option("--paper", "of_paper", is_flag=True, help="Show what the paper states of times, and which reproduce.")
+@flag("--paper", "of_paper", help="Show what the paper states of times, and which reproduce.")
 @json_option
 def easgd_model_command(
     network: str,
@@ -168,6 +173,12 @@ def easgd_model_command(
     graph, loaded = load(network, batch=batch, arguments=arguments), load_machine(machine)
     is_papers = graph.name in TABLE_4 and batch is None and not arguments and loaded.device.name == KNL
     series = TABLE_4[graph.name] if is_papers else None
+    computation = computation_of(graph, loaded)
+    if iteration_s is not None:
+        computation = Computation(time_s=iteration_s, source="given", has_update=True)
+    elif series:
+        source = f"the paper's Table 4, {series.times[1].text} s for {series.num_iterations} on one node"
+        computation = Computation(time_s=series.iteration_s, source=source, has_update=True)
     study = Study(
         graph=graph,
         weights=weights_of(graph),
@@ -176,74 +187,43 @@ def easgd_model_command(
         algorithms=tuple(map(algorithm_named, ALGORITHMS if algorithm == ALL else (algorithm,))),
         scaled=tuple(map(algorithm_named, SHOWN if algorithm == ALL else (algorithm,))),
         packed=packed,
-        computation=_computation(graph, loaded, iteration_s, is_papers=is_papers),
+        computation=computation,
         num_batches=iterations or (series.num_iterations if series else 1),
         # Beside a node of another speed, or other numbers of iterations, its times would say nothing.
         series=series if series and iteration_s is None and iterations in (None, series.num_iterations) else None,
     )
     if as_json:
-        print_json(study_document(study, of_paper=of_paper))
+        print_json(_document(study) | (_paper_document() if of_paper else {}))
     elif of_paper:
-        print_paper()
+        _print_paper()
     else:
-        print_study(study)
-
-
-def _computation(graph: Graph, machine: Machine, iteration_s: float | None, *, is_papers: bool) -> Computation:
-    if iteration_s is not None:
-        return Computation(time_s=iteration_s, source="given", has_update=True)
-    if is_papers:
-        series = TABLE_4[graph.name]
-        source = f"the paper's Table 4, {series.times[1].text} s for {series.num_iterations} on one node"
-        return Computation(time_s=series.iteration_s, source=source, has_update=True)
-    return computation_of(graph, machine)
+        _print_study(study)
 
 
 # -- JSON
 
 
-def study_document(study: Study, *, of_paper: bool) -> dict[str, Any]:
-    """Return the JSON form; of_paper: with the paper's statements and Table 3."""
-    link = study.platform(study.workers[-1]).worker_link
-    packed_s, per_layer_s = _message_times(study)
+def _document(study: Study) -> dict[str, Any]:
+    packed_s, per_layer_s = study.message_s(packed=True), study.message_s(packed=False)
+    shown = "network=graph.name num_parameters=graph.num_parameters weight_bytes=weights.num_bytes"
+    shown += " num_arrays=weights.num_arrays machine=machine.name packed num_batches latency_s=link.latency_s"
+    shown += " iteration_time_s=computation.time_s iteration_time_source=computation.source"
+    of_iteration = "algorithm=algorithm.name workers=num_workers batches=num_batches time_s round_s hidden_s"
+    of_iteration += " communication_ratio=breakdown.communication_ratio messages=num_messages bytes=num_bytes"
+    iterations = [study.iteration(each, num_workers) for each in study.algorithms for num_workers in study.workers]
     series = study.series
-    document: dict[str, Any] = {
-        "network": study.graph.name,
-        "num_parameters": study.graph.num_parameters,
-        "weight_bytes": study.weights.num_bytes,
-        "num_arrays": study.weights.num_arrays,
-        "machine": study.machine.name,
-        "latency_s": link.latency_s,
-        "bandwidth_bytes_per_s": 1 / link.s_per_byte,
-        "packed": study.packed,
-        "iteration_time_s": study.computation.time_s,
-        "iteration_time_source": study.computation.source,
-        "num_batches": study.num_batches,
+    return {
+        **attributes(study, shown),
+        "bandwidth_bytes_per_s": 1 / study.link.s_per_byte,
         "weak_scaling": [
             {
                 "algorithm": algorithm.name,
-                "rows": [
-                    {"workers": row.num_workers, "time_s": row.time_s, "efficiency": row.efficiency}
-                    for row in study.scaling(algorithm)
-                ],
+                "rows": [attributes(row, "workers=num_workers time_s efficiency") for row in study.scaling(algorithm)],
             }
             for algorithm in study.scaled
         ],
         "iterations": [
-            {
-                "algorithm": found.algorithm.name,
-                "workers": found.num_workers,
-                "batches": found.num_batches,
-                "time_s": found.time_s,
-                "round_s": found.round_s,
-                "parts_s": found.breakdown.as_dict(),
-                "hidden_s": found.hidden_s,
-                "communication_ratio": found.breakdown.communication_ratio,
-                "messages": found.num_messages,
-                "bytes": found.num_bytes,
-            }
-            for algorithm in study.algorithms
-            for found in (study.iteration(algorithm, num_workers) for num_workers in study.workers)
+            {**attributes(found, of_iteration), "parts_s": found.breakdown.as_dict()} for found in iterations
         ],
         "packing": {"packed_s": packed_s, "per_layer_s": per_layer_s, "saved_s": per_layer_s - packed_s},
         "paper": series
@@ -254,51 +234,37 @@ def study_document(study: Study, *, of_paper: bool) -> dict[str, Any]:
                 "time_s": printed.value,
                 "efficiency": series.efficiencies[num_workers].value / 100,
                 "lost_s_per_iteration": series.excess_s(num_workers),
-                "bandwidth_that_explains_it": _needed(study, series, num_workers),
+                "bandwidth_that_explains_it": study.needed(num_workers),
             }
             for num_workers, printed in series.times.items()
         ],
     }
-    if of_paper:
-        document["table_3"] = [
+
+
+def _paper_document() -> dict[str, Any]:
+    shown = "algorithm=measured.algorithm iterations=measured.num_iterations paper_time_s=measured.time.value time_s"
+    shown += " communication_ratio=iteration.breakdown.communication_ratio calibrates=uses"
+    return {
+        "table_3": [
             {
-                "algorithm": row.measured.algorithm,
-                "iterations": row.measured.num_iterations,
-                "paper_time_s": row.measured.time.value,
-                "time_s": row.time_s,
+                **attributes(row, shown),
                 "paper_communication_ratio": row.measured.ratio.value / 100,
-                "communication_ratio": row.iteration.breakdown.communication_ratio,
                 "paper_parts_s": {name: row.measured.part_s(name) for name in PARTS},
                 "parts_s": row.iteration.breakdown.as_dict(),
-                "calibrates": list(row.uses),
             }
             for row in table_3()
-        ]
-        document["statements"] = [
-            {"where": s.where, "what": s.what, "paper": s.paper, "ours": s.ours, "verdict": _plain(s.verdict)}
-            for s in statements()
-        ]
-    return document
-
-
-def _message_times(study: Study) -> tuple[float, float]:
-    link = study.platform(study.workers[-1]).worker_link
-    return study.weights.message_s(link, packed=True), study.weights.message_s(link, packed=False)
-
-
-def _needed(study: Study, series: ScalingSeries, num_workers: int) -> float | None:
-    """Return the bandwidth at which the exchange, not overlapped, takes what the paper's iterations are longer."""
-    link = study.platform(num_workers).worker_link
-    return bandwidth_for(study.weights, num_workers, series.excess_s(num_workers), latency_s=link.latency_s)
+        ],
+        "statements": [
+            {**attributes(each, "where what paper ours"), "verdict": _plain(each.verdict)} for each in statements()
+        ],
+    }
 
 
 # -- tables
 
 
-def print_study(study: Study) -> None:
-    """Print a study as tables."""
-    graph, weights = study.graph, study.weights
-    link = study.platform(study.workers[-1]).worker_link
+def _print_study(study: Study) -> None:
+    graph, weights, link = study.graph, study.weights, study.link
     say(
         f"{graph.name}: {graph.num_parameters:,} parameters, {quantity(weights.num_bytes, 'B')}, in "
         f"{weights.num_messages(packed=study.packed)} message{'s' if not study.packed else ''}; "
@@ -310,11 +276,10 @@ def print_study(study: Study) -> None:
     say()
     _print_parts(study)
     say()
-    packed_s, per_layer_s = _message_times(study)
-    arrays = study.weights.num_arrays
+    packed_s, per_layer_s = study.message_s(packed=True), study.message_s(packed=False)
     saved = (per_layer_s - packed_s) / per_layer_s if per_layer_s else 0.0
     say(
-        f"packed, all weights go in {quantity(packed_s, 's')}; in {arrays} messages, one an array, in "
+        f"packed, all weights go in {quantity(packed_s, 's')}; in {weights.num_arrays} messages, one an array, in "
         f"{quantity(per_layer_s, 's')}: {saved:.2%} saved"
     )
     if study.series is not None:
@@ -325,52 +290,40 @@ def _print_scaling(study: Study) -> None:
     batches = "1 batch" if study.num_batches == 1 else f"{study.num_batches} batches"
     how = "; ".join(f"{a.name}: {'overlapped' if a.overlap else 'nothing overlapped'}" for a in study.scaled)
     say(f"weak scaling, {batches} on every worker; {how}")
-    headers = ["workers"]
-    rows = {num_workers: [str(num_workers)] for num_workers in study.workers}
+    series, headers = study.series, ["workers"]
+    rows = {num_workers: [f"{num_workers}"] for num_workers in study.workers}
     for algorithm in study.scaled:
         headers += [algorithm.name, "efficiency"]
         for row in study.scaling(algorithm):
-            rows[row.num_workers] += [_seconds(row.time_s), f"{row.efficiency:.1%}"]
-    if study.series is not None:
+            rows[row.num_workers] += [_seconds(row.time_s), percentage(row.efficiency)]
+    if series is not None:
         headers += ["paper", "efficiency", "explained by"]
         for num_workers, cells in rows.items():
-            cells += _paper_cells(study, study.series, num_workers)
-    print_table(headers, list(rows.values()))
-    if study.series is not None:
+            if num_workers not in series.times:
+                cells += ["", "", ""]
+                continue
+            needed = study.needed(num_workers)
+            cells += [_seconds(series.times[num_workers].value), f"{series.efficiencies[num_workers].text}%"]
+            cells.append("" if needed is None else quantity(needed, "B/s"))
+    print_table(headers, rows.values())
+    if series is not None:
         say("paper: measured; a worker is a node of 68 cores")
         say("explained by: the bandwidth at which the exchange, not overlapped, is all that is lost")
-
-
-def _paper_cells(study: Study, series: ScalingSeries, num_workers: int) -> list[str]:
-    if num_workers not in series.times:
-        return ["", "", ""]
-    needed = _needed(study, series, num_workers)
-    return [
-        _seconds(series.times[num_workers].value),
-        f"{series.efficiencies[num_workers].text}%",
-        "" if needed is None else quantity(needed, "B/s"),
-    ]
 
 
 def _print_parts(study: Study) -> None:
     num_workers = study.workers[-1]
     say(f"parts of a round, in which each of {num_workers} workers trains one batch")
-    headers = ["<algorithm", "workers' link", "master's link", "for/backward", "updates", "in all", "comm", "messages"]
-    rows = []
+    rows: list[list[object]] = []
     for algorithm in study.algorithms:
         found = study.iteration(algorithm, num_workers)
         rounds = num_workers // found.num_batches
         parts = found.times(rounds)
-        rows.append(
-            [
-                algorithm.name,
-                *map(_seconds, (parts.worker_exchange_s, parts.host_exchange_s, parts.compute_s)),
-                _seconds(parts.worker_update_s + parts.host_update_s),
-                _seconds(parts.total_s),
-                f"{parts.communication_ratio:.1%}",
-                f"{found.num_messages * rounds:,}",
-            ]
-        )
+        times_s = (parts.worker_exchange_s, parts.host_exchange_s, parts.compute_s)
+        updates_s = parts.worker_update_s + parts.host_update_s
+        rows.append([algorithm.name, *map(_seconds, (*times_s, updates_s, parts.total_s))])
+        rows[-1] += [percentage(parts.communication_ratio), found.num_messages * rounds]
+    headers = ["<algorithm", "workers' link", "master's link", "for/backward", "updates", "in all", "comm", "messages"]
     print_table(headers, rows)
 
 
@@ -381,9 +334,18 @@ def _seconds(time_s: float) -> str:
 # -- the paper
 
 
-def print_paper() -> None:
+def _print_paper() -> None:
     """Print Table 3 with its prediction, then every statement with its verdict."""
-    _print_table_3()
+    rows = table_3()
+    say("Table 3: ms of an iteration, paper / model; = for what calibrates the model (docs/easgd-model.md)")
+    cells = []
+    for name, text in PARTS.items():
+        parts = [(row.measured.part_s(name), row.iteration.breakdown.as_dict()[name], name in row.uses) for row in rows]
+        cells.append([text, *(_pair(*part) for part in parts)])
+    cells.append(["in all", *(_pair(row.measured.iteration_s, row.iteration.time_s) for row in rows)])
+    ratios = [(row.measured.ratio.text, row.iteration.breakdown.communication_ratio) for row in rows]
+    cells.append(["communication", *(f"{paper} / {100 * ours:.0f} %" for paper, ours in ratios)])
+    print_table(["<", *(row.iteration.algorithm.title for row in rows)], cells)
     for statement in statements():
         say()
         for line in textwrap.wrap(f"{statement.where}: {statement.what}", WIDTH):
@@ -393,27 +355,7 @@ def print_paper() -> None:
             say(f"    {line}")
 
 
-def _print_table_3() -> None:
-    rows = table_3()
-    say("Table 3: ms of an iteration, paper / model; = for what calibrates the model (docs/easgd-model.md)")
-    cells = [
-        [
-            text,
-            *(
-                _pair(row.measured.part_s(name), row.iteration.breakdown.as_dict()[name], name in row.uses)
-                for row in rows
-            ),
-        ]
-        for name, text in PARTS.items()
-    ]
-    cells.append(["in all", *(_pair(row.measured.iteration_s, row.iteration.time_s, False) for row in rows)])
-    ratios = [(row.measured.ratio.text, row.iteration.breakdown.communication_ratio) for row in rows]
-    cells.append(["communication", *(f"{paper} / {100 * ours:.0f} %" for paper, ours in ratios)])
-    headers = ["<", *(row.iteration.algorithm.title for row in rows)]
-    print_table(headers, cells)
-
-
-def _pair(paper_s: float, ours_s: float, calibrates: bool) -> str:
+def _pair(paper_s: float, ours_s: float, calibrates: bool = False) -> str:
     return f"{1e3 * paper_s:.2f} {'=' if calibrates else '/'} {1e3 * ours_s:.2f}"
 
 

@@ -1,135 +1,98 @@
 """`pase evaluate`, what a strategy of somebody's own costs; `pase diff`, what two strategies have different."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pase.analysis.differences import Difference, LayerDifference, difference
-from pase.analysis.evaluation import BOUND_TIME_S, Evaluation, Strategy, evaluate, evaluation, strategy_of
-from pase.analysis.explanation import configuration_text
+from pase.analysis.differences import Difference, difference
+from pase.analysis.evaluation import BOUND_TIME_S, Strategy, evaluate, evaluation, strategy_of
 from pase.cli.explain import improvement_document, improvement_texts
 from pase.cli.options import (
     ModelArguments,
-    check_writable,
     json_option,
     model_argument,
     model_options,
+    optimiser_option,
     output_option,
+    own_cost_model_option,
     time_limit_option,
 )
-from pase.cli.output import print_json, print_table, quantity, say, warn
+from pase.cli.output import print_facts, print_json, print_table, say, warn
 from pase.cli.progress import READING, progress
 from pase.cli.search import print_plan
+from pase.common.documents import attributes
 from pase.common.names import listed
-from pase.common.quantities import percent
-from pase.costs import COST_MODELS, OPTIMISER_STATE
-from pase.machine import DEFAULT_MACHINE, Machine, load_machine, override_machine
+from pase.common.options import option
+from pase.common.quantities import percent, quantity, signed
 from pase.planning.plan import Plan
 from pase.planning.plan_file import plan_document, write_plan
 from pase.planning.planner import Progress
-
-_cost_model_option = click.option(
-    "--cost-model", type=click.Choice(sorted(COST_MODELS)), show_default="a plan's own, or paper"
-)
+from pase.views.drawing.plans import split_text
 
 
 @click.command("evaluate", epilog="Example: pase evaluate alexnet owt --devices 32")
 @model_argument
 @click.argument("strategy", metavar="STRATEGY")
-@model_options(devices_required=False, machine=None)
-@_cost_model_option
-@click.option("--optimizer", type=click.Choice(list(OPTIMISER_STATE)), help="Its state counts as memory.")
-@time_limit_option("Seconds to look for the cheapest strategy.", default=BOUND_TIME_S, show_default=True)
+@model_options()
+@own_cost_model_option
+@optimiser_option()
+@time_limit_option("Seconds to look for the cheapest strategy.", default=BOUND_TIME_S)
 @output_option("Write the plan to this file.")
 @json_option
-def evaluate_command(
-    strategy: str,
-    cost_model: str | None,
-    optimizer: str | None,
-    time_limit_s: float,
-    output: Path | None,
-    as_json: bool,
-    **model: Any,
-) -> None:
+def evaluate_command(model: ModelArguments, strategy: str, output: Path | None, as_json: bool, **options: Any) -> None:
     """Say what a STRATEGY for MODEL costs, how far that is from the cheapest, and what to change first.
 
     STRATEGY is a name (optimal, data_parallel, owt, rnn, mesh_tensorflow, megatron, integrated_grid, mcmc, or such
     as 'grid 8x4'), a .toml or .json file that pins layers to configurations, or a plan.
     """
-    if output:
-        check_writable(output)
     chosen = strategy_of(strategy)
-    arguments = _arguments(model, chosen)
+    known = chosen.plan
+    if model.num_devices is None:
+        if known is None:
+            raise click.UsageError(f"--devices is needed: {chosen.where} does not say how many there are")
+        model = replace(model, num_devices=known.num_devices)
     with progress() as on_progress:
         on_progress(READING, 0.0)
         found = evaluation(
-            arguments.graph(),
+            model.graph(),
             chosen,
-            arguments.devices,
-            machine=_machine(arguments, chosen.plan),
-            cost_model=cost_model,
-            optimiser=optimizer,
-            precision=arguments.precision,
-            time_limit_s=time_limit_s,
+            model.devices,
+            machine=model.loaded_machine(known.machine if known else None),
+            precision=model.precision,
             on_progress=on_progress,
+            **options,
         )
-    if output:
-        write_plan(found.plan, output)
-    if as_json:
-        print_json(_document(found))
-        return
-    print_plan(found.plan)
-    _print_against_optimum(found)
-    if output:
-        warn(f"plan written to {output}")
-
-
-def _arguments(model: dict[str, Any], strategy: Strategy) -> ModelArguments:
-    """Return what is asked for; without a number of devices that of the strategy's plan, if it has one."""
-    if model["devices"] is None:
-        if strategy.plan is None:
-            raise click.UsageError(f"--devices is needed: {strategy.where} does not say how many there are")
-        model = {**model, "devices": strategy.plan.num_devices}
-    return ModelArguments(**model)
-
-
-def _machine(arguments: ModelArguments, plan: Plan | None) -> Machine:
-    """Return the machine that is asked for; where none is, that of a plan, or the default one."""
-    machine = load_machine(arguments.machine or DEFAULT_MACHINE) if arguments.machine or not plan else plan.machine
-    return override_machine(
-        machine, flop_per_s=arguments.flop_per_s, bandwidth_bytes_per_s=arguments.bandwidth_bytes_per_s
-    )
-
-
-def _document(found: Evaluation) -> dict[str, Any]:
-    return {
-        **plan_document(found.plan),
-        "optimum": None if found.optimum_cost is None else {"total_cost": found.optimum_cost},
-        "improvement": improvement_document(found.improvement, found.plan),
-    }
-
-
-def _print_against_optimum(found: Evaluation) -> None:
     plan = found.plan
+    if output:
+        write_plan(plan, output)
+    if as_json:
+        optimum = None if found.optimum_cost is None else {"total_cost": found.optimum_cost}
+        improvement = improvement_document(found.improvement, plan)
+        print_json({**plan_document(plan), "optimum": optimum, "improvement": improvement})
+        return
+    print_plan(plan)
+    cheapest = None
     if found.optimum_cost is None:
-        say("  cheapest strategy       not known: there was no time to look for it (--time-limit)")
+        cheapest = "not known: there was no time to look for it (--time-limit)"
     elif not plan.exact:
         ratio = plan.total_cost / found.optimum_cost if found.optimum_cost else 1.0
-        known = quantity(found.optimum_cost, plan.cost_unit)
-        say(f"  cheapest strategy       {known}   (this one costs {ratio:.2f} × that)")
-    for title, text in improvement_texts(found.improvement, plan):
-        say(f"  {title:<23} {text}")
+        cheapest = f"{quantity(found.optimum_cost, plan.cost_unit)}   (this one costs {ratio:.2f} × that)"
+    print_facts({"cheapest strategy": cheapest, **improvement_texts(found.improvement, plan)})
+    if output:
+        warn(f"plan written to {output}")
 
 
 @click.command("diff", epilog="Example: pase diff owt optimal --model alexnet --devices 32")
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
-@click.option("--model", help="Of strategies that are no plans.")
-@model_options(devices_required=False, machine=None)
-@_cost_model_option
+@option("--model", help="Of strategies that are no plans.")
+@model_options()
+@own_cost_model_option
 @json_option
-def diff_command(first: str, second: str, cost_model: str | None, as_json: bool, **model: Any) -> None:
+def diff_command(first: str, second: str, model: ModelArguments, cost_model: str | None, as_json: bool) -> None:
     """Say which layers two plans of one model split differently, and what each of these differences costs.
 
     A and B are plans, or strategies as 'pase evaluate' takes them: for the model, devices and machine of the other
@@ -147,18 +110,23 @@ def diff_command(first: str, second: str, cost_model: str | None, as_json: bool,
 
 
 def _plans(
-    strategies: tuple[Strategy, Strategy], model: dict[str, Any], cost_model: str | None, on_progress: Progress
+    strategies: tuple[Strategy, Strategy], model: ModelArguments, cost_model: str | None, on_progress: Progress
 ) -> tuple[Plan, Plan]:
     """Return the plans of two strategies: those of a plan's file as they are, others for the same as these."""
     known = next((strategy.plan for strategy in strategies if strategy.plan), None)
-    if known is None and model["model"] is None:
+    if known is None and not model.model:
         raise click.UsageError("--model is needed: neither of the two is a plan")
-    name, where = model["model"], [strategy.where for strategy in strategies]
-    own = ModelArguments(**{**model, "model": name or "", "devices": model["devices"] or (known and known.num_devices)})
-    if own.devices is None:
-        raise click.UsageError(f"--devices is needed: {' and '.join(where)} do not say how many there are")
-    machine, graph = _machine(own, known), own.graph() if name else known and known.graph
-    is_asked = any(value for value in (*model.values(), cost_model))
+    if known is None and model.num_devices is None:
+        where = " and ".join(strategy.where for strategy in strategies)
+        raise click.UsageError(f"--devices is needed: {where} do not say how many there are")
+    is_asked = cost_model or not model.is_empty
+    if known is None:
+        graph, devices, machine = model.graph(), model.devices, model.loaded_machine()
+    else:
+        graph = model.graph() if model.model else known.graph
+        devices, machine = model.num_devices or known.num_devices, model.loaded_machine(known.machine)
+        cost_model = cost_model or known.cost_model
+    precision = model.precision or (known.precision if known else None)
 
     def plan_of(strategy: Strategy) -> Plan:
         if strategy.plan and not strategy.constraints and not is_asked:
@@ -166,10 +134,10 @@ def _plans(
         return evaluate(
             graph,
             strategy,
-            own.devices,
+            devices,
             machine=machine,
-            cost_model=cost_model or (known.cost_model if known else None),
-            precision=own.precision or (known.precision if known else None),
+            cost_model=cost_model,
+            precision=precision,
             on_progress=on_progress,
         )
 
@@ -178,51 +146,35 @@ def _plans(
 
 
 def _difference_document(found: Difference) -> dict[str, Any]:
-    first = found.plans[0]
     return {
-        "model": first.graph.name,
-        "cost_model": first.cost_model,
-        "cost_unit": first.cost_unit,
-        "plans": [
-            {"num_devices": plan.num_devices, "machine": plan.machine.name, "total_cost": plan.total_cost}
-            for plan in found.plans
-        ],
+        **attributes(found.plans[0], "model=graph.name cost_model cost_unit"),
+        "plans": [attributes(plan, "num_devices machine=machine.name total_cost") for plan in found.plans],
         "difference": found.cost,
         "layers": [
-            {
-                "name": layer.name,
-                "splits": [dict(side.splits) for side in layer.layers],
-                "costs": list(layer.costs),
-                "difference": layer.cost,
-            }
+            attributes(layer, "name costs difference=cost") | {"splits": [side.splits for side in layer.layers]}
             for layer in found.layers
         ],
-        "placed_differently": list(found.placed),
+        "placed_differently": found.placed,
     }
 
 
 def _print_difference(found: Difference) -> None:
     first, second = found.plans
-    unit = first.cost_unit
+    cost, more = partial(quantity, unit=first.cost_unit), partial(signed, unit=first.cost_unit)
     say(f"{first.graph.name}, cost model {first.cost_model}")
     for side, plan in zip("AB", found.plans, strict=True):
         say(f"  {side}  {plan.num_devices} × {plan.machine.device.name} ({plan.machine.name})")
     say()
+    rows = []
+    for layer in found.layers:
+        texts = [split_text(plan, side) for side, plan in zip(layer.layers, found.plans, strict=True)]
+        texts[1] = "=" if layer.is_split_alike else texts[1]
+        rows.append([layer.name, *texts, *map(cost, layer.costs), more(layer.cost)])
     total = second.total_cost - first.total_cost
     share = f" ({percent(total / first.total_cost)})" if first.total_cost and total else ""
-    print_table(
-        ["<layer", "<A", "<B", "costs A", "costs B", "B costs more"],
-        [
-            *(_difference_row(layer, found) for layer in found.layers),
-            [
-                "the step" if first.has_parts or second.has_parts else f"all {len(first.layers)} layers",
-                "",
-                "",
-                *(quantity(plan.total_cost, unit) for plan in found.plans),
-                f"{_signed(total, unit)}{share}",
-            ],
-        ],
-    )
+    whole = "the step" if first.has_parts or second.has_parts else f"all {len(first.layers)} layers"
+    rows.append([whole, "", "", *(cost(plan.total_cost) for plan in found.plans), f"{more(total)}{share}"])
+    print_table(["<layer", "<A", "<B", "costs A", "costs B", "B costs more"], rows)
     say()
     unlike = sum(not layer.is_split_alike for layer in found.layers)
     say(f"  {unlike} of {len(first.layers)} layers {'has' if unlike == 1 else 'have'} another configuration.")
@@ -230,17 +182,3 @@ def _print_difference(found: Difference) -> None:
         say("  =: the same configuration, which costs more or less beside other neighbours.")
     if found.placed:
         say(f"  On other devices, under the same configuration: {listed(found.placed)}.")
-
-
-def _difference_row(layer: LayerDifference, found: Difference) -> list[str]:
-    texts = [
-        "  ".join([configuration_text(side.splits, len(side.devices)), *plan.modes_of(side)])
-        for side, plan in zip(layer.layers, found.plans, strict=True)
-    ]
-    unit = found.plans[0].cost_unit
-    costs = [quantity(cost, unit) for cost in layer.costs]
-    return [layer.name, texts[0], "=" if layer.is_split_alike else texts[1], *costs, _signed(layer.cost, unit)]
-
-
-def _signed(cost: float, unit: str) -> str:
-    return f"{'-' if cost < 0 else '+' if cost else ''}{quantity(abs(cost), unit)}"

@@ -2,73 +2,70 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import isfinite
 from typing import Any
 
 from pase.analysis.explanation import SchemeOutcome, StepExplanation, StepLayer, configuration_text
 from pase.analysis.explanation.steps import LayerMode
-from pase.cli.layer_table import print_layers
-from pase.cli.output import print_table, quantity, say, step_text
-from pase.common.quantities import percent, size_text
+from pase.cli.output import print_facts, print_table, say
+from pase.cli.plans import headline, print_layers, step_text
+from pase.common.documents import attributes
+from pase.common.quantities import percent, quantity
 from pase.planning.plan import Plan
 
 
 def print_step(why: StepExplanation, *, shows_all: bool) -> None:
     """Print what bounds the step, and of each layer the mode that comes next."""
     plan, found = why.plan, why.simulation
-    stages = found.stages
     certificate = "proven optimal" if plan.exact else f"gap {plan.gap:.2%}"
-    say(f"{plan.graph.name} on {plan.num_devices} × {plan.machine.device.name} ({plan.machine.name})")
-    say(f"  total cost              {quantity(plan.total_cost, plan.cost_unit)}, {certificate}{plan.among}")
-    say(f"  step                    {step_text(plan)}")
-    if len(stages) > 1:
-        slowest = stages[why.slowest]
-        say(f"  longest stage           {_stage(slowest.stage, slowest.micro_batch_s, 'a micro-batch')}")
-        say(
-            f"  devices wait            {found.bubble:.1%} of the time; filling and draining take {why.fill:.1%} where "
-            "all stages take the same"
-        )
-    say(f"  memory                  {_memory(why)}")
-    say(f"  limited by              {_limit(why)}")
+    slowest = found.stages[why.slowest]
+    has_stages = len(found.stages) > 1
+    waits = f"{found.bubble:.1%} of the time; filling and draining take {why.fill:.1%} where all stages take the same"
+    held = sum(layer.held is not None for layer in why.layers)
+    limit = "time: no layer by itself would cost less in another mode"
+    if held:
+        limit = f"memory: {held} of {len(why.layers)} layers would each cost less in a mode that does not fit"
+    longest = f"stage {slowest.stage}: {quantity(slowest.micro_batch_s, 's')} a micro-batch"
+    say(headline(plan))
+    print_facts(
+        {
+            "total cost": f"{quantity(plan.total_cost, plan.cost_unit)}, {certificate}{plan.among}",
+            "step": step_text(plan),
+            "longest stage": longest if has_stages else None,
+            "devices wait": waits if has_stages else None,
+            "memory": _memory(why),
+            "limited by": limit,
+        }
+    )
     say()
     print_layers(
         plan.graph,
         ["<layer", "<configuration", "<mode", "<next best", "costs", "<does not fit", "would save"],
-        [_row(plan, layer) for layer in why.layers],
+        [
+            [
+                layer.name,
+                configuration_text(layer.own.splits, len(plan[layer.name].devices)),
+                "  ".join(plan.modes_of(plan[layer.name])) or layer.text(layer.own),
+                *_beside(plan, layer, layer.runner_up),
+                *_beside(plan, layer, layer.held),
+            ]
+            for layer in why.layers
+        ],
         [layer.kind for layer in why.layers],
         shows_all=shows_all,
     )
-
-
-def _stage(number: int, value: float, what: str) -> str:
-    return f"stage {number}: {quantity(value, 's')} {what}"
 
 
 def _memory(why: StepExplanation) -> str:
     step = why.simulation.step
     what = "stage" if step.chunks == 1 else "the group of stage"
     where = f"{what} {step.fullest} needs " if why.plan.num_stages > 1 else ""
-    limit = "" if why.limit_bytes is None else f" of {size_text(why.limit_bytes)} that a device may"
-    return f"{where}{size_text(step.memory_bytes(step.fullest))}{limit}"
+    limit = "" if why.limit_bytes is None else f" of {quantity(why.limit_bytes, 'B')} that a device may"
+    return f"{where}{quantity(step.memory_bytes(step.fullest), 'B')}{limit}"
 
 
-def _limit(why: StepExplanation) -> str:
-    held = sum(layer.held is not None for layer in why.layers)
-    if not held:
-        return "time: no layer by itself would cost less in another mode"
-    return f"memory: {held} of {len(why.layers)} layers would each cost less in a mode that does not fit"
-
-
-def _row(plan: Plan, layer: StepLayer) -> list[str]:
-    own, held, other = layer.own, layer.held, layer.runner_up
-    return [
-        layer.name,
-        configuration_text(own.splits, len(plan[layer.name].devices)),
-        "  ".join(plan.modes_of(plan[layer.name])) or layer.text(own),
-        layer.text(other) if other else "",
-        _share(plan, other) if other else "",
-        layer.text(held) if held else "",
-        _share(plan, held) if held else "",
-    ]
+def _beside(plan: Plan, layer: StepLayer, mode: LayerMode | None) -> tuple[str, str]:
+    return ("", "") if mode is None else (layer.text(mode), _share(plan, mode))
 
 
 def _share(plan: Plan, mode: LayerMode) -> str:
@@ -94,7 +91,7 @@ def print_step_layer(why: StepExplanation, layer: StepLayer) -> None:
                 text,
                 quantity(mode.step_s, "s"),
                 "the plan's" if mode.is_own else _share(plan, mode),
-                size_text(mode.memory_bytes),
+                quantity(mode.memory_bytes, "B"),
                 "yes" if mode.fits else "no",
             ]
             for text, mode in rows
@@ -111,10 +108,10 @@ def print_schemes(plan: Plan, found: Sequence[SchemeOutcome]) -> None:
         [
             [
                 f"{one.stages}" + f" × {one.chunks}" * (one.chunks > 1),
-                str(one.micro_batches),
+                one.micro_batches,
                 "none is known to fit" if one.step_s is None else quantity(one.step_s, "s"),
                 "the plan's" if one.is_own else "" if one.step_s is None else percent(one.step_s / plan.total_cost - 1),
-                "" if one.is_own else quantity(one.bound_s, "s") if one.bound_s < float("inf") else "nothing fits",
+                "" if one.is_own else quantity(one.bound_s, "s") if isfinite(one.bound_s) else "nothing fits",
             ]
             for one in found
         ],
@@ -123,18 +120,12 @@ def print_schemes(plan: Plan, found: Sequence[SchemeOutcome]) -> None:
 
 def step_document(why: StepExplanation) -> dict[str, Any]:
     """Return what is said of the step as a whole."""
-    plan, found = why.plan, why.simulation
+    simulated = attributes(why.simulation, "simulated_s=step_time_s waiting_share=bubble")
     return {
-        "total_cost": plan.total_cost,
-        "gap": plan.gap,
-        "micro_batches": plan.micro_batches,
-        "schedule": plan.schedule,
-        "simulated_s": found.step_time_s,
-        "waiting_share": found.bubble,
-        "fill_share": why.fill,
-        "longest_stage": why.slowest,
-        "limit_bytes": why.limit_bytes,
-        "stages": [{**asdict(use), "micro_batch_s": use.micro_batch_s} for use in found.stages],
+        **attributes(why.plan, "total_cost gap micro_batches schedule"),
+        **simulated,
+        **attributes(why, "fill_share=fill longest_stage=slowest limit_bytes"),
+        "stages": [{**asdict(use), "micro_batch_s": use.micro_batch_s} for use in why.simulation.stages],
         "limited_by": "memory" if any(layer.held for layer in why.layers) else "time",
     }
 
@@ -142,13 +133,12 @@ def step_document(why: StepExplanation) -> dict[str, Any]:
 def step_layer_document(layer: StepLayer) -> dict[str, Any]:
     """Return what is said of one layer."""
     return {
-        "reason": layer.reason,
-        "stage": layer.stage,
+        **attributes(layer, "reason stage"),
         "modes": [asdict(mode) for mode in layer.modes],
-        "other_configuration": None if layer.other is None else asdict(layer.other),
+        "other_configuration": layer.other and asdict(layer.other),
     }
 
 
 def schemes_document(found: Sequence[SchemeOutcome]) -> list[dict[str, Any]]:
     """Return what other numbers of stages and of micro-batches would take; bounds that nothing fits are null."""
-    return [{**asdict(one), "bound_s": one.bound_s if one.bound_s < float("inf") else None} for one in found]
+    return [{**asdict(one), "bound_s": one.bound_s if isfinite(one.bound_s) else None} for one in found]

@@ -5,73 +5,90 @@ from typing import Any
 
 import click
 
-from pase.cli.layer_table import print_layers
-from pase.cli.options import arguments_option, batch_option, complete_machines, json_option, model_argument
-from pase.cli.output import print_json, print_table, quantity, say, warn
+from pase.cli.options import (
+    arguments_option,
+    batch_option,
+    complete_machines,
+    flag,
+    json_option,
+    model_argument,
+    schema_option,
+    strict_option,
+)
+from pase.cli.output import print_facts, print_json, print_table, say, warn
+from pase.cli.plans import print_layers
 from pase.cli.progress import READING, progress
+from pase.common.documents import attributes
 from pase.common.names import visible
+from pase.common.options import option
+from pase.common.quantities import binary, percentage, quantity
 from pase.graph import Graph, Operator
 from pase.importers import is_builtin, load
 from pase.importers.frameworks import ImportedModel, import_model
-from pase.machine import Kernels, Level, Machine, load_machine, machine_document, machine_schema, preset_names
+from pase.machine import Kernels, Machine, load_machine, machine_document, machine_schema, preset_names
 from pase.machine.files import KERNELS
 from pase.machine.machine import BY_LEVEL
 from pase.models import MODELS
+from pase.views.drawing.plans import extents_text
 
 _SHOWN_VERTICES = 60
 """Of a model with more, layers that repeat are listed once unless --all is given."""
+
+_WIDTH = 100
+"""Sources are long: they are folded to this many columns."""
 
 
 @click.command("inspect", epilog="Example: pase inspect package.module:factory --batch 32")
 @model_argument
 @batch_option
 @arguments_option
-@click.option("--strict", is_flag=True, help="Refuse a model with an operator that nothing is known of.")
-@click.option("--all", "shows_all", is_flag=True, help="List every vertex of a model whose layers repeat.")
+@strict_option
+@flag("--all", "shows_all", help="List every vertex of a model whose layers repeat.")
 @json_option
 def inspect_command(
     model: str, batch: int | None, arguments: dict[str, Any], strict: bool, shows_all: bool, as_json: bool
 ) -> None:
     """Show what is made of MODEL: operators after each pass, parameters, FLOP, vertices, and what is not understood."""
+    found: ImportedModel | None = None
     with progress() as on_progress:
         on_progress(READING, 0.0)
         if is_builtin(model):
             graph = load(model, batch=batch, arguments=arguments)
-            found = None
         else:
             found = import_model(model, batch=batch, arguments=arguments, is_strict=strict)
             graph = found.graph
     if as_json:
         print_json(_document(graph, found))
-        return
-    _print(graph, found, shows_all=shows_all)
+    else:
+        _print(graph, found, shows_all=shows_all)
 
 
 def _document(graph: Graph, found: ImportedModel | None) -> dict[str, Any]:
+    scopes = found.lowered.scopes if found else {}
+    imported = found and {
+        "passes": [{"name": name, "operators": count} for name, count in found.num_operators.items()],
+        "generic": [{"name": name, "operator": operator} for name, operator in found.generic],
+        "approximations": [{"name": name, "text": text} for name, text in found.lowered.approximations],
+        "differences": found.differences,
+        "notes": found.traces[0].notes,
+    }
     return {
         "model": graph.name,
-        "passes": [] if found is None else [{"name": n, "operators": c} for n, c in found.num_operators.items()],
         "parameters": graph.num_parameters,
         "contraction_flop": graph.forward_flop(contractions_only=True),
         "forward_flop": graph.forward_flop(),
         "vertices": [
             {
-                "name": op.name,
-                "kind": op.kind,
-                "scope": "" if found is None else found.lowered.scopes.get(op.name, ""),
-                "dims": op.extents,
-                "unsplittable": list(op.unsplittable),
-                "parameters": sum(access.size for access in op.parameters),
+                **attributes(op, "name kind dims=extents unsplittable"),
+                "scope": scopes.get(op.name, ""),
+                "parameters": _num_parameters(op),
                 "forward_flop": _flop(op),
             }
             for op in graph.operators
         ],
-        "edges": [{"producer": edge.producer, "consumer": edge.consumer} for edge in graph.edges],
-        "generic": [] if found is None else [{"name": n, "operator": o} for n, o in found.generic],
-        "approximations": [] if found is None else [{"name": n, "text": t} for n, t in found.lowered.approximations],
+        "edges": [attributes(edge, "producer consumer") for edge in graph.edges],
         "generic_share": _generic_share(graph),
-        "differences": [] if found is None else list(found.differences),
-        "notes": [] if found is None else list(found.traces[0].notes),
+        **(imported or dict.fromkeys(("passes", "generic", "approximations", "differences", "notes"), ())),
     }
 
 
@@ -79,37 +96,30 @@ def _print(graph: Graph, found: ImportedModel | None, *, shows_all: bool) -> Non
     print_layers(
         graph,
         ["<vertex", "<kind", "<iteration space", "parameters"],
-        [_row(operator) for operator in graph.operators],
+        [[op.name, op.kind, extents_text(op.extents), _num_parameters(op)] for op in graph.operators],
         [operator.unsplittable for operator in graph.operators],
         shows_all=shows_all or len(graph.operators) <= _SHOWN_VERTICES,
         flag="--all",
     )
     say()
     if found is not None:
-        counts = list(found.num_operators.items())
-        print_table(["<step", "operators"], [[name, f"{count:,}"] for name, count in counts])
+        print_table(["<step", "operators"], found.num_operators.items())
         say()
-    say(f"{graph.name}")
-    say(f"  vertices                {len(graph.operators):,}, {len(graph.edges):,} edges")
-    say(f"  parameters              {graph.num_parameters:,}")
-    say(f"  forward pass            {quantity(graph.forward_flop(), 'FLOP')}")
-    say(f"    of products           {quantity(graph.forward_flop(contractions_only=True), 'FLOP')}")
+    say(graph.name)
+    print_facts(
+        {
+            "vertices": f"{len(graph.operators):,}, {len(graph.edges):,} edges",
+            "parameters": f"{graph.num_parameters:,}",
+            "forward pass": quantity(graph.forward_flop(), "FLOP"),
+            "  of products": quantity(graph.forward_flop(contractions_only=True), "FLOP"),
+        }
+    )
     if found is None:
         return
     _print_approximations(graph, found)
-    for note in found.traces[0].notes:
-        say(f"  note                    {note}")
+    print_facts({"note": found.traces[0].notes})
     for text in found.differences:
         warn(f"{text}: a defect of the importer, please report it")
-
-
-def _row(operator: Operator) -> list[str]:
-    return [
-        operator.name,
-        operator.kind,
-        " ".join(f"{dim.name}={dim.extent}" for dim in operator.dims),
-        f"{sum(access.size for access in operator.parameters):,}",
-    ]
 
 
 def _print_approximations(graph: Graph, found: ImportedModel) -> None:
@@ -117,38 +127,37 @@ def _print_approximations(graph: Graph, found: ImportedModel) -> None:
     told: dict[str, list[str]] = {}
     for name, text in found.lowered.approximations:
         told.setdefault(text, []).append(name)
-    if not told:
-        say("  treated generically     nothing: every operator is known")
-        return
     share = _generic_share(graph)
-    say(f"  treated generically     {share['flop']:.2%} of the FLOP, {share['elements']:.2%} of what is written")
-    say()
-    print_table(
-        ["<not told exactly", "times", "<first", "<dims that it cannot split"],
-        [
-            [text, str(len(names)), names[0], _held(graph[names[0]])]
-            for text, names in sorted(told.items(), key=lambda item: -len(item[1]))
-        ],
-    )
+    known = f"{share['flop']:.2%} of the FLOP, {share['elements']:.2%} of what is written"
+    print_facts({"treated generically": known if told else "nothing: every operator is known"})
+    if told:
+        say()
+        print_table(
+            ["<not told exactly", "times", "<first", "<dims that it cannot split"],
+            [
+                [text, len(names), names[0], _held(graph[names[0]])]
+                for text, names in sorted(told.items(), key=lambda item: -len(item[1]))
+            ],
+        )
 
 
 def _held(operator: Operator) -> str:
     """Return the dims that cannot be split, and could be if more were known."""
-    dims = (dim for dim in operator.dims if dim.name in operator.unsplittable and dim.extent > 1)
-    return " ".join(f"{dim.name}={dim.extent}" for dim in dims) or "none"
+    held = {dim.name: dim.extent for dim in operator.dims if dim.name in operator.unsplittable and dim.extent > 1}
+    return extents_text(held) or "none"
 
 
 def _generic_share(graph: Graph) -> dict[str, float]:
     """Return the share of the FLOP and of the written elements that vertices have which are not told exactly."""
-    opaque = [op for op in graph.operators if op.kind == "opaque"]
-    return {
-        "flop": _share(sum(map(_flop, opaque)), sum(map(_flop, graph.operators))),
-        "elements": _share(sum(map(_written, opaque)), sum(map(_written, graph.operators))),
-    }
+    found = {}
+    for name, amount in (("flop", _flop), ("elements", _written)):
+        whole = sum(map(amount, graph.operators))
+        found[name] = sum(amount(op) for op in graph.operators if op.kind == "opaque") / whole if whole else 0.0
+    return found
 
 
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def _num_parameters(operator: Operator) -> int:
+    return sum(access.size for access in operator.parameters)
 
 
 def _flop(operator: Operator) -> float:
@@ -165,122 +174,94 @@ def models_command(as_json: bool) -> None:
     """List the built-in networks, their default batch and the parameters that --arg reaches."""
     if as_json:
         print_json(
-            {
-                "models": [
-                    {
-                        "name": entry.name,
-                        "description": entry.description,
-                        "default_batch": entry.default_batch,
-                        "parameters": dict(entry.parameters),
-                    }
-                    for entry in MODELS.values()
-                ]
-            }
+            {"models": [attributes(entry, "name description default_batch parameters") for entry in MODELS.values()]}
         )
         return
-    rows = [
-        [
-            entry.name,
-            entry.description,
-            str(entry.default_batch),
-            " ".join(f"{name}={_text(value)}" for name, value in entry.parameters.items() if name != "batch"),
-        ]
-        for entry in MODELS.values()
-    ]
+    rows = []
+    for entry in MODELS.values():
+        values = {name: value for name, value in entry.parameters.items() if name != "batch"}
+        told = " ".join(f"{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in values.items())
+        rows.append([entry.name, entry.description, str(entry.default_batch), told])
     print_table(["<name", "<network", "batch", "<--arg"], rows)
 
 
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-_WIDTH = 100
-"""Sources are long: they are folded to this many columns."""
-
-
 @click.command("machines", epilog="Example: pase machines --show 1080ti")
-@click.option(
+@option(
     "--show",
     metavar="NAME|FILE",
     shell_complete=complete_machines,
     help="Print one machine with the source of each figure.",
 )
-@click.option("--schema", is_flag=True, help="Print the JSON Schema of machine files.")
+@schema_option(machine_schema, "machine files")
 @json_option
-def machines_command(show: str | None, schema: bool, as_json: bool) -> None:
+def machines_command(show: str | None, as_json: bool) -> None:
     """List the machine presets, or show one machine with the source of each figure."""
-    if schema:
-        if show:
-            raise click.UsageError("--schema is of all machine files; give --show or --schema")
-        for line in machine_schema().splitlines():
-            say(line)
-        return
     machines = [load_machine(name) for name in ([show] if show else preset_names())]
     if as_json:
         print_json({"machines": [machine_document(machine) for machine in machines]})
     elif show:
         _print_machine(machines[0])
     else:
-        _print_list(machines)
-
-
-def _print_list(machines: list[Machine]) -> None:
-    print_table(
-        ["<name", "<device", "float32", "memory", "<links"],
-        [
+        print_table(
+            ["<name", "<device", "float32", "memory", "<links"],
             [
-                machine.name,
-                machine.device.name,
-                quantity(machine.peak_flop_per_s(), "FLOP/s"),
-                _memory(machine.device.memory_bytes),
-                ", ".join(f"{level.name} {quantity(level.bandwidth_bytes_per_s, 'B/s')}" for level in machine.levels),
-            ]
-            for machine in machines
-        ],
-    )
+                [
+                    machine.name,
+                    machine.device.name,
+                    quantity(machine.peak_flop_per_s(), "FLOP/s"),
+                    binary(machine.device.memory_bytes),
+                    ", ".join(
+                        f"{level.name} {quantity(level.bandwidth_bytes_per_s, 'B/s')}" for level in machine.levels
+                    ),
+                ]
+                for machine in machines
+            ],
+        )
 
 
 def _print_machine(machine: Machine) -> None:
     device = machine.device
     _say_folded(f"{machine.name}: {machine.description}", later="  ")
-    say()
-    say(f"device   {device.name}")
     bandwidth = device.memory_bandwidth_bytes_per_s
     at = "" if bandwidth is None else f", {quantity(bandwidth, 'B/s')}"
-    say(f"  memory     {_memory(device.memory_bytes)}{at}")
-    for dtype, flop_per_s in device.peak_flop_per_s.items():
-        say(f"  {dtype:10} {quantity(flop_per_s, 'FLOP/s')}")
-    _say_folded(f"  source: {device.source}", later="    ")
+    peaks = {dtype: quantity(flop_per_s, "FLOP/s") for dtype, flop_per_s in device.peak_flop_per_s.items()}
+    _print_part("device", device.name, {"memory": f"{binary(device.memory_bytes)}{at}", **peaks}, device.source)
     below = "device"
     for level in machine.levels:
-        say()
-        say(f"level    {level.name}, {_size(level)}")
-        say(f"  bandwidth  {quantity(level.bandwidth_bytes_per_s, 'B/s')} each way, the link of one {below}")
-        say(f"  latency    {quantity(level.latency_s, 's')}")
-        _say_folded(f"  source: {level.source}", later="    ")
+        facts = {
+            "bandwidth": f"{quantity(level.bandwidth_bytes_per_s, 'B/s')} each way, the link of one {below}",
+            "latency": quantity(level.latency_s, "s"),
+        }
+        size = f"{level.num_devices} devices" if level.num_devices else "any number of devices"
+        _print_part("level", f"{level.name}, {size}", facts, level.source)
         below = level.name
     if machine.collectives != BY_LEVEL:
-        say()
-        say(f"sums     {machine.collectives}")
+        _print_part("sums", machine.collectives, {}, "")
     if machine.overlap:
-        say()
-        say(f"overlap  {machine.overlap.share:.3g} of the backward pass hides sums")
-        _say_folded(f"  source: {machine.overlap.source}", later="    ")
+        share = f"{machine.overlap.share:.3g} of the backward pass hides sums"
+        _print_part("overlap", share, {}, machine.overlap.source)
     if machine.kernels:
-        _print_kernels(machine.kernels)
+        _print_part(*_kernels(machine.kernels))
 
 
-def _print_kernels(figures: Kernels) -> None:
-    shares = {what: f"{getattr(figures, what):.3g}" for what in KERNELS}
-    say()
-    _say_folded(
-        "kernels  " + ", ".join(f"{what} {share}" for what, share in shares.items()) + " of the peak", later="  "
-    )
-    say(f"  half at    {figures.half_extent:.3g} rows or columns, depth {figures.half_depth:.3g}, in {figures.dtype}")
-    say(f"  launch     {quantity(figures.launch_s, 's')}")
+def _kernels(figures: Kernels) -> tuple[str, str, dict[str, str], str]:
+    shares = ", ".join(f"{what} {getattr(figures, what):.3g}" for what in KERNELS)
+    facts = {
+        "half at": f"{figures.half_extent:.3g} rows or columns, depth {figures.half_depth:.3g}, in {figures.dtype}",
+        "launch": quantity(figures.launch_s, "s"),
+    }
     if figures.error is not None:
-        say(f"  error      {figures.error:.1%}, the median of {len(figures.samples)} samples")
-    _say_folded(f"  source: {figures.source}", later="    ")
+        facts["error"] = f"{percentage(figures.error)}, the median of {len(figures.samples)} samples"
+    return "kernels", f"{shares} of the peak", facts, figures.source
+
+
+def _print_part(title: str, text: str, facts: dict[str, str], source: str) -> None:
+    """Print what is said of one part of a machine, with its source."""
+    say()
+    _say_folded(f"{title:<7}  {text}", later="  ")
+    print_facts(facts, width=9)
+    if source:
+        _say_folded(f"  source: {source}", later="    ")
 
 
 def _say_folded(text: str, *, later: str) -> None:
@@ -288,11 +269,3 @@ def _say_folded(text: str, *, later: str) -> None:
     # What folding takes for white space might be a command to the terminal.
     for line in textwrap.wrap(visible(text), _WIDTH, subsequent_indent=later, break_on_hyphens=False):
         say(line)
-
-
-def _memory(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.3g} GiB"
-
-
-def _size(level: Level) -> str:
-    return f"{level.num_devices} devices" if level.num_devices else "any number of devices"

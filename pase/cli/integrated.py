@@ -7,19 +7,16 @@ from typing import Any
 
 import click
 
-from pase.cli.options import (
-    WholeNumber,
-    arguments_option,
-    json_option,
-    machine_option,
-    model_argument,
-)
-from pase.cli.output import print_json, print_table, quantity, say, warn
+from pase.cli.options import arguments_option, choice_option, flag, json_option, machine_option, model_argument
+from pase.cli.output import print_json, print_table, say, warn
+from pase.common.documents import attributes
+from pase.common.options import POSITIVE, SECONDS, WholeNumber, option
+from pase.common.quantities import quantity
 from pase.graph import Scalar
 from pase.importers import load
 from pase.machine import load_machine
 from pase.sharding.boxes import Range
-from pase.sharding.halos import Kernel, Region, regions
+from pase.sharding.halos import Kernel, regions
 from pase.studies.integrated.chain import CONVENTIONS, Options, WeightedLayer, chain_of, with_conventions
 from pase.studies.integrated.equations import (
     Network,
@@ -48,6 +45,17 @@ from pase.studies.integrated.study import (
 MACHINE = "cori-knl"
 """The papers' own: α = 2 µs, 1/β = 6 GB/s."""
 
+VARIANTS: Mapping[str, str] = MappingProxyType(
+    {
+        "same_grid": "weights of every layer (Eq. 8)",
+        "dense_only": "weights of dense layers; batch over all in convolutions",
+        "domain": "rows in convolutions, weights in dense layers (Eq. 9)",
+        "per_layer": "rows or weights, as is cheaper, in each layer (Eq. 9)",
+        "own_grids": "weights of dense layers; rows in convolutions, on a grid of their own (Fig. 10)",
+    }
+)
+"""What the P_r processes share."""
+
 
 def _conventions(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> Options:
     changed = {}
@@ -59,48 +67,31 @@ def _conventions(_ctx: click.Context, _param: click.Parameter, values: tuple[str
     return with_conventions(changed)
 
 
-class _ComputeTime(click.ParamType[float | ComputeTimes]):
-    """Seconds of a step on any grid, or of steps of several batches on one process."""
-
-    name = "SECONDS|BATCH=SECONDS,…"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | ComputeTimes:
-        """Return the seconds, or the times by batch, ascending."""
-        if "=" not in str(value):
-            return float(click.FloatRange(min=0).convert(value, param, ctx))
-        pairs = [pair.partition("=") for pair in str(value).split(",")]
-        samples = WholeNumber(min=1)
-        seconds: Any = click.FloatRange(min=0, min_open=True)
-        points = tuple(
-            (float(samples.convert(batch.strip(), param, ctx)), float(seconds.convert(time_s.strip(), param, ctx)))
-            for batch, _, time_s in pairs
-        )
-        if [batch for batch, _ in points] != sorted({batch for batch, _ in points}):
-            self.fail(f"{value!r} is not usable; expected each batch once, in ascending order", param, ctx)
-        return ComputeTimes(points=points)
+def _compute_time(text: str) -> float | ComputeTimes:
+    """Return the seconds of a step on any grid, or the times by batch, ascending, of steps on one process."""
+    if "=" not in text:
+        return float(click.FloatRange(min=0)(text))
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    points = tuple((float(POSITIVE(batch.strip())), float(SECONDS(time_s.strip()))) for batch, _, time_s in pairs)
+    if [batch for batch, _ in points] != sorted({batch for batch, _ in points}):
+        raise click.BadParameter(f"{text!r} is not usable; expected each batch once, in ascending order")
+    return ComputeTimes(points=points)
 
 
-@click.command(
-    "integrated",
-    epilog="Example: pase integrated alexnet --arg grouped=true -p 512 -b 2048",
-)
+@click.command("integrated", epilog="Example: pase integrated alexnet --arg grouped=true -p 512 -b 2048")
 @model_argument
-@click.option("--processes", "-p", type=WholeNumber(min=1), required=True, help="Number of processes, P.")
-@click.option("--batch", "-b", type=WholeNumber(min=1), help="Samples in one step, B [the model's own].")
+@option("--processes", "-p", type=POSITIVE, required=True, help="Number of processes, P.")
+@option("--batch", "-b", type=POSITIVE, help="Samples in one step, B [the model's own].")
 @arguments_option
-@click.option("--grid", default="all", show_default=True, metavar="PrxPc|all", help="One grid of processes, or all.")
-@click.option("--convolutions", metavar="PrxPc", help="A grid of their own for convolutions, which share images' rows.")
-@click.option("--per-layer", is_flag=True, help="Show each layer: its sizes, its crossover batch, its best role.")
-@click.option("--memory", is_flag=True, help="Show what each process holds, beside a 2D algorithm.")
-@click.option(
-    "--version",
-    type=click.Choice([str(version) for version in VERSIONS]),
-    default="2",
-    show_default=True,
-    help="Of the paper: 1 is the preprint of 2017, 2 that of 2018.",
+@option("--grid", default="all", metavar="PrxPc|all", help="One grid of processes, or all.")
+@option("--convolutions", metavar="PrxPc", help="A grid of their own for convolutions, which share images' rows.")
+@flag("--per-layer", help="Show each layer: its sizes, its crossover batch, its best role.")
+@flag("--memory", help="Show what each process holds, beside a 2D algorithm.")
+@choice_option(
+    "--version", map(str, VERSIONS), default="2", help="Of the paper: 1 is the preprint of 2017, 2 that of 2018."
 )
 @machine_option(MACHINE, "Preset or .toml file: α, β.")
-@click.option(
+@option(
     "--convention",
     "options",
     multiple=True,
@@ -108,14 +99,15 @@ class _ComputeTime(click.ParamType[float | ComputeTimes]):
     callback=_conventions,
     help=f"Read the papers otherwise, as docs/integrated.md says; may be repeated. NAME: {', '.join(CONVENTIONS)}.",
 )
-@click.option(
+@option(
     "--compute-time",
     "compute",
-    type=_ComputeTime(),
+    type=_compute_time,
+    metavar="SECONDS|BATCH=SECONDS,…",
     help="Of a step, on any grid; or by batch, of steps on one process: 32=0.1,256=0.5.",
 )
-@click.option("--overlap", is_flag=True, help="With --compute-time: hide communication behind the backward pass.")
-@click.option("--samples", "num_samples", type=WholeNumber(min=1), help="Of the training set: show an epoch too.")
+@flag("--overlap", help="With --compute-time: hide communication behind the backward pass.")
+@option("--samples", "num_samples", type=POSITIVE, help="Of the training set: show an epoch too.")
 @json_option
 def integrated_command(
     model: str,
@@ -165,22 +157,15 @@ def integrated_command(
     steps = None if num_samples is None else num_iterations(num_samples, found.batch, options)
     timing = Timing(compute=compute, overlap=overlap, num_steps=steps)
     if as_json:
-        document: dict[str, Any] = {"machine": machine, **study_document(found, network, options, timing)}
-        print_json(document)
+        print_json({"machine": machine, **_document(found, network, options, timing)})
         return
-    print_study(found, network, options, timing, per_layer=per_layer, memory=memory)
-
-
-VARIANTS: Mapping[str, str] = MappingProxyType(
-    {
-        "same_grid": "weights of every layer (Eq. 8)",
-        "dense_only": "weights of dense layers; batch over all in convolutions",
-        "domain": "rows in convolutions, weights in dense layers (Eq. 9)",
-        "per_layer": "rows or weights, as is cheaper, in each layer (Eq. 9)",
-        "own_grids": "weights of dense layers; rows in convolutions, on a grid of their own (Fig. 10)",
-    }
-)
-"""What the P_r processes share."""
+    _print_study(found, network, timing)
+    if memory:
+        say()
+        _print_memory(found, options)
+    if per_layer:
+        say()
+        _print_layers(found, options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,14 +187,16 @@ class Timing:
             return self.compute.of_batch(study.batch / study.num_processes)
         return self.compute.on_grid(study.chain, study.batch, candidate.grid, candidate.roles)
 
-    def step_s(self, study: Study, candidate: Candidate | None) -> float | None:
-        """Return the time of a candidate's step, or of pure batch parallelism's; None where it is not known."""
-        compute_s = self.compute_s(study, candidate)
-        terms = study.pure_batch if candidate is None else candidate.terms
-        return None if compute_s is None else step_time(terms.time_s, compute_s, overlap=self.overlap)
+    def step_s(self, study: Study, candidate: Candidate) -> tuple[float, float] | None:
+        """Return the time of a candidate's step and its speed-up over pure batch parallelism's; None: not known."""
+        compute_s, pure_s = self.compute_s(study, candidate), self.compute_s(study, None)
+        if compute_s is None or pure_s is None:
+            return None
+        step_s = step_time(candidate.time_s, compute_s, overlap=self.overlap)
+        return step_s, step_time(study.pure_batch.time_s, pure_s, overlap=self.overlap) / step_s if step_s else 1.0
 
 
-def study_document(study: Study, network: Network, options: Options, timing: Timing) -> dict[str, Any]:
+def _document(study: Study, network: Network, options: Options, timing: Timing) -> dict[str, Any]:
     """Return the JSON form of a study: `grids` and `best` are of the 1.5D algorithm, the others under `variants`."""
 
     def entry(candidate: Candidate | None) -> dict[str, Any] | None:
@@ -219,73 +206,58 @@ def study_document(study: Study, network: Network, options: Options, timing: Tim
         name: {"grids": [entry(candidate) for candidate in candidates], "best": entry(study.best(name))}
         for name, candidates in study.candidates.items()
     }
-    same = variants.pop(SAME_GRID)
     best = study.best()
-    pure_domain_s = None if study.pure_domain is None else study.pure_domain.time_s
+    shown = "model=chain.model processes=num_processes batch version num_weights=chain.num_weights"
+    shown += " pure_model_s=pure_model.time_s pure_batch_s=pure_batch.time_s pure_batch_possible=is_pure_batch_possible"
     return {
-        "model": study.chain.model,
-        "processes": study.num_processes,
-        "batch": study.batch,
-        "version": study.version,
+        **attributes(study, shown),
         "latency_s": network.latency_s,
         "bandwidth_bytes_per_s": 1 / network.s_per_byte,
-        "num_weights": study.chain.num_weights,
-        "pure_model_s": study.pure_model.time_s,
-        "pure_batch_s": study.pure_batch.time_s,
-        "pure_batch_possible": study.is_pure_batch_possible,
-        "pure_domain_convolutions_s": pure_domain_s,
-        **same,
+        "pure_domain_convolutions_s": study.pure_domain and study.pure_domain.time_s,
+        **variants.pop(SAME_GRID),
         "variants": variants,
-        "best_of_all": None if best is None else {"variant": best.variant, **_entry(study, best, timing)},
+        "best_of_all": best and {"variant": best.variant, **_entry(study, best, timing)},
         "layers": [_layer_document(study, layer, options) for layer in study.chain.layers],
         "conventions": {name: getattr(options, name) for name in CONVENTIONS} | {"word_bytes": options.itemsize},
     }
 
 
 def _entry(study: Study, candidate: Candidate, timing: Timing) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "pr": candidate.grid.num_rows,
-        "pc": candidate.grid.num_columns,
+    grid = "pr=num_rows pc=num_columns"
+    document = {
+        **attributes(candidate.grid, grid),
         "time_s": candidate.time_s,
         "speedup_over_pure_batch": study.speedup(candidate.time_s),
         "terms_s": candidate.terms.as_dict(),
+        "held_words": attributes(held(study.chain, study.batch, candidate.grid, candidate.roles), "weights data"),
     }
     if timing.num_steps is not None:
         document["epoch_time_s"] = candidate.time_s * timing.num_steps
-    words = held(study.chain, study.batch, candidate.grid, candidate.roles)
-    document["held_words"] = {"weights": words.weights, "data": words.data}
     if candidate.convolutions is not None:
-        document["convolutions"] = {"pr": candidate.convolutions.num_rows, "pc": candidate.convolutions.num_columns}
-    step_s, pure_s = timing.step_s(study, candidate), timing.step_s(study, None)
-    if step_s is not None and pure_s is not None:
+        document["convolutions"] = attributes(candidate.convolutions, grid)
+    if step := timing.step_s(study, candidate):
         document["compute_time_s"] = timing.compute_s(study, candidate)
-        document |= {"step_time_s": step_s, "step_speedup_over_pure_batch": pure_s / step_s if step_s else 1.0}
+        document["step_time_s"], document["step_speedup_over_pure_batch"] = step
     return document
 
 
 def _layer_document(study: Study, layer: WeightedLayer, options: Options) -> dict[str, Any]:
     best = study.best("per_layer")
-    role = None if best is None else best.roles[layer.name].value
+    shown = "name is_convolution input_words output_words num_weights kernel stride groups=num_groups"
     return {
-        "name": layer.name,
-        "is_convolution": layer.is_convolution,
-        "input_words": layer.input_words,
-        "output_words": layer.output_words,
-        "num_weights": layer.num_weights,
-        "kernel": list(layer.kernel),
-        "stride": list(layer.stride),
-        "groups": layer.num_groups,
+        **attributes(layer, shown),
         "crossover_batch": crossover_batch(layer, options),
         "equal_volume_batch": equal_volume_batch(layer, options),
         "largest_model_batch": largest_model_batch(layer, options),
-        "best_role": role,
+        "best_role": best and best.roles[layer.name].value,
     }
 
 
-def print_study(
-    study: Study, network: Network, options: Options, timing: Timing, *, per_layer: bool, memory: bool
-) -> None:
-    """Print a study as tables."""
+def _seconds(*times_s: float) -> list[str]:
+    return [quantity(time_s, "s") for time_s in times_s]
+
+
+def _print_study(study: Study, network: Network, timing: Timing) -> None:
     chain = study.chain
     say(
         f"{chain.model}: {len(chain.layers)} weighted layers, {chain.num_weights:,} weights"
@@ -315,12 +287,22 @@ def print_study(
             f"best: {best.variant} on {best.grid}, {quantity(best.time_s, 's')}, "
             f"{study.speedup(best.time_s):.2f} times as fast as pure batch parallelism"
         )
-    if memory:
-        say()
-        _print_memory(study, options)
-    if per_layer:
-        say()
-        _print_layers(study, options)
+
+
+def _print_grids(study: Study, candidates: tuple[Candidate, ...], timing: Timing) -> None:
+    halos_s = {c.grid: c.terms.halo_forward + c.terms.halo_backward + c.terms.redistribution for c in candidates}
+    has_halo, has_epoch = any(halos_s.values()), timing.num_steps is not None
+    rows = []
+    for candidate in candidates:
+        terms, time_s = candidate.terms, candidate.time_s
+        times_s = [terms.activation_all_gather, terms.input_gradient_all_reduce, terms.weight_gradient_all_reduce]
+        times_s += [halos_s[candidate.grid]] * has_halo + [time_s * (timing.num_steps or 0)] * has_epoch
+        row = [str(candidate.grid), quantity(time_s, "s"), f"{study.speedup(time_s):.2f}", *_seconds(*times_s)]
+        if step := timing.step_s(study, candidate):
+            row += [quantity(step[0], "s"), f"{step[1]:.2f}"]
+        rows.append(row)
+    headers = ["<grid", "time", "speed-up", "outputs", "ΔX", "ΔW", *["halos, moves"] * has_halo, *["epoch"] * has_epoch]
+    print_table([*headers, *(["step", "speed-up"] if timing.compute is not None else [])], rows)
 
 
 def _print_memory(study: Study, options: Options) -> None:
@@ -330,64 +312,40 @@ def _print_memory(study: Study, options: Options) -> None:
     for candidate in study.candidates[SAME_GRID]:
         words = held(chain, study.batch, candidate.grid, candidate.roles)
         told = [x for x in chain.layers if moved_stationary_a(x, study.batch, candidate.grid) is not None]
-        ours = sum(moved(x, study.batch, candidate.grid) for x in told) * size
-        theirs = sum(moved_stationary_a(x, study.batch, candidate.grid) or 0.0 for x in told) * size
-        row = [str(candidate.grid), *(quantity(x * size, "B") for x in (words.weights, words.data, words.total))]
-        rows.append([*row, quantity(ours, "B"), quantity(theirs, "B"), f"{len(told)} of {len(chain.layers)}"])
-    headers = ["<grid", "weights", "data", "both", "moved forward", "by a 2D algorithm", "layers"]
-    print_table(headers, rows)
+        ours = sum(moved(x, study.batch, candidate.grid) for x in told)
+        theirs = sum(moved_stationary_a(x, study.batch, candidate.grid) or 0.0 for x in told)
+        sizes = [quantity(x * size, "B") for x in (words.weights, words.data, words.total, ours, theirs)]
+        rows.append([str(candidate.grid), *sizes, f"{len(told)} of {len(chain.layers)}"])
+    print_table(["<grid", "weights", "data", "both", "moved forward", "by a 2D algorithm", "layers"], rows)
     least = quantity(held_2d(chain, study.batch, study.num_processes).total * size, "B")
     say()
     say(f"each process holds W, and X and Y of all layers (section 2.3); with a 2D algorithm {least}")
     say("moved: by Y = W X where there are more weights than B d(i), in 1.5D and by stationary-A SUMMA (section 4)")
 
 
-def _print_grids(study: Study, candidates: tuple[Candidate, ...], timing: Timing) -> None:
-    has_halo = any(c.terms.halo_forward + c.terms.halo_backward + c.terms.redistribution for c in candidates)
-    headers = ["<grid", "time", "speed-up", "outputs", "ΔX", "ΔW", *(["halos, moves"] if has_halo else [])]
-    rows = []
-    for candidate in candidates:
-        terms = candidate.terms
-        times = [terms.activation_all_gather, terms.input_gradient_all_reduce, terms.weight_gradient_all_reduce]
-        if has_halo:
-            times.append(terms.halo_forward + terms.halo_backward + terms.redistribution)
-        row = [str(candidate.grid), quantity(candidate.time_s, "s"), f"{study.speedup(candidate.time_s):.2f}"]
-        row += [quantity(time_s, "s") for time_s in times]
-        if timing.num_steps is not None:
-            row.append(quantity(candidate.time_s * timing.num_steps, "s"))
-        step_s, pure_s = timing.step_s(study, candidate), timing.step_s(study, None)
-        if step_s is not None and pure_s is not None:
-            row += [quantity(step_s, "s"), f"{pure_s / step_s if step_s else 1:.2f}"]
-        rows.append(row)
-    headers += ["epoch"] if timing.num_steps is not None else []
-    headers += ["step", "speed-up"] if timing.compute is not None else []
-    print_table(headers, rows)
-
-
 def _print_layers(study: Study, options: Options) -> None:
     """Print the layers; the last column is the role in the best grid of the variant per_layer."""
     best = study.best("per_layer")
     headers = ["<layer", "d(i-1)", "d(i)", "weights", "Eq. 5", "model wins to", "equal at"]
-    headers += [f"role on {best.grid}"] if best else []
-    rows = []
+    rows: list[list[object]] = []
     for layer in study.chain.layers:
-        row = [layer.name, f"{layer.input_words:,}", f"{layer.output_words:,}", f"{layer.num_weights:,}"]
+        row = [layer.name, layer.input_words, layer.output_words, layer.num_weights]
         row += [f"{crossover_batch(layer, options):.2f}", str(largest_model_batch(layer, options))]
-        row.append(f"{equal_volume_batch(layer, options):.2f}")
-        rows.append(row + ([best.roles[layer.name].value] if best else []))
-    print_table(headers, rows)
+        rows.append([*row, f"{equal_volume_batch(layer, options):.2f}"])
+        rows[-1] += [best.roles[layer.name].value] if best else []
+    print_table([*headers, *([f"role on {best.grid}"] if best else [])], rows)
     say()
     say("Eq. 5: the batch above which a layer moves less in batch parallelism, if d(i-1) is d(i)")
     say("equal at: the batch at which it moves the same under Eqs. 3 and 4, each size as it is")
 
 
 @click.command("halo", epilog="Example: pase halo --extent 11 --kernel 5 --padding 2 --workers 3")
-@click.option("--extent", type=WholeNumber(min=1), required=True, help="Points of the input.")
-@click.option("--kernel", type=WholeNumber(min=1), required=True, help="Points of the kernel.")
-@click.option("--stride", type=WholeNumber(min=1), default=1, show_default=True, help="Points from output to output.")
-@click.option("--dilation", type=WholeNumber(min=1), default=1, show_default=True, help="Between the kernel's points.")
-@click.option("--padding", type=WholeNumber(min=0), default=0, show_default=True, help="Points added at each end.")
-@click.option("--workers", type=WholeNumber(min=1), required=True, help="Workers that share the input and the output.")
+@option("--extent", type=POSITIVE, required=True, help="Points of the input.")
+@option("--kernel", type=POSITIVE, required=True, help="Points of the kernel.")
+@option("--stride", type=POSITIVE, default=1, help="Points from output to output.")
+@option("--dilation", type=POSITIVE, default=1, help="Between the kernel's points.")
+@option("--padding", type=WholeNumber(min=0), default=0, help="Points added at each end.")
+@option("--workers", type=POSITIVE, required=True, help="Workers that share the input and the output.")
 @json_option
 def halo_command(
     extent: int, kernel: int, stride: int, dilation: int, padding: int, workers: int, as_json: bool
@@ -398,22 +356,15 @@ def halo_command(
     output are both balanced: of n points on P workers, the first n mod P own one more.
     """
     slid = Kernel(extent=kernel, stride=stride, dilation=dilation, padding=(padding, padding))
-    found = regions(extent, slid, workers)
+    found, num_outputs = regions(extent, slid, workers), slid.num_outputs(extent)
     if as_json:
-        print_json(
-            {
-                "extent": extent,
-                "kernel": kernel,
-                "stride": stride,
-                "dilation": dilation,
-                "padding": padding,
-                "output_extent": slid.num_outputs(extent),
-                "workers": [_document(region) for region in found],
-            }
-        )
+        names = "output owned_input=owned needed_input=needed halo_left halo_right unused_left unused_right"
+        told = [attributes(region, f"{names} padding_left padding_right") for region in found]
+        sizes = {"kernel": kernel, "stride": stride, "dilation": dilation, "padding": padding}
+        print_json({"extent": extent, **sizes, "output_extent": num_outputs, "workers": told})
         return
     say(
-        f"input {extent}, output {slid.num_outputs(extent)}: kernel {kernel}, stride {stride}, dilation {dilation}, "
+        f"input {extent}, output {num_outputs}: kernel {kernel}, stride {stride}, dilation {dilation}, "
         f"padding {padding}"
     )
     say()
@@ -421,7 +372,7 @@ def halo_command(
         ["worker", "output", "owns", "needs", "halo", "unused", "padding"],
         [
             [
-                str(i),
+                i,
                 *map(_range, (region.output, region.owned, region.needed)),
                 f"{region.halo_left} | {region.halo_right}",
                 f"{region.unused_left} | {region.unused_right}",
@@ -432,20 +383,6 @@ def halo_command(
     )
     say()
     say("left | right; halo: needed, owned by others; unused: owned, not needed")
-
-
-def _document(region: Region) -> dict[str, Any]:
-    return {
-        "output": list(region.output),
-        "owned_input": list(region.owned),
-        "needed_input": list(region.needed),
-        "halo_left": region.halo_left,
-        "halo_right": region.halo_right,
-        "unused_left": region.unused_left,
-        "unused_right": region.unused_right,
-        "padding_left": region.padding_left,
-        "padding_right": region.padding_right,
-    }
 
 
 def _range(limits: Range) -> str:

@@ -24,7 +24,7 @@ COMMANDS = {
     "explain": ("explain", "say what a plan or one of its layers costs, where it lies and what it moves"),
     "export": ("documents", "write a plan in formats that other programs read"),
     "report": ("documents", "write a page that shows a plan, or several beside one another"),
-    "serve": ("serve", "show a plan on a page that plans again while its sliders are moved"),
+    "serve": ("documents", "show a plan on a page that plans again while its sliders are moved"),
     "simulate": ("simulate", "simulate a training step of a plan, message by message"),
     "emit": ("run", "write a plan as a Mesh-TensorFlow program"),
     "weights": ("run", "write the weights of a model, for programs of its forward pass"),
@@ -125,7 +125,7 @@ def run(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         shown = StringIO()
         error.show(shown)
-        click.echo("\n".join(map(visible, shown.getvalue().split("\n"))), nl=False, err=True)
+        click.echo(visible(shown.getvalue(), keeping="\n\t"), nl=False, err=True)
         return error.exit_code
     except PaseError as error:
         if isinstance(error, MissingExtraError):

@@ -1,21 +1,17 @@
-"""What commands print: tables and JSON on standard output, progress and warnings on standard error."""
+"""What commands print: tables, facts and JSON on standard output, warnings on standard error."""
 
 import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
 
+from pase.common import names
 from pase.common.names import visible
-from pase.common.quantities import duration as duration
-from pase.common.quantities import quantity as quantity
-
-if TYPE_CHECKING:  # plans need NumPy, which `pase --help` does not wait for
-    from pase.planning.plan import Plan
 
 _LEAST_TEXT = 12
 """A column of names or text is not made narrower than this."""
@@ -23,8 +19,11 @@ _LEAST_TEXT = 12
 _MOST_LINES = 20
 """What would fold into more lines in its column is shortened."""
 
+_TITLE = 22
+"""Columns of a fact's title."""
 
-def print_json(document: dict[str, Any]) -> None:
+
+def print_json(document: Mapping[str, Any]) -> None:
     """Print one JSON object on standard output."""
     click.echo(json.dumps(document, indent=1))
 
@@ -36,9 +35,10 @@ def say(text: str = "") -> None:
         click.echo(line)
 
 
-def say_whole(text: str) -> None:
-    """Print a line that is to be copied, a command, whole on any terminal."""
-    click.echo(visible(text))
+def say_all(lines: Iterable[str]) -> None:
+    """Print lines that are to be copied, whole on any terminal."""
+    for line in lines:
+        click.echo(visible(line))
 
 
 def warn(text: str) -> None:
@@ -58,46 +58,20 @@ def has_colour(stream: TextIO) -> bool:
 
 def shortened(text: str, columns: int) -> str:
     """Return a text in some columns of a terminal, with an ellipsis in its middle for what does not fit."""
-    from rich.cells import cell_len, set_cell_size
+    from rich.cells import cell_len
 
-    if cell_len(text) <= columns:
-        return text
-    begin = set_cell_size(text, (columns - 1) - (columns - 1) // 2).rstrip()
-    end = text[max(len(text) - (columns - 1) // 2, 0) :] if columns > 2 else ""
-    while cell_len(begin) + 1 + cell_len(end) > columns:
-        end = end[1:]
-    return f"{begin}…{end}"
+    return names.shortened(text, columns, cell_len, narrowest=0.1)
 
 
-def hidden_text(plan: "Plan") -> str:
-    """Return what of a plan's communication is hidden: "8.20 ms of 8.21 ms that can hide"."""
-    unit = plan.cost_unit
-    return f"{quantity(plan.hidden_cost, unit)} of {quantity(plan.hideable_cost, unit)} that can hide"
+def print_facts(facts: Mapping[str, str | Sequence[str] | None], *, width: int = _TITLE) -> None:
+    """Print what is known by its title, a line each, or several; nothing of what is empty."""
+    for title, texts in facts.items():
+        for i, text in enumerate([texts] if isinstance(texts, str) and texts else texts or ()):
+            say(f"  {'' if i else title:<{width}}  {text}")
 
 
-def step_text(plan: "Plan") -> str:
-    """Return how a step is made up."""
-    micro_batches = f"{plan.micro_batches} micro-batch{'es' * (plan.micro_batches > 1)}"
-    if plan.num_groups == 1:
-        return micro_batches
-    group = plan.num_devices // plan.num_groups
-    if plan.num_stages > plan.num_groups:
-        each = plan.num_stages // plan.num_groups
-        devices = f"{plan.num_groups} groups of {group} devices with {each} stages each"
-        return f"{micro_batches} through {devices} ({plan.schedule})"
-    return f"{micro_batches} through {plan.num_groups} stages of {group} devices ({plan.schedule})"
-
-
-def total_cost_text(plan: "Plan") -> str:
-    """Return what a plan costs and, where that is in FLOP, the seconds that these take at the peak of its machine."""
-    if plan.cost_unit != "FLOP":
-        return quantity(plan.total_cost, plan.cost_unit)
-    time_s = plan.total_cost / plan.machine.peak_flop_per_s()
-    return f"{quantity(plan.total_cost, 'FLOP')}, {quantity(time_s, 's')} at a device's peak"
-
-
-def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; headers: those of columns of text, at the left, begin with "<".
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table; headers: those of columns of text, at the left, begin with "<". Of cells None is empty.
 
     Into a pipe it is plain text, else folded to the width of a terminal.
 
@@ -109,23 +83,25 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[visible(cell) for cell in row] for row in rows]
-    terminal = sys.stdout.isatty()
-    # Into a pipe nothing is folded for a screen that is not there.
+    cells = [["" if c is None else f"{c:,}" if isinstance(c, int) else visible(str(c)) for c in row] for row in rows]
     is_text = [header.startswith("<") for header in headers]
     titles = [header.removeprefix("<") for header in headers]
+    terminal = sys.stdout.isatty()
+    # Into a pipe nothing is folded for a screen that is not there.
     widths, gap = _widths(titles, cells, is_text, _columns() if terminal else None)
-    console = Console(
-        force_terminal=terminal,
-        color_system="auto" if has_colour(sys.stdout) else None,
-        highlight=False,
-    )
+    colours: Any = "auto" if has_colour(sys.stdout) else None
+    console = Console(force_terminal=terminal, color_system=colours, highlight=False)
+    console.width = sum(widths) + gap * len(widths)
     table = Table(box=None, pad_edge=False, collapse_padding=gap == 1, header_style="bold")
     for title, is_left, width in zip(titles, is_text, widths, strict=True):
         table.add_column(Text(title), justify="left" if is_left else "right", overflow="fold", width=width)
-    for row in cells:
-        table.add_row(*(Text(_fitting(cell, i, widths[i])) for i, cell in enumerate(row)))
-    console.width = sum(widths) + gap * len(widths)
+    for name, *others in cells:
+        # The words of the first column do not fold.
+        folding = (
+            " ".join(shortened(word, width) for word in shortened(cell, _MOST_LINES * width).split(" "))
+            for cell, width in zip(others, widths[1:], strict=True)
+        )
+        table.add_row(*map(Text, (shortened(name, widths[0]), *folding)))
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():
@@ -137,54 +113,30 @@ def _columns() -> int:
     return max(get_terminal_size().columns, 1)
 
 
-def _fitting(cell: str, column: int, width: int) -> str:
-    """Return a cell whose words fit: the first column's do not fold."""
-    if column == 0:
-        return shortened(cell, width)
-    return " ".join(shortened(word, width) for word in shortened(cell, _MOST_LINES * width).split(" "))
-
-
 def _widths(
     headers: Sequence[str], rows: Sequence[Sequence[str]], is_text: Sequence[bool], available: int | None
 ) -> tuple[list[int], int]:
-    """Return the width of each column and of the gap between two: less where that is too much for what is available.
-
-    What gives way first are the columns with most to fold, then the widest ones.
-    """
+    """Return the width of each column and of the gap between two: less where that is too much for what is available."""
     columns = [[row[i] for row in rows] for i in range(len(headers))]
     widths = [_longest((header, *column)) for header, column in zip(headers, columns, strict=True)]
     if available is None:
         return widths, 2
-    in_header = [_longest(header.split()) for header in headers]
-    in_words = [
-        max(head, _longest(word for cell in column for word in cell.split()))
-        for head, column in zip(in_header, columns, strict=True)
-    ]
     # What each column may be narrowed to: as long as nothing is cut and no figure folds; with long names cut; at all.
-    whole = [
-        words if is_text[i] and i else max(head, _longest(column))
-        for i, (head, words, column) in enumerate(zip(in_header, in_words, columns, strict=True))
-    ]
-    cut = [
-        max(head, min(width, _LEAST_TEXT)) if text else width
-        for head, width, text in zip(in_header, whole, is_text, strict=True)
-    ]
-    least = [min(width, words) for width, words in zip(cut, in_words, strict=True)]
+    whole, cut, least = [], [], []
+    for i, (header, column) in enumerate(zip(headers, columns, strict=True)):
+        head = _longest(header.split())
+        words = max(head, _longest(word for cell in column for word in cell.split()))
+        whole.append(words if is_text[i] and i else max(head, _longest(column)))
+        cut.append(max(head, min(whole[-1], _LEAST_TEXT)) if is_text[i] else whole[-1])
+        least.append(min(cut[-1], words))
     gap = 2 if sum(whole) + 2 * (len(whole) - 1) <= available else 1
     for limits in (whole, cut, least):
-        widths = _narrowed(widths, limits, available - gap * (len(widths) - 1))
+        # What has most to give gives first.
+        for _ in range(sum(widths) + gap * (len(widths) - 1) - available):
+            slack = [width - limit for width, limit in zip(widths, limits, strict=True)]
+            if max(slack) > 0:
+                widths[slack.index(max(slack))] -= 1
     return widths, gap
-
-
-def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Return widths that add up to the room, or are the least: what has most to give gives first."""
-    found = list(widths)
-    for _ in range(sum(widths) - room):
-        slack = [width - minimum for width, minimum in zip(found, least, strict=True)]
-        if max(slack) <= 0:
-            break
-        found[slack.index(max(slack))] -= 1
-    return found
 
 
 def _longest(texts: Iterable[str]) -> int:

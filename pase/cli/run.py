@@ -12,23 +12,26 @@ import click
 import numpy as np
 
 from pase.cli.options import (
+    ModelArguments,
     arguments_option,
     batch_option,
-    check_writable,
+    choice_option,
     chosen_clusters,
     chosen_plan,
     complete_models,
+    flag,
     json_option,
     model_argument,
+    model_options,
     output_option,
     plan_argument,
-    plan_options,
     process_options,
 )
-from pase.cli.output import duration, print_json, print_table, quantity, say, warn
+from pase.cli.output import print_facts, print_json, print_table, say, warn
 from pase.cli.progress import progress
 from pase.common.documents import write_or_fail
-from pase.common.quantities import percentage
+from pase.common.options import option
+from pase.common.quantities import duration, percentage, quantity
 from pase.datasets.dataset import Part, fit_to
 from pase.datasets.registry import SOURCES, load_dataset
 from pase.errors import EmitError, ModelError
@@ -51,27 +54,25 @@ _FEW_WEIGHTS = 32
 _FEW_COLUMNS = 4
 """Each worker has a column up to these; for more no terminal would be wide enough."""
 
+_PARTS: Mapping[str, Part] = MappingProxyType({"data": "train", "test_data": "test"})
+"""The options that name data, and which part of a data set each of them means."""
 
-_target_option = click.option(
-    "--target", type=click.Choice(tuple(TARGETS)), help="The framework that runs it [that of the model, if it is one]."
+_target_option = choice_option(
+    "--target", TARGETS, help="The framework that runs it [that of the model, if it is one]."
 )
 
 
 @click.command("run", epilog="Example: pase run alexnet --devices 8 --steps 3")
 @click.argument("plan_or_model", metavar="PLAN|MODEL", shell_complete=complete_models)
-@plan_options
+@model_options()
 @_target_option
-@click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Training steps.")
+@option("--steps", type=click.IntRange(min=1), default=5, help="Training steps.")
 @training_flags
 @device_options
-@click.option("--measure", is_flag=True, help="Count the bytes that cross devices in a step.")
+@flag("--measure", help="Count the bytes that cross devices in a step.")
 @json_option
 def run_command(
-    plan_or_model: str,
-    target: str | None,
-    measure: bool,
-    as_json: bool,
-    **others: Any,
+    plan_or_model: str, model: ModelArguments, target: str | None, measure: bool, as_json: bool, **others: Any
 ) -> None:
     """Train with PLAN, a file, or with the best strategy for MODEL on --devices, and compare with one device.
 
@@ -80,7 +81,7 @@ def run_command(
     PyTorch module that a factory makes, package.module:function, is trained as pase.parallelize has it, beside itself.
     """
     with progress() as on_progress, TemporaryDirectory(prefix="pase-data-") as folder:
-        plan = chosen_plan(plan_or_model, others, on_progress)
+        plan = chosen_plan(plan_or_model, model, on_progress)
         for name, part in _PARTS.items():
             others[name] = _as_file(others[name], part, plan, Path(folder))
         options = training_options(others)
@@ -91,55 +92,57 @@ def run_command(
             on_progress(what, done / total)
 
         if is_torch and is_factory(plan_or_model):
-            factory = Factory(name=plan_or_model, batch=others["batch"], arguments=others["arguments"])
+            factory = Factory(name=plan_or_model, batch=model.batch, arguments=model.arguments)
             result = run_factory(plan, factory, options, measure=measure, on_progress=report)
         else:
             result = run_plan(plan, options, target=target, choice=choice, measure=measure, on_progress=report)
     weights = held_weights(plan)
     memory_bytes = result.predicted_memory.total_bytes + result.optimiser_bytes
+    num_parameters = sum(weight.size for weight in weights)
     if as_json:
+        document = asdict(result)
+        optimiser_bytes = document.pop("optimiser_bytes")
         print_json(
             {
-                "losses": list(result.losses),
-                "reference_losses": list(result.reference_losses),
-                "max_relative_difference": result.max_relative_difference,
-                "accuracies": list(result.accuracies),
-                "reference_accuracies": list(result.reference_accuracies),
-                "tests": [asdict(test) for test in result.tests],
-                "reference_tests": [asdict(test) for test in result.reference_tests],
-                "parameters": _parameters(weights),
-                "predicted_bytes": result.predicted_bytes,
-                "measured_bytes": result.measured_bytes,
-                "host_bytes": result.host_bytes,
-                "edges": list(result.edges),
-                "layers": list(result.layers),
+                **document,
+                "parameters": {
+                    "total": num_parameters,
+                    "per_device": parameters_per_device(weights),
+                    "weights": [asdict(weight) for weight in weights],
+                },
                 "predicted_memory_bytes": memory_bytes,
-                "predicted_memory": {**asdict(result.predicted_memory), "optimiser_bytes": result.optimiser_bytes},
-                "peak_memory_bytes": list(result.peak_memory_bytes or []) or None,
-                "build_time_s": result.build_time_s,
-                "step_time_s": result.step_time_s,
+                "predicted_memory": {**document["predicted_memory"], "optimiser_bytes": optimiser_bytes},
+                "peak_memory_bytes": result.peak_memory_bytes or None,
             }
         )
         return
     _print_steps(result)
     say()
-    devices = "local processes" if is_torch and choice.kind == CPU else choice.text
-    say(f"{plan.graph.name} on {plan.num_devices} {devices}, {options.dtype}")
-    say(f"  largest difference      {result.max_relative_difference:.1e}   (relative)")
-    say(f"  bytes between devices   {quantity(result.predicted_bytes, 'B')} a step predicted")
+    say(
+        f"{plan.graph.name} on {plan.num_devices} "
+        f"{'local processes' if is_torch and choice.kind == CPU else choice.text}, {options.dtype}"
+    )
+    moved = [f"{quantity(result.predicted_bytes, 'B')} a step predicted"]
     if result.measured_bytes is not None:
         ratio = result.measured_bytes / result.predicted_bytes if result.predicted_bytes else 1.0
-        say(f"                          {quantity(result.measured_bytes, 'B')} a step measured   ({ratio:.2%} of it)")
-    if result.host_bytes is not None:
-        say(f"  bytes from the host     {quantity(result.host_bytes, 'B')} a step, and the loss to it")
-    say(f"  parameters              {_held(weights)}")
-    say(f"  memory of a device      {quantity(memory_bytes, 'B')} predicted")
-    if result.peak_memory_bytes:
-        low, high = (quantity(choose(result.peak_memory_bytes), "B") for choose in (min, max))
-        say(f"                          {low} to {high} at most, as its allocator recorded")
-    say(f"  building the program    {duration(result.build_time_s)}")
+        moved.append(f"{quantity(result.measured_bytes, 'B')} a step measured   ({ratio:.2%} of it)")
+    memory = [f"{quantity(memory_bytes, 'B')} predicted"]
+    if peaks := result.peak_memory_bytes:
+        low, high = quantity(min(peaks), "B"), quantity(max(peaks), "B")
+        memory.append(f"{low} to {high} at most, as its allocator recorded")
+    host = None if result.host_bytes is None else f"{quantity(result.host_bytes, 'B')} a step, and the loss to it"
     who = "they" if is_torch else "virtual devices"
-    say(f"  one step                {duration(result.step_time_s)}   ({who} share this machine)")
+    print_facts(
+        {
+            "largest difference": f"{result.max_relative_difference:.1e}   (relative)",
+            "bytes between devices": moved,
+            "bytes from the host": host,
+            "parameters": _held(num_parameters, parameters_per_device(weights)),
+            "memory of a device": memory,
+            "building the program": duration(result.build_time_s),
+            "one step": f"{duration(result.step_time_s)}   ({who} share this machine)",
+        }
+    )
     if plan.num_devices <= _FEW_WORKERS and 0 < len(weights) <= _FEW_WEIGHTS:
         say()
         _print_parameters(weights)
@@ -148,16 +151,11 @@ def run_command(
         _print_moved(result)
 
 
-_PARTS: Mapping[str, Part] = MappingProxyType({"data": "train", "test_data": "test"})
-"""The options that name data, and which part of a data set each of them means."""
-
-
-def _as_file(named: Any, part: Part, plan: Plan, folder: Path) -> Path | None:
+def _as_file(named: Path | None, part: Part, plan: Plan, folder: Path) -> Path | None:
     """Return where a program finds the data that an option names: a data set by name is written there first."""
-    text = None if named is None else str(named)
-    if text is None or text.partition(":")[0] not in SOURCES or named.exists():
-        return named if named is None else Path(named)
-    found = fit_to(load_dataset(text, part=part), data_inputs(plan.graph).values())
+    if named is None or str(named).partition(":")[0] not in SOURCES or named.exists():
+        return named
+    found = fit_to(load_dataset(str(named), part=part), data_inputs(plan.graph).values())
     path = folder / f"{part}.npz"
     np.savez(path, **found.arrays)  # type: ignore[arg-type]
     return path
@@ -166,13 +164,12 @@ def _as_file(named: Any, part: Part, plan: Plan, folder: Path) -> Path | None:
 def _print_steps(result: RunResult) -> None:
     """Print a row for each step and, below them, one for each test, beside those of one device."""
     heads = ["loss", "on one device", "difference", "accuracy"]
+    steps = zip(result.losses, result.reference_losses, result.accuracies, strict=True)
     print_table(
         ["step", *heads],
         [
-            [str(step), *_compared(ours, reference), percentage(accuracy, 2)]
-            for step, (ours, reference, accuracy) in enumerate(
-                zip(result.losses, result.reference_losses, result.accuracies, strict=True), start=1
-            )
+            [step, *_compared(ours, reference), percentage(accuracy, 2)]
+            for step, (ours, reference, accuracy) in enumerate(steps, start=1)
         ],
     )
     if result.tests:
@@ -181,8 +178,7 @@ def _print_steps(result: RunResult) -> None:
             ["tested after step", "examples", *heads, "on one device"],
             [
                 [
-                    *(str(ours.step), str(ours.num_examples)),
-                    *_compared(ours.loss, reference.loss),
+                    *(ours.step, ours.num_examples, *_compared(ours.loss, reference.loss)),
                     *(percentage(ours.accuracy, 2), percentage(reference.accuracy, 2)),
                 ]
                 for ours, reference in zip(result.tests, result.reference_tests, strict=True)
@@ -194,18 +190,8 @@ def _compared(ours: float, reference: float) -> list[str]:
     return [f"{ours:.9g}", f"{reference:.9g}", f"{abs(ours - reference) / max(abs(reference), 1e-300):.1e}"]
 
 
-def _parameters(weights: Sequence[HeldWeight]) -> dict[str, object]:
-    return {
-        "total": sum(weight.size for weight in weights),
-        "per_device": list(parameters_per_device(weights)),
-        "weights": [asdict(weight) for weight in weights],
-    }
-
-
-def _held(weights: Sequence[HeldWeight]) -> str:
+def _held(total: int, held: Sequence[int]) -> str:
     """Say how many parameters there are and how many a worker holds."""
-    held = parameters_per_device(weights)
-    total = sum(weight.size for weight in weights)
     if not held:
         return "none"
     if min(held) == max(held):
@@ -214,40 +200,19 @@ def _held(weights: Sequence[HeldWeight]) -> str:
 
 
 def _print_parameters(weights: Sequence[HeldWeight]) -> None:
-    """Print the part of each weight that each worker holds."""
+    """Print the part of each weight that each worker holds; of many workers, who holds each part."""
     num_workers = len(weights[0].parts)
-    if num_workers > _FEW_COLUMNS:
-        print_table(
-            ["<weight", "shape", "<part", "<of workers"],
-            [row for weight in weights for row in _part_rows(weight)],
-        )
-        return
-    print_table(
-        [
-            "<weight",
-            "shape",
-            *(f"worker {worker} holds" for worker in range(num_workers)),
-        ],
-        [
-            [weight.name, _shape(weight), *(_part(weight, worker) for worker in range(num_workers))]
-            for weight in weights
-        ],
-    )
-
-
-def _part_rows(weight: HeldWeight) -> list[list[str]]:
-    """Return a row for each part of a weight, with all workers that hold it."""
-    holders: dict[str, list[str]] = {}
-    for worker in range(len(weight.parts)):
-        holders.setdefault(_part(weight, worker), []).append(str(worker))
-    return [
-        [*((weight.name, _shape(weight)) if first else ("", "")), part, " ".join(workers)]
-        for first, (part, workers) in zip([True, *[False] * len(holders)], holders.items(), strict=False)
-    ]
-
-
-def _shape(weight: HeldWeight) -> str:
-    return " × ".join(map(str, weight.shape))
+    rows = []
+    for weight in weights:
+        shape, parts = " × ".join(map(str, weight.shape)), [_part(weight, worker) for worker in range(num_workers)]
+        if num_workers <= _FEW_COLUMNS:
+            rows.append([weight.name, shape, *parts])
+            continue
+        for number, part in enumerate(dict.fromkeys(parts)):
+            workers = " ".join(str(worker) for worker in range(num_workers) if parts[worker] == part)
+            rows.append([*(("", "") if number else (weight.name, shape)), part, workers])
+    each = [f"worker {worker} holds" for worker in range(num_workers)]
+    print_table(["<weight", "shape", *(each if num_workers <= _FEW_COLUMNS else ["<part", "<of workers"])], rows)
 
 
 def _part(weight: HeldWeight, worker: int) -> str:
@@ -259,30 +224,25 @@ def _print_moved(result: RunResult) -> None:
     """Print what crossed devices, for each edge and within each layer, the predicted bytes by phase."""
     named = [(f"{row['producer']} → {row['consumer']}", row) for row in result.edges]
     named += [(str(row["name"]), row) for row in result.layers]
-    named = [(name, row) for name, row in named if row["predicted_bytes"] or row["measured_bytes"]]
     print_table(
         ["<edge, or sums within a layer", *PHASES, "predicted, B", "measured, B"],
         [
-            [
-                name,
-                *(f"{row[phase]['predicted_bytes']:,}" for phase in PHASES),
-                f"{row['predicted_bytes']:,}",
-                f"{row['measured_bytes']:,}",
-            ]
+            [name, *(row[phase]["predicted_bytes"] for phase in PHASES), row["predicted_bytes"], row["measured_bytes"]]
             for name, row in named
+            if row["predicted_bytes"] or row["measured_bytes"]
         ],
     )
 
 
 @click.command("emit", epilog="Example: pase emit plan.json -o train.py")
 @plan_argument
-@plan_options
+@model_options()
 @output_option("Write the program here, not on standard output.")
 @_target_option
-@click.option("--forward", is_flag=True, help="Of an imported model: a program that computes its outputs.")
+@flag("--forward", help="Of an imported model: a program that computes its outputs.")
 @json_option
 def emit_command(
-    plan: str, output: Path | None, target: str | None, forward: bool, as_json: bool, **model: Any
+    plan: str, model: ModelArguments, output: Path | None, target: str | None, forward: bool, as_json: bool
 ) -> None:
     """Write PLAN, a file that 'pase search -o' made, as a program that trains with it.
 
@@ -293,8 +253,6 @@ def emit_command(
             "programs of a forward pass alone are written for Mesh-TensorFlow; one for PyTorch returns the outputs "
             "of a model, beside its loss or alone: leave --forward out"
         )
-    if output:
-        check_writable(output)
     with progress() as on_progress:
         read = chosen_plan(plan, model, on_progress)
         on_progress("writing the program", 0.0)
@@ -307,7 +265,7 @@ def emit_command(
         how = "--weights weights.npz --data inputs.npz" if forward else "--steps 10"
         warn(f"program written to {output}; try: python {output} {how}")
     if as_json:
-        print_json({"source": source, "output": str(output) if output else None, "left_out": list(left_out)})
+        print_json({"source": source, "output": str(output) if output else None, "left_out": left_out})
     elif not output:
         click.echo(source, nl=False)
 
@@ -325,7 +283,6 @@ def weights_command(model: str, batch: int | None, arguments: dict[str, Any], ou
     """
     from pase.importers.weights import read_weights  # every front end, which the other commands here do without
 
-    check_writable(output)
     if is_builtin(model):
         raise ModelError(f"{model!r} is a built-in network: its weights are made when it is trained ('pase run')")
     with progress() as on_progress:
@@ -336,7 +293,7 @@ def weights_command(model: str, batch: int | None, arguments: dict[str, Any], ou
     write_or_fail(output, buffer.getvalue(), ModelError)
     size_bytes = sum(array.nbytes for array in found.values())
     if as_json:
-        shapes = {name: list(array.shape) for name, array in found.items()}
+        shapes = {name: array.shape for name, array in found.items()}
         print_json({"output": str(output), "arrays": shapes, "size_bytes": size_bytes})
     else:
         say(f"{len(found)} arrays, {quantity(size_bytes, 'B')}, written to {output}")

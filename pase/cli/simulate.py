@@ -1,22 +1,33 @@
 """`pase simulate`: one training step of a plan on a machine, message by message; of one with parts, pass by pass."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from pase.analysis.simulation import pipeline
-from pase.analysis.simulation.pipeline import StagedSimulation, StageUse, Work, simulate_stages
+from pase.analysis.simulation.pipeline import StagedSimulation, Work, simulate_stages
 from pase.analysis.simulation.simulation import Simulation, chrome_trace, simulate
 from pase.analysis.simulation.step import COLLECTIVES
-from pase.cli.options import check_writable, chosen_plan, json_option, plan_argument, plan_options
-from pase.cli.output import print_json, print_table, quantity, say, step_text
+from pase.cli.options import (
+    ModelArguments,
+    choice_option,
+    chosen_plan,
+    flag,
+    json_option,
+    model_options,
+    plan_argument,
+    writable,
+)
+from pase.cli.output import print_facts, print_json, print_table, say
+from pase.cli.plans import headline, step_text
 from pase.cli.progress import progress
-from pase.common.documents import write_atomically
+from pase.common.documents import attributes, write_atomically
 from pase.common.names import short
-from pase.common.quantities import size_text
+from pase.common.options import PATH, option
+from pase.common.quantities import percentage, quantity
 from pase.errors import SimulationError
 
 _SHOWN_PARTS = 10
@@ -25,18 +36,18 @@ _SHOWN_PARTS = 10
 
 @click.command("simulate", epilog="Example: pase simulate plan.json --trace step.json")
 @plan_argument
-@plan_options
-@click.option(
+@model_options()
+@choice_option(
     "--collectives",
-    type=click.Choice(list(COLLECTIVES)),
+    COLLECTIVES,
     help="How sums travel: by the best algorithm, node by node, in one ring, or in pieces between all pairs, as an "
     "emitted Mesh-TensorFlow program [the machine's own].",
 )
-@click.option("--no-overlap", is_flag=True, help="Sum gradients of weights after the backward pass, not beside it.")
-@click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Write a Chrome trace of the step.")
+@flag("--no-overlap", help="Sum gradients of weights after the backward pass, not beside it.")
+@option("--trace", type=PATH, callback=writable, metavar="FILE", help="Write a Chrome trace of the step.")
 @json_option
 def simulate_command(
-    plan: str, collectives: str | None, no_overlap: bool, trace: Path | None, as_json: bool, **model: Any
+    plan: str, model: ModelArguments, collectives: str | None, no_overlap: bool, trace: Path | None, as_json: bool
 ) -> None:
     """Simulate one training step of PLAN on its machine, with messages that share the links.
 
@@ -48,60 +59,51 @@ def simulate_command(
     A plan with micro-batches, stages or modes of layers is simulated pass by pass: what each stage does, and when it
     waits; a process of the trace is a stage.
     """
-    if trace is not None:
-        check_writable(trace)
+    found: Simulation | StagedSimulation
     with progress() as on_progress:
         chosen = chosen_plan(plan, model, on_progress, keeps_machine=False)
         on_progress("simulating a step", 0.0)
-        if chosen.has_parts:
-            if collectives:
-                raise SimulationError(
-                    "sums of a plan with micro-batches, stages or modes take what its cost model says, "
-                    f"{chosen.cost_model}: leave out --collectives, or search under another --cost-model"
-                )
-            staged = simulate_stages(chosen, machine=model["machine"], overlaps=not no_overlap)
-            views = (
-                partial(pipeline.chrome_trace, staged),
-                partial(_staged_document, staged),
-                partial(_print_staged, staged),
+        if not chosen.has_parts:
+            found = simulate(chosen, machine=model.machine, collectives=collectives, overlaps=not no_overlap)
+        elif collectives:
+            raise SimulationError(
+                "sums of a plan with micro-batches, stages or modes take what its cost model says, "
+                f"{chosen.cost_model}: leave out --collectives, or search under another --cost-model"
             )
         else:
-            found = simulate(chosen, machine=model["machine"], collectives=collectives, overlaps=not no_overlap)
-            views = partial(chrome_trace, found), partial(_document, found), partial(_print, found)
+            found = simulate_stages(chosen, machine=model.machine, overlaps=not no_overlap)
+    views: tuple[Callable[[Any], str], Callable[[Any], dict[str, Any]], Callable[[Any], None]]
+    views = chrome_trace, _document, _print
+    if isinstance(found, StagedSimulation):
+        views = pipeline.chrome_trace, _staged_document, _print_staged
     traced, document, show = views
     if trace is not None:
-        write_atomically(trace, traced())
+        write_atomically(trace, traced(found))
     if as_json:
-        print_json(document())
-    else:
-        show()
-        if trace is not None:
-            say()
-            say(f"trace written to {trace}")
+        named = "model=plan.graph.name num_devices=plan.num_devices machine=machine.name step_time_s"
+        print_json(attributes(found, named) | document(found))
+        return
+    show(found)
+    if trace is not None:
+        say()
+        say(f"trace written to {trace}")
 
 
 def _document(found: Simulation) -> dict[str, Any]:
+    levels = found.fabric.levels
     return {
-        "model": found.plan.graph.name,
-        "num_devices": found.plan.num_devices,
-        "machine": found.machine.name,
-        "collectives": found.collectives,
-        "overlap": found.overlaps,
-        "step_time_s": found.step_time_s,
+        **attributes(found, "collectives overlap=overlaps"),
         "num_tasks": len(found.tasks.tasks),
-        "phases": [{"name": phase.phase, **_but(asdict(phase), "phase")} for phase in found.phases],
+        "phases": [_but(asdict(phase), "phase") | {"name": phase.phase} for phase in found.phases],
         "devices": [asdict(device) for device in found.devices],
         "levels": [asdict(level) for level in found.levels],
         "critical_path": {
             "activities_s": {activity.value: time_s for activity, time_s in found.activities.items()},
             "parts": [
                 {
-                    "activity": part.activity,
+                    **attributes(part, "activity device begin_s end_s"),
                     **_but(asdict(part.label), "label"),
-                    "device": part.device,
-                    "level": None if part.level is None else found.fabric.levels[part.level].name,
-                    "begin_s": part.begin_s,
-                    "end_s": part.end_s,
+                    "level": None if part.level is None else levels[part.level].name,
                 }
                 for part in found.critical_path
             ],
@@ -113,59 +115,28 @@ def _but(document: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key != name}
 
 
+def _seconds(*times_s: float) -> list[str]:
+    return [quantity(time_s, "s") for time_s in times_s]
+
+
 def _print(found: Simulation) -> None:
     step_s = found.step_time_s
     overlap = "beside the backward pass" if found.overlaps else "after the backward pass"
-    say(f"{found.plan.graph.name} on {found.plan.num_devices} × {found.machine.device.name} ({found.machine.name})")
-    say(f"  one step                {quantity(step_s, 's')}")
-    say(f"  collectives             {found.collectives}; gradients of weights are summed {overlap}")
-    say()
-    print_table(
-        ["<phase", "begins", "ends", "computing", "bytes moved"],
-        [
-            [
-                str(phase.phase),
-                *(quantity(time_s, "s") for time_s in (phase.begin_s, phase.end_s, phase.computing_s)),
-                quantity(phase.moved_bytes, "B"),
-            ]
-            for phase in found.phases
-        ],
+    say(headline(found.plan, found.machine))
+    print_facts(
+        {
+            "one step": quantity(step_s, "s"),
+            "collectives": f"{found.collectives}; gradients of weights are summed {overlap}",
+        }
     )
     say()
-    _print_devices(found)
+    rows = [
+        [phase.phase, *_seconds(phase.begin_s, phase.end_s, phase.computing_s), quantity(phase.moved_bytes, "B")]
+        for phase in found.phases
+    ]
+    print_table(["<phase", "begins", "ends", "computing", "bytes moved"], rows)
     say()
-    print_table(
-        ["<links of a", "number", "bytes out", "busiest", "mean use"],
-        [
-            [
-                level.name,
-                str(level.num_links),
-                quantity(level.moved_bytes, "B"),
-                quantity(level.busiest_s, "s"),
-                f"{level.utilisation:.1%}",
-            ]
-            for level in found.levels
-        ],
-    )
-    say()
-    print_table(
-        ["<critical path", "time", "share"],
-        [[activity.value, *_time_and_share(time_s, step_s)] for activity, time_s in found.activities.items()],
-    )
-    say()
-    total: dict[tuple[str, str], float] = {}
-    for part in found.critical_path:
-        key = part.label.text, part.activity.value
-        total[key] = total.get(key, 0.0) + part.duration_s
-    parts = sorted(total.items(), key=lambda item: -item[1])
-    print_table(
-        ["<longest parts of it", "<spent on", "time", "share"],
-        [[name, activity, *_time_and_share(time_s, step_s)] for (name, activity), time_s in parts[:_SHOWN_PARTS]],
-    )
-
-
-def _print_devices(found: Simulation) -> None:
-    rows = {
+    of_devices = {
         "computing": [device.computing_s for device in found.devices],
         "communicating, not computing": [device.communicating_s for device in found.devices],
         "waiting": [device.waiting_s for device in found.devices],
@@ -174,33 +145,52 @@ def _print_devices(found: Simulation) -> None:
     }
     print_table(
         ["<a device's time", "least", "mean", "most"],
+        [[name, *_seconds(min(times), sum(times) / len(times), max(times))] for name, times in of_devices.items()],
+    )
+    say()
+    print_table(
+        ["<links of a", "number", "bytes out", "busiest", "mean use"],
         [
-            [name, *(quantity(time_s, "s") for time_s in (min(times), sum(times) / len(times), max(times)))]
-            for name, times in rows.items()
+            [
+                level.name,
+                level.num_links,
+                quantity(level.moved_bytes, "B"),
+                *_seconds(level.busiest_s),
+                percentage(level.utilisation),
+            ]
+            for level in found.levels
         ],
     )
+    say()
+    _print_shares(
+        ["<critical path"], {(activity.value,): time_s for activity, time_s in found.activities.items()}, step_s
+    )
+    say()
+    total: dict[tuple[str, ...], float] = {}
+    for part in found.critical_path:
+        key = part.label.text, part.activity.value
+        total[key] = total.get(key, 0.0) + part.duration_s
+    longest = sorted(total.items(), key=lambda item: -item[1])[:_SHOWN_PARTS]
+    _print_shares(["<longest parts of it", "<spent on"], dict(longest), step_s)
+
+
+def _print_shares(headers: list[str], times_s: Mapping[tuple[str, ...], float], step_s: float) -> None:
+    """Print for how long of a step something goes on, by its name."""
+    rows = [[*names, *_time_and_share(time_s, step_s)] for names, time_s in times_s.items()]
+    print_table([*headers, "time", "share"], rows)
 
 
 def _time_and_share(time_s: float, step_s: float) -> tuple[str, str]:
-    return quantity(time_s, "s"), f"{time_s / step_s:.1%}" if step_s else ""
+    return quantity(time_s, "s"), percentage(time_s / step_s if step_s else None)
 
 
 # -- steps of stages
 
 
 def _staged_document(found: StagedSimulation) -> dict[str, Any]:
-    plan = found.plan
     return {
-        "model": plan.graph.name,
-        "num_devices": plan.num_devices,
-        "machine": found.machine.name,
-        "overlap": found.hides,
-        "step_time_s": found.step_time_s,
-        "closed_form_s": found.closed_form_s,
-        "micro_batches": plan.micro_batches,
-        "schedule": plan.schedule,
-        "num_groups": plan.num_groups,
-        "waiting_share": found.bubble,
+        **attributes(found, "overlap=hides closed_form_s waiting_share=bubble"),
+        **attributes(found.plan, "micro_batches schedule num_groups"),
         "stages": [{**asdict(use), "micro_batch_s": use.micro_batch_s} for use in found.stages],
         "passes": [_but(asdict(each), "awaited") for each in found.passes],
         "critical_path": [_but(asdict(each), "awaited") for each in found.critical_path],
@@ -208,49 +198,44 @@ def _staged_document(found: StagedSimulation) -> dict[str, Any]:
 
 
 def _print_staged(found: StagedSimulation) -> None:
-    plan, step_s = found.plan, found.step_time_s
+    step_s = found.step_time_s
     over = step_s / found.closed_form_s - 1 if found.closed_form_s else 0.0
     beside = "" if abs(over) < 5e-5 else f", which is {abs(over):.2%} {'less' if over > 0 else 'more'}"
-    say(f"{plan.graph.name} on {plan.num_devices} × {found.machine.device.name} ({found.machine.name})")
-    say(f"  step                    {step_text(plan)}")
-    say(f"  one step                {quantity(step_s, 's')}")
-    say(f"  closed form             {quantity(found.closed_form_s, 's')}{beside}")
-    say(f"  devices wait            {found.bubble:.1%} of the time")
+    say(headline(found.plan, found.machine))
+    print_facts(
+        {
+            "step": step_text(found.plan),
+            "one step": quantity(step_s, "s"),
+            "closed form": f"{quantity(found.closed_form_s, 's')}{beside}",
+            "devices wait": f"{found.bubble:.1%} of the time",
+        }
+    )
     say()
     works = [work for work in Work if any(times[work] for times in found.times_s)]
-    print_table(
-        ["<stage", "<layers", "devices", *(str(work) for work in works)],
-        [
-            [str(use.stage), str(use.num_layers), _range(use), *(quantity(use.times_s[work], "s") for work in works)]
-            for use in found.stages
-        ],
-    )
+    rows = []
+    for use in found.stages:
+        first, beyond = use.devices
+        devices = str(first) if beyond - first == 1 else f"{first} – {beyond - 1}"
+        rows.append([f"{use.stage}", f"{use.num_layers}", devices, *_seconds(*(use.times_s[work] for work in works))])
+    print_table(["<stage", "<layers", "devices", *map(str, works)], rows)
     say()
     print_table(
         ["<stage", "<first layer", "<last layer", "busy", "waits", "share", "under way", "memory"],
         [
             [
-                str(use.stage),
+                use.stage,
                 *map(short, use.layers),
                 quantity(use.busy_s, "s"),
                 *_time_and_share(use.waiting_s, step_s),
-                str(use.in_flight),
-                size_text(use.memory_bytes),
+                use.in_flight,
+                quantity(use.memory_bytes, "B"),
             ]
             for use in found.stages
         ],
     )
     say()
-    total: dict[tuple[int, Work], float] = {}
+    total: dict[tuple[str, ...], float] = {}
     for each in found.critical_path:
-        total[each.stage, each.work] = total.get((each.stage, each.work), 0.0) + each.duration_s
-    longest = sorted(total.items(), key=lambda item: -item[1])
-    print_table(
-        ["<the step waits for", "<spent on", "time", "share"],
-        [[f"stage {stage}", str(work), *_time_and_share(time_s, step_s)] for (stage, work), time_s in longest],
-    )
-
-
-def _range(use: StageUse) -> str:
-    first, beyond = use.devices
-    return str(first) if beyond - first == 1 else f"{first} – {beyond - 1}"
+        key = f"stage {each.stage}", str(each.work)
+        total[key] = total.get(key, 0.0) + each.duration_s
+    _print_shares(["<the step waits for", "<spent on"], dict(sorted(total.items(), key=lambda item: -item[1])), step_s)

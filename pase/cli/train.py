@@ -1,15 +1,12 @@
 """`pase train`: train replicas of a network that keep near one another, with one of eleven algorithms."""
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from types import MappingProxyType
 from typing import Any, Never
 
 import click
@@ -17,16 +14,20 @@ import click
 from pase.cli.options import (
     ModelArguments,
     check_writable,
+    choice_option,
     chosen_clusters,
     complete_algorithms,
     complete_models,
+    flag,
     model_options,
     process_options,
+    whole_numbers,
 )
-from pase.cli.output import duration, is_terminal, print_table, quantity, say, warn
+from pase.cli.output import is_terminal, print_table, say, warn
 from pase.cli.progress import REDRAW_S, interrupted, progress
 from pase.common.names import visible
-from pase.common.quantities import percentage
+from pase.common.options import PATH, option, options_of_all
+from pase.common.quantities import duration, percentage, quantity
 from pase.easgd.job import (
     DEFAULT_ALGORITHM,
     DEFAULT_LEARNING_RATE,
@@ -46,190 +47,77 @@ from pase.errors import TrainingError
 from pase.studies.easgd_costs.paper import PARTS
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text
-from pase.targets.training.checkpointing import NEWEST
-from pase.targets.training.options import ITEMSIZES, device_choice, device_options, options_of_all
-
-_SAVE_EVERY = 100
-
-
-_KEEP = 3
-
+from pase.targets.training.checkpointing import NEWEST, checkpoint_flags
+from pase.targets.training.options import device_choice, device_options, dtype_option
 
 _FINISHED = {".json": "plan", ".py": "program"}
 """What files that name their own devices are called, by their endings."""
 
-
-class _Arrivals(click.ParamType[tuple[int, ...]]):
-    """Numbers of workers with commas between."""
-
-    name = "list"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Return the numbers."""
-        if isinstance(value, tuple):
-            return value
-        items = str(value).split(",")
-        if not all(re.fullmatch(r"\s*[0-9]{1,9}\s*", item, re.ASCII) for item in items):
-            self.fail(f"{value!r} is not usable; expected numbers of workers, such as 0,1,0,1", param, ctx)
-        return tuple(map(int, items))
-
-
-_JOB_OPTIONS = (
-    click.option(
+training_across_options = options_of_all(
+    option(
         "--algorithm",
         default=DEFAULT_ALGORITHM,
-        show_default=True,
         metavar="NAME",
         shell_complete=complete_algorithms,
         help="One of those named above.",
     ),
-    click.option(
-        "--workers", "num_workers", type=int, default=DEFAULT_WORKERS, show_default=True, metavar="P", help="Replicas."
-    ),
-    click.option(
-        "--steps", "num_steps", type=int, default=DEFAULT_STEPS, show_default=True, metavar="K", help="Of each worker."
-    ),
-    click.option(
-        "--learning-rate", type=float, default=DEFAULT_LEARNING_RATE, show_default=True, metavar="RATE", help="η."
-    ),
-    click.option("--rho", type=float, metavar="NUMBER", help="ρ; the elastic rate is η·ρ [0.9/(P·η)]."),
-    click.option("--momentum", type=float, metavar="NUMBER", help="μ of the algorithms that have one [0.9]."),
-    click.option("--average", "averages", is_flag=True, help="sync-sgd: the mean of the gradients, not their sum."),
-    click.option(
+    option("--workers", "num_workers", type=int, default=DEFAULT_WORKERS, metavar="P", help="Replicas."),
+    option("--steps", "num_steps", type=int, default=DEFAULT_STEPS, metavar="K", help="Of each worker."),
+    option("--learning-rate", type=float, default=DEFAULT_LEARNING_RATE, metavar="RATE", help="η."),
+    option("--rho", type=float, metavar="NUMBER", help="ρ; the elastic rate is η·ρ [0.9/(P·η)]."),
+    option("--momentum", type=float, metavar="NUMBER", help="μ of the algorithms that have one [0.9]."),
+    flag("--average", "averages", help="sync-sgd: the mean of the gradients, not their sum."),
+    option(
         "--arrivals",
-        type=_Arrivals(),
+        type=whole_numbers,
         metavar="LIST",
         help="Serve asynchronous workers in this order, over and over: 0,1,0,1.",
     ),
-    click.option(
-        "--reduction", type=click.Choice([each.value for each in Reduction]), help="Of synchronous methods [tree]."
-    ),
-    click.option(
-        "--packed/--per-layer", default=True, show_default=True, help="One message for all weights, or one for each."
-    ),
-)
-
-
-_PROCESS_OPTIONS = process_options(
-    processes="Share the workers out to N processes of this machine.",
-    hosts="HOST:PORT of each task; --resume then names a FILE.",
-    timeout="Give up whoever takes longer than S seconds [never].",
-    least=None,
-)
-
-
-_DATA_OPTIONS = (
-    click.option(
+    choice_option("--reduction", [each.value for each in Reduction], help="Of synchronous methods [tree]."),
+    option("--packed/--per-layer", default=True, help="One message for all weights, or one for each."),
+    option(
         "--data",
         metavar="DATA",
         help="digits, mnist:FOLDER, cifar10:PATH, an .npz file or a folder of .npy files [made up].",
     ),
-    click.option(
+    choice_option(
         "--data-split",
-        type=click.Choice([each.value for each in DataSplit]),
+        [each.value for each in DataSplit],
         default=DataSplit.PARTITION.value,
-        show_default=True,
         help="A part of the data for each worker, or all of them for each.",
     ),
-    click.option("--test-data", metavar="DATA", help="What to test on [the test part of --data, where it has one]."),
-    click.option("--test-every", type=int, metavar="K", help="Steps of each worker [after the last one]."),
-    click.option(
-        "--until-accuracy", type=float, metavar="FRACTION", help="End when a test of the centre reaches it: 0.97."
-    ),
-    click.option("--seed", type=int, metavar="N", help="Of the weights, the order of samples, made-up data [0]."),
-    click.option("--dtype", type=click.Choice(list(ITEMSIZES)), default="float32", show_default=True),
-)
-
-
-_KEPT_OPTIONS = (
-    click.option(
-        "--checkpoint", type=click.Path(path_type=Path), metavar="DIR", help="The folder to keep checkpoints in."
-    ),
-    click.option("--save-every", type=int, metavar="K", help=f"Steps of each worker [{_SAVE_EVERY}]; the last, too."),
-    click.option("--keep", type=int, default=_KEEP, show_default=True, metavar="N", help="How many checkpoints."),
-    click.option(
-        "--resume",
-        is_flag=False,
-        flag_value=NEWEST,
-        metavar="[FILE]",
-        help="Go on from the newest checkpoint in DIR, or from a file.",
-    ),
-    click.option(
+    option("--test-data", metavar="DATA", help="What to test on [the test part of --data, where it has one]."),
+    option("--test-every", type=int, metavar="K", help="Steps of each worker [after the last one]."),
+    option("--until-accuracy", type=float, metavar="FRACTION", help="End when a test of the centre reaches it: 0.97."),
+    option("--seed", type=int, metavar="N", help="Of the weights, the order of samples, made-up data [0]."),
+    dtype_option,
+    checkpoint_flags,
+    option(
         "--metrics",
         "metrics_path",
-        type=click.Path(path_type=Path),
+        type=PATH,
         metavar="FILE",
         help="Append a line of JSON for each step that is shown, and each test.",
     ),
-    click.option(
+    option(
         "--trace",
         "trace_path",
-        type=click.Path(path_type=Path),
+        type=PATH,
         metavar="FILE.npz",
         help="Write weights, gradient and centre of every step, to check the rules by hand.",
     ),
-    click.option(
-        "--report-every",
-        type=int,
-        default=DEFAULT_REPORT_EVERY,
-        show_default=True,
-        metavar="K",
-        help="Show every K steps of a worker.",
+    option(
+        "--report-every", type=int, default=DEFAULT_REPORT_EVERY, metavar="K", help="Show every K steps of a worker."
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each event on standard output."),
+    flag("--json", "as_json", help="Print a line of JSON for each event on standard output."),
+    process_options(
+        processes="Share the workers out to N processes of this machine.",
+        hosts="HOST:PORT of each task; --resume then names a FILE.",
+        timeout="Give up whoever takes longer than S seconds [never].",
+        least=None,
+    ),
 )
-
-
-training_across_options = options_of_all(*_JOB_OPTIONS, *_DATA_OPTIONS, *_KEPT_OPTIONS, _PROCESS_OPTIONS)
 """Adds the options of `pase train` but those of models and devices."""
-
-
-def request_of(model: str, values: Mapping[str, Any]) -> TrainingRequest:
-    """Return what the options ask for; PaseError for what cannot be."""
-    asked = {
-        name: values[name]
-        for name in ("algorithm", "num_workers", "num_steps", "learning_rate", "report_every", "test_every")
-    }
-    asked |= {name: values[name] for name in ("until_accuracy", *OPTIONS)}
-    if values["trace_path"] is not None:
-        if values["processes"] is not None or values["hosts"] is not None:
-            raise TrainingError("--trace is of a training in one process: leave out --processes and --hosts")
-        check_writable(values["trace_path"])
-    return TrainingRequest(
-        job=make_job(**{**asked, "averages": asked["averages"] or None}),
-        data_split=DataSplit(values["data_split"]),
-        choice=device_choice(values),
-        checkpointing=Checkpointing.asked(values),
-        **{
-            name: values[name]
-            for name in ("packed", "dtype", "seed", "data", "test_data", "metrics_path", "trace_path")
-        },
-        **_source(model, values),
-    )
-
-
-def _source(model: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is trained; a file that names its own devices goes before options for them."""
-    if Path(model).suffix in _FINISHED:
-        return {"source": model}
-    given = {field.name: values[field.name] for field in fields(ModelArguments) if field.name in values}
-    chosen = ModelArguments(**{**given, "model": model, "devices": values["devices"] or 1})
-    return {
-        "source": model,
-        "devices": chosen.devices,
-        "batch": chosen.batch,
-        "arguments": chosen.arguments,
-        "machine": chosen.loaded_machine(),
-    }
-
-
-def warn_of_what_is_not_used(model: str, values: Mapping[str, Any]) -> None:
-    """Warn of options that a file does not heed, and of code that is executed."""
-    finished = _FINISHED.get(Path(model).suffix)
-    if finished is not None and (values["devices"] is not None or values["batch"] is not None or values["arguments"]):
-        warn(f"a {finished} names its own model and devices: --devices, --batch and --arg are not used")
-    if finished == "program":
-        warn(f"note: the code of {model} is executed")
 
 
 _ARGUMENTS = "pase.train.arguments"
@@ -244,12 +132,12 @@ class _Command(click.Command):
 
 
 @click.command("train", cls=_Command, epilog="Example: pase train lenet5 --batch 16 --data digits --learning-rate 0.05")
-@click.argument("model", metavar="MODEL|PLAN|train.py", shell_complete=complete_models)
+@click.argument("source", metavar="MODEL|PLAN|train.py", shell_complete=complete_models)
 @training_across_options
-@model_options(devices_required=False, has_precision=False)
+@model_options(has_precision=False)
 @device_options
 @click.pass_context
-def train_command(ctx: click.Context, /, model: str, as_json: bool, **values: Any) -> int:
+def train_command(ctx: click.Context, /, source: str, model: ModelArguments, as_json: bool, **values: Any) -> int:
     """Train P replicas of MODEL, of a plan or of an emitted program at once.
 
     Each has a part of the data and steps of its own; they are held together by a centre (elastic averaging) or by
@@ -264,13 +152,43 @@ def train_command(ctx: click.Context, /, model: str, as_json: bool, **values: An
     executed. What --bind lets in can run anything as you: see pase launch --help.
     """
     cluster = cluster_of()
-    request = request_of(model, values)
+    in_processes = values["processes"] is not None or values["hosts"] is not None
+    if values["trace_path"] is not None:
+        if in_processes:
+            raise TrainingError("--trace is of a training in one process: leave out --processes and --hosts")
+        check_writable(values["trace_path"])
+    request = _request(source, model, values)
     if cluster is not None:
         _take_part(request, cluster, as_json=as_json)
-    warn_of_what_is_not_used(model, values)
-    if values["processes"] is not None or values["hosts"] is not None:
+    finished = _FINISHED.get(Path(source).suffix)
+    if finished is not None and (model.num_devices is not None or model.batch is not None or model.arguments):
+        warn(f"a {finished} names its own model and devices: --devices, --batch and --arg are not used")
+    if finished == "program":
+        warn(f"note: the code of {source} is executed")
+    if in_processes:
         return _start_processes(request, ctx.meta[_ARGUMENTS], values)
     return _shown(partial(_train, request), request, as_json=as_json)
+
+
+def _request(source: str, model: ModelArguments, values: Mapping[str, Any]) -> TrainingRequest:
+    """Return what the options ask for; PaseError for what cannot be."""
+    names = ("algorithm", "num_workers", "num_steps", "learning_rate", "report_every", "test_every", "until_accuracy")
+    asked = {name: values[name] for name in (*names, *OPTIONS)}
+    kept = ("packed", "dtype", "seed", "data", "test_data", "metrics_path", "trace_path")
+    # A file that names its own devices goes before options for them.
+    own: dict[str, Any] = {}
+    if Path(source).suffix not in _FINISHED:
+        own = {"devices": model.num_devices or 1, "batch": model.batch, "arguments": model.arguments}
+        own["machine"] = model.loaded_machine()
+    return TrainingRequest(
+        job=make_job(**{**asked, "averages": asked["averages"] or None}),
+        data_split=DataSplit(values["data_split"]),
+        choice=device_choice(values),
+        checkpointing=Checkpointing.asked(values),
+        source=source,
+        **{name: values[name] for name in kept},
+        **own,
+    )
 
 
 def _train(request: TrainingRequest, **told: Any) -> None:
@@ -330,21 +248,18 @@ def _start_processes(request: TrainingRequest, arguments: Sequence[str], values:
     clusters = chosen_clusters(values, partial(count_tasks, request.job))
     task_ranks(request.job, len(clusters[0].addresses))
     return supervise_training(
-        pase_command(["train", *arguments]),
+        [sys.executable, "-c", "from pase.cli.main import main; main()", "train", *arguments],
         clusters,
         is_synchronous=request.job.algorithm.is_synchronous,
         checkpoints=_folder(request),
     )
 
 
-def pase_command(arguments: Sequence[str]) -> list[str]:
-    """Return the command of a process that does what `pase` does with some arguments, in this very Python."""
-    return [sys.executable, "-c", "from pase.cli.main import main; main()", *arguments]
-
-
 def _folder(request: TrainingRequest) -> Path | None:
     return request.checkpointing.folder if request.checkpointing else None
 
+
+# -- what is shown while it trains
 
 Event = dict[str, Any]
 Report = Callable[[Event], None]
@@ -376,139 +291,90 @@ def plain_lines(as_json: bool) -> Iterator[Report]:
     yield report
 
 
-# -- a table that is drawn over and over
-
-
-@dataclass(slots=True)
-class _Progress:
-    """What a table of workers shows. rows: the last step of each worker."""
-
-    num_steps: int = 0
-    rows: dict[int, Event] = field(default_factory=dict)
-    tested: Event | None = None
-
-    def take(self, event: Event) -> bool:
-        """Take an event, and return whether the table shows it."""
-        match event:
-            case {"event": "started", "num_steps": num_steps}:
-                self.num_steps = num_steps
-            case {"event": "step", "worker": worker}:
-                self.rows[worker] = event
-                return True
-            case {"event": "tested"}:
-                self.tested = event
-                return True
-            case {"event": "lost", "worker": worker}:
-                self.rows.pop(worker, None)
-        return False
-
-    def table(self) -> Any:
-        """Return the table, as rich draws it, as it is now."""
-        from rich.table import Table
-        from rich.text import Text
-
-        caption = None if self.tested is None else Text(_text(self.tested))
-        table = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
-        for head in ("worker", "step", "loss", "accuracy", "communication", "examples/s"):
-            table.add_column(head, justify="right")
-        for worker, row in sorted(self.rows.items()):
-            table.add_row(
-                str(worker),
-                f"{row['step']}/{self.num_steps}",
-                f"{row['loss']:.4g}",
-                percentage(row["accuracy"]),
-                percentage(row["communication_share"]),
-                f"{row['examples_per_s']:,.0f}",
-            )
-        return table
-
-
 @contextmanager
 def live_table() -> Iterator[Report]:
     """Give a function that shows workers in a table on a terminal, and what else happens in lines above it."""
     from rich.console import Console
     from rich.live import Live
+    from rich.table import Table
     from rich.text import Text
 
     console = Console(stderr=True, highlight=False)
-    progress = _Progress()
-    drawn_s = 0.0
+    rows: dict[int, Event] = {}
+    num_steps, tested, drawn_s = 0, "", 0.0
+
+    def table() -> Table:
+        found = Table(box=None, pad_edge=False, caption=Text(tested) if tested else None, caption_justify="left")
+        for head in ("worker", "step", "loss", "accuracy", "communication", "examples/s"):
+            found.add_column(head, justify="right")
+        for worker, row in sorted(rows.items()):
+            shares = percentage(row["accuracy"]), percentage(row["communication_share"])
+            speed = f"{row['examples_per_s']:,.0f}"
+            found.add_row(str(worker), f"{row['step']}/{num_steps}", f"{row['loss']:.4g}", *shares, speed)
+        return found
+
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
         def report(event: Event) -> None:
-            nonlocal drawn_s
-            is_in_table = progress.take(event)
+            nonlocal num_steps, tested, drawn_s
             text = _text(event)
-            if text and not is_in_table:
+            match event["event"]:
+                case "step":
+                    rows[event["worker"]], text = event, ""
+                case "tested":
+                    tested, text = text, ""
+                case "started":
+                    num_steps = event["num_steps"]
+                case "lost":
+                    rows.pop(event["worker"], None)
+            if text:
                 console.print(Text(f"pase: {visible(text)}"))
-            if progress.rows and monotonic() - drawn_s >= REDRAW_S:
-                live.update(progress.table(), refresh=True)
+            if rows and monotonic() - drawn_s >= REDRAW_S:
+                live.update(table(), refresh=True)
                 drawn_s = monotonic()
 
         yield report
 
 
-# -- events in words
-
-
 def _text(event: Event) -> str:
     """Return an event as a line, "" for one that is shown otherwise."""
-    in_words = _TEXTS.get(event["event"])
-    return in_words(event) if in_words else ""
+    match event["event"]:
+        case "resumed":
+            changed = f"; other than there: {', '.join(event['changed'])}" if event["changed"] else ""
+            return f"going on after {event['after']} events from {event['path']}{changed}"
+        case "started":
+            messages = event["num_messages_per_exchange"]
+            named = (("η", event["learning_rate"]), ("ρ", event["rho"]), ("μ", event["momentum"]))
+            rates = ", ".join(f"{name} {value:.4g}" for name, value in named if value is not None)
+            return (
+                f"{event['algorithm']}, {event['num_workers']} workers, {rates}; {event['num_weights']:,} weights in "
+                f"{messages} message{'s' if messages > 1 else ''}, {event['batch_size']} examples a step of each"
+            )
+        case "step":
+            return (
+                f"worker {event['worker']}  step {event['step']}  {_quality(event, 1)} "
+                f"communication {event['communication_share']:.0%}  {event['examples_per_s']:,.0f} examples/s"
+            )
+        case "tested":
+            return f"centre after {event['after']} events, {event['num_samples']:,} samples: {_tested(event)}"
+        case "saved":
+            return f"saved {event['path']}"
+        case "refused":
+            step = "" if event.get("step") is None else f", step {event['step']}"
+            return f"worker {event['worker']}{step}: {event['what']}; not used, the centre is as it was"
+        case "lost":
+            return f"worker {event['worker']} is lost ({event['what']}); the others go on"
+        case _:
+            return ""
 
 
-def _resumed(event: Event) -> str:
-    changed = f"; other than there: {', '.join(event['changed'])}" if event["changed"] else ""
-    return f"going on after {event['after']} events from {event['path']}{changed}"
-
-
-def _started(event: Event) -> str:
-    messages = event["num_messages_per_exchange"]
-    named = (("η", event["learning_rate"]), ("ρ", event["rho"]), ("μ", event["momentum"]))
-    rates = ", ".join(f"{name} {value:.4g}" for name, value in named if value is not None)
-    return (
-        f"{event['algorithm']}, {event['num_workers']} workers, {rates}; {event['num_weights']:,} weights in "
-        f"{messages} message{'s' if messages > 1 else ''}, {event['batch_size']} examples a step of each"
-    )
-
-
-def _step(event: Event) -> str:
-    right = "" if event["accuracy"] is None else f"accuracy {event['accuracy']:.1%}  "
-    return (
-        f"worker {event['worker']}  step {event['step']}  loss {event['loss']:.4g}  {right}"
-        f"communication {event['communication_share']:.0%}  {event['examples_per_s']:,.0f} examples/s"
-    )
+def _quality(event: Event, digits: int) -> str:
+    right = "" if event["accuracy"] is None else f"accuracy {percentage(event['accuracy'], digits)} "
+    return f"loss {event['loss']:.4g}  {right}"
 
 
 def _tested(event: Event) -> str:
-    return f"centre after {event['after']} events, {event['num_samples']:,} samples: {_quality(event)}"
-
-
-def _quality(event: Event) -> str:
-    right = "" if event["accuracy"] is None else f"accuracy {event['accuracy']:.2%} "
-    return f"loss {event['loss']:.4g}  {right}({event['num_examples']} test examples)"
-
-
-def _refused(event: Event) -> str:
-    step = "" if event.get("step") is None else f", step {event['step']}"
-    return f"worker {event['worker']}{step}: {event['what']}; not used, the centre is as it was"
-
-
-def _lost(event: Event) -> str:
-    return f"worker {event['worker']} is lost ({event['what']}); the others go on"
-
-
-_TEXTS: Mapping[str, Callable[[Event], str]] = MappingProxyType(
-    {
-        "resumed": _resumed,
-        "started": _started,
-        "step": _step,
-        "tested": _tested,
-        "saved": lambda event: f"saved {event['path']}",
-        "refused": _refused,
-        "lost": _lost,
-    }
-)
+    return f"{_quality(event, 2)}({event['num_examples']} test examples)"
 
 
 # -- the end
@@ -516,17 +382,25 @@ _TEXTS: Mapping[str, Callable[[Event], str]] = MappingProxyType(
 
 def print_summary(done: Event) -> None:
     """Print what a training came to, from its event ``done``."""
-    print_table(
-        ["worker", "steps", "time", "communication", "messages sent", "bytes sent"],
-        [_row(worker, work) for worker, work in enumerate(done["workers"])],
-    )
+    rows = []
+    for worker, work in enumerate(done["workers"]):
+        told = (
+            ["lost"]
+            if work is None
+            else [
+                str(work["num_steps"]),
+                duration(work["time_s"]),
+                percentage(work["communication_share"]),
+                f"{work['num_messages']:,}",
+                quantity(work["num_bytes"], "B"),
+            ]
+        )
+        rows.append([str(worker), *told, *[""] * (5 - len(told))])
+    print_table(["worker", "steps", "time", "communication", "messages sent", "bytes sent"], rows)
     say()
     _print_parts(done)
     say()
-    if done["loss"] is None:
-        say("centre       not tested: name data with --test-data")
-    else:
-        say(f"centre       {_quality(done)}")
+    say(f"centre       {'not tested: name data with --test-data' if done['loss'] is None else _tested(done)}")
     say(
         f"throughput   {done['examples_per_s']:,.0f} examples/s for {duration(done['time_s'])}; "
         f"{done['num_samples']:,} examples in all"
@@ -555,16 +429,3 @@ def _print_parts(done: Event) -> None:
     hidden_s = sum(parts["hidden_s"] for parts in rows.values())
     if hidden_s:
         say(f"hidden       {duration(hidden_s)} in all, beside these")
-
-
-def _row(worker: int, work: Event | None) -> list[str]:
-    if work is None:
-        return [str(worker), "lost", "", "", "", ""]
-    return [
-        str(worker),
-        str(work["num_steps"]),
-        duration(work["time_s"]),
-        percentage(work["communication_share"]),
-        f"{work['num_messages']:,}",
-        quantity(work["num_bytes"], "B"),
-    ]

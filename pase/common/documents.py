@@ -8,9 +8,12 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
+from operator import attrgetter
 from pathlib import Path
 from sys import float_info
+from typing import Any
 
+from pase.common.names import short
 from pase.errors import PaseError
 
 StrPath = str | os.PathLike[str]
@@ -121,6 +124,13 @@ class Field:
         return Field(value, f"{self.path}.{key}" if self.path else key, self.error, self.source, self.lines)
 
 
+def attributes(value: object, names: str) -> dict[str, Any]:
+    """Return attributes of a value as members of a JSON object; names: "kind machine.name member=other.attribute"."""
+    pairs = (name.rpartition("=") for name in names.split())
+    found = {member or path.rpartition(".")[2]: attrgetter(path)(value) for member, _, path in pairs}
+    return {name: list(member) if isinstance(member, tuple) else member for name, member in found.items()}
+
+
 def _shown(value: object) -> str:
     match value:
         case dict():
@@ -130,8 +140,7 @@ def _shown(value: object) -> str:
         case int() if value.bit_length() > _LONGEST_SHOWN_BITS:
             return f"a whole number of {value.bit_length()} bits"
         case _:
-            text = repr(value)
-            return text if len(text) <= 60 else f"{text[:57]}…"
+            return short(repr(value))
 
 
 def write_or_fail(path: StrPath, data: str | bytes, failure: type[PaseError], *, called: str = "") -> None:

@@ -15,6 +15,19 @@ def quantity(value: float, unit: str) -> str:
     return f"{value:.{digits}f} {prefixes[exponent + 4]}{unit}"
 
 
+def large(value: int, unit: str = "") -> str:
+    """Return a whole number of any size: 1,234, with a unit 1.23 kB; 1.2e+34."""
+    if value < (1e21 if unit else 1e6):
+        return quantity(value, unit) if unit else f"{value:,}"
+    digits = str(value)
+    return f"{digits[0]}.{digits[1]}e+{len(digits) - 1} {unit}".rstrip()
+
+
+def signed(value: float, unit: str) -> str:
+    """Return a quantity with its sign, but for 0: +1.23 GFLOP."""
+    return f"{'-' if value < 0 else '+' if value else ''}{quantity(abs(value), unit)}"
+
+
 def duration(time_s: float) -> str:
     """Return a time with a fitting unit: 12 ms, 3.4 s, 2 min 5 s."""
     if time_s < 1:
@@ -31,12 +44,13 @@ def clock(time_s: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def size_text(num_bytes: float) -> str:
-    """Return a number of bytes with three digits and a decimal prefix: 8.12 GB."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= size * 0.9995:
-            return f"{num_bytes / size:.3g} {unit}"
-    return f"{num_bytes:.0f} B"
+def binary(size_bytes: int) -> str:
+    """Return a size with a binary unit: 16 KiB."""
+    unit, name = next(((2**n, name) for n, name in _BINARY if size_bytes >= 2**n), (1, "B"))
+    return f"{size_bytes / unit:.3g} {name}"
+
+
+_BINARY = (30, "GiB"), (20, "MiB"), (10, "KiB")
 
 
 def number(value: float) -> str:

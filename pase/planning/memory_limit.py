@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
-from pase.common.quantities import size_text
+from pase.common.quantities import quantity
 from pase.costs import MemoryTables, Problem, memory_tables
 from pase.costs.memory import keeping, layer_memory
 from pase.errors import ConfigurationError, MemoryLimitError
@@ -91,12 +91,12 @@ def _nothing_fits(
     if state <= limit_bytes:
         advice += ", or try a smaller batch"
     else:
-        advice += f" (no smaller batch does: weights with their gradients and state take {size_text(state)})"
+        advice += f" (no smaller batch does: weights with their gradients and state take {quantity(state, 'B')})"
     among = " that keeps to the constraints" if is_constrained else ""
     return (
-        f"no strategy of {graph.name!r}{among} fits {size_text(limit_bytes)} on each of {devices} devices: the "
-        f"least that one takes is {size_text(total)}, {size_text(total - limit_bytes)} too much; layer "
-        f"{graph.operators[binding].name!r} binds with {size_text(kept[binding])} of it "
+        f"no strategy of {graph.name!r}{among} fits {quantity(limit_bytes, 'B')} on each of {devices} devices: the "
+        f"least that one takes is {quantity(total, 'B')}, {quantity(total - limit_bytes, 'B')} too much; layer "
+        f"{graph.operators[binding].name!r} binds with {quantity(kept[binding], 'B')} of it "
         f"({kept[binding] / total:.0%}); {advice}"
     )
 

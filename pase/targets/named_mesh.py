@@ -4,17 +4,15 @@ What frameworks say of a tensor's lay-out is that for some of its dims axes of t
 parts of a dim are contiguous and of one size. This is where a plan is put in these terms, or said not to fit them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
+from pase.common.names import listed
 from pase.graph import Access, DimIndex, Operator, Role, SliceOf, Window
 from pase.planning.plan import Plan
 from pase.sharding.mesh_axes import Assignment, mesh_axes
 from pase.targets.emitter.text import printable
-
-_SHOWN = 12
-"""Names of layers in one line of notes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,9 +225,3 @@ def notes(mesh: NamedMesh) -> tuple[str, ...]:
             "the placement of all layers: the same numbers, other traffic"
         )
     return tuple(found)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return names of layers for people: the first few, and how many there are besides."""
-    shown = ", ".join(printable(name) for name in names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pase import load, load_machine
-from pase.common.quantities import size_text
+from pase.common.quantities import quantity
 from pase.costs import Problem, memory_tables
 from pase.models import MODELS
 from pase.planning.memory_limit import weighted_problem
@@ -42,7 +42,7 @@ def _row(name: str, problem: Problem) -> list[str]:
     free = solved(PLENTY)
     found = [solved(float(int(least + share * (free.usage - least)))).solution for share in SHARES]
     return [
-        *(name, str(problem.num_devices), size_text(least), size_text(free.usage)),
+        *(name, str(problem.num_devices), quantity(least, "B"), quantity(free.usage, "B")),
         *(f"{solution.cost / free.solution.cost:.3f}" for solution in found),
         "proven" if all(solution.exact for solution in found) else f"{max(s.gap for s in found):.2%}",
         *(f"{max(solution.time_s for solution in found):.2f}", f"{free.solution.time_s:.2f}"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pase.cli.main import run
-from pase.cli.options import ByteSize
+from pase.cli.options import byte_size
 from pase.planning.plan import SCHEMA_VERSION
 from pase.planning.plan_file import write_plan
 from tests.cli.conftest import Command, Finished
@@ -146,7 +146,7 @@ def test_wrong_usage_has_status_2(
     ("text", "size"), [("1", 1), ("800MB", 8 * 10**8), ("2GiB", 2**31), ("1.5 kb", 1500), ("3tib", 3 * 2**40)]
 )
 def test_sizes_have_units(text: str, size: int) -> None:
-    assert ByteSize().convert(text, None, None) == size
+    assert byte_size(text) == size
 
 
 def test_plans_that_are_cut_off_or_newer_are_refused(pase: Command, tmp_path: Path) -> None:

@@ -83,10 +83,9 @@ def test_an_old_file_stays_where_the_new_one_cannot_be_written(pase: Command, pl
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        ((), 2, "Error: Missing 'PLAN'."),
-        (("plan.json",), 2, "Error: Missing '--to': one of csv, dot, mermaid, svg, "),
+        ((), 2, "Error: Missing argument 'PLAN|MODEL'."),
+        (("plan.json",), 2, "Error: Missing option '--to'. Choose from:\n\tcsv,\n"),
         (("plan.json", "--to", "cvs"), 2, "'cvs' is not one of 'csv', 'dot', "),
-        (("plan.json", "--schema"), 2, "give --schema alone"),
         (
             ("missing.json", "--to", "csv"),
             1,

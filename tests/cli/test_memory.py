@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pase import SearchOptions, load, search
-from pase.common.quantities import size_text
+from pase.common.quantities import quantity
 from pase.planning.plan_file import read_plan
 from tests.cli.conftest import Command
 
@@ -17,7 +17,7 @@ GPT = ("gpt", "--devices", "2", "--arg", "layers=2", "--optimizer", "adam")
 def test_the_memory_of_a_device_is_shown_beside_what_it_has(pase: Command) -> None:
     finished = pase("search", "lenet5", "--devices", "4", "--batch", "16")
     memory = search(load("lenet5", batch=16), 4).memory
-    shown = re.escape(size_text(memory.total_bytes))
+    shown = re.escape(quantity(memory.total_bytes, "B"))
     assert re.search(rf"^  memory of a device +{shown}   \(0% of its 11.8 GB\)$", finished.out, re.MULTILINE)
     assert "device needs" not in finished.err
 
@@ -50,7 +50,7 @@ def test_a_limit_has_its_price(pase: Command, tmp_path: Path) -> None:
     assert 0 < dearer < 0.5
     for line in (
         r"^  total cost +[\d.]+ TFLOP.*   \(proven optimal within the limit\)$",
-        rf"^  memory of a device +[\d.]+ GB, with adam   \([\d.]+% of the limit, {size_text(limit)}; \d+% of its",
+        rf"^  memory of a device +[\d.]+ GB, with adam   \([\d.]+% of the limit, {quantity(limit, 'B')}; \d+% of its",
         rf"^  without the limit +[\d.]+ TFLOP   \(the limit costs {dearer:.2%} more\)$",
         r"^  data parallelism +[\d.]+ TFLOP   \([\d.]+ × ours; needs [\d.]+ GB, too much\)$",
     ):
@@ -70,7 +70,7 @@ def test_nothing_fits(pase: Command) -> None:
     assert (finished.status, finished.out) == (1, "")
     (line,) = finished.err.splitlines()
     assert re.fullmatch(
-        r"pase: no strategy of 'gpt' fits 10 GB on each of 2 devices: the least that one takes is [\d.]+ GB, "
+        r"pase: no strategy of 'gpt' fits 10.0 GB on each of 2 devices: the least that one takes is [\d.]+ GB, "
         r"[\d.]+ GB too much; layer 'softmax' binds with [\d.]+ GB of it \(\d+%\); (\d+) devices would do, or try a "
         r"smaller batch",
         line,

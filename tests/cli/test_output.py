@@ -12,8 +12,8 @@ from rich.cells import cell_len
 
 import pase as library
 from pase.cli import output
-from pase.cli.output import duration, quantity
 from pase.common.names import visible
+from pase.common.quantities import duration, quantity
 from pase.machine import preset_names
 from pase.models import MODELS
 from pase.planning.plan_file import plan_schema, read_plan

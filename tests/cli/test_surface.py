@@ -49,7 +49,7 @@ SURFACE = {
         "--time-limit",
         "--json",
     ],
-    "export": ["plan ?", *OF_MODEL, "--to", "--output -o", "--fold", "--schema", "--json"],
+    "export": ["plan", *OF_MODEL, "--to !", "--output -o", "--fold", "--schema", "--json"],
     "report": ["plans", *OF_MODEL, "--output -o", "--sweep", "--why", "--interactive", "--time-limit", "--json"],
     "serve": ["plan", *OF_MODEL, "--port", "--time-limit"],
     "simulate": ["plan", *OF_MODEL, "--collectives", "--no-overlap", "--trace", "--json"],
@@ -77,7 +77,7 @@ SURFACE = {
     ],
     "launch": ["program", "--processes", "--hosts", "--task", "--bind", "--timeout"],
     "train": [
-        *("model", "--algorithm", "--workers", "--steps", "--learning-rate", "--rho", "--momentum", "--average"),
+        *("source", "--algorithm", "--workers", "--steps", "--learning-rate", "--rho", "--momentum", "--average"),
         *("--arrivals", "--reduction", "--packed"),
         *("--data", "--data-split", "--test-data", "--test-every", "--until-accuracy", "--seed", "--dtype"),
         *("--checkpoint", "--save-every", "--keep", "--resume", "--metrics", "--trace", "--report-every", "--json"),

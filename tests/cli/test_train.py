@@ -192,8 +192,8 @@ def test_input_at_fault(
     ("arguments", "message"),
     [
         ([], "Missing argument 'MODEL|PLAN|train.py'"),
-        ([*TINY, "--arrivals", "0,x"], "'0,x' is not usable; expected numbers of workers, such as 0,1,0,1"),
-        ([*TINY, "--arrivals", "9" * 5000], "is not usable; expected numbers of workers, such as 0,1,0,1"),
+        ([*TINY, "--arrivals", "0,x"], "'0,x' is no list of numbers; expected one such as 1,2,4,8"),
+        ([*TINY, "--arrivals", "9" * 5000], "is no list of numbers; expected one such as 1,2,4,8"),
         ([*TINY, "--reduction", "ring"], "Invalid value for '--reduction'"),
         (
             [*TINY, "--processes", "2", "--hosts", "a:1"],

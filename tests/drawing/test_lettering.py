@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.views.exports.svg import ELLIPSIS, shortened, text_width, xml_text
+from pase.views.exports.svg import shortened, text_width, xml_text
 
 # Advance widths in units of 1/2048 em in DejaVu Sans, the widest of the usual fonts, from its own metrics.
 DEJAVU = {"a": 1255, "e": 1260, "i": 569, "m": 1995, "n": 1298, "W": 2025, "0": 1303, "_": 1024, "=": 1716, " ": 651}
@@ -24,15 +24,15 @@ def test_shortened_text_fits_and_keeps_both_ends(text: str, widest: float) -> No
     if text_width(text, 11.0) <= widest:
         assert found == text
     else:
-        begin, end = found.split(ELLIPSIS, 1) if ELLIPSIS not in text else (found[:1], found[-1:])
-        assert text.startswith(begin) or begin == ELLIPSIS
-        assert text.endswith(end) or end == ELLIPSIS
+        begin, end = found.split("…", 1) if "…" not in text else (found[:1], found[-1:])
+        assert text.startswith(begin) or begin == "…"
+        assert text.endswith(end) or end == "…"
 
 
 def test_a_very_long_name_takes_no_longer() -> None:
     found = shortened("layer" * 2_000_000, 11.0, 100.0)
     assert 8 < len(found) < 30
-    assert ELLIPSIS in found
+    assert "…" in found
 
 
 def test_a_shortened_name_tells_layers_apart() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from pase.analysis.explanation.constrained_search import TIE
 from pase.analysis.explanation.why_not import configuration_text
 from pase.analysis.simulation.pipeline import StagedSimulation, simulate_stages
-from pase.common.quantities import percent, size_text
+from pase.common.quantities import percent, quantity
 from pase.costs import REPLICATED, cost_model
 from pase.costs.memory import keeping
 from pase.costs.modes import STATES, KnownModes, ModeSpace, mode_tables
@@ -242,14 +242,14 @@ class _Work:
         if runner_up is not None and runner_up.difference_s < -TIE * self.step.cost:
             return f"{what}, although {found.text(runner_up)} fits and costs {more(runner_up)}: the search has a gap"
         if held is not None:
-            over = size_text(held.memory_bytes - self.limit)
+            over = quantity(held.memory_bytes - self.limit, "B")
             return f"{what}, because {found.text(held)} ({more(held)}) would need {over} more than its devices may"
         if runner_up is None:
             alone = len(found.modes) == 1
             return f"{what}, {'its only mode' if alone else 'because no other mode fits'}"
         spared = own.memory_bytes - runner_up.memory_bytes
         room = (
-            f" and {'spare' if spared > 0 else 'need'} {size_text(abs(spared))}{'' if spared > 0 else ' more'}"
+            f" and {'spare' if spared > 0 else 'need'} {quantity(abs(spared), 'B')}{'' if spared > 0 else ' more'}"
             if abs(spared) >= 1
             else ""
         )

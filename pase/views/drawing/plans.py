@@ -6,7 +6,7 @@ text.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -146,6 +146,16 @@ def drawn_plan(plan: Plan, *, is_folded: bool = True) -> DrawnPlan:
         classes=split_classes(plan.layers),
         moved_bytes=tuple(by_read.get((edge.consumer, edge.input), 0.0) for edge in plan.graph.edges),
     )
+
+
+def extents_text(dims: Mapping[str, int]) -> str:
+    """Return the extents of dims: "b=64 n=10"."""
+    return " ".join(f"{dim}={extent}" for dim, extent in dims.items())
+
+
+def split_text(plan: Plan, layer: LayerPlan) -> str:
+    """Return how a layer is split and what else it does: "b=8  stage 1  zero2"."""
+    return "  ".join([configuration_text(layer.splits, len(layer.devices)), *plan.modes_of(layer)])
 
 
 def certificate_text(plan: Plan) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pase.common.names import listed
 from pase.common.quantities import quantity
 from pase.graph import Graph, Operator
 from pase.graph.operator import SCANNED
@@ -16,7 +17,7 @@ from pase.solver import Solution, solve
 from pase.tables.cost_tables import CostTables, EdgeTable
 from pase.targets.emitter.text import Text, code, joined
 from pase.targets.jax.miscomputed import without_miscomputed
-from pase.targets.named_mesh import NamedDim, NamedTensor, listed, named_mesh, notes
+from pase.targets.named_mesh import NamedDim, NamedTensor, named_mesh, notes
 from pase.views.exports.named_mesh import constants, heading, table
 from pase.views.exports.registry import Exported, ExportOptions
 

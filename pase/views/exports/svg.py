@@ -12,16 +12,24 @@ from math import dist, sqrt
 from unicodedata import combining, east_asian_width
 
 from pase.analysis.explanation.why_not import configuration_text
+from pase.common import names
 from pase.common.names import visible
 from pase.common.quantities import quantity
 from pase.planning.plan import LayerPlan, Plan
 from pase.targets.emitter.text import Grammar, Text, joined, word
 from pase.views.drawing.arrangement import Arrangement, Frame, arranged
 from pase.views.drawing.layered import Point
-from pase.views.drawing.plans import FILLS, PATTERNS, DrawnPlan, SplitClass, certificate_text, drawn_plan
+from pase.views.drawing.plans import (
+    FILLS,
+    PATTERNS,
+    DrawnPlan,
+    SplitClass,
+    certificate_text,
+    drawn_plan,
+    extents_text,
+    split_text,
+)
 from pase.views.exports.registry import Exported, ExportOptions
-
-ELLIPSIS = "…"
 
 _THIN = frozenset("ijl.,:'| ")
 _NARROW = frozenset("frtI()[];/\\-!")
@@ -54,19 +62,8 @@ def _ems(character: str) -> float:
 
 
 def shortened(text: str, size: float, widest: float) -> str:
-    """Return a line that is no wider than that, with an ellipsis in its middle where some of it had to go.
-
-    The beginning and the end are kept: names of layers differ there.
-    """
-    # No character that counts is much narrower than this: the rest of a very long name need not be measured.
-    most = int(widest / (0.34 * size)) + 1
-    if len(text) <= 4 * most and text_width(text, size) <= widest:
-        return text
-    for kept in range(min(most, len(text)), 0, -1):
-        found = f"{text[: (kept + 1) // 2]}{ELLIPSIS}{text[len(text) - kept // 2 :]}"
-        if text_width(found, size) <= widest:
-            return found
-    return ELLIPSIS
+    """Return a line that is no wider than that, with an ellipsis in its middle where some of it had to go."""
+    return names.shortened(text, widest, lambda line: text_width(line, size), narrowest=0.34 * size)
 
 
 def xml_text(text: str) -> str:
@@ -517,8 +514,8 @@ def _about(drawn: DrawnPlan, v: int, layer: LayerPlan) -> str:
     count = len(drawn.graph.members[v])
     lines = [
         layer.name,
-        f"{layer.kind}: {' '.join(f'{dim}={extent}' for dim, extent in layer.dims.items())}",
-        "  ".join([configuration_text(layer.splits, len(layer.devices)), *plan.modes_of(layer)]),
+        f"{layer.kind}: {extents_text(layer.dims)}",
+        split_text(plan, layer),
         f"cost {', '.join(drawn.layer_text(v))}",
     ]
     if count > 1:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from pase.analysis.explanation.why_not import configuration_text
-from pase.common.documents import write_or_fail
+from pase.common.documents import attributes, write_or_fail
 from pase.common.names import short, visible
 from pase.common.quantities import quantity
 from pase.errors import ExportError, missing_extra
 from pase.graph.html import bar_html, name_html, page_html
 from pase.planning.plan import Plan
-from pase.views.drawing.plans import certificate_text
+from pase.views.drawing.plans import certificate_text, split_text
 from pase.views.exports.registry import Exported, ExportOptions, export
 
 
@@ -31,23 +31,14 @@ def layer_rows(plan: Plan) -> list[dict[str, Any]]:
     return [
         {
             "position": position,
-            "layer": layer.name,
-            "kind": layer.kind,
-            "dims": layer.dims,
-            "splits": layer.splits,
+            **attributes(layer, "layer=name kind dims splits"),
             "configuration": configuration_text(layer.splits, len(layer.devices)),
-            "parts": layer.num_parts,
-            "replicas": layer.num_replicas,
-            "layer_cost": layer.layer_cost,
-            "compute_cost": layer.compute_cost,
-            "communication_cost": layer.communication_cost,
+            **attributes(layer, "parts=num_parts replicas=num_replicas layer_cost compute_cost communication_cost"),
             "transfer_cost": layer.transfer_cost,
             "cost_unit": plan.cost_unit,
             "forward_bytes": sum((transfer.forward_bytes for transfer in layer.transfers), 0.0),
             "backward_bytes": sum((transfer.backward_bytes for transfer in layer.transfers), 0.0),
-            "memory_bytes": layer.memory_bytes,
-            "stage": layer.stage,
-            "state": layer.state,
+            **attributes(layer, "memory_bytes stage state"),
             "is_recomputed": int(layer.is_recomputed),
         }
         for position, layer in enumerate(plan.layers)
@@ -122,7 +113,7 @@ def html(plan: Plan) -> str:
                 name_html(layer.name),
                 name_html(layer.kind),
                 " ".join(f"{name_html(dim)}={extent}" for dim, extent in layer.dims.items()),
-                name_html("  ".join([configuration_text(layer.splits, len(layer.devices)), *plan.modes_of(layer)])),
+                name_html(split_text(plan, layer)),
                 escape(quantity(cost, plan.cost_unit)),
                 bar_html(cost / total, largest),
             ]

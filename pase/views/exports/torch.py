@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from pase.common.names import listed
 from pase.planning.plan import Plan, check_even, check_plain
 from pase.targets.emitter.text import Text, code, joined
-from pase.targets.named_mesh import NamedLayer, NamedMesh, NamedTensor, listed, named_mesh, notes
+from pase.targets.named_mesh import NamedLayer, NamedMesh, NamedTensor, named_mesh, notes
 from pase.views.exports.named_mesh import TensorText, constants, heading, table
 from pase.views.exports.registry import Exported, ExportOptions
 

@@ -25,7 +25,7 @@ from pase.analysis.explanation import (
     overview,
     own_parts,
 )
-from pase.common.documents import StrPath, write_or_fail
+from pase.common.documents import StrPath, attributes, write_or_fail
 from pase.costs import cost_model, signature, traffic_of
 from pase.errors import PaseError, PlanError
 from pase.graph import DimIndex, Operator, SliceOf, Window
@@ -57,6 +57,10 @@ BOX = (168.0, 44.0)
 """Width and height of a layer's box, in CSS pixels at scale 1."""
 
 
+def _place(x: float, y: float, width: float, height: float) -> dict[str, float]:
+    return {"x": round(x, 1), "y": round(y, 1), "w": width, "h": height}
+
+
 def _drawing(plan: Plan, *, is_folded: bool) -> dict[str, Any]:
     """Return where boxes and lines stand on the page: repeated blocks folded, or every layer."""
     shown = drawn_plan(plan, is_folded=is_folded)
@@ -68,10 +72,7 @@ def _drawing(plan: Plan, *, is_folded: bool) -> dict[str, Any]:
         "vertices": [
             {
                 "layer": layer,
-                "x": round(x, 1),
-                "y": round(y, 1),
-                "w": BOX[0],
-                "h": BOX[1],
+                **_place(x, y, *BOX),
                 "count": len(graph.members[layer]),
                 "members": list(graph.members[layer]),
             }
@@ -87,10 +88,7 @@ def _drawing(plan: Plan, *, is_folded: bool) -> dict[str, Any]:
         ],
         "blocks": [
             {
-                "x": round(frame.x, 1),
-                "y": round(frame.y, 1),
-                "w": round(frame.width, 1),
-                "h": round(frame.height, 1),
+                **_place(frame.x, frame.y, round(frame.width, 1), round(frame.height, 1)),
                 "count": frame.repeat.count,
                 "label": f"×{frame.repeat.count}",
             }
@@ -310,43 +308,32 @@ def _plan(
     staged, stages_note = simulated(plan)
     again = recomputed_costs(staged) if staged else [0.0] * len(plan)
     orders: dict[tuple[int, ...], int] = {}
+    shown = (
+        "model=graph.name num_devices cost_model cost_unit precision=precision.name total_cost lower_bound gap exact"
+    )
+    of_memory = "memory.total_bytes peak_bytes=peak.bytes peak_layer=peak.layer peak_phase=peak.phase"
     return {
         "name": name,
-        "model": plan.graph.name,
+        **attributes(plan, f"{shown} micro_batches schedule num_groups"),
         "arguments": dict(plan.graph.arguments),
-        "num_devices": plan.num_devices,
-        "cost_model": plan.cost_model,
-        "cost_unit": plan.cost_unit,
-        "precision": plan.precision.name,
-        "machine": _machine(plan),
-        "total_cost": plan.total_cost,
-        "lower_bound": plan.lower_bound,
-        "gap": plan.gap,
-        "exact": plan.exact,
+        "machine": {
+            **attributes(plan.machine, "name device=device.name memory_bytes=device.memory_bytes"),
+            "flop_per_s": plan.machine.peak_flop_per_s(),
+            "levels": [
+                attributes(level, "name devices=num_devices latency_s bandwidth_bytes_per_s")
+                for level in plan.machine.levels
+            ],
+        },
         "baselines": dict(plan.baselines),
         "search": asdict(plan.search),
-        "memory": {
-            **asdict(plan.memory),
-            "total_bytes": plan.memory.total_bytes,
-            "peak_bytes": plan.peak.bytes,
-            "peak_layer": plan.peak.layer,
-            "peak_phase": plan.peak.phase,
-            "limit_bytes": plan.device_memory_bytes,
-            "optimiser": plan.optimiser,
-        },
-        "micro_batches": plan.micro_batches,
-        "schedule": plan.schedule,
-        "num_groups": plan.num_groups,
+        "memory": asdict(plan.memory) | attributes(plan, f"{of_memory} limit_bytes=device_memory_bytes optimiser"),
         "stages": stages_document(staged) if staged else None,
         "stages_note": stages_note,
         "why_note": why_note,
         "choices": choices[0],
         "choices_note": choices[1],
         "cost_parts": list(STEP_PARTS if plan.has_parts else COST_PARTS),
-        "split_classes": [
-            {"dims": list(found.dims), "label": found.label, "light": found.light, "dark": found.dark}
-            for found in classes.classes
-        ],
+        "split_classes": [attributes(found, "dims label light dark") for found in classes.classes],
         "layers": [
             _layer(
                 plan,
@@ -369,42 +356,19 @@ def _plan(
     }
 
 
-def _machine(plan: Plan) -> dict[str, Any]:
-    machine = plan.machine
-    return {
-        "name": machine.name,
-        "device": machine.device.name,
-        "flop_per_s": machine.peak_flop_per_s(),
-        "memory_bytes": machine.device.memory_bytes,
-        "levels": [
-            {
-                "name": level.name,
-                "devices": level.num_devices,
-                "latency_s": level.latency_s,
-                "bandwidth_bytes_per_s": level.bandwidth_bytes_per_s,
-            }
-            for level in machine.levels
-        ],
-    }
-
-
 def _edges(plan: Plan, moved: Movements) -> list[dict[str, Any]]:
     """Return the graph's edges, in its order, with what moves along them and what that costs."""
     costs = {(layer.name, transfer.input): transfer.cost for layer in plan.layers for transfer in layer.transfers}
-    found = []
-    for edge in plan.graph.edges:
-        forward, backward = moved.edge_bytes[edge.consumer, edge.input]
-        found.append(
-            {
-                "from": plan.index[edge.producer],
-                "to": plan.index[edge.consumer],
-                "tensor": plan.graph[edge.consumer].reads[edge.input].tensor,
-                "forward_bytes": forward,
-                "backward_bytes": backward,
-                "cost": costs[edge.consumer, edge.input],
-            }
-        )
-    return found
+    return [
+        {
+            "from": plan.index[edge.producer],
+            "to": plan.index[edge.consumer],
+            "tensor": plan.graph[edge.consumer].reads[edge.input].tensor,
+            **dict(zip(("forward_bytes", "backward_bytes"), moved.edge_bytes[edge.consumer, edge.input], strict=True)),
+            "cost": costs[edge.consumer, edge.input],
+        }
+        for edge in plan.graph.edges
+    ]
 
 
 def _layer(
@@ -424,75 +388,39 @@ def _layer(
         costs = [sum(part.cost for part in parts if part.kind in kinds) for kinds in COST_PARTS.values()]
         costs[-1] = layer.transfer_cost
     return {
-        "name": layer.name,
-        "kind": layer.kind,
+        **attributes(layer, "name kind replicas=num_replicas state is_recomputed stage memory_bytes"),
         "dims": [list(dim) for dim in layer.dims.items()],
         "splits": list(layer.splits.values()),
-        "replicas": layer.num_replicas,
         "class": classes.of_layer[number],
         "costs": costs,
-        "state": layer.state,
-        "is_recomputed": layer.is_recomputed,
-        "stage": layer.stage,
-        "memory_bytes": layer.memory_bytes,
         "moved_bytes": moved.layer_bytes.get(layer.name, 0),
         "devices": order,
         "tensors": layer_tensors(plan.graph.operators[number], layer.splits),
-        "parts": [
-            {"name": part.name, "cost": part.cost, "bytes": part.size_bytes, "group": part.group} for part in parts
-        ],
+        "parts": [attributes(part, "name cost bytes=size_bytes group") for part in parts],
         **_why(why, plan.total_cost),
     }
 
 
 def _why(why: LayerOverview | None, total_cost: float) -> dict[str, Any]:
-    runner_up = why.runner_up if why else None
-    return {
-        "why_of": why.like if why else None,
-        "num_configurations": why.num_configurations if why else None,
-        "runner_up": None
-        if runner_up is None
-        else {
+    if why is None:
+        return dict.fromkeys(("why_of", "num_configurations", "runner_up"))
+    runner_up = why.runner_up
+    found = attributes(why, "why_of=like num_configurations")
+    return found | {
+        "runner_up": runner_up
+        and {
+            **attributes(runner_up, "difference is_tie exact=is_exact"),
             "splits": list(runner_up.splits.values()),
-            "difference": runner_up.difference,
             "relative": runner_up.difference / total_cost if total_cost else 0.0,
-            "is_tie": runner_up.is_tie,
-            "exact": runner_up.is_exact,
             "changes": None if runner_up.changes is None else len(runner_up.changes),
         },
     }
 
 
 MODULES = (
-    "elements",
-    "quantities",
-    "report",
-    "theme",
-    "tables",
-    "marks",
-    "summary",
-    "drawing",
-    "viewport",
-    "paint",
-    "overview",
-    "pointer",
-    "journey",
-    "legend",
-    "finder",
-    "shards",
-    "panel",
-    "panel_parts",
-    "choices",
-    "charts",
-    "stages",
-    "costs",
-    "memory",
-    "traffic",
-    "beside",
-    "sweep",
-    "help",
-    "paper",
-    "main",
+    *("elements", "quantities", "report", "theme", "tables", "marks", "summary", "drawing", "viewport", "paint"),
+    *("overview", "pointer", "journey", "legend", "finder", "shards", "panel", "panel_parts", "choices", "charts"),
+    *("stages", "costs", "memory", "traffic", "beside", "sweep", "help", "paper", "main"),
 )
 """The program's modules, in the order in which they are joined: each may use the functions of all others."""
 

@@ -5,7 +5,7 @@ from threading import Lock
 from typing import Any
 
 from pase.analysis.explanation.why_not import configuration_text
-from pase.common.quantities import duration, quantity, size_text
+from pase.common.quantities import duration, quantity
 from pase.errors import PaseError
 from pase.graph import Graph
 from pase.machine import Machine
@@ -71,14 +71,14 @@ class Planner:
                 "bandwidth_bytes_per_s",
                 "Bandwidth of the slowest link",
                 [None if value == bandwidth else value for value in bandwidths],
-                [f"{size_text(value)}/s" for value in bandwidths],
+                [quantity(value, "B/s") for value in bandwidths],
                 bandwidths.index(bandwidth),
             ),
             (
                 "device_memory_bytes",
                 "Memory of a device for a step",
                 [*memory, None],
-                [*map(size_text, memory), "no limit"],
+                [*(quantity(value, "B") for value in memory), "no limit"],
                 len(memory) if limit is None else memory.index(limit),
             ),
         ]
