@@ -6,7 +6,7 @@ Times are in seconds, for one training step of a batch on all processes. Logarit
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from math import ceil, floor, log2
@@ -147,14 +147,104 @@ class Role(StrEnum):
     DOMAIN = "domain"
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A training step of a batch on a grid: what its messages take."""
+
+    batch: float
+    grid: Grid
+    network: Network
+    options: Options
+
+    @property
+    def share(self) -> float:
+        """Samples of a column."""
+        return self.batch / self.grid.num_columns
+
+    def on(self, grid: Grid) -> Step:
+        """Return the step on another grid."""
+        return replace(self, grid=grid)
+
+    def message(self, words: float) -> float:
+        """Return α + β · words, for one message."""
+        if not words and not self.options.pointwise_halo:
+            return 0.0
+        return self.network.latency_s + self.network.s_per_byte * words * self.options.itemsize
+
+    def gather(self, words: float, num_processes: int, *, times: int = 1) -> float:
+        """Return α⌈log P⌉ + β (P-1)/P · words: Bruck's all-gather, and half of a ring's all-reduce.
+
+        times: in how many pieces, one after the other, the words go.
+        """
+        moved = words * (num_processes - 1) / num_processes * self.options.itemsize
+        depth = ceil(log2(num_processes)) if self.options.rounded_log else log2(num_processes)
+        return times * self.network.latency_s * depth + self.network.s_per_byte * moved
+
+    def model_part(self, layer: WeightedLayer, *, propagates: bool = True, reaches_data: bool = False) -> Terms:
+        """Return α⌈log P_r⌉ + β (B/P_c) (P_r-1)/P_r d_i, and twice the same of d_(i-1) where ΔX_i is needed.
+
+        A recurrent layer sends at every step, and needs the gradient of its own state in any case.
+        """
+        rows, times = self.grid.num_rows, layer.num_steps
+        words = layer.inner_words
+        words += layer.input_words if propagates and (bool(layer.source) or reaches_data) else 0
+        is_reduced = words and self.options.input_gradient
+        return Terms(
+            activation_all_gather=self.gather(layer.output_words * self.share, rows, times=times),
+            input_gradient_all_reduce=2 * self.gather(words * self.share, rows, times=times) if is_reduced else 0.0,
+        )
+
+    def weight_reduction(self, layer: WeightedLayer) -> float:
+        """Return 2 (α⌈log P_c⌉ + β (P_c-1)/P_c |W_i|/P_r)."""
+        return 2 * self.gather(layer.num_weights / self.grid.num_rows, self.grid.num_columns)
+
+    def batch_part(self, layers: Iterable[WeightedLayer], *, has_zeroth: bool = True) -> Terms:
+        """Return 2 Σ (α⌈log P_c⌉ + β (P_c-1)/P_c |W_i|/P_r)."""
+        time_s = sum(map(self.weight_reduction, layers))
+        if has_zeroth and self.options.terms_from_zero:
+            time_s += 2 * self.gather(0, self.grid.num_columns)
+        return Terms(weight_gradient_all_reduce=time_s)
+
+    def whole_weights(self, layers: Iterable[WeightedLayer], *, has_zeroth: bool = True) -> Terms:
+        """Return 2 Σ (α⌈log P⌉ + β (P-1)/P |W_i|)."""
+        return self.on(Grid(1, self.grid.num_processes)).batch_part(layers, has_zeroth=has_zeroth)
+
+    def halos(self, layer: WeightedLayer) -> Terms:
+        """Return α + β (B/P_c) X_W X_C ⌊k_h/2⌋ and α + β (B/P_c) Y_W Y_C ⌊k_w/2⌋."""
+        return Terms(
+            halo_forward=self.message(self.share * layer.input_row_words * (layer.kernel[0] // 2)),
+            halo_backward=self.message(self.share * layer.output_row_words * (layer.kernel[-1] // 2)),
+        )
+
+    def redistribution(self, layer: WeightedLayer) -> Terms:
+        """Return Eq. 6 of what a layer reads, between the rows of a column."""
+        return Terms(redistribution=self.gather(layer.input_words * self.share, self.grid.num_rows))
+
+    def layer(self, layer: WeightedLayer, role: Role) -> Terms:
+        """Return one layer's part of Eq. 9."""
+        if role is Role.MODEL:
+            model = self.model_part(layer, reaches_data=self.options.first_gradient)
+            return model + Terms(weight_gradient_all_reduce=self.weight_reduction(layer))
+        has_halo = self.grid.num_rows > 1 or self.options.halo_at_one
+        return (self.halos(layer) if has_halo else Terms()) + self.whole_weights([layer], has_zeroth=False)
+
+    def outputs(self, chain: Chain) -> Terms:
+        """Return 3 Σ over all layers of what is gathered, in version 1."""
+        words = [layer.output_words for layer in chain.layers]
+        if self.options.terms_from_zero:
+            words.append(chain.layers[0].input_words)
+        once = sum(self.gather(d * self.share, self.grid.num_rows) for d in words)
+        return Terms(activation_all_gather=once, input_gradient_all_reduce=2 * once)
+
+
 def pure_model(chain: Chain, batch: int, num_processes: int, network: Network, options: Options) -> Terms:
     """Return Eq. 3: weights are split P ways, every process holds the whole batch."""
-    return total(model_part(layer, batch, Grid(num_processes, 1), network, options) for layer in chain.layers)
+    return total(map(Step(batch, Grid(num_processes, 1), network, options).model_part, chain.layers))
 
 
 def pure_batch(chain: Chain, num_processes: int, network: Network, options: Options) -> Terms:
     """Return Eq. 4: the batch is split P ways, every process holds all weights."""
-    return batch_part(chain.layers, Grid(1, num_processes), network, options)
+    return Step(1, Grid(1, num_processes), network, options).batch_part(chain.layers)
 
 
 def crossover_batch(layer: WeightedLayer, options: Options) -> float:
@@ -186,38 +276,38 @@ def largest_model_batch(layer: WeightedLayer, options: Options) -> int:
 
 def redistribution(words: int, batch: int, num_processes: int, network: Network, options: Options) -> float:
     """Return Eq. 6: an all-gather of so many words of each sample, from batch to model parallelism."""
-    return gather(words * batch, num_processes, network, options)
+    return Step(batch, Grid(num_processes, 1), network, options).gather(words * batch, num_processes)
 
 
 def pure_domain(chain: Chain, batch: int, num_processes: int, network: Network, options: Options) -> Terms:
     """Return Eq. 7, of the convolutions alone: every image is split P ways, every process holds all weights."""
-    grid = Grid(num_processes, 1)
+    step = Step(batch, Grid(num_processes, 1), network, options)
     convolutions = [layer for layer in chain.layers if layer.is_convolution]
-    exchanged = (halos(layer, batch, grid, network, options) for layer in convolutions)
-    return total(exchanged) + zeroth_halos(network, options) + whole_weights(convolutions, grid, network, options)
+    # What a term for i = 0 adds to the first two sums.
+    zeroth_s = network.latency_s if options.terms_from_zero else 0.0
+    zeroth = Terms(halo_forward=zeroth_s, halo_backward=zeroth_s)
+    return total(map(step.halos, convolutions)) + zeroth + step.whole_weights(convolutions)
 
 
 def model_and_batch(chain: Chain, batch: int, grid: Grid, network: Network, options: Options) -> Terms:
     """Return Eq. 8: the 1.5D algorithm, every layer's weights split P_r ways and the batch P_c ways."""
-    rows = total(model_part(layer, batch, grid, network, options) for layer in chain.layers)
-    return rows + batch_part(chain.layers, grid, network, options)
+    step = Step(batch, grid, network, options)
+    return total(map(step.model_part, chain.layers)) + step.batch_part(chain.layers)
 
 
 def dense_only(chain: Chain, batch: int, grid: Grid, network: Network, options: Options) -> Terms:
     """Return Eq. 4 of the convolutions, over all processes, with Eq. 8 of the dense layers (section 3, Fig. 7)."""
+    step = Step(batch, grid, network, options)
     dense = [layer for layer in chain.layers if not layer.is_convolution]
     convolutions = [layer for layer in chain.layers if layer.is_convolution]
-    whole = Grid(1, grid.num_processes)
-    terms = batch_part(convolutions, whole, network, options)
+    terms = step.whole_weights(convolutions)
     # The sum printed from i = 0 has its term once, in the half that holds the first layer.
-    terms += batch_part(dense, grid, network, options, has_zeroth=not convolutions)
+    terms += step.batch_part(dense, has_zeroth=not convolutions)
     for layer in dense:
         is_first = convolutions and layer is dense[0]
-        propagates = options.first_dense_gradient or not is_first
-        terms += model_part(layer, batch, grid, network, options, propagates=propagates)
+        terms += step.model_part(layer, propagates=options.first_dense_gradient or not is_first)
         if is_first and options.redistribution:
-            share = batch / grid.num_columns
-            terms += Terms(redistribution=gather(layer.input_words * share, grid.num_rows, network, options))
+            terms += step.redistribution(layer)
     return terms
 
 
@@ -227,17 +317,17 @@ def own_grids(chain: Chain, batch: int, convolutions: Grid, dense: Grid, network
     Where no rows share an image there is no halo. Changing grids costs Eq. 6 for what the first other layer reads, or
     nothing, as the options have it.
     """
-    there = options if convolutions.num_rows > 1 else replace(options, halo_at_one=False)
+    here = Step(batch, dense, network, options)
+    there = Step(batch, convolutions, network, replace(options, halo_at_one=False))
     terms = Terms()
     is_changed = False
     for layer in chain.layers:
         if layer.is_convolution:
-            terms += layer_terms(layer, Role.DOMAIN, batch, convolutions, network, there)
+            terms += there.layer(layer, Role.DOMAIN)
             continue
-        terms += layer_terms(layer, Role.MODEL, batch, dense, network, options)
+        terms += here.layer(layer, Role.MODEL)
         if layer.source and options.redistribution and not is_changed and convolutions != dense:
-            share = batch / dense.num_columns
-            terms += Terms(redistribution=gather(layer.input_words * share, dense.num_rows, network, options))
+            terms += here.redistribution(layer)
             is_changed = True
     return terms
 
@@ -246,117 +336,16 @@ def integrated(
     chain: Chain, roles: Mapping[str, Role], batch: int, grid: Grid, network: Network, options: Options
 ) -> Terms:
     """Return Eq. 9; roles: of each layer, by name, what its P_r processes share."""
-    return total(layer_terms(layer, roles[layer.name], batch, grid, network, options) for layer in chain.layers)
-
-
-def layer_terms(layer: WeightedLayer, role: Role, batch: int, grid: Grid, network: Network, options: Options) -> Terms:
-    """Return one layer's part of Eq. 9."""
-    if role is Role.MODEL:
-        model = model_part(layer, batch, grid, network, options, reaches_data=options.first_gradient)
-        return model + Terms(weight_gradient_all_reduce=weight_reduction(layer, grid, network, options))
-    exchanged = halos(layer, batch, grid, network, options)
-    if grid.num_rows == 1 and not options.halo_at_one:
-        exchanged = Terms()
-    return exchanged + whole_weights([layer], grid, network, options, has_zeroth=False)
-
-
-def model_part(
-    layer: WeightedLayer,
-    batch: int,
-    grid: Grid,
-    network: Network,
-    options: Options,
-    *,
-    propagates: bool = True,
-    reaches_data: bool = False,
-) -> Terms:
-    """Return α⌈log P_r⌉ + β (B/P_c) (P_r-1)/P_r d_i, and twice the same of d_(i-1) where ΔX_i is needed.
-
-    A recurrent layer sends at every step, and needs the gradient of its own state in any case.
-    """
-    share = batch / grid.num_columns
-    gathered = gather(layer.output_words * share, grid.num_rows, network, options, times=layer.num_steps)
-    words = layer.inner_words
-    words += layer.input_words if propagates and (bool(layer.source) or reaches_data) else 0
-    reduced = 0.0
-    if words and options.input_gradient:
-        reduced = 2 * gather(words * share, grid.num_rows, network, options, times=layer.num_steps)
-    return Terms(activation_all_gather=gathered, input_gradient_all_reduce=reduced)
-
-
-def batch_part(
-    layers: Sequence[WeightedLayer],
-    grid: Grid,
-    network: Network,
-    options: Options,
-    *,
-    has_zeroth: bool = True,
-) -> Terms:
-    """Return 2 Σ (α⌈log P_c⌉ + β (P_c-1)/P_c |W_i|/P_r)."""
-    time_s = sum(weight_reduction(layer, grid, network, options) for layer in layers)
-    if has_zeroth and options.terms_from_zero:
-        time_s += 2 * gather(0, grid.num_columns, network, options)
-    return Terms(weight_gradient_all_reduce=time_s)
-
-
-def weight_reduction(layer: WeightedLayer, grid: Grid, network: Network, options: Options) -> float:
-    """Return 2 (α⌈log P_c⌉ + β (P_c-1)/P_c |W_i|/P_r)."""
-    return 2 * gather(layer.num_weights / grid.num_rows, grid.num_columns, network, options)
-
-
-def whole_weights(
-    layers: Sequence[WeightedLayer], grid: Grid, network: Network, options: Options, *, has_zeroth: bool = True
-) -> Terms:
-    """Return 2 Σ (α⌈log P⌉ + β (P-1)/P |W_i|)."""
-    return batch_part(layers, Grid(1, grid.num_processes), network, options, has_zeroth=has_zeroth)
-
-
-def halos(layer: WeightedLayer, batch: int, grid: Grid, network: Network, options: Options) -> Terms:
-    """Return α + β (B/P_c) X_W X_C ⌊k_h/2⌋ and α + β (B/P_c) Y_W Y_C ⌊k_w/2⌋."""
-    share = batch / grid.num_columns
-    forward = message(share * layer.input_row_words * (layer.kernel[0] // 2), network, options)
-    backward = message(share * layer.output_row_words * (layer.kernel[-1] // 2), network, options)
-    return Terms(halo_forward=forward, halo_backward=backward)
-
-
-def zeroth_halos(network: Network, options: Options) -> Terms:
-    """Return what a term for i = 0 adds to Eq. 7's first two sums."""
-    if not options.terms_from_zero:
-        return Terms()
-    return Terms(halo_forward=network.latency_s, halo_backward=network.latency_s)
-
-
-def message(words: float, network: Network, options: Options) -> float:
-    """Return α + β · words, for one message."""
-    if not words and not options.pointwise_halo:
-        return 0.0
-    return network.latency_s + network.s_per_byte * words * options.itemsize
-
-
-def gather(words: float, num_processes: int, network: Network, options: Options, *, times: int = 1) -> float:
-    """Return α⌈log P⌉ + β (P-1)/P · words: Bruck's all-gather, and half of a ring's all-reduce.
-
-    times: in how many pieces, one after the other, the words go.
-    """
-    moved = words * (num_processes - 1) / num_processes * options.itemsize
-    depth = ceil(log2(num_processes)) if options.rounded_log else log2(num_processes)
-    return times * network.latency_s * depth + network.s_per_byte * moved
+    step = Step(batch, grid, network, options)
+    return total(step.layer(layer, roles[layer.name]) for layer in chain.layers)
 
 
 def pure_model_1(chain: Chain, batch: int, num_processes: int, network: Network, options: Options) -> Terms:
     """Return Eq. 2 of version 1: 3 Σ (α⌈log P⌉ + β B (P-1)/P d_i)."""
-    return _outputs(chain, batch, Grid(num_processes, 1), network, options)
+    return Step(batch, Grid(num_processes, 1), network, options).outputs(chain)
 
 
 def integrated_1(chain: Chain, batch: int, grid: Grid, network: Network, options: Options) -> Terms:
     """Return Eq. 4 of version 1: 3 Σ over all layers of what is gathered, and the weights' all-reduce."""
-    return _outputs(chain, batch, grid, network, options) + batch_part(chain.layers, grid, network, options)
-
-
-def _outputs(chain: Chain, batch: int, grid: Grid, network: Network, options: Options) -> Terms:
-    words = [layer.output_words for layer in chain.layers]
-    if options.terms_from_zero:
-        words.append(chain.layers[0].input_words)
-    share = batch / grid.num_columns
-    once = sum(gather(d * share, grid.num_rows, network, options) for d in words)
-    return Terms(activation_all_gather=once, input_gradient_all_reduce=2 * once)
+    step = Step(batch, grid, network, options)
+    return step.outputs(chain) + step.batch_part(chain.layers)

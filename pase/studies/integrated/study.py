@@ -196,11 +196,12 @@ def _domain(chain: Chain, batch: int, grid: Grid, network: Network, options: Opt
 
 def _per_layer(chain: Chain, batch: int, grid: Grid, network: Network, options: Options) -> Assessed:
     """Choose for each convolution what communicates less, as the paper suggests after Eq. 9."""
+    step = equations.Step(batch, grid, network, options)
 
     def role(layer: WeightedLayer) -> Role:
         if not layer.is_convolution or not _has_rows(layer, grid, options):
             return Role.MODEL
-        return min(Role, key=lambda r: equations.layer_terms(layer, r, batch, grid, network, options).time_s)
+        return min(Role, key=lambda r: step.layer(layer, r).time_s)
 
     roles = {layer.name: role(layer) for layer in chain.layers}
     return equations.integrated(chain, roles, batch, grid, network, options), roles
