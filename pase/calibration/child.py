@@ -60,7 +60,8 @@ def main() -> None:
 
 
 def _measured(choice: DeviceChoice, num_devices: int | None, effort: Effort) -> Samples:
-    count = num_devices or max(2, _DEFAULT_COUNT[choice.kind]())
+    found = len(physical_gpus()) if choice.kind == GPU else min(len(os.sched_getaffinity(0)), MOST_CPU_DEVICES)
+    count = num_devices or max(2, found)
     devices = local_devices(choice, count)
     count_of_steps = 5 + len(effort.copy_bytes) + len(effort.all_reduce_bytes)
     fractions = (i / count_of_steps for i in range(count_of_steps))
@@ -103,17 +104,6 @@ def _measured(choice: DeviceChoice, num_devices: int | None, effort: Effort) -> 
 def _report(event: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
-
-
-def _num_cores() -> int:
-    return min(len(os.sched_getaffinity(0)), MOST_CPU_DEVICES)
-
-
-def _num_gpus() -> int:
-    return len(physical_gpus())
-
-
-_DEFAULT_COUNT: Mapping[str, Callable[[], int]] = MappingProxyType({CPU: _num_cores, GPU: _num_gpus})
 
 
 def _described_cpu(_devices: Any, count: int) -> tuple[str, int]:
@@ -228,22 +218,15 @@ def all_reduce_time(devices: Devices, size_bytes: int, effort: Effort) -> Transf
     return TransferSample(size_bytes=size_bytes, time_s=seconds)
 
 
-def _written_anew(tensor: Any) -> Any:
-    return tf.raw_ops.DeepCopy(x=tensor)
-
-
-RECEIVE: Mapping[str, Callable[[Any], Any]] = MappingProxyType({CPU: _written_anew, GPU: tf.identity})
+RECEIVE: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {CPU: lambda tensor: tf.raw_ops.DeepCopy(x=tensor), GPU: tf.identity}
+)
 """Virtual CPUs hand a tensor over without copying it: the receiver then writes it once, as it does when it puts parts
 together. Between GPUs the message itself is the copy."""
 
 
 def _chain_s(
-    devices: Devices,
-    start: Callable[[int], Any],
-    step: Step,
-    length: int,
-    effort: Effort,
-    weights: Sequence[Any] = (),
+    devices: Devices, start: Callable[[int], Any], step: Step, length: int, effort: Effort, weights: Sequence[Any] = ()
 ) -> float:
     """Return the seconds of one step, from chains of one and of several of them; builds in the default graph."""
     # Variables: what a run begins with is there, and not made anew.

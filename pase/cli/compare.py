@@ -84,8 +84,7 @@ def compare_command(
             raise PlanError(f"folder {output} cannot be made: {error.strerror}; name one that can") from None
     names = _SEVERAL.get(cost_model, (cost_model,))
     machine = model.loaded_machine()
-    with progress() as on_progress:
-        on_progress(READING, 0.0)
+    with progress(READING):
         graph = model.graph()
     comparisons = []
     for name in names:

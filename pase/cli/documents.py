@@ -81,12 +81,7 @@ def export_command(plan: str, model: ModelArguments, name: str, output: Path | N
 )
 @json_option
 def report_command(
-    plans: Sequence[str],
-    model: ModelArguments,
-    output: Path,
-    numbers: str | None,
-    as_json: bool,
-    **options: Any,
+    plans: Sequence[str], model: ModelArguments, output: Path, numbers: str | None, as_json: bool, **options: Any
 ) -> None:
     """Write a page that shows one plan, or several beside one another; of a MODEL, the best one on --devices.
 

@@ -116,10 +116,7 @@ def _finite(_ctx: click.Context, _param: click.Parameter, value: float | None) -
 
 @click.command("easgd-model", epilog="Example: pase easgd-model --network vgg19 --workers 1,8,64")
 @option(
-    "--network",
-    default="googlenet",
-    shell_complete=complete_models,
-    help="A model, built in or a file, as in search.",
+    "--network", default="googlenet", shell_complete=complete_models, help="A model, built in or a file, as in search."
 )
 @option(
     "--workers",

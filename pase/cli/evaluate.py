@@ -54,8 +54,7 @@ def evaluate_command(model: ModelArguments, strategy: str, output: Path | None, 
         if known is None:
             raise click.UsageError(f"--devices is needed: {chosen.where} does not say how many there are")
         model = replace(model, num_devices=known.num_devices)
-    with progress() as on_progress:
-        on_progress(READING, 0.0)
+    with progress(READING) as on_progress:
         found = evaluation(
             model.graph(),
             chosen,
@@ -99,8 +98,7 @@ def diff_command(first: str, second: str, model: ModelArguments, cost_model: str
     one, or for --model and --devices.
     """
     strategies = strategy_of(first), strategy_of(second)
-    with progress() as on_progress:
-        on_progress(READING, 0.0)
+    with progress(READING) as on_progress:
         plans = _plans(strategies, model, cost_model, on_progress)
     found = difference(*plans)
     if as_json:

@@ -613,10 +613,7 @@ def why_document(layer: LayerExplanation, explanation: Explanation) -> dict[str,
             for part in layer.parts
         ],
         "runner_up": layer.runner_up and _runner_up_document(layer.runner_up, explanation),
-        "flips": {
-            "below": _flip_document(layer.below, explanation),
-            "above": _flip_document(layer.above, explanation),
-        },
+        "flips": {"below": _flip_document(layer.below, explanation), "above": _flip_document(layer.above, explanation)},
     }
 
 

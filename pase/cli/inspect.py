@@ -50,8 +50,7 @@ def inspect_command(
 ) -> None:
     """Show what is made of MODEL: operators after each pass, parameters, FLOP, vertices, and what is not understood."""
     found: ImportedModel | None = None
-    with progress() as on_progress:
-        on_progress(READING, 0.0)
+    with progress(READING):
         if is_builtin(model):
             graph = load(model, batch=batch, arguments=arguments)
         else:

@@ -34,13 +34,15 @@ _DONE, _LEFT, _PLAIN_DONE, _PLAIN_LEFT = "━", "─", "#", "."
 
 
 @contextmanager
-def progress() -> Iterator[Progress]:
+def progress(what: str = "") -> Iterator[Progress]:
     """Give a function to be told of progress, which is shown once the work has taken longer than a second.
+
+    what: is done first.
 
     It is drawn by a thread of its own, so that the time goes on where the work does not say anything. The function
     raises KeyboardInterrupt where one was turned into an answer meanwhile, as searches do: nothing more is to begin.
     """
-    told: tuple[str, float] | None = None
+    told: tuple[str, float] | None = (what, 0.0) if what else None
     ended, start_s = Event(), monotonic()
     display = _Bar() if is_terminal(sys.stderr) else _Lines()
 

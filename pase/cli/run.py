@@ -285,8 +285,7 @@ def weights_command(model: str, batch: int | None, arguments: dict[str, Any], ou
 
     if is_builtin(model):
         raise ModelError(f"{model!r} is a built-in network: its weights are made when it is trained ('pase run')")
-    with progress() as on_progress:
-        on_progress("reading the weights", 0.0)
+    with progress("reading the weights"):
         found = read_weights(model, batch=batch, arguments=arguments)
     buffer = io.BytesIO()
     np.savez(buffer, **found)  # type: ignore[arg-type]

@@ -39,15 +39,7 @@ from pase.graph import Graph
 from pase.planning.constraints import constraint_texts
 from pase.planning.plan import NOT_SEARCHED, Plan
 from pase.planning.plan_file import plan_document, write_plan
-from pase.planning.planner import (
-    ATTENTION,
-    GATHER,
-    WITHOUT_LIMIT,
-    SearchOptions,
-    check_search,
-    problem_of,
-    search,
-)
+from pase.planning.planner import ATTENTION, GATHER, WITHOUT_LIMIT, SearchOptions, check_search, problem_of, search
 from pase.sharding.configurations import data_parallel_splits, enumerate_configurations
 from pase.solver import solve
 from pase.solver.ordering import ORDERINGS, OrderingReport, report_ordering
@@ -127,8 +119,7 @@ def search_command(
     machine = model.loaded_machine()
     if options["device_memory_bytes"] == OF_MACHINE:
         options["device_memory_bytes"] = machine.device.memory_bytes
-    with progress() as on_progress:
-        on_progress(READING, 0.0)
+    with progress(READING) as on_progress:
         graph = model.graph(is_strict=strict)
         plan = search(
             graph,
@@ -302,8 +293,7 @@ def tables_command(model: ModelArguments, cost_model: str, keep_batch: bool, out
     """Write the cost tables of MODEL to a file: .npz for 'pase solve', .cfn for solvers such as toulbar2."""
     if output.suffix not in {".npz", ".cfn"}:
         raise click.UsageError(f"-o {output}: the file's ending must be .npz or .cfn")
-    with progress() as on_progress:
-        on_progress(READING, 0.0)
+    with progress(READING) as on_progress:
         graph = model.graph()
         check_search(graph, model.devices, keep_batch=keep_batch)
         problem = problem_of(graph, model.devices, model.loaded_machine(), cost_model, on_progress)

@@ -43,6 +43,4 @@ def test_formats_are_these() -> None:
     # What others have written relies on the names: to add one, add it here.
     assert list(FORMATS) == ["csv", "dot", "mermaid", "svg", "mesh-tensorflow-layout", "jax", "torch"]
     for name, found in FORMATS.items():
-        assert found.name == name
-        assert found.suffix.startswith(".")
         assert len(f"  {name:22}  {found.summary}") <= 80

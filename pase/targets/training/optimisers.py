@@ -141,10 +141,7 @@ class Adam:
 
     def scalars(self, step: int, learning_rate: float) -> dict[str, float]:
         """Return α / (1 - β1^t) and 1 / √(1 - β2^t)."""
-        return {
-            "rate": learning_rate / (1 - self.beta1**step),
-            "second_correction": 1 / sqrt(1 - self.beta2**step),
-        }
+        return {"rate": learning_rate / (1 - self.beta1**step), "second_correction": 1 / sqrt(1 - self.beta2**step)}
 
     def update(
         self, maths: Maths, weight: Any, gradient: Any, state: Mapping[str, Any], scalars: Mapping[str, Any]

@@ -34,11 +34,9 @@ Writer = Callable[[Plan, ExportOptions], Exported]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A format: its name on the command line, one line for people, the usual suffix of its files, its writer."""
+    """A format: one line for people, and its writer."""
 
-    name: str
     summary: str
-    suffix: str
     write: Writer
 
 
@@ -52,32 +50,24 @@ def export(plan: Plan, name: str, options: ExportOptions | None = None) -> Expor
     return FORMATS[name].write(plan, options or ExportOptions())
 
 
-def _format(name: str, module: str, suffix: str, summary: str) -> Format:
+def _format(module: str, summary: str) -> Format:
     """Return the format whose writer is the function `write` of a module, imported at its first call."""
 
     def write(plan: Plan, options: ExportOptions) -> Exported:
         found: Writer = import_module(f"pase.views.exports.{module}").write
         return found(plan, options)
 
-    return Format(name=name, summary=summary, suffix=suffix, write=write)
+    return Format(summary=summary, write=write)
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
-        one.name: one
-        for one in (
-            _format("csv", "tables", ".csv", "a table, one row for each layer"),
-            _format("dot", "dot", ".dot", "the graph, for Graphviz"),
-            _format("mermaid", "mermaid", ".mmd", "the graph, for Markdown"),
-            _format("svg", "svg", ".svg", "the graph, as a picture"),
-            _format(
-                "mesh-tensorflow-layout",
-                "mesh_tensorflow_layout",
-                ".toml",
-                "layout rules and mesh shapes of Mesh-TensorFlow",
-            ),
-            _format("jax", "jax", ".py", "PartitionSpecs on a named mesh, for JAX"),
-            _format("torch", "torch", ".py", "DTensor placements on a named mesh, for PyTorch"),
-        )
+        "csv": _format("tables", "a table, one row for each layer"),
+        "dot": _format("dot", "the graph, for Graphviz"),
+        "mermaid": _format("mermaid", "the graph, for Markdown"),
+        "svg": _format("svg", "the graph, as a picture"),
+        "mesh-tensorflow-layout": _format("mesh_tensorflow_layout", "layout rules and mesh shapes of Mesh-TensorFlow"),
+        "jax": _format("jax", "PartitionSpecs on a named mesh, for JAX"),
+        "torch": _format("torch", "DTensor placements on a named mesh, for PyTorch"),
     }
 )

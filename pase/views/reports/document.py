@@ -413,7 +413,7 @@ def _why(why: LayerOverview | None, total_cost: float) -> dict[str, Any]:
             "splits": list(runner_up.splits.values()),
             "relative": runner_up.difference / total_cost if total_cost else 0.0,
             "changes": None if runner_up.changes is None else len(runner_up.changes),
-        },
+        }
     }
 
 

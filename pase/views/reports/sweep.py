@@ -1,6 +1,7 @@
 """Cost against the number of devices: the same network searched on each number."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from pase.errors import ConfigurationError, PaseError
@@ -49,24 +50,16 @@ def sweep(plan: Plan, numbers: Sequence[int], *, on_progress: Progress | None = 
 def device_numbers(text: str) -> tuple[int, ...]:
     """Return the numbers that "1..64" (1, 2, 4, … 64) or "8,12,16" stands for; ConfigurationError for other text."""
     first, dots, last = text.partition("..")
-    try:
-        numbers = _doubling(int(first), int(last)) if dots else tuple(int(word) for word in text.split(","))
-    except ValueError:
-        numbers = ()
+    numbers: tuple[int, ...] = ()
+    with suppress(ValueError):
+        if not dots:
+            numbers = tuple(map(int, text.split(",")))
+        elif 0 < int(first) <= int(last):  # the first, twice that, and so on, and the last
+            powers = (int(first) << power for power in range(MAX_DEVICES.bit_length()))
+            numbers = (*(number for number in powers if number < int(last)), int(last))
     if not numbers or min(numbers) < 1 or max(numbers) > MAX_DEVICES or list(numbers) != sorted(set(numbers)):
         raise ConfigurationError(
             f"{text!r} says no numbers of devices; expected 1..64 (which doubles: 1, 2, 4, … 64) or a list that "
             f"grows, as 4,8,12, of numbers up to {MAX_DEVICES}"
         )
     return numbers
-
-
-def _doubling(first: int, last: int) -> tuple[int, ...]:
-    """Return first, twice that, and so on, and last."""
-    if not 0 < first <= last:
-        return ()
-    numbers = []
-    while first < last:
-        numbers.append(first)
-        first *= 2
-    return (*numbers, last)

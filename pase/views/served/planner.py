@@ -32,10 +32,7 @@ class Planner:
         self._rows: KnownRows = {}
         self._lock = Lock()
         self._session = Session(
-            plan.graph,
-            plan.num_devices,
-            plan.machine,
-            options={**settings_of(plan), "time_limit_s": time_limit_s},
+            plan.graph, plan.num_devices, plan.machine, options={**settings_of(plan), "time_limit_s": time_limit_s}
         )
 
     def start(self) -> dict[str, Any]:
