@@ -82,11 +82,6 @@ class ProgressLine:
         self._width = 0
         self._last_s = 0.0
 
-    @property
-    def is_shown(self) -> bool:
-        """Whether there is a terminal to show it on."""
-        return self._is_terminal
-
     def show(self, step: int, loss: float, examples_per_s: float, *, accuracy: float | None = None) -> None:
         """Show a step, ten times a second at most and the last one in any case."""
         now = time.monotonic()
