@@ -27,7 +27,8 @@ EXTRAS = {
     # Front ends: each one imports models of one framework.
     "onnx": ["onnx>=1.23"],
     "torch": ["torch>=2.6"],
-    "keras": ["keras>=3.8", "tensorflow-cpu==2.21.*", "jax>=0.5"],
+    # The importer puts JAX in place of what Keras computes with, which was tried with these alone.
+    "keras": ["keras>=3.15", "tensorflow-cpu==2.21.*", "jax>=0.10"],
     "jax": ["jax>=0.5"],
     # The 8×8 digits that scikit-learn ships, to train on.
     "data": ["scikit-learn>=1.6"],

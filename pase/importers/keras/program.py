@@ -7,6 +7,7 @@ recurrent layers, and layers whose own code cannot be followed.
 
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ _MARK = re.compile(r"\bkeras(\d+)\b")
 
 _Place = tuple[Any, str, Any]
 """An owner, the name of its attribute, and what stands there for a while."""
+
+_TRACING = threading.RLock()
+"""Held while Keras computes with JAX, of which there is one in a process: other threads' models wait."""
 
 
 def is_keras(thing: Any) -> bool:
@@ -70,14 +74,14 @@ class Following:
 
     @contextmanager
     def on_jax(self) -> Iterator[None]:
-        """Have Keras compute with JAX, and its layers be called as they are followed here."""
+        """Have Keras compute with JAX, and its layers be called as they are followed here, in all threads."""
         _leave_out_frames(
             *(str(Path(file).parent) for file in (self.keras.__file__, __file__, stated.__code__.co_filename))
         )
         config, is_short = self.keras.config, self.keras.config.is_traceback_filtering_enabled()
         config.disable_traceback_filtering()  # or errors would begin with which layer was called
         try:
-            with _replaced((*self._backend(), *self._layers(), *self._functions(), *self._calls())):
+            with _TRACING, _replaced((*self._backend(), *self._layers(), *self._functions(), *self._calls())):
                 yield
         finally:
             if is_short:
