@@ -98,7 +98,7 @@ def test_items(value: object) -> None:
 
 
 def test_long_values_are_cut() -> None:
-    with pytest.raises(PlanError, match=r"is 'x{56}…; expected a whole"):
+    with pytest.raises(PlanError, match=r"is 'x{58}…; expected a whole"):
         _field("x" * 1000).integer()
 
 

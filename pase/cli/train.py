@@ -248,11 +248,16 @@ def _start_processes(request: TrainingRequest, arguments: Sequence[str], values:
     clusters = chosen_clusters(values, partial(count_tasks, request.job))
     task_ranks(request.job, len(clusters[0].addresses))
     return supervise_training(
-        [sys.executable, "-c", "from pase.cli.main import main; main()", "train", *arguments],
+        pase_command(["train", *arguments]),
         clusters,
         is_synchronous=request.job.algorithm.is_synchronous,
         checkpoints=_folder(request),
     )
+
+
+def pase_command(arguments: Sequence[str]) -> list[str]:
+    """Return the command of a process that does what `pase` does with some arguments, in this very Python."""
+    return [sys.executable, "-c", "from pase.cli.main import main; main()", *arguments]
 
 
 def _folder(request: TrainingRequest) -> Path | None:
