@@ -10,8 +10,9 @@ cuts that may be best, until those with the least bound consist of stages that a
 """
 
 import pickle
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from heapq import heapify, heappop, heappush
@@ -19,7 +20,7 @@ from itertools import pairwise, product
 from math import inf
 from multiprocessing import get_context
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pase._version import __version__
 from pase.costs import cost_model
@@ -146,33 +147,22 @@ def search_schemes(
     if gap is None:
         gap = CLOSE_ENOUGH if is_large(setting) else 0.0
     gap = max(gap, EXACT)
-    works: dict[int, float] = {}
-    waiting: list[_Waiting] = []
     every = schemes(setting, stages, micro_batches)
     # What differs in chunks alone is looked at together: its tables are the same.
     most_chunks = {(each.stages, each.micro_batches): each.chunks for each in every}
-    for scheme in every:
-        m = scheme.micro_batches
-        if m not in works:
-            try:
-                works[m] = work_s(setting, m)
-            except ConfigurationError:
-                # Not every divisor of the batch need be one of what each layer has of it.
-                if micro_batches is not None or m == 1:
-                    raise
-                works[m] = inf
-        if works[m] < inf:
-            filling = (scheme.stages - 1) / most_chunks[scheme.stages, m]
-            least = (m + filling) * works[m] / setting.num_devices
-            waiting.append(_Waiting(least, 0, scheme.stages, m, scheme.chunks))
-    heapify(waiting)
     best: Found | None = None
     bound = inf
-    num, done = len(waiting) * (len(_LOOKS) + 1), 0
-    own = ProcessPoolExecutor(jobs, get_context("spawn")) if executor is None and jobs > 1 else None
-    chosen = executor or own
-    written = pickle.dumps(setting) if chosen else b""
-    try:
+    with _asking(setting, jobs, executor) as ask:
+        works = _works(ask, [each.micro_batches for each in every], may_leave=micro_batches is None)
+        waiting = []
+        for scheme in every:
+            m = scheme.micro_batches
+            if m in works:
+                filling = (scheme.stages - 1) / most_chunks[scheme.stages, m]
+                least = (m + filling) * works[m] / setting.num_devices
+                waiting.append(_Waiting(least, 0, scheme.stages, m, scheme.chunks))
+        heapify(waiting)
+        num, done = len(waiting) * (len(_LOOKS) + 1), 0
         while waiting:
             below = inf if best is None else best.cost
             if waiting[0].bound >= below * (1 - gap) or (perf_counter() > deadline_s and best is not None):
@@ -185,10 +175,9 @@ def search_schemes(
             most = min(below, waiting[0].bound * WAVE_BEHIND)
             while waiting and waiting[0].level == level and waiting[0].bound < most and len(wave) < WAVES[level]:
                 wave.append(heappop(waiting))
-            look = partial(_look, level=level, below=below * (1 - gap))
-            asked = [chosen.submit(_look_elsewhere, written, partial(look, waiting=each)) for each in wave if chosen]
-            answers = [each.result() for each in asked] or [look(setting, waiting=each) for each in wave]
-            for each, found in zip(wave, answers, strict=True):
+            asked = [ask(partial(_look, level=level, waiting=each, below=below * (1 - gap))) for each in wave]
+            for each, answer in zip(wave, asked, strict=True):
+                found: Found = answer()
                 least = max(each.bound, found.bound)
                 done += 1
                 if level < len(_LOOKS):
@@ -199,11 +188,6 @@ def search_schemes(
                     best = found
             if on_progress:
                 on_progress(f"looking at {num // (len(_LOOKS) + 1):,} schemes", done / num)
-    finally:
-        by_segments.cache_clear()
-        known_modes.cache_clear()
-        if own:
-            own.shutdown(cancel_futures=True)
     if best is None:
         raise MemoryLimitError(
             f"no strategy of {setting.graph.name!r} is known that fits {setting.limit_bytes:.3g} bytes on each of "
@@ -229,9 +213,48 @@ class _Waiting(NamedTuple):
     chunks: int
 
 
-def _look_elsewhere(written: bytes, look: Callable[[Setting], Found]) -> Found:
-    """Look at a scheme in another process, which keeps what it knows of the setting from one look to the next."""
-    return look(_read(written))
+_Ask = Callable[[Callable[[Setting], Any]], Callable[[], Any]]
+"""Begins some work on a setting, and returns what waits for its result."""
+
+
+@contextmanager
+def _asking(setting: Setting, jobs: int, executor: Executor | None) -> Iterator[_Ask]:
+    """Give what has work done: one after the other here, or in several processes at a time."""
+    own = ProcessPoolExecutor(jobs, get_context("spawn")) if executor is None and jobs > 1 else None
+    chosen = executor or own
+    try:
+        if chosen is None:
+            yield lambda work: partial(work, setting)
+        else:
+            written = pickle.dumps(setting)
+            yield lambda work: chosen.submit(_elsewhere, written, work).result
+    finally:
+        by_segments.cache_clear()
+        known_modes.cache_clear()
+        if own:
+            own.shutdown(cancel_futures=True)
+
+
+def _works(ask: _Ask, counts: Sequence[int], *, may_leave: bool) -> dict[int, float]:
+    """Return what one of so many micro-batches takes on one device, by their number.
+
+    may_leave: whether numbers but 1 are left out that the batch of some layer cannot be divided by, as divisors of the
+    whole batch may be.
+    """
+    asked = {m: ask(partial(work_s, micro_batches=m)) for m in dict.fromkeys(counts)}
+    works = {}
+    for m, answer in asked.items():
+        try:
+            works[m] = answer()
+        except ConfigurationError:
+            if not may_leave or m == 1:
+                raise
+    return works
+
+
+def _elsewhere(written: bytes, work: Callable[[Setting], Any]) -> Any:
+    """Do some work in another process, which keeps what it knows of the setting from one to the next."""
+    return work(_read(written))
 
 
 @lru_cache(maxsize=1)
