@@ -31,7 +31,7 @@ from pase.common.documents import Field, StrPath
 from pase.common.names import short
 from pase.costs import DEFAULT_OPTIMISER, STATES, Allowance, Problem, TimeUpError, cost_model
 from pase.costs.modes import ModeSpace
-from pase.costs.schedules import INTERLEAVED, ONE_FORWARD_ONE_BACKWARD
+from pase.costs.schedules import schedule_of
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError, unknown_name
 from pase.graph import Graph, Precision
 from pase.graph.micro_batch import micro_batch
@@ -354,7 +354,7 @@ def _step_evaluation(
                 space=ModeSpace(states=STATES, recompute=True),
                 optimiser=setting.optimiser,
                 limit_bytes=float(max(limit, step.memory.total_bytes)),
-                schedule=INTERLEAVED if step.chunks > 1 else ONE_FORWARD_ONE_BACKWARD,
+                schedule=schedule_of(step.chunks),
             ),
             None,
             None,

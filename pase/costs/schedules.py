@@ -17,6 +17,11 @@ SEARCHED_SCHEDULES = (ONE_FORWARD_ONE_BACKWARD, GPIPE, INTERLEAVED)
 """Those that searches have, the default first."""
 
 
+def schedule_of(chunks: int) -> str:
+    """Return the schedule of groups of devices with so many chunks of layers each, that is or includes 1F1B."""
+    return INTERLEAVED if chunks > 1 else ONE_FORWARD_ONE_BACKWARD
+
+
 def step_s(stages: Sequence[float], once: Sequence[float], micro_batches: int, chunks: int = 1) -> float:
     """Return how long a step takes.
 

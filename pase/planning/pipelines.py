@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from pase._version import __version__
 from pase.costs import cost_model
 from pase.costs.modes import STATES
-from pase.costs.schedules import INTERLEAVED, ONE_FORWARD_ONE_BACKWARD, step_s
+from pase.costs.schedules import INTERLEAVED, schedule_of, step_s
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError
 from pase.graph import Graph
 from pase.graph.micro_batch import micro_batch
@@ -463,9 +463,7 @@ def plan_of_step(setting: Setting, found: Found, bound: float, time_s: float, gr
                     is_recomputed=again,
                     stage=group + chunk * scheme.stages,
                 )
-    schedule = setting.schedule if scheme.stages > 1 else ""
-    if schedule == INTERLEAVED and scheme.chunks == 1:
-        schedule = ONE_FORWARD_ONE_BACKWARD
+    schedule = schedule_of(scheme.chunks) if setting.schedule == INTERLEAVED else setting.schedule
     step = Step(
         graph=graph,
         num_devices=setting.num_devices,
@@ -473,7 +471,7 @@ def plan_of_step(setting: Setting, found: Found, bound: float, time_s: float, gr
         cost_model=setting.cost_model,
         optimiser=setting.optimiser,
         micro_batches=scheme.micro_batches,
-        schedule=schedule,
+        schedule=schedule if scheme.stages > 1 else "",
         layers=tuple(layers[v] for v in sorted(layers)),
         chunks=scheme.chunks,
     )

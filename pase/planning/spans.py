@@ -414,9 +414,14 @@ class Spans:
 
     def weights(self, number: int, point: FloatArray) -> list[FloatArray]:
         """Return the [criteria] of a point for the layers of each chunk of a stage."""
-        # A stage in which nothing streams has fewer sides.
-        weights = between(self._sides[0], point[:-1]) + point[-1] * MEMORY
+        weights = self._priced(point)
         return [weights * times(count) for count in self.stages.in_flight(number)]
+
+    def _priced(self, point: FloatArray) -> FloatArray:
+        """Return the [criteria] of a point, of what is kept for all micro-batches under way."""
+        # A stage in which nothing streams has fewer sides.
+        weights: FloatArray = between(self._sides[0], point[:-1]) + point[-1] * MEMORY
+        return weights
 
     def by_layers(self, layers: Sequence[LayerModes], kinds: Mapping[int, FloatArray]) -> None:
         """Raise what stages take to what their layers do by themselves, edges left out; kinds: columns by identity."""
@@ -477,7 +482,7 @@ class Spans:
                 most=MAX_CLIMB,
                 near=self.point(number, i, j),
             ).at
-            weights = between(self._sides[0], point[:-1]) + point[-1] * MEMORY
+            weights = self._priced(point)
             each = {key: float(np.maximum(own @ weights, 0.0).min()) for key, own in scaled.items()}
             up_to = np.concatenate([[0.0], np.cumsum([each[key] for key in kinds])])[list(stages.places)]
             self._raise(self.longest, self._fuller(number), [point], up_to[:, None])

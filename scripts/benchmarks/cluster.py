@@ -328,7 +328,8 @@ def tables(settings: Sequence[Setting], machines: Sequence[tuple[Network, Machin
     }
 
 
-def _links(network: Network) -> str:
+def links(network: Network) -> str:
+    """Return the rates of a process' and of a node's link, in Mbit/s."""
     return f"{network.rank_bits_per_s / MEGABIT:.0f} / {network.node_bits_per_s / MEGABIT:.0f}"
 
 
@@ -345,7 +346,7 @@ def _machines(machines: Sequence[tuple[Network, Machine]]) -> str:
         kernels, overlap = machine.kernels, machine.overlap
         rows.append(
             [
-                *(str(network.num_ranks), _links(network), rates, latencies),
+                *(str(network.num_ranks), links(network), rates, latencies),
                 *(f"{machine.peak_flop_per_s() / 1e9:.1f} GFLOP/s", f"{memory / 1e9:.1f} GB/s"),
                 *((f"{kernels.error or 0:.0%}", f"{kernels.launch_s * 1e6:.0f} µs") if kernels else ("", "")),
                 f"{overlap.share:.2f}" if overlap else "",
@@ -364,7 +365,7 @@ def _steps(settings: Sequence[Setting]) -> str:
         others = [timed for timed in setting.timed if timed.name not in (*SEARCHED, DATA_PARALLEL, MEGATRON)]
         rows.append(
             [
-                *(setting.model, str(setting.network.num_ranks), _links(setting.network)),
+                *(setting.model, str(setting.network.num_ranks), links(setting.network)),
                 *(_pair(setting.of(name)) for name in (*SEARCHED, DATA_PARALLEL, MEGATRON)),
                 ", ".join(map(_pair, sorted(others, key=lambda timed: timed.measured_s))),
                 f"{1 + setting.behind:.2f}",
@@ -420,7 +421,7 @@ def _figure6(settings: Sequence[Setting]) -> str:
         (ours, predicted), (megatron, _) = setting.speedup(OURS), setting.speedup(MEGATRON)
         rows.append(
             [
-                *(setting.model, str(setting.network.num_ranks), _links(setting.network)),
+                *(setting.model, str(setting.network.num_ranks), links(setting.network)),
                 *(f"{value:.2f}" for value in (ours, predicted, megatron)),
                 _paper(setting),
             ]
@@ -439,7 +440,7 @@ def _paper(setting: Setting) -> str:
 def _told(setting: Setting) -> str:
     cells = ", ".join(f"{timed.name} {_pair(timed)}" for timed in setting.timed)
     return (
-        f"{setting.model}, {setting.network.num_ranks} processes, {_links(setting.network)} Mbit/s: {cells} ms "
+        f"{setting.model}, {setting.network.num_ranks} processes, {links(setting.network)} Mbit/s: {cells} ms "
         f"(T, placed); ρ {setting.correlations[0]:.2f}, searched {setting.behind:+.1%}"
     )
 
@@ -450,7 +451,7 @@ def document(settings: Sequence[Setting]) -> list[dict[str, Any]]:
         {
             "model": setting.model,
             "processes": setting.network.num_ranks,
-            "links_mbit_per_s": _links(setting.network),
+            "links_mbit_per_s": links(setting.network),
             "strategies": {
                 timed.name: {"predicted_s": timed.predicted_s, "placed_s": timed.placed_s, "times_s": timed.times_s}
                 for timed in setting.timed

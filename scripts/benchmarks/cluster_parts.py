@@ -12,21 +12,23 @@ from statistics import median
 from typing import Any
 
 from pase import Plan, load, search
-from pase.costs.modes import STATES
 from pase.graph import Scalar
 from pase.graph.micro_batch import micro_batch
 from pase.machine import Machine
+from pase.planning.constraints import MODES
 from pase.planning.steps import Step
-from scripts.benchmarks.cluster import MEGABIT, NETWORKS, Times, measured, run
+from scripts.benchmarks.cluster import MODELS as WHOLE
+from scripts.benchmarks.cluster import NETWORKS, Times, links, measured, run
 from scripts.benchmarks.cluster_network import cluster, unsupported
 from scripts.benchmarks.modes import Modes, plan_in
 from scripts.benchmarks.simulation import spearman
 from scripts.benchmarks.tables import markdown, publish
 
 MODELS: Mapping[str, Mapping[str, Scalar]] = {
-    "mlp": {"batch": 1024, "inputs": 512, "hidden": 768, "classes": 256, "layers": 4},
-    "gpt": {"batch": 16, "vocabulary": 512, "steps": 64, "model_width": 192, "heads": 4, "layers": 4},
+    "mlp": WHOLE["mlp"],
+    "gpt": {**WHOLE["gpt"], "layers": 4},
 }
+"""Those of `cluster`, deep enough for four stages."""
 
 PARTS: Mapping[str, Modes] = {
     "data parallel": Modes(),
@@ -45,16 +47,13 @@ PARTS: Mapping[str, Modes] = {
     "4 stages, 4 micro-batches, recomputed": Modes(stages=4, micro_batches=4, is_recomputed=True),
 }
 
-ALL_MODES = (*STATES[1:], "recompute")
-
 SEARCHES: Mapping[str, Mapping[str, Any]] = {
-    "searched": {"stages": "auto", "micro_batches": "auto", "modes": ALL_MODES},
-    "searched, 2 stages": {"stages": 2, "micro_batches": "auto", "modes": ALL_MODES},
-    "searched, in a third of the memory": {"stages": "auto", "micro_batches": "auto", "modes": ALL_MODES},
+    "searched": {"stages": "auto", "micro_batches": "auto", "modes": MODES},
+    "searched, 2 stages": {"stages": 2, "micro_batches": "auto", "modes": MODES},
+    "searched, in a third of the memory": {"stages": "auto", "micro_batches": "auto", "modes": MODES},
 }
-"""The last one is given a third of what data parallelism needs."""
-
-LIMITED = 1 / 3
+SHARES = {"searched, in a third of the memory": 1 / 3}
+"""Of what data parallelism needs, that a search has of a device's memory."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +75,6 @@ def main(*, write: bool, models: Sequence[str], networks: Sequence[int], rounds:
     found: dict[tuple[str, str], dict[str, tuple[float, Times]]] = {}
     for number in networks:
         network = NETWORKS[number]
-        links = f"{network.rank_bits_per_s / MEGABIT:.0f} / {network.node_bits_per_s / MEGABIT:.0f}"
         with tempfile.TemporaryDirectory(prefix="pase-cluster-") as name, cluster(network) as made:
             folder = Path(name)
             machine = measured(made, folder)
@@ -84,8 +82,10 @@ def main(*, write: bool, models: Sequence[str], networks: Sequence[int], rounds:
                 plans = strategies(model, network.num_ranks, machine)
                 times = run(made, plans, folder, model, rounds)
                 own = {name: (Step.of(plan).cost, times[name]) for name, plan in plans.items()}
-                found[model, f"{network.num_ranks} × {links}"] = own
-                print(model, links, {name: _pair(*each) for name, each in own.items()}, _rho([own]), flush=True)
+                found[model, f"{network.num_ranks} × {links(network)}"] = own
+                print(
+                    model, links(network), {name: _pair(*each) for name, each in own.items()}, _rho([own]), flush=True
+                )
     if keep is not None:
         keep.write_text(json.dumps([[*of, own] for of, own in found.items()], indent=2), encoding="utf-8")
     publish("cluster.md", tables(found), write=write)
@@ -100,10 +100,10 @@ def strategies(model: str, num_devices: int, machine: Machine) -> dict[str, Plan
         for name, modes in PARTS.items()
         if batch % (modes.micro_batches * num_devices // modes.stages) == 0
     }
-    limit = int(LIMITED * Step.of(plans["data parallel"]).memory.total_bytes)
-    limits = {name: limit if name == list(SEARCHES)[-1] else None for name in SEARCHES}
+    needed = Step.of(plans["data parallel"]).memory.total_bytes
     for name, asked in SEARCHES.items():
-        plans[name] = search(graph, num_devices, device_memory_bytes=limits[name], **settings, **asked)
+        limit = int(SHARES[name] * needed) if name in SHARES else None
+        plans[name] = search(graph, num_devices, device_memory_bytes=limit, **settings, **asked)
     return plans
 
 

@@ -17,6 +17,7 @@ from pase.graph import Graph
 from pase.graph.precision import uniform
 from pase.machine import load_machine
 from pase.models import build
+from pase.planning.constraints import MODES
 from pase.planning.spans import Setting
 from scripts.benchmarks import megatron
 from scripts.benchmarks.published_steps import LLAMAS, llama
@@ -29,7 +30,7 @@ SETTINGS: Mapping[str, Any] = {
     "optimiser": "adamw",
     "micro_batches": "auto",
     "stages": "auto",
-    "modes": ("zero1", "zero2", "zero3", "recompute"),
+    "modes": MODES,
 }
 
 

@@ -13,13 +13,14 @@ from itertools import accumulate
 from typing import Any
 
 import pase
-from pase.costs.modes import REPLICATED, STATES
-from pase.costs.schedules import INTERLEAVED, ONE_FORWARD_ONE_BACKWARD
+from pase.costs.modes import REPLICATED
+from pase.costs.schedules import schedule_of
 from pase.errors import MemoryLimitError
 from pase.graph import Graph, Operator
 from pase.graph.micro_batch import micro_batch
 from pase.graph.stages import with_cuts
 from pase.machine import Machine
+from pase.planning.constraints import MODES
 from pase.planning.plan import Plan
 from pase.planning.steps import LayerChoice, Step
 from scripts.benchmarks.large_steps import layer_splits, stage_layers
@@ -41,7 +42,6 @@ from scripts.benchmarks.tables import markdown, publish
 from scripts.benchmarks.timing import in_own_process
 
 OPTIMISER = "adamw"
-MODES = (*STATES[1:], "recompute")
 
 
 def best_rows() -> list[Row]:
@@ -116,7 +116,6 @@ def theirs(row: Row, graph: Graph, *, in_turns: bool = True) -> Step:
         )
         for v, operator in enumerate(part.operators)
     )
-    schedule = INTERLEAVED if chunks > 1 else ONE_FORWARD_ONE_BACKWARD
     return Step(
         graph=part,
         num_devices=row.gpus,
@@ -124,7 +123,7 @@ def theirs(row: Row, graph: Graph, *, in_turns: bool = True) -> Step:
         cost_model="step",
         optimiser=OPTIMISER,
         micro_batches=m,
-        schedule=schedule if at else "",
+        schedule=schedule_of(chunks) if at else "",
         layers=choices,
         chunks=chunks,
     )
@@ -181,7 +180,7 @@ def searched_plan(step: Step, graph: Graph, limit_bytes: int | None, time_limit_
         optimiser=step.optimiser,
         micro_batches="auto",
         stages="auto",
-        schedule=INTERLEAVED if step.chunks > 1 else ONE_FORWARD_ONE_BACKWARD,
+        schedule=schedule_of(step.chunks),
         modes=MODES,
         device_memory_bytes=limit_bytes,
         time_limit_s=time_limit_s,

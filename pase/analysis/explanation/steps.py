@@ -18,7 +18,7 @@ from pase.common.quantities import percent, quantity
 from pase.costs import REPLICATED, cost_model
 from pase.costs.memory import keeping
 from pase.costs.modes import STATES, KnownModes, ModeSpace, mode_tables
-from pase.costs.schedules import INTERLEAVED, ONE_FORWARD_ONE_BACKWARD
+from pase.costs.schedules import schedule_of
 from pase.errors import ConfigurationError, PlanError, unknown_name
 from pase.graph import Graph
 from pase.graph.micro_batch import micro_batch
@@ -295,6 +295,7 @@ def other_schemes(
         states=tuple(state for state in STATES if state == REPLICATED or state in states),
         recompute=any(layer.is_recomputed for layer in plan),
     )
+    own = Scheme(stages=plan.num_groups, micro_batches=plan.micro_batches, chunks=plan.num_stages // plan.num_groups)
     setting = Setting(
         graph=whole,
         num_devices=plan.num_devices,
@@ -303,10 +304,9 @@ def other_schemes(
         space=mode_space(space, plan.constraints, plan.graph),
         optimiser=plan.optimiser,
         limit_bytes=inf if plan.device_memory_bytes is None else float(plan.device_memory_bytes),
-        schedule=INTERLEAVED if plan.num_stages > plan.num_groups else ONE_FORWARD_ONE_BACKWARD,
+        schedule=schedule_of(own.chunks),
         constraints=plan.constraints,
     )
-    own = Scheme(stages=plan.num_groups, micro_batches=plan.micro_batches, chunks=plan.num_stages // plan.num_groups)
     every = [each for each in schemes(setting, None, None) if each.chunks == own.chunks]
     stages = _neighbours({each.stages for each in every}, own.stages)
     counts = _neighbours({each.micro_batches for each in every}, own.micro_batches)
