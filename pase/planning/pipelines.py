@@ -313,7 +313,7 @@ def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Fou
     for _ in range(MAX_LOOKS):
         if is_closed() or bound == inf:
             break
-        found, is_known = list[tuple[StageProblem, StageFound]](), True
+        found, is_known, longest = list[tuple[StageProblem, StageFound]](), True, spans.least_longest()
         for number, (i, j) in enumerate(pairwise(path)):
             is_known &= stages.is_solved(i, j, number)
             point = spans.point(number, i, j)
@@ -321,7 +321,7 @@ def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Fou
                 point = found[-1][1].at.copy()
                 point[-1] *= sum(stages.in_flight(number - 1)) / sum(stages.in_flight(number))
             enough = below - (spans.least_total() if scheme.stages > 1 else 0.0)
-            found.append(stages.solve(i, j, number, point, enough, may_widen=slack < SLACKS[-1]))
+            found.append(stages.solve(i, j, number, point, enough, longest=longest, may_widen=slack < SLACKS[-1]))
             answer = found[-1][1]
             if answer.is_held_back:
                 return None

@@ -63,6 +63,8 @@ EXACT = 1e-9
 """Up to which share of the cost a bound is as good as reached."""
 CLOSE = 2e-3
 """Up to which share of the step's time bounds and strategies are brought together."""
+MAX_LOOSE = 4.0
+"""By how much more at most those of stages that are shorter than the longest may be apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,9 +362,9 @@ class Stages:
         )
 
     def solve(
-        self, i: int, j: int, number: int, near: FloatArray | None, enough: float, *, may_widen: bool
+        self, i: int, j: int, number: int, near: FloatArray | None, enough: float, *, longest: float, may_widen: bool
     ) -> tuple[StageProblem, StageFound]:
-        """Return the answer to a stage; the rest as `solve_stage` has it."""
+        """Return the answer to a stage; longest: what some stage takes at least; the rest as `solve_stage` has it."""
         key = self.key(i, j, number), self.in_flight(number)
         if key not in self.solved:
             problem = self.problem(i, j, number)
@@ -370,8 +372,17 @@ class Stages:
             alike = [
                 answer.choice for (kind, _), (_, answer) in self.solved.items() if kind == key[0] and answer.choice
             ]
+            # A stage that is not the longest counts while the pipeline fills alone.
+            loose = CLOSE * min(max(self.weight / self.scheme.stages, 1.0), MAX_LOOSE)
             found = solve_stage(
-                problem, known=alike, tolerance=CLOSE, pool=self.pool, near=near, enough=enough, may_widen=may_widen
+                problem,
+                known=alike,
+                tolerance=CLOSE,
+                pool=self.pool,
+                near=near,
+                enough=enough,
+                may_widen=may_widen,
+                loose=(loose, longest if self.scheme.stages > 1 else 0.0),
             )
             self.solved[key] = problem, found
         return self.solved[key]
@@ -588,6 +599,10 @@ class Spans:
             heappush(waiting, ranged(low, middle))
             heappush(waiting, ranged(middle, high))
         return waiting[0][0], waiting[0][3]
+
+    def least_longest(self) -> float:
+        """Return what the longest stage takes at least."""
+        return _least_longest(self.longest)[0]
 
     def least_total(self) -> float:
         """Return what filling the pipeline takes at least: a micro-batch on all stages, or one of their chunks."""

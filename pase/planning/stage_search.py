@@ -69,11 +69,13 @@ class StageFound:
 class _Search:
     """One search: its problem, the strategies that it came by, and the best one that fits.
 
-    pool: strategies of problems by key, those of parts of stages, too; more are added. enough: a bound that is.
+    pool: strategies of problems by key, those of parts of stages, too; more are added. enough: a bound that is. loose:
+    a tolerance, and the cost up to which it is the one that counts.
     """
 
     problem: StageProblem
     pool: dict[Hashable, list[Looked]]
+    loose: tuple[float, float] = (0.0, 0.0)
     optima: list[Looked] = field(default_factory=list)
     columns: list[FloatArray] = field(default_factory=list)
     weights: list[FloatArray] = field(default_factory=list)
@@ -89,6 +91,11 @@ class _Search:
         if self.problem.fits(looked.sums) and self.problem.cost(looked.sums) < self.cost:
             self.cost, self.best = self.problem.cost(looked.sums), looked
         return looked
+
+    def goal(self, tolerance: float) -> float:
+        """Return a bound that is high enough, to what is known; tolerance: share of the cost that may be left."""
+        loose, up_to = self.loose
+        return min(self.cost / (1 + (loose if self.cost <= up_to else tolerance)), self.enough)
 
     def note(self, choice: Choice) -> Looked:
         """Look at an optimum, which others are made of."""
@@ -149,7 +156,7 @@ class _Search:
             The bound, infinite where there are none; its weights; and these as shares and price.
         """
         problem, has_blocks = self.problem, len(self.problem.segments) > 1
-        enough = min(self.cost * (1 - tolerance), self.enough)
+        enough = self.goal(tolerance)
         seek = partial(climb, sides=problem.sides, memory=problem.memory, room=room, tolerance=tolerance)
         if not has_blocks:
             found = seek(partial(self.at, cap=cap), most=MAX_WHOLE_PLANES, near=near, enough=enough)
@@ -261,6 +268,7 @@ def solve_stage(
     near: FloatArray | None = None,
     enough: float = np.inf,
     may_widen: bool = False,
+    loose: tuple[float, float] = (0.0, 0.0),
 ) -> StageFound:
     """Return the cheapest strategy of a stage that fits, as far as it is found, and a bound on all that fit.
 
@@ -272,13 +280,14 @@ def solve_stage(
         near: `StageFound.at` of a stage that is much alike.
         enough: a bound that is high enough: nothing is looked for beyond it.
         may_widen: whether nothing is looked for where choices that tables leave out keep the bound low.
+        loose: another tolerance, and the cost up to which that is enough.
     """
-    search = _Search(problem, {} if pool is None else pool, enough=enough)
+    search = _Search(problem, {} if pool is None else pool, enough=enough, loose=loose)
     for choice in known:
         search.note(tuple(choice))
 
     def is_close() -> bool:
-        return search.cost <= bound * (1 + tolerance) or bound >= enough
+        return bound >= search.goal(tolerance)
 
     room = problem.limit_bytes - problem.least_buffers
     bound, weights, at = search.relax(room, tolerance, near=near)
@@ -303,7 +312,7 @@ def solve_stage(
             cap = share * problem.limit_bytes
             least, own, _ = search.relax(room, tolerance, cap, near=at)
             search.splice()
-            if search.cost <= least * (1 + tolerance) or bound >= enough:
+            if least >= search.goal(tolerance) or bound >= enough:
                 break
             bound = search.look(own, is_close, bound, cap)
     if search.best and problem.limit_bytes < np.inf and not is_close():
