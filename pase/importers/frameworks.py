@@ -10,8 +10,8 @@ from pathlib import PurePath
 from pase.errors import ModelError
 from pase.graph import Graph, Scalar
 from pase.importers.front_end import FrontEnd, call_factory, is_factory
-from pase.importers.ir import Generic, Trace
-from pase.importers.ir.trace import live_parameters, product_flop
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Trace, live_parameters, product_flop
 from pase.importers.jax.function import JaxFrontEnd
 from pase.importers.keras.model import KerasFrontEnd
 from pase.importers.lower import Lowered, lower
@@ -44,7 +44,7 @@ class ImportedModel:
         """(vertex, operator of the source) of everything that had to be treated generically."""
         names = {node: layer for layer, node in self.lowered.nodes.items()}
         for node in self.traces[-1].nodes:
-            if isinstance(node.op, Generic):
+            if isinstance(node.op, ops.Generic):
                 yield names[node.name], node.origin.operator
 
     @cached_property

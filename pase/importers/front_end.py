@@ -20,7 +20,7 @@ from pase.graph import Scalar
 
 if TYPE_CHECKING:
     # It is the start of `pase` that waits for what is imported here.
-    from pase.importers.ir import Trace
+    from pase.importers.ir.trace import Trace
 
 
 class FrontEnd(Protocol):

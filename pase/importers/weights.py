@@ -15,7 +15,8 @@ from pase.errors import ModelError
 from pase.graph import Scalar
 from pase.importers.frameworks import FRONT_ENDS, import_model
 from pase.importers.front_end import call_factory, framework, is_factory
-from pase.importers.ir import Piece, Trace, Use, View
+from pase.importers.ir.trace import Piece, Trace, Use
+from pase.importers.ir.views import View
 from pase.importers.jax import function as jax_function
 from pase.importers.keras import model as keras_model
 from pase.importers.onnx import weights as onnx_weights

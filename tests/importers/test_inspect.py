@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pase.importers.ir import Trace
+from pase.importers.ir.trace import Trace
 from tests.cli.conftest import Command, pase
 
 __all__ = ["pase"]
@@ -30,7 +30,7 @@ class Stub:
 
 
 SOURCE = """
-from pase.importers.ir import Generic
+from pase.importers.ir.ops import Generic
 from tests.importers.traces import Tracer
 
 def plain(layers=2):

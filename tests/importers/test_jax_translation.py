@@ -8,20 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.importers.ir import (
-    Contract,
-    Convolve,
-    Gather,
-    Generic,
-    Identity,
-    Lookup,
-    Node,
-    Pointwise,
-    Pool,
-    Slice,
-    Trace,
-    Use,
-)
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Node, Trace, Use
 from pase.importers.jax.function import JaxFrontEnd
 from pase.importers.passes import PASSES, run_passes
 from tests.importers.traces import Array, evaluate
@@ -93,7 +81,7 @@ MOVES: dict[str, tuple[Function, tuple[Array, ...]]] = {
 def test_what_moves_data_moves_it_there(name: str) -> None:
     function, arrays = MOVES[name]
     trace = trace_of(function, *arrays)
-    assert not any(isinstance(node.op, Generic) and node.inputs for node in trace.nodes)
+    assert not any(isinstance(node.op, ops.Generic) and node.inputs for node in trace.nodes)
     # Known places are computed of nothing, and are nobody's any more once the piece is told.
     dropped = run_passes(trace)[1 + list(PASSES).index("drop constants and indices")]
     for told in (replace(trace, nodes=_needed(trace)), dropped):
@@ -112,7 +100,7 @@ def _needed(trace: Trace) -> tuple[Node, ...]:
 
 def _plain_index(trace: Trace, node: Node) -> Node:
     """A look-up by the indices that are fed: JAX makes negative ones count from the end before it."""
-    if not isinstance(node.op, Lookup | Gather):
+    if not isinstance(node.op, ops.Lookup | ops.Gather):
         return node
     indices = next(leaf.value for leaf in trace.leaves if leaf.role == "input" and not leaf.value.is_float)
     return replace(node, inputs=(node.inputs[0], Use(value=indices.name)))
@@ -127,7 +115,7 @@ def test_products_sum_over_the_right_dims(equation: str) -> None:
     extents = {letter: 2 + i for i, letter in enumerate(sorted(set(first + second)))}
     arrays = tuple(shaped(*(extents[letter] for letter in own)) for own in (first, second))
     trace = trace_of(lambda x, y: jnp.einsum(equation, x, y), *arrays)
-    assert sum(isinstance(node.op, Contract) for node in trace.nodes) == 1
+    assert sum(isinstance(node.op, ops.Contract) for node in trace.nodes) == 1
     np.testing.assert_allclose(run(trace, arrays), np.einsum(equation, *arrays), rtol=1e-4, atol=1e-5)
 
 
@@ -158,7 +146,7 @@ def _with_numbers(trace: Trace) -> Trace:
     names = {"gt": "greater"}
     nodes = [
         replace(node, op=replace(node.op, functions=tuple(names.get(f, f) for f in node.op.functions)))
-        if isinstance(node.op, Pointwise)
+        if isinstance(node.op, ops.Pointwise)
         else node
         for node in trace.nodes
     ]
@@ -187,7 +175,7 @@ def test_convolutions_name_the_dims_of_any_layout(name: str) -> None:
 
     trace = trace_of(function, *arrays)
     node, *turned = trace.nodes
-    assert isinstance(node.op, Convolve)
+    assert isinstance(node.op, ops.Convolve)
     value = _convolved(node.op, *arrays)
     assert value.shape == node.outputs[0].shape
     rest = replace(trace, nodes=tuple(turned))
@@ -195,7 +183,7 @@ def test_convolutions_name_the_dims_of_any_layout(name: str) -> None:
     np.testing.assert_allclose(found, np.asarray(function(*arrays)), rtol=1e-4, atol=1e-5)
 
 
-def _convolved(op: Convolve, x: Array, w: Array) -> Array:
+def _convolved(op: ops.Convolve, x: Array, w: Array) -> Array:
     """A convolution as the vocabulary defines it, one output element at a time."""
     x = x.transpose(op.batch, op.channels, *op.spatial)
     w = w.transpose(op.filters)
@@ -219,7 +207,7 @@ def test_a_transposed_convolution_is_the_gradient_of_one() -> None:
     x, w = shaped(2, 5, 4, 3), shaped(3, 3, 3, 6)
     trace = trace_of(lambda x, w: lax.conv_transpose(x, w, (2, 2), "SAME"), x, w)
     (node,) = trace.nodes
-    assert isinstance(node.op, Convolve)
+    assert isinstance(node.op, ops.Convolve)
     assert node.op.is_transposed
     assert (node.op.stride, node.op.filters) == ((2, 2), (2, 3, 0, 1))
     # The convolution whose gradient it is has these pads: 2 · (5 - 1) + 3 - 10 of them are left out of the result.
@@ -235,8 +223,8 @@ def test_pooling_is_over_the_dims_that_windows_move_over(kind: str, padding: str
     trace = trace_of(lambda x: pool(x, (3, 2), (2, 1), padding), x)
     node, *rest = trace.nodes
     # The division by the size of the window is part of the pooling.
-    assert all(isinstance(other.op, Identity) for other in rest)
-    assert isinstance(node.op, Pool)
+    assert all(isinstance(other.op, ops.Identity) for other in rest)
+    assert isinstance(node.op, ops.Pool)
     assert (node.op.function, node.op.spatial, node.op.kernel, node.op.stride) == (kind, (1, 2), (3, 2), (2, 1))
     fill = -np.inf if kind == "max" else 0.0
     padded = np.pad(x, ((0, 0), *node.op.pads, (0, 0)), constant_values=fill)
@@ -267,8 +255,8 @@ def test_what_is_not_known_passes_the_dims_through_that_it_leaves_alone(name: st
     """Along such a dim, what is computed of a part of the input is that part of the output."""
     function, arrays, passes = GENERIC[name]
     trace = trace_of(function, *arrays)
-    (node,) = [node for node in trace.nodes if isinstance(node.op, Generic) and not node.op.is_index]
-    assert isinstance(node.op, Generic)
+    (node,) = [node for node in trace.nodes if isinstance(node.op, ops.Generic) and not node.op.is_index]
+    assert isinstance(node.op, ops.Generic)
     assert node.op.passes == passes
     whole = np.asarray(function(*map(jnp.asarray, arrays)))
     for dim, place in passes:
@@ -284,11 +272,11 @@ def test_what_is_not_known_passes_the_dims_through_that_it_leaves_alone(name: st
 
 def test_an_operator_that_nothing_is_known_of_keeps_its_batch() -> None:
     trace = trace_of(lambda x: jnp.linalg.cholesky(x), shaped(5, 3, 3))
-    found = [node.op for node in trace.nodes if isinstance(node.op, Generic) and not node.op.is_index]
+    found = [node.op for node in trace.nodes if isinstance(node.op, ops.Generic) and not node.op.is_index]
     assert [op.passes for op in found] == [((0, 0),)]
 
 
 def test_splits_are_pieces() -> None:
     trace = trace_of(lambda x: [y * 2 for y in jnp.split(x, 3, axis=1)], shaped(2, 6))
-    pieces = [node.op for node in trace.nodes if isinstance(node.op, Slice)]
+    pieces = [node.op for node in trace.nodes if isinstance(node.op, ops.Slice)]
     assert [op.starts for op in pieces] == [(0, 0), (0, 2), (0, 4)]

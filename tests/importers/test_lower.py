@@ -17,23 +17,9 @@ from pase.graph import Access, Graph, Operator, Role, SliceOf, verify
 from pase.graph.operators import contract, pointwise, softmax
 from pase.graph.precision import FLOAT32, uniform_types
 from pase.importers.frameworks import imported
-from pase.importers.ir import (
-    Contract,
-    Convolve,
-    Generic,
-    Lookup,
-    Normalise,
-    Op,
-    Piece,
-    Pointwise,
-    Recurrent,
-    Reduce,
-    Slice,
-    Trace,
-    Use,
-    View,
-)
-from pase.importers.ir.trace import live_parameters, product_flop
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Piece, Trace, Use, live_parameters, product_flop
+from pase.importers.ir.views import View
 from pase.importers.lower import lower
 from pase.importers.lower.draft import fitted
 from pase.importers.passes import run_passes
@@ -220,7 +206,7 @@ def test_tied_weights_are_one_parameter() -> None:
     tokens = t.leaf("tokens", (2, 5), dtype="int64")
     t.leaf("table", (10, 4), "parameter", storage="s")
     t.leaf("head", (10, 4), "parameter", storage="s")
-    rows = t.add(Lookup(), "table", tokens, shape=(2, 5, 4))
+    rows = t.add(ops.Lookup(), "table", tokens, shape=(2, 5, 4))
     graph = _graph(t, t.einsum("bsk,nk->bsn", t.point("tanh", rows), "head"))
     assert graph.num_parameters == 40
     assert {access.shared for op in graph.operators for access in op.parameters} == {"s"}
@@ -305,7 +291,7 @@ def test_recurrent_layers_have_their_products_and_split_their_units(
             width = 3 if layer == 0 else 5 * ways
             weights += [t.weight(f"i{layer}{way}", gates * 5, width), t.weight(f"h{layer}{way}", gates * 5, 5)]
             weights.append(t.weight(f"b{layer}{way}", gates * 5))
-    op = Recurrent(cell=cell, units=5, layers=layers, is_bidirectional=both)  # type: ignore[arg-type]
+    op = ops.Recurrent(cell=cell, units=5, layers=layers, is_bidirectional=both)  # type: ignore[arg-type]
     y = t.add(op, x, *weights, shape=(2, 7, 5 * ways))
     graph = _graph(t, t.point("relu", y))
     (vertex,) = graph.operators
@@ -319,7 +305,7 @@ def test_recurrent_layers_have_their_products_and_split_their_units(
 def test_a_transposed_convolution_has_its_channels(groups: int) -> None:
     t = Tracer()
     x, w, b = t.leaf("x", (2, 4, 5, 5)), t.weight("w", 4, 6 // groups, 3, 3), t.weight("b", 6)
-    op = Convolve(
+    op = ops.Convolve(
         channels=1,
         spatial=(2, 3),
         filters=(0, 1, 2, 3),
@@ -339,7 +325,7 @@ def test_a_transposed_convolution_has_its_channels(groups: int) -> None:
 def test_a_convolution_with_computed_filters_is_a_convolution() -> None:
     t = Tracer()
     x, w, s = t.leaf("x", (2, 4, 5, 5)), t.weight("w", 6, 4, 3, 3), t.leaf("s", (6, 1, 1, 1))
-    op = Convolve(
+    op = ops.Convolve(
         channels=1, spatial=(2, 3), filters=(0, 1, 2, 3), stride=(1, 1), dilation=(1, 1), pads=((1, 1), (1, 1))
     )
     graph = _graph(t, t.add(op, x, t.point("multiply", w, s), shape=(2, 6, 5, 5)))
@@ -350,7 +336,7 @@ def test_a_convolution_with_computed_filters_is_a_convolution() -> None:
 def test_a_product_with_experts_counts_those_that_are_asked() -> None:
     t = Tracer()
     x, w = t.leaf("x", (16, 4)), t.weight("w", 8, 4, 6)
-    y = t.add(Contract(operands=("tk", "ekn"), output="tn", share=1 / 8), x, w, shape=(16, 6))
+    y = t.add(ops.Contract(operands=("tk", "ekn"), output="tn", share=1 / 8), x, w, shape=(16, 6))
     graph = _graph(t, y)
     (vertex,) = graph.operators
     assert vertex.kind == "experts"
@@ -362,7 +348,7 @@ def test_rows_beyond_an_equal_share_move_to_their_groups_and_back() -> None:
     """Which rows a group has is told by data: 8 groups of 4 rows of 6 features on average, products of 10 columns."""
     t = Tracer()
     x, w, ends = t.leaf("x", (8, 4, 6)), t.weight("w", 8, 10, 6), t.leaf("ends", (8,), dtype="int32")
-    op = Contract(operands=("gmk", "gnk"), output="gmn", has_ends=True)
+    op = ops.Contract(operands=("gmk", "gnk"), output="gmn", has_ends=True)
     graph = _graph(t, t.point("tanh", t.add(op, t.point("relu", x), w, ends, shape=(8, 4, 10))))
     with pytest.raises(GraphError, match=r"imbalance is 0\.5; expected a number of 1 or more"):
         graph.with_imbalance(0.5)
@@ -399,7 +385,7 @@ def test_rows_beyond_an_equal_share_move_to_their_groups_and_back() -> None:
 def test_generic_operators_pass_what_passes() -> None:
     t = Tracer()
     x, w, other = t.leaf("x", (4, 6)), t.weight("w", 4, 6), t.leaf("other", (4, 3))
-    op = Generic(passes=((0, 0),), product_flop=100.0)
+    op = ops.Generic(passes=((0, 0),), product_flop=100.0)
     y = t.add(op, t.point("relu", x), t.point("tanh", other), w, shape=(4, 2))
     model = imported(t.trace(y), arguments={})
     vertex = model.lowered.graph.operators[-1]
@@ -414,7 +400,7 @@ def test_generic_operators_pass_what_passes() -> None:
 def test_a_generic_operator_of_a_constant_passes_nothing() -> None:
     t = Tracer()
     x, c = t.leaf("x", (4, 6)), t.leaf("c", (4, 6), "constant")
-    y = t.add(Generic(passes=((0, 0),)), c, t.point("relu", x), shape=(4, 2))
+    y = t.add(ops.Generic(passes=((0, 0),)), c, t.point("relu", x), shape=(4, 2))
     vertex = _graph(t, y).operators[-1]
     assert set(vertex.unsplittable) == set(vertex.extents)
 
@@ -422,8 +408,8 @@ def test_a_generic_operator_of_a_constant_passes_nothing() -> None:
 def test_choices_are_read_along_an_edge_without_gradient() -> None:
     t = Tracer()
     x, w, codes = t.leaf("x", (8, 4)), t.weight("w", 4, 16), t.weight("codes", 16, 4)
-    nearest = t.add(Reduce(function="argmax", over=(1,)), t.linear(x, w), shape=(8,), dtype="int64")
-    graph = _graph(t, t.add(Lookup(), codes, nearest, shape=(8, 4)))
+    nearest = t.add(ops.Reduce(function="argmax", over=(1,)), t.linear(x, w), shape=(8,), dtype="int64")
+    graph = _graph(t, t.add(ops.Lookup(), codes, nearest, shape=(8, 4)))
     assert [op.kind for op in graph.operators] == ["dense", "reduction", "embedding"]
     assert graph.operators[2].reads[0].role is Role.INDEX
     assert ("reduction" in graph.incoming[graph.operators[2].name, 0].producer) or len(graph.edges) == 2
@@ -432,26 +418,28 @@ def test_choices_are_read_along_an_edge_without_gradient() -> None:
 def test_rows_of_any_tensor_are_looked_up_alike() -> None:
     t = Tracer()
     x, at = t.leaf("x", (8, 4, 6)), t.leaf("at", (3,), dtype="int64")
-    graph = _graph(t, t.add(Lookup(), t.point("relu", x), at, shape=(3, 4, 6)))
+    graph = _graph(t, t.add(ops.Lookup(), t.point("relu", x), at, shape=(3, 4, 6)))
     vertex = graph.operators[-1]
     assert (vertex.kind, vertex.unsplittable) == ("embedding", ())
     assert vertex.writes[0].shape == (3, 4, 6)
 
 
-SMALL: list[tuple[Op, tuple[int, ...], tuple[int, ...]]] = [
-    (Pointwise(functions=("relu",)), (), ()),
-    (Pointwise(functions=("relu",)), (1, 1), (1, 1)),
-    (Reduce(function="sum", over=(0,)), (4,), ()),
-    (Reduce(function="sum", over=()), (), ()),
-    (Reduce(function="mean", over=(0, 1), keeps_dims=True), (1, 1), (1, 1)),
-    (Normalise(kind="layer", over=(1,), channels=(1,), has_scale=False, has_shift=False), (1, 1), (1, 1)),
-    (Slice(starts=(0, 1), steps=(1, 2)), (4, 6), (4, 3)),
-    (Slice(starts=(1, 1), steps=(1, 1)), (4, 6), (3, 5)),
+SMALL: list[tuple[ops.Op, tuple[int, ...], tuple[int, ...]]] = [
+    (ops.Pointwise(functions=("relu",)), (), ()),
+    (ops.Pointwise(functions=("relu",)), (1, 1), (1, 1)),
+    (ops.Reduce(function="sum", over=(0,)), (4,), ()),
+    (ops.Reduce(function="sum", over=()), (), ()),
+    (ops.Reduce(function="mean", over=(0, 1), keeps_dims=True), (1, 1), (1, 1)),
+    (ops.Normalise(kind="layer", over=(1,), channels=(1,), has_scale=False, has_shift=False), (1, 1), (1, 1)),
+    (ops.Slice(starts=(0, 1), steps=(1, 2)), (4, 6), (4, 3)),
+    (ops.Slice(starts=(1, 1), steps=(1, 1)), (4, 6), (3, 5)),
 ]
 
 
 @pytest.mark.parametrize(("op", "shape", "out"), SMALL)
-def test_scalars_and_dims_of_one_element_are_vertices_too(op: Op, shape: tuple[int, ...], out: tuple[int, ...]) -> None:
+def test_scalars_and_dims_of_one_element_are_vertices_too(
+    op: ops.Op, shape: tuple[int, ...], out: tuple[int, ...]
+) -> None:
     t = Tracer()
     y = t.add(op, t.point("relu", t.leaf("x", shape)), shape=out)
     graph = _graph(t, t.point("tanh", y))
@@ -462,7 +450,7 @@ def test_scalars_and_dims_of_one_element_are_vertices_too(op: Op, shape: tuple[i
 def test_every_other_element_is_a_piece_of_a_finer_dim() -> None:
     t = Tracer()
     x = t.leaf("x", (2, 8, 8, 4))
-    y = t.add(Slice(starts=(0, 1, 2, 0), steps=(1, 2, 1, 1)), t.point("relu", x), shape=(2, 4, 5, 4))
+    y = t.add(ops.Slice(starts=(0, 1, 2, 0), steps=(1, 2, 1, 1)), t.point("relu", x), shape=(2, 4, 5, 4))
     vertex = _graph(t, t.linear(y, t.weight("w", 4, 4))).operators[1]
     assert (vertex.kind, vertex.unsplittable) == ("piece", ())
     # Beside NumPy: which element of x each point of the iteration space writes, and where.

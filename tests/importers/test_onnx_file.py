@@ -13,7 +13,8 @@ import onnx
 from onnx import helper, shape_inference
 
 from pase.errors import ModelError
-from pase.importers.ir import Broadcast, Generic, Trace
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Trace
 from pase.importers.lower import lower
 from pase.importers.onnx.file import OnnxFrontEnd, trace_onnx
 from pase.importers.onnx.model import open_model
@@ -83,7 +84,7 @@ def test_a_model_of_the_zoo_comes_to_its_vertices_parameters_and_flop(name: str)
     assert len(graph.operators) == after
     assert trace.num_parameters == graph.num_parameters == parameters
     assert graph.forward_flop(contractions_only=True) == _flop(onnx.load(path))
-    assert not any(isinstance(each.op, Generic) for each in trace.nodes)
+    assert not any(isinstance(each.op, ops.Generic) for each in trace.nodes)
 
 
 @pytest.mark.parametrize("name", ["bvlc_alexnet", "resnet50", "shufflenet"])
@@ -160,7 +161,7 @@ def _class_token(batch: int, *, is_expanded: bool) -> Any:
 def test_a_token_of_one_example_is_repeated_for_all(exported: int, is_expanded: bool) -> None:
     found = _trace(_class_token(exported, is_expanded=is_expanded), batch=3)
     assert _shapes(found)["y"] == (3, 6, 4)
-    assert any(isinstance(each.op, Broadcast) and each.outputs[0].shape == (3, 1, 4) for each in found.nodes)
+    assert any(isinstance(each.op, ops.Broadcast) and each.outputs[0].shape == (3, 1, 4) for each in found.nodes)
     assert found.num_parameters == 4 + 24
 
 
@@ -169,7 +170,7 @@ def test_sizes_of_a_resize_follow_the_batch() -> None:
     proto = model([resize], [feed("x", (1, 3, 4, 4))], ["y"], [whole("sizes", 1, 3, 8, 6)])
     (found,) = _trace(proto, batch=7).nodes
     assert found.outputs[0].shape == (7, 3, 8, 6)
-    assert found.op == Generic(passes=((0, 0), (1, 1)))
+    assert found.op == ops.Generic(passes=((0, 0), (1, 1)))
 
 
 def test_a_batch_that_cannot_be_replaced_is_said_to_be_written_into_the_model() -> None:

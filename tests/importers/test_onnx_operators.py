@@ -13,28 +13,8 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from pase.errors import ModelError
-from pase.importers.ir import (
-    Attention,
-    Broadcast,
-    Concat,
-    Contract,
-    Convolve,
-    Generic,
-    Identity,
-    Lookup,
-    Node,
-    Normalise,
-    Pad,
-    Pointwise,
-    Pool,
-    Recurrent,
-    Reduce,
-    Reshape,
-    Slice,
-    Softmax,
-    Trace,
-    Transpose,
-)
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Node, Trace
 from pase.importers.lower import lower
 from pase.importers.onnx.file import trace_onnx
 from pase.importers.onnx.model import open_model
@@ -51,28 +31,28 @@ def _trace(proto: Any, **arguments: Any) -> Trace:
 # -- the vocabulary, with NumPy
 
 
-def _broadcast(op: Broadcast, out: tuple[int, ...], x: Array) -> Array:
+def _broadcast(op: ops.Broadcast, out: tuple[int, ...], x: Array) -> Array:
     shape = [1] * len(out)
     for place, extent in zip(op.places, x.shape, strict=True):
         shape[place] = extent
     return np.broadcast_to(x.reshape(shape), out)
 
 
-def _slice(op: Slice, out: tuple[int, ...], x: Array) -> Array:
+def _slice(op: ops.Slice, out: tuple[int, ...], x: Array) -> Array:
     ends = [start + (size - 1) * by + 1 for start, by, size in zip(op.starts, op.steps, out, strict=True)]
     return x[tuple(slice(a, b, c) for a, b, c in zip(op.starts, ends, op.steps, strict=True))]
 
 
-def _pad(op: Pad, out: tuple[int, ...], x: Array) -> Array:
+def _pad(op: ops.Pad, out: tuple[int, ...], x: Array) -> Array:
     return np.pad(x, [(b, o - b - e) for b, o, e in zip(op.before, out, x.shape, strict=True)])
 
 
-def _contract(op: Contract, _: tuple[int, ...], x: Array, y: Array, *bias: Array) -> Array:
+def _contract(op: ops.Contract, _: tuple[int, ...], x: Array, y: Array, *bias: Array) -> Array:
     found = np.einsum(f"{op.operands[0]},{op.operands[1]}->{op.output}", x, y)
     return found + bias[0] if op.has_bias else found
 
 
-def _pointwise(op: Pointwise, _: tuple[int, ...], *given: Array) -> Array:
+def _pointwise(op: ops.Pointwise, _: tuple[int, ...], *given: Array) -> Array:
     (function,) = op.functions
     inputs = list(given)
     if op.constant is not None:
@@ -81,19 +61,19 @@ def _pointwise(op: Pointwise, _: tuple[int, ...], *given: Array) -> Array:
     return FUNCTIONS[function](*inputs)
 
 
-def _reduce(op: Reduce, _: tuple[int, ...], x: Array) -> Array:
+def _reduce(op: ops.Reduce, _: tuple[int, ...], x: Array) -> Array:
     function = {"argmax": np.argmax}.get(op.function)
     if function is not None:
         return function(x, axis=op.over[0], keepdims=op.keeps_dims)
     return REDUCTIONS[op.function](x, axis=op.over, keepdims=op.keeps_dims)
 
 
-def _softmax(op: Softmax, _: tuple[int, ...], x: Array) -> Array:
+def _softmax(op: ops.Softmax, _: tuple[int, ...], x: Array) -> Array:
     found = np.exp(x) / np.exp(x).sum(axis=op.dim, keepdims=True)
     return np.log(found) if op.is_log else found
 
 
-def _attention(op: Attention, _: tuple[int, ...], q: Array, k: Array, v: Array, *masks: Array) -> Array:
+def _attention(op: ops.Attention, _: tuple[int, ...], q: Array, k: Array, v: Array, *masks: Array) -> Array:
     times = q.shape[1] // k.shape[1]
     k, v = np.repeat(k, times, axis=1), np.repeat(v, times, axis=1)
     scores = np.einsum("bhsk,bhtk->bhst", q, k) * (op.scale or q.shape[-1] ** -0.5)
@@ -105,7 +85,7 @@ def _attention(op: Attention, _: tuple[int, ...], q: Array, k: Array, v: Array, 
     return np.einsum("bhst,bhte->bhse", weights / weights.sum(-1, keepdims=True), v)
 
 
-def _normalise(op: Normalise, _: tuple[int, ...], x: Array, *rest: Array) -> Array:
+def _normalise(op: ops.Normalise, _: tuple[int, ...], x: Array, *rest: Array) -> Array:
     shape = [extent if i in op.channels else 1 for i, extent in enumerate(x.shape)]
     affine = [array.reshape(shape) for array in rest[: op.has_scale + op.has_shift]]
     statistics = rest[op.has_scale + op.has_shift :]
@@ -150,20 +130,20 @@ REDUCTIONS: Mapping[str, Callable[..., Array]] = MappingProxyType(
 )
 EVALUATE: Mapping[type, Callable[..., Array]] = MappingProxyType(
     {
-        Identity: lambda _, __, x: x,
-        Reshape: lambda _, out, x: x.reshape(out),
-        Transpose: lambda op, _, x: x.transpose(op.order),
-        Broadcast: _broadcast,
-        Slice: _slice,
-        Concat: lambda op, _, *xs: np.concatenate(xs, axis=op.dim),
-        Pad: _pad,
-        Contract: _contract,
-        Pointwise: _pointwise,
-        Reduce: _reduce,
-        Softmax: _softmax,
-        Lookup: lambda _, __, table, indices: table[indices],
-        Attention: _attention,
-        Normalise: _normalise,
+        ops.Identity: lambda _, __, x: x,
+        ops.Reshape: lambda _, out, x: x.reshape(out),
+        ops.Transpose: lambda op, _, x: x.transpose(op.order),
+        ops.Broadcast: _broadcast,
+        ops.Slice: _slice,
+        ops.Concat: lambda op, _, *xs: np.concatenate(xs, axis=op.dim),
+        ops.Pad: _pad,
+        ops.Contract: _contract,
+        ops.Pointwise: _pointwise,
+        ops.Reduce: _reduce,
+        ops.Softmax: _softmax,
+        ops.Lookup: lambda _, __, table, indices: table[indices],
+        ops.Attention: _attention,
+        ops.Normalise: _normalise,
     }
 )
 
@@ -337,19 +317,19 @@ def test_padding_may_follow_from_the_extents(mode: str, pads: Any) -> None:
         "Conv", ["x", "w"], ["y"], strides=[2, 2], dilations=[1, 1], group=2, auto_pad=mode, kernel_shape=[5, 3]
     )
     op = _only(model([conv], [x], ["y"], [weight("w", 6, 2, 5, 3)])).op
-    assert isinstance(op, Convolve)
+    assert isinstance(op, ops.Convolve)
     assert (op.pads, op.groups, op.stride, op.filters) == (pads, 2, (2, 2), (0, 1, 2, 3))
 
 
 def test_pools_round_up_and_transposed_convolutions_are_told() -> None:
     x = feed("x", (2, 4, 7))
     pool = _only(model([node("MaxPool", ["x"], ["y"], kernel_shape=[2], strides=[2], ceil_mode=1)], [x], ["y"])).op
-    assert pool == Pool(
+    assert pool == ops.Pool(
         function="max", spatial=(2,), kernel=(2,), stride=(2,), dilation=(1,), pads=((0, 0),), counts_padding=False
     )
     turned = node("ConvTranspose", ["x", "w", "b"], ["y"], strides=[3], pads=[1, 0])
     op = _only(model([turned], [x], ["y"], [weight("w", 4, 5, 3), weight("b", 5)])).op
-    assert isinstance(op, Convolve)
+    assert isinstance(op, ops.Convolve)
     assert op.is_transposed
     assert op.has_bias
     assert op.pads == ((1, 0),)
@@ -365,7 +345,7 @@ def test_a_recurrent_layer_is_one_node(operator: str, direction: str) -> None:
     proto = model([cell], [feed("x", (7, 2, 5))], ["y", "last"], [*weights, weight("h", n, 2, 6)])
     trace = _trace(proto)
     first = trace.nodes[0]
-    assert first.op == Recurrent(cell=operator.lower(), units=6, is_bidirectional=n == 2, is_batch_first=False)  # type: ignore[arg-type]
+    assert first.op == ops.Recurrent(cell=operator.lower(), units=6, is_bidirectional=n == 2, is_batch_first=False)  # type: ignore[arg-type]
     assert first.outputs[0].shape == (7, 2, 6 * n)
     assert (trace.values["y"].shape, trace.values["last"].shape) == ((7, n, 2, 6), (n, 2, 6))
     # The state before the first step is no weight.
@@ -396,7 +376,7 @@ def test_what_a_recurrent_layer_computes_is_told_where_pytorch_has_it_too(
     weights = [weight("w", 1, 24, 5), weight("r", 1, 24, 6), weight("b", 1, 48), *stored.values()]
     trace = _trace(model([cell], [feed("x", (7, 2, 5))], ["y"], weights))
     op = trace.nodes[0].op
-    assert isinstance(op, Recurrent)
+    assert isinstance(op, ops.Recurrent)
     assert op.equations == equations
     assert op.gates == ((0, 2, 3, 1) if equations else ())
 
@@ -417,7 +397,7 @@ def test_what_is_not_known_passes_the_leading_dim_if_it_has_one() -> None:
     del proto.graph.output[:]
     proto.graph.output.append(feed("y", (4, 9)))
     (found,) = _trace(proto).nodes
-    assert found.op == Generic(passes=((0, 0),))
+    assert found.op == ops.Generic(passes=((0, 0),))
     assert found.origin.operator == "Blur"
     assert found.outputs[0].shape == (4, 9)
 
@@ -439,9 +419,9 @@ def test_operators_of_the_runtime_are_known() -> None:
     proto = model(nodes, inputs, ["y"], [weight("s", 8), weight("b", 8)], more=[_opset("com.microsoft", 1)])
     trace = _trace(proto)
     kinds = [type(each.op) for each in trace.nodes]
-    assert kinds[:4] == [Pointwise, Normalise, Pointwise, Pointwise]
-    assert kinds.count(Attention) == 1
-    assert Generic not in kinds
+    assert kinds[:4] == [ops.Pointwise, ops.Normalise, ops.Pointwise, ops.Pointwise]
+    assert kinds.count(ops.Attention) == 1
+    assert ops.Generic not in kinds
     assert trace.values["y"].shape == (2, 5, 8)
 
 

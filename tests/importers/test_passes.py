@@ -9,20 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.importers.ir import (
-    Attention,
-    Contract,
-    Identity,
-    Lookup,
-    Normalise,
-    Pointwise,
-    Reduce,
-    Slice,
-    Softmax,
-    Trace,
-    Transpose,
-)
-from pase.importers.ir.trace import live_parameters, product_flop
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Trace, live_parameters, product_flop
 from pase.importers.passes import PASSES, run_passes
 from pase.importers.passes.alignment import aligned
 from tests.importers.traces import Array, Tracer, evaluate, read, values_of
@@ -76,7 +64,7 @@ def _randomly(draw: st.DrawFn, t: Tracer, values: list[str]) -> str | None:
         case 9 if rank:
             return t.concat(dim, x, x)
         case 10 if rank:
-            return t.add(Identity(), x, shape=shape)
+            return t.add(ops.Identity(), x, shape=shape)
         case _:
             return None
 
@@ -122,7 +110,7 @@ def test_nodes_carry_what_they_compute(trace: Trace) -> None:
     every = [inner for node in final.nodes for inner in node.elementary]
     if any(use.seen_as is not None or use.of for inner in every for use in inner.inputs):
         return
-    lies = {(n.outputs[0].name, n.inputs[0].value): n.inputs[0] for n in every if isinstance(n.op, Identity)}
+    lies = {(n.outputs[0].name, n.inputs[0].value): n.inputs[0] for n in every if isinstance(n.op, ops.Identity)}
     leaves = {leaf.value.name: before[leaf.value.name] for leaf in final.leaves}
     held: dict[str, Array] = {}
     for node in final.nodes:
@@ -155,16 +143,16 @@ def test_no_pass_loses_products_or_weights(trace: Trace) -> None:
 def test_what_changes_nothing_goes() -> None:
     t = Tracer()
     x = t.leaf("x", (2, 3))
-    y = t.add(Identity(), t.point("relu", x), shape=(2, 3))
+    y = t.add(ops.Identity(), t.point("relu", x), shape=(2, 3))
     y = t.reshape(t.transpose(y, 0, 1), 2, 3)
     found = _after(t.trace(t.point("tanh", y)), "drop no-ops")
-    assert [node.op.functions for node in found.nodes if isinstance(node.op, Pointwise)] == [("relu",), ("tanh",)]
+    assert [node.op.functions for node in found.nodes if isinstance(node.op, ops.Pointwise)] == [("relu",), ("tanh",)]
 
 
 def test_a_flip_is_no_no_op() -> None:
     t = Tracer()
     x = t.leaf("x", (2, 3))
-    flipped = t.add(Slice(starts=(0, 2), steps=(1, -1)), x, shape=(2, 3))
+    flipped = t.add(ops.Slice(starts=(0, 2), steps=(1, -1)), x, shape=(2, 3))
     found = _after(t.trace(t.point("tanh", flipped)), "drop no-ops")
     assert _kinds(found) == {"Slice": 1, "Pointwise": 1}
 
@@ -177,17 +165,20 @@ def test_masks_and_positions_vanish() -> None:
     x = t.leaf("x", (2, 4))
     ones = t.leaf("ones", (4,), "constant")
     tokens = t.leaf("tokens", (2, 4), dtype="int64")
-    floats = t.add(Pointwise(functions=("cast",)), tokens, shape=(2, 4))
+    floats = t.add(ops.Pointwise(functions=("cast",)), tokens, shape=(2, 4))
     y = t.point("add", t.point("multiply", x, t.point("negate", ones)), t.point("negate", floats))
     found = _after(t.trace(y), "drop constants and indices")
-    assert [node.op for node in found.nodes] == [Pointwise(functions=("multiply",)), Pointwise(functions=("add",))]
+    assert [node.op for node in found.nodes] == [
+        ops.Pointwise(functions=("multiply",)),
+        ops.Pointwise(functions=("add",)),
+    ]
     assert {leaf.value.name: leaf.role for leaf in found.leaves}[found.nodes[1].inputs[1].value] == "constant"
 
 
 def test_rows_looked_up_by_tokens_stay() -> None:
     t = Tracer()
     tokens, table = t.leaf("tokens", (2, 4), dtype="int64"), t.weight("table", 10, 6)
-    y = t.point("tanh", t.add(Lookup(), table, tokens, shape=(2, 4, 6)))
+    y = t.point("tanh", t.add(ops.Lookup(), table, tokens, shape=(2, 4, 6)))
     assert _kinds(_after(t.trace(y), "drop constants and indices")) == {"Lookup": 1, "Pointwise": 1}
 
 
@@ -205,9 +196,9 @@ def test_whole_numbers_chosen_by_activations_keep_what_chose_them() -> None:
     t = Tracer()
     x, codes = t.leaf("x", (8, 4)), t.weight("codes", 16, 4)
     scores = t.einsum("ak,nk->an", x, codes)
-    nearest = t.add(Reduce(function="argmax", over=(1,)), scores, shape=(8,), dtype="int64")
-    moved = t.add(Pointwise(functions=("add",), constant=0.0), nearest, shape=(8,), dtype="int64")
-    trace = t.trace(t.add(Lookup(), codes, moved, shape=(8, 4)))
+    nearest = t.add(ops.Reduce(function="argmax", over=(1,)), scores, shape=(8,), dtype="int64")
+    moved = t.add(ops.Pointwise(functions=("add",), constant=0.0), nearest, shape=(8,), dtype="int64")
+    trace = t.trace(t.add(ops.Lookup(), codes, moved, shape=(8, 4)))
     found = _after(trace, "drop constants and indices")
     assert _kinds(found) == {"Contract": 1, "Reduce": 1, "Lookup": 1}
     assert product_flop(found) == 2 * 8 * 16 * 4
@@ -220,7 +211,7 @@ def test_tensors_without_elements_vanish() -> None:
     empty = t.point("negate", none)
     y = t.concat(1, empty, t.point("relu", x))
     found = run_passes(t.trace(t.point("tanh", y)))[-1]
-    assert sum(isinstance(node.op, Pointwise) for node in found.nodes) >= 1
+    assert sum(isinstance(node.op, ops.Pointwise) for node in found.nodes) >= 1
     assert all(leaf.role == "constant" for leaf in found.leaves if leaf.value.name == empty)
 
 
@@ -244,7 +235,7 @@ def test_a_layer_norm_is_one_operator() -> None:
     x, scale, shift = t.leaf("x", (2, 3, 8)), t.weight("scale", 8), t.weight("shift", 8)
     y = t.point("add", t.point("multiply", _layer_norm(t, x, 2), scale), shift)
     (node,) = _one(t.trace(y)).nodes
-    assert node.op == Normalise(kind="layer", over=(2,), channels=(2,))
+    assert node.op == ops.Normalise(kind="layer", over=(2,), channels=(2,))
     assert [use.value for use in node.inputs] == ["x", "scale", "shift"]
 
 
@@ -252,7 +243,7 @@ def test_an_instance_norm_has_its_scale_along_channels() -> None:
     t = Tracer()
     x, scale = t.leaf("x", (2, 3, 4, 3)), t.weight("scale", 3, 1, 1)
     (node,) = _one(t.trace(t.point("multiply", _layer_norm(t, x, 2, 3), scale))).nodes
-    assert node.op == Normalise(kind="layer", over=(2, 3), channels=(1,), has_shift=False)
+    assert node.op == ops.Normalise(kind="layer", over=(2, 3), channels=(1,), has_shift=False)
 
 
 def test_a_group_norm_over_a_reshaped_tensor_is_one_operator() -> None:
@@ -260,7 +251,7 @@ def test_a_group_norm_over_a_reshaped_tensor_is_one_operator() -> None:
     x, scale = t.leaf("x", (2, 6, 4, 4)), t.weight("scale", 6, 1, 1)
     y = t.reshape(_layer_norm(t, t.reshape(x, 2, 3, 2, 4, 4), 2, 3, 4), 2, 6, 4, 4)
     (node,) = _one(t.trace(t.point("multiply", y, scale))).nodes
-    assert node.op == Normalise(kind="group", over=(1, 2, 3), channels=(1,), groups=3, has_shift=False)
+    assert node.op == ops.Normalise(kind="group", over=(1, 2, 3), channels=(1,), groups=3, has_shift=False)
 
 
 def test_a_softmax_is_one_operator() -> None:
@@ -268,7 +259,7 @@ def test_a_softmax_is_one_operator() -> None:
     x = t.leaf("x", (2, 3, 8))
     powers = t.point("exp", t.point("subtract", x, t.reduce("max", x, 2)))
     (node,) = _one(t.trace(t.point("divide", powers, t.reduce("sum", powers, 2)))).nodes
-    assert node.op == Softmax(dim=2)
+    assert node.op == ops.Softmax(dim=2)
 
 
 def test_two_norms_in_a_row_are_two_operators() -> None:
@@ -276,7 +267,7 @@ def test_two_norms_in_a_row_are_two_operators() -> None:
     x, a, b = t.leaf("x", (2, 8)), t.weight("a", 8), t.weight("b", 8)
     y = t.point("multiply", _layer_norm(t, t.point("multiply", _layer_norm(t, x, 1), a), 1), b)
     found = _after(t.trace(y), "collapse regions")
-    assert [node.op.kind for node in found.nodes if isinstance(node.op, Normalise)] == ["layer", "layer"]
+    assert [node.op.kind for node in found.nodes if isinstance(node.op, ops.Normalise)] == ["layer", "layer"]
     assert [[use.value for use in node.inputs][1:] for node in found.nodes] == [["a"], ["b"]]
 
 
@@ -286,7 +277,7 @@ def test_a_rotary_embedding_reads_across_its_dim() -> None:
     turned = t.concat(2, t.point("negate", t.slice(x, 2, 4, 4)), t.slice(x, 2, 0, 4))
     y = t.point("add", t.point("multiply", x, cos), t.point("multiply", turned, sin))
     (node,) = _one(t.trace(y)).nodes
-    assert isinstance(node.op, Pointwise)
+    assert isinstance(node.op, ops.Pointwise)
     assert (node.op.functions, node.op.mixes) == (("rotary",), (2,))
 
 
@@ -295,7 +286,7 @@ def test_a_tensor_and_its_transpose_are_not_read_point_by_point() -> None:
     x = t.leaf("x", (4, 4))
     y = t.point("tanh", t.point("add", x, t.transpose(x, 1, 0)))
     found = run_passes(t.trace(y))[-1]
-    assert all(isinstance(node.op, Pointwise) for node in found.nodes)
+    assert all(isinstance(node.op, ops.Pointwise) for node in found.nodes)
     # Both reads are still there: as it is, and transposed.
     assert len({(use.value, use.view) for node in found.nodes for use in node.inputs if use.value == "x"}) == 2
 
@@ -349,11 +340,11 @@ def test_a_region_depends_on_other_points_only_where_it_says(trace: Trace) -> No
         return
     across: set[int] = set()
     match node.op:
-        case Pointwise(mixes=mixes):
+        case ops.Pointwise(mixes=mixes):
             across = set(mixes)
-        case Normalise(over=over, mixes=mixes):
+        case ops.Normalise(over=over, mixes=mixes):
             across = {*over, *mixes}
-        case Softmax(dim=dim):
+        case ops.Softmax(dim=dim):
             across = {dim}
         case _:
             pytest.fail(f"{node.op} is no region")
@@ -396,12 +387,12 @@ ATTENTION_FLOP = 2 * 2 * 3 * 5 * 5 * (4 + 4)
 
 def _check_attention(trace: Trace, num_inputs: int = 3) -> None:
     found = run_passes(trace)[-1]
-    (node,) = [node for node in found.nodes if isinstance(node.op, Attention)]
+    (node,) = [node for node in found.nodes if isinstance(node.op, ops.Attention)]
     assert [found.shape(use) for use in node.inputs[:3]] == [(2, 3, 5, 4)] * 3
     assert len(node.inputs) == num_inputs
     assert product_flop(found) == product_flop(trace)
     assert _kinds(found)["Contract"] == 3
-    assert len(found.nodes) == 4 + (not isinstance(found.producer[found.outputs[0]].op, Attention))
+    assert len(found.nodes) == 4 + (not isinstance(found.producer[found.outputs[0]].op, ops.Attention))
 
 
 def test_attention_by_matrix_products_over_heads() -> None:
@@ -447,7 +438,7 @@ def test_attention_with_a_bias_that_is_computed() -> None:
     bias = t.transpose(t.linear(pairs, w), 0, 3, 1, 2)
     y = t.einsum("bhst,bthk->bshk", t.softmax(t.point("add", t.einsum("bshk,bthk->bhst", q, k), bias)), v)
     found = run_passes(t.trace(t.reshape(y, 2, 5, 12)))[-1]
-    (node,) = [node for node in found.nodes if isinstance(node.op, Attention)]
+    (node,) = [node for node in found.nodes if isinstance(node.op, ops.Attention)]
     assert [found.shape(use) for use in node.inputs] == [(2, 3, 5, 4)] * 3 + [(2, 3, 5, 5)]
 
 
@@ -462,7 +453,7 @@ def test_attention_of_normalised_queries_over_windows() -> None:
     y = t.einsum("bhst,bhtk->bhsk", t.softmax(scores), v)
     trace = t.trace(t.reshape(t.transpose(y, 0, 2, 1, 3), 2, 3, 5, 12))
     found = run_passes(trace)[-1]
-    (node,) = [node for node in found.nodes if isinstance(node.op, Attention)]
+    (node,) = [node for node in found.nodes if isinstance(node.op, ops.Attention)]
     assert [found.shape(use) for use in node.inputs[:3]] == [(6, 3, 5, 4)] * 3
     assert product_flop(found) == product_flop(trace)
 
@@ -483,7 +474,7 @@ def test_a_bias_along_another_dim_is_no_bias() -> None:
     t = Tracer()
     x, w, column = t.leaf("x", (8, 4)), t.weight("w", 4, 8), t.weight("column", 8, 1)
     (node,) = run_passes(t.trace(t.point("add", t.linear(x, w), column)))[-1].nodes
-    assert isinstance(node.op, Contract)
+    assert isinstance(node.op, ops.Contract)
     assert (node.op.has_bias, node.epilogue, len(node.inputs)) == (False, ("add",), 3)
 
 
@@ -492,7 +483,7 @@ def test_functions_go_into_what_makes_them() -> None:
     x, w, b = t.leaf("x", (8, 4)), t.weight("w", 4, 6), t.weight("b", 6)
     y = t.point("relu", t.point("add", t.linear(x, w), b))
     (node,) = run_passes(t.trace(t.point("multiply", y, t.leaf("c", (6,), "constant"))))[-1].nodes
-    assert isinstance(node.op, Contract)
+    assert isinstance(node.op, ops.Contract)
     assert node.op.has_bias
     # ReLU and a product with a constant; the bias is the contraction's own.
     assert [(folded.flop, folded.backward_flop, folded.argument) for folded in node.folded] == [(96, 96, "")]
@@ -526,7 +517,7 @@ def test_a_rotary_embedding_goes_into_attention_and_holds_its_dim() -> None:
 
     scores = t.einsum("bhsk,bhtk->bhst", turned(q), turned(k))
     found = run_passes(t.trace(t.einsum("bhst,bhtk->bhsk", t.softmax(scores), v)))[-1]
-    (node,) = [node for node in found.nodes if isinstance(node.op, Attention)]
+    (node,) = [node for node in found.nodes if isinstance(node.op, ops.Attention)]
     assert set(node.whole) == {(0, 3), (1, 3)}
     assert _kinds(found) == {"Contract": 3, "Attention": 1}
 
@@ -537,8 +528,8 @@ def test_nothing_that_mixes_points_goes_into_a_product_that_makes_it() -> None:
     y = t.linear(x, w)
     rolled = t.concat(1, t.slice(y, 1, 2, 4), t.slice(y, 1, 0, 2))
     found = run_passes(t.trace(t.point("add", t.point("tanh", y), rolled)))[-1]
-    mixing = [node for node in found.nodes if isinstance(node.op, Pointwise)]
-    assert [node.op.mixes for node in mixing if isinstance(node.op, Pointwise)] == [(1,)]
+    mixing = [node for node in found.nodes if isinstance(node.op, ops.Pointwise)]
+    assert [node.op.mixes for node in mixing if isinstance(node.op, ops.Pointwise)] == [(1,)]
 
 
 def test_an_input_and_a_transposed_input_that_are_returned() -> None:
@@ -547,4 +538,4 @@ def test_an_input_and_a_transposed_input_that_are_returned() -> None:
     y = t.point("tanh", x)
     found = run_passes(t.trace(y, "x", t.transpose(x, 1, 0)))[-1]
     assert _kinds(found) == {"Pointwise": 1, "Transpose": 1}
-    assert isinstance(found.nodes[-1].op, Transpose)
+    assert isinstance(found.nodes[-1].op, ops.Transpose)

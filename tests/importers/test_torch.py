@@ -8,7 +8,7 @@ import pytest
 
 from pase import load
 from pase.importers.frameworks import ImportedModel, import_model, imported
-from pase.importers.ir import Generic
+from pase.importers.ir import ops
 from pase.importers.ir.trace import Names
 from pase.importers.torch.export import TorchFrontEnd, trace_module
 from pase.importers.torch.tensors import _ctc_loss, ctc_operator
@@ -302,7 +302,7 @@ def test_regions_are_in_line() -> None:
 
     trace = trace_module(Regions(), (torch.zeros(2, 4),), {})
     assert sum(node.origin.operator == "aten.linear.default" for node in trace.nodes) == 3
-    assert not any(isinstance(node.op, Generic) for node in trace.nodes)
+    assert not any(isinstance(node.op, ops.Generic) for node in trace.nodes)
 
 
 def test_a_factory_makes_a_module_without_weights(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,23 +9,8 @@ import pytest
 
 import pase
 from pase.importers.frameworks import import_model
-from pase.importers.ir import (
-    Broadcast,
-    Concat,
-    Contract,
-    Gather,
-    Identity,
-    Lookup,
-    Node,
-    Pad,
-    Pointwise,
-    Reduce,
-    Reshape,
-    Slice,
-    Softmax,
-    Trace,
-    Transpose,
-)
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Node, Trace
 
 torch = pytest.importorskip("torch")
 
@@ -65,38 +50,38 @@ def _run(trace: Trace, values: Mapping[str, Any]) -> list[Any]:
 def _compute(node: Node, inputs: list[Any]) -> Any:
     shape, x = node.outputs[0].shape, inputs[0]
     match node.op:
-        case Identity():
+        case ops.Identity():
             return x
-        case Reshape():
+        case ops.Reshape():
             return x.reshape(shape)
-        case Transpose(order=order):
+        case ops.Transpose(order=order):
             return x.transpose(order)
-        case Broadcast(places=places):
+        case ops.Broadcast(places=places):
             own = [1] * len(shape)
             for place, extent in zip(places, x.shape, strict=True):
                 own[place] = extent
             return np.broadcast_to(x.reshape(own), shape)
-        case Slice(starts=starts, steps=steps):
+        case ops.Slice(starts=starts, steps=steps):
             return x[tuple(slice(a, a + s * e, s) for a, s, e in zip(starts, steps, shape, strict=True))]
-        case Concat(dim=dim):
+        case ops.Concat(dim=dim):
             return np.concatenate(inputs, axis=dim)
-        case Pad(before=before):
+        case ops.Pad(before=before):
             return np.pad(x, [(a, new - a - old) for a, old, new in zip(before, x.shape, shape, strict=True)])
-        case Pointwise(functions=(name,), constant=constant):
+        case ops.Pointwise(functions=(name,), constant=constant):
             return _FUNCTIONS[name](*inputs, *([] if constant is None else [constant]))
-        case Softmax(dim=dim, is_log=is_log):
+        case ops.Softmax(dim=dim, is_log=is_log):
             shifted = np.exp(x - x.max(axis=dim, keepdims=True))
             shares = shifted / shifted.sum(axis=dim, keepdims=True)
             return np.log(shares) if is_log else shares
-        case Gather(dim=dim):
+        case ops.Gather(dim=dim):
             # A place that is none (of a target that is ignored) holds nothing that counts.
             held = np.take_along_axis(x, inputs[1] % x.shape[dim], axis=dim)
             return np.where((inputs[1] >= 0) & (inputs[1] < x.shape[dim]), held, 1e30)
-        case Lookup():
+        case ops.Lookup():
             return x[inputs[1] % x.shape[0]]
-        case Reduce(function=function, over=over, keeps_dims=keeps):
+        case ops.Reduce(function=function, over=over, keeps_dims=keeps):
             return _REDUCTIONS[function](x, axis=over, keepdims=keeps)
-        case Contract(operands=operands, output=output, has_bias=has_bias):
+        case ops.Contract(operands=operands, output=output, has_bias=has_bias):
             made = np.einsum(f"{operands[0]},{operands[1]}->{output}", *inputs[:2])
             return made + inputs[2] if has_bias else made
     raise AssertionError(f"{node.op} of {node.origin.operator} is not computed here")

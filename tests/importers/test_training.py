@@ -16,7 +16,7 @@ from pase.errors import EmitError, ModelError, ProgramError  # noqa: E402
 from pase.graph import Graph, uniform  # noqa: E402
 from pase.graph.operators import with_fan_outs  # noqa: E402
 from pase.importers.frameworks import import_model  # noqa: E402
-from pase.importers.ir import Use  # noqa: E402
+from pase.importers.ir.trace import Use  # noqa: E402
 from pase.importers.weights import read_as, read_weights  # noqa: E402
 from pase.planning.plan import Plan  # noqa: E402
 from pase.sharding.traffic import flows  # noqa: E402

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.importers.ir import Piece, Use, View
+from pase.importers.ir.trace import Piece, Use
+from pase.importers.ir.views import View
 from pase.importers.passes.views import composed
 from tests.importers.traces import Array, read, seen
 

@@ -6,8 +6,9 @@ import pytest
 
 from pase.graph.verify import IMPORTED_FUNCTIONS, OTHER_FUNCTION
 from pase.importers.frameworks import imported
-from pase.importers.ir import Leaf, Node, Origin, Pointwise, Trace, Use, Value
+from pase.importers.ir import ops
 from pase.importers.ir.shared import FUNCTIONS, reduction
+from pase.importers.ir.trace import Leaf, Node, Origin, Trace, Use, Value
 from pase.importers.onnx import points as of_onnx
 
 REDUCTIONS = {
@@ -43,7 +44,7 @@ def test_a_function_without_a_name_there_is_another_one() -> None:
     x, y = (Value(name=name, shape=(4, 8), dtype="float32") for name in "xy")
     node = Node(
         name="y",
-        op=Pointwise(functions=("newest",)),
+        op=ops.Pointwise(functions=("newest",)),
         inputs=(Use(value="x"),),
         outputs=(y,),
         origin=Origin(operator="n"),

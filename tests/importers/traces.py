@@ -7,31 +7,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.importers.ir import (
-    Broadcast,
-    Concat,
-    Contract,
-    Gather,
-    Identity,
-    Leaf,
-    Lookup,
-    Node,
-    Normalise,
-    Op,
-    Origin,
-    Pad,
-    Pointwise,
-    Reduce,
-    Reshape,
-    Slice,
-    Softmax,
-    Trace,
-    Transpose,
-    Use,
-    Value,
-    View,
-    check_trace,
-)
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Leaf, Node, Origin, Trace, Use, Value, check_trace
+from pase.importers.ir.views import View
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -60,7 +38,9 @@ class Tracer:
     def weight(self, name: str, *shape: int) -> str:
         return self.leaf(name, shape, "parameter")
 
-    def add(self, op: Op, *inputs: str, shape: Shape, dtype: str = "float32", scope: str = "", name: str = "") -> str:
+    def add(
+        self, op: ops.Op, *inputs: str, shape: Shape, dtype: str = "float32", scope: str = "", name: str = ""
+    ) -> str:
         name = name or f"{type(op).__name__.lower()}{len(self.nodes)}"
         self.nodes.append(
             Node(
@@ -76,40 +56,40 @@ class Tracer:
 
     def point(self, function: str, *inputs: str, constant: float | None = None, scope: str = "") -> str:
         shape = np.broadcast_shapes(*(self.shapes[value] for value in inputs))
-        return self.add(Pointwise(functions=(function,), constant=constant), *inputs, shape=shape, scope=scope)
+        return self.add(ops.Pointwise(functions=(function,), constant=constant), *inputs, shape=shape, scope=scope)
 
     def reduce(self, function: str, x: str, *over: int, keeps: bool = True) -> str:
         shape = self.shapes[x]
         kept = tuple(1 if i in over else e for i, e in enumerate(shape) if keeps or i not in over)
-        return self.add(Reduce(function=function, over=over, keeps_dims=keeps), x, shape=kept)
+        return self.add(ops.Reduce(function=function, over=over, keeps_dims=keeps), x, shape=kept)
 
     def reshape(self, x: str, *shape: int) -> str:
-        return self.add(Reshape(), x, shape=shape)
+        return self.add(ops.Reshape(), x, shape=shape)
 
     def transpose(self, x: str, *order: int) -> str:
-        return self.add(Transpose(order=order), x, shape=tuple(self.shapes[x][i] for i in order))
+        return self.add(ops.Transpose(order=order), x, shape=tuple(self.shapes[x][i] for i in order))
 
     def broadcast(self, x: str, *shape: int) -> str:
         offset = len(shape) - len(self.shapes[x])
-        return self.add(Broadcast(places=tuple(range(offset, len(shape)))), x, shape=shape)
+        return self.add(ops.Broadcast(places=tuple(range(offset, len(shape)))), x, shape=shape)
 
     def slice(self, x: str, dim: int, start: int, size: int, step: int = 1) -> str:
         shape = self.shapes[x]
         starts = tuple(start if i == dim else 0 for i in range(len(shape)))
         steps = tuple(step if i == dim else 1 for i in range(len(shape)))
         out = tuple(size if i == dim else e for i, e in enumerate(shape))
-        return self.add(Slice(starts=starts, steps=steps), x, shape=out)
+        return self.add(ops.Slice(starts=starts, steps=steps), x, shape=out)
 
     def concat(self, dim: int, *inputs: str) -> str:
         shape = list(self.shapes[inputs[0]])
         shape[dim] = sum(self.shapes[x][dim] for x in inputs)
-        return self.add(Concat(dim=dim), *inputs, shape=tuple(shape))
+        return self.add(ops.Concat(dim=dim), *inputs, shape=tuple(shape))
 
     def einsum(self, equation: str, x: str, y: str, scope: str = "") -> str:
         operands, _, output = equation.partition("->")
         first, _, second = operands.partition(",")
         extents = dict(zip(first + second, self.shapes[x] + self.shapes[y], strict=True))
-        op = Contract(operands=(first, second), output=output)
+        op = ops.Contract(operands=(first, second), output=output)
         return self.add(op, x, y, shape=tuple(extents[c] for c in output), scope=scope)
 
     def linear(self, x: str, w: str, scope: str = "") -> str:
@@ -117,7 +97,7 @@ class Tracer:
         return self.einsum(f"{lead}k,kn->{lead}n", x, w, scope=scope)
 
     def softmax(self, x: str) -> str:
-        return self.add(Softmax(dim=len(self.shapes[x]) - 1), x, shape=self.shapes[x])
+        return self.add(ops.Softmax(dim=len(self.shapes[x]) - 1), x, shape=self.shapes[x])
 
     def trace(self, *outputs: str, name: str = "net") -> Trace:
         return check_trace(Trace(name=name, leaves=tuple(self.leaves), nodes=tuple(self.nodes), outputs=outputs))
@@ -186,42 +166,42 @@ def evaluate(trace: Trace, given: Mapping[str, Array]) -> dict[str, Array]:
 def _applied(node: Node, inputs: Sequence[Array]) -> Array:
     output = node.outputs[0].shape
     match node.op:
-        case Identity():
+        case ops.Identity():
             return inputs[0]
-        case Reshape():
+        case ops.Reshape():
             return inputs[0].reshape(output)
-        case Transpose(order=order):
+        case ops.Transpose(order=order):
             return inputs[0].transpose(order)
-        case Broadcast(places=places):
+        case ops.Broadcast(places=places):
             shape = [1] * len(output)
             for place, extent in zip(places, inputs[0].shape, strict=True):
                 shape[place] = extent
             return np.broadcast_to(inputs[0].reshape(shape), output)
-        case Slice(starts=starts, steps=steps):
+        case ops.Slice(starts=starts, steps=steps):
             ends = [a + s * n for a, s, n in zip(starts, steps, output, strict=True)]
             cut = tuple(slice(a, None if end < 0 else end, s) for a, end, s in zip(starts, ends, steps, strict=True))
             return inputs[0][cut]
-        case Concat(dim=dim):
+        case ops.Concat(dim=dim):
             return np.concatenate(inputs, axis=dim)
-        case Pad(before=before):
+        case ops.Pad(before=before):
             after = [o - b - e for o, b, e in zip(output, before, inputs[0].shape, strict=True)]
             return np.pad(inputs[0], list(zip(before, after, strict=True)))
-        case Pointwise(functions=(function,), constant=constant):
+        case ops.Pointwise(functions=(function,), constant=constant):
             numbers = [] if constant is None else [np.array(constant)]
             return np.broadcast_to(FUNCTIONS[function](*inputs, *numbers), output)
-        case Reduce(function=function, over=over, keeps_dims=keeps):
+        case ops.Reduce(function=function, over=over, keeps_dims=keeps):
             return REDUCTIONS[function](inputs[0], axis=over, keepdims=keeps)
-        case Contract(operands=operands, output=letters, has_bias=has_bias):
+        case ops.Contract(operands=operands, output=letters, has_bias=has_bias):
             found = np.einsum(f"{operands[0]},{operands[1]}->{letters}", *inputs[:2])
             return found + inputs[2] if has_bias else found
-        case Gather(dim=dim):
+        case ops.Gather(dim=dim):
             return np.take_along_axis(inputs[0], inputs[1].reshape(output), axis=dim)
-        case Softmax(dim=dim):
+        case ops.Softmax(dim=dim):
             powers = np.exp(inputs[0] - inputs[0].max(axis=dim, keepdims=True))
             return powers / powers.sum(axis=dim, keepdims=True)
-        case Lookup():
+        case ops.Lookup():
             return inputs[0][inputs[1].astype(int)]
-        case Normalise(kind="layer", over=over):
+        case ops.Normalise(kind="layer", over=over):
             x = inputs[0]
             return (x - x.mean(axis=over, keepdims=True)) / np.sqrt(x.var(axis=over, keepdims=True) + 1e-5)
         case _:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from pase.errors import ModelError
-from pase.importers.ir import Leaf, Node, Op, Origin, Use, Value
+from pase.importers.ir import ops
 from pase.importers.ir.call import Array, Call
+from pase.importers.ir.trace import Leaf, Node, Origin, Use, Value
 
 _WRAPPED = re.compile(r"^(?:jit|pjit|vmap|remat|checkpoint|rematted_computation|jvp|transpose|custom_\w+)\((.*)\)$")
 
@@ -56,7 +57,7 @@ class Writer:
         self.makers_at: dict[str, Place] = {}
         self.known: dict[str, Array] = {}
         self.arrays: dict[str, Any] = {}
-        self.makers: dict[str, Op] = {}
+        self.makers: dict[str, ops.Op] = {}
         self.joined: dict[str, tuple[tuple[Value, Any], ...]] = {}
         self.weights = {leaf.value.name: leaf.value.name for leaf in leaves if leaf.role == "parameter"}
         self._places = Places(entry)
@@ -102,7 +103,7 @@ class Writer:
             writer=self,
         )
 
-    def node(self, call: "JaxCall", op: Op, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
+    def node(self, call: "JaxCall", op: ops.Op, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
         """Add a node of a call."""
         weight = next((self.weights[value.name] for value in inputs if value.name in self.weights), "")
         if len(inputs) == 1 and weight:
@@ -121,7 +122,7 @@ class Writer:
         self.makers.update((value.name, op) for value in outputs)
         self.makers_at.update((value.name, self.place) for value in outputs)
 
-    def amend(self, value: Value, op: Op) -> None:
+    def amend(self, value: Value, op: ops.Op) -> None:
         """Have the node that computes a value compute something else."""
         place = max(i for i, node in enumerate(self.nodes) if node.outputs[0].name == value.name)
         self.nodes[place] = replace(self.nodes[place], op=op)
@@ -150,11 +151,11 @@ class JaxCall(Call):
         """Return a parameter that is whole numbers, or nothing."""
         return whole(self.arguments[name] or ())
 
-    def maker(self, value: Value) -> Op | None:
+    def maker(self, value: Value) -> ops.Op | None:
         """Return the operator that computed an input."""
         return self.writer.makers.get(value.name)
 
-    def write(self, op: Op, inputs: Iterable[Value], outputs: Iterable[Value]) -> None:
+    def write(self, op: ops.Op, inputs: Iterable[Value], outputs: Iterable[Value]) -> None:
         """Write a step, as a node at once: what a loop runs comes between its steps."""
         self.writer.node(self, op, tuple(inputs), tuple(outputs))
 

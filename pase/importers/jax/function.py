@@ -24,8 +24,7 @@ from typing import Any, Literal
 from pase.errors import ModelError, PaseError
 from pase.graph import Scalar
 from pase.importers.front_end import FrontEnd, first_line, framework
-from pase.importers.ir import Leaf, Trace, Value, check_trace
-from pase.importers.ir.trace import Names
+from pase.importers.ir.trace import Leaf, Names, Trace, Value, check_trace
 from pase.importers.jax.call import Place, Site, dtype_name, shape_of
 from pase.importers.jax.program import read_program, sites_of, values_of
 from pase.importers.jax.training_steps import check_forward

@@ -6,10 +6,11 @@ from functools import cache
 from math import prod
 from typing import Any
 
-from pase.importers.ir import Value, ops
+from pase.importers.ir import ops
 from pase.importers.ir.call import letters, table
 from pase.importers.ir.shared import FUNCTIONS, concatenate, run
 from pase.importers.ir.shared import reduction as reduction_name
+from pase.importers.ir.trace import Value
 from pase.importers.jax.call import JaxCall, whole
 
 

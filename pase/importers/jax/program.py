@@ -10,9 +10,9 @@ from math import prod
 from typing import Any
 
 from pase.errors import ModelError
-from pase.importers.ir import Leaf, Node, Trace, Use, Value, ops
+from pase.importers.ir import ops
 from pase.importers.ir.call import Translation, floats_first
-from pase.importers.ir.trace import recurrent_flop
+from pase.importers.ir.trace import Leaf, Node, Trace, Use, Value, recurrent_flop
 from pase.importers.jax.call import JaxCall, Place, Site, Writer, inlined, scopes, where
 from pase.importers.jax.operators import ELEMENTWISE, MOVEMENT, PRODUCTS, STATED
 from pase.importers.passes.views import without_dead_nodes

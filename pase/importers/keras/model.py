@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from pase.errors import ModelError, missing_extra
 from pase.graph import Scalar
 from pase.importers.front_end import first_line, framework
-from pase.importers.ir import Leaf, Trace
-from pase.importers.ir.trace import Names, frozen_notes
+from pase.importers.ir.trace import Leaf, Names, Trace, frozen_notes
 from pase.importers.jax.function import Source, trace_source, weights_of
 from pase.importers.keras.file import clean_copy, read_losses, read_model
 from pase.importers.keras.program import Following, is_keras, trained_of

@@ -8,8 +8,9 @@ from math import prod
 from pase.graph import Access, Operator, Role, SliceOf, Window
 from pase.graph.access import access_dims, axis_dims
 from pase.graph.body import TYPES, Body, ModelInput, ModelOutput, Operand, Option, is_before_layout
-from pase.importers.ir import Node, Piece, SourceOperator, Trace, Use, View, ops
-from pase.importers.ir.trace import piece_shape
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Node, Piece, SourceOperator, Trace, Use, piece_shape
+from pase.importers.ir.views import View
 from pase.importers.lower.builder import (
     Atom,
     Axes,

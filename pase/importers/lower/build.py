@@ -13,8 +13,9 @@ from pase.graph.access import access_dims
 from pase.graph.batch import Span, given_spans
 from pase.graph.body import Body, Step
 from pase.graph.operator import SCANNED
-from pase.importers.ir import Leaf, Node, Piece, Trace, Use, Value, View, ops
-from pase.importers.ir.trace import Names, piece_shape
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Leaf, Names, Node, Piece, Trace, Use, Value, piece_shape
+from pase.importers.ir.views import View
 from pase.importers.lower.bodies import Lowering, Read, with_body, with_moved
 from pase.importers.lower.draft import LoweredOperator, fitted, suggested_names, with_epilogue
 from pase.importers.lower.points import (

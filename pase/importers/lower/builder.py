@@ -7,7 +7,8 @@ from typing import Any
 
 from pase.graph import Access, Operator, SliceOf, Window
 from pase.graph.body import Borrowed, Constant, InnerDim, Operand, Option, Step
-from pase.importers.ir import Use, View
+from pase.importers.ir.trace import Use
+from pase.importers.ir.views import View
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,9 @@ from pase.graph.access import DimIndex
 from pase.graph.body import Body, Step
 from pase.graph.operator import EPILOGUE
 from pase.graph.verify import IMPORTED_FUNCTIONS, OTHER_FUNCTION
-from pase.importers.ir import Folded, Node, Trace, Use, View, ops
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Folded, Node, Trace, Use
+from pase.importers.ir.views import View
 from pase.importers.passes.views import seen_through
 
 

@@ -22,7 +22,9 @@ from pase.graph.operators import (
     softmax,
 )
 from pase.graph.operators.normalisation import normalising
-from pase.importers.ir import Node, Trace, Use, View, ops
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Node, Trace, Use
+from pase.importers.ir.views import View
 from pase.importers.lower.draft import (
     LoweredOperator,
     functions_text,

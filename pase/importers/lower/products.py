@@ -21,8 +21,8 @@ from pase.graph.operators import (
     recurrent,
     transposed_convolution,
 )
-from pase.importers.ir import Node, Trace, ops
-from pase.importers.ir.trace import gates, recurrent_flop
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Node, Trace, gates, recurrent_flop
 from pase.importers.lower.draft import LoweredOperator, is_parameter, reordered, repeated, shapes, spare
 from pase.importers.lower.points import lower_generic
 from pase.importers.passes.regions import is_activation

@@ -6,7 +6,8 @@ from math import prod, sqrt
 from types import MappingProxyType
 
 from pase.graph.body import MASKED, POINTWISE, REDUCTIONS, Operand, Option
-from pase.importers.ir import Node, ops
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Node
 from pase.importers.lower.builder import (
     Atom,
     Axes,

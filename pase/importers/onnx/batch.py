@@ -12,8 +12,8 @@ from math import prod
 
 from pase.errors import ModelError, unknown_name
 from pase.graph import Scalar
-from pase.importers.ir import Value
 from pase.importers.ir.call import Array, Shape, with_extent
+from pase.importers.ir.trace import Value
 from pase.importers.onnx.model import Declared, OnnxModel
 
 _BATCH_NAME = re.compile(r"n|b|bs|.*batch.*", re.IGNORECASE)

@@ -9,9 +9,8 @@ from typing import Literal
 from pase.errors import ModelError
 from pase.graph import Scalar
 from pase.importers.front_end import FrontEnd, framework
-from pase.importers.ir import Leaf, Node, Origin, Step, Trace, check_trace
 from pase.importers.ir.call import Translation
-from pase.importers.ir.trace import Names
+from pase.importers.ir.trace import Leaf, Names, Node, Origin, Step, Trace, check_trace
 from pase.importers.onnx import points, products
 from pase.importers.onnx.batch import InputShapes, Rebatch, input_shapes
 from pase.importers.onnx.model import OnnxModel, open_model

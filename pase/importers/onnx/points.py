@@ -2,9 +2,10 @@
 
 from math import inf, prod
 
-from pase.importers.ir import Value, ops
+from pase.importers.ir import ops
 from pase.importers.ir.call import place, places, table, with_extent
 from pase.importers.ir.shared import FUNCTIONS, concatenate, loss_of_classes, reduction, run, snake
+from pase.importers.ir.trace import Value
 from pase.importers.onnx.walk import OnnxCall
 
 SOFTMAX_PER_DIM_SINCE = 13

@@ -3,10 +3,11 @@
 from dataclasses import replace
 from math import prod
 
-from pase.importers.ir import Attention, Concat, Convolve, Piece, Recurrent, Step, Use, Value
+from pase.importers.ir import ops
 from pase.importers.ir.call import Shape, table
 from pase.importers.ir.shared import pool as pool_windows
 from pase.importers.ir.shared import window_pads
+from pase.importers.ir.trace import Piece, Step, Use, Value
 from pase.importers.onnx.walk import OnnxCall
 
 # -- products
@@ -65,7 +66,7 @@ def convolution(call: OnnxCall) -> None:
         return call.opaque()
     if len(w.shape) != len(x.shape):
         raise ValueError(f"filters have {len(w.shape)} dims; expected {len(x.shape)}")
-    op = Convolve(
+    op = ops.Convolve(
         channels=1,
         spatial=tuple(range(2, 2 + rank)),
         filters=tuple(range(2 + rank)),
@@ -152,7 +153,7 @@ def attention(call: OnnxCall) -> None:
     for i in (1, 2):
         values[i] = _with_past(call, values[i], 3 + i, i)
     scale = call.arguments.get("scale")
-    op = Attention(is_causal=bool(call.get("is_causal", 0)), scale=None if scale is None else float(scale))
+    op = ops.Attention(is_causal=bool(call.get("is_causal", 0)), scale=None if scale is None else float(scale))
     if len(call.result.shape) == 4:
         call.add(op, *values, *call.maybe(3), out=call.result)
         return None
@@ -165,7 +166,7 @@ def multi_head_attention(call: OnnxCall) -> None:
     if not is_plain or any(call.has(i) for i in (3, 6, 7)) or any(call.further(i) is not None for i in (1, 2)):
         return call.opaque()
     heads = call.get("num_heads", 0)
-    return _attend(call, Attention(), [_heads(call, call.value(i), heads) for i in range(3)])
+    return _attend(call, ops.Attention(), [_heads(call, call.value(i), heads) for i in range(3)])
 
 
 def packed_attention(call: OnnxCall) -> None:
@@ -176,7 +177,7 @@ def packed_attention(call: OnnxCall) -> None:
         return call.opaque()
     whole = call.contract(x, w, ("abk", "kn"), "abn", *call.maybe(2))
     parts = [_heads(call, call.cut(whole, 2, sum(sizes[:i]), size), heads) for i, size in enumerate(sizes)]
-    return _attend(call, Attention(is_causal=bool(call.get("unidirectional", 0))), parts)
+    return _attend(call, ops.Attention(is_causal=bool(call.get("unidirectional", 0))), parts)
 
 
 def _heads(call: OnnxCall, value: Value, count: int) -> Value:
@@ -187,7 +188,7 @@ def _heads(call: OnnxCall, value: Value, count: int) -> Value:
     return call.transpose(call.reshape(value, (b, s, count, width // count)), (0, 2, 1, 3))
 
 
-def _attend(call: OnnxCall, op: Attention, values: list[Value], *masks: Value) -> None:
+def _attend(call: OnnxCall, op: ops.Attention, values: list[Value], *masks: Value) -> None:
     """Write attention, and what it makes, [b, h, s, k], as [b, s, h · k]."""
     q, _, v = values
     made = call.add(op, *values, *masks, shape=(*q.shape[:3], v.shape[3]))
@@ -200,7 +201,7 @@ def _with_past(call: OnnxCall, value: Value, past: int, position: int) -> Value:
     if call.has(past) and call.value(past).shape[2]:
         before = call.value(past)
         shape = (*value.shape[:2], before.shape[2] + value.shape[2], value.shape[3])
-        return call.add(Concat(dim=2), before, value, shape=shape, out=result)
+        return call.add(ops.Concat(dim=2), before, value, shape=shape, out=result)
     if result is not None and call.further(position) is not None:
         call.reshape(value, out=result)
     return value
@@ -217,7 +218,7 @@ def recurrent(call: OnnxCall) -> None:
     shape, dtype = (*x.shape[:2], directions * units), call.results[0].dtype
     hidden = Value(name=f"{call.results[0].name}:sequence", shape=shape, dtype=dtype)
     equations, gates = _equations(call, x.shape[1 if is_batch_first else 0])
-    op = Recurrent(
+    op = ops.Recurrent(
         cell=_CELLS[call.name],  # type: ignore[arg-type]
         units=units,
         is_bidirectional=directions == 2,

@@ -13,8 +13,8 @@ import numpy as np
 
 from pase.errors import ModelError
 from pase.importers.front_end import framework
-from pase.importers.ir import Value
 from pase.importers.ir.call import Array, Call, Shape
+from pase.importers.ir.trace import Value
 from pase.importers.onnx.batch import RESHAPES, TARGETS, Rebatch
 from pase.importers.onnx.model import (
     OnnxModel,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from pase.importers.ir import Trace, check_trace
+from pase.importers.ir.trace import Trace, check_trace
 from pase.importers.passes.attention import recover_attention
 from pase.importers.passes.constants import drop_constants
 from pase.importers.passes.fold import add_biases, fold_pointwise

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from pase.importers.ir import Node, Trace, Use, View, ops
-from pase.importers.ir.views import Factor
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Node, Trace, Use
+from pase.importers.ir.views import Factor, View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, replace
 from math import prod
 
-from pase.importers.ir import Node, Trace, Use, Value, View, computed_together, lying, ops
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Node, Trace, Use, Value, computed_together, lying
+from pase.importers.ir.views import View
 from pase.importers.passes.regions import is_activation
 from pase.importers.passes.views import see_views, seen_through, without_dead_nodes
 

@@ -8,7 +8,8 @@ from math import exp, log, prod, sqrt
 from types import MappingProxyType
 from typing import Literal
 
-from pase.importers.ir import Leaf, Node, Returned, Trace, Use, Value, ops
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Leaf, Node, Returned, Trace, Use, Value
 from pase.importers.passes.views import composed, seen_by, without_dead_nodes
 
 _PRODUCTS = ops.Contract | ops.Convolve | ops.Attention | ops.Recurrent

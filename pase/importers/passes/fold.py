@@ -4,7 +4,9 @@ from dataclasses import replace
 from math import prod
 
 from pase.graph.operators.pointwise import function_work
-from pase.importers.ir import Folded, Node, Trace, Use, View, computed_together, lying, ops
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Folded, Node, Trace, Use, computed_together, lying
+from pase.importers.ir.views import View
 from pase.importers.passes.regions import is_activation
 from pase.importers.passes.views import composed
 

@@ -7,8 +7,9 @@ points, softmaxes, elements looked up and reductions.
 from dataclasses import replace
 from math import prod
 
-from pase.importers.ir import Node, Trace, Use, Value, View, ops
-from pase.importers.ir.trace import piece_shape
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Node, Trace, Use, Value, piece_shape
+from pase.importers.ir.views import View
 from pase.importers.passes.regions import is_activation
 from pase.importers.passes.views import composed
 

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from pase.importers.ir import Folded, Node, Trace, Use, View, computed_together, ops
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Folded, Node, Trace, Use, computed_together
+from pase.importers.ir.views import View
 from pase.importers.passes.alignment import Alignment, aligned, dims_along
 from pase.importers.passes.views import seen_through, without_dead_nodes
 

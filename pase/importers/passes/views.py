@@ -4,7 +4,9 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from math import prod
 
-from pase.importers.ir import Node, Piece, Returned, Trace, Use, View, lying, ops
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Node, Piece, Returned, Trace, Use, lying
+from pase.importers.ir.views import View
 
 
 def composed(outer: Use, inner: Use, shape: tuple[int, ...]) -> Use | None:

@@ -17,7 +17,7 @@ from typing import Any
 from pase.errors import ModelError
 from pase.graph import Scalar
 from pase.importers.front_end import framework
-from pase.importers.ir import Trace, check_trace
+from pase.importers.ir.trace import Trace, check_trace
 from pase.importers.torch.masks import without_known_masks
 from pase.importers.torch.program import TRANSLATIONS, constant_values, is_framework, read_program
 from pase.importers.torch.tensors import (

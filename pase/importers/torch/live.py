@@ -18,7 +18,8 @@ from pase.graph import Operator, Role, Scalar
 from pase.graph.body import ModelOutput
 from pase.importers.frameworks import ImportedModel, imported
 from pase.importers.front_end import framework
-from pase.importers.ir import Node, Trace, Use, Value, check_trace, ops
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Node, Trace, Use, Value, check_trace
 from pase.importers.passes.constants import Depends, dependencies
 from pase.importers.torch.export import call_of, exported, recorded_call, unwrapped
 from pase.importers.torch.program import Reader, flat_items, tied_weights, trace_of

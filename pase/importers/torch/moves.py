@@ -2,9 +2,10 @@
 
 from math import prod
 
-from pase.importers.ir import Broadcast, Generic, Lookup, Pad, Slice, Value
+from pase.importers.ir import ops
 from pase.importers.ir.call import Call, as_list, floats_first, table, with_extent
 from pase.importers.ir.shared import concatenate, moved, repeat_each, run, swapped
+from pase.importers.ir.trace import Value
 
 # -- views
 
@@ -128,7 +129,7 @@ def pad(call: Call) -> None:
     pads = list(call.get("pad", call.get("padding", [])))
     before = [0] * len(call.x.shape)
     before[len(before) - len(pads) // 2 :] = pads[::2][::-1]
-    call.add(Pad(before=tuple(before)), call.x, out=call.result)
+    call.add(ops.Pad(before=tuple(before)), call.x, out=call.result)
 
 
 # -- look-ups
@@ -145,7 +146,7 @@ def index_select(call: Call) -> None:
 
 def _rows(call: Call, x: Value, indices: Value, frozen: int = -1) -> None:
     if not _piece(call, x, indices):
-        call.add(Lookup(frozen=frozen), x, indices, out=call.result)
+        call.add(ops.Lookup(frozen=frozen), x, indices, out=call.result)
 
 
 def _piece(call: Call, x: Value, indices: Value, dim: int = 0) -> bool:
@@ -167,10 +168,10 @@ def embedding_bag(call: Call) -> None:
     rows, indices, out = call.value("weight"), call.value("indices"), call.result
     bags = out.shape[0]
     if not bags or len(indices.shape) != 1 or indices.shape[0] % bags or call.maybe("per_sample_weights"):
-        call.add(Generic(), *floats_first(call.tensors), out=out)
+        call.add(ops.Generic(), *floats_first(call.tensors), out=out)
     else:
         bagged = call.reshape(indices, (bags, indices.shape[0] // bags), name="bags")
-        found = call.add(Lookup(), rows, bagged, shape=(*bagged.shape, rows.shape[1]))
+        found = call.add(ops.Lookup(), rows, bagged, shape=(*bagged.shape, rows.shape[1]))
         call.reduce(("sum", "mean", "max")[int(call.get("mode", 0))], found, (1,), out=out)
     call.unread(call.results[1:])
 
@@ -185,7 +186,7 @@ def gather(call: Call) -> None:
     if any(new > old for new, old in zip(box, x.shape, strict=True)):
         return call.opaque(over=[dim])
     if box != x.shape:
-        x = call.add(Slice(starts=(0,) * len(box), steps=(1,) * len(box)), x, shape=box)
+        x = call.add(ops.Slice(starts=(0,) * len(box), steps=(1,) * len(box)), x, shape=box)
     call.gather(x, places, dim, out=call.result)
     return None
 
@@ -206,7 +207,7 @@ def index(call: Call) -> None:
         # x[range(n), places]: one element, or row, of each row.
         box = with_extent(x.shape, 1, 1)
         at = call.reshape(values[1], (*values[1].shape, *(1,) * (len(box) - 1)), name="at")
-        wide = call.add(Broadcast(places=tuple(range(len(box)))), at, shape=box, name="wide")
+        wide = call.add(ops.Broadcast(places=tuple(range(len(box)))), at, shape=box, name="wide")
         call.reshape(call.gather(x, wide, 1), out=call.result)
         return None
     rank = max((len(value.shape) for value in values), default=0)

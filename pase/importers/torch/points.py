@@ -3,9 +3,10 @@
 from dataclasses import replace
 from math import inf, prod
 
-from pase.importers.ir import Generic, Identity, Pointwise, Value
+from pase.importers.ir import ops
 from pase.importers.ir.call import Call, as_list, broadcast_shape, places, table
 from pase.importers.ir.shared import FUNCTIONS, class_dim, glu, loss_of_classes, reduction, summed_over_classes
+from pase.importers.ir.trace import Value
 
 
 def pointwise(call: Call) -> None:
@@ -19,16 +20,16 @@ def pointwise(call: Call) -> None:
 
 def constant(call: Call) -> None:
     """Write values that no tensor's values reach: zeros of another's shape, a range, noise."""
-    call.give(Generic(is_index=not call.result.is_float))
+    call.give(ops.Generic(is_index=not call.result.is_float))
 
 
-def _details(call: Call) -> Pointwise:
+def _details(call: Call) -> ops.Pointwise:
     """Return a function with what it takes beside its tensors, such as the number of 2 ** x, which comes first."""
     arguments, function = list(call.arguments.values()), call.name
     numbers = [a for a in arguments if isinstance(a, int | float) and not isinstance(a, bool)]
     number = float(numbers[0]) if len(call.tensors) == 1 and numbers else None
     is_first = number is not None and (function == "rsub" or not isinstance(arguments[0], Value))
-    found = Pointwise(functions=(FUNCTIONS[function],), constant=number, constant_first=is_first)
+    found = ops.Pointwise(functions=(FUNCTIONS[function],), constant=number, constant_first=is_first)
     match function:
         case "where":
             # One of the two that are chosen from may be a number, or both.
@@ -37,7 +38,7 @@ def _details(call: Call) -> Pointwise:
             # The second operand is taken so many times.
             return replace(found, functions=(f"{found.functions[0]}_of_multiple",))
         case "gelu":
-            return Pointwise(functions=("gelu_tanh" if call.get("approximate") == "tanh" else "gelu",))
+            return ops.Pointwise(functions=("gelu_tanh" if call.get("approximate") == "tanh" else "gelu",))
         case "div" if call.get("rounding_mode") == "floor":
             return replace(found, functions=("floor_divide",))
         case "hardsigmoid":
@@ -48,11 +49,11 @@ def _details(call: Call) -> Pointwise:
         case "clamp" | "clamp_min" | "clamp_max":
             low, high = call.get("min", -inf), call.get("max", inf)
             is_of_numbers = not isinstance(low, Value) and not isinstance(high, Value)
-            return Pointwise(functions=("clip",), numbers=(float(low), float(high)) if is_of_numbers else ())
+            return ops.Pointwise(functions=("clip",), numbers=(float(low), float(high)) if is_of_numbers else ())
     return found
 
 
-def _chosen(op: Pointwise, *either: object) -> Pointwise:
+def _chosen(op: ops.Pointwise, *either: object) -> ops.Pointwise:
     numbers = [float(item) for item in either if isinstance(item, int | float)]
     if len(numbers) == 2:
         return replace(op, constant=None, constant_first=False, numbers=tuple(numbers))
@@ -244,7 +245,7 @@ def multilabel_margin(call: Call) -> None:
     lead, classes = x.shape[:-1], x.shape[-1]
     pairs = (*lead, target.shape[-1], classes)
     # Classes up to the first that is negative, with those that are not among them.
-    counted = call.add(Generic(is_index=True), shape=pairs, dtype="bool", name="counted")
+    counted = call.add(ops.Generic(is_index=True), shape=pairs, dtype="bool", name="counted")
     own = call.reshape(call.gather(x, target, len(lead)), (*lead, target.shape[-1], 1))
     difference = call.point("subtract", call.reshape(x, (*lead, 1, classes)), own)
     short = call.point("relu", call.point("add", difference, constant=1.0))
@@ -267,7 +268,7 @@ def ctc(call: Call) -> None:
 
 
 TRANSLATIONS = dict.fromkeys(FUNCTIONS, pointwise) | table(
-    (lambda call: call.give(Identity(rate=float(call.get("rate", 0.0))), *call.tensors[:1]), _AS_IT_IS),
+    (lambda call: call.give(ops.Identity(rate=float(call.get("rate", 0.0))), *call.tensors[:1]), _AS_IT_IS),
     (constant, _CONSTANT),
     (copy, "copy"),
     (lambda call: (copy if len(call.tensors) > 1 else constant)(call), "fill"),

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from math import prod
 from typing import Literal
 
-from pase.importers.ir import Attention, Contract, Convolve, Generic, Pad, Recurrent, Value
+from pase.importers.ir import ops
 from pase.importers.ir.call import Call, Shape, each, letters, table
 from pase.importers.ir.shared import adaptive_pool, repeat_each, tensordot, window_pads
 from pase.importers.ir.shared import pool as pool_windows
+from pase.importers.ir.trace import Value
 
 # -- products
 
@@ -74,10 +75,10 @@ def grouped_mm(call: Call) -> None:
     (rows, width), (groups, _, columns) = x.shape, w.shape
     size = -(-rows // groups)
     if size * groups != rows:
-        x = call.add(Pad(before=(0, 0)), x, shape=(size * groups, width))
+        x = call.add(ops.Pad(before=(0, 0)), x, shape=(size * groups, width))
     ends = call.maybe("offs")
     by_group = call.reshape(x, (groups, size, width))
-    op = Contract(operands=("gmk", "gkn"), output="gmn", has_ends=bool(ends))
+    op = ops.Contract(operands=("gmk", "gkn"), output="gmn", has_ends=bool(ends))
     made = call.add(op, by_group, w, *ends, shape=(groups, size, columns))
     if size * groups == rows:
         call.reshape(made, out=call.result)
@@ -94,7 +95,7 @@ def convolution(call: Call) -> None:
     x, w, bias = call.value("input"), call.value("weight"), call.maybe("bias")
     rank = len(w.shape) - 2
     dilation = each(call.get("dilation", 1), rank)
-    op = Convolve(
+    op = ops.Convolve(
         channels=1,
         spatial=tuple(range(2, 2 + rank)),
         filters=tuple(range(2 + rank)),
@@ -163,7 +164,7 @@ def attention(call: Call) -> None:
     Tensors of three dims, or more than four, have their leading dims put together.
     """
     given = [call.value(name) for name in ("query", "key", "value")]
-    op = Attention(is_causal=bool(call.get("is_causal", False)), is_fused=True, scale=call.get("scale"))
+    op = ops.Attention(is_causal=bool(call.get("is_causal", False)), is_fused=True, scale=call.get("scale"))
     masks = call.maybe("attn_mask", "attn_bias")
     if all(len(value.shape) == 4 for value in given):
         call.add(op, *given, *masks, out=call.result)
@@ -183,7 +184,7 @@ def flexible_attention(call: Call) -> None:
     """Write attention whose scores pass through a function of the source's: that is taken to cost nothing."""
     if len(call.tensors) < 3 or any(len(value.shape) != 4 for value in call.tensors[:3]):
         return call.opaque()
-    call.add(Attention(is_fused=True), *call.tensors[:3], out=call.result)
+    call.add(ops.Attention(is_fused=True), *call.tensors[:3], out=call.result)
     return call.unread(call.results[1:])
 
 
@@ -196,7 +197,7 @@ def recurrent(call: Call) -> None:
     if len(x.shape) != 3:
         return call.opaque()
     directions = 2 if call.get("bidirectional") else 1
-    op = Recurrent(
+    op = ops.Recurrent(
         cell=_CELLS[call.name],
         units=call.result.shape[-1] // directions,
         layers=int(call.get("num_layers", 1)),
@@ -255,7 +256,7 @@ TRANSLATIONS = table(
     (flexible_attention, "flex_attention"),
     # Of a whole layer of attention that is one operator only the batch passes.
     (
-        lambda call: call.give(Generic(passes=((0, 0),)), *call.tensors),
+        lambda call: call.give(ops.Generic(passes=((0, 0),)), *call.tensors),
         "_native_multi_head_attention _transformer_encoder_layer_fwd",
     ),
     (recurrent, " ".join(_CELLS)),

@@ -7,9 +7,9 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from pase.errors import ModelError
-from pase.importers.ir import Leaf, Node, Origin, Slice, Trace, Use, Value
+from pase.importers.ir import ops
 from pase.importers.ir.call import Call, Translation, values_of
-from pase.importers.ir.trace import frozen_notes
+from pase.importers.ir.trace import Leaf, Node, Origin, Trace, Use, Value, frozen_notes
 from pase.importers.torch import moves, points, products
 from pase.importers.torch.sources import source_of
 
@@ -255,7 +255,7 @@ class Reader:
             return
         # Rows of another weight: that one is the parameter.
         rank = len(value.shape)
-        op = Slice(starts=(row, *(0,) * (rank - 1)), steps=(1,) * rank)
+        op = ops.Slice(starts=(row, *(0,) * (rank - 1)), steps=(1,) * rank)
         origin = Origin(operator="view of a weight", scope=value.name)
         self.nodes.append(
             Node(name=f"{value.name}:rows", op=op, inputs=(Use(value=storage),), outputs=(value,), origin=origin)

@@ -6,8 +6,9 @@ from math import isfinite, prod
 from typing import Any
 
 from pase.graph.body import ARGUMENT_TYPES
-from pase.importers.ir import SourceOperator, Step, Value, ops
+from pase.importers.ir import ops
 from pase.importers.ir.call import Call, as_list
+from pase.importers.ir.trace import SourceOperator, Step, Value
 
 _DROPPING = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "scaled_dot_product_attention"})
 

@@ -12,8 +12,9 @@ from math import prod
 
 from pase.graph import Graph, Role
 from pase.importers.frameworks import ImportedModel
-from pase.importers.ir import Node, Use, View, ops
-from pase.importers.ir.trace import piece_shape
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Node, Use, piece_shape
+from pase.importers.ir.views import View
 from pase.importers.jax.call import Place, Site
 from pase.importers.jax.function import Traced
 from pase.importers.passes.views import composed, seen_by

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from pase.errors import ModelError, ProgramError
 from pase.importers.difference import difference
-from pase.importers.ir import Use
+from pase.importers.ir.trace import Use
 from pase.importers.torch.export import call_inputs
 from pase.importers.torch.live import LiveModel, Part, trace_live
 from pase.planning.plan import Plan, check_even

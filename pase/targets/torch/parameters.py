@@ -39,7 +39,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from pase.errors import ProgramError
-from pase.importers.ir import Piece, View
+from pase.importers.ir.trace import Piece
+from pase.importers.ir.views import View
 from pase.sharding.boxes import Box, Range, extents, whole
 from pase.sharding.layouts import Layout, device_mesh
 from pase.sharding.reshard import reshard_steps

@@ -14,7 +14,7 @@ from itertools import accumulate, combinations, permutations, product
 from math import prod
 
 from pase.errors import ProgramError
-from pase.importers.ir import View
+from pase.importers.ir.views import View
 from pase.sharding.boxes import Box, Range, aligned_dims, whole
 from pase.sharding.configurations import prime_factors
 from pase.sharding.layouts import Layout

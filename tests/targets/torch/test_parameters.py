@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 from torch.distributed.tensor import DTensor
 
-from pase.importers.ir import Piece
+from pase.importers.ir.trace import Piece
 from pase.targets.torch.collectives import Groups
 from pase.targets.torch.parameters import (
     Leaves,
