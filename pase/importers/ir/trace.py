@@ -259,6 +259,16 @@ class Trace:
             return use.view.shape
         return piece_shape(self.values[use.value].shape, use.piece)
 
+    def is_parameter(self, use: Use) -> bool:
+        """Return whether a use reads a weight."""
+        leaf = self.leaf.get(use.value)
+        return leaf is not None and leaf.role == "parameter"
+
+    def is_activation(self, use: Use) -> bool:
+        """Return whether floats that depend on the input flow through a use."""
+        leaf = self.leaf.get(use.value)
+        return leaf is None or (leaf.role == "input" and leaf.value.is_float)
+
     @property
     def num_parameters(self) -> int:
         """Values of weights; tied ones count once."""

@@ -25,8 +25,8 @@ from pase.errors import ModelError, PaseError
 from pase.graph import Scalar
 from pase.importers.front_end import FrontEnd, first_line, framework
 from pase.importers.ir.trace import Leaf, Names, Trace, Value, check_trace
-from pase.importers.jax.call import Place, Site, dtype_name, shape_of
-from pase.importers.jax.program import read_program, sites_of, values_of
+from pase.importers.jax.call import dtype_name, shape_of
+from pase.importers.jax.program import Read, read_program, values_of
 from pase.importers.jax.training_steps import check_forward
 
 Role = Literal["input", "parameter", "constant"]
@@ -70,7 +70,7 @@ class JaxFrontEnd(FrontEnd):
         if arguments:
             raise ModelError(f"a JAX function takes no argument {next(iter(arguments))!r}: bind it in the function")
         found = source_of(jax, source)
-        return trace_source(jax, found if batch is None else _with_batch(jax, found, batch))
+        return traced(found if batch is None else _with_batch(jax, found, batch)).trace
 
 
 def read_weights(source: object, names: Iterable[str], *, batch: int | None) -> dict[str, Any]:
@@ -141,50 +141,28 @@ class Traced:
         arrays: What the program is given: those of the source's parameters, constants and inputs.
         closed: The program, a closed jaxpr.
         result: What the function returns, a pytree of shapes.
-        trace: Of the program.
-        sites: The program's equations in their places, those within others before these.
-        makers_at: By the name of what a node of the trace writes, the place of the equation that it is of.
+        read: What the program is read as.
         given: Names of the values of what the program holds, then of what it is given.
-        returned: Names of the values that the program returns.
     """
 
     arrays: tuple[Any, ...]
     closed: Any
     result: Any
-    trace: Trace
-    sites: Mapping[Place, Site]
-    makers_at: Mapping[str, Place]
+    read: Read
     given: tuple[str, ...]
-    returned: tuple[str, ...]
 
-
-def trace_source(jax: Any, source: Source) -> Trace:
-    """Return the trace of a function with its arguments; no array's value is read.
-
-    Raises ModelError where it cannot be traced, or has control flow that depends on data.
-    """
-    return _traced(jax, source)[0]
+    @property
+    def trace(self) -> Trace:
+        """The trace of the program."""
+        return self.read.trace
 
 
 def traced(source: Source) -> Traced:
-    """Return a function with its arguments as JAX's program; ModelError as for `trace_source`."""
+    """Return a function with its arguments as JAX's program; no array's value is read.
+
+    Raises ModelError where it cannot be traced, or has control flow that depends on data.
+    """
     jax = framework("jax", "jax")
-    trace, flat, closed, result, leaves = _traced(jax, source)
-    sites, makers_at, returned = sites_of(closed, leaves=leaves, entry=source.entry)
-    return Traced(
-        arrays=tuple(array for *_, array in flat),
-        closed=closed,
-        result=result,
-        trace=trace,
-        sites=sites,
-        makers_at=makers_at,
-        given=tuple(leaf.value.name for leaf in leaves),
-        returned=returned,
-    )
-
-
-def _traced(jax: Any, source: Source) -> tuple[Trace, list[tuple[str, Role, Any]], Any, Any, list[Leaf]]:
-    """Return the trace of a function, and of its program: what it is given, itself, its results' shapes, its leaves."""
     flat, closed, result = _program(jax, source)
     count = Counter(role for _, role, _ in flat)
     leaves = _leaves(jax, flat)
@@ -195,7 +173,7 @@ def _traced(jax: Any, source: Source) -> tuple[Trace, list[tuple[str, Role, Any]
     kept = _kept(jax, result, source)
     if len(kept) < len(jax.tree_util.tree_leaves(result)):
         notes.append("the updated statistics that the function returns are not part of the graph")
-    trace = read_program(
+    read = read_program(
         source.name,
         closed,
         leaves=(*captured, *leaves),
@@ -203,7 +181,13 @@ def _traced(jax: Any, source: Source) -> tuple[Trace, list[tuple[str, Role, Any]
         entry=source.entry,
         statistics=[leaf.value.name for leaf in leaves[count["parameter"] : num_held * source.has_statistics]],
     )
-    return check_trace(replace(trace, notes=tuple(notes))), flat, closed, result, [*captured, *leaves]
+    return Traced(
+        arrays=tuple(array for *_, array in flat),
+        closed=closed,
+        result=result,
+        read=replace(read, trace=check_trace(replace(read.trace, notes=tuple(notes)))),
+        given=tuple(leaf.value.name for leaf in (*captured, *leaves)),
+    )
 
 
 def _is_array(leaf: object) -> bool:

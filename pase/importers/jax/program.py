@@ -27,10 +27,27 @@ MAX_EQUATIONS_WITHOUT_WEIGHTS = 2_000
 """Of any other loop: a longer one is one vertex."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """A program that was read.
+
+    Attributes:
+        trace: Of it.
+        sites: Its equations in their places, those within others before these.
+        makers_at: By the name of what a node of the trace writes, the place of the equation that it is of.
+        returned: Names of the values that it returns.
+    """
+
+    trace: Trace
+    sites: Mapping[Place, Site]
+    makers_at: Mapping[str, Place]
+    returned: tuple[str, ...]
+
+
 def read_program(
     name: str, closed: Any, *, leaves: Sequence[Leaf], kept: Sequence[int], entry: str, statistics: Sequence[str]
-) -> Trace:
-    """Return the trace of a program; ModelError where it has control flow that depends on data.
+) -> Read:
+    """Return what a program is read as; ModelError where it has control flow that depends on data.
 
     Args:
         name: of the model.
@@ -49,7 +66,12 @@ def read_program(
         outputs=tuple(dict.fromkeys(results[i].name for i in kept)),
         num_source_operators=walk.num_equations,
     )
-    return recognise(trace, statistics)
+    return Read(
+        trace=recognise(trace, statistics),
+        sites=walk.sites,
+        makers_at=walk.makers_at,
+        returned=tuple(value.name for value in results),
+    )
 
 
 def values_of(
@@ -78,19 +100,6 @@ def values_of(
         return found.setdefault(name, None)
 
     return {name: value(name) for name in names if value(name) is not None}
-
-
-def sites_of(
-    closed: Any, *, leaves: Sequence[Leaf], entry: str
-) -> tuple[Mapping[Place, Site], Mapping[str, Place], tuple[str, ...]]:
-    """Return the equations of a program, those within others before these, and where each node of its trace stands.
-
-    The latter by the names of what nodes write; last come the names of what the program returns. Arguments are those of
-    `read_program`, whose trace has the same names.
-    """
-    walk = _Walk(leaves, entry)
-    results = walk.run(closed.jaxpr, [leaf.value for leaf in leaves], ())
-    return walk.sites, walk.makers_at, tuple(value.name for value in results)
 
 
 class _Walk(Writer):

@@ -6,7 +6,6 @@ stands, has to be one that is listed here. Keras never sees the file: it is give
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -209,19 +208,12 @@ _WEIGHTS = "model.weights.h5"
 
 def _copy_bytes(stream: Any, target: Any, file_bytes: int) -> None:
     """Copy what is no larger than an archive can hold that Keras wrote, which does not compress."""
-    shutil.copyfileobj(_Bounded(stream, 4 * file_bytes), target, 1 << 20)
-
-
-class _Bounded:
-    def __init__(self, stream: Any, most_bytes: int) -> None:
-        self._stream, self._left_bytes = stream, most_bytes
-
-    def read(self, num_bytes: int = -1, /) -> bytes:
-        data: bytes = self._stream.read(num_bytes)
-        self._left_bytes -= len(data)
-        if self._left_bytes < 0:
+    left_bytes = 4 * file_bytes
+    while data := stream.read(1 << 20):
+        left_bytes -= len(data)
+        if left_bytes < 0:
             raise ValueError("they unpack to far more than the file has")
-        return data
+        target.write(data)
 
 
 def _cause(error: Exception) -> str:

@@ -17,7 +17,7 @@ from pase.errors import ModelError, missing_extra
 from pase.graph import Scalar
 from pase.importers.front_end import first_line, framework
 from pase.importers.ir.trace import Leaf, Names, Trace, frozen_notes
-from pase.importers.jax.function import Source, trace_source, weights_of
+from pase.importers.jax.function import Source, traced, weights_of
 from pase.importers.keras.file import clean_copy, read_losses, read_model
 from pase.importers.keras.program import Following, is_keras, trained_of
 
@@ -117,7 +117,7 @@ def read_trace(keras: Any, opened: _Opened, *, batch: int | None, arguments: Map
     followed = _follow(keras, opened, batch=batch, arguments=arguments)
     with followed.as_jax():
         try:
-            trace = trace_source(followed.following.jax, followed.source)
+            trace = traced(followed.source).trace
         except ModelError as error:
             raise (error if error.__cause__ is None else _not_followed(opened.model, error.__cause__)) from error
     read = {use.value for node in trace.nodes for use in node.inputs}

@@ -25,9 +25,8 @@ from pase.importers.lower.builder import (
     names,
     seen,
 )
-from pase.importers.lower.draft import is_parameter
 from pase.importers.lower.own_dims import with_own_dims
-from pase.importers.lower.steps import COMPUTE, moved_within
+from pase.importers.lower.steps import COMPUTE
 from pase.importers.passes.views import composed
 
 _MOVES = ops.Concat | ops.Pad | ops.Reshape | ops.Transpose | ops.Broadcast | ops.Slice
@@ -154,8 +153,7 @@ def _order(sheet: BodyBuilder, value: TensorRef, use: Use) -> tuple[str, ...]:
     known = seen(sheet, value, use)
     if len(sheet.steps) > num_steps:
         raise NoBodyError("what the model returns is a view that cuts a dim")
-    assert known.axes is not None
-    return tuple(atom.name for atom in flat(known.axes))
+    return tuple(atom.name for atom in flat(known.dims))
 
 
 class _Vertex:
@@ -228,20 +226,17 @@ class _Vertex:
     def _whole(self, node: Node, error: NoBodyError) -> TensorRef:
         """Return what a node computes of tensors that every device has all of."""
         kind: type[ops.Op] = type(node.op)
-        if kind not in COMPUTE and not isinstance(node.op, _MOVES | ops.Lookup):
-            raise error
-        if isinstance(node.op, ops.Contract) and node.op.has_ends:
+        if kind not in COMPUTE or (isinstance(node.op, ops.Contract) and node.op.has_ends):
             raise error
         found = []
         for i in range(len(node.inputs)):
             known = self._input(node, i)
             if known.axes is not None and not isinstance(known.operand, float):
                 known = self._sheet.named(known)
-                assert known.axes is not None
-                known, _ = self._sheet.unsplit(known, flat(known.axes))
+                known, _ = self._sheet.unsplit(known, flat(known.dims))
             found.append(known)
         self._sheet.bound = self._sheet.bound or str(error)
-        return COMPUTE[kind](self._sheet, node, found) if kind in COMPUTE else moved_within(self._sheet, node, found)
+        return COMPUTE[kind](self._sheet, node.op, node, found)
 
     def _called(self, node: Node, source: SourceOperator) -> TensorRef:
         """Return the first output of the source's own call, and note the others that somebody reads."""
@@ -251,9 +246,8 @@ class _Vertex:
         kept: list[Axis | None] = [None] * len(source.passes)
         for i in range(len(node.inputs)):
             known = self._plain_input(node, i)
-            assert known.axes is not None
-            axes = list(known.axes)
-            for place, axis in enumerate(known.axes):
+            axes = list(known.dims)
+            for place, axis in enumerate(known.dims):
                 group = next((g for g, (own, _) in enumerate(source.passes) if own[i] == place), None)
                 if group is not None and kept[group] is None and all(atom.name for atom in axis):
                     kept[group] = axis
@@ -262,7 +256,6 @@ class _Vertex:
                     assert target is not None
                     if axis != target:
                         known = sheet.laid(known, (*axes[:place], target, *axes[place + 1 :]))
-                        assert known.axes is not None
                         axes[place] = target
                         known = replace(known, axes=tuple(axes))
                     continue
@@ -297,10 +290,9 @@ class _Vertex:
         if known.axes is None:
             axes: Axes = tuple((sheet.dim(extent),) if extent > 1 else () for extent in shape)
             known = sheet.constant(replace(known, shape=shape), axes)
-        assert known.axes is not None
         if isinstance(known.operand, float):
             raise NoBodyError("a number takes the place of a tensor")
-        if len(known.axes) != len(shape) or known.shape != shape:
+        if len(known.dims) != len(shape) or known.shape != shape:
             known = sheet.grouped(known, shape)
         return sheet.named(known)
 
@@ -341,7 +333,6 @@ class _Vertex:
         """Return what is written where every device has all points of some dims that no iteration dim indexes."""
         sheet = self._sheet
         target: list[Axis] = []
-        assert known.axes is not None
         for i, (axis, extent) in enumerate(zip(write.index_map, write.shape, strict=True)):
             match axis:
                 case str() if extent == self._operator.extents[axis]:
@@ -349,8 +340,7 @@ class _Vertex:
                 case tuple():
                     target.append(tuple(Atom(n, e) for n in axis if (e := self._operator.extents[n]) > 1))
                 case _:
-                    known, own = sheet.unsplit(known, known.axes[i])
-                    assert known.axes is not None
+                    known, own = sheet.unsplit(known, known.dims[i])
                     target.append(own)
         known = sheet.laid(known, tuple(target))
         # In the order of what is written: not all of these dims are the operator's.
@@ -392,9 +382,7 @@ class _Vertex:
         if kind is ops.Identity:
             return self._converted(node, inputs[0])
         if kind in COMPUTE:
-            return COMPUTE[kind](self._sheet, node, inputs)
-        if isinstance(node.op, _MOVES | ops.Lookup):
-            return moved_within(self._sheet, node, inputs)
+            return COMPUTE[kind](self._sheet, node.op, node, inputs)
         raise NoBodyError(f"it is the result of {node.origin.operator}")
 
     def _converted(self, node: Node, known: TensorRef) -> TensorRef:
@@ -455,15 +443,13 @@ class _Vertex:
         made = self._result(node, results[step.result])
         if isinstance(node.op, ops.Convolve) and node.op.has_bias:
             bias = self._input(node, 2)
-            assert made.axes is not None
-            bias = self._sheet.laid(bias, (made.axes[node.op.channels],))
+            bias = self._sheet.laid(bias, (made.dims[node.op.channels],))
             made = replace(made, operand=self._sheet.step("add", [made.operand, bias.operand]))
         return made
 
     def _places(self, node: Node, position: int) -> dict[str, str]:
         """Return whole numbers that are computed of those that the vertex reads, laid out for what it looks up."""
         places = self._plain_input(node, position)
-        assert places.axes is not None
         write = self._operator.writes[0]
         atoms = atoms_of(self._operator, write)
         axes = None if atoms is None else grouped(atoms, node.outputs[0].shape)
@@ -471,7 +457,7 @@ class _Vertex:
             raise NoBodyError("what it writes is not told by its iteration space")
         read = next(access.tensor for access in self._operator.reads if access.role is Role.INDEX)
         # The dims of the numbers are the first of what is looked up.
-        places = self._sheet.laid(places, axes[: len(places.axes)])
+        places = self._sheet.laid(places, axes[: len(places.dims)])
         return {read: str(places.operand)}
 
     def _before_layout(self, node: Node) -> str:
@@ -495,7 +481,7 @@ class _Vertex:
         x, *rest = node.inputs
         if any(use.of for use in rest):
             raise NoBodyError("a recurrent layer reads what is computed of weights")
-        weights = [use for use in rest if is_parameter(self._trace, use)]
+        weights = [use for use in rest if self._trace.is_parameter(use)]
         states = [use for use in rest if use not in weights]
         num_cells = op.layers * (1 + op.is_bidirectional)
         of_gates = [access for access in self._operator.parameters if ("g", "e") in access.index_map]
@@ -628,12 +614,12 @@ class _Vertex:
             views = [use.view, *(other.view for other in self._node.inputs if other.value == use.value)]
             alike = (i for view in views for i in found if self._reads[i].use.view == view)
             read = next(alike, found[0] if found else None)
-        if read is None and use.piece is not None and not is_parameter(self._trace, use):
+        if read is None and use.piece is not None and not self._trace.is_parameter(use):
             return seen(self._sheet, self._as_read(Use(value=use.value)), use)
         if read is None:
             raise NoBodyError("a part of a tensor is read in a way that is not told")
         access, view = self._operator.reads[read], self._reads[read].use.view
-        if is_parameter(self._trace, use) and prod(access.shape) > 1 and not any(access.index_map):
+        if self._trace.is_parameter(use) and prod(access.shape) > 1 and not any(access.index_map):
             return seen(self._sheet, self._sheet.whole(access.tensor, access.shape), use)
         is_windowed = any(isinstance(axis, Window) for axis in access.index_map)
         atoms = None if is_plain and is_windowed else atoms_of(self._operator, access)

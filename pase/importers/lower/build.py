@@ -1,10 +1,9 @@
 """`lower`: from a trace after its passes to a graph: vertices, edges, and where each weight comes from."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import prod
-from typing import Any
 
 from pase.common.connected import connected
 from pase.errors import ModelError
@@ -18,28 +17,7 @@ from pase.importers.ir.trace import Leaf, Names, Node, Piece, Trace, Use, Value,
 from pase.importers.ir.views import View
 from pase.importers.lower.bodies import Lowering, Read, with_body, with_moved
 from pase.importers.lower.draft import LoweredOperator, fitted, suggested_names, with_epilogue
-from pase.importers.lower.points import (
-    draft_of_view,
-    lower_concat,
-    lower_gather,
-    lower_generic,
-    lower_lookup,
-    lower_normalisation,
-    lower_pad,
-    lower_pointwise,
-    lower_reduce,
-    lower_slice,
-    lower_softmax,
-    lower_view,
-    with_routes,
-)
-from pase.importers.lower.products import (
-    lower_attention,
-    lower_contract,
-    lower_convolution,
-    lower_pool,
-    lower_recurrent,
-)
+from pase.importers.lower.vertices import LOWER, draft_of_view, lower_slice, with_routes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +42,8 @@ class Weights:
         reads: dict[str, list[tuple[Leaf, Use]]] = {}
         for node in trace.nodes:
             for use in node.inputs:
-                leaf = trace.leaf.get(use.value)
-                if leaf is not None and leaf.role == "parameter":
+                if trace.is_parameter(use):
+                    leaf = trace.leaf[use.value]
                     reads.setdefault(_storage(leaf), []).append((leaf, use))
         self._tiled = {name for name, uses in reads.items() if self._is_tiled(uses)}
         self._readers: dict[str, int] = {}
@@ -137,31 +115,6 @@ def _storage(leaf: Leaf) -> str:
 
 
 # -- vertices and edges
-
-
-Lower = Callable[[Trace, Node, Any, str], LoweredOperator]
-
-LOWER: dict[type, Lower] = {
-    ops.Attention: lower_attention,
-    ops.Broadcast: lower_view,
-    ops.Concat: lower_concat,
-    ops.Contract: lower_contract,
-    ops.Convolve: lower_convolution,
-    ops.Gather: lower_gather,
-    ops.Generic: lower_generic,
-    ops.Lookup: lower_lookup,
-    ops.Normalise: lower_normalisation,
-    ops.Pad: lower_pad,
-    ops.Pointwise: lower_pointwise,
-    ops.Pool: lower_pool,
-    ops.Recurrent: lower_recurrent,
-    ops.Reduce: lower_reduce,
-    ops.Reshape: lower_view,
-    ops.Slice: lower_slice,
-    ops.Softmax: lower_softmax,
-    ops.Transpose: lower_view,
-}
-"""How each operator of the intermediate form becomes a vertex."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -381,8 +334,7 @@ class _Builder:
         """Return the operator with the role of every read, weights shared where they are."""
         reads = []
         for access, use in zip(operator.reads, sources, strict=True):
-            leaf = self.trace.leaf.get(use.value)
-            if leaf is not None and leaf.role == "parameter":
+            if self.trace.is_parameter(use):
                 weight, source = self._weights.read(access, use, operator.name)
                 if self._weights.is_held_whole(use) and weight.size > 1:
                     self.approximations.append((operator.name, _HELD_WHOLE))

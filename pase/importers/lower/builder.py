@@ -133,6 +133,12 @@ class TensorRef:
     is_given: bool = False
     dtype: str = ""
 
+    @property
+    def dims(self) -> Axes:
+        """The atoms of each of its dims, which are known of all but constants."""
+        assert self.axes is not None, f"the dims of {self.operand!r} are not told yet"
+        return self.axes
+
 
 @dataclass(slots=True)
 class BodyBuilder:
@@ -221,7 +227,6 @@ class BodyBuilder:
 
     def unsplit(self, known: TensorRef, axis: Axis) -> tuple[TensorRef, Axis]:
         """Return a tensor of which every device has all points along some dims, and what has become of these."""
-        assert known.axes is not None
         told = {atom.name: self.dim(atom.extent) for atom in axis if not self.is_whole((atom,)) and atom.name}
         if not told:
             return known, axis
@@ -230,24 +235,22 @@ class BodyBuilder:
         self.bound = self.bound or f"data are moved along {', '.join(told)}, which may be split"
         dims = (*told, *(atom.name for atom in told.values()))
         name = self.step("whole", [known.operand], dims, replaced=len(told))
-        axes = tuple(tuple(told.get(atom.name, atom) for atom in own) for own in known.axes)
+        axes = tuple(tuple(told.get(atom.name, atom) for atom in own) for own in known.dims)
         return replace(known, operand=name, axes=axes), tuple(told.get(atom.name, atom) for atom in axis)
 
     def named(self, known: TensorRef) -> TensorRef:
         """Return a tensor whose points that are all alike are those of inner dims, which it is repeated for."""
-        assert known.axes is not None
-        if all(atom.name for atom in flat(known.axes)):
+        if all(atom.name for atom in flat(known.dims)):
             return known
-        axes = tuple(tuple(atom if atom.name else self.dim(atom.extent) for atom in axis) for axis in known.axes)
+        axes = tuple(tuple(atom if atom.name else self.dim(atom.extent) for atom in axis) for axis in known.dims)
         return replace(known, operand=self.step("repeat", [known.operand], names(flat(axes))), axes=axes)
 
     def _named_dim(self, known: TensorRef, axis: Axis) -> tuple[TensorRef, Axis]:
         """Return a tensor, and one of its dims, whose points that are all alike are those of inner dims."""
-        assert known.axes is not None
         if all(atom.name for atom in axis):
             return known, axis
         own = tuple(atom if atom.name else self.dim(atom.extent) for atom in axis)
-        dims = dict.fromkeys((*names(flat(known.axes)), *names(own)))
+        dims = dict.fromkeys((*names(flat(known.dims)), *names(own)))
         return replace(known, operand=self.step("repeat", [known.operand], tuple(dims))), own
 
     def dim(self, extent: int, tensor: str = "", axis: int = 0) -> Atom:
@@ -276,14 +279,12 @@ class BodyBuilder:
 
     def seen(self, known: TensorRef, view: View) -> TensorRef:
         """Return a tensor as a view has it; a dim that is whole may be cut."""
-        assert known.axes is not None
         known = self.grouped(known, view.factors)
-        assert known.axes is not None
         axes = tuple(
             tuple(
                 atom
                 for factor in dim
-                for atom in (known.axes[factor.base] if factor.base is not None else (Atom("", factor.extent),))
+                for atom in (known.dims[factor.base] if factor.base is not None else (Atom("", factor.extent),))
             )
             for dim in view.dims
         )
@@ -291,12 +292,11 @@ class BodyBuilder:
 
     def grouped(self, known: TensorRef, shape: Sequence[int]) -> TensorRef:
         """Return a tensor in another shape of the same elements."""
-        assert known.axes is not None
-        axes = grouped(flat(known.axes), shape)
+        axes = grouped(flat(known.dims), shape)
         if axes is not None:
             return replace(known, shape=tuple(shape), axes=axes)
         atoms, rest = list[Atom](), [extent for extent in shape if extent > 1]
-        for atom in flat(known.axes):
+        for atom in flat(known.dims):
             parts = _parts(atom.extent, rest)
             if parts is None:
                 if not self.is_own:
@@ -316,8 +316,7 @@ class BodyBuilder:
     def _across(self, known: TensorRef, shape: Sequence[int]) -> TensorRef:
         """Return a tensor in another shape whose dims lie across its own, along which all of it is brought together."""
         known = self.named(known)
-        assert known.axes is not None
-        known, old = self.unsplit(known, flat(known.axes))
+        known, old = self.unsplit(known, flat(known.dims))
         axes = tuple((self.dim(extent),) if extent > 1 else () for extent in shape)
         name = self.step("view", [known.operand], (*names(old), *names(flat(axes))), replaced=len(old))
         return replace(known, operand=name, shape=tuple(shape), axes=axes)
@@ -337,9 +336,8 @@ class BodyBuilder:
         """
         if known.source is not None:
             return self.constant(known, axes)
-        assert known.axes is not None
-        offset = len(axes) - len(known.axes)
-        for i, axis in enumerate(known.axes):
+        offset = len(axes) - len(known.dims)
+        for i, axis in enumerate(known.dims):
             if not axis or offset + i < 0 or axes[offset + i] == axis:
                 continue
             target = axes[offset + i]
@@ -348,9 +346,8 @@ class BodyBuilder:
         return known
 
     def _along(self, known: TensorRef, place: int, target: Axis) -> TensorRef:
-        assert known.axes is not None
-        name = self._viewed(known, known.axes[place], target)
-        return replace(known, operand=name, axes=(*known.axes[:place], target, *known.axes[place + 1 :]))
+        name = self._viewed(known, known.dims[place], target)
+        return replace(known, operand=name, axes=(*known.dims[:place], target, *known.dims[place + 1 :]))
 
     def together(self, first: Axis, second: Axis) -> Axis:
         """Return the dims of what meets along a dim: those of the iteration space, as which whole ones are laid."""
@@ -368,8 +365,7 @@ class BodyBuilder:
 
     def single(self, known: TensorRef, place: int) -> TensorRef:
         """Return a tensor with a dim that data are moved along as one inner or iteration dim."""
-        assert known.axes is not None
-        axis = known.axes[place]
+        axis = known.dims[place]
         if len(axis) == 1 and axis[0].name and self.is_whole(axis):
             return known
         return self._along(known, place, (self.dim(size(axis)),))
@@ -377,12 +373,11 @@ class BodyBuilder:
     def cut(self, known: TensorRef, place: int, start: int, extent: int, step: int = 1) -> TensorRef:
         """Return each `step`-th of a tensor's points along a dim."""
         known = self.single(known, place)
-        assert known.axes is not None
-        (atom,) = known.axes[place]
+        (atom,) = known.dims[place]
         part = self.dim(extent)
         self._whole[part.name] = atom
         name = self.step("cut", [known.operand], (atom.name, part.name), start=start, step=step)
-        axes = (*known.axes[:place], (part,), *known.axes[place + 1 :])
+        axes = (*known.dims[:place], (part,), *known.dims[place + 1 :])
         return replace(known, operand=name, shape=tuple(size(axis) or 1 for axis in axes), axes=axes)
 
     def joined(self, knowns: Sequence[TensorRef], place: int) -> TensorRef:
@@ -396,9 +391,8 @@ class BodyBuilder:
         own: list[Atom] = []
         operands: list[str] = []
         for known in knowns:
-            assert known.axes is not None
-            own.append(known.axes[place][0])
-            target = (*axes[:place], known.axes[place], *axes[place:])
+            own.append(known.dims[place][0])
+            target = (*axes[:place], known.dims[place], *axes[place:])
             laid = self.laid(known, target)
             told = names(flat(target))
             if self.is_own and {*names(flat(laid.axes or ()))} != {*told}:

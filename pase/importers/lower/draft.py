@@ -1,13 +1,13 @@
 """`LoweredOperator`: a vertex as its kind defines it; its name, where its tensors are from, what was folded into it."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice, pairwise
 from math import prod
 
 from pase.graph import Access, AllReduce, AllToAll, Dim, Exchange, Operator, Relayout, Role, SliceOf, Window, Work
-from pase.graph.access import DimIndex
+from pase.graph.access import DimIndex, axis_dims
 from pase.graph.body import Body, Step
 from pase.graph.operator import EPILOGUE
 from pase.graph.verify import IMPORTED_FUNCTIONS, OTHER_FUNCTION
@@ -55,12 +55,6 @@ def spare(taken: Sequence[str], num: int, letters: str) -> tuple[str, ...]:
     """Return so many names of dims that are not taken, the letters first."""
     names = chain(letters, (f"i{number}" for number in count(1)))
     return tuple(islice((name for name in names if name not in taken), num))
-
-
-def is_parameter(trace: Trace, use: Use) -> bool:
-    """Return whether a use reads a weight."""
-    leaf = trace.leaf.get(use.value)
-    return leaf is not None and leaf.role == "parameter"
 
 
 def repeated(trace: Trace, use: Use, heads: int) -> Use:
@@ -118,11 +112,7 @@ def suggested_names(trace: Trace) -> dict[str, str]:
 
 
 def _has_own_weights(trace: Trace, node: Node) -> bool:
-    leaves = (trace.leaf.get(use.value) for use in node.inputs)
-    return any(
-        leaf is not None and leaf.role == "parameter" and leaf.value.name.startswith(node.origin.scope)
-        for leaf in leaves
-    )
+    return any(trace.is_parameter(use) and use.value.startswith(node.origin.scope) for use in node.inputs)
 
 
 def _does(node: Node) -> str:
@@ -159,7 +149,7 @@ _WORDS: dict[type, str] = {
 def with_epilogue(trace: Trace, node: Node, draft: LoweredOperator) -> LoweredOperator:
     """Return the draft with what was folded into it, and with weights that its kind does not tell of."""
     told = {use.value for use in draft.sources}
-    others = [(i, use) for i, use in enumerate(node.inputs) if is_parameter(trace, use) and use.value not in told]
+    others = [(i, use) for i, use in enumerate(node.inputs) if trace.is_parameter(use) and use.value not in told]
     if not node.folded and not node.epilogue and not node.whole and not others:
         return draft
     operator = draft.operator
@@ -167,7 +157,7 @@ def with_epilogue(trace: Trace, node: Node, draft: LoweredOperator) -> LoweredOp
     # The dims of what is written, in the order that the trace has them in.
     order = draft.orders[0] or range(len(write.index_map))
     written = [(write.shape[i], write.index_map[i]) for i in order]
-    points = tuple(dict.fromkeys(dim for axis in write.index_map for dim in _names(axis)))
+    points = tuple(dict.fromkeys(dim for axis in write.index_map for dim in axis_dims(axis)))
     work = operator.work
     size = prod(operator.extents[dim] for dim in points)
     for folded in node.folded:
@@ -176,7 +166,7 @@ def with_epilogue(trace: Trace, node: Node, draft: LoweredOperator) -> LoweredOp
     for position, use in others:
         shape = trace.shape(use)
         axes = _aligned(shape, written)
-        named = {dim for axis in axes for dim in _names(axis)}
+        named = {dim for axis in axes for dim in axis_dims(axis)}
         summed = tuple(dim for dim in points if dim not in named)
         reads.append(
             Access(tensor=f"e{position}", shape=shape, index_map=axes, role=Role.PARAMETER, partial_over=summed)
@@ -185,7 +175,7 @@ def with_epilogue(trace: Trace, node: Node, draft: LoweredOperator) -> LoweredOp
     attributes = operator.attributes
     if node.epilogue:
         attributes = (*attributes, (EPILOGUE, functions_text(node.epilogue)))
-    held = dict.fromkeys(dim for i, j in node.whole for dim in _names(operator.reads[i].index_map[j]))
+    held = dict.fromkeys(dim for i, j in node.whole for dim in axis_dims(operator.reads[i].index_map[j]))
     operator = replace(
         operator,
         work=work,
@@ -219,18 +209,6 @@ def _aligned(shape: tuple[int, ...], written: list[tuple[int, DimIndex]]) -> tup
         axis if isinstance(axis, str | tuple) and extent == full and extent > 1 else None
         for extent, (full, axis) in zip(shape, last, strict=True)
     )
-
-
-def _names(axis: DimIndex) -> Iterable[str]:
-    match axis:
-        case str():
-            return (axis,)
-        case tuple():
-            return axis
-        case SliceOf():
-            return (axis.dim,)
-        case _:
-            return ()
 
 
 # -- a read fitted to the tensor behind its view: the iteration dims are told in the dims of the producer's tensor

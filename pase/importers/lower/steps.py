@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod, sqrt
 from types import MappingProxyType
+from typing import Any
 
 from pase.graph.body import MASKED, POINTWISE, REDUCTIONS, Operand, Option
 from pase.importers.ir import ops
@@ -23,17 +24,15 @@ from pase.importers.lower.builder import (
     size,
 )
 
-Compute = Callable[[BodyBuilder, Node, Sequence[TensorRef]], TensorRef]
-"""Writes the steps of a node, given its inputs; returns its first output."""
+Compute = Callable[[BodyBuilder, Any, Node, Sequence[TensorRef]], TensorRef]
+"""Writes the steps of an operator that a node is, given its inputs; returns its first output."""
 
 _SAME: Mapping[str, str] = MappingProxyType({"exponential": "exp", "hard_silu": "hard_swish", "hard_tanh": "clip"})
 """Functions that have a name of their own in graphs, and what they are in bodies."""
 
 
-def pointwise(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
+def pointwise(sheet: BodyBuilder, op: ops.Pointwise, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """A function of points; further ones are of its result alone."""
-    op = node.op
-    assert isinstance(op, ops.Pointwise)
     shape = node.outputs[0].shape
     axes = result_axes(sheet, inputs, shape)
     if all(known.axes is None for known in inputs):
@@ -70,16 +69,13 @@ def _operands(function: str, operands: Sequence[Operand], numbers: Sequence[floa
     return found
 
 
-def reduce(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
+def reduce(sheet: BodyBuilder, op: ops.Reduce, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """A mean, a sum, a maximum or a minimum."""
-    op = node.op
-    assert isinstance(op, ops.Reduce)
     x = _tensor(inputs[0])
-    assert x.axes is not None
-    over = [axis for i, axis in enumerate(x.axes) if i in op.over]
+    over = [axis for i, axis in enumerate(x.dims) if i in op.over]
     # PyTorch's variance is of one point less, unless it is asked for.
     name = _reduced(sheet, op.function, x.operand, over, is_exact=not node.origin.operator.startswith("aten."))
-    kept = tuple(() if i in op.over else axis for i, axis in enumerate(x.axes) if op.keeps_dims or i not in op.over)
+    kept = tuple(() if i in op.over else axis for i, axis in enumerate(x.dims) if op.keeps_dims or i not in op.over)
     return TensorRef(operand=name, shape=node.outputs[0].shape, axes=kept)
 
 
@@ -97,29 +93,23 @@ def _reduced(sheet: BodyBuilder, function: str, x: Operand, over: Sequence[Axis]
     return sheet.step(function, [x], dims)
 
 
-def softmax(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
+def softmax(sheet: BodyBuilder, op: ops.Softmax, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """A softmax or its logarithm."""
-    op = node.op
-    assert isinstance(op, ops.Softmax)
     x = _tensor(inputs[0])
-    assert x.axes is not None
-    name = sheet.step("log_softmax" if op.is_log else "softmax", [x.operand], _named(x.axes[op.dim]))
-    return TensorRef(operand=name, shape=x.shape, axes=x.axes)
+    name = sheet.step("log_softmax" if op.is_log else "softmax", [x.operand], _named(x.dims[op.dim]))
+    return TensorRef(operand=name, shape=x.shape, axes=x.dims)
 
 
-def normalise(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
+def normalise(sheet: BodyBuilder, op: ops.Normalise, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """A normalisation, by kept statistics where it has them, by those of its input otherwise."""
-    op = node.op
-    assert isinstance(op, ops.Normalise)
     x, *rest = inputs
     x = _tensor(x)
-    assert x.axes is not None
     if op.response is not None:
         return _by_neighbours(sheet, x, op.channels[0], *op.response)
-    channels = tuple(x.axes[i] for i in op.channels)
+    channels = tuple(x.dims[i] for i in op.channels)
     along = [_along(sheet, known, channels) for known in rest]
     weights, statistics = along[: op.has_scale + op.has_shift], along[op.has_scale + op.has_shift :]
-    over = [_within_groups(x.axes[i], op.groups) if i in op.channels else x.axes[i] for i in op.over]
+    over = [_within_groups(x.dims[i], op.groups) if i in op.channels else x.dims[i] for i in op.over]
     scale, shift = (weights[0] if op.has_scale else 1.0), (weights[-1] if op.has_shift else 0.0)
     dims = names(flat(tuple(over)))
     if op.num_statistics == 2 and len(statistics) >= 2:
@@ -135,28 +125,25 @@ def normalise(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> Te
         name = sheet.step("add", [name, shift]) if op.has_shift else name
     else:
         name = sheet.step("normalise", [x.operand, scale, shift], dims, epsilon=float(op.epsilon))
-    return TensorRef(operand=name, shape=x.shape, axes=x.axes)
+    return TensorRef(operand=name, shape=x.shape, axes=x.dims)
 
 
 def _by_neighbours(
     sheet: BodyBuilder, x: TensorRef, place: int, count: int, alpha: float, beta: float, bias: float
 ) -> TensorRef:
     """Return each point by a power of the mean of its neighbours' squares along a dim; beyond it are zeros."""
-    assert x.axes is not None
     extent = x.shape[place]
     before, after = min((count - 1) // 2, extent - 1), min(count // 2, extent - 1)
     squares = sheet.single(replace(x, operand=sheet.step("square", [x.operand])), place)
-    assert squares.axes is not None
     parts = [sheet.cut(squares, place, 0, size) for size in (before, after) if size]
     zeros = [replace(part, operand=sheet.step("multiply", [part.operand, 0.0])) for part in parts]
     padded = sheet.joined([*zeros[: bool(before)], squares, *zeros[bool(before) :]], place) if zeros else squares
-    assert padded.axes is not None
-    dims = names((*padded.axes[place], *squares.axes[place]))
+    dims = names((*padded.dims[place], *squares.dims[place]))
     near = [sheet.step("cut", [padded.operand], dims, start=start, step=1) for start in range(before + after + 1)]
-    total = sheet.laid(replace(squares, operand=sheet.step("add", near) if zeros else squares.operand), x.axes)
+    total = sheet.laid(replace(squares, operand=sheet.step("add", near) if zeros else squares.operand), x.dims)
     scaled = sheet.step("add", [sheet.step("multiply", [total.operand, alpha / count]), bias])
     made = sheet.step("divide", [x.operand, sheet.step("power", [scaled, beta])])
-    return TensorRef(operand=made, shape=x.shape, axes=x.axes)
+    return TensorRef(operand=made, shape=x.shape, axes=x.dims)
 
 
 def _within_groups(channels: Axis, groups: int) -> Axis:
@@ -185,32 +172,23 @@ def _along(sheet: BodyBuilder, known: TensorRef, channels: Axes) -> Operand:
     ).operand
 
 
-def contract(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
+def contract(sheet: BodyBuilder, op: ops.Contract, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """A product, and the bias that is added to it."""
-    op = node.op
-    assert isinstance(op, ops.Contract)
     if op.has_ends:
-        return _grouped_product(sheet, node, inputs)
+        return _grouped_product(sheet, op, node, inputs)
     x, y = _tensor(inputs[0]), _tensor(inputs[1])
     made = _product(sheet, (x, y), op.operands, op.output)
     if op.has_bias:
-        assert made.axes is not None
-        bias = sheet.laid(inputs[2], made.axes)
-        made = TensorRef(operand=sheet.step("add", [made.operand, bias.operand]), shape=made.shape, axes=made.axes)
+        bias = sheet.laid(inputs[2], made.dims)
+        made = TensorRef(operand=sheet.step("add", [made.operand, bias.operand]), shape=made.shape, axes=made.dims)
     return made
 
 
-def _grouped_product(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
+def _grouped_product(sheet: BodyBuilder, op: ops.Contract, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """Rows, each times the matrix of its own group, of which it is told where they end."""
-    op = node.op
-    assert isinstance(op, ops.Contract)
     ends = _tensor(inputs[2])
-    found: dict[str, Axis] = {}
     knowns = [_tensor(known) for known in inputs[:2]]
-    for known, own in zip(knowns, op.operands, strict=True):
-        assert known.axes is not None
-        for letter, axis in zip(own, known.axes, strict=True):
-            found[letter] = sheet.together(found.get(letter, axis), axis)
+    found = _together(sheet, knowns, op.operands)
     letters = tuple(dict.fromkeys(op.operands[0] + op.operands[1]))
     if len(op.output) != 3 or len(letters) != 4 or any(len(found[letter]) > 1 for letter in letters):
         raise NoBodyError("rows of groups are of several dims")
@@ -226,12 +204,17 @@ def _grouped_product(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]
     return TensorRef(operand=name, shape=node.outputs[0].shape, axes=axes)
 
 
-def _product(sheet: BodyBuilder, operands: Sequence[TensorRef], letters: Sequence[str], output: str) -> TensorRef:
+def _together(sheet: BodyBuilder, tensors: Sequence[TensorRef], operands: Sequence[str]) -> dict[str, Axis]:
+    """Return the dims behind the letters of some tensors' dims."""
     found: dict[str, Axis] = {}
-    for known, own in zip(operands, letters, strict=True):
-        assert known.axes is not None
-        for letter, axis in zip(own, known.axes, strict=True):
+    for known, letters in zip(tensors, operands, strict=True):
+        for letter, axis in zip(letters, known.dims, strict=True):
             found[letter] = sheet.together(found.get(letter, axis), axis)
+    return found
+
+
+def _product(sheet: BodyBuilder, operands: Sequence[TensorRef], letters: Sequence[str], output: str) -> TensorRef:
+    found = _together(sheet, operands, letters)
     operands = [
         sheet.laid(known, tuple(found[letter] for letter in own)) for known, own in zip(operands, letters, strict=True)
     ]
@@ -247,41 +230,35 @@ def _product(sheet: BodyBuilder, operands: Sequence[TensorRef], letters: Sequenc
     return TensorRef(operand=name, shape=shape, axes=axes)
 
 
-def attention(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
+def attention(sheet: BodyBuilder, op: ops.Attention, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """softmax(q · kᵀ · scale + masks) · v; fewer heads of keys and values are each read by several of the queries."""
-    op = node.op
-    assert isinstance(op, ops.Attention)
     q, k, v, *masks = inputs
     q, k, v = (_tensor(known) for known in (q, k, v))
-    assert q.axes is not None
     scale = 1 / sqrt(q.shape[3]) if op.scale is None else op.scale
-    assert k.axes is not None
-    batch, heads, queries, features, keys = axes = (*q.axes, k.axes[2])
-    is_plain = k.axes == v.axes == (batch, heads, keys, features) and all(len(axis) == 1 for axis in axes)
+    batch, heads, queries, features, keys = axes = (*q.dims, k.dims[2])
+    is_plain = k.dims == v.axes == (batch, heads, keys, features) and all(len(axis) == 1 for axis in axes)
     if is_plain and not masks and queries != keys:
         order = _named(flat((batch, heads, queries, keys, features)))
         name = sheet.step("attention", [q.operand, k.operand, v.operand], order, causal=op.is_causal, scale=scale)
-        return TensorRef(operand=name, shape=q.shape, axes=q.axes)
-    k, v = (_with_heads(known, q.axes[1]) for known in (k, v))
+        return TensorRef(operand=name, shape=q.shape, axes=q.dims)
+    k, v = (_with_heads(known, q.dims[1]) for known in (k, v))
     fused = _masked_attention(sheet, (q, k, v), masks, causal=op.is_causal, scale=scale)
     if fused is not None:
         return fused
     scores = _product(sheet, (q, k), ("bhsk", "bhtk"), "bhst")
     name = sheet.step("multiply", [scores.operand, scale])
-    assert scores.axes is not None
     for mask in masks:
-        own = sheet.laid(mask, scores.axes)
-        assert own.axes is not None
-        broadcast_axes(scores.axes, own.shape)
+        own = sheet.laid(mask, scores.dims)
+        broadcast_axes(scores.dims, own.shape)
         is_truth = own.is_truth
         name = sheet.step("where", [own.operand, name, MASKED]) if is_truth else sheet.step("add", [name, own.operand])
     if op.is_causal:
-        order = _named(scores.axes[2] + scores.axes[3])
-        if len(scores.axes[2]) != 1 or len(scores.axes[3]) != 1:
+        order = _named(scores.dims[2] + scores.dims[3])
+        if len(scores.dims[2]) != 1 or len(scores.dims[3]) != 1:
             raise NoBodyError("queries and keys of a causal attention are more than one dim each")
         name = sheet.step("causal", [name], order)
-    name = sheet.step("softmax", [name], _named(scores.axes[3]))
-    weights = TensorRef(operand=name, shape=scores.shape, axes=scores.axes)
+    name = sheet.step("softmax", [name], _named(scores.dims[3]))
+    weights = TensorRef(operand=name, shape=scores.shape, axes=scores.dims)
     return _product(sheet, (weights, v), ("bhst", "bhte"), "bhse")
 
 
@@ -289,53 +266,48 @@ def _masked_attention(
     sheet: BodyBuilder, tensors: Sequence[TensorRef], masks: Sequence[TensorRef], *, causal: bool, scale: float
 ) -> TensorRef | None:
     """Return attention as one step; None where its queries, its keys or its features are not one dim each."""
-    found: dict[str, Axis] = {}
-    for known, letters in zip(tensors, ("bhsk", "bhtk", "bhte"), strict=True):
-        assert known.axes is not None
-        for letter, axis in zip(letters, known.axes, strict=True):
-            found[letter] = sheet.together(found.get(letter, axis), axis)
+    operands = ("bhsk", "bhtk", "bhte")
+    found = _together(sheet, tensors, operands)
     used = names(flat(tuple(found[letter] for letter in "bhstk")))
     is_named = all(atom.name for axis in found.values() for atom in axis)
     if not is_named or any(len(found[letter]) != 1 for letter in "stke") or len({*used}) < len(used):
         return None
     q, k, v = (
         sheet.laid(known, tuple(found[letter] for letter in letters))
-        for known, letters in zip(tensors, ("bhsk", "bhtk", "bhte"), strict=True)
+        for known, letters in zip(tensors, operands, strict=True)
     )
     scores = tuple(found[letter] for letter in "bhst")
     laid = [sheet.laid(mask, scores) for mask in masks]
     for own in laid:
-        assert own.axes is not None
         broadcast_axes(scores, own.shape)
     truths = [own.operand for own in laid if own.is_truth]
     added = [own.operand for own in laid if not own.is_truth]
     told: dict[str, Option] = {"truths": len(truths)} if truths else {}
     told |= {"causal": True} if causal else {}
     dims = names(flat((*scores, found["e"])))
-    operands = [q.operand, k.operand, v.operand, *truths, *added]
-    name = sheet.step("masked_attention", operands, dims, **told, scale=scale)
+    given = [q.operand, k.operand, v.operand, *truths, *added]
+    name = sheet.step("masked_attention", given, dims, **told, scale=scale)
     axes = (*scores[:3], found["e"])
     return TensorRef(operand=name, shape=tuple(prod(atom.extent for atom in axis) for axis in axes), axes=axes)
 
 
 def _with_heads(known: TensorRef, heads: Axis) -> TensorRef:
     """Return keys or values with as many heads as the queries have."""
-    assert known.axes is not None
-    own = known.axes[1]
+    own = known.dims[1]
     whole = prod(atom.extent for atom in heads)
     if prod(atom.extent for atom in own) == whole:
         return known
     if names(heads)[: len(names(own))] != names(own):
         raise NoBodyError("the heads of queries and keys do not lie over each other")
-    axes = (known.axes[0], heads, *known.axes[2:])
+    axes = (known.dims[0], heads, *known.dims[2:])
     return TensorRef(operand=known.operand, shape=(known.shape[0], whole, *known.shape[2:]), axes=axes)
 
 
-def moved_within(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
+def moved(sheet: BodyBuilder, op: ops.Op, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """Return data that are moved along dims which are whole on every device."""
     x, *rest = inputs
     shape = node.outputs[0].shape
-    match node.op:
+    match op:
         case ops.Concat(dim=place):
             return sheet.joined([_joinable(sheet, known, inputs, place) for known in inputs], place)
         case ops.Lookup():
@@ -343,15 +315,14 @@ def moved_within(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) ->
     if isinstance(x.operand, float):
         return x
     x = _tensor(x)
-    assert x.axes is not None
-    match node.op:
+    match op:
         case ops.Reshape():
             return sheet.grouped(x, shape)
         case ops.Transpose(order=order):
-            return replace(x, shape=shape, axes=tuple(x.axes[i] for i in order))
+            return replace(x, shape=shape, axes=tuple(x.dims[i] for i in order))
         case ops.Broadcast(places=places):
             axes: list[Axis] = [() if extent == 1 else (Atom("", extent),) for extent in shape]
-            for own, place in zip(x.axes, places, strict=True):
+            for own, place in zip(x.dims, places, strict=True):
                 axes[place] = own or axes[place]
             return replace(x, shape=shape, axes=tuple(axes))
         case ops.Slice(starts=starts, steps=steps):
@@ -362,7 +333,7 @@ def moved_within(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) ->
                 if extent != before[place]:
                     x = sheet.cut(x, place, start, extent, step)
             return x
-    raise NoBodyError(f"{type(node.op).__name__.lower()} within a layer cannot be written yet")
+    raise NoBodyError(f"{type(op).__name__.lower()} within a layer cannot be written yet")
 
 
 def _joinable(sheet: BodyBuilder, known: TensorRef, all_of_them: Sequence[TensorRef], place: int) -> TensorRef:
@@ -380,13 +351,12 @@ def _joinable(sheet: BodyBuilder, known: TensorRef, all_of_them: Sequence[Tensor
 def _rows(sheet: BodyBuilder, table: TensorRef, places: TensorRef) -> TensorRef:
     """Return rows of a table by numbers that no input tells."""
     table = sheet.single(table, 0)
-    assert table.axes is not None
     if places.source is not None:
         places = sheet.constant(places, tuple((sheet.dim(e),) if e > 1 else () for e in places.shape))
     if isinstance(places.operand, float) or places.axes is None:
         raise NoBodyError("one row is looked up by its number")
-    name = sheet.step("rows", [table.operand, places.operand], [table.axes[0][0].name])
-    return TensorRef(operand=name, shape=(*places.shape, *table.shape[1:]), axes=(*places.axes, *table.axes[1:]))
+    name = sheet.step("rows", [table.operand, places.operand], [table.dims[0][0].name])
+    return TensorRef(operand=name, shape=(*places.shape, *table.shape[1:]), axes=(*places.axes, *table.dims[1:]))
 
 
 def _tensor(known: TensorRef) -> TensorRef:
@@ -409,6 +379,7 @@ COMPUTE: Mapping[type[ops.Op], Compute] = MappingProxyType(
         ops.Pointwise: pointwise,
         ops.Reduce: reduce,
         ops.Softmax: softmax,
+        **dict.fromkeys((ops.Broadcast, ops.Concat, ops.Lookup, ops.Pad, ops.Reshape, ops.Slice, ops.Transpose), moved),
     }
 )
 """Operators whose steps need only the dims of their inputs."""

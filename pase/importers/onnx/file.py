@@ -9,32 +9,15 @@ from typing import Literal
 from pase.errors import ModelError
 from pase.graph import Scalar
 from pase.importers.front_end import FrontEnd, framework
-from pase.importers.ir.call import Translation
 from pase.importers.ir.trace import Leaf, Names, Node, Origin, Step, Trace, check_trace
-from pase.importers.onnx import points, products
 from pase.importers.onnx.batch import InputShapes, Rebatch, input_shapes
 from pase.importers.onnx.model import OnnxModel, open_model
 from pase.importers.onnx.native import Native, native
+from pase.importers.onnx.operators import DOMAINS
 from pase.importers.onnx.walk import UNFIT, OnnxCall, Walk
 from pase.importers.onnx.weights import trained
 
 _MAX_CHANGES_TOLD = 4
-
-TRANSLATIONS: dict[str, Translation] = points.TRANSLATIONS | products.TRANSLATIONS
-"""Of ONNX's own operators, by name."""
-
-_AS_IN_ONNX = """
-    BiasGelu FastGelu FusedMatMul Gelu LayerNormalization QuickGelu RotaryEmbedding SimplifiedLayerNormalization
-    SkipLayerNormalization SkipSimplifiedLayerNormalization TransposeMatMul Trilu
-"""
-RUNTIME: dict[str, Translation] = {name: TRANSLATIONS[name] for name in _AS_IN_ONNX.split()} | {
-    "Attention": products.packed_attention,
-    "EmbedLayerNormalization": points.embed_and_normalise,
-    "MultiHeadAttention": products.multi_head_attention,
-}
-"""Of the domain com.microsoft: what an optimiser of onnxruntime's puts together."""
-
-_DOMAINS = {"": TRANSLATIONS, "com.microsoft": RUNTIME}
 
 
 class OnnxFrontEnd(FrontEnd):
@@ -134,7 +117,7 @@ def _translated(call: OnnxCall) -> list[Step]:
     Raises ModelError where the operator's inputs or attributes do not fit.
     """
     try:
-        _DOMAINS.get(call.domain, {}).get(call.name, OnnxCall.opaque)(call)
+        DOMAINS.get(call.domain, {}).get(call.name, OnnxCall.opaque)(call)
     except UNFIT as error:
         raise ModelError(
             f"operator {call.name} {call.node!r} is not well formed: {error}; check the file with onnx.checker"

@@ -6,7 +6,6 @@ from math import prod
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Node, Trace, Use, Value, computed_together, lying
 from pase.importers.ir.views import View
-from pase.importers.passes.regions import is_activation
 from pase.importers.passes.views import see_views, seen_through, without_dead_nodes
 
 
@@ -82,7 +81,7 @@ def _around(trace: Trace, softmax: Node) -> tuple[list[Node], set[str]] | None:
     if heads is None:
         return None
     names = {scores.product.name, softmax.name, values.name, *scores.between, *down}
-    kept = tuple(use for use in scores.masks if is_activation(trace, use) or trace.leaf[use.value].role == "parameter")
+    kept = tuple(use for use in scores.masks if trace.is_activation(use) or trace.is_parameter(use))
     together = computed_together(*(node.elementary for node in trace.nodes if node.name in names))
     attention = replace(values, op=ops.Attention(), inputs=(*heads, *kept), computes=together)
     order = (*letters.batch, letters.step, *new)
@@ -226,8 +225,8 @@ def _below(trace: Trace, softmax: Node) -> tuple[Node, str, tuple[str, ...]] | N
         (below,) = users
         if isinstance(below.op, ops.Contract):
             return (below, value, tuple(names)) if _is_of_activations(trace, below) else None
-        reads = [use for use in below.inputs if is_activation(trace, use)]
-        has_weights = any(use.value in trace.leaf and trace.leaf[use.value].role == "parameter" for use in below.inputs)
+        reads = [use for use in below.inputs if trace.is_activation(use)]
+        has_weights = any(map(trace.is_parameter, below.inputs))
         if not isinstance(below.op, ops.Pointwise) or below.op.mixes or has_weights:
             return None
         if len(reads) != 1 or reads[0].view is not None:
@@ -237,4 +236,4 @@ def _below(trace: Trace, softmax: Node) -> tuple[Node, str, tuple[str, ...]] | N
 
 
 def _is_of_activations(trace: Trace, node: Node) -> bool:
-    return all(is_activation(trace, use) for use in node.inputs[:2]) and prod(node.outputs[0].shape) > 0
+    return all(trace.is_activation(use) for use in node.inputs[:2]) and prod(node.outputs[0].shape) > 0

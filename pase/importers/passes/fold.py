@@ -7,7 +7,6 @@ from pase.graph.operators.pointwise import function_work
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Folded, Node, Trace, Use, computed_together, lying
 from pase.importers.ir.views import View
-from pase.importers.passes.regions import is_activation
 from pase.importers.passes.views import composed
 
 _NOT_INTO = ops.Slice | ops.Concat | ops.Pad | ops.Reshape | ops.Transpose | ops.Broadcast
@@ -51,7 +50,7 @@ class _State:
         """Fold one node wherever it can be."""
         assert isinstance(node.op, ops.Pointwise)
         # A tensor that is read in two ways (added to its transpose) is two tensors to what reads it.
-        reads = {use for use in node.inputs if is_activation(self.trace, use)}
+        reads = {use for use in node.inputs if self.trace.is_activation(use)}
         if len(reads) != 1:
             return
         (read,) = reads
@@ -64,7 +63,7 @@ class _State:
         """Return whether a node adds a bias to what a product or a convolution gives."""
         if not isinstance(node.op, ops.Pointwise) or len(node.inputs) != 2 or len(node.outputs) != 1:
             return False
-        weights = [use for use in node.inputs if self._is_weight(use)]
+        weights = [use for use in node.inputs if self.trace.is_parameter(use)]
         reads = [use for use in node.inputs if use not in weights]
         maker = self.nodes.get(self.producers.get(reads[0].value, "")) if len(reads) == 1 else None
         return maker is not None and _bias(self.trace, maker, node, reads[0], weights) is not None
@@ -86,7 +85,7 @@ class _State:
         users = self._redirected(value, read, (lying(self.trace.values[value], read),))
         if users is None:
             return False
-        weights = [use for use in node.inputs if self._is_weight(use)]
+        weights = [use for use in node.inputs if self.trace.is_parameter(use)]
         together = computed_together(maker.elementary, node.elementary)
         self._replace(replace(_with_epilogue(self.trace, maker, node, read, weights), computes=together))
         self._remove(node, users)
@@ -107,7 +106,7 @@ class _State:
             return False
         (user,) = redirected
         # They lie along what is read, not along what is written, which a vertex tells: all parts have them whole.
-        weights = tuple(_whole_weight(self.trace, use) for use in node.inputs if self._is_weight(use))
+        weights = tuple(_whole_weight(self.trace, use) for use in node.inputs if self.trace.is_parameter(use))
         user = replace(
             user,
             inputs=(*user.inputs, *weights),
@@ -133,10 +132,6 @@ class _State:
             together = computed_together(makers, user.elementary)
             found.append(replace(user, inputs=tuple(inputs), folded=told, computes=together))
         return found
-
-    def _is_weight(self, use: Use) -> bool:
-        leaf = self.trace.leaf.get(use.value)
-        return leaf is not None and leaf.role == "parameter"
 
     def _replace(self, node: Node) -> None:
         self.nodes[node.name] = node

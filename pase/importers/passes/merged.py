@@ -10,7 +10,6 @@ from math import prod
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Node, Trace, Use, Value, piece_shape
 from pase.importers.ir.views import View
-from pase.importers.passes.regions import is_activation
 from pase.importers.passes.views import composed
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -150,7 +149,7 @@ class _State:
         """Return the extents that letters of the output are made of, of those that are made of several."""
         found: Parts = {}
         # Of two activations, what one alone has are the steps of attention, which stay together (those of a window).
-        is_of_activations = all(is_activation(self.trace, use) for use in node.inputs[:2])
+        is_of_activations = all(self.trace.is_activation(use) for use in node.inputs[:2])
         for i, (use, operand) in enumerate(zip(node.inputs, op.operands, strict=False)):
             if use.view is None:
                 continue

@@ -18,8 +18,8 @@ from pase.errors import ModelError
 from pase.graph import Scalar
 from pase.importers.front_end import framework
 from pase.importers.ir.trace import Trace, check_trace
-from pase.importers.torch.masks import without_known_masks
-from pase.importers.torch.program import TRANSLATIONS, constant_values, is_framework, read_program
+from pase.importers.torch.operators import TRANSLATIONS
+from pase.importers.torch.program import constant_values, is_framework, read_program, without_known_masks
 from pase.importers.torch.tensors import (
     check_tensors,
     ctc_operator,

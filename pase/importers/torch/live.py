@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pase.errors import ModelError
-from pase.graph import Operator, Role, Scalar
+from pase.graph import Role, Scalar
 from pase.graph.body import ModelOutput
 from pase.importers.frameworks import ImportedModel, imported
 from pase.importers.front_end import framework
@@ -151,7 +151,7 @@ class LiveModel:
 
     def returned(self, tensors: Sequence[Any]) -> Any:
         """Return what the module returns, in its structure; tensors: of `outputs`, in order."""
-        return _rebuilt(self.structure, tensors)
+        return _mapped(lambda item: tensors[item] if isinstance(item, _Place) else item, self.structure)
 
 
 def trace_live(source: Any, *, batch: int | None = None) -> LiveModel:
@@ -222,17 +222,13 @@ def _inputs(model: ImportedModel, own: "_Program") -> dict[tuple[Layer, int], Li
                 continue
             use = model.lowered.fed.get((operator.name, i))
             assert use is not None, f"{operator.name} reads {access.tensor}, which nothing makes"
-            name = _name_of(operator, i)
+            told = operator.body.inputs if operator.body else ()
+            name = next((item.name for item in told if item.read == i), "")
             inputs = own.inputs_of([use.value])
             given = {value.name: value for value in own.given.values()}
             is_given = (use.value in given or name in given) and use.piece is None
             found[operator.name, i] = LiveInput(name=name, use=use, inputs=inputs, is_given=is_given)
     return found
-
-
-def _name_of(operator: Operator, read: int) -> str:
-    names = (item.name for item in (operator.body.inputs if operator.body else ()) if item.read == read)
-    return next(names, "")
 
 
 def _output(model: ImportedModel, own: "_Program", name: str) -> LiveOutput:
@@ -590,11 +586,8 @@ def _call(
 # -- the structure of what a module returns
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a tensor stands in what a module returns; number: of the tensor among the outputs."""
-
-    number: int
+class _Place(int):
+    """Where a tensor stands in what a module returns: the number of it among the outputs."""
 
 
 def _structure(torch: Any, output: Any) -> Any:
@@ -604,41 +597,27 @@ def _structure(torch: Any, output: Any) -> Any:
     def told(item: Any) -> Any:
         if isinstance(item, torch.Tensor):
             return _Place(numbers.setdefault(id(item), len(numbers)))
-        if _is_record(item):
-            return _with_items(item, {name: told(value) for name, value in _items(item).items()})
-        if isinstance(item, Mapping):
-            found = {key: told(value) for key, value in item.items()}
-            return found if type(item) is dict else _like(item, found)
-        if isinstance(item, tuple) and hasattr(item, "_fields"):
-            return type(item)(*(told(value) for value in item))
-        if isinstance(item, list | tuple):
-            return type(item)(told(value) for value in item)
         return item if item is None or isinstance(item, str | int | float | bool) else None
 
-    return told(output)
+    return _mapped(told, output)
 
 
-def _rebuilt(structure: Any, tensors: Sequence[Any]) -> Any:
-    if isinstance(structure, _Place):
-        return tensors[structure.number]
-    if _is_record(structure):
-        return _with_items(structure, {name: _rebuilt(value, tensors) for name, value in _items(structure).items()})
-    if isinstance(structure, Mapping):
-        found = {key: _rebuilt(value, tensors) for key, value in structure.items()}
-        return found if type(structure) is dict else _like(structure, found)
-    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        return type(structure)(*(_rebuilt(value, tensors) for value in structure))
-    if isinstance(structure, list | tuple):
-        return type(structure)(_rebuilt(value, tensors) for value in structure)
-    return structure
+def _mapped(function: Callable[[Any], Any], item: Any) -> Any:
+    """Return what a module returns with a function applied to all that is no record, no mapping and no list in it."""
+    if _is_record(item):
+        return _with_items(item, {own.name: _mapped(function, getattr(item, own.name)) for own in fields(item)})
+    if isinstance(item, Mapping):
+        found = {key: _mapped(function, value) for key, value in item.items()}
+        return found if type(item) is dict else _like(item, found)
+    if isinstance(item, tuple) and hasattr(item, "_fields"):
+        return type(item)(*(_mapped(function, value) for value in item))
+    if isinstance(item, list | tuple):
+        return type(item)(_mapped(function, value) for value in item)
+    return function(item)
 
 
 def _is_record(item: Any) -> bool:
     return is_dataclass(item) and not isinstance(item, type)
-
-
-def _items(record: Any) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def _with_items(record: Any, items: Mapping[str, Any]) -> Any:

@@ -8,13 +8,10 @@ from typing import Any, Literal
 
 from pase.errors import ModelError
 from pase.importers.ir import ops
-from pase.importers.ir.call import Call, Translation, values_of
+from pase.importers.ir.call import Call, values_of
 from pase.importers.ir.trace import Leaf, Node, Origin, Trace, Use, Value, frozen_notes
-from pase.importers.torch import moves, points, products
+from pase.importers.torch.operators import TRANSLATIONS
 from pase.importers.torch.sources import source_of
-
-TRANSLATIONS: dict[str, Translation] = points.TRANSLATIONS | moves.TRANSLATIONS | products.TRANSLATIONS
-"""By the operator's name, without its overload and the mark of one that writes into its input."""
 
 _MAX_SHOWN = 3
 """Names in a note."""
@@ -102,16 +99,18 @@ def constant_values(torch: Any, module: Any, program: Any, names: Iterable[str])
         if isinstance(value, Value) and value.name in wanted
     }
     known = _evaluated(torch, program, [node for node, _ in places.values()])
-    found: dict[str, Any] = {}
-    for name, (node, i) in places.items():
-        items = flat_items([known.get(node)])
-        if i < len(items) and isinstance(items[i], torch.Tensor):
-            found[name] = items[i]
-    return found
+    found = {name: flat_items([known.get(node)])[i:] for name, (node, i) in places.items()}
+    return {name: items[0] for name, items in found.items() if items and isinstance(items[0], torch.Tensor)}
 
 
-def _evaluated(torch: Any, program: Any, nodes: Iterable[Any]) -> dict[Any, Any]:
-    """Return what nodes of a program give, and those that they read, as far as no input is needed for it."""
+def _evaluated(
+    torch: Any, program: Any, nodes: Iterable[Any], *, most_points: int | None = None, of_held: bool = True
+) -> dict[Any, Any]:
+    """Return what nodes of a program give, and those that they read, as far as no input is needed for it.
+
+    most_points: of a tensor on the way, without those that others repeat. of_held: whether weights, buffers and
+    literals may be on the way.
+    """
     needed, frontier = set[Any](), list(nodes)
     while frontier:
         node = frontier.pop()
@@ -121,32 +120,89 @@ def _evaluated(torch: Any, program: Any, nodes: Iterable[Any]) -> dict[Any, Any]
     known: dict[Any, Any] = {}
     with torch.no_grad():
         for node in program.graph.nodes:
-            if node in needed:
-                _evaluate(torch, program, node, known)
+            if node not in needed or (most_points is not None and _stored_points(node) > most_points):
+                continue
+            if node.op != "call_function":
+                found = _held(program, node) if of_held else None
+                known |= {} if found is None else {node: found}
+            elif _is_function(torch, node, is_own=not of_held) and all(
+                source in known for source in node.all_input_nodes
+            ):
+                arguments, keywords = torch.fx.map_arg((node.args, dict(node.kwargs)), known.__getitem__)
+                if keywords.get("device") is not None:
+                    keywords = {**keywords, "device": torch.device("cpu")}
+                known[node] = node.target(*arguments, **keywords)
     return known
 
 
-def _evaluate(torch: Any, program: Any, node: Any, known: dict[Any, Any]) -> None:
-    """Compute what a node of a program gives, where everything that it reads is known."""
-    if node.op == "placeholder":
-        signature = program.graph_signature
-        target = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}.get(node.name)
-        lifted = signature.inputs_to_lifted_tensor_constants.get(node.name)
-        found = program.constants.get(lifted) if target is None else program.state_dict.get(target)
-        found = program.constants.get(target) if found is None else found
-        if found is not None and not found.is_meta and not hasattr(found, "fake_mode"):
-            known[node] = found.detach().cpu()
-        return
-    is_by_chance = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-    is_operator = isinstance(node.target, torch._ops.OpOverload) or _is_getitem(node)
-    is_known = all(source in known for source in node.all_input_nodes)
-    if node.op != "call_function" or is_by_chance or not is_known or not is_operator:
-        return
-    arguments = torch.fx.map_arg(node.args, lambda source: known[source])
-    keywords = dict(torch.fx.map_arg(node.kwargs, lambda source: known[source]))
-    if keywords.get("device") is not None:
-        keywords["device"] = torch.device("cpu")
-    known[node] = node.target(*arguments, **keywords)
+def _held(program: Any, node: Any) -> Any:
+    """Return the weight, buffer or literal that a node stands for; None where it is none, or has no values."""
+    signature = program.graph_signature
+    target = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}.get(node.name)
+    lifted = signature.inputs_to_lifted_tensor_constants.get(node.name)
+    found = program.constants.get(lifted) if target is None else program.state_dict.get(target)
+    found = program.constants.get(target) if found is None else found
+    is_known = found is not None and not found.is_meta and not hasattr(found, "fake_mode")
+    return found.detach().cpu() if is_known else None
+
+
+def _is_function(torch: Any, node: Any, *, is_own: bool) -> bool:
+    """Whether what a node gives follows from its arguments alone; is_own: and is computed by PyTorch's own code."""
+    target = node.target
+    is_pure = isinstance(target, torch._ops.OpOverload) and not target._schema.is_mutable
+    is_pure = is_pure and not (is_own and target.namespace != "aten")
+    return (is_pure or _is_getitem(node)) and torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ())
+
+
+def _stored_points(node: Any) -> int:
+    """Return how many points the tensor of a node has that no other one repeats."""
+    example = node.meta.get("val")
+    pairs = zip(example.shape, example.stride(), strict=True) if hasattr(example, "stride") else ()
+    return prod(extent for extent, stride in pairs if stride)
+
+
+# -- masks of attention that say nothing of the data: a kernel that is told "causal" reads no mask
+
+MOST_POINTS = 2**26
+"""A mask with a tensor of more points than this on its way is left as it is."""
+
+
+def without_known_masks(torch: Any, program: Any) -> Any:
+    """Return an exported program whose attention reads no mask that is whole or causal whatever the inputs.
+
+    Libraries of models make masks from the lengths of their inputs alone.
+    """
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    masked: dict[Any, tuple[dict[str, Any], Any]] = {}
+    for node in program.graph.nodes:
+        if node.op == "call_function" and node.target is attention and len(node.args) <= 5:
+            args = dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), node.args, strict=False))
+            mask = args.pop("attn_mask", None) or node.kwargs.get("attn_mask")
+            if mask is not None:
+                masked[node] = args, mask
+    masks = [mask for _, mask in masked.values()]
+    values = _evaluated(torch, program, masks, most_points=MOST_POINTS, of_held=False)
+    is_changed = False
+    for node, (args, mask) in masked.items():
+        value = values.get(mask)
+        if value is None or value.dtype != torch.bool or value.ndim < 2:
+            continue
+        # What is expanded is looked at once.
+        for dim, stride in enumerate(value.stride()[:-2]):
+            value = value.narrow(dim, 0, 1) if stride == 0 else value
+        is_whole = bool(value.all())
+        extents = tuple(args[name].meta["val"].shape[-2] for name in ("query", "key"))
+        is_causal = not is_whole and tuple(value.shape[-2:]) == extents
+        is_causal = is_causal and bool((value == torch.ones(extents, dtype=torch.bool).tril()).all())
+        if is_whole or is_causal:
+            others = {name: item for name, item in node.kwargs.items() if name not in ("attn_mask", "is_causal")}
+            node.args = (args.pop("query"), args.pop("key"), args.pop("value"))
+            node.kwargs = {**args, **others, "is_causal": is_causal}
+            is_changed = True
+    if is_changed:
+        program.graph.eliminate_dead_code()
+        program.graph_module.recompile()
+    return program
 
 
 # -- weights that are one and the same

@@ -1,7 +1,7 @@
 """PyTorch's own calls, for what cannot be told as steps: text that names no tensor, and the dims that pass through."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite, prod
 from typing import Any
 
@@ -105,19 +105,33 @@ def _passes(call: Call, step: Step, operands: Sequence[Value], results: Sequence
     if not operands:
         return
     name, rank = call.name, len(operands[0].shape)
+    along: Sequence[int] | None = None
     match step.op:
         case ops.Pointwise(mixes=()) if name not in _BY_PLACE:
             yield from _of_points(operands, results)
+        case ops.Pointwise(mixes=mixes):
+            along = mixes or (-2, -1)
         case ops.Reduce(over=over, keeps_dims=keeps):
             for i in range(rank):
                 if i not in over:
                     after = i if keeps else i - sum(dim < i for dim in over)
                     yield (i, *(-1 for _ in operands[1:])), tuple(-1 if r is None else after for r in results)
         case ops.Convolve() | ops.Attention() if rank == len(_first(results).shape):
-            yield from _beside(range(1, rank), operands, results)
+            along = range(1, rank)
+        case ops.Normalise(kind="group"):
+            along = range(1, rank)
+        case ops.Normalise(kind="layer" | "rms", over=over):
+            along = over
+        case ops.Softmax(dim=dim) | ops.Gather(dim=dim):
+            along = (dim,)
+        case ops.Pool(spatial=spatial):
+            along = spatial
+        case ops.Pad(before=before):
+            after_it = _first(results).shape
+            along = [i for i, first in enumerate(before) if first or operands[0].shape[i] != after_it[i]]
         case ops.Recurrent(is_batch_first=is_batch_first):
             batch = 0 if is_batch_first else 1
-            states = {v.name for v in _states(call)}
+            states = {value.name for value in as_list(call.get("hx", [])) if isinstance(value, Value)}
             yield (
                 (batch, *(1 if value.name in states else -1 for value in operands[1:])),
                 (batch, *(-1 if value is None else 1 for value in results[1:])),
@@ -125,18 +139,18 @@ def _passes(call: Call, step: Step, operands: Sequence[Value], results: Sequence
         case ops.Generic(passes=passes) if name in ("index", "_unsafe_index"):
             for i, after in passes:
                 yield (i, *(-1 for _ in operands[1:])), (after,)
-        case _:
-            if name in _OVER:
-                along = [dim % max(1, rank) for dim in _OVER[name](call, rank)]
-                yield from _beside(along, operands, results)
+        case _ if name in _ALONG_ONE:
+            along = as_list(call.get("dim", -1))
+        case _ if name in _BATCHED:
+            along = range(1, rank)
+        case _ if name.lstrip("_").startswith(("adaptive", "upsample")):
+            along = range(rank - int(next(c for c in name if c.isdigit())), rank)
+    if along is not None:
+        yield from _beside([dim % max(1, rank) for dim in along], operands, results)
 
 
 def _first(results: Sequence[Value | None]) -> Value:
     return next(value for value in results if value is not None)
-
-
-def _states(call: Call) -> list[Value]:
-    return [value for value in as_list(call.get("hx", [])) if isinstance(value, Value)]
 
 
 def _of_points(operands: Sequence[Value], results: Sequence[Value | None]) -> Iterator[Group]:
@@ -173,63 +187,15 @@ def _along(value: Value, first: Value, dim: int) -> int | None:
     return -1 if prod(value.shape) == 1 or len(value.shape) <= 1 else None
 
 
-Over = Callable[[Call, int], Sequence[int]]
-"""From a call and the rank of its first operand to the dims that it works along."""
-
-
-def _one(call: Call, _: int) -> Sequence[int]:
-    return as_list(call.get("dim", -1))
-
-
-def _padded(call: Call, rank: int) -> Sequence[int]:
-    pads = list(call.get("pad", call.get("padding", [])))
-    return [rank - 1 - i // 2 for i, number in enumerate(pads) if number]
-
-
-def _moved(call: Call, rank: int) -> Sequence[int]:
-    return as_list(call.get("dims", call.get("dim", []))) or range(rank)
-
-
-def _spatial(call: Call, rank: int) -> Sequence[int]:
-    return range(rank - int(next(c for c in call.name if c.isdigit())), rank)
-
-
-def _normalised(call: Call, rank: int) -> Sequence[int]:
-    return range(rank - len(call.get("normalized_shape", [])), rank)
-
-
 _BY_PLACE = frozenset({"tril", "triu"})
 """Functions of points that go by where in the last two dims these are."""
 
-_OVER: Mapping[str, Over] = {
-    name: over
-    for over, names in (
-        (
-            _one,
-            """
-            cumsum cumprod cummax cummin logcumsumexp sort argsort topk msort kthvalue mode scatter scatter_add
-            scatter_reduce index_add index_copy index_fill diff gather take_along_dim index_select softmax log_softmax
-            _softmax _log_softmax glu
-            """,
-        ),
-        (_moved, "roll flip"),
-        (_padded, "pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d"),
-        (_padded, "replication_pad2d replication_pad3d _pad_circular"),
-        (
-            _spatial,
-            """
-            max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
-            adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
-            adaptive_max_pool3d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d
-            upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
-            _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
-            max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
-            """,
-        ),
-        (_normalised, "layer_norm native_layer_norm rms_norm _fused_rms_norm"),
-        (lambda _, rank: range(1, rank), "im2col col2im group_norm native_group_norm grid_sampler grid_sampler_2d"),
-        (lambda _, __: (-2, -1), "tril triu"),
-    )
-    for name in names.split()
-}
-"""The dims that operators work along; of those that are not told no dim passes."""
+_ALONG = """
+    cumsum cumprod cummax cummin logcumsumexp sort argsort topk msort kthvalue mode scatter scatter_add scatter_reduce
+    index_add index_copy index_fill diff index_select
+"""
+_ALONG_ONE = frozenset(_ALONG.split())
+"""Operators along the dim that they name, the last one by default; of those that are not told no dim passes."""
+
+_BATCHED = frozenset({"im2col", "col2im", "grid_sampler", "grid_sampler_2d"})
+"""Operators that leave nothing but the batch as it is."""

@@ -68,7 +68,7 @@ def constraints_of(traced: Traced, model: ImportedModel, graph: Graph, mesh: Nam
 class _Finder:
     def __init__(self, traced: Traced, model: ImportedModel, graph: Graph, mesh: NamedMesh) -> None:
         self._traced = traced
-        self._sites = traced.sites
+        self._sites = traced.read.sites
         self._lowered = model.lowered
         self._graph = graph
         self._source, self._trace = model.traces[0], model.traces[-1]
@@ -183,12 +183,12 @@ class _Finder:
                 if _is_lying(own):
                     continue
                 for value in own.outputs:
-                    place = self._traced.makers_at.get(value.name)
+                    place = self._traced.read.makers_at.get(value.name)
                     if place is not None:
                         place = self._visible[place]
                         owners[place] = owners.get(place, frozenset()) | {layer}
         # What is computed for one layer alone is of that layer.
-        readers: dict[str, set[frozenset[str]]] = {name: {frozenset()} for name in self._traced.returned}
+        readers: dict[str, set[frozenset[str]]] = {name: {frozenset()} for name in self._traced.read.returned}
         units = [(place, site) for place, site in self._sites.items() if self._is_unit(place)]
         for place, site in reversed(units):
             found = {owner for name in site.outputs for owner in readers.get(name, ())}
