@@ -113,7 +113,7 @@ def test_one_file_is_all_that_an_operator_takes_to_be_imported_trained_and_run(m
 
     monkeypatch.setattr("pase.importers.OPERATORS", {})
     registered = names_of(OPERATOR, "distances.py")["OPERATORS"]
-    monkeypatch.setattr("pase.importers.lower.points.OPERATORS", registered)
+    monkeypatch.setattr("pase.importers.lower.vertices.OPERATORS", registered)
     (block,) = (block.text for block in blocks(OPERATOR) if block.text.startswith("import pase\nimport torch"))
     class_of = {"torch": torch}
     exec(compile(block[block.index("class ") : block.index("model =")], OPERATOR, "exec", dont_inherit=True), class_of)

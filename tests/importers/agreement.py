@@ -4,15 +4,25 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from pase import load_machine
+from pase import load_machine, search
 from pase.graph import Graph, verify
 from pase.planning.planner import problem_of
 
 DIGITS = 10
+DEVICES = 8
 
 
-def fingerprint(graph: Graph, devices: int) -> tuple[Counter[bytes], Counter[bytes]]:
+def check_same(one: Graph, other: Graph) -> None:
+    """Assert that two graphs are the same search problem, with the same optimum."""
+    assert fingerprint(one) == fingerprint(other)
+    found = [search(graph, devices=DEVICES) for graph in (one, other)]
+    assert all(plan.exact for plan in found)
+    assert found[0].total_cost == pytest.approx(found[1].total_cost, rel=1e-12)
+
+
+def fingerprint(graph: Graph, devices: int = DEVICES) -> tuple[Counter[bytes], Counter[bytes]]:
     """What is left of a graph's cost tables without names and orders.
 
     For each vertex its layer costs, sorted; for each edge the triples of layer cost, layer cost and transfer cost of

@@ -5,7 +5,7 @@ Nothing is downloaded. Packages are imported when one of their functions is call
 """
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -47,22 +47,22 @@ def _classes(batch: int, count: int = CLASSES) -> Any:
 
 
 _DECODER = {
-    "vocab_size": TOKENS, "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2,
+    "vocab_size": TOKENS, "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 1,
     "num_attention_heads": HEADS, "num_key_value_heads": 2, "max_position_embeddings": 32, "pad_token_id": 0,
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 _ENCODER = {
-    "vocab_size": TOKENS, "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2,
+    "vocab_size": TOKENS, "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 1,
     "num_attention_heads": HEADS, "max_position_embeddings": 32, "pad_token_id": 0,
 }  # fmt: skip
-_GPT = {"vocab_size": TOKENS, "n_positions": 32, "n_embd": WIDTH, "n_layer": 2, "n_head": HEADS, "bos_token_id": 1,
+_GPT = {"vocab_size": TOKENS, "n_positions": 32, "n_embd": WIDTH, "n_layer": 1, "n_head": HEADS, "bos_token_id": 1,
         "eos_token_id": 2}  # fmt: skip
 _VISION = {
-    "image_size": 32, "patch_size": 8, "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2,
+    "image_size": 32, "patch_size": 8, "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 1,
     "num_attention_heads": HEADS, "num_labels": CLASSES,
 }  # fmt: skip
 _SEQ2SEQ = {
-    "vocab_size": TOKENS, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": HEADS,
+    "vocab_size": TOKENS, "d_model": WIDTH, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": HEADS,
     "decoder_attention_heads": HEADS, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 32,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
 }  # fmt: skip
@@ -162,7 +162,7 @@ _TRANSFORMERS: dict[str, Make] = {
     "t5": _of_transformers(
         "T5Config",
         "T5ForConditionalGeneration",
-        {"vocab_size": TOKENS, "d_model": WIDTH, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": HEADS,
+        {"vocab_size": TOKENS, "d_model": WIDTH, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": HEADS,
          "decoder_start_token_id": 0},
         "tokens", "targets",
     ),
@@ -388,19 +388,6 @@ KERAS_APPLICATIONS: tuple[str, ...] = (
 )  # fmt: skip
 
 
-KERAS_FAMILIES: dict[str, str] = {
-    "VGG19": "VGG16",
-    **dict.fromkeys(("ResNet101", "ResNet152"), "ResNet50"),
-    **dict.fromkeys(("ResNet101V2", "ResNet152V2"), "ResNet50V2"),
-    **dict.fromkeys(("DenseNet169", "DenseNet201"), "DenseNet121"),
-    **dict.fromkeys(("InceptionResNetV2", "NASNetMobile", "NASNetLarge"), "InceptionV3"),
-    **dict.fromkeys((f"EfficientNetB{i}" for i in range(1, 8)), "EfficientNetB0"),
-    **dict.fromkeys((f"EfficientNetV2{size}" for size in ("B1", "B2", "B3", "S", "M", "L")), "EfficientNetV2B0"),
-    **dict.fromkeys((f"ConvNeXt{size}" for size in ("Small", "Base", "Large", "XLarge")), "ConvNeXtTiny"),
-}
-"""Networks that have about the blocks of another one, more of them or wider ones, and that one."""
-
-
 def _of_applications(name: str) -> Make:
     def make(_batch: int) -> Any:
         import keras
@@ -423,43 +410,19 @@ ARCHITECTURES: dict[str, dict[str, Make]] = {
 }
 
 
-LIKE_OTHERS: Mapping[str, str] = {
-    "mistral": "llama",
-    "olmo": "llama",
-    "qwen2": "llama",
-    "opt": "gpt2",
-    "roberta": "bert",
-    "electra": "bert",
-    "distilbert": "bert",
-    "marian": "bart",
-    "deit": "vit",
-    "gptj": "gpt2",
-    "gpt_neo": "gpt2",
-    "gpt_neox": "gpt2",
-    "phi": "llama",
-    "gemma": "llama",
-    "bart": "whisper",
-    "unet": "unet of texts",
+_IN_THE_SUITE = {
+    "transformers": ("gpt2", "llama", "mixtral", "bert", "t5", "vit", "swin", "segformer", "wav2vec2"),
+    "diffusers": ("dit",),
+    "keras": ("MobileNetV3Small", "ResNet50", "EfficientNetB0", "ConvNeXtTiny"),
 }
-"""Networks of transformers and of diffusers made of about the layers of another one, which stands for them."""
+"""Networks that stand for the others of their package, which have about the same layers, or are slow."""
 
-
-def cases(quick: Collection[tuple[str, str]]) -> list[Any]:
-    """Return (package, name) of every architecture as parameters of a test, those that are not quick marked as slow.
-
-    Of a family of Keras' networks the smallest stands for the others, of alike networks of transformers the oldest.
-    """
-
-    def marks(package: str, name: str) -> tuple[pytest.MarkDecorator, ...]:
-        if name in (KERAS_FAMILIES if package == "keras" else LIKE_OTHERS):
-            return pytest.mark.slow, pytest.mark.full
-        return () if (package, name) in quick else (pytest.mark.slow,)
-
-    return [
-        pytest.param(package, name, marks=marks(package, name))
-        for package, makes in ARCHITECTURES.items()
-        for name in makes
-    ]
+CASES = [
+    pytest.param(package, name, marks=() if name in _IN_THE_SUITE.get(package, ()) else pytest.mark.full)
+    for package, makes in ARCHITECTURES.items()
+    for name in makes
+]
+"""(package, name) of every architecture as parameters of a test."""
 
 
 def imported(package: str, name: str, *batches: int) -> list[ImportedModel]:

@@ -7,26 +7,17 @@ import pytest
 from pase import load, search
 from pase.graph import Graph
 from pase.importers.frameworks import import_model
-from tests.importers.agreement import fingerprint, without
-
-DEVICES = 8
+from tests.importers.agreement import check_same, fingerprint, without
 
 
 def _torch(module: Any, inputs: Any) -> Graph:
     return import_model((module, inputs)).lowered.graph
 
 
-def _check_same(one: Graph, other: Graph) -> None:
-    assert fingerprint(one, DEVICES) == fingerprint(other, DEVICES)
-    found = [search(graph, devices=DEVICES) for graph in (one, other)]
-    assert all(plan.exact for plan in found)
-    assert found[0].total_cost == pytest.approx(found[1].total_cost, rel=1e-12)
-
-
 def test_another_network_is_another_problem() -> None:
     """The comparison can fail: one extent is different."""
-    assert fingerprint(load("mlp"), DEVICES) == fingerprint(load("mlp"), DEVICES)
-    assert fingerprint(load("mlp"), DEVICES) != fingerprint(load("mlp", arguments={"classes": 16}), DEVICES)
+    assert fingerprint(load("mlp")) == fingerprint(load("mlp"))
+    assert fingerprint(load("mlp")) != fingerprint(load("mlp", arguments={"classes": 16}))
 
 
 def test_alexnet_of_torch_is_the_one_that_is_built_in() -> None:
@@ -36,56 +27,20 @@ def test_alexnet_of_torch_is_the_one_that_is_built_in() -> None:
     with torch.device("meta"):
         imported = _torch(*alexnet(batch=128))
     # The built-in one ends in its loss, which the module does not have.
-    _check_same(imported, without(load("alexnet", batch=128), "softmax"))
+    check_same(imported, without(load("alexnet", batch=128), "softmax"))
 
 
-def test_resnet_101_of_torch_is_the_one_that_is_built_in() -> None:
+def test_a_residual_network_of_torch_is_the_one_that_is_built_in() -> None:
     torch = pytest.importorskip("torch")
     from tests.importers.torch_zoo import resnet
 
     with torch.device("meta"):
-        imported = _torch(*resnet(batch=128))
-    whole = load("resnet101", batch=128)
-    built = without(whole, *(operator.name for operator in whole.operators if operator.kind == "softmax_loss"))
-    (ours, _), (theirs, _) = fingerprint(imported, DEVICES), fingerprint(built, DEVICES)
-    assert ours == theirs
-    assert search(imported, devices=DEVICES).total_cost == pytest.approx(
-        search(built, devices=DEVICES).total_cost, rel=1e-9
-    )
-
-
-def _torch_residual(torch: Any) -> tuple[Any, Any]:
-    nn = torch.nn
-
-    class Block(nn.Module):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
-
-        def forward(self, x: Any) -> Any:
-            return torch.relu(self.norm(self.conv(x)) + x)
-
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 8)]
-    return nn.Sequential(nn.Conv2d(3, 16, 1), Block(), nn.MaxPool2d(2), Block(), *head), (torch.zeros(8, 3, 16, 16),)
-
-
-def _keras_residual(keras: Any) -> Any:
-    layers = keras.layers
-
-    def block(x: Any) -> Any:
-        y = layers.BatchNormalization()(layers.Conv2D(16, 3, padding="same", use_bias=False)(x))
-        return layers.ReLU()(layers.Add()([y, x]))
-
-    x = keras.Input((16, 16, 3), batch_size=8)
-    y = layers.MaxPooling2D(2)(block(layers.Conv2D(16, 1)(x)))
-    y = layers.Dense(8)(layers.GlobalAveragePooling2D()(block(y)))
-    return keras.Model(x, y)
-
-
-def test_a_residual_network_of_torch_is_that_of_keras() -> None:
-    torch, keras = pytest.importorskip("torch"), pytest.importorskip("keras")
-    one, other = _torch(*_torch_residual(torch)), import_model(_keras_residual(keras)).lowered.graph
-    _check_same(one, other)
+        imported = _torch(*resnet((1, 1, 1, 1), batch=32, size=64))
+    whole = load("resnet101", batch=32, arguments={"blocks": "1,1,1,1", "image": 64})
+    built = without(whole, "softmax")
+    assert fingerprint(imported)[0] == fingerprint(built)[0]
+    costs = [search(graph, devices=8).total_cost for graph in (imported, built)]
+    assert costs[0] == pytest.approx(costs[1], rel=1e-9)
 
 
 def test_gpt_2_of_transformers_is_that_of_jax() -> None:
@@ -104,4 +59,4 @@ def test_gpt_2_of_transformers_is_that_of_jax() -> None:
     other = import_model((function, weights, tokens(8, 64))).lowered.graph
     assert one.num_parameters == other.num_parameters
     assert one.forward_flop(contractions_only=True) == other.forward_flop(contractions_only=True)
-    _check_same(one, other)
+    check_same(one, other)

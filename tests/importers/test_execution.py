@@ -196,12 +196,12 @@ def onnx_outputs(name: str) -> dict[str, Array]:
     return dict(zip((output.name for output in session.get_outputs()), session.run(None, data), strict=True))
 
 
-@pytest.mark.parametrize("strategy", ["one", "data parallel", "searched", 0, 1])
+@pytest.mark.parametrize("strategy", ["one", "searched", 0])
 @pytest.mark.parametrize("name", ONNX)
 def test_onnx_models(name: str, strategy: str | int) -> None:
     model, data = ONNX[name]()
     graph = import_model(model).graph
-    plans = {"one": (random_plan, 1, 0), "searched": (search, 2), "data parallel": (data_parallel_plan, 4)}
+    plans = {"one": (random_plan, 1, 0), "searched": (search, 2)}
     make, *arguments = plans.get(str(strategy), (random_plan, 4, strategy))
     found = run(make(graph, *arguments), read_weights(model), data)  # type: ignore[operator]
     expected = onnx_outputs(name)
@@ -356,7 +356,7 @@ def keras_data(model: Any, batch: int) -> Array:
     return random(batch, *declared.shape[1:])
 
 
-@pytest.mark.parametrize("num_devices", [1, 2, 4])
+@pytest.mark.parametrize("num_devices", [2, 4])
 @pytest.mark.parametrize("name", KERAS)
 def test_keras_models(name: str, num_devices: int, tmp_path: Path) -> None:
     model = KERAS[name]()
@@ -372,14 +372,9 @@ def test_keras_models(name: str, num_devices: int, tmp_path: Path) -> None:
     assert difference(output, expected) < TOLERANCE
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        pytest.param("MobileNetV2", {"alpha": 0.35}, marks=pytest.mark.full),
-        ("MobileNetV3Small", {"alpha": 0.75}),
-        pytest.param("ResNet50", {}, marks=pytest.mark.full),
-    ],
+    ("name", "options"), [("MobileNetV2", {"alpha": 0.35}), ("MobileNetV3Small", {"alpha": 0.75}), ("ResNet50", {})]
 )
 def test_keras_applications(name: str, options: dict[str, Any]) -> None:
     options = {"weights": None, "input_shape": (32, 32, 3), "classes": 10, **options}

@@ -5,19 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from pase import search
-from pase.costs import build_problem, cost_model
 from pase.graph import Graph
 from pase.importers.frameworks import ImportedModel, import_model
-from pase.machine import load_machine
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 from tests.importers import jax_zoo as zoo  # noqa: E402
+from tests.importers.agreement import check_same  # noqa: E402
 
 
 def kinds(graph: Graph) -> Counter[str]:
@@ -31,19 +28,6 @@ def check(model: ImportedModel, parameters: Any, flop: int) -> Graph:
     assert graph.forward_flop(contractions_only=True) == flop
     assert not list(model.generic)
     return graph
-
-
-def same_costs(first: Graph, second: Graph, devices: int = 8) -> None:
-    """Two graphs have the same cost tables, in the order of their vertices and edges, and the same optimum."""
-    machine = load_machine("1080ti")
-    one, two = (
-        build_problem(graph, devices, cost_model("paper", machine, devices)).tables for graph in (first, second)
-    )
-    assert sorted(one.edges) == sorted(two.edges)
-    for a, b in zip(one.vertex_table, two.vertex_table, strict=True):
-        # Where a front end has the dims in another order, so are the configurations.
-        np.testing.assert_allclose(np.sort(one.vertex_costs[a]), np.sort(two.vertex_costs[b]), rtol=1e-12)
-    assert search(first, devices).total_cost == search(second, devices).total_cost
 
 
 # -- GPT-2
@@ -63,23 +47,6 @@ def test_gpt2_is_read_off_its_single_steps() -> None:
     ]
     # The embedding and the logits share their weight.
     assert [access.shared for access in graph["wte_2"].reads if access.shared] == ["wte"]
-
-
-def test_gpt2_is_that_of_transformers() -> None:
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        n_layer=2, n_embd=48, n_head=4, vocab_size=96, n_positions=64, use_cache=False, bos_token_id=0, eos_token_id=0
-    )
-    with torch.device("meta"):
-        module, ids = transformers.GPT2LMHeadModel(config), torch.zeros((4, 16), dtype=torch.long)
-    there = import_model((module, (ids,))).graph
-    apply, params = zoo.gpt2(layers=2)
-    here = import_model((apply, params, zoo.tokens(4, 16))).graph
-    assert [[dim.extent for dim in op.dims] for op in here.operators] == [
-        [dim.extent for dim in op.dims] for op in there.operators
-    ]
-    assert here.num_parameters == there.num_parameters
-    same_costs(here, there)
 
 
 # -- convolutions
@@ -103,7 +70,7 @@ def test_a_resnet_of_flax_is_that_of_torch(train: bool) -> None:
     assert kinds(here) == {"conv2d": 9, "batch_norm": 9, "pool2d": 1, "pointwise": 2, "reduction": 1, "dense": 1}
     with torch.device("meta"):
         there = import_model(torch_zoo.resnet((1, 1), 4, 32)).graph
-    same_costs(here, there)
+    check_same(here, there)
 
 
 def test_a_module_of_flax_makes_the_shapes_of_its_variables() -> None:
@@ -296,7 +263,7 @@ def test_layers_that_are_stacked_cost_what_they_do_one_by_one() -> None:
 
     x = zoo.f32(8, 4, 16)
     here, there = import_model((scanned, shapes(3), x)), import_model((written, [shapes()] * 3, x))
-    same_costs(here.graph, there.graph)
+    check_same(here.graph, there.graph)
     assert here.graph.num_parameters == there.graph.num_parameters
 
 

@@ -55,7 +55,12 @@ def _imported(model: Any, **arguments: Any) -> ImportedModel:
 
 @pytest.mark.parametrize(
     ("name", "num_layers", "num_vertices"),
-    [("InceptionV3", 312, 218), ("DenseNet201", 708, 505), ("EfficientNetB0", 239, 174), ("MobileNetV2", 155, 121)],
+    [
+        ("EfficientNetB0", 239, 174),
+        ("MobileNetV2", 155, 121),
+        pytest.param("DenseNet201", 708, 505, marks=pytest.mark.full),
+        pytest.param("InceptionV3", 312, 218, marks=pytest.mark.full),
+    ],
 )
 def test_applications_have_the_published_counts(name: str, num_layers: int, num_vertices: int) -> None:
     with KerasFrontEnd().without_weights():
@@ -95,17 +100,13 @@ def test_the_order_of_dims_makes_no_difference() -> None:
     assert plans[0].baselines == plans[1].baselines
 
 
-@pytest.mark.parametrize(
-    ("depths", "size", "num_vertices"),
-    [((1, 2, 1, 1), 64, 48), pytest.param((3, 4, 23, 3), 224, 244, marks=pytest.mark.full)],
-)
-def test_a_network_is_the_same_through_pytorch(depths: tuple[int, ...], size: int, num_vertices: int) -> None:
+def test_a_network_is_the_same_through_pytorch() -> None:
     torch = pytest.importorskip("torch")
     with KerasFrontEnd().without_weights():
-        ours = load(keras_zoo.resnet(depths, size), batch=32)
+        ours = load(keras_zoo.resnet((1, 2, 1, 1), 64), batch=32)
     with torch.device("meta"):
-        theirs = load(torch_zoo.resnet(depths, 32, size))
-    assert len(ours.operators) == len(theirs.operators) == num_vertices
+        theirs = load(torch_zoo.resnet((1, 2, 1, 1), 32, 64))
+    assert len(ours.operators) == len(theirs.operators) == 48
     assert ours.num_parameters == theirs.num_parameters
     assert ours.forward_flop() == theirs.forward_flop()
     plans = [search(graph, 8) for graph in (ours, theirs)]
@@ -276,12 +277,12 @@ def test_a_factory_that_imports_keras_itself_allocates_nothing(tmp_path: Path) -
         check=False,
         cwd=tmp_path,
         timeout=120,
-        env=os.environ | {"PYTHONPATH": root},
+        env=os.environ | {"KERAS_BACKEND": "numpy", "PYTHONPATH": root},
     )
     assert result.returncode == 0, result.stderr
     *_, counts, peak = result.stdout.splitlines()
     assert counts == f"{20_001 * 60_000 + 60_001 * 30_000} 4"
-    # 12 GB of weights; in KiB. TensorFlow itself takes most of it.
+    # 12 GB of weights; in KiB. JAX itself takes most of it.
     assert int(peak) < 1500 * 2**10
 
 

@@ -1,7 +1,6 @@
 """Translations of ONNX's operators: evaluated with NumPy, they give what ONNX's own reference evaluator gives."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,146 +19,16 @@ from pase.importers.onnx.file import trace_onnx
 from pase.importers.onnx.model import open_model
 from pase.importers.passes import run_passes
 from tests.importers.onnx_models import BOOL, INT64, feed, model, node, number, weight, whole
-
-Array = np.ndarray[Any, Any]
+from tests.importers.traces import Array, evaluate
 
 
 def _trace(proto: Any, **arguments: Any) -> Trace:
     return trace_onnx(open_model(proto), **arguments)
 
 
-# -- the vocabulary, with NumPy
-
-
-def _broadcast(op: ops.Broadcast, out: tuple[int, ...], x: Array) -> Array:
-    shape = [1] * len(out)
-    for place, extent in zip(op.places, x.shape, strict=True):
-        shape[place] = extent
-    return np.broadcast_to(x.reshape(shape), out)
-
-
-def _slice(op: ops.Slice, out: tuple[int, ...], x: Array) -> Array:
-    ends = [start + (size - 1) * by + 1 for start, by, size in zip(op.starts, op.steps, out, strict=True)]
-    return x[tuple(slice(a, b, c) for a, b, c in zip(op.starts, ends, op.steps, strict=True))]
-
-
-def _pad(op: ops.Pad, out: tuple[int, ...], x: Array) -> Array:
-    return np.pad(x, [(b, o - b - e) for b, o, e in zip(op.before, out, x.shape, strict=True)])
-
-
-def _contract(op: ops.Contract, _: tuple[int, ...], x: Array, y: Array, *bias: Array) -> Array:
-    found = np.einsum(f"{op.operands[0]},{op.operands[1]}->{op.output}", x, y)
-    return found + bias[0] if op.has_bias else found
-
-
-def _pointwise(op: ops.Pointwise, _: tuple[int, ...], *given: Array) -> Array:
-    (function,) = op.functions
-    inputs = list(given)
-    if op.constant is not None:
-        inputs = [np.float32(op.constant), *inputs] if op.constant_first else [*inputs, np.float32(op.constant)]
-    inputs += [np.float32(value) for value in op.numbers]
-    return FUNCTIONS[function](*inputs)
-
-
-def _reduce(op: ops.Reduce, _: tuple[int, ...], x: Array) -> Array:
-    function = {"argmax": np.argmax}.get(op.function)
-    if function is not None:
-        return function(x, axis=op.over[0], keepdims=op.keeps_dims)
-    return REDUCTIONS[op.function](x, axis=op.over, keepdims=op.keeps_dims)
-
-
-def _softmax(op: ops.Softmax, _: tuple[int, ...], x: Array) -> Array:
-    found = np.exp(x) / np.exp(x).sum(axis=op.dim, keepdims=True)
-    return np.log(found) if op.is_log else found
-
-
-def _attention(op: ops.Attention, _: tuple[int, ...], q: Array, k: Array, v: Array, *masks: Array) -> Array:
-    times = q.shape[1] // k.shape[1]
-    k, v = np.repeat(k, times, axis=1), np.repeat(v, times, axis=1)
-    scores = np.einsum("bhsk,bhtk->bhst", q, k) * (op.scale or q.shape[-1] ** -0.5)
-    if op.is_causal:
-        scores = np.where(np.tri(*scores.shape[2:]), scores, -np.inf)
-    for mask in masks:
-        scores = scores + mask
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return np.einsum("bhst,bhte->bhse", weights / weights.sum(-1, keepdims=True), v)
-
-
-def _normalise(op: ops.Normalise, _: tuple[int, ...], x: Array, *rest: Array) -> Array:
-    shape = [extent if i in op.channels else 1 for i, extent in enumerate(x.shape)]
-    affine = [array.reshape(shape) for array in rest[: op.has_scale + op.has_shift]]
-    statistics = rest[op.has_scale + op.has_shift :]
-    groups = x.reshape(x.shape[0], op.groups, -1, *x.shape[2:]) if op.groups > 1 else x
-    over = tuple(range(2, groups.ndim)) if op.groups > 1 else op.over
-    if op.kind == "rms":
-        found = x / np.sqrt((x**2).mean(over, keepdims=True) + op.epsilon)
-    else:
-        mean, variance = groups.mean(over, keepdims=True), groups.var(over, keepdims=True)
-        if op.num_statistics:
-            mean, variance = (array.reshape(shape) for array in statistics)
-        found = ((groups - mean) / np.sqrt(variance + op.epsilon)).reshape(x.shape)
-    if op.has_scale:
-        found = found * affine[0]
-    return found + affine[-1] if op.has_shift else found
-
-
-FUNCTIONS: Mapping[str, Callable[..., Array]] = MappingProxyType(
-    {
-        "add": lambda *a: sum(a[1:], a[0]),
-        "average": lambda *a: sum(a[1:], a[0]) / len(a),
-        "clip": np.clip,
-        "divide": np.divide,
-        "elu": lambda x, a: np.where(x > 0, x, a * (np.exp(x) - 1)),
-        "hard_sigmoid": lambda x, a, b: np.clip(a * x + b, 0, 1),
-        "leaky_relu": lambda x, a: np.where(x > 0, x, a * x),
-        "maximum": lambda *a: np.maximum.reduce(np.broadcast_arrays(*a)),
-        "multiply": np.multiply,
-        "negate": np.negative,
-        "power": np.power,
-        "prelu": lambda x, a: np.where(x > 0, x, a * x),
-        "quick_gelu": lambda x, a: x / (1 + np.exp(-a * x)),
-        "reciprocal": np.reciprocal,
-        "relu": lambda x: np.maximum(x, 0),
-        "sqrt": np.sqrt,
-        "subtract": np.subtract,
-        "where": np.where,
-    }
-)
-REDUCTIONS: Mapping[str, Callable[..., Array]] = MappingProxyType(
-    {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "prod": np.prod}
-)
-EVALUATE: Mapping[type, Callable[..., Array]] = MappingProxyType(
-    {
-        ops.Identity: lambda _, __, x: x,
-        ops.Reshape: lambda _, out, x: x.reshape(out),
-        ops.Transpose: lambda op, _, x: x.transpose(op.order),
-        ops.Broadcast: _broadcast,
-        ops.Slice: _slice,
-        ops.Concat: lambda op, _, *xs: np.concatenate(xs, axis=op.dim),
-        ops.Pad: _pad,
-        ops.Contract: _contract,
-        ops.Pointwise: _pointwise,
-        ops.Reduce: _reduce,
-        ops.Softmax: _softmax,
-        ops.Lookup: lambda _, __, table, indices: table[indices],
-        ops.Attention: _attention,
-        ops.Normalise: _normalise,
-    }
-)
-
-
 def _evaluated(trace: Trace, proto: Any, fed: Mapping[str, Array]) -> dict[str, Array]:
     """Return the trace's values by name, its leaves being those of the model."""
-    known: dict[str, Array] = dict(fed)
-    stored = {tensor.name for tensor in proto.graph.initializer}
-    known |= {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer if t.name in stored}
-    for each in trace.nodes:
-        assert len(each.outputs) == 1
-        inputs = [known[use.value] for use in each.inputs]
-        (out,) = each.outputs
-        known[out.name] = EVALUATE[type(each.op)](each.op, out.shape, *inputs)
-        assert known[out.name].shape == out.shape, each
-    return known
+    return evaluate(trace, {**fed, **{t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}})
 
 
 X = (2, 3, 4, 6)

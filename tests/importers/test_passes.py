@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Trace, live_parameters, product_flop
 from pase.importers.passes import PASSES, run_passes
-from pase.importers.passes.alignment import aligned
+from pase.importers.passes.regions import aligned
 from tests.importers.traces import Array, Tracer, evaluate, read, values_of
 
 EXACT = ("drop no-ops", "drop constants and indices", "see through views", "split merged dims")

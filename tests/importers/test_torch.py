@@ -74,31 +74,18 @@ def test_alexnet_has_the_published_vertices() -> None:
     assert model.num_operators["vertices"] == pytest.approx(12, rel=0.15)
 
 
-# Generic operators that are told of one that nothing more can be said of: the choice of experts.
-_GENERIC = {"mixtral": {"aten.topk.default"}, "falcon": {"aten.index.Tensor"}}
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        # The others are imported in test_batch, with their losses.
-        pytest.param(kind, marks=[] if kind in ("gpt2", "mixtral", "bloom") else pytest.mark.full)
-        for kind in TRANSFORMERS
-    ],
-)
+@pytest.mark.parametrize("kind", TRANSFORMERS)
 def test_models_of_transformers_import_whole(kind: str) -> None:
+    """Others are imported in test_batch, with their losses."""
     pytest.importorskip("transformers")
-    module, given = transformers_model(kind, **_SETTINGS.get(kind, {}))
+    module, given = transformers_model(kind, **({"steps": 4} if kind == "mamba" else {}))
     model = _imported(module, given)
     assert model.traces[0].num_parameters == _num_parameters(module)
-    assert {operator for _, operator in model.generic} <= _GENERIC.get(kind, set())
-    if kind not in _UNCOUNTABLE:
+    # Nothing more can be said of the choice of experts.
+    assert {operator for _, operator in model.generic} <= ({"aten.topk.default"} if kind == "mixtral" else set())
+    # Outside tracing these look at the values of masks, or have a grouped product, which the counter leaves out.
+    if kind not in ("mixtral", "gpt2"):
         assert model.graph.forward_flop(contractions_only=True) == _counted_flop(module, given)
-
-
-_SETTINGS: dict[str, dict[str, Any]] = {"mamba": {"steps": 4}}
-# Outside tracing they look at the values of masks, or they have a grouped product, which the counter leaves out.
-_UNCOUNTABLE = {"mixtral", "gpt2", "llama", "bart", "falcon"}
 
 
 def test_experts_are_a_dim_of_their_products() -> None:

@@ -9,82 +9,10 @@ import pytest
 
 import pase
 from pase.importers.frameworks import import_model
-from pase.importers.ir import ops
-from pase.importers.ir.trace import Node, Trace
+from pase.importers.ir.trace import Trace
+from tests.importers.traces import evaluate
 
 torch = pytest.importorskip("torch")
-
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "subtract": np.subtract,
-    "multiply": np.multiply,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "relu": lambda x: np.maximum(x, 0),
-    "complex": lambda x, y: x + 1j * y,
-    "divide": np.divide,
-    "not_equal": np.not_equal,
-    "negate": np.negative,
-    "where": np.where,
-    "real": np.real,
-    "imag": np.imag,
-}
-_REDUCTIONS: dict[str, Callable[..., Any]] = {
-    "sum": np.sum,
-    "mean": np.mean,
-    "max": np.max,
-    "min": np.min,
-    "variance": partial(np.var, ddof=1),
-}
-
-
-def _run(trace: Trace, values: Mapping[str, Any]) -> list[Any]:
-    """Compute a trace of views, products, sums and functions of points."""
-    known = dict(values)
-    for node in trace.nodes:
-        (out,) = node.outputs
-        known[out.name] = _compute(node, [known[use.value] for use in node.inputs])
-        assert known[out.name].shape == out.shape, f"{node.op} of {node.origin.operator}"
-    return [known[name] for name in trace.outputs]
-
-
-def _compute(node: Node, inputs: list[Any]) -> Any:
-    shape, x = node.outputs[0].shape, inputs[0]
-    match node.op:
-        case ops.Identity():
-            return x
-        case ops.Reshape():
-            return x.reshape(shape)
-        case ops.Transpose(order=order):
-            return x.transpose(order)
-        case ops.Broadcast(places=places):
-            own = [1] * len(shape)
-            for place, extent in zip(places, x.shape, strict=True):
-                own[place] = extent
-            return np.broadcast_to(x.reshape(own), shape)
-        case ops.Slice(starts=starts, steps=steps):
-            return x[tuple(slice(a, a + s * e, s) for a, s, e in zip(starts, steps, shape, strict=True))]
-        case ops.Concat(dim=dim):
-            return np.concatenate(inputs, axis=dim)
-        case ops.Pad(before=before):
-            return np.pad(x, [(a, new - a - old) for a, old, new in zip(before, x.shape, shape, strict=True)])
-        case ops.Pointwise(functions=(name,), constant=constant):
-            return _FUNCTIONS[name](*inputs, *([] if constant is None else [constant]))
-        case ops.Softmax(dim=dim, is_log=is_log):
-            shifted = np.exp(x - x.max(axis=dim, keepdims=True))
-            shares = shifted / shifted.sum(axis=dim, keepdims=True)
-            return np.log(shares) if is_log else shares
-        case ops.Gather(dim=dim):
-            # A place that is none (of a target that is ignored) holds nothing that counts.
-            held = np.take_along_axis(x, inputs[1] % x.shape[dim], axis=dim)
-            return np.where((inputs[1] >= 0) & (inputs[1] < x.shape[dim]), held, 1e30)
-        case ops.Lookup():
-            return x[inputs[1] % x.shape[0]]
-        case ops.Reduce(function=function, over=over, keeps_dims=keeps):
-            return _REDUCTIONS[function](x, axis=over, keepdims=keeps)
-        case ops.Contract(operands=operands, output=output, has_bias=has_bias):
-            made = np.einsum(f"{operands[0]},{operands[1]}->{output}", *inputs[:2])
-            return made + inputs[2] if has_bias else made
-    raise AssertionError(f"{node.op} of {node.origin.operator} is not computed here")
 
 
 def _arrays(*shapes: tuple[int, ...]) -> list[Any]:
@@ -263,10 +191,9 @@ def _check(function: Callable[..., Any], given: tuple[Any, ...], made: Mapping[s
     for node in trace.nodes:
         if not node.inputs:
             constants |= {v.name: x for v in node.outputs for end, x in (made or {}).items() if v.name.endswith(end)}
-    found = _run(
-        Trace(name="x", leaves=trace.leaves, nodes=nodes, outputs=trace.outputs),
-        constants | dict(zip(leaves, (x.numpy() for x in given), strict=True)),
-    )
+    held = constants | dict(zip(leaves, (x.numpy() for x in given), strict=True))
+    values = evaluate(Trace(name="x", leaves=trace.leaves, nodes=nodes, outputs=trace.outputs), held)
+    found = [values[name] for name in trace.outputs]
     wanted = expected if isinstance(expected, tuple | list) else [expected]
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):

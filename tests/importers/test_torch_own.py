@@ -116,12 +116,8 @@ OWN: Mapping[str, Callable[[], Made]] = {
     "unet": lambda: (UNet(), {"x": random(4, 3, 8, 8), "y": random(4, 3, 8, 8)}),
     "resized": lambda: (Resized(), {"x": random(4, 3, 8, 8), "mask": torch.tensor([1, 0, 1, 1])}),
 }
-QUICK = ("mixtral", "t5")
-TRANSFORMERS = (
-    *QUICK, *("llama", "bert", "vit", "whisper", "gptj", "swin", "segformer", "wav2vec2", "qwen2_moe"),
-)  # fmt: skip
-LIKE_OTHERS = ("whisper", "gptj", "segformer", "qwen2_moe")
-"""Those that T5, Llama, Swin and Mixtral stand for."""
+QUICK = ("mixtral", "t5", "swin")
+OTHERS = ("llama", "bert", "vit", "whisper", "gptj", "segformer", "wav2vec2", "qwen2_moe")
 
 
 @pytest.mark.parametrize(
@@ -129,11 +125,7 @@ LIKE_OTHERS = ("whisper", "gptj", "segformer", "qwen2_moe")
     [
         *OWN,
         *QUICK,
-        *(
-            pytest.param(name, marks=pytest.mark.full if name in LIKE_OTHERS else pytest.mark.slow)
-            for name in TRANSFORMERS
-            if name not in QUICK
-        ),
+        *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS),
     ],
 )
 def test_bodies_compute_what_the_module_computes(name: str) -> None:
@@ -157,9 +149,9 @@ def test_bodies_compute_what_the_module_computes(name: str) -> None:
             assert all(g is None or not g.any() for g in (one, other))
 
 
-@pytest.mark.parametrize("name", ["mixtral", "projected", "resized"])
+@pytest.mark.parametrize("name", ["projected", "resized"])
 def test_other_targets_say_what_they_cannot_write(name: str) -> None:
-    module, inputs = OWN[name]() if name in OWN else of_transformers(name)
+    module, inputs = OWN[name]()
     plan = random_plan(trace_live((module.double(), inputs)).model.graph, 2, 0)
     assert "source(" in emit(plan, target="torch")
     with pytest.raises(PaseError, match=r"cannot be written as a program: aten\."):

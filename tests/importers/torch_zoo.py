@@ -236,33 +236,19 @@ _SMALL = {
     "eos_token_id": 2,
 }
 
-TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bert": ("tokens", _SMALL),
-    "bloom": ("tokens", {**_SMALL, "n_layer": 2, "n_head": 4}),
-    "falcon": ("tokens", _SMALL),
-    "gpt2": ("tokens", {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64}),
-    "llama": ("tokens", {**_SMALL, "num_key_value_heads": 2}),
-    "mixtral": ("tokens", {**_SMALL, "num_key_value_heads": 2, "num_local_experts": 4}),
-    "t5": ("both", {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 64}),
-    "bart": ("both", {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 64}),
-    "vit": ("images", {**_SMALL, "image_size": 32, "patch_size": 8}),
-    "swin": ("images", {"image_size": 32, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}),
-    "mamba": ("tokens", {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 64, "state_size": 4}),
+TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "bloom": {**_SMALL, "n_layer": 2, "n_head": 4},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64},
+    "mixtral": {**_SMALL, "num_key_value_heads": 2, "num_local_experts": 4},
+    "mamba": {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 64, "state_size": 4},
 }
-"""By the kind of model: what it reads, and what its configuration says."""
+"""By the kind of model, what its configuration says; more of them are in `architectures`, with their losses."""
 
 
 def transformers_model(kind: str, *, batch: int = 2, steps: int = 8, **more: Any) -> Made:
-    """Return a model of transformers' from a configuration alone, without a head."""
+    """Return a model of transformers' that reads tokens, from a configuration alone, without a head."""
     import torch
     import transformers
 
-    reads, settings = TRANSFORMERS[kind]
-    config = transformers.CONFIG_MAPPING[kind](**{"use_cache": False, **settings, **more})
-    tokens = torch.zeros(batch, steps, dtype=torch.long)
-    inputs = {
-        "tokens": {"input_ids": tokens},
-        "both": {"input_ids": tokens, "decoder_input_ids": tokens[:, : steps // 2]},
-        "images": {"pixel_values": torch.zeros(batch, 3, 32, 32)},
-    }[reads]
-    return transformers.AutoModel.from_config(config), inputs
+    config = transformers.CONFIG_MAPPING[kind](**{"use_cache": False, **TRANSFORMERS[kind], **more})
+    return transformers.AutoModel.from_config(config), {"input_ids": torch.zeros(batch, steps, dtype=torch.long)}

@@ -104,26 +104,43 @@ class Tracer:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Array]] = {
-    "add": np.add,
-    "subtract": np.subtract,
-    "multiply": np.multiply,
-    "divide": np.divide,
-    "exp": np.exp,
-    "tanh": np.tanh,
-    "relu": lambda x: np.maximum(x, 0),
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "negate": np.negative,
-    "rsqrt": lambda x: 1 / np.sqrt(np.abs(x) + 1e-3),
-    "power": np.power,
-    "greater": lambda a, b: a > b,
-    "where": np.where,
+    "add": lambda *a: sum(a[1:], a[0]),
+    "average": lambda *a: sum(a[1:], a[0]) / len(a),
     "cast": lambda x: x,
+    "clip": np.clip,
+    "complex": lambda x, y: x + 1j * y,
+    "divide": np.divide,
+    "elu": lambda x, a: np.where(x > 0, x, a * (np.exp(x) - 1)),
+    "exp": np.exp,
+    "greater": np.greater,
+    "hard_sigmoid": lambda x, a, b: np.clip(a * x + b, 0, 1),
+    "imag": np.imag,
+    "leaky_relu": lambda x, a: np.where(x > 0, x, a * x),
+    "maximum": lambda *a: np.maximum.reduce(np.broadcast_arrays(*a)),
+    "multiply": np.multiply,
+    "negate": np.negative,
+    "not_equal": np.not_equal,
+    "power": np.power,
+    "prelu": lambda x, a: np.where(x > 0, x, a * x),
+    "quick_gelu": lambda x, a: x / (1 + np.exp(-a * x)),
+    "real": np.real,
+    "reciprocal": np.reciprocal,
+    "relu": lambda x: np.maximum(x, 0),
+    "rsqrt": lambda x: 1 / np.sqrt(np.abs(x) + 1e-3),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "sqrt": np.sqrt,
+    "subtract": np.subtract,
+    "tanh": np.tanh,
+    "where": np.where,
 }
 REDUCTIONS: Mapping[str, Callable[..., Array]] = {
     "sum": np.sum,
     "mean": np.mean,
     "max": np.max,
-    "variance": np.var,
+    "min": np.min,
+    "prod": np.prod,
+    # Of one point less, as PyTorch has it.
+    "variance": lambda x, **more: np.var(x, ddof=1, **more),
     "argmax": lambda x, axis, keepdims: np.argmax(x, axis=axis[0], keepdims=keepdims),
 }
 
@@ -186,26 +203,62 @@ def _applied(node: Node, inputs: Sequence[Array]) -> Array:
         case ops.Pad(before=before):
             after = [o - b - e for o, b, e in zip(output, before, inputs[0].shape, strict=True)]
             return np.pad(inputs[0], list(zip(before, after, strict=True)))
-        case ops.Pointwise(functions=(function,), constant=constant):
-            numbers = [] if constant is None else [np.array(constant)]
-            return np.broadcast_to(FUNCTIONS[function](*inputs, *numbers), output)
+        case ops.Pointwise(functions=(function,), constant=constant, numbers=numbers):
+            # A number is of the type of what it meets.
+            kind = next((x.dtype for x in inputs if x.dtype.kind in "fc"), np.dtype(float))
+            own = [np.asarray(number, kind) for number in numbers]
+            first = [] if constant is None else [np.asarray(constant, kind)]
+            given = [*first, *inputs] if node.op.constant_first else [*inputs, *first]
+            return np.broadcast_to(FUNCTIONS[function](*given, *own), output)
         case ops.Reduce(function=function, over=over, keeps_dims=keeps):
             return REDUCTIONS[function](inputs[0], axis=over, keepdims=keeps)
         case ops.Contract(operands=operands, output=letters, has_bias=has_bias):
             found = np.einsum(f"{operands[0]},{operands[1]}->{letters}", *inputs[:2])
             return found + inputs[2] if has_bias else found
         case ops.Gather(dim=dim):
-            return np.take_along_axis(inputs[0], inputs[1].reshape(output), axis=dim)
-        case ops.Softmax(dim=dim):
+            # A place that is none (of a target that is ignored) holds nothing that counts.
+            x, places = inputs[0], inputs[1].reshape(output)
+            held = np.take_along_axis(x, places % x.shape[dim], axis=dim)
+            return np.where((places >= 0) & (places < x.shape[dim]), held, 1e30)
+        case ops.Softmax(dim=dim, is_log=is_log):
             powers = np.exp(inputs[0] - inputs[0].max(axis=dim, keepdims=True))
-            return powers / powers.sum(axis=dim, keepdims=True)
+            shares = powers / powers.sum(axis=dim, keepdims=True)
+            return np.log(shares) if is_log else shares
         case ops.Lookup():
             return inputs[0][inputs[1].astype(int)]
-        case ops.Normalise(kind="layer", over=over):
-            x = inputs[0]
-            return (x - x.mean(axis=over, keepdims=True)) / np.sqrt(x.var(axis=over, keepdims=True) + 1e-5)
+        case ops.Attention():
+            return _attended(node.op, *inputs)
+        case ops.Normalise():
+            return _normalised(node.op, *inputs)
         case _:
             raise AssertionError(f"{node.op} cannot be interpreted")
+
+
+def _attended(op: ops.Attention, q: Array, k: Array, v: Array, *masks: Array) -> Array:
+    times = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, times, axis=1), np.repeat(v, times, axis=1)
+    scores = np.einsum("bhsk,bhtk->bhst", q, k) * (op.scale or q.shape[-1] ** -0.5)
+    if op.is_causal:
+        scores = np.where(np.tri(*scores.shape[2:]), scores, -np.inf)
+    weights = np.exp(scores + sum(masks) - (scores + sum(masks)).max(-1, keepdims=True))
+    return np.einsum("bhst,bhte->bhse", weights / weights.sum(-1, keepdims=True), v)
+
+
+def _normalised(op: ops.Normalise, x: Array, *rest: Array) -> Array:
+    shape = [extent if i in op.channels else 1 for i, extent in enumerate(x.shape)]
+    affine = [array.reshape(shape) for array in rest[: op.has_scale + op.has_shift]]
+    statistics = rest[op.has_scale + op.has_shift :]
+    groups = x.reshape(x.shape[0], op.groups, -1, *x.shape[2:]) if op.groups > 1 else x
+    over = tuple(range(2, groups.ndim)) if op.groups > 1 else op.over
+    if op.kind == "rms":
+        found = x / np.sqrt((x**2).mean(over, keepdims=True) + op.epsilon)
+    else:
+        mean, variance = groups.mean(over, keepdims=True), groups.var(over, keepdims=True)
+        if op.num_statistics:
+            mean, variance = (array.reshape(shape) for array in statistics)
+        found = ((groups - mean) / np.sqrt(variance + op.epsilon)).reshape(x.shape)
+    found = found * affine[0] if op.has_scale else found
+    return found + affine[-1] if op.has_shift else found
 
 
 def values_of(trace: Trace, seed: int = 0) -> dict[str, Array]:
