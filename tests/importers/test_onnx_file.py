@@ -129,8 +129,8 @@ def _shapes(trace: Trace) -> dict[str, tuple[int, ...]]:
     return {value.name: value.shape for each in trace.nodes for value in each.outputs}
 
 
-@pytest.mark.parametrize("exported", [1, 2, 5])
-@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("exported", [1, 2])
+@pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("steps", [1, 5])
 def test_a_batch_that_is_written_into_reshapes_is_replaced(exported: int, batch: int, steps: int) -> None:
     found = _trace(transformer(exported, steps=steps), batch=batch)
