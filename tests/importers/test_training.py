@@ -390,11 +390,7 @@ def graph_of(source: Any) -> Graph:
 @pytest.mark.parametrize(
     ("name", "seeds"),
     [
-        *(
-            (name, (0, 1) if name in WITHOUT_REFERENCE else (0,))
-            for name in (*MODELS, *ARCHITECTURES)
-            if name not in FULL
-        ),
+        *((name, (0, 1) if name in WITHOUT_REFERENCE else (0,)) for name in SUITE),
         *(pytest.param(name, (0, 1, 2, 3), marks=pytest.mark.full) for name in (*MODELS, *ARCHITECTURES)),
     ],
 )
