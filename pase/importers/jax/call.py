@@ -60,7 +60,8 @@ class Writer:
         self.makers: dict[str, ops.Op] = {}
         self.joined: dict[str, tuple[tuple[Value, Any], ...]] = {}
         self.weights = {leaf.value.name: leaf.value.name for leaf in leaves if leaf.role == "parameter"}
-        self._places = Places(entry)
+        # The user's outermost function, which tells nothing; the layer of the weight that was read last.
+        self._entry, self._last = entry, ""
         self._taken = {leaf.value.name for leaf in leaves}
         self._counts: dict[str, int] = {}
 
@@ -116,11 +117,38 @@ class Writer:
                 op=op,
                 inputs=tuple(Use(value=value.name) for value in inputs),
                 outputs=tuple(outputs),
-                origin=replace(self._places.origin(call.equation, call.name, call.outer, weight), turn=self.turn),
+                origin=replace(self._origin(call.equation, call.name, call.outer, weight), turn=self.turn),
             )
         )
         self.makers.update((value.name, op) for value in outputs)
         self.makers_at.update((value.name, self.place) for value in outputs)
+
+    def _origin(self, equation: Any, operator: str, outer: tuple[str, ...], weight: str) -> Origin:
+        """Return where an equation comes from; they are read in order.
+
+        A named scope (a flax module) is the scope. Without one, it is the path of the weight that is read, or else the
+        user's function, beside the weight that was read last.
+        outer: scopes of the equations that it is within; "@f" is a function that is inlined, "#2" a turn of a loop.
+        weight: path of the one that it reads, "" for none.
+        """
+        own = scopes(equation)
+        plain = tuple(name for name in outer if name[0] not in "@#")
+        # In a loop's body a module tells the whole of its path again.
+        stack = (*outer, *(own[len(plain) :] if plain and own[: len(plain)] == plain else own))
+        if weight:
+            self._last = _layer(weight)
+        function = _function(equation)
+        named = [name.removeprefix("#") for name in stack if not name.startswith("@")]
+        inlined = [name.removeprefix("@") for name in stack if name.startswith("@")]
+        if any(name[0] not in "@#" for name in stack):
+            scope = ".".join((*named, *inlined[-1:]))
+        elif weight:
+            scope = self._last
+        else:
+            told = inlined[-1] if inlined else function if function not in ("", self._entry) else operator
+            beside = self._last.rpartition(".")[0]
+            scope = f"{beside}.{told}" if beside else told
+        return Origin(operator=operator, scope=scope, line=line(equation))
 
     def amend(self, value: Value, op: ops.Op) -> None:
         """Have the node that computes a value compute something else."""
@@ -190,43 +218,6 @@ def dtype_name(dtype: Any) -> str:
 
 
 # -- where an equation comes from: the scope that names its vertex, and the line of the user's source
-
-
-class Places:
-    """Names equations in the order in which they are read.
-
-    A named scope (a flax module) is the scope. Without one, it is the path of the weight that is read, or else the
-    user's function, beside the weight that was read last. entry: the user's outermost function, which tells nothing.
-    """
-
-    def __init__(self, entry: str) -> None:
-        self._entry = entry
-        self._last = ""
-
-    def origin(self, equation: Any, operator: str, outer: tuple[str, ...], weight: str) -> Origin:
-        """Return where an equation comes from.
-
-        outer: scopes of the equations that it is within; "@f" is a function that is inlined, "#2" a turn of a loop.
-        weight: path of the one that it reads, "" for none.
-        """
-        own = scopes(equation)
-        plain = tuple(name for name in outer if name[0] not in "@#")
-        # In a loop's body a module tells the whole of its path again.
-        stack = (*outer, *(own[len(plain) :] if plain and own[: len(plain)] == plain else own))
-        if weight:
-            self._last = _layer(weight)
-        function = _function(equation)
-        named = [name.removeprefix("#") for name in stack if not name.startswith("@")]
-        inlined = [name.removeprefix("@") for name in stack if name.startswith("@")]
-        if any(name[0] not in "@#" for name in stack):
-            scope = ".".join((*named, *inlined[-1:]))
-        elif weight:
-            scope = self._last
-        else:
-            told = inlined[-1] if inlined else function if function not in ("", self._entry) else operator
-            beside = self._last.rpartition(".")[0]
-            scope = f"{beside}.{told}" if beside else told
-        return Origin(operator=operator, scope=scope, line=line(equation))
 
 
 def scopes(equation: Any) -> tuple[str, ...]:

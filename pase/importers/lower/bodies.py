@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from pase.graph import Access, Operator, Role, SliceOf, Window
-from pase.graph.access import access_dims, axis_dims
+from pase.graph.access import DimIndex, access_dims, axis_dims
 from pase.graph.body import TYPES, Body, ModelInput, ModelOutput, Operand, Option, is_before_layout
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Node, Piece, SourceOperator, Trace, Use, piece_shape
@@ -334,14 +334,10 @@ class _Vertex:
         sheet = self._sheet
         target: list[Axis] = []
         for i, (axis, extent) in enumerate(zip(write.index_map, write.shape, strict=True)):
-            match axis:
-                case str() if extent == self._operator.extents[axis]:
-                    target.append((Atom(axis, extent),) if extent > 1 else ())
-                case tuple():
-                    target.append(tuple(Atom(n, e) for n in axis if (e := self._operator.extents[n]) > 1))
-                case _:
-                    known, own = sheet.unsplit(known, known.dims[i])
-                    target.append(own)
+            own = self._told(axis, extent)
+            if own is None:
+                known, own = sheet.unsplit(known, known.dims[i])
+            target.append(own)
         known = sheet.laid(known, tuple(target))
         # In the order of what is written: not all of these dims are the operator's.
         name = sheet.step("repeat", [known.operand], names(flat(tuple(target))))
@@ -653,16 +649,15 @@ class _Vertex:
                 if not isinstance(axis, Window | SliceOf)
             ]
             return sheet.read(access.tensor, dims, access.shape)
-        axes: list[Axis | None] = []
-        for axis, extent in zip(access.index_map, access.shape, strict=True):
-            match axis:
-                case str() if extent == self._operator.extents[axis]:
-                    axes.append((Atom(axis, extent),) if extent > 1 else ())
-                case tuple():
-                    axes.append(tuple(Atom(n, e) for n in axis if (e := self._operator.extents[n]) > 1))
-                case _:
-                    axes.append(None)
+        axes = [self._told(axis, extent) for axis, extent in zip(access.index_map, access.shape, strict=True)]
         return sheet.from_where_it_is(access.tensor, axes, access.shape)
+
+    def _told(self, axis: DimIndex, extent: int) -> Axis | None:
+        """Return the atoms of a dim that iteration dims index throughout; None for any other."""
+        extents = self._operator.extents
+        if not isinstance(axis, str | tuple) or (isinstance(axis, str) and extent != extents[axis]):
+            return None
+        return tuple(Atom(name, extents[name]) for name in axis_dims(axis) if extents[name] > 1)
 
     def _weight(self, use: Use) -> TensorRef:
         """Return a weight that the vertex reads, or what is computed of weights alone."""

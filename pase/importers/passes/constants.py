@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from math import exp, log, prod, sqrt
 from types import MappingProxyType
@@ -131,14 +131,6 @@ def _reading_behind(node: Node, computed: Mapping[str, tuple[Use, ...]]) -> Node
     return replace(node, inputs=(*inputs, *beside), beside=len(beside))
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """How a value is read in place of what is computed of it."""
-
-    use: Use
-    is_alike: bool
-
-
 def _sources(
     trace: Trace,
     node: Node,
@@ -158,13 +150,10 @@ def _sources(
         if seen is not None:
             return (replace(seen, of=of if seen.of else ""),)
     is_pointwise = isinstance(node.op, ops.Pointwise | ops.Identity)
-    found = [_Seen(use, is_pointwise and trace.shape(use) == value.shape) for use in uses]
+    alike = [use for use in uses if is_pointwise and trace.shape(use) == value.shape]
+    others = [Use(value=use.value, seen_as=value.shape, of=of) for use in uses if use not in alike]
     # One that lies as the value does comes first: it stands for the value.
-    found.sort(key=lambda seen: not seen.is_alike)
-    return tuple(
-        replace(seen.use, of=of) if seen.is_alike else Use(value=seen.use.value, seen_as=value.shape, of=of)
-        for seen in found
-    )
+    return (*(replace(use, of=of) for use in alike), *others)
 
 
 def _returned(trace: Trace, name: str, made: Container[str]) -> Iterator[Returned]:

@@ -1,5 +1,6 @@
 """Fold pointwise functions of one tensor into the operator that makes it, or into the only one that reads them."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
@@ -15,20 +16,19 @@ _NOT_INTO = ops.Slice | ops.Concat | ops.Pad | ops.Reshape | ops.Transpose | ops
 
 def fold_pointwise(trace: Trace) -> Trace:
     """Return the trace with biases, activations and the like as part of their neighbours."""
-    state = _State(trace)
-    for node in trace.nodes:
-        current = state.nodes.get(node.name)
-        if current is not None and isinstance(current.op, ops.Pointwise) and len(current.outputs) == 1:
-            state.fold(current)
-    return replace(trace, nodes=tuple(state.nodes.values()), outputs=tuple(state.returned))
+    return _folding(trace, lambda _, node: isinstance(node.op, ops.Pointwise) and len(node.outputs) == 1)
 
 
 def add_biases(trace: Trace) -> Trace:
     """Return the trace with what is added to a product or a convolution, in one dim, as its bias."""
+    return _folding(trace, _State.is_bias)
+
+
+def _folding(trace: Trace, is_folded: "Callable[[_State, Node], bool]") -> Trace:
     state = _State(trace)
     for node in trace.nodes:
         current = state.nodes.get(node.name)
-        if current is not None and state.is_bias(current):
+        if current is not None and is_folded(state, current):
             state.fold(current)
     return replace(trace, nodes=tuple(state.nodes.values()), outputs=tuple(state.returned))
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import prod
 
 from pase.importers.ir import ops
-from pase.importers.ir.trace import Node, Piece, Returned, Trace, Use, lying
+from pase.importers.ir.trace import Node, Piece, Returned, Trace, Use, lying, piece_shape
 from pase.importers.ir.views import View
 
 
@@ -16,7 +16,7 @@ def composed(outer: Use, inner: Use, shape: tuple[int, ...]) -> Use | None:
     """
     if inner.seen_as is not None or outer.seen_as is not None:
         return None
-    held = _of(shape, inner.piece)
+    held = piece_shape(shape, inner.piece)
     view = inner.view or View.plain(held)
     piece = inner.piece
     if outer.piece is not None:
@@ -73,12 +73,6 @@ def without_dead_nodes(trace: Trace) -> Trace:
             kept.append(node)
             wanted.update(use.value for use in node.inputs)
     return replace(trace, nodes=tuple(reversed(kept)))
-
-
-def _of(shape: tuple[int, ...], piece: Piece | None) -> tuple[int, ...]:
-    if piece is None:
-        return shape
-    return (*shape[: piece.dim], piece.size, *shape[piece.dim + 1 :])
 
 
 # -- what changes nothing: casts, copies, dropout outside training, reshapes to the same shape
