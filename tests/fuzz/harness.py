@@ -128,7 +128,7 @@ def _worker(
     shared[:] = _COUNTS.pack(first, 0, 0, time.monotonic())
     receiving, sending = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which numpy's BLAS has
+        warnings.simplefilter("ignore")  # of threads, which numpy's BLAS and JAX have
         child = os.fork()
     if child == 0:
         status = 1

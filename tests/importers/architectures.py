@@ -411,7 +411,7 @@ ARCHITECTURES: dict[str, dict[str, Make]] = {
 
 
 _IN_THE_SUITE = {
-    "transformers": ("gpt2", "llama", "mixtral", "bert", "t5", "vit", "swin", "segformer", "wav2vec2"),
+    "transformers": ("gpt2", "llama", "mixtral", "bert", "t5", "vit", "swin", "wav2vec2"),
     "diffusers": ("dit",),
     "keras": ("MobileNetV3Small", "ResNet50", "EfficientNetB0", "ConvNeXtTiny"),
 }
