@@ -470,5 +470,6 @@ Translation = Callable[[Any], object]
 
 
 def table(*families: tuple[Translation, str]) -> dict[str, Translation]:
-    """Return translations by the names of operators, which are given as words of a text."""
-    return {name: found for found, names in families for name in names.split()}
+    """Return translations by the names of operators, words of a text; a star stands for each of 1, 2 and 3."""
+    words = ((found, name) for found, names in families for name in names.split())
+    return {name.replace("*", number): found for found, name in words for number in ("123" if "*" in name else "1")}

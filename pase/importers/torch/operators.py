@@ -287,8 +287,7 @@ _MOVES = table(
     (lambda call: concatenate(call, call.dim(rank=len(call.result.shape))), "cat concat concatenate _cat"),
     (lambda call: call.stack(call.tensors, call.dim(rank=len(call.result.shape)), out=call.result), "stack"),
     (replace_piece, "slice_scatter select_scatter"),
-    (pad, "pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d"),
-    (pad, "replication_pad2d replication_pad3d _pad_circular"),
+    (pad, "pad constant_pad_nd reflection_pad*d replication_pad*d _pad_circular"),
     (
         lambda call: _rows(call, call.value("weight"), call.value("indices"), int(call.get("padding_idx", -1))),
         "embedding",
@@ -786,8 +785,6 @@ def recurrent(call: Call) -> None:
     return call.give(op, x, *(value for value in given if isinstance(value, Value)))
 
 
-_UPSAMPLE = "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d"
-
 _PRODUCTS = table(
     (linear, "linear"),
     (matmul, "matmul mm bmm mv dot vdot __matmul__ linalg_matmul"),
@@ -806,18 +803,14 @@ _PRODUCTS = table(
     (lambda call: tensordot(call, call.get("dims_self", []), call.get("dims_other", [])), "tensordot"),
     (lambda call: tensordot(call, [-1], [-1]), "inner"),
     (grouped_mm, "_grouped_mm grouped_mm grouped_mm_fallback"),
-    (convolution, "convolution _convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
-    (pool, "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d"),
-    (pool, "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"),
+    (convolution, "convolution _convolution conv*d conv_transpose*d"),
+    (pool, "max_pool*d avg_pool*d max_pool*d_with_indices"),
     (
         lambda call: adaptive_pool(call, _last(call, _spatial_rank(call))),
-        """
-        adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
-        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
-        """,
+        "adaptive_avg_pool*d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool*d",
     ),
-    (upsample, f"{_UPSAMPLE} upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"),
-    (upsample, "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d"),
+    (upsample, "upsample_nearest*d upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d"),
+    (upsample, "_upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact*d"),
     # Of windows side by side the batch passes; of values between pixels the channels too.
     (lambda call: call.opaque(over=range(1, len(call.x.shape)), flop_per_point=0.0), "im2col col2im"),
     (
