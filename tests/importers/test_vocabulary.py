@@ -9,7 +9,7 @@ from pase.importers.frameworks import imported
 from pase.importers.ir import ops
 from pase.importers.ir.shared import FUNCTIONS, reduction
 from pase.importers.ir.trace import Leaf, Node, Origin, Trace, Use, Value
-from pase.importers.onnx import points as of_onnx
+from pase.importers.onnx import operators as of_onnx
 
 REDUCTIONS = {
     "jax": "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor",
