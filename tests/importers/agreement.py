@@ -1,13 +1,14 @@
 """Whether two graphs are the same search problem, whatever their vertices are called and in which order they stand."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from pase import load_machine, search
-from pase.graph import Graph, verify
+from pase.graph import Graph, Operator, verify
 from pase.planning.planner import problem_of
 
 DIGITS = 10
@@ -41,6 +42,20 @@ def fingerprint(graph: Graph, devices: int = DEVICES) -> tuple[Counter[bytes], C
             known[key] = rows[:, np.lexsort(rows)].tobytes()
         edges[known[key]] += 1
     return vertices, edges
+
+
+def check_apart(operators: Iterable[Operator], *extents: int, along_all: bool = True) -> None:
+    """Assert that each is known, and can be split by examples alone and by steps alone, of which there are so many.
+
+    A number of the whole batch has no dims left. along_all: and by all its other dims.
+    """
+    found = list(operators)
+    assert found
+    for operator in found:
+        assert operator.kind != "opaque", operator.name
+        free = [dim.extent for dim in operator.dims if dim.name not in operator.unsplittable and dim.extent > 1]
+        assert not free or all(free.count(extent) == 1 for extent in extents), f"{operator.name}: {operator.dims}"
+        assert not (along_all and free and operator.unsplittable), operator.name
 
 
 def without(graph: Graph, *names: str) -> Graph:

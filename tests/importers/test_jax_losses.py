@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pase.importers.frameworks import import_model
+from tests.importers.agreement import check_apart
 
 jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
@@ -58,13 +59,5 @@ def test_a_loss_is_known_and_keeps_examples_and_steps_apart(name: str) -> None:
         return loss(x, targets)
 
     model = import_model((function, _PARAMETERS, _TOKENS, _TOKENS if name in OF_TOKENS else _FLOATS), is_strict=True)
-    layers = [op for op in model.graph.operators if op.parameters]
-    found = [op for op in model.graph.operators if not op.parameters]
-    assert len(layers) == 3
-    assert found
-    for operator in found:
-        assert operator.kind != "opaque"
-        extents = [dim.extent for dim in operator.dims if dim.extent > 1]
-        if extents:
-            assert extents.count(BATCH) == extents.count(STEPS) == 1, f"{operator.name}: {operator.dims}"
-            assert operator.unsplittable == ()
+    assert sum(bool(op.parameters) for op in model.graph.operators) == 3
+    check_apart((op for op in model.graph.operators if not op.parameters), BATCH, STEPS)

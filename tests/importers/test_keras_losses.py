@@ -11,6 +11,7 @@ keras = pytest.importorskip("keras")
 
 from pase import load, search  # noqa: E402
 from pase.importers.frameworks import import_model  # noqa: E402
+from tests.importers.agreement import check_apart  # noqa: E402
 
 BATCH, STEPS, CLASSES, WIDTH = 8, 16, 32, 64
 losses = keras.losses
@@ -49,14 +50,8 @@ LOSSES: dict[str, Callable[[], Any]] = {
 def test_a_loss_is_known_and_keeps_examples_and_steps_apart(name: str) -> None:
     model = import_model(_model(LOSSES[name]()), is_strict=True)
     assert model.traces[0].notes == ()
-    loss = [op for op in model.graph.operators if op.name not in ("table", "body", "head0")]
-    assert loss
-    assert {"opaque"}.isdisjoint(op.kind for op in loss)
-    for operator in loss:
-        extents = [dim.extent for dim in operator.dims if dim.extent > 1]
-        if extents:
-            assert extents.count(BATCH) == extents.count(STEPS) == 1, f"{operator.name}: {operator.dims}"
-            assert operator.unsplittable == ()
+    loss = (op for op in model.graph.operators if op.name not in ("table", "body", "head0"))
+    check_apart(loss, BATCH, STEPS)
 
 
 def test_a_model_that_is_not_compiled_has_no_loss() -> None:

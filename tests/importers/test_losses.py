@@ -7,6 +7,7 @@ import pytest
 
 from pase import load, search
 from pase.importers.frameworks import import_model
+from tests.importers.agreement import check_apart
 
 torch = pytest.importorskip("torch")
 
@@ -88,14 +89,7 @@ def test_a_loss_is_known_and_keeps_examples_and_steps_apart(name: str) -> None:
     assert not list(model.generic)
     assert model.differences == ()
     loss = [op for op in graph.operators if op.name not in ("table", "body", "head")]
-    assert loss
-    steps = STEPS - (name == "shifted")
-    for operator in loss:
-        assert operator.kind != "opaque"
-        free = [dim.extent for dim in operator.dims if dim.name not in operator.unsplittable and dim.extent > 1]
-        if free:
-            # A number of the whole batch has no dims left.
-            assert free.count(BATCH) == free.count(steps) == 1, f"{operator.name}: {operator.dims}"
+    check_apart(loss, BATCH, STEPS - (name == "shifted"), along_all=False)
     assert any(CLASSES in operator.extents.values() for operator in loss)
 
 

@@ -133,7 +133,6 @@ class Following:
         yield backend.image, "resize", self._resize
         # Nothing is drawn in tests, nor is a seed, which other backends have in another type.
         yield backend.random, "jax_draw_seed", lambda _: self.jax.numpy.zeros(2, "uint32")
-        yield backend.numpy, "pad", self._pad(backend.numpy.pad)
         for place in (backend.core, import_module("keras.src.backend"), import_module("keras.src.ops")):
             yield place, "cond", self._either
         yield layers.Dropout, "call", lambda layer, x, **_: self._one(ops.Identity(rate=float(layer.rate)), x)
@@ -302,17 +301,6 @@ class Following:
                 return original(*arguments, **keywords)
 
         return separable_conv
-
-    def _pad(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: Any = None) -> Any:
-            x, pairs = _array(x), [(pad_width, pad_width)] if isinstance(pad_width, int) else list(pad_width)
-            pairs = pairs * x.ndim if len(pairs) == 1 else pairs
-            if mode != "constant":
-                return original(x, pad_width, mode, constant_values)
-            shape = [extent + first + last for extent, (first, last) in zip(x.shape, pairs, strict=True)]
-            return self._one(ops.Pad(before=tuple(first for first, _ in pairs)), x, shape=shape)
-
-        return pad
 
     def _either(self, which: Any, true: Callable[[], Any], false: Callable[[], Any]) -> Any:
         """Return the results of one of two branches, both of which are computed: data choose."""
@@ -515,9 +503,7 @@ _ALONG_LAST = frozenset({"Dense", "Activation", "Dropout", "ReLU", "LeakyReLU", 
 """Layers to which dims before the last one are all alike."""
 
 _ACTIVATIONS: dict[str, tuple[float, ...]] = {
-    **dict.fromkeys(
-        ("gelu", "hard_shrink", "hard_silu", "log_sigmoid", "relu", "relu6", "selu", "sigmoid", "silu"), ()
-    ),
+    **dict.fromkeys(("gelu", "hard_shrink", "hard_silu", "log_sigmoid", "relu6", "selu", "silu"), ()),
     **dict.fromkeys(("soft_shrink", "softplus", "softsign", "sparse_plus", "sparse_sigmoid", "squareplus"), ()),
     "tanh_shrink": (),
     "celu": (1.0,),
