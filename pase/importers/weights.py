@@ -55,7 +55,7 @@ def read_weights(
     model = import_model(source, batch=batch, arguments=given)
     uses = {(w.layer, w.tensor): Use(value=w.source, piece=w.piece) for w in model.lowered.weights}
     uses |= model.lowered.constants
-    values = _VALUES[kind](source, {use.value for use in uses.values()}, model.traces[0], batch, given)
+    values = _VALUES[kind](source, sorted({use.value for use in uses.values()}), model.traces[0], batch, given)
     found: dict[str, Array] = {}
     for (layer, tensor), use in uses.items():
         if use.value not in values:
@@ -70,7 +70,7 @@ def read_weights(
                     f"{short(use.value)!r} alone; give it the array"
                 )
             continue
-        array = values[use.value]
+        array = np.asarray(values[use.value])
         # Truth values are read as 0 and 1, numbers of rows as numbers.
         array = array if np.issubdtype(array.dtype, np.inexact) else array.astype(np.float32)
         found[f"{layer}/{tensor}"] = read_as(array, use)
@@ -103,20 +103,6 @@ def _called(source: object) -> str:
     """Return what a source is called in a message: not its values."""
     first = source[0] if isinstance(source, list | tuple) and source else source
     return repr(source) if isinstance(source, str) else f"a {type(first).__name__}"
-
-
-def _torch_values(
-    source: Any, names: Iterable[str], _trace: Trace, batch: int | None, _arguments: Mapping[str, Scalar]
-) -> Mapping[str, Array]:
-    tensors = values_of(source, sorted(names), batch=batch)
-    return {name: (t.float() if t.is_floating_point() else t).numpy() for name, t in tensors.items()}
-
-
-def _keras_values(
-    source: Any, names: Iterable[str], _trace: Trace, batch: int | None, arguments: Mapping[str, Scalar]
-) -> Mapping[str, Array]:
-    found = keras_model.read_weights(source, sorted(names), batch=batch, arguments=arguments)
-    return {name: np.asarray(array, np.float32) for name, array in found.items()}
 
 
 def _onnx_values(
@@ -180,17 +166,16 @@ def _needed(graph: Any, names: set[str]) -> set[str]:
     return found
 
 
-def _jax_values(
-    source: Any, names: Iterable[str], _trace: Trace, batch: int | None, _arguments: Mapping[str, Scalar]
-) -> Mapping[str, Array]:
-    found = jax_function.read_weights(source, sorted(names), batch=batch)
-    return {name: np.asarray(array) for name, array in found.items()}
-
-
 _VALUES: Mapping[str, Values] = {
-    "jax": _jax_values,
-    "keras": _keras_values,
+    "jax": lambda source, names, _, batch, __: jax_function.read_weights(source, names, batch=batch),
+    "keras": lambda source, names, _, batch, given: {
+        name: np.asarray(array, np.float32)
+        for name, array in keras_model.read_weights(source, names, batch=batch, arguments=given).items()
+    },
     "onnx": _onnx_values,
-    "torch": _torch_values,
+    "torch": lambda source, names, _, batch, __: {
+        name: (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        for name, tensor in values_of(source, names, batch=batch).items()
+    },
 }
 """Where the values are."""

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -44,9 +44,31 @@ class KerasFrontEnd:
         with self.without_weights():
             return read_trace(keras, _opened(keras, source), batch=batch, arguments=arguments)
 
-    def without_weights(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def without_weights(self) -> Iterator[None]:
         """Return a context in which variables have shapes alone."""
-        return _without_weights(keras_module())
+        keras = keras_module()
+        global_state = import_module("keras.src.backend.common.global_state")
+        kept = list(global_state.get_global_attribute("uninitialized_variables") or [])
+        compiled = keras.Model.compile
+
+        def compile_with_values(model: Any, *arguments: Any, **keywords: Any) -> Any:
+            # An optimiser's own variables (its rate) need their values at once.
+            scope = global_state.get_global_attribute("stateless_scope")
+            global_state.set_global_attribute("stateless_scope", None)
+            try:
+                return compiled(model, *arguments, **keywords)
+            finally:
+                global_state.set_global_attribute("stateless_scope", scope)
+
+        keras.Model.compile = compile_with_values
+        try:
+            with keras.StatelessScope(initialize_variables=False):
+                yield
+        finally:
+            keras.Model.compile = compiled
+            # Or the next scope of the user's own would make up for it.
+            global_state.set_global_attribute("uninitialized_variables", kept)
 
 
 def keras_module() -> Any:
@@ -59,32 +81,6 @@ def keras_module() -> Any:
             "keras",
             also=", or set KERAS_BACKEND to a backend that is: tensorflow, jax or torch",
         ) from None
-
-
-@contextmanager
-def _without_weights(keras: Any) -> Iterator[None]:
-    from keras.src.backend.common import global_state
-
-    kept = list(global_state.get_global_attribute("uninitialized_variables") or [])
-    compiled = keras.Model.compile
-
-    def compile_with_values(model: Any, *arguments: Any, **keywords: Any) -> Any:
-        # An optimiser's own variables (its rate) need their values at once.
-        scope = global_state.get_global_attribute("stateless_scope")
-        global_state.set_global_attribute("stateless_scope", None)
-        try:
-            return compiled(model, *arguments, **keywords)
-        finally:
-            global_state.set_global_attribute("stateless_scope", scope)
-
-    keras.Model.compile = compile_with_values
-    try:
-        with keras.StatelessScope(initialize_variables=False):
-            yield
-    finally:
-        keras.Model.compile = compiled
-        # Or the next scope of the user's own would make up for it.
-        global_state.set_global_attribute("uninitialized_variables", kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +111,7 @@ def read_trace(keras: Any, opened: _Opened, *, batch: int | None, arguments: Map
     model's own code cannot be followed.
     """
     followed = _follow(keras, opened, batch=batch, arguments=arguments)
-    with followed.as_jax():
+    with followed.following.on_jax():
         try:
             trace = traced(followed.source).trace
         except ModelError as error:
@@ -145,15 +141,6 @@ class _Followed:
     trained: Mapping[str, Any]
     others: Mapping[str, Any]
     notes: Sequence[str]
-
-    @contextmanager
-    def as_jax(self) -> Iterator[None]:
-        """Have Keras compute with JAX, in numbers as long as the model's."""
-        jax, source = self.following.jax, self.source
-        arrays = (*source.parameters.values(), *source.inputs)
-        is_long = any(str(array.dtype).endswith("64") for array in arrays)
-        with self.following.on_jax(), jax.enable_x64(True) if is_long else nullcontext():
-            yield
 
 
 def _follow(keras: Any, opened: _Opened, *, batch: int | None, arguments: Mapping[str, Scalar]) -> _Followed:
@@ -189,6 +176,7 @@ def _follow(keras: Any, opened: _Opened, *, batch: int | None, arguments: Mappin
         name=model.name,
         has_statistics=False,
     )
+    following.is_long = any(str(item.dtype).endswith("64") for item in (*parameters.values(), *inputs))
     followed = _Followed(following=following, source=source, trained=parameters, others=others, notes=notes)
     return replace(followed, source=_with_losses(keras, followed, opened))
 
@@ -224,7 +212,7 @@ def _with_losses(keras: Any, followed: _Followed, opened: _Opened) -> Source:
     jax, source = followed.following.jax, followed.source
     if opened.losses is None:
         return source
-    with followed.as_jax():
+    with followed.following.on_jax():
         try:
             outputs = keras.tree.flatten(
                 jax.eval_shape(source.function, source.parameters, source.constants, *source.inputs)
@@ -447,6 +435,6 @@ def read_weights(
         return {name: np.asarray(keras.ops.convert_to_numpy(variable)) for name, variable in variables.items()}
 
     given = replace(followed.source, parameters=arrays(followed.trained), constants=arrays(followed.others))
-    with KerasFrontEnd().without_weights(), followed.as_jax():
+    with KerasFrontEnd().without_weights(), followed.following.on_jax():
         found = weights_of(followed.following.jax, given, names)
     return {name: np.asarray(array) for name, array in found.items()}

@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -54,6 +54,7 @@ class Following:
         model: Of Keras.
         num_operations: Of the model's own that were called: its layers, not those in them.
         notes: What could not be followed, and why.
+        is_long: Whether numbers are of 64 bits.
     """
 
     keras: Any
@@ -61,6 +62,7 @@ class Following:
     model: Any
     num_operations: int = 0
     notes: list[str] = field(default_factory=list)
+    is_long: bool = False
     _level: int = 0
     _path: tuple[str, ...] = ()
     _paths: list[str] = field(default_factory=list)
@@ -81,7 +83,8 @@ class Following:
         config, is_short = self.keras.config, self.keras.config.is_traceback_filtering_enabled()
         config.disable_traceback_filtering()  # or errors would begin with which layer was called
         try:
-            with _TRACING, _replaced((*self._backend(), *self._layers(), *self._functions(), *self._calls())):
+            places = (*self._backend(), *self._layers(), *self._functions(), *self._calls())
+            with _TRACING, _replaced(places), self.jax.enable_x64(True) if self.is_long else nullcontext():
                 yield
         finally:
             if is_short:
