@@ -1,7 +1,8 @@
 """What ranks find of modules under plans beside the unmodified module, which each of them trains by itself, too."""
 
+import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -18,10 +19,10 @@ from pase.planning.plan import Plan
 from pase.targets.torch.parallel import Parallel
 from pase.targets.torch.staged import Staged
 from pase.targets.torch.values import from_tensors
-from tests.runtime.plans import placed_plan, random_plan, recomputing
 from tests.targets.torch.lockstep import Sent, added
 from tests.targets.torch.modules import MODULES, Batch, in_float64, made
 from tests.targets.torch.networks import predicted
+from tests.targets.torch.plans import plan_of
 
 STEPS = 3
 RELATIVE = 1e-12
@@ -29,12 +30,13 @@ RELATIVE = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What training finds: losses, the gradients of the first step, the state after the last one, whole.
+    """What training finds: losses and norms of gradients, those of the first step, the state after the last one, whole.
 
     On a rank of a pipeline the gradients are those of its stages.
     """
 
     losses: list[float]
+    norms: list[float]
     gradients: Mapping[str, Any]
     state: Mapping[str, Any]
 
@@ -43,7 +45,8 @@ class Found:
 class Compared:
     """How a strategy differs from the unmodified module, relative; what a rank sent in a step, and all are to send.
 
-    seed: None for the searched one. losses: the largest difference. gradients, state: by name.
+    seed: None for the searched one. losses: the largest difference, norms of gradients included. gradients, state: by
+    name.
     is_predicted: whether all that is sent can be: weights are held as the plan says, and as layers read them if there
     are micro-batches, in each of which they are summed otherwise; and the passes are no other ones (zero bubble).
     """
@@ -59,6 +62,10 @@ class Compared:
 
 def full(x: Any) -> Any:
     return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def micro_batches_of(name: str, step: int, count: int) -> list[Batch]:
+    return [MODULES[name].batch(number) for number in range(step * count, (step + 1) * count)]
 
 
 def of_step(batches: Sequence[Batch]) -> Batch:
@@ -80,18 +87,25 @@ def stepped(module: nn.Module, name: str, batches: Sequence[Batch]) -> Any:
 def trained(module: nn.Module, name: str, micro_batches: int = 1) -> Found:
     # Gradients that are zero but for rounding (of keys' biases) are not blown up by this ε.
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, eps=1e-6, foreach=True)
-    losses, first = [], dict[str, Any]()
+    losses, norms, first = [], [], dict[str, Any]()
     for step in range(STEPS):
         if isinstance(module, Parallel):
             module.traffic.is_counted = not step
-        numbers = range(step * micro_batches, (step + 1) * micro_batches)
-        loss = stepped(module, name, [MODULES[name].batch(number) for number in numbers])
+        loss = stepped(module, name, micro_batches_of(name, step, micro_batches))
         grads = {key: p.grad for key, p in module.named_parameters()}
         first = first or {key: None if x is None else full(x).clone() for key, x in grads.items()}
+        norms.append(float(full(clipped(module))))
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return Found(losses=losses, gradients=first, state=state_of(module))
+    return Found(losses=losses, norms=norms, gradients=first, state=state_of(module))
+
+
+def clipped(module: nn.Module) -> Any:
+    """The norm of the gradients, which are scaled to that of one at most."""
+    if isinstance(module, Staged):
+        return module.clip_grad_norm_(1.0)
+    return nn.utils.clip_grad_norm_(module.parameters(), 1.0)
 
 
 def state_of(module: nn.Module) -> dict[str, Any]:
@@ -120,28 +134,13 @@ def searched(name: str, world: int) -> Plan:
     return plans[0]
 
 
-def plan_of(name: str, world: int, seed: int | None) -> Plan:
-    if seed is None:
-        return searched(name, world)
-    # Every other one has devices in any order; such parameters are moved from where DTensors can have them.
-    make = random_plan if seed % 2 else placed_plan
-    return make(traced(name)[1].model.graph, world, seed)
-
-
-def compared(
-    rank: int,
-    world: int,
-    name: str,
-    seeds: Sequence[int | None],
-    recomputes: bool = False,
-    micro_batches: int = 1,
-) -> list[Compared]:
-    found = []
-    for seed in seeds:
-        plan = plan_of(name, world, seed)
-        plan = replace(recomputing(plan, seed or 0) if recomputes else plan, micro_batches=micro_batches)
-        found.append(compared_under(plan, name, rank, seed))
-    return found
+def compared(rank: int, world: int, kind: str, name: str, seeds: Sequence[int | None]) -> list[Compared]:
+    """Return how a module trains under plans of a kind; without a seed, under the searched one."""
+    # Modules of plans before have process groups, with threads of their own, until nothing refers to them.
+    gc.collect()
+    graph = traced(name)[1].model.graph
+    plans = {seed: searched(name, world) if seed is None else plan_of(graph, kind, world, seed) for seed in seeds}
+    return [compared_under(plan, name, rank, seed) for seed, plan in plans.items()]
 
 
 def compared_under(plan: Plan, name: str, rank: int, seed: int | None) -> Compared:
@@ -177,7 +176,9 @@ def _beside(plan: Plan, seed: int | None, own: Found, alone: Found, parallel: Pa
     size = max(float(x.norm()) for x in alone.gradients.values() if x is not None)
     return Compared(
         seed=seed,
-        losses=max(abs(a - b) / abs(b) for a, b in zip(own.losses, alone.losses, strict=True)),
+        losses=max(
+            abs(a - b) / abs(b) for a, b in zip((*own.losses, *own.norms), (*alone.losses, *alone.norms), strict=True)
+        ),
         gradients={
             key: difference(own.gradients[key], x)
             for key, x in expected.items()
@@ -222,6 +223,17 @@ def _sent(parallel: Parallel) -> Sent:
 def difference(found: Any, expected: Any) -> float:
     found, expected = found.detach().double(), expected.detach().double()
     return float((found - expected).norm() / expected.norm().clamp_min(1e-300))
+
+
+def assert_close(found: Any, expected: Any, what: object) -> None:
+    error = difference(found, expected)
+    assert error < RELATIVE, (what, error)
+
+
+def assert_same_state(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    assert list(found) == list(expected)
+    for key, x in expected.items():
+        assert_close(found[key], x, key)
 
 
 def check(by_rank: Sequence[Sequence[Compared]]) -> None:

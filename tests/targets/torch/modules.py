@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ class Module:
 
     make: Callable[[], nn.Module]
     batch: Callable[[int], Batch]
-    loss: Callable[[Any], Any] = lambda found: found["loss"]
+    loss: Callable[[Any], Any] = lambda found: found["loss"] if isinstance(found, dict) else found
     package: str = "torch"
     devices: tuple[int, ...] = (2, 4)
 
@@ -174,6 +175,78 @@ class Encoder(nn.Module):
         return self.head(self.layers(self.words(words)).mean(dim=1))
 
 
+class Picture(nn.Module):
+    """Normalisation by batches and by groups, a convolution and a transposed one; no loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second, self.groups = nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.GroupNorm(4, 16)
+        self.up, self.head = nn.ConvTranspose2d(16, 8, 2, stride=2), nn.Linear(8 * 4 * 4, CLASSES)
+
+    def forward(self, x: Any) -> Any:
+        x = functional.max_pool2d(functional.relu(self.norm(self.first(x))), 2)
+        x = functional.silu(self.groups(self.second(x)))
+        return self.head(functional.avg_pool2d(self.up(x), 2).flatten(1))
+
+
+class Pieces(nn.Module):
+    """A product whose pieces, heads before steps, are turned in part and joined again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 96), nn.Linear(32, 8)
+
+    def forward(self, x: Any) -> Any:
+        parts = self.first(x).unflatten(-1, (4, 24)).transpose(1, 2).chunk(3, -1)
+        q, k = (torch.cat([part[..., :4].sin(), part[..., 4:]], -1) for part in parts[:2])
+        return self.last((q * k + parts[2]).transpose(1, 2).flatten(2)).square().mean()
+
+
+# -- such as pipelines cut
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = (8, 16, 16, 32, 16, CLASSES)
+        self.layers = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(sizes)))
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        for layer in self.layers[:-1]:
+            x = functional.relu(layer(x))
+        return functional.cross_entropy(self.layers[-1](x), labels)
+
+
+class Gpt(nn.Module):
+    """The table of the tokens is that of the projection to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.blocks = nn.Embedding(TOKENS, 16), nn.Sequential(Block(16, 4), Block(16, 4))
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, TOKENS, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: Any, targets: Any) -> Any:
+        x = functional.dropout(self.tokens(tokens), 0.0)
+        return functional.cross_entropy(self.head(self.norm(self.blocks(x))).flatten(0, 1), targets.flatten())
+
+
+class Pictures(nn.Module):
+    """Convolutions with batch normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second, self.after = nn.Conv2d(8, 8, 3, padding=1, stride=2), nn.BatchNorm2d(8)
+        self.third, self.head = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8 * 4 * 4, CLASSES)
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        x = functional.relu(self.norm(self.first(x)))
+        x = functional.relu(self.after(self.second(x)))
+        return functional.cross_entropy(self.head(self.third(x).flatten(1)), labels)
+
+
 def _recommended(seed: int) -> Batch:
     bought = words(seed, "bought", shape=(12, 3, 4))
     clicked = torch.randint(0, 2, (12,), generator=_numbers(seed + 50)).double()
@@ -194,19 +267,19 @@ _OWN = {
         batch=lambda seed: words(seed, "words", "targets", shape=(12, STEPS)),
         devices=(2, 4, 6, 8),
     ),
-    "fine-tuned": Module(
-        make=FineTuned,
-        batch=lambda seed: {**floats(seed, "images", 4, 2, 4, 4), **classes(seed)},
-        loss=lambda found: found,
-    ),
+    "fine-tuned": Module(make=FineTuned, batch=lambda seed: {**floats(seed, "images", 4, 2, 4, 4), **classes(seed)}),
     "unet": Module(
         make=UNet,
         batch=lambda seed: {**floats(seed, "x", 4, 2, 16, 16), **floats(seed + 9, "noise", 4, 2, 16, 16)},
-        loss=lambda found: found,
     ),
     "dlrm": Module(make=Recommender, batch=_recommended, loss=lambda found: found, devices=(2, 4, 6, 8)),
     "lstm": Module(make=Tagger, batch=lambda seed: words(seed, "words"), loss=_steps_told),
     "encoder": Module(make=Encoder, batch=lambda seed: words(seed, "words"), loss=_told),
+    "picture": Module(make=Picture, batch=lambda seed: floats(seed, "x", 8, 3, 16, 16), loss=_told),
+    "pieces": Module(make=Pieces, batch=lambda seed: floats(seed, "x", 4, 6, 16)),
+    "mlp": Module(make=Layers, batch=lambda seed: {**floats(seed, "x", 4, 8), **classes(seed)}),
+    "gpt": Module(make=Gpt, batch=lambda seed: words(seed, "tokens", "targets")),
+    "cnn": Module(make=Pictures, batch=lambda seed: {**floats(seed, "x", 4, 3, 8, 8), **classes(seed)}),
 }
 
 
@@ -234,7 +307,7 @@ def _of_transformers(config: str, model: str, batch: Callable[[int], Batch], **s
                 module.p = 0.0
         return found
 
-    return Module(make=make, batch=batch, loss=lambda found: found.loss, package="transformers")
+    return Module(make=make, batch=batch, package="transformers")
 
 
 def _next_words(seed: int) -> Batch:

@@ -1,8 +1,8 @@
-"""Weights, gradients and what optimizers keep in pieces (ZeRO): equality, bytes, sizes and peaks under every state."""
+"""Weights, gradients and what optimizers keep in pieces (ZeRO): bytes, sizes and peaks under every state; all modes."""
 
 import copy
-import random
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -15,34 +15,29 @@ from torch.nn import functional
 
 import pase
 from pase.costs import STATES
-from pase.errors import ProgramError
+from pase.errors import PlanError, ProgramError
 from pase.planning.plan import Plan
 from pase.sharding.layouts import PlainDim, device_mesh, in_pieces, layout_of
 from pase.sharding.shards import state_dim
-from pase.targets.torch.checkpoints import RankCheckpoints, load_checkpoint, save_checkpoint
-from pase.targets.torch.parallel import Parallel, parallelize
+from pase.sharding.traffic import held_weights, optimiser_numbers
+from pase.targets.emitter import emit_forward
+from pase.targets.jax.parallel import Parallel
+from pase.targets.torch.checkpoints import RankCheckpoints
+from pase.targets.torch.parallel import parallelize
 from pase.targets.torch.parameters import local_of
 from pase.targets.torch.program import Program
 from pase.targets.torch.script import train
-from pase.targets.training.optimisers import Adafactor, Adam
+from pase.targets.training.optimisers import Adafactor, make_rule
 from pase.targets.training.options import TrainingOptions
-from tests.runtime.plans import make_plan, placed_plan
-from tests.targets.torch.equality import difference, full
-from tests.targets.torch.lockstep import added
-from tests.targets.torch.modules import floats
+from tests.runtime.networks import small, tied
+from tests.runtime.plans import data_parallel_plan, make_plan, random_plan
+from tests.runtime.training import options
+from tests.targets.torch.equality import RELATIVE, assert_close, full
+from tests.targets.torch.modules import MODULES, floats, made
 from tests.targets.torch.networks import graph_of, predicted
+from tests.targets.torch.plans import in_modes, in_stages, with_states
 from tests.targets.torch.ranks import Pool
-from tests.targets.torch.test_parallel import CASES, _made
 from tests.targets.torch.trained import builder_of, events
-
-RELATIVE = 1e-12
-
-OPTIMIZERS: Mapping[str, Any] = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
-    # Gradients that are zero but for rounding (of biases of keys and before norms) are not blown up by this ε.
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, eps=1e-5),
-    "foreach": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, eps=1e-5, foreach=True),
-}
 
 
 class Plain(nn.Module):
@@ -57,20 +52,12 @@ class Plain(nn.Module):
         return self.last(torch.tanh(self.second(torch.tanh(self.first(x))))).square().mean()
 
 
-def with_states(plan: Plan, *states: str) -> Plan:
-    """The same plan with a state for each layer, or one for all."""
-    own = states * len(plan.layers) if len(states) == 1 else states
-    return replace(plan, layers=tuple(replace(layer, state=s) for layer, s in zip(plan.layers, own, strict=True)))
-
-
-def with_random_states(plan: Plan, seed: int) -> Plan:
-    numbers = random.Random(seed)
-    return with_states(plan, *(numbers.choice(STATES) for _ in plan.layers))
-
-
 def data_parallel(module: nn.Module, batch: Any, world: int, state: str) -> Plan:
-    graph = pase.load((module, batch))
-    return with_states(make_plan(graph, world, {o.name: {"b": world} for o in graph.operators}), state)
+    return with_states(data_parallel_plan(pase.load((module, batch)), world), state)
+
+
+def again(plan: Plan) -> Plan:
+    return replace(plan, layers=tuple(replace(layer, is_recomputed=True) for layer in plan.layers))
 
 
 def plain(width: int = 8) -> nn.Module:
@@ -80,81 +67,6 @@ def plain(width: int = 8) -> nn.Module:
 
 def plain_batch(seed: int = 0, width: int = 8) -> dict[str, Any]:
     return floats(seed, "x", 8, width)
-
-
-# -- equality
-
-
-def _trained(module: nn.Module, name: str, optimizer: str) -> tuple[list[float], list[float], dict[str, Any]]:
-    """Return losses, norms of gradients, and the state after three steps."""
-    stepper, losses, norms = OPTIMIZERS[optimizer](module.parameters()), [], []
-    for seed in range(3):
-        if isinstance(module, Parallel):
-            module.traffic.is_counted = not seed
-        loss = CASES[name].loss(module(**CASES[name].batch(seed)))
-        loss.backward()
-        norms.append(float(full(nn.utils.clip_grad_norm_(module.parameters(), 0.5))))
-        stepper.step()
-        stepper.zero_grad()
-        losses.append(loss.item())
-    return losses, norms, {key: full(x).clone() for key, x in module.state_dict().items()}
-
-
-def _on_rank(_rank: int, _world: int, name: str, plan: Plan, optimizer: str) -> Any:
-    parallel = parallelize((_made(name), CASES[name].batch(0)), plan)
-    held = {key for key, _ in (*parallel.named_parameters(), *parallel.named_buffers())}
-    found = _trained(parallel.train(), name, optimizer)
-    sent = {
-        own: count
-        for own, count in parallel.traffic.sent.items()
-        if count and own.producer not in held and own.consumer != "the model"
-    }
-    return found, sent, parallel.notes
-
-
-@pytest.mark.parametrize(
-    ("name", "world", "seed", "optimizer"),
-    [
-        *(("language", world, seed, own) for world, seed, own in ((2, 0, "sgd"), (4, 1, "adamw"), (4, 2, "foreach"))),
-        *(("picture", world, seed, own) for world, seed, own in ((2, 3, "adamw"), (4, 4, "sgd"))),
-        *(("pieces", world, seed, own) for world, seed, own in ((2, 5, "sgd"), (4, 6, "adamw"))),
-    ]
-    + [
-        pytest.param(name, world, seed, ("sgd", "adamw")[seed % 2], marks=pytest.mark.full)
-        for name in CASES
-        for world in (2, 4)
-        for seed in range(10, 15)
-    ],
-)
-def test_a_module_trains_under_random_states(ranks: Pool, name: str, world: int, seed: int, optimizer: str) -> None:
-    plan = placed_plan(pase.load((_made(name), CASES[name].batch(0))), world, seed)
-    plan = with_random_states(plan, seed)
-    losses, norms, state = _trained(_made(name), name, optimizer)
-    answers = ranks.run(_on_rank, name, plan, optimizer, world=world)
-    for (found_losses, found_norms, found_state), _, _ in answers:
-        assert found_losses == pytest.approx(losses, rel=RELATIVE)
-        assert found_norms == pytest.approx(norms, rel=RELATIVE)
-        assert list(found_state) == list(state)
-        wrong = {key: difference(found_state[key], x) for key, x in state.items()}
-        assert max(wrong.values()) <= RELATIVE, wrong
-    if any(" replicated, not " in note for note in answers[0][2]):
-        return
-    sent, expected = added([own for _, own, _ in answers]), predicted(plan)
-    both = {key: (sent.get(key, 0), expected.get(key, 0)) for key in {*sent, *expected}}
-    assert not {key: pair for key, pair in both.items() if pair[0] != pair[1]}
-
-
-@pytest.mark.parametrize(("name", "state"), [*(("language", state) for state in STATES), ("picture", "zero3")])
-def test_data_parallel_training_in_every_state(ranks: Pool, name: str, state: str) -> None:
-    plan = data_parallel(_made(name), CASES[name].batch(0), 2, state)
-    losses, norms, expected = _trained(_made(name), name, "adamw")
-    answers = ranks.run(_on_rank, name, plan, "adamw", world=2)
-    for (found, found_norms, found_state), _, notes in answers:
-        assert found == pytest.approx(losses, rel=RELATIVE)
-        assert found_norms == pytest.approx(norms, rel=RELATIVE)
-        assert max(difference(found_state[key], x) for key, x in expected.items()) <= RELATIVE
-        assert not any(" replicated, not " in note for note in notes)
-    assert added([sent for _, sent, _ in answers]) == predicted(plan)
 
 
 # -- bytes, with three products of known sizes
@@ -178,14 +90,13 @@ def _sent(_rank: int, _world: int, plan: Plan, passes: int) -> dict[tuple[str, s
     return {(own.consumer, own.phase.value): count for own, count in parallel.traffic.sent.items() if count}
 
 
-@pytest.mark.parametrize(("world", "passes"), [(2, 1), (4, 3)])
 @pytest.mark.parametrize("state", STATES)
-def test_bytes_are_those_of_the_closed_forms(ranks: Pool, state: str, world: int, passes: int) -> None:
+def test_bytes_are_those_of_the_closed_forms(ranks: Pool, state: str) -> None:
     """Of micro-batches that are accumulated, too."""
-    plan = data_parallel(plain(), plain_batch(), world, state)
+    world, passes = 4, 3
     gathers = {"replicated": 0, "zero1": 1, "zero2": 1, "zero3": 0}[state]
     scatters = {"replicated": 0, "zero1": 1, "zero2": passes, "zero3": passes}[state]
-    for found in ranks.run(_sent, plan, passes, world=world):
+    for found in ranks.run(_sent, data_parallel(plain(), plain_batch(), world, state), passes, world=world):
         for layer, numbers in NUMBERS.items():
             one = 8 * numbers * (world - 1) // world
             bias = 8 * 3 if layer == "last" else 0
@@ -199,6 +110,17 @@ def test_bytes_are_those_of_the_closed_forms(ranks: Pool, state: str, world: int
                 assert found[layer, "forward"] == passes * one
                 # The gradient of the model's own input is nobody's: the first layer's weights are not needed for it.
                 assert found.get((layer, "backward"), 0) == (0 if layer == "first" else passes * one)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_weights_of_layers_that_are_computed_again_are_gathered_once_more(ranks: Pool, world: int) -> None:
+    """In a run of all layers, of three micro-batches."""
+    plan = again(data_parallel(plain(), plain_batch(), world, "zero3"))
+    for found in ranks.run(_sent, plan, 3, world=world):
+        for layer, numbers in NUMBERS.items():
+            one = 8 * numbers * (world - 1) // world
+            assert found[layer, "forward"] == 2 * 3 * one
+            assert found.get((layer, "backward"), 0) == (0 if layer == "first" else 3 * one)
 
 
 # -- sizes
@@ -229,6 +151,13 @@ def test_a_rank_keeps_what_the_table_says(ranks: Pool, state: str) -> None:
         assert found["weights"] == (part if state == "zero3" else whole)
         assert found["gradients"] == (whole if state == "replicated" else part)
         assert found["optimizer"] == 2 * (whole if state == "replicated" else part)
+
+
+def test_an_optimizer_keeps_as_much_as_is_told() -> None:
+    for state in STATES:
+        plan = data_parallel(plain(), plain_batch(), 4, state)
+        numbers = sum(NUMBERS.values()) // (1 if state == "replicated" else 4) + 3
+        assert optimiser_numbers(held_weights(plan), make_rule("adam", {}).slots) == 2 * numbers
 
 
 class Deep(nn.Module):
@@ -280,8 +209,9 @@ def test_the_peak_falls_as_the_table_says(ranks: Pool) -> None:
     batch = {"x": torch.randn(4, WIDTH)}
     one, count = 4 * WIDTH * WIDTH, DEPTH
     found = {}
-    for state in ("replicated", "zero2", "zero3"):
-        plan = data_parallel(Deep(WIDTH, DEPTH), batch, 4, state)
+    for state in ("replicated", "zero2", "zero3", "again"):
+        plan = data_parallel(Deep(WIDTH, DEPTH), batch, 4, "zero3" if state == "again" else state)
+        plan = again(plan) if state == "again" else plan
         # Gloo's threads free what they have sent when they come to it, on some ranks late.
         found[state] = min(ranks.run(_peak, plan, world=4)) / one
     # Weights and gradients of 12 layers; buckets of gradients that are summed are copies.
@@ -290,6 +220,8 @@ def test_the_peak_falls_as_the_table_says(ranks: Pool) -> None:
     assert count * (1 + 1 / 4) <= found["zero2"] <= count * (1 + 1 / 4) + 7
     # And the weights of a layer and of the next one.
     assert count / 2 <= found["zero3"] <= count / 2 + 9
+    # A run of all layers that are computed again keeps none that it gathers.
+    assert found["again"] <= count / 2 + 9
     assert found["zero3"] < 0.65 * found["replicated"]
 
 
@@ -297,28 +229,31 @@ def test_the_peak_falls_as_the_table_says(ranks: Pool) -> None:
 
 
 def _accumulated(_rank: int, _world: int, plan: Plan) -> list[tuple[Any, Any]]:
-    case, module = CASES["language"], _made("language")
-    parallel = parallelize((copy.deepcopy(module), case.batch(0)), plan)
+    module, batch = made("gpt"), MODULES["gpt"].batch
+    parallel = parallelize((copy.deepcopy(module), batch(0)), plan)
     for seed in range(4):
-        case.loss(module(**case.batch(seed))).backward()
+        module(**batch(seed)).backward()
     with parallel.no_sync():
         for seed in range(2):
-            case.loss(parallel(**case.batch(seed))).backward()
-    case.loss(parallel(**case.batch(2))).backward()
+            parallel(**batch(seed)).backward()
+    parallel(**batch(2)).backward()
     # Without no_sync gradients are summed each time, and added to what is there.
-    case.loss(parallel(**case.batch(3))).backward()
+    parallel(**batch(3)).backward()
     pairs = zip(module.parameters(), parallel.parameters(), strict=True)
     return [(own.grad, full(other.grad)) for own, other in pairs]
 
 
-@pytest.mark.parametrize("state", ["zero1", "zero2", "zero3", "random"])
+@pytest.mark.parametrize("state", ["replicated", "zero1", "zero2", "zero3", "random"])
 def test_gradients_accumulate(ranks: Pool, state: str) -> None:
-    plan = data_parallel(_made("language"), CASES["language"].batch(0), 2, "replicated")
-    plan = with_random_states(plan, 3) if state == "random" else with_states(plan, state)
+    if state in ("replicated", "random"):
+        plan = random_plan(pase.load((made("gpt"), MODULES["gpt"].batch(0))), 2, 6)
+        plan = plan if state == "replicated" else in_modes(plan, 3, again=0.0)
+    else:
+        plan = data_parallel(made("gpt"), MODULES["gpt"].batch(0), 2, state)
     for pairs in ranks.run(_accumulated, plan, world=2):
         for expected, found in pairs:
             if expected.norm() > 1e-12:
-                assert difference(found, expected) < RELATIVE
+                assert_close(found, expected, "gradient")
 
 
 def _evaluated(_rank: int, _world: int, plan: Plan) -> list[tuple[float, float]]:
@@ -395,47 +330,29 @@ def test_several_passes_and_frozen_weights(ranks: Pool, state: str) -> None:
     plan = data_parallel(plain(), plain_batch(), 2, state)
     for pairs in ranks.run(_passes, plan, world=2):
         for expected, found in pairs:
-            assert difference(found, expected) < RELATIVE
+            assert_close(found, expected, "gradient")
 
 
-def _saved(_rank: int, _world: int, plan: Plan, folder: str) -> None:
-    parallel = parallelize((plain(), plain_batch()), plan)
-    optimizer = OPTIMIZERS["adamw"](parallel.parameters())
-    for seed in range(2):
-        parallel(**plain_batch(seed)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    save_checkpoint(folder, parallel, optimizer, step=2)
-
-
-def _loaded(_rank: int, _world: int, plan: Plan, folder: str) -> list[float]:
-    torch.manual_seed(9)
-    parallel = parallelize((Plain().double(), plain_batch()), plan)
-    optimizer = OPTIMIZERS["adamw"](parallel.parameters())
-    assert load_checkpoint(folder, parallel, optimizer) is not None
-    losses = []
-    for seed in range(2, 4):
-        loss = parallel(**plain_batch(seed))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
-@pytest.mark.parametrize(("before", "after"), [("zero1", "zero3"), ("zero3", "replicated"), ("replicated", "zero2")])
-def test_checkpoints_go_from_any_state_to_any(ranks: Pool, tmp_path: Path, before: str, after: str) -> None:
+@pytest.mark.full
+def test_a_compiled_module_trains_in_modes(ranks: Pool) -> None:
+    plan = again(data_parallel(plain(), plain_batch(), 2, "zero3"))
     module = plain()
-    optimizer, losses = OPTIMIZERS["adamw"](module.parameters()), []
-    for seed in range(4):
-        loss = module(**plain_batch(seed))
+    loss = module(**plain_batch(1))
+    loss.backward()
+    for found, gradients in ranks.run(_compiled, plan, world=2):
+        assert found == pytest.approx(loss.item(), rel=1e-12)
+        for gradient, parameter in zip(gradients, module.parameters(), strict=True):
+            assert_close(gradient, parameter.grad, "gradient")
+
+
+def _compiled(_rank: int, _world: int, plan: Plan) -> Any:
+    module = parallelize((plain(), plain_batch()), plan)
+    with warnings.catch_warnings():
+        # PyTorch's compiler itself looks for gradients of what is no leaf, and makes objects of functions.
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor|.*should not be instantiated")
+        loss = torch.compile(module, backend="aot_eager")(**plain_batch(1))
         loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    ranks.run(_saved, data_parallel(plain(), plain_batch(), 4, before), str(tmp_path), world=4)
-    for found in ranks.run(_loaded, data_parallel(plain(), plain_batch(), 2, after), str(tmp_path), world=2):
-        assert found == pytest.approx(losses[2:], rel=RELATIVE)
+    return loss.item(), [full(parameter.grad).clone() for parameter in module.parameters()]
 
 
 # -- emitted programs
@@ -446,21 +363,48 @@ def _losses(found: Sequence[list[dict[str, Any]]]) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("rule", [Adam(), Adafactor()])
-def test_an_emitted_program_trains_in_states(ranks: Pool, rule: Any) -> None:
+def test_an_emitted_program_trains_in_states(ranks: Pool) -> None:
     graph = graph_of("mlp")
-    plan = placed_plan(graph, 4, 3)
-    names = [layer.name for layer in plan.layers]
+    names = [operator.name for operator in graph.operators]
     plan = make_plan(graph, 4, {name: {"b": 2 if i % 2 else 4} for i, name in enumerate(names)})
     states = (*STATES[1:] * len(names),)[: len(names)]
     plan, alone = with_states(plan, *states), make_plan(graph, 1, {})
     source = pase.emit(plan, target="torch")
     assert f'state="{states[0]}")' in source
-    options = TrainingOptions(steps=3, dtype="float64", rule=rule)
+    options = TrainingOptions(steps=3, dtype="float64", rule=Adafactor())
     expected = _losses(ranks.run(events, pase.emit(alone, target="torch"), options, world=1))
     found = ranks.run(events, source, options, True, world=4)
     assert _losses(found) == pytest.approx(expected, rel=RELATIVE)
     done = next(event for event in found[0] if event["event"] == "done")
+    assert done["measured_bytes"] == sum(predicted(plan).values())
+
+
+@pytest.mark.parametrize(
+    ("name", "world", "stages", "count", "seed"),
+    [
+        ("mlp", 4, 2, 2, 3),
+        ("tied", 2, 2, 4, 4),
+        pytest.param("mlp", 2, 1, 4, 1, marks=pytest.mark.full),
+        pytest.param("transformer", 4, 2, 2, 5, marks=pytest.mark.full),
+    ],
+)
+def test_an_emitted_program_trains_in_all_modes(
+    ranks: Pool, name: str, world: int, stages: int, count: int, seed: int
+) -> None:
+    """In stages a table of two layers stands twice, and is not cut."""
+    graph = tied() if name == "tied" else small(name)
+    if stages > 1:
+        plan = in_stages(graph, world, stages, count, "gpipe" if name == "tied" else "1f1b", seed)
+    else:
+        plan = replace(data_parallel_plan(graph, world), micro_batches=count)
+    plan = plan if name == "tied" else in_modes(plan, seed)
+    alone = pase.emit(replace(make_plan(graph, 1, {}), micro_batches=count), target="torch")
+    expected = ranks.run(events, alone, options(3), False, count, world=1)[0]
+    found = ranks.run(events, pase.emit(plan, target="torch"), options(3), True, count, world=world)[0]
+    assert found[-1]["losses"] == pytest.approx(expected[-1]["losses"], rel=RELATIVE)
+    accuracies = [[event["accuracy"] for event in own if event["event"] == "step"] for own in (found, expected)]
+    assert accuracies[0] == accuracies[1]
+    done = next(event for event in found if event["event"] == "done")
     assert done["measured_bytes"] == sum(predicted(plan).values())
 
 
@@ -472,7 +416,7 @@ def _kept(_rank: int, world: int, source: str, steps: int, folder: Path, resume:
 
 def test_an_emitted_program_goes_on_in_other_states(ranks: Pool, tmp_path: Path) -> None:
     graph = graph_of("mlp")
-    plan = make_plan(graph, 4, {o.name: {"b": 4} for o in graph.operators})
+    plan = data_parallel_plan(graph, 4)
     first, second = (pase.emit(with_states(plan, state), target="torch") for state in ("zero3", "zero1"))
     alone = ranks.run(_kept, pase.emit(make_plan(graph, 1, {}), target="torch"), 4, tmp_path / "alone", None, world=1)
     ranks.run(_kept, first, 2, tmp_path / "states", None, world=4)
@@ -508,3 +452,28 @@ def test_parts_are_cut_along_the_first_dim_that_divides() -> None:
     layout = layout_of(mesh, [PlainDim("n", 8), PlainDim("c", 3)])
     found = in_pieces(layout, [[3, 0], [1, 2]], 0).by_device
     assert found == {0: ((0, 2), (0, 3)), 3: ((2, 4), (0, 3)), 1: ((4, 6), (0, 3)), 2: ((6, 8), (0, 3))}
+
+
+# -- other targets
+
+
+@pytest.mark.parametrize(
+    ("changes", "of_layer", "match"),
+    [
+        ({}, {"state": "zero1"}, r"holds the weights of layer 'fc1' in pieces \(zero1\)"),
+        ({}, {"is_recomputed": True}, "recomputes layer 'fc1'"),
+        ({"micro_batches": 2}, {}, "has 2 micro-batches in a step"),
+        ({"num_groups": 2, "micro_batches": 1}, {"stage": 1}, "has 2 stages"),
+    ],
+)
+def test_other_targets_refuse(changes: dict[str, Any], of_layer: dict[str, Any], match: str) -> None:
+    plan = random_plan(small("mlp"), 2, 1)
+    layers = (replace(plan["fc1"], **of_layer), *plan.layers[1:])
+    plan = replace(plan, layers=layers, **changes)
+    with pytest.raises(PlanError, match=f"the plan {match}; a program for mesh_tensorflow takes no such plan"):
+        pase.emit(plan, target="mesh_tensorflow")
+    with pytest.raises(PlanError, match=f"the plan {match}; a forward pass for mesh_tensorflow takes no such plan"):
+        emit_forward(plan)
+    pytest.importorskip("jax")
+    with pytest.raises(PlanError, match=f"the plan {match}; JAX takes no such plan"):
+        Parallel(lambda x: x, plan, mesh=None)

@@ -1,6 +1,5 @@
 """Functions that ranks of a pool run: emitted programs for PyTorch, trained and computed."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,14 @@ from pase.targets.training.data import Array
 from pase.targets.training.options import TrainingOptions
 
 
-def builder_of(source: str) -> Callable[[Any], Any]:
-    """The function `build` of an emitted program."""
+def builder_of(source: str) -> Any:
+    """The function `build` of an emitted program, or its stages."""
     namespace: dict[str, Any] = {"__name__": "emitted"}
     exec(compile(source, "<emitted>", "exec"), namespace)
-    build: Callable[[Any], Any] = namespace["build"]
-    return build
+    for line in source.splitlines():
+        if line.startswith("    stages = "):
+            exec(line.replace("stages", "build", 1).strip(), namespace)
+    return namespace["build"]
 
 
 def events(
