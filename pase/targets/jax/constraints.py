@@ -86,7 +86,6 @@ class _Finder:
         self._owners = self._owned()
 
     def found(self) -> Constraints:
-        """Return all constraints."""
         written = list(self._writes())
         told = {layer for layer, *_ in written}
         specs = {name: spec for _, name, spec in written}

@@ -96,7 +96,6 @@ class _Run:
         return found
 
     def _written_out(self, params: Mapping[str, Any], given: Sequence[Any], place: Place) -> list[Any]:
-        """Return the results of a loop, turn by turn."""
         lax, length, body = self._jax.lax, int(params["length"]), params["jaxpr"]
         first, last = int(params["num_consts"]), int(params["num_consts"]) + int(params["num_carry"])
         carry = list(given[first:last])

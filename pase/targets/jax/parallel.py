@@ -196,7 +196,6 @@ def _missing(constraints: Constraints) -> tuple[str, ...]:
 
 
 def _mesh(jax: Any, plan: Plan, devices: Sequence[Any] | None) -> Any:
-    """Return the mesh of a plan."""
     found = list(jax.devices() if devices is None else devices)
     if len(found) != plan.num_devices:
         advice = (

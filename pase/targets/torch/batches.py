@@ -76,11 +76,9 @@ class RankSampler(Sampler[list[int]]):
             raise ProgramError(f"there are {self._count} examples, and a batch has {batch}; search for a smaller batch")
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next pass be that of an epoch."""
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the examples of each batch."""
         order = torch.arange(self._count)
         if self._shuffle:
             order = torch.randperm(self._count, generator=torch.Generator().manual_seed(self._seed + self._epoch))
@@ -89,5 +87,4 @@ class RankSampler(Sampler[list[int]]):
             yield order[begin + low : begin + high].tolist()
 
     def __len__(self) -> int:
-        """Return how many batches there are."""
         return self._count // self._batch

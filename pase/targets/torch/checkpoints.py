@@ -99,7 +99,6 @@ class Part(torch.Tensor):
         return self.whole
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
-        """Return what is written: one item for each box."""
         properties = TensorProperties.create_from_tensor(self.as_subclass(torch.Tensor))
         data = [
             TensorWriteData(chunk=chunk, properties=properties, size=self.whole)
@@ -111,7 +110,6 @@ class Part(torch.Tensor):
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """Return the boxes."""
         return [
             ChunkStorageMetadata(
                 offsets=torch.Size([low for low, _ in box]), sizes=torch.Size([high - low for low, high in box])
@@ -343,22 +341,18 @@ class Opened:
 
     @property
     def step(self) -> int:
-        """How many steps are done."""
         return int(self.record["step"])
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """What was saved with it."""
         found: Mapping[str, Any] = self.record["extra"]
         return found
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of tensors, by name."""
         return {name: tuple(own.size) for name, own in self.saved.items() if isinstance(own, TensorStorageMetadata)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Read tensors into those of a state, as `save_state` has it; all ranks call it."""
         try:
             dcp.load(
                 checkpointable(state),
@@ -399,12 +393,10 @@ class RankCheckpoint(Kept):
 
     @property
     def path(self) -> Path:
-        """The folder that it is."""
         return self.opened.path
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Those of the weights, by name."""
         sizes = self.opened.sizes.items()
         return {name.removeprefix("model."): size for name, size in sizes if name.startswith("model.")}
 

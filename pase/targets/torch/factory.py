@@ -16,11 +16,11 @@ from pase.graph import Scalar
 from pase.importers.front_end import call_factory
 from pase.importers.torch.export import call_of, unwrapped
 from pase.planning.plan import Plan
-from pase.targets.torch.autocast import computing_in
 from pase.targets.torch.batches import example_dims, micro_batch
 from pase.targets.torch.launch import join, naming_lost_ranks
 from pase.targets.torch.parallel import loss_of, parallelize
 from pase.targets.torch.script import measured_bytes
+from pase.targets.torch.tensor import computing_in
 from pase.targets.training.data import Array, Batches, DataInput, data_inputs, read_arrays
 from pase.targets.training.initial import generator
 from pase.targets.training.optimisers import Adam, AdamW, Momentum, Rule, Sgd, name_of
@@ -130,7 +130,6 @@ def check_rule(rule: Rule) -> None:
 
 
 def _optimiser(rule: Rule, parameters: Sequence[Any], rate: float) -> Any:
-    """Return PyTorch's own optimiser of an update rule; ProgramError where it has none."""
     match rule:
         case Sgd():
             return torch.optim.SGD(parameters, lr=rate, weight_decay=rule.weight_decay)
@@ -200,7 +199,6 @@ class _Inputs:
         return self._nested(leaves)
 
     def of_micro_batch(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the inputs of the first micro-batch of all."""
         leaves, _ = pytree.tree_flatten(self.of_step(0))
         for i, dim in self._dims.items():
             leaves[i] = micro_batch(leaves[i], 0, self._count, dim)

@@ -65,7 +65,6 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Do what is asked for, and note it."""
         if function._schema.is_mutable:
             for i, x in enumerate(args):
                 name = (
@@ -203,7 +202,6 @@ def _takes(method: Any, count: int) -> bool:
 
 
 def _replayed(own: _Recorded, name: str, seed: int, shape: tuple[int, ...], held: Held) -> torch.Tensor:
-    """Do to a part what was done to the tensor."""
     dtype = own.tensor.dtype
     # Numbers are drawn, and scaled, in float32 at least.
     made = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

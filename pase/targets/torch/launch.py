@@ -451,7 +451,6 @@ def _key(name: str) -> str:
 
 
 def _store() -> Any:
-    """Return the store that all ranks met at."""
     store = dist.distributed_c10d._get_default_store()
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store

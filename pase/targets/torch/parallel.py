@@ -23,7 +23,6 @@ from pase.planning.plan import Plan, check_even
 from pase.sharding.boxes import Box, Range, extents, whole
 from pase.sharding.layouts import DeviceMesh
 from pase.targets.emitter import emit
-from pase.targets.torch.autocast import computing_in
 from pase.targets.torch.batches import RankSampler, example_dims, in_place, micro_batch, rows_read
 from pase.targets.torch.collectives import Groups, Take, Traffic
 from pase.targets.torch.gradients import Entry, Gradients
@@ -49,9 +48,8 @@ from pase.targets.torch.parameters import (
 )
 from pase.targets.torch.placements import Held, Need, Reading, Storage, Stored, held_as, storage
 from pase.targets.torch.program import Program, Traced, WeightSum
-from pase.targets.torch.reshard import reshard
 from pase.targets.torch.states import Pieces, gather_in_place
-from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
+from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, computing_in, reshard, resolved
 from pase.targets.torch.values import Source, from_file, from_first_rank, from_tensors, random_values
 from pase.targets.training.initial import initial_moments
 from pase.targets.training.masks import step_key
@@ -251,7 +249,6 @@ class _LiveProgram(Program):
         return {name: own for name, own in read.items() if own is not None}
 
     def whole(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return a tensor of which every rank has the whole, in a shape."""
         return reshard(resolved(x), self._everywhere, [Dim(f"dim{i}", extent) for i, extent in enumerate(shape)])
 
     def _part(self, stored: Storage, name: str) -> Any:
@@ -395,7 +392,6 @@ class Parallel(nn.Module):
         self._dims = dict(zip(live.call.names, example_dims(plan.graph, live.call.shapes), strict=True))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the model returns."""
         mode, values, arguments = self._begun(args, kwargs)
         with computing_in(mode.low, self._device), mode.traced.freed():
             found = mode.traced.module(*arguments)
@@ -419,7 +415,6 @@ class Parallel(nn.Module):
     def _ended(
         self, mode: _Mode, values: Mapping[str, Any], loss: Any, outputs: Sequence[Any], keeps: Sequence[Any]
     ) -> Any:
-        """Keep what the step leaves; return what the model returns."""
         if self.training:
             self._keep(mode, keeps)
             self._step += 1
@@ -521,7 +516,6 @@ class Parallel(nn.Module):
 
     @property
     def _batch(self) -> int:
-        """How many examples a micro-batch has."""
         return next((shape[0] for shape in self._live.call.shapes if shape), 1)
 
     def _rows(self, rank: int) -> Range:
@@ -658,7 +652,6 @@ class Parallel(nn.Module):
 
     @property
     def _root(self) -> nn.Module:
-        """The module that has them."""
         return self
 
     def _give(self, parameter: Any, gradient: Any) -> None:
@@ -735,7 +728,6 @@ class Parallel(nn.Module):
         return lambda value: keep(local_of(self._tensor(reading.parameter)), value, momentum)
 
     def _keep(self, mode: _Mode, values: Sequence[Any]) -> None:
-        """Bring the kept statistics nearer to those of a step."""
         with torch.no_grad():
             for keep, value in zip(mode.keeps, values, strict=True):
                 keep(value)
@@ -745,7 +737,6 @@ class Parallel(nn.Module):
                     counted.add_(1)
 
     def _returned(self, mode: _Mode, loss: Any, outputs: Sequence[Any], values: Mapping[str, Any]) -> Any:
-        """Return what the model returns, in its structure."""
         found = dict(zip(mode.traced.results, outputs, strict=True))
         tensors = []
         for item in self._live.outputs:

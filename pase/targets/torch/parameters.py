@@ -75,7 +75,6 @@ class State:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes, by name."""
         return {name: declared.shape for name, declared in self.declared.items()}
 
 

@@ -36,9 +36,8 @@ from pase.targets.torch.collectives import (
     exchange,
 )
 from pase.targets.torch.recompute import gather_runs
-from pase.targets.torch.reshard import reshard
 from pase.targets.torch.states import Gather, GatheredLayers, Pieces
-from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
+from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, reshard, resolved
 from pase.targets.training.data import DataInput
 
 _RECEIVED = "received "
@@ -146,7 +145,6 @@ class _Graph(fx.Graph):
     layer = ""
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        """Return a new node."""
         node = super().create_node(*args, **kwargs)
         node.meta["layer"] = self.layer
         return node
@@ -307,7 +305,6 @@ class Program:
         return Adder(mesh.layer, group, self.traffic, weights, self._shared, is_exchange)
 
     def sum(self, x: Tensor) -> Any:
-        """Return the sums of the parts that a tensor's points are."""
         # Of the layer that made the parts, whoever needs their sums.
         return self.run(Sum(self.adder(x.mesh, x.partial)), x.value, "sum", layer=x.value.node.meta["layer"])
 
@@ -779,7 +776,6 @@ def _next_call(node: fx.Node) -> fx.Node:
 
 
 def _only_sum(node: fx.Node) -> fx.Node | None:
-    """Return the sum of a node's gradient that alone uses it."""
     user = _only_user(node)
     return user if user is not None and "axes" in user.meta else None
 

@@ -27,7 +27,6 @@ class Recomputed(nn.Module):
         self.body, self.gathered = body, gathered
 
     def forward(self, *values: Any) -> Any:
-        """Return what the body returns."""
         # To its end, since a rank that stopped early would leave others waiting in a sum. Nothing in it is random.
         return checkpoint(self._begun, *values, use_reentrant=False, preserve_rng_state=False, early_stop=False)
 

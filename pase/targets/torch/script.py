@@ -23,7 +23,6 @@ from pase.errors import PaseError, ProgramError
 from pase.sharding.boxes import Box, extents
 from pase.sharding.reshard import sum_groups
 from pase.sharding.traffic import Movement
-from pase.targets.torch.autocast import computing_in, widened
 from pase.targets.torch.batches import micro_batch
 from pase.targets.torch.checkpoints import Opened, Part, RankCheckpoints, save_state
 from pase.targets.torch.collectives import Groups, Traffic, all_reduced
@@ -33,7 +32,7 @@ from pase.targets.torch.parameters import add_gradient
 from pase.targets.torch.pipeline import Pipeline
 from pase.targets.torch.program import Program, Traced, Weight
 from pase.targets.torch.states import Pieces, gather_in_place, held_whole
-from pase.targets.torch.tensor import Tensor
+from pase.targets.torch.tensor import Tensor, computing_in, widened
 from pase.targets.training.checkpointing import (
     Kept,
     called,
@@ -202,7 +201,6 @@ class RankTraining:
         return found
 
     def _pass(self, batch: Mapping[str, Array], key: Key) -> Pass:
-        """Go forward and backward through a micro-batch."""
         loss, outputs, statistics = self._run(self.program, batch, key)
         with naming_lost_ranks():
             (loss / self.micro_batches).backward()
@@ -226,7 +224,6 @@ class RankTraining:
         return StepResult(loss=loss.item(), accuracy=accuracy)
 
     def _groups(self) -> tuple[Groups, Groups]:
-        """Return the process groups of layers, and those of sums of gradients."""
         groups = Groups(self._ranks.rank, self._ranks.world_size)
         return groups, groups.beside("sums")
 
@@ -235,7 +232,6 @@ class RankTraining:
 
     @property
     def step_inputs(self) -> list[DataInput]:
-        """The inputs of a whole step, of all its micro-batches."""
         count = self.micro_batches
         return [
             replace(item, shape=(item.shape[0] * count, *item.shape[1:])) if item.shape else item
@@ -244,7 +240,6 @@ class RankTraining:
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of all weights, by name."""
         return {name: weight.tensor.shape for name, weight in self.program.weights.items()}
 
     def take(self, name: str, leaf: Any) -> None:
@@ -274,7 +269,6 @@ class RankTraining:
         return {name: _whole(tensor, shard).reshape(self.shapes[name]) for (name, tensor), shard in found}
 
     def _declared(self, *, trains: bool) -> Program:
-        """Return a program for layers to be declared on."""
         return Program(
             rank=self._rank,
             num_devices=self.groups.num_ranks,
@@ -363,7 +357,6 @@ class RankTraining:
         }
 
     def saved_state(self) -> dict[str, Any]:
-        """Return what of the state this rank saves."""
         return self.state()
 
     def check_finite(self) -> None:
@@ -427,7 +420,6 @@ class RankTraining:
         return outputs[-1] if traced.correct else torch.zeros((), device=self._ranks.device)
 
     def _over_ranks(self, *counts: Any) -> list[int]:
-        """Return sums over all ranks."""
         found = torch.stack([x.to(torch.int64) for x in counts])
         if self._ranks.world_size > 1:
             with naming_lost_ranks():

@@ -19,7 +19,6 @@ from pase.planning.stages import stage_plan
 from pase.sharding.boxes import Range
 from pase.sharding.configurations import prime_factors
 from pase.targets.emitter import emit
-from pase.targets.torch.autocast import computing_in
 from pase.targets.torch.launch import naming_lost_ranks
 from pase.targets.torch.parallel import Parallel, hold_together
 from pase.targets.torch.parameters import (
@@ -34,6 +33,7 @@ from pase.targets.torch.parameters import (
 )
 from pase.targets.torch.pipeline import Copy, Pipeline, Stages
 from pase.targets.torch.placements import Need, Storage, storage
+from pase.targets.torch.tensor import computing_in
 from pase.targets.torch.values import Source
 
 

@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from pase.errors import ProgramError
 from pase.sharding.reshard import sum_groups
-from pase.targets.torch.autocast import computing_in
 from pase.targets.torch.batches import micro_batch
 from pase.targets.torch.collectives import Groups
 from pase.targets.torch.launch import naming_lost_ranks
@@ -19,6 +18,7 @@ from pase.targets.torch.parameters import add_gradient
 from pase.targets.torch.pipeline import Copy, Pipeline, Stages
 from pase.targets.torch.program import Program, Traced
 from pase.targets.torch.script import Pass, RankTraining, accuracy_of
+from pase.targets.torch.tensor import computing_in
 from pase.targets.training.data import Array, Evaluation
 from pase.targets.training.masks import NOTHING_DROPPED, Key, step_key
 

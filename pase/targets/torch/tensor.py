@@ -1,81 +1,29 @@
-"""`Tensor`: a tensor with named dims as a rank holds it, and the one rule by which functions of tensors are sharded.
+"""`Tensor`: a tensor with named dims as a rank holds it, and the one rule by which functions are sharded.
 
 Everybody who holds a part of a tensor has the whole gradient of this part. A function that brings together dims which
 one of its operands lacks uses this operand for other points on other ranks: its gradient there is a part of a sum, and
 `spread` adds these parts. A result whose points are parts of sums is `partial` until somebody needs the sums. So what a
 rank computes of its shards is differentiated by PyTorch, whatever the function.
+
+`torch.autocast` computes products in low types, and on a GPU what would lose too much in them in float32; here both are
+done on either device, so that what ranks send has the types that the plan says (`pase.graph.precision`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any, Protocol
+from typing import Any
+
+import torch
+from torch import nn
 
 from pase.errors import ProgramError
 from pase.sharding.boxes import even_part
-from pase.sharding.layouts import DeviceMesh, Layout, PlainDim, TensorDim, layout_of
-from pase.sharding.reshard import ReshardStep
-from pase.targets.torch.autocast import as_low, called, widened
-
-
-class Ranks(Protocol):
-    """What a program knows of its ranks, and does between them."""
-
-    rank: int
-    trains: bool
-    low: str
-    weights: dict[str, Any]
-
-    @property
-    def mask_key(self) -> Any:
-        """The key of a step's random masks."""
-        ...
-
-    def run(self, module: Any, value: Any, name: str, *more: Any, **meta: Any) -> Any:
-        """Return what a module makes of a value, and of more."""
-        ...
-
-    def held(self, value: Any, name: str) -> Any:
-        """Return a tensor that is made once, for all steps."""
-        ...
-
-    def adder(self, mesh: "LayerMesh", over: Iterable[str], gradients_of: "Iterable[Tensor]" = ()) -> Any:
-        """Return what brings together what a layer has on the ranks that differ along some dims."""
-        ...
-
-    def sum(self, x: "Tensor") -> Any:
-        """Return the sums of the parts that a tensor's points are."""
-        ...
-
-    def gradient_sum(self, x: "Tensor", axes: frozenset[str]) -> Any:
-        """Return a tensor's value, the parts of whose gradient are added over some axes of its mesh."""
-        ...
-
-    def greatest(self, x: "Tensor", over: Iterable[str]) -> Any:
-        """Return the greatest of a tensor's values over the parts of some dims, of which no gradient flows back."""
-        ...
-
-    def move(
-        self,
-        x: "Tensor",
-        mesh: "LayerMesh",
-        steps: Sequence[ReshardStep],
-        *,
-        made: Sequence[int],
-        fill: float = 0.0,
-        read: tuple[TensorDim, ...] | None = None,
-    ) -> Any:
-        """Return a tensor's value on another mesh."""
-        ...
-
-    def count_correct(self, loss: "Tensor", labels: "Tensor", count: Callable[[], Any]) -> None:
-        """Have a loss known to be one of labels. count: how many of this rank's are right."""
-        ...
-
-    def take(self, x: "Tensor", target: Layout, dims: "tuple[Dim, ...]", mesh: "LayerMesh", fill: float) -> Any:
-        """Return this rank's part of an input of the model."""
-        ...
+from pase.sharding.layouts import DeviceMesh, Layout, PlainDim, TensorDim, WindowDim, layout_of
+from pase.sharding.reshard import reshard_steps, sum_groups
+from pase.sharding.traffic import Movement, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +42,18 @@ class Dim:
 class LayerMesh:
     """The ranks of a layer as a grid.
 
-    program: that it belongs to. is_host: whether it holds the model's inputs. state: of the layer's weights, a name of
-    `pase.planning.plan.STATES`.
+    program: the `Program` that it belongs to. is_host: whether it holds the model's inputs. state: of the layer's
+    weights, a name of `pase.planning.plan.STATES`.
     """
 
     layer: str
     devices: DeviceMesh
-    program: Ranks
+    program: Any
     is_host: bool = False
     state: str = "replicated"
 
     @cached_property
     def point(self) -> dict[str, int]:
-        """The coordinates of this rank."""
         return self.devices.coordinates[self.devices.devices.index(self.program.rank)]
 
     def part(self, dim: Dim) -> int:
@@ -147,7 +94,6 @@ class Tensor:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the dims."""
         return tuple(dim.name for dim in self.dims)
 
     @property
@@ -162,12 +108,10 @@ class Tensor:
 
     @property
     def shard(self) -> tuple[int, ...]:
-        """The shape of this rank's shard."""
         return tuple(map(self.mesh.part, self.dims))
 
     @property
     def layout(self) -> Layout:
-        """Which rank holds which box."""
         return layout_of(self.mesh.devices, [PlainDim(d.name, d.size) for d in self.dims], layer=self.mesh.layer)
 
     def __add__(self, other: Any) -> "Tensor":
@@ -311,3 +255,117 @@ def in_order(shard: Any, x: Tensor, dims: Sequence[Dim], *, keeps_rank: bool = F
     while shape and not keeps_rank and dims[len(dims) - len(shape)].name not in own:
         shape.pop(0)
     return shard if now == shape else shard.reshape(shape)
+
+
+# -- from mesh to mesh
+
+
+def reshard(x: Tensor, mesh: LayerMesh, dims: Sequence[Dim | WindowDim], *, fill: float = 0.0) -> Tensor:
+    """Return a tensor with other dims on another mesh, a reshape apart at most.
+
+    Args:
+        x: the tensor; an input of the model is on no layer's mesh yet.
+        mesh: of the layer that reads it.
+        dims: of the result; a `window` delivers the points that this rank's windows read, its halo and padding
+            included. Its dim in the result holds the parts' points end to end; where the kernel is split too, a dim of
+            the kernel's name stands before it.
+        fill: the value of the padding.
+
+    Raises:
+        ProgramError: sizes differ, or a dim has more parts than points.
+    """
+    x = resolved(x)
+    wanted = [dim if isinstance(dim, WindowDim) else PlainDim(dim.name, dim.size) for dim in dims]
+    own = tuple(dim for one in wanted for dim in _result_dims(one, mesh))
+    target = layout_of(mesh.devices, wanted, layer=mesh.layer)
+    program = mesh.program
+    if x.mesh.is_host:
+        return Tensor(value=program.take(x, target, own, mesh, fill), mesh=mesh, dims=own, is_index=x.is_index)
+    steps = reshard_steps(x.layout, target)
+    shape = tuple(map(mesh.part, own))
+    value = program.move(x, mesh, steps, made=shape, fill=fill, read=tuple(wanted))
+    return Tensor(value=value, mesh=mesh, dims=own, is_index=x.is_index)
+
+
+def _result_dims(dim: TensorDim, mesh: LayerMesh) -> list[Dim]:
+    if isinstance(dim, PlainDim):
+        return [Dim(dim.name, dim.extent)]
+    parts, kernel_parts = mesh.devices.size(dim.out), mesh.devices.size(dim.kernel)
+    # Of a kernel that is split, this rank's part decides.
+    kernel = mesh.point.get(dim.kernel, 0)
+    reaches = tuple(dim.reach(mesh.devices, {dim.out: number, dim.kernel: kernel}) for number in range(parts))
+    points = Dim(dim.out, sum(reaches), reaches if len(set(reaches)) > 1 else ())
+    return [points] if kernel_parts == 1 else [Dim(dim.kernel, kernel_parts), points]
+
+
+def fan_out(x: Tensor, over: Sequence[Dim]) -> Tensor:
+    """Return x for its readers, whose gradients are summed once.
+
+    over: the dims of its mesh that its gradient is summed over: what a reader leaves in as many parts is added first.
+    """
+    return replace(resolved(x), over=x.mesh.split(dim.name for dim in over), spreads={})
+
+
+# -- types
+
+
+_LOW = (torch.bfloat16, torch.float16)
+
+
+def computing_in(low: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context of a program whose products are in a low type; "" for none."""
+    return torch.autocast(device.type, getattr(torch, low)) if low else nullcontext()
+
+
+def widened(x: Any) -> Any:
+    """Return a tensor of a low type in float32, another one as it is."""
+    return x.float() if x.dtype in _LOW else x
+
+
+def as_low(x: Any, like: Any) -> Any:
+    """Return a tensor in the type of another one where that is low, else as it is."""
+    return x.to(like.dtype) if like.dtype in _LOW else x
+
+
+def called(function: Any, *shards: Any) -> Any:
+    """Return what a function makes of shards, as one call in the graph of a program."""
+    return shards[0].tracer.create_proxy("call_function", function, shards, {})
+
+
+# -- functions with gradients of their own
+
+
+class Differentiated(nn.Module):
+    """A step of a graph that a function of autograd's computes: of tensors and, last, of this, with its options."""
+
+    def __init__(self, function: Any, **options: Any) -> None:
+        super().__init__()
+        self.function = function
+        self.__dict__.update(options)
+
+    def forward(self, *xs: Any) -> Any:
+        return self.function.apply(*xs, self)
+
+
+class Along(nn.Module):
+    """The ranks that differ along a dim alone.
+
+    parts: the points of the dim that each of these has, in their order along it. place: which of them is this rank's.
+    order: of each rank of the group, its place.
+    """
+
+    def __init__(self, mesh: LayerMesh, dim: Dim) -> None:
+        super().__init__()
+        program = mesh.program
+        count = mesh.devices.size(dim.name)
+        self.place = mesh.point.get(dim.name, 0)
+        self.parts = [even_part(dim.size, count, number) for number in range(count)]
+        self.traffic, self.movement = program.traffic, Movement.within(mesh.layer, Phase.FORWARD)
+        self.group = program.groups.of(sum_groups(mesh.devices, mesh.split([dim.name])))
+        along = dict(zip(mesh.devices.devices, mesh.devices.coordinates, strict=True))
+        self.order = [along[rank].get(dim.name, 0) for rank in self.group.ranks]
+
+    def count(self, sent: Any) -> None:
+        """Count what this rank sends, in whatever pass, as all that a layer exchanges as it computes: as forward."""
+        if self.traffic.is_counted:
+            self.traffic.add(self.movement, sent.numel() * sent.element_size())

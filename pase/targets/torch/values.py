@@ -22,9 +22,7 @@ from pase.targets.training.normal import normal_part
 class Source(Protocol):
     """Gives parts of tensors."""
 
-    def __call__(self, names: Sequence[str], shape: tuple[int, ...], held: Held) -> torch.Tensor:
-        """Return a part of a tensor, the caller's alone; names: that it may go by, the first one is the model's own."""
-        ...
+    def __call__(self, names: Sequence[str], shape: tuple[int, ...], held: Held) -> torch.Tensor: ...
 
 
 def cut(tensor: torch.Tensor, held: Held) -> torch.Tensor:

@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -48,30 +49,39 @@ def fail_and_live(rank: int) -> None:
     dist.all_reduce(torch.zeros(4))
 
 
-def kill(rank: int) -> None:
-    if dist.get_rank() == rank:
+def lost(rank: int, _world: int, victim: int) -> None:
+    """On the session's ranks: wait for one that is killed."""
+    if rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)
-    dist.all_reduce(torch.zeros(4))
+    with naming_lost_ranks():
+        dist.all_reduce(torch.zeros(4))
+
+
+def joining(_rank: int, _world: int, environment: dict[str, str], timeout_s: float) -> tuple[int, int, str, str]:
+    """On the session's ranks: join another process group, as a process with this environment does."""
+    dist.destroy_process_group()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (*NAMES, "MASTER_PORT"):
+            patch.delenv(name, raising=False)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        ranks = join(timeout_s=timeout_s)
+        assert join() == ranks
+        return ranks.rank, ranks.world_size, str(ranks.device), dist.get_backend()
 
 
 def main() -> None:
-    """Be a program of a user: join, and do what the command line says."""
-    action, *arguments = sys.argv[1:]
-    ranks = join(timeout_s=float(arguments[1]) if action == "absent" else 60.0)
-    if action == "environment":
-        # At once: two ranks may write to one pipe.
-        sys.stdout.write(f"{environment()}\nsum of {sum_of_ranks(1.0)[2]}\n")
-        sys.stderr.write(f"to errors {ranks.rank}\n")
-    if action in ("fail", "named") and ranks.rank == int(arguments[0]):
-        if arguments[1] == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+    """Be a program of a user: join, say what there is, and perhaps fail."""
+    ranks = join(timeout_s=60.0)
+    # At once: two ranks may write to one pipe.
+    sys.stdout.write(f"{environment()}\nsum of {sum_of_ranks(1.0)[2]}\n")
+    sys.stderr.write(f"to errors {ranks.rank}\n")
+    if sys.argv[1:] == [str(ranks.rank)]:
         raise ValueError("the third batch is empty")
-    if action == "named":
-        with naming_lost_ranks():
-            dist.all_reduce(torch.zeros(4))
-    if action != "absent":
-        dist.barrier()
-        dist.destroy_process_group()
+    with naming_lost_ranks():
+        dist.all_reduce(torch.zeros(4))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

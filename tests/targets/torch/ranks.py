@@ -34,7 +34,7 @@ from pase.common.processes import dying_with_us, end_all, ending_text, package_e
 T = TypeVar("T")
 
 GRACE_S = 1.0
-"""How long others have to end once a rank has failed."""
+"""How long others have to end once a rank has failed, where it is not said."""
 ROOT = str(Path(__file__).resolve().parents[3])
 
 
@@ -139,7 +139,14 @@ class Pool:
         self.folder = tempfile.TemporaryDirectory(prefix="pase-ranks-")
         self.numbers = count()
 
-    def run(self, function: Callable[..., T], *arguments: object, world: int = 4, timeout_s: float = 300.0) -> list[T]:
+    def run(
+        self,
+        function: Callable[..., T],
+        *arguments: object,
+        world: int = 4,
+        timeout_s: float = 300.0,
+        grace_s: float = GRACE_S,
+    ) -> list[T]:
         """Return what `function(rank, world, *arguments)` gives on each rank of a new process group.
 
         Raises:
@@ -154,7 +161,7 @@ class Pool:
         workers = self.workers[:world]
         for rank, worker in enumerate(workers):
             worker.connection.send((rank, world, store, timeout_s, given))
-        answers = self._answers(workers, timeout_s)
+        answers = self._answers(workers, timeout_s, grace_s)
         lost = [rank for rank in range(world) if rank not in answers]
         for rank in lost:
             status = workers[rank].process.poll()
@@ -177,7 +184,7 @@ class Pool:
         self.nurseries.clear()
         self.folder.cleanup()
 
-    def _answers(self, workers: Sequence[Worker], timeout_s: float) -> dict[int, Any]:
+    def _answers(self, workers: Sequence[Worker], timeout_s: float, grace_s: float) -> dict[int, Any]:
         answers: dict[int, Any] = {}
         left = {worker.connection: rank for rank, worker in enumerate(workers)}
         end_s = time.monotonic() + timeout_s
@@ -189,7 +196,7 @@ class Pool:
                 except (EOFError, OSError):
                     workers[rank].process.wait()
                 if rank not in answers or isinstance(answers[rank], Failed):
-                    end_s = min(end_s, time.monotonic() + GRACE_S)
+                    end_s = min(end_s, time.monotonic() + grace_s)
         return answers
 
     def _replace(self, workers: Sequence[Worker]) -> None:

@@ -1,6 +1,7 @@
 """PyTorch modules of factories, run under a plan beside themselves, and `pase run` and `pase emit` of them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,26 +11,40 @@ import torch
 import pase
 from pase.cli.main import run
 from pase.errors import PaseError, ProgramError
+from pase.planning.plan import Plan
 from pase.targets.emitter import emit, target_of
 from pase.targets.execute import Factory, run_factory
 from pase.targets.training.optimisers import make_rule
-from tests.runtime.plans import random_plan
+from tests.runtime.plans import placed_plan, random_plan, recomputing
 from tests.runtime.training import options
 from tests.targets.torch import factories
+from tests.targets.torch.plans import in_stages
+from tests.targets.torch.ranks import RanksFailedError
+
+pytestmark = pytest.mark.usefixtures("on_ranks")
 
 TAGGER, IMAGES = (f"{factories.__name__}:{name}" for name in ("tagger", "images"))
 
 
-@pytest.mark.full
-def test_a_module_trains_under_a_plan_as_it_does_by_itself() -> None:
-    plan = random_plan(pase.load(TAGGER), 2, 4)
+def _plan(modes: str) -> Plan:
+    if modes == "micro-batches":
+        plan = recomputing(placed_plan(pase.load(TAGGER, batch=4), 2, 4), 1)
+        return replace(plan, micro_batches=2)
+    return (
+        in_stages(pase.load(TAGGER), 2, 2, 4, "1f1b", 3) if modes == "stages" else random_plan(pase.load(TAGGER), 2, 4)
+    )
+
+
+@pytest.mark.parametrize("modes", ["", "micro-batches", "stages"])
+def test_a_module_trains_under_a_plan_as_it_does_by_itself(modes: str) -> None:
+    plan, batch = _plan(modes), 4 if modes == "micro-batches" else None
     given = options(3, rate=0.01, rule=make_rule("adamw", {}))
-    result = run_factory(plan, Factory(name=TAGGER), given, measure=True)
+    result = run_factory(plan, Factory(name=TAGGER, batch=batch), given, measure=True)
     assert result.max_relative_difference < 1e-12
     assert len(result.losses) == len(result.reference_losses) == 3
     assert result.losses[2] < result.losses[0]
     assert result.predicted_bytes > 0
-    assert (result.measured_bytes or 0) > 0
+    assert result.measured_bytes == result.predicted_bytes or not modes
 
 
 def test_the_losses_are_those_of_a_loop_of_ones_own(tmp_path: Path) -> None:
@@ -73,7 +88,8 @@ def test_what_a_factory_has_no_use_for_is_refused() -> None:
 
 def test_a_model_without_a_loss_is_refused() -> None:
     name = f"{factories.__name__}:without_loss"
-    with pytest.raises(PaseError, match="0 of the 1 tensors that the model returns are single numbers; expected one"):
+    match = "0 of the 1 tensors that the model returns are single numbers; expected one"
+    with pytest.raises(RanksFailedError, match=match):
         run_factory(random_plan(pase.load(name), 1, 1), Factory(name=name), options(1))
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from pase.errors import ProgramError
 from pase.targets.torch.launch import RankError, call, join, rank_environment, run_program
 from tests.targets.torch import launched
+from tests.targets.torch.ranks import Pool, RanksFailedError
 
 LIMIT_S = 120.0
 """All have ended within this time, where a collective would wait for ten minutes."""
@@ -84,32 +85,35 @@ def test_a_function_runs_on_all_ranks_beside_another_job() -> None:
     assert rank_environment(3, 8, 1234, 5)["OMP_NUM_THREADS"] == "5"
 
 
-def test_a_program_runs_as_under_torchrun(capfd: pytest.CaptureFixture[str]) -> None:
-    run_program([SCRIPT, "environment"], ranks=2, threads=1, timeout_s=300)
+def test_a_program_runs_as_under_torchrun(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run_program([SCRIPT], ranks=2, threads=1, timeout_s=300)
     out, errors = capfd.readouterr()
     # Of ours the first alone is heard.
     shown, summed = out.splitlines()
     assert (summed, errors) == ("sum of 1.0", "to errors 0\n")
-    done = torchrun("environment")
-    assert done.returncode == 0, done.stderr
+    # Rank 1 fails when it has said so.
+    done = torchrun("1")
+    assert done.returncode != 0
     found = [ast.literal_eval(line) for line in done.stdout.splitlines() if line.startswith("{")]
     theirs = next(each for each in found if each["RANK"] == "0")
     assert {**theirs, "MASTER_ADDR": "127.0.0.1"} == ast.literal_eval(shown)
+    named = [line for line in done.stderr.splitlines() if "RankError: rank" in line]
+    assert named, done.stderr
+    assert all("ended because rank 1 failed: ValueError: the third batch is empty" in line for line in named)
 
 
-@pytest.mark.parametrize(("rank", "world"), [(0, 2), (2, 3)])
-def test_a_rank_that_fails_ends_all_and_is_named(
-    rank: int, world: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_that_fails_ends_all_and_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     begin_s = time.monotonic()
     with pytest.raises(
         RankError,
-        match=rf"^rank {rank} of {world} failed: ValueError: the third batch is empty; the others were ended$",
+        match=r"^rank 1 of 2 failed: ValueError: the third batch is empty; the others were ended$",
     ) as caught:
-        call(launched.fail, rank, str(tmp_path), ranks=world)
+        call(launched.fail, 1, str(tmp_path), ranks=2)
     assert time.monotonic() - begin_s < LIMIT_S
-    assert caught.value.rank == rank
-    assert not any(map(is_running, process_ids(tmp_path, world)))
+    assert caught.value.rank == 1
+    assert not any(map(is_running, process_ids(tmp_path, 2)))
     # The whole traceback of the rank is shown.
     errors = capfd.readouterr().err
     assert "ValueError: the third batch" in errors
@@ -118,7 +122,7 @@ def test_a_rank_that_fails_ends_all_and_is_named(
 
 def test_a_rank_that_ends_without_a_word_is_named() -> None:
     with pytest.raises(RankError, match=r"^rank 1 of 2 was ended by signal 9 \(SIGKILL\); the others were ended$"):
-        call(launched.kill, 1, ranks=2)
+        run_program(["-c", BY_THEMSELVES.format(act="os.kill(os.getpid(), 9)")], ranks=2)
     with pytest.raises(RankError, match=r"^rank 1 of 2 ended with status 3; the others were ended$"):
         run_program(["-c", BY_THEMSELVES.format(act="os._exit(3)")], ranks=2)
     with pytest.raises(RankError, match=r"^rank 1 of 2 ended with status 1: no file data\.txt; the others were ended$"):
@@ -151,45 +155,27 @@ def test_all_ranks_end_with_the_process_that_started_them(number: int, tmp_path:
     assert not any(map(is_running, ranks))
 
 
-def test_under_torchrun_the_others_name_the_rank_that_failed() -> None:
-    done = torchrun("named", "1", "raise")
-    assert done.returncode != 0
-    named = [line for line in done.stderr.splitlines() if "RankError: rank" in line]
-    assert named, done.stderr
-    assert all("ended because rank 1 failed: ValueError: the third batch is empty" in line for line in named)
-
-
-def test_ranks_that_nobody_watches_name_the_one_that_was_killed() -> None:
+def test_ranks_that_nobody_watches_name_the_one_that_was_killed(ranks: Pool) -> None:
     """As on several hosts, where what watches one host's ranks is not heard on another."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, "named", "2", "kill"],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **rank_environment(rank, 3, store.port, 1)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [1, 1, -signal.SIGKILL]
+    with pytest.raises(RanksFailedError) as caught:
+        ranks.run(launched.lost, 2, world=3, grace_s=60.0)
     for rank in (0, 1):
         said = f"RankError: rank {rank} of 3 lost a connection; ranks that do not answer and may have ended: 2 ("
-        assert said in errors[rank]
+        assert said in str(caught.value)
 
 
-def test_ranks_that_do_not_come_are_named() -> None:
-    program = [sys.executable, SCRIPT, "absent", "0", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+def test_ranks_that_do_not_come_are_named(ranks: Pool) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    given = rank_environment(1, 3, store.port, 1)
-    done = subprocess.run(program, env={**environment, **given}, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "RankError: rank 1 waited 2 s for the other ranks of 3; missing: 0, 2 (" in done.stderr
-    port = store.port
+    port, given = store.port, rank_environment(1, 3, store.port, 1)
+    with pytest.raises(RanksFailedError, match=r"rank 1 waited 1 s for the other ranks of 3; missing: 0, 2 \("):
+        ranks.run(launched.joining, given, 1.0, world=1)
     del store
-    done = subprocess.run(program, env={**environment, **given}, capture_output=True, text=True, check=False)
-    assert f"RankError: rank 1 cannot reach the store at 127.0.0.1:{port}, where all ranks meet: " in done.stderr
+    with pytest.raises(RanksFailedError, match=rf"rank 1 cannot reach the store at 127.0.0.1:{port}, where all ranks"):
+        ranks.run(launched.joining, given, 1.0, world=1)
+
+
+def test_a_program_that_was_started_alone_is_a_group_of_one(ranks: Pool) -> None:
+    assert ranks.run(launched.joining, {}, 60.0, world=1) == [(0, 1, "cpu", "gloo")]
 
 
 def test_no_name_service_is_needed() -> None:
@@ -244,23 +230,6 @@ def test_an_environment_of_another_kind_is_an_error(
         monkeypatch.setenv(name, value)
     with pytest.raises(ProgramError, match=message):
         join()
-
-
-def test_a_program_that_was_started_alone_is_a_group_of_one() -> None:
-    code = (
-        "from pase.targets.torch.launch import join; import torch.distributed as dist; r = join(); "
-        "print(r.rank, r.world_size, r.device, dist.get_backend()); assert join() == r; dist.destroy_process_group()"
-    )
-    environment = {name: value for name, value in os.environ.items() if name not in launched.NAMES}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (done.stdout, done.stderr) == ("0 1 cpu gloo\n", "")
 
 
 def test_the_error_can_be_sent() -> None:

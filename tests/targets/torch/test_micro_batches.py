@@ -16,14 +16,13 @@ from pase.models import build
 from pase.planning.plan import Plan
 from pase.sharding.traffic import flows
 from pase.targets.emitter import emit
-from pase.targets.execute import Factory, max_relative_difference, run_factory, run_plan
-from pase.targets.mesh_tensorflow.runtime.reference import reference_losses, reference_training
+from pase.targets.execute import max_relative_difference
+from pase.targets.mesh_tensorflow.runtime.reference import reference_training
 from pase.targets.torch.batches import example_dims, micro_batch
 from pase.targets.torch.parallel import parallelize
 from tests.runtime.networks import batch_norms, small
-from tests.runtime.plans import make_plan, placed_plan, random_plan, recomputing
+from tests.runtime.plans import make_plan, random_plan, recomputing
 from tests.runtime.training import options
-from tests.targets.torch import factories
 from tests.targets.torch.equality import RELATIVE, difference, full, micro_batches_of, of_step
 from tests.targets.torch.modules import Batch, Language, floats, made, words
 from tests.targets.torch.ranks import Pool
@@ -204,23 +203,3 @@ def test_statistics_are_those_of_each_micro_batch_in_turn(ranks: Pool) -> None:
         for text, world in ((source, 4), (alone, 1))
     ]
     assert max_relative_difference(*found) < RELATIVE
-
-
-@pytest.mark.full
-def test_a_plan_is_run_beside_one_process_and_measured() -> None:
-    plan = recomputing(placed_plan(_smaller("mlp", 2), 2, 4), 1)
-    plan = replace(plan, micro_batches=2)
-    result = run_plan(plan, options(3), target="torch", measure=True)
-    assert result.max_relative_difference < RELATIVE
-    assert max_relative_difference(result.losses, reference_losses(small("mlp"), options(3))) < RELATIVE
-    assert result.measured_bytes == result.predicted_bytes > 0
-
-
-@pytest.mark.full
-def test_a_factorys_module_is_run_beside_itself_on_the_whole_batch() -> None:
-    name = f"{factories.__name__}:tagger"
-    plan = replace(recomputing(placed_plan(pase.load(name, batch=4), 2, 4), 1), micro_batches=2)
-    result = run_factory(plan, Factory(name=name, batch=4), options(3, rate=0.1), measure=True)
-    assert result.max_relative_difference < RELATIVE
-    assert result.losses[2] < result.losses[0]
-    assert result.measured_bytes == result.predicted_bytes > 0

@@ -20,13 +20,10 @@ from pase.graph.stages import Stage
 from pase.planning.plan import SCHEDULES, Plan
 from pase.planning.stages import Action, actions, stage_plan
 from pase.targets.emitter import emit
-from pase.targets.execute import Factory, run_factory
 from pase.targets.torch.parallel import parallelize
 from tests.runtime.networks import tied
 from tests.runtime.plans import random_plan
-from tests.runtime.training import options
 from tests.simulation.machines import machine
-from tests.targets.torch import factories
 from tests.targets.torch.equality import assert_close, assert_same_state, full, micro_batches_of, of_step
 from tests.targets.torch.modules import MODULES, Batch, made
 from tests.targets.torch.plans import in_stages
@@ -272,15 +269,6 @@ def _printed(program: Path, *arguments: str) -> list[float]:
     assert not done.returncode, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     return [line["loss"] for line in lines if line["event"] == "step"]
-
-
-@pytest.mark.full
-def test_the_module_of_a_factory_trains_in_stages() -> None:
-    name = f"{factories.__name__}:tagger"
-    plan = in_stages(pase.load(name), 2, 2, 4, "1f1b", 3)
-    result = run_factory(plan, Factory(name=name), options(3, rate=0.01), measure=True)
-    assert result.max_relative_difference < 1e-12
-    assert result.losses[2] < result.losses[0]
 
 
 @pytest.mark.full

@@ -4,8 +4,7 @@ from pase.sharding.named_dims import window
 from pase.targets.torch.layers.attention import attention, masked_attention
 from pase.targets.torch.layers.contraction import lookup, pick, product
 from pase.targets.torch.layers.experts import grouped, routed
-from pase.targets.torch.layers.loss import softmax_loss
-from pase.targets.torch.layers.movement import concat, dims, padded, piece
+from pase.targets.torch.layers.movement import concat, cut, dims, end_to_end, padded, piece, select_rows, view
 from pase.targets.torch.layers.normalisation import batch_norm, normalise
 from pase.targets.torch.layers.points import arrange, dropout, fn
 from pase.targets.torch.layers.recurrent import GATES, last_state, lstm, recurrent
@@ -15,13 +14,13 @@ from pase.targets.torch.layers.reductions import (
     log_softmax,
     mean,
     softmax,
+    softmax_loss,
     total,
     without_later_keys,
 )
 from pase.targets.torch.layers.source import cast, source
-from pase.targets.torch.layers.whole import cut, end_to_end, select_rows, view
 from pase.targets.torch.layers.windows import convolve, convolve_transposed, pool
-from pase.targets.torch.reshard import fan_out, reshard
+from pase.targets.torch.tensor import fan_out, reshard
 
 __all__ = [
     "GATES",

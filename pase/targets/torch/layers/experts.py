@@ -12,9 +12,8 @@ import torch
 from torch.nn import functional
 
 from pase.targets.torch.collectives import exchanged
-from pase.targets.torch.layers.along import Along
 from pase.targets.torch.layers.points import arrange
-from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, local, resolved
+from pase.targets.torch.tensor import Along, Dim, LayerMesh, Tensor, local, resolved
 
 
 class _Routed(torch.autograd.Function):
@@ -95,7 +94,6 @@ class Rows(Router):
 
     @torch._disable_dynamo
     def forward(self, table: Any, numbers: Any) -> Any:
-        """Return the rows that this rank's places ask for."""
         numbers = numbers.flatten().long()
         every = [numbers[asked].unique() for asked in self.asked]
         counts = _counts(every, torch.tensor(self.bounds, device=numbers.device))

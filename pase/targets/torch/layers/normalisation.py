@@ -10,15 +10,23 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from pase.sharding.traffic import Phase
-from pase.targets.torch.autocast import as_low, called
-from pase.targets.torch.collectives import Adder
 from pase.targets.torch.layers.points import apply, arrange
-from pase.targets.torch.program import Program
-from pase.targets.torch.tensor import Dim, Tensor, in_float32, in_order, local, one_mesh, resolved, spread
+from pase.targets.torch.tensor import (
+    Differentiated,
+    Dim,
+    Tensor,
+    as_low,
+    called,
+    in_float32,
+    in_order,
+    local,
+    one_mesh,
+    resolved,
+    spread,
+)
 
 
 def normalise(
@@ -56,7 +64,7 @@ def normalise(
 
 
 def batch_norm(
-    program: Program,
+    program: Any,
     x: Tensor,
     scale: Tensor | float,
     shift: Tensor | float,
@@ -239,7 +247,8 @@ def _by_sums(
     )
     program = mesh.program
     summed = brought - {dim.name for dim in kept}
-    module = Normalisation(
+    module = Differentiated(
+        _Normalise,
         places=places,
         num_points=prod(dim.size for dim in over),
         epsilon=epsilon,
@@ -254,8 +263,8 @@ def _by_sums(
     return y, moments[0], moments[1]
 
 
-class Normalisation(nn.Module):
-    """Normalises by moments of which several ranks have parts.
+class _Normalise(torch.autograd.Function):
+    """Normalises by moments of which several ranks have parts; gives these, too, of which no gradient flows back.
 
     places: of the dims that moments are of. num_points: that they are of, on all ranks. shapes: in which scale and
     shift meet x, None where there is none. over: adds parts of the moments. of_weights: adds parts of the gradients of
@@ -263,43 +272,11 @@ class Normalisation(nn.Module):
     later.
     """
 
-    def __init__(
-        self,
-        *,
-        places: Sequence[int],
-        num_points: int,
-        epsilon: float,
-        shapes: Sequence[tuple[int, ...] | None],
-        over: Adder,
-        of_weights: Adder | None,
-    ) -> None:
-        super().__init__()
-        self.places, self.num_points, self.epsilon = tuple(places), num_points, epsilon
-        self.shapes, self.over, self.of_weights = tuple(shapes), over, of_weights
-
-    def forward(self, x: Any, scale: Any, shift: Any) -> Any:
-        """Return what is normalised, the mean and the variance, of which no gradient flows back."""
-        return _Normalise.apply(x, scale, shift, self)
-
-    def moments(self, x: Any) -> tuple[Any, Any]:
-        """Return the mean and the variance, one point for each dim that they are of."""
-        centre = self.over.summed(x.sum(self.places, keepdim=True), Phase.FORWARD) / self.num_points
-        squares = (x - centre).square().sum(self.places, keepdim=True)
-        return centre, self.over.summed(squares, Phase.FORWARD) / self.num_points
-
-    def of_weight(self, number: int, dy: Any) -> Any:
-        """Return the part of the gradient of the scale or the shift that comes of some points, as it meets x."""
-        shape = self.shapes[number]
-        assert shape is not None
-        # A sum over no dims would be one over all of them.
-        places = [i for i, extent in enumerate(shape) if extent < dy.shape[i]]
-        return dy.sum(places, keepdim=True) if places else dy
-
-
-class _Normalise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, scale: Any, shift: Any, module: Normalisation) -> Any:
-        centre, variance = module.moments(x)
+    def forward(ctx: Any, x: Any, scale: Any, shift: Any, module: Differentiated) -> Any:
+        summed, places, count = module.over.summed, module.places, module.num_points
+        centre = summed(x.sum(places, keepdim=True), Phase.FORWARD) / count
+        variance = summed((x - centre).square().sum(places, keepdim=True), Phase.FORWARD) / count
         inverse = torch.rsqrt(variance + module.epsilon)
         factor, added = (
             None if w is None else w.reshape(shape) for w, shape in zip((scale, shift), module.shapes, strict=True)
@@ -314,15 +291,15 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Any, *_: Any) -> Any:
         """Return, for x, ``(g - Σ g / n - x̂ Σ g x̂ / n) / sqrt(variance + ε)``, with g the gradient of x̂."""
-        module: Normalisation = ctx.module
+        module = ctx.module
         x, centre, inverse, factor = ctx.saved_tensors
         needs_x, needs_scale, needs_shift, _ = ctx.needs_input_grad
         normal = (x - centre) * inverse
         of_weights = module.of_weights
         # The gradient of x needs both where they are its sums, too.
         is_needed = needs_x and of_weights is not None
-        d_scale = module.of_weight(0, dy * normal) if needs_scale or is_needed else None
-        d_shift = module.of_weight(1, dy) if needs_shift or is_needed else None
+        d_scale = _part_of(module.shapes[0], dy * normal) if needs_scale or is_needed else None
+        d_shift = _part_of(module.shapes[1], dy) if needs_shift or is_needed else None
         dx = None
         if of_weights is not None:
             if needs_scale == needs_shift:
@@ -348,3 +325,10 @@ class _Normalise(torch.autograd.Function):
             for d, shape, is_trained in zip((d_scale, d_shift), ctx.shapes, (needs_scale, needs_shift), strict=True)
         )
         return dx, *found, None
+
+
+def _part_of(shape: Sequence[int], dy: Any) -> Any:
+    """Return the part of a weight's gradient that comes of some points; shape: in which the weight meets these."""
+    # A sum over no dims would be one over all of them.
+    places = [i for i, extent in enumerate(shape) if extent < dy.shape[i]]
+    return dy.sum(places, keepdim=True) if places else dy

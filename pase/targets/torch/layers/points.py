@@ -37,7 +37,6 @@ def _folded(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def _bound(function: Callable[[Any, Any], Any], clamp: str) -> Callable[..., Any]:
-    """Return the greatest or the least of tensors and numbers."""
 
     def found(*xs: Any) -> Any:
         tensors = [x for x in xs if not isinstance(x, float | int)]

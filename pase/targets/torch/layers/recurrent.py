@@ -21,7 +21,6 @@ from pase.sharding.reshard import ReshardStep, reshard_steps
 from pase.sharding.traffic import Movement, Phase
 from pase.targets.torch.collectives import Exchange, GradientSum, Move, Sum, Traffic, carried, exchange
 from pase.targets.torch.layers.points import arrange
-from pase.targets.torch.program import Program
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, local, one_mesh, resolved, spread
 
 GATES = Dim("gates", 4)
@@ -49,7 +48,6 @@ def lstm(x: Tensor, w: Tensor, u: Tensor, bias: Tensor, out: Sequence[Dim]) -> T
     layers, width, _, units = w.dims
     batch, steps = out[:2]
     program = mesh.program
-    assert isinstance(program, Program)
     # The first layers alone read x, and all units do; a bias is added to whole gates.
     x = spread(resolved(x), mesh.split([layers.name, units.name]))
     weights = [spread(weight, mesh.split([batch.name, steps.name])) for weight in (w, u, bias)]
@@ -100,7 +98,6 @@ def recurrent(
     num_cells = layers * directions.size
     mesh = x.mesh
     program = mesh.program
-    assert isinstance(program, Program)
     x = arrange(x, [batch, steps, *(dim for dim in x.dims if dim not in (batch, steps))])
     ordered = [arrange(w, [gate, unit, *(dim for dim in w.dims if dim not in (gate, unit))]) for w in weights]
     first = [
@@ -144,7 +141,7 @@ def last_state(y: Tensor, which: int) -> Tensor:
     return y.states[which - 1]
 
 
-def _relaid(program: Program, mesh: LayerMesh, steps: Sequence[ReshardStep], num_rows: int, cells: "Cells") -> Move:
+def _relaid(program: Any, mesh: LayerMesh, steps: Sequence[ReshardStep], num_rows: int, cells: "Cells") -> Move:
     """Return the movement of a hidden state from the units that ranks compute to those that they read."""
     return Move(
         movement=Movement.within(mesh.layer, Phase.FORWARD),
@@ -236,7 +233,6 @@ class Cells:
     def _by_steps(
         self, x: Any, weights: Sequence[Any], hidden: Any, read: Any, kept: Any, *, backwards: bool
     ) -> tuple[Any, Any, Any, Any, Any]:
-        """Run one cell over all steps."""
         w, u, *biases = weights
         # Parts of gates have no bias: it is added once, to their sum.
         parts, add = self.sum_of_inputs is not None, biases if self.sum_of_inputs is not None else []
@@ -329,7 +325,6 @@ class Stack(nn.Module):
         self.cells = cells
 
     def forward(self, x: Any, w: Any, u: Any, bias: Any) -> Any:
-        """Return the output of the last layer."""
         cells = self.cells
         own, read = (x.new_zeros(cells.num_layers, x.shape[0], units) for units in (cells.columns, cells.rows))
         y, seen, *_ = cells.ran(x, _of_stack(w, u, bias), own, read, own)
@@ -348,7 +343,6 @@ class Handing:
 
     def __init__(self, mesh: LayerMesh, axis: str, num_points: int) -> None:
         program = mesh.program
-        assert isinstance(program, Program)
         # What a layer exchanges as it computes counts as forward, whatever pass it is of.
         self.traffic, self.movement = program.traffic, Movement.within(mesh.layer, Phase.FORWARD)
         self.num_points = num_points
@@ -404,7 +398,6 @@ class Chain(nn.Module):
         self.up = Handing(mesh, layers, batch * num_steps * cells.rows)
         self.along = Handing(mesh, steps, cells.num_layers * batch * (cells.rows + cells.columns))
         program = mesh.program
-        assert isinstance(program, Program)
         *others, last = _parts(mesh, layers)
         self.is_last = program.rank in last
         y = whole((batch * num_steps * cells.columns,))
@@ -417,7 +410,6 @@ class Chain(nn.Module):
             self.result = exchange(step, program.groups)
 
     def forward(self, x: Any, w: Any, u: Any, bias: Any) -> Any:
-        """Return the output of the last layer."""
         return _Chained.apply(self, x, w, u, bias)
 
     def computed(self, x: Any, weights: Sequence[Any]) -> tuple[list[Any], list[Any]]:

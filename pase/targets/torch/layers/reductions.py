@@ -1,17 +1,17 @@
-"""Functions over dims of a tensor, which may be split: sums, means, maxima, softmax, and later keys left out."""
+"""Functions over dims of a tensor, which may be split: sums, means, maxima, softmax, its loss, later keys left out."""
 
 from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import torch
-from torch import nn
+from torch.nn import functional
 
 from pase.errors import ProgramError
+from pase.sharding.named_dims import named
 from pase.sharding.traffic import Phase
-from pase.targets.torch.collectives import Adder
 from pase.targets.torch.layers.points import apply
-from pase.targets.torch.tensor import Dim, Tensor, in_float32, local, resolved
+from pase.targets.torch.tensor import Differentiated, Dim, Tensor, in_float32, local, one_mesh, resolved, shaped
 
 
 def total(x: Tensor, over: Sequence[Dim]) -> Tensor:
@@ -44,25 +44,13 @@ def greatest(x: Tensor, over: Sequence[Dim]) -> Tensor:
     kept, places = _reduced(x, over)
     if not x.mesh.split(dim.name for dim in over):
         return local(lambda shard: torch.amax(shard, places), [x], kept)
-    module = SplitMaximum(places, x.mesh.program.adder(x.mesh, [dim.name for dim in over]))
+    module = Differentiated(_Maximum, places=places, over=x.mesh.program.adder(x.mesh, [dim.name for dim in over]))
     return Tensor(value=x.mesh.program.run(module, resolved(x).value, "maximum"), mesh=x.mesh, dims=tuple(kept))
-
-
-class SplitMaximum(nn.Module):
-    """The maximum over dims of which several ranks have parts. over: brings together what they found."""
-
-    def __init__(self, places: Sequence[int], over: Adder) -> None:
-        super().__init__()
-        self.places, self.over = tuple(places), over
-
-    def forward(self, x: Any) -> Any:
-        """Return the maximum."""
-        return _Maximum.apply(x, self)
 
 
 class _Maximum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, module: SplitMaximum) -> Any:
+    def forward(ctx: Any, x: Any, module: Differentiated) -> Any:
         top = module.over.greatest(x.amax(module.places, keepdim=True), Phase.FORWARD)
         ctx.module = module
         ctx.save_for_backward(x, top)
@@ -71,7 +59,7 @@ class _Maximum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Any) -> Any:
         x, top = ctx.saved_tensors
-        module: SplitMaximum = ctx.module
+        module = ctx.module
         is_greatest = x == top
         # What a layer exchanges as it computes counts as forward, whatever pass it is of.
         count = module.over.summed(is_greatest.sum(module.places, keepdim=True).type_as(dy), Phase.FORWARD)
@@ -97,25 +85,14 @@ def _normalised(x: Tensor, over: Sequence[Dim], kernel: Any, *, is_log: bool) ->
     _, places = _reduced(x, over)
     if len(places) == 1 and not x.mesh.split(dim.name for dim in over):
         return local(lambda shard: kernel(shard, dim=places[0]), [x], x.dims)
-    module = SplitSoftmax(places, x.mesh.program.adder(x.mesh, [dim.name for dim in over]), is_log=is_log)
+    adder = x.mesh.program.adder(x.mesh, [dim.name for dim in over])
+    module = Differentiated(_Softmax, places=places, over=adder, is_log=is_log)
     return Tensor(value=x.mesh.program.run(module, resolved(x).value, "softmax"), mesh=x.mesh, dims=x.dims)
-
-
-class SplitSoftmax(nn.Module):
-    """The softmax, or its logarithm, over dims of which several ranks may have parts. over: brings these together."""
-
-    def __init__(self, places: Sequence[int], over: Adder, *, is_log: bool) -> None:
-        super().__init__()
-        self.places, self.over, self.is_log = tuple(places), over, is_log
-
-    def forward(self, x: Any) -> Any:
-        """Return the softmax."""
-        return _Softmax.apply(x, self)
 
 
 class _Softmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, module: SplitSoftmax) -> Any:
+    def forward(ctx: Any, x: Any, module: Differentiated) -> Any:
         top = module.over.greatest(x.amax(module.places, keepdim=True), Phase.FORWARD)
         lower = x - top
         powers = lower.exp()
@@ -129,7 +106,7 @@ class _Softmax(torch.autograd.Function):
     def backward(ctx: Any, dy: Any) -> Any:
         """Return ``dy - softmax · Σ dy`` of a logarithm, else ``softmax · (dy - Σ dy · softmax)``."""
         (y,) = ctx.saved_tensors
-        module: SplitSoftmax = ctx.module
+        module = ctx.module
         # What a layer exchanges as it computes counts as forward, whatever pass it is of.
         if module.is_log:
             sums = module.over.summed(dy.sum(module.places, keepdim=True), Phase.FORWARD)
@@ -168,3 +145,75 @@ def _reduced(x: Tensor, over: Sequence[Dim]) -> tuple[list[Dim], list[int]]:
         )
     kept = [dim for dim in x.dims if dim.name not in names]
     return kept, [i for i, dim in enumerate(x.dims) if dim.name in names]
+
+
+# -- a loss
+
+
+def softmax_loss(logits: Tensor, labels: Tensor, classes: Dim) -> Tensor:
+    """Return the mean over all points of ``log Σ_n exp(x_n) - x_label``; dims [b, …, classes], of labels [b, …]."""
+    mesh, logits = one_mesh([logits, labels]), in_float32(logits)
+    if logits.dims != (*labels.dims, classes):
+        raise ProgramError(
+            f"layer {mesh.layer!r}: the logits have dims {named(logits.dims)}; expected "
+            f"{named((*labels.dims, classes))}, those of the labels and then the classes"
+        )
+    if mesh.split((classes.name,)):
+        over = mesh.program.adder(mesh, [classes.name])
+        module = Differentiated(_SoftmaxLoss, begin=mesh.begin(classes), num_points=labels.size, over=over)
+        found = mesh.program.run(module, resolved(logits).value, "softmax_loss", labels.value)
+        loss = Tensor(value=found[0], mesh=mesh, dims=(), partial=mesh.split(labels.names))
+        mesh.program.count_correct(loss, labels, lambda: found[1])
+        return loss
+    shape = (prod(labels.shard), classes.size)
+
+    read: list[Any] = []
+
+    def compute(x: Any, places: Any) -> Any:
+        points = shaped(places, labels.shard, shape[:1]).long()
+        x = shaped(x, logits.shard, shape)
+        read[:] = x, points
+        return functional.cross_entropy(x, points, reduction="sum") / labels.size
+
+    def correct() -> Any:
+        # Of what the loss reads: one more reader of what it is made of would be one more sum of its gradient.
+        x, points = (value.detach() for value in read)
+        return (x.gather(-1, points.unsqueeze(-1)) == x.amax(-1, keepdim=True)).sum()
+
+    loss = local(compute, [logits, labels], (), partial_over=[dim.name for dim in labels.dims])
+    mesh.program.count_correct(loss, labels, correct)
+    return loss
+
+
+class _SoftmaxLoss(torch.autograd.Function):
+    """The sum over this rank's points, divided by how many all ranks have; and how many have the greatest logit.
+
+    begin: the first of the classes that this rank has. over: brings together what ranks have of the same points.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Any, labels: Any, module: Differentiated) -> Any:
+        places = (labels.long() - module.begin).unsqueeze(-1)
+        is_inside = (places >= 0) & (places < logits.shape[-1])
+        places = places.clamp(0, logits.shape[-1] - 1)
+        top = module.over.greatest(logits.amax(-1, keepdim=True), Phase.FORWARD)
+        of_label = (logits - top).gather(-1, places) * is_inside
+        # The logarithm of the sum and the label's logit, both without the greatest one.
+        sums, of_label = module.over.summed(
+            torch.stack([(logits - top).exp().sum(-1, keepdim=True), of_label]), Phase.FORWARD
+        )
+        log_sums = sums.log()
+        ctx.module = module
+        ctx.save_for_backward(logits, top + log_sums, places, is_inside)
+        # Exact: the label's logit is the greatest one, or it is not.
+        correct = (of_label == 0).sum()
+        ctx.mark_non_differentiable(correct)
+        return (log_sums - of_label).sum() / module.num_points, correct
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any, _: Any) -> Any:
+        """Return ``(softmax - one at the label) / points``, times the gradient of the loss."""
+        logits, log_sums, places, is_inside = ctx.saved_tensors
+        softmax = (logits - log_sums).exp()
+        share = dy / ctx.module.num_points
+        return (softmax * share).scatter_add_(-1, places, -(is_inside * share)), None, None

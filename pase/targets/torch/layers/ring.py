@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 
-from pase.targets.torch.autocast import widened
 from pase.targets.torch.collectives import passing
-from pase.targets.torch.layers.along import Along
-from pase.targets.torch.tensor import Dim, LayerMesh
+from pase.targets.torch.tensor import Along, Dim, LayerMesh, widened
 
 MOST_SCORES = 1 << 26
 """Scores that are computed together; some 256 MB."""
@@ -115,7 +113,6 @@ class Ring(Along):
         return self.is_causal and number > self.place
 
     def _chunks(self, q: Any, k: Any) -> list[slice]:
-        """Return queries whose scores are computed together."""
         size = max(1, MOST_SCORES // (prod(q.shape[:2]) * k.shape[1]))
         return [slice(low, low + size) for low in range(0, q.shape[2], size)]
 

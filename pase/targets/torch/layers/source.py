@@ -1,7 +1,8 @@
 """PyTorch's own calls on shards, and other types of numbers."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def source(
     *own, out = [[list(axis) for axis in layout] for layout in layouts]
     xs = [arrange(x, [dim for axis in layout for dim in axis]) for x, layout in zip(xs, own, strict=True)]
     mesh = xs[0].mesh
-    shapes = [[_points(mesh.part, axis) for axis in layout] for layout in own]
+    shapes = [[prod(map(mesh.part, axis)) for axis in layout] for layout in own]
     dims = [dim for axis in out for dim in axis]
     positional, keywords = json.loads(arguments)
     has_several = len(function._schema.returns) > 1
@@ -59,13 +60,6 @@ def source(
         return (found[number] if has_several else found).reshape([mesh.part(dim) for dim in dims])
 
     return local(compute, xs, dims, is_index=is_index)
-
-
-def _points(part: Callable[[Dim], int], axis: Sequence[Dim]) -> int:
-    found = 1
-    for dim in axis:
-        found *= part(dim)
-    return found
 
 
 def _pure(name: str) -> Any:
@@ -95,7 +89,6 @@ _OUTSIDE = frozenset({"Storage", "Generator", "Stream", "QScheme"})
 
 
 def _told(item: Any, operands: Sequence[Any]) -> Any:
-    """Return an argument as PyTorch takes it."""
     match item:
         case list():
             return [_told(one, operands) for one in item]
