@@ -26,7 +26,6 @@ from pase.targets.emitter import emit
 from pase.targets.torch.batches import RankSampler, example_dims, in_place, micro_batch, rows_read
 from pase.targets.torch.collectives import Groups, Take, Traffic
 from pase.targets.torch.gradients import Entry, Gradients
-from pase.targets.torch.initialisation import own_values
 from pase.targets.torch.launch import join
 from pase.targets.torch.parameters import (
     Leaves,
@@ -50,7 +49,7 @@ from pase.targets.torch.placements import Held, Need, Reading, Storage, Stored, 
 from pase.targets.torch.program import Program, Traced, WeightSum
 from pase.targets.torch.states import Pieces, gather_in_place
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, computing_in, reshard, resolved
-from pase.targets.torch.values import Source, from_file, from_first_rank, from_tensors, random_values
+from pase.targets.torch.values import Source, from_file, from_first_rank, from_tensors, own_values, random_values
 from pase.targets.training.initial import initial_moments
 from pase.targets.training.masks import step_key
 

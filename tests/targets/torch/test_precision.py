@@ -10,17 +10,18 @@ from torch import nn
 from torch.nn import functional
 
 import pase
-from pase.errors import EmitError, ProgramError
+from pase.errors import EmitError
+from pase.graph import uniform
 from pase.planning.plan import Plan
 from pase.sharding.traffic import Movement, bytes_by_movement, flows
 from pase.targets.emitter import emit
-from pase.targets.execute import run_plan
 from pase.targets.torch.parallel import parallelize
 from pase.targets.training.options import TrainingOptions
 from tests.runtime.plans import make_plan, random_plan
 from tests.targets.torch.equality import full
 from tests.targets.torch.modules import Language, floats, words
-from tests.targets.torch.ranks import Pool
+from tests.targets.torch.ranks import Pool, RanksFailedError
+from tests.targets.torch.trained import events
 
 
 class Picture(nn.Module):
@@ -170,17 +171,20 @@ def test_programs_say_their_types() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16"])
-def test_a_program_runs_in_the_types_of_its_plan(precision: str) -> None:
+def test_a_program_runs_in_the_types_of_its_plan(ranks: Pool, precision: str) -> None:
     plan = random_plan(_graph("rows").in_precision(precision), 2, 3)
-    result = run_plan(plan, TrainingOptions(steps=2), target="torch", measure=True)
-    assert result.measured_bytes == result.predicted_bytes == sum(_predicted(plan).values())
-    assert result.max_relative_difference < 0.02
-    exact = run_plan(plan, TrainingOptions(steps=2, dtype="float64"), target="torch", measure=True)
-    assert exact.max_relative_difference < 1e-12
-    assert exact.predicted_bytes == exact.measured_bytes
+    source, alone = (emit(each, target="torch") for each in (plan, make_plan(plan.graph, 1, {})))
+    wide = replace(plan, graph=plan.graph.in_precision(uniform("float64")))
+    for dtype, tolerance, sent in (("float32", 0.02, _predicted(plan)), ("float64", 1e-12, _predicted(wide))):
+        given = TrainingOptions(steps=2, dtype=dtype)
+        expected = ranks.run(events, alone, given, world=1)[0][-1]["losses"]
+        found = ranks.run(events, source, given, True, world=2)[0]
+        assert found[-1]["losses"] == pytest.approx(expected, rel=tolerance)
+        (done,) = (event for event in found if event["event"] == "done")
+        assert done["measured_bytes"] == sum(sent.values()) > 0
 
 
-def test_a_program_does_not_scale_losses() -> None:
-    plan = make_plan(_graph("rows").in_precision("fp16-mixed"), 1, {})
-    with pytest.raises(ProgramError, match=r"products in float16 need a loss that is scaled"):
-        run_plan(plan, TrainingOptions(steps=1), target="torch")
+def test_a_program_does_not_scale_losses(ranks: Pool) -> None:
+    source = emit(make_plan(_graph("rows").in_precision("fp16-mixed"), 1, {}), target="torch")
+    with pytest.raises(RanksFailedError, match=r"products in float16 need a loss that is scaled"):
+        ranks.run(events, source, TrainingOptions(steps=1), world=1)
