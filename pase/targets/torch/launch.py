@@ -343,6 +343,14 @@ def naming_lost_ranks() -> Iterator[None]:
         raise _lost_rank(error) from error
 
 
+def told_by_all(own: Any) -> list[Any]:
+    """Return what every rank tells, in the order of ranks; all ranks call it."""
+    told: list[Any] = [None] * dist.get_world_size()
+    with naming_lost_ranks():
+        dist.all_gather_object(told, own)
+    return told
+
+
 def _make_group(device: str | None, timeout: timedelta) -> None:
     if "RANK" not in os.environ:
         dist.init_process_group(_backend(device, 1), store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)

@@ -1,25 +1,14 @@
 """The parameters of a model that runs under a plan: DTensors under the model's names, of which layers read local parts.
 
-How it is used, by whoever runs a program of a rank:
-
-    held = state_of(model)                          # or state_of_weights(traced.weights) where there is no module
-    needs = needs_of(held, traced.weights, reads)   # reads: weight of the program -> Read (default: of its own name)
-    stored = storage(held.shapes, needs, num_ranks)           # placements.py; the same on all ranks, no communication
-    mesh = mesh_of(stored, "cpu")                             # the one DeviceMesh; all ranks call it
-    install(root, held, stored, mesh, source)                 # root: an nn.Module; source: values.py
-
-    leaves = Leaves()                                         # of one root; a copy of the root begins with new ones
-    leaf = leaves.of(name, root.get_parameter(name))          # a plain local tensor; made again when it has to be
-    value = part_of(stored, stored.readings[weight], leaf, traced.weights[weight].tensor)   # what the program takes
-
 `install` registers `nn.Parameter`s that are DTensors on one mesh, under all of the names that the model has for them:
 plain tensors where each rank has all of every parameter, as data parallelism has, and buffers that each rank has all
 of. A leaf shares the storage of its parameter; when a backward pass has its gradient, this is added to
 `parameter.grad`, of the parameter's kind, and the leaf keeps none: `zero_grad` of any kind, clipping, scaling and
 accumulation work on the parameters alone.
 
-`part_of` takes a `torch.fx.Proxy` in place of the leaf. Where the layer reads other parts than the rank holds (`steps`
-of the reading; `notes_on` says why) it is a move of the program, whose adjoint brings the gradient.
+`part_of` gives what a layer reads of a leaf, or of a `torch.fx.Proxy` in its place. Where the layer reads other parts
+than the rank holds (`steps` of the reading; `notes_on` says why) it is a move of the program, whose adjoint brings the
+gradient.
 What `part_of` gives is differentiated, but the gradients of parts are not added up: a layer whose mesh splits dims that
 the weight lacks leaves parts of sums, as `Program.weight` says, which `Gradients` adds up.
 """
@@ -27,6 +16,7 @@ the weight lacks leaves parts of sums, as `Program.weight` says, which `Gradient
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any
 from weakref import ref
@@ -66,7 +56,7 @@ class Declared:
     is_persistent: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class State:
     """All parameters and buffers of a model, by their first names. order: of all names, as the model has them."""
 
@@ -76,6 +66,11 @@ class State:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: declared.shape for name, declared in self.declared.items()}
+
+    @cached_property
+    def first(self) -> dict[str, str]:
+        """By any name, the first one of the same tensor."""
+        return {name: key for key, declared in self.declared.items() for name in declared.names}
 
 
 def state_of(model: nn.Module) -> State:
@@ -108,23 +103,6 @@ def _is_persistent(model: nn.Module, name: str) -> bool:
     return own not in model.get_submodule(owner)._non_persistent_buffers_set
 
 
-def state_of_weights(weights: Mapping[str, Weight], dtype: torch.dtype) -> State:
-    """Return the state of a program without a module: its weights, as buffers where they are not trained."""
-    return State(
-        declared={
-            name: Declared(
-                names=(name,),
-                shape=weight.tensor.shape,
-                dtype=dtype,
-                requires_grad=weight.is_trained,
-                is_buffer=not weight.is_trained,
-            )
-            for name, weight in weights.items()
-        },
-        order=tuple(weights),
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
     """How a weight of a program reads a parameter or a buffer: some rows of it, a piece of these, seen otherwise.
@@ -143,36 +121,26 @@ def needs_of(
 ) -> dict[str, list[Need]]:
     """Return what the weights of a program need of each parameter.
 
-    reads: of weights, by their names in the program; one that is not named reads the parameter of its own name, if
-    there is one, and else none: it is given otherwise. layouts: of weights that ranks hold otherwise than their layers
-    read them. Raises ProgramError for a name that the model does not have.
+    reads: of the weights, by their names in the program. layouts: of weights that ranks hold otherwise than their
+    layers read them. Raises ProgramError for a name that the model does not have.
     """
-    first = {name: key for key, declared in state.declared.items() for name in declared.names}
     found: dict[str, list[Need]] = {}
-    for name, weight in weights.items():
-        read = reads.get(name)
-        if read is None and name not in first:
-            continue
-        read = Read(parameter=name) if read is None else read
-        if read.parameter not in first:
+    for name, read in reads.items():
+        weight = weights[name]
+        if read.parameter not in state.first:
             raise ProgramError(f"weight {name!r} is {read.parameter!r} of the model, which the model does not have")
-        key = first[read.parameter]
+        key = state.first[read.parameter]
         box = whole(state.declared[key].shape)
         if read.rows is not None:
             box = (read.rows, *box[1:])
         if read.piece is not None:
-            box = _piece(box, read.piece)
+            dim, low = read.piece.dim, box[read.piece.dim][0] + read.piece.start
+            box = (*box[:dim], (low, low + read.piece.size), *box[dim + 1 :])
         is_seen = read.view is not None and not read.view.is_reshape
         layout = (layouts or {}).get(name) or weight.tensor.layout
         need = Need(weight=name, box=box, layout=layout, view=read.view if is_seen else None)
         found.setdefault(key, []).append(need)
     return found
-
-
-def _piece(box: Box, piece: Piece) -> Box:
-    low, _ = box[piece.dim]
-    own = (low + piece.start, low + piece.start + piece.size)
-    return (*box[: piece.dim], own, *box[piece.dim + 1 :])
 
 
 # -- DTensors
@@ -221,25 +189,20 @@ def _placement(split: Split | None) -> Placement:
 
 def distributed(local: torch.Tensor, stored: Stored, mesh: DeviceMesh) -> DTensor:
     """Return a rank's shard as a DTensor, whose storage it is."""
-    strides, stride = [], 1
-    for extent in reversed(stored.shape):
-        strides.append(stride)
-        stride *= max(extent, 1)
-    return DTensor.from_local(
-        local,
-        mesh,
-        placements_of(stored.splits),
-        run_check=False,
-        shape=torch.Size(stored.shape),
-        stride=tuple(reversed(strides)),
-    )
+    stride = torch.empty(stored.shape, device="meta").stride()
+    return _dtensor(local, mesh, placements_of(stored.splits), torch.Size(stored.shape), stride)
+
+
+def _dtensor(local: torch.Tensor, mesh: Any, placements: Any, shape: torch.Size, stride: tuple[int, ...]) -> DTensor:
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def held_by(tensor: DTensor) -> Held:
     """Return what this rank holds of a tensor."""
     held: list[Runs] = [((0, extent),) for extent in tensor.shape]
-    sizes = tensor.device_mesh.shape
-    for placement, parts, number in zip(tensor.placements, sizes, coordinate_of(tensor), strict=True):
+    sizes, coordinate = tensor.device_mesh.shape, tensor.device_mesh.get_coordinate()
+    assert coordinate is not None, "all ranks are in the mesh"
+    for placement, parts, number in zip(tensor.placements, sizes, coordinate, strict=True):
         if isinstance(placement, Shard | _StridedShard):
             chunks = int(placement.split_factor) if isinstance(placement, _StridedShard) else 1
             part = chunk_part(held[placement.dim], chunks, parts, number)
@@ -247,13 +210,6 @@ def held_by(tensor: DTensor) -> Held:
                 raise ProgramError(f"a tensor of shape {list(tensor.shape)} is split unevenly by {placement}")
             held[placement.dim] = part
     return tuple(held)
-
-
-def coordinate_of(tensor: DTensor) -> list[int]:
-    """Return where this rank is in the mesh of a tensor."""
-    coordinate = tensor.device_mesh.get_coordinate()
-    assert coordinate is not None, "all ranks are in the mesh"
-    return list(coordinate)
 
 
 def install(
@@ -294,19 +250,19 @@ def install(
         local = local.to(device=where, dtype=declared.dtype).contiguous()
         held = local if is_plain else distributed(local, own, mesh)
         made[name] = held if declared.is_buffer else nn.Parameter(held, declared.requires_grad)
-    first = _first_names(state)
     for name in state.order:
-        if first[name] not in made:
+        key = state.first[name]
+        if key not in made:
             continue
         holder, last = owner_of(root, name)
-        value, declared = made[first[name]], state.declared[first[name]]
+        value, declared = made[key], state.declared[key]
         if isinstance(value, nn.Parameter):
             holder._parameters[last] = value
         else:
             holder._buffers[last] = value
             if not declared.is_persistent:
                 holder._non_persistent_buffers_set.add(last)
-    root.register_load_state_dict_pre_hook(_Taken(stored=stored, rank=rank, first=first))
+    root.register_load_state_dict_pre_hook(_Taken(stored=stored, rank=rank, first=state.first))
 
 
 def notes_on(state: State, stored: Storage) -> tuple[str, ...]:
@@ -318,10 +274,6 @@ def notes_on(state: State, stored: Storage) -> tuple[str, ...]:
         for name, own in stored.stored.items()
         if own.note
     )
-
-
-def _first_names(state: State) -> dict[str, str]:
-    return {name: key for key, declared in state.declared.items() for name in declared.names}
 
 
 def owner_of(root: nn.Module, name: str) -> tuple[nn.Module, str]:
@@ -470,14 +422,7 @@ def wrapped_like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     """Return a rank's part of what is as large as a parameter as the parameter has its own."""
     if not isinstance(parameter, DTensor):
         return local
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+    return _dtensor(local, parameter.device_mesh, parameter.placements, parameter.shape, parameter.stride())
 
 
 def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ from math import prod
 
 from pase.errors import ProgramError
 from pase.importers.ir.views import View
-from pase.sharding.boxes import Box, Range, aligned_dims, whole
+from pase.sharding.boxes import Box, Range, aligned_dims, extents, whole
 from pase.sharding.configurations import prime_factors
 from pase.sharding.layouts import Layout
 from pase.sharding.mesh_axes import orders
@@ -93,11 +93,7 @@ class Stored:
     def layout(self) -> Layout:
         """Return the boxes of the ranks; where they are no boxes, this may not be called."""
         assert self.is_contiguous
-        boxes = tuple(tuple(runs[0] for runs in held) for held in self.held)
-        parts = {box: number for number, box in enumerate(dict.fromkeys(boxes))}
-        return Layout(
-            shape=self.shape, devices=tuple(range(len(boxes))), parts=tuple(parts[box] for box in boxes), boxes=boxes
-        )
+        return _on_ranks(self.shape, [tuple(runs[0] for runs in held) for held in self.held])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +143,7 @@ def held_as(need: Need, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Store
 
 
 def _check(name: str, shape: tuple[int, ...], need: Need, num_ranks: int) -> None:
-    size = prod(high - low for low, high in need.box)
+    size = prod(extents(need.box))
     inside = len(shape) == len(need.box) and all(
         0 <= low <= high <= n for (low, high), n in zip(need.box, shape, strict=True)
     )
@@ -220,9 +216,9 @@ class _Found:
     ) -> tuple[tuple[Split | None, ...], tuple[Held, ...]]:
         coordinates = list(product(*map(range, sizes)))
         parts = [self._needed(need) for need in needs]
-        whole_held: Held = tuple(((0, extent),) if extent else () for extent in shape)
         nothing: tuple[Split | None, ...] = (None,) * len(sizes)
-        best = (nothing, (whole_held,) * self._num_ranks)
+        everything: Held = tuple(((0, extent),) if extent else () for extent in shape)
+        best = (nothing, (everything,) * self._num_ranks)
         if not parts or 0 in shape:
             return best
         # The most axes first: what they say is the least to hold.
@@ -244,17 +240,11 @@ class _Found:
         """Return what each rank's layer needs of the parameter; None where it is no product of points of its dims."""
         key = (need.box, need.layout, need.view)
         if key not in self._parts:
-            shape = tuple(high - low for low, high in need.box)
-            boxes = need.layout.by_device
-            found: list[Held | None] = []
-            known: dict[Box, Held | None] = {}
-            for rank in range(self._num_ranks):
-                box = boxes[rank]
-                if box not in known:
-                    part = None if need.view else held_of(shape, need.layout.shape, box)
-                    known[box] = None if part is None else _moved(part, need.box)
-                found.append(known[box])
-            self._parts[key] = tuple(found)
+            boxes, known = need.layout.by_device, dict[Box, Held | None]()
+            for box in set(boxes.values()):
+                part = None if need.view else held_of(extents(need.box), need.layout.shape, box)
+                known[box] = None if part is None else _moved(part, need.box)
+            self._parts[key] = tuple(known[boxes[rank]] for rank in range(self._num_ranks))
         return self._parts[key]
 
     def _is_local(self, needs: Sequence[Need], parts: Sequence[Sequence[Held | None]], held: Sequence[Held]) -> bool:
@@ -275,19 +265,22 @@ class _Found:
         if self._is_local([need], [parts], stored.held):
             return Reading(weight=need.weight, parameter=stored.name, cuts=cuts)
         # What is held is boxes then (`_searched`), which may be more than what the layer needs or, of pieces, other.
-        layout = stored.layout()
-        piece = tuple(high - low for low, high in need.box)
-        ranks = tuple(range(self._num_ranks))
-        gathered = Layout(shape=stored.shape, devices=ranks, parts=(0,) * len(ranks), boxes=(need.box,) * len(ranks))
+        layout, count = stored.layout(), self._num_ranks
         boxed = [None if part is None or any(len(runs) != 1 for runs in part) else part for part in parts]
         if None not in boxed:
-            boxes = tuple(tuple(runs[0] for runs in part) for part in boxed if part is not None)
-            numbers = {box: number for number, box in enumerate(dict.fromkeys(boxes))}
-            wanted = Layout(shape=stored.shape, devices=ranks, parts=tuple(numbers[box] for box in boxes), boxes=boxes)
+            wanted = _on_ranks(stored.shape, [tuple(runs[0] for runs in part) for part in boxed if part is not None])
             return Reading(weight=need.weight, parameter=stored.name, steps=(ReshardStep(layout, wanted),))
-        alone = Layout(shape=piece, devices=ranks, parts=(0,) * len(ranks), boxes=(whole(piece),) * len(ranks))
+        piece = extents(need.box)
+        gathered, alone = _on_ranks(stored.shape, [need.box] * count), _on_ranks(piece, [whole(piece)] * count)
         steps = (ReshardStep(layout, gathered), *reshard_steps(alone, need.layout))
         return Reading(weight=need.weight, parameter=stored.name, steps=steps)
+
+
+def _on_ranks(shape: tuple[int, ...], boxes: Sequence[Box]) -> Layout:
+    """Return the layout of a tensor of which each rank has a box."""
+    numbers = {box: number for number, box in enumerate(dict.fromkeys(boxes))}
+    parts = tuple(numbers[box] for box in boxes)
+    return Layout(shape=shape, devices=tuple(range(len(boxes))), parts=parts, boxes=tuple(boxes))
 
 
 # -- points of dims
