@@ -20,7 +20,7 @@ from pase.common.connected import connected
 from pase.sharding.boxes import Box, extents, offsets
 from pase.sharding.reshard import ReshardStep, pieces
 from pase.sharding.traffic import Movement, Phase
-from pase.targets.torch.launch import naming_lost_ranks
+from pase.targets.torch.launch import naming_lost_ranks, told_by_all
 
 T = TypeVar("T")
 
@@ -34,7 +34,6 @@ class Traffic:
 
     @torch._disable_dynamo
     def add(self, movement: Movement, num_bytes: int) -> None:
-        """Count what this rank sends."""
         self.sent[movement] = self.sent.get(movement, 0) + num_bytes
 
 
@@ -96,9 +95,7 @@ class Groups:
 def make_waiting(every: Iterable[Groups]) -> None:
     """Make the process groups of stages that ranks have asked for; all ranks call it."""
     own = [each for groups in every for each in groups.waiting]
-    of_ranks: list[Any] = [None] * dist.get_world_size()
-    with naming_lost_ranks():
-        dist.all_gather_object(of_ranks, {key for _, key in own})
+    of_ranks = told_by_all({key for _, key in own})
     made = {key: made_once(key, partial(dist.new_group, list(key[-1]))) for key in sorted(set().union(*of_ranks))}
     for group, key in own:
         group.handle = made[key]
@@ -129,28 +126,30 @@ def all_reduced(x: Any, group: Group, op: Any = None) -> Any:
     return total
 
 
-def exchanged(buffer: Any, received: list[int], sent: list[int], group: Group) -> Any:
-    """Return what a rank is sent when each of a group sends the others pieces of its buffer."""
-    if torch.compiler.is_compiling():
-        return functional.all_to_all_single(buffer, received, sent, group.handle or dist.group.WORLD)
-    arrived = buffer.new_empty(sum(received))
+def begun(begin: Callable[[], Any], found: Callable[[], Any]) -> Callable[[], Any]:
+    """Begin a collective, and return what waits for what it finds."""
     with naming_lost_ranks():
-        dist.all_to_all_single(arrived, buffer, received, sent, group=group.handle)
-    return arrived
-
-
-def passing(buffer: Any, received: list[int], sent: list[int], group: Group) -> Callable[[], Any]:
-    """Begin to send pieces of a buffer to ranks of a group, and return what waits for what this one is sent."""
-    arrived = buffer.new_empty(sum(received))
-    with naming_lost_ranks():
-        work = dist.all_to_all_single(arrived, buffer, received, sent, group=group.handle, async_op=True)
+        work = begin()
 
     def waited() -> Any:
         with naming_lost_ranks():
             work.wait()
-        return arrived
+        return found()
 
     return waited
+
+
+def exchanged(buffer: Any, received: list[int], sent: list[int], group: Group) -> Any:
+    """Return what a rank is sent when each of a group sends the others pieces of its buffer."""
+    if torch.compiler.is_compiling():
+        return functional.all_to_all_single(buffer, received, sent, group.handle or dist.group.WORLD)
+    return passing(buffer, received, sent, group)()
+
+
+def passing(buffer: Any, received: list[int], sent: list[int], group: Group) -> Callable[[], Any]:
+    """Begin to send pieces of a buffer to ranks of a group, and return what waits for what this one is sent."""
+    arrived, options = buffer.new_empty(sum(received)), {"group": group.handle, "async_op": True}
+    return begun(lambda: dist.all_to_all_single(arrived, buffer, received, sent, **options), lambda: arrived)
 
 
 def gathered(piece: Any, group: Group, rows: Any = None) -> Callable[[], Any]:
@@ -162,35 +161,18 @@ def gathered(piece: Any, group: Group, rows: Any = None) -> Callable[[], Any]:
     whole = flat.new_empty((len(group.ranks), len(flat))) if rows is None else rows
     # The second is what older versions of PyTorch call it.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    with naming_lost_ranks():
-        work = gather(whole.view(-1), flat, group=group.handle, async_op=True)
-
-    def waited() -> Any:
-        with naming_lost_ranks():
-            work.wait()
-        return whole
-
-    return waited
+    return begun(lambda: gather(whole.view(-1), flat, group=group.handle, async_op=True), lambda: whole)
 
 
 def scattered(rows: Any, group: Group) -> Callable[[], Any]:
     """Begin to add up what ranks have, [ranks, points], and return what waits for the sum of this rank's row."""
-    is_cpu = rows.device.type == "cpu"
-    # What gloo has for it sums all rows on all ranks.
-    found = torch.empty_like(rows if is_cpu else rows[0])
-    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    with naming_lost_ranks():
-        if is_cpu:
-            work = dist.all_to_all_single(found, rows, group=group.handle, async_op=True)
-        else:
-            work = scatter(found, rows.view(-1), group=group.handle, async_op=True)
-
-    def waited() -> Any:
-        with naming_lost_ranks():
-            work.wait()
-        return found.sum(0) if is_cpu else found
-
-    return waited
+    options = {"group": group.handle, "async_op": True}
+    if rows.device.type == "cpu":
+        # What gloo has for it sums all rows on all ranks.
+        every = torch.empty_like(rows)
+        return begun(lambda: dist.all_to_all_single(every, rows, **options), lambda: every.sum(0))
+    scatter, own = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor, torch.empty_like(rows[0])
+    return begun(lambda: scatter(own, rows.view(-1), **options), lambda: own)
 
 
 def ring_bytes(x: Any, num_ranks: int, rank: int) -> int:
@@ -224,11 +206,9 @@ class Adder:
         return Phase.FORWARD if self.is_exchange else Phase.BACKWARD
 
     def summed(self, x: Any, phase: Phase) -> Any:
-        """Return the sum over the group."""
         return self._reduced(x, phase, None)
 
     def greatest(self, x: Any, phase: Phase) -> Any:
-        """Return the maximum over the group."""
         return self._reduced(x, phase, dist.ReduceOp.MAX)
 
     def _reduced(self, x: Any, phase: Phase, op: Any) -> Any:
@@ -265,36 +245,32 @@ class _GradientSum(torch.autograd.Function):
 class _Collective(nn.Module):
     """A module that brings something together for a layer or an edge."""
 
+    function: Any
+
     def __init__(self, adder: Adder) -> None:
         super().__init__()
         self.adder = adder
 
-    def extra_repr(self) -> str:
-        """Return what is printed of it."""
-        return f"{self.adder.layer}, ranks {list(self.adder.group.ranks)}"
+    def forward(self, x: Any) -> Any:
+        return self.function.apply(x, self.adder)
 
 
 class Sum(_Collective):
     """The sums of which the ranks' values are parts; everybody's gradient is that of the sums."""
 
-    def forward(self, x: Any) -> Any:
-        """Return the sums."""
-        return _Sum.apply(x, self.adder)
+    function = _Sum
 
 
 class GradientSum(_Collective):
     """Leaves a tensor as it is, and adds the parts of its gradient."""
 
-    def forward(self, x: Any) -> Any:
-        """Return the tensor."""
-        return _GradientSum.apply(x, self.adder)
+    function = _GradientSum
 
 
 class Greatest(_Collective):
     """The greatest of the ranks' values, of which no gradient flows back."""
 
     def forward(self, x: Any) -> Any:
-        """Return the maximum over the ranks of the group."""
         return self.adder.greatest(x.detach(), Phase.FORWARD)
 
 
@@ -472,7 +448,6 @@ class Move(nn.Module):
         return all(step.is_whole for step in (*self.there, *self.back))
 
     def forward(self, x: Any) -> Any:
-        """Return the shard of the layout that is moved to."""
         return _Move.apply(x, self)
 
     def carried(self, x: Any, steps: Sequence[Exchange], fill: float, phase: Phase) -> Any:
@@ -482,10 +457,6 @@ class Move(nn.Module):
             self.traffic.add(replace(self.movement, phase=phase), sent)
 
         return carried(x, steps, fill, count if self.traffic.is_counted else None)
-
-    def extra_repr(self) -> str:
-        """Return what is printed of it."""
-        return f"{self.movement.producer} → {self.movement.consumer}, {list(self.held)} → {list(self.made)}"
 
 
 class Take(nn.Module):
@@ -502,7 +473,6 @@ class Take(nn.Module):
         self.pads = tuple((low - first, last - high) for (low, high), (first, last) in zip(inside, box, strict=True))
 
     def forward(self, x: Any) -> Any:
-        """Return the part."""
         part = x.reshape(self.shape)[self.inside]
         if any(any(pad) for pad in self.pads):
             part = nn.functional.pad(part, [n for pad in reversed(self.pads) for n in pad], value=self.fill)

@@ -19,8 +19,7 @@ import torch
 import torch.distributed as dist
 
 from pase.costs.liveness import bucket_limit
-from pase.targets.torch.collectives import Group, Groups, Traffic, ring_bytes, scattered
-from pase.targets.torch.launch import naming_lost_ranks
+from pase.targets.torch.collectives import Group, Groups, Traffic, begun, ring_bytes, scattered
 from pase.targets.torch.parameters import receive
 from pase.targets.torch.program import WeightSum
 from pase.targets.torch.states import Pieces
@@ -178,9 +177,8 @@ class Gradients:
         flat = [gradient.reshape(-1) for gradient in gradients]
         # One alone is summed where it is.
         total = flat[0] if len(flat) == 1 else torch.cat(flat)
-        with naming_lost_ranks():
-            work = dist.all_reduce(total, group=bucket.group.handle, async_op=True)
-        bucket.sums = partial(_waited, work, total)
+        reduce = partial(dist.all_reduce, total, group=bucket.group.handle, async_op=True)
+        bucket.sums = begun(reduce, lambda: total)
         if self._traffic.is_counted:
             number = bucket.group.ranks.index(self._rank)
             for entry in entries:
@@ -197,7 +195,6 @@ class Gradients:
         bucket.sums, bucket.parts = None, []
 
     def _finish(self) -> None:
-        """Give every parameter its gradient: the backward pass is at its end."""
         for bucket in self._buckets[self._next :]:
             if bucket.arrived:
                 self._launch(bucket)
@@ -205,9 +202,3 @@ class Gradients:
             self._give(bucket)
         self._next, self._is_queued = 0, False
         self.num_passes += not self._is_held
-
-
-def _waited(work: Any, total: Any) -> Any:
-    with naming_lost_ranks():
-        work.wait()
-    return total

@@ -303,6 +303,14 @@ def hold_together(
     return found
 
 
+def run_text(program: str) -> dict[str, Any]:
+    """Return what the text of a program defines, by name."""
+    names: dict[str, Any] = {}
+    # The emitter's own text: what a plan says stands in it as literals alone.
+    exec(compile(program, "<program of a plan>", "exec"), names)
+    return names
+
+
 def read_as(value: Any, use: Use) -> Any:
     """Return a value as a use reads it: a piece of it, in another order of its elements."""
     if use.piece is not None:
@@ -568,10 +576,7 @@ class Parallel(nn.Module):
 
     @cached_property
     def _build(self) -> Callable[[Program], Any]:
-        names: dict[str, Any] = {}
-        # The emitter's own text: what a plan says stands in it as literals alone.
-        exec(compile(self.program, "<program of a plan>", "exec"), names)
-        build: Callable[[Program], Any] = names["build"]
+        build: Callable[[Program], Any] = run_text(self.program)["build"]
         return build
 
     @cached_property

@@ -6,11 +6,10 @@ two stages has a process group of its own, so that messages of the one never wai
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import permutations
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,7 +31,8 @@ from pase.targets.torch.collectives import (
     made_once,
     make_waiting,
 )
-from pase.targets.torch.launch import naming_lost_ranks
+from pase.targets.torch.gradients import Gradients
+from pase.targets.torch.launch import naming_lost_ranks, told_by_all
 from pase.targets.torch.program import Program, Received
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
 
@@ -55,24 +55,19 @@ class Pipeline:
     num_groups: int
 
 
-class RankStage(Protocol):
-    """A stage as a rank computes it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStage:
+    """A stage as a rank computes it.
 
-    def compute(self, micro_batch: int, received: Sequence[Any]) -> Any:
-        """Return what the next stage reads, or the loss, as this rank has it; received: of the stage before."""
-        ...
+    compute: what the next stage reads, or the loss, of a micro-batch, by its number, and of what the stage before left.
+    leaves: the tensors whose gradients are those of the weights. collect: takes the gradients that these have.
+    gradients: brings these together.
+    """
 
-    def held(self) -> AbstractContextManager[None]:
-        """Leave this rank's parts of the weights' gradients where they are for so long."""
-        ...
-
-    def leaves(self) -> list[Any]:
-        """Return the tensors whose gradients are those of the weights."""
-        ...
-
-    def collect(self) -> None:
-        """Take the gradients that these have, as a backward pass hands them over."""
-        ...
+    compute: Callable[[int, Sequence[Any]], Any]
+    leaves: Callable[[], list[Any]]
+    collect: Callable[[], None]
+    gradients: Gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +161,6 @@ class Handover:
         return self.give(gradient, self.back, Phase.BACKWARD)
 
     def receive_back(self, y: Any) -> Any:
-        """Return the gradient of what was sent."""
         return self.take(self.back, y.dtype).reshape(y.shape)
 
     def give(self, x: Any, way: _Way, phase: Phase) -> list[Any]:
@@ -180,7 +174,6 @@ class Handover:
         return _begun([_op(dist.isend, piece, peer, way.across) for peer, piece in pieces])
 
     def take(self, way: _Way, dtype: Any, fill: float = 0.0) -> Any:
-        """Return what comes along a way."""
         counts = _counts(way.across, 1)
         buffer = torch.empty(sum(count for _, count in counts), dtype=dtype, device=self.device)
         parts = buffer.split([count for _, count in counts])
@@ -254,7 +247,6 @@ class Stages:
 
     @property
     def size(self) -> int:
-        """How many ranks a stage has."""
         return self.num_ranks // self.pipeline.num_groups
 
     @property
@@ -264,7 +256,6 @@ class Stages:
 
     @property
     def first(self) -> int:
-        """The first rank of the group."""
         return self.group * self.size
 
     @property
@@ -274,7 +265,6 @@ class Stages:
 
     @property
     def numbers(self) -> range:
-        """The numbers of this rank's stages."""
         return range(self.group, self.last + 1, self.pipeline.num_groups)
 
     def groups(self) -> Groups:
@@ -288,7 +278,6 @@ class Stages:
         make_waiting(self._asked)
 
     def first_of(self, number: int) -> int:
-        """Return the first rank of a stage."""
         return number % self.pipeline.num_groups * self.size
 
     def declare(self, program_of: Callable[[int], P]) -> dict[int, tuple[P, Tensor]]:
@@ -362,9 +351,7 @@ class Stages:
 
     def link_copies(self, copies: Mapping[str, Copy]) -> frozenset[str]:
         """Return which of this group's weights others have, too; all ranks call it. copies: of weights, by name."""
-        told: list[Any] = [None] * self.num_ranks
-        with naming_lost_ranks():
-            dist.all_gather_object(told, dict(copies) if self.rank == self.first else {})
+        told = told_by_all(dict(copies) if self.rank == self.first else {})
         of_groups: list[Mapping[str, Copy]] = told[:: self.size]
         for name in sorted(set().union(*of_groups)):
             holders = [group for group, own in enumerate(of_groups) if name in own]
@@ -386,8 +373,7 @@ class Stages:
     def copies_summed(self, gradients: Mapping[str, Any]) -> dict[str, Any]:
         """Return the sums of the gradients of copies; gradients: of this group's, summed over its ranks, by name."""
         under_way, found = [], {}
-        # In one order on all ranks.
-        gradients = dict(sorted(gradients.items()))
+        gradients = dict(sorted(gradients.items()))  # In one order on all ranks.
         for name, own in gradients.items():
             for (giver, _), link in self._copies[name].items():
                 if giver == self.group:
@@ -484,13 +470,13 @@ def _backward(action: Action, stage: RankStage, flight: _Flight) -> None:
     if action.kind == "weights" and flight.put_off is not None:
         with naming_lost_ranks():
             stage_backward_weight(iter(stage.leaves()), flight.put_off)
-        with stage.held():
+        with stage.gradients.held(), stage.gradients.finished():
             stage.collect()
         return
     y, needing = flight.output, [x for x in flight.received if x.requires_grad]
     if not y.requires_grad or (action.kind == "inputs" and not needing):
         return  # Where nothing was received, the whole pass is that of the weights.
-    with stage.held(), naming_lost_ranks():
+    with stage.gradients.held(), naming_lost_ranks():
         if action.kind == "inputs":
             # It is detached then, as no view can be.
             y = y.clone() if y._is_view() else y

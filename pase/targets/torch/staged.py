@@ -1,7 +1,7 @@
 """A PyTorch module under a plan with a pipeline: on each rank the stages of its group, trained by whole steps."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -19,9 +19,11 @@ from pase.planning.stages import stage_plan
 from pase.sharding.boxes import Range
 from pase.sharding.configurations import prime_factors
 from pase.targets.emitter import emit
-from pase.targets.torch.launch import naming_lost_ranks
-from pase.targets.torch.parallel import Parallel, hold_together
+from pase.targets.torch.gradients import Gradients
+from pase.targets.torch.launch import naming_lost_ranks, told_by_all
+from pase.targets.torch.parallel import Parallel, hold_together, run_text
 from pase.targets.torch.parameters import (
+    Axes,
     State,
     full_state_dict,
     install,
@@ -31,7 +33,7 @@ from pase.targets.torch.parameters import (
     split_axes,
     state_of,
 )
-from pase.targets.torch.pipeline import Copy, Pipeline, Stages
+from pase.targets.torch.pipeline import Copy, Pipeline, RankStage, Stages
 from pase.targets.torch.placements import Need, Storage, storage
 from pase.targets.torch.tensor import computing_in
 from pase.targets.torch.values import Source
@@ -49,52 +51,39 @@ class _Stage(Parallel):
         self._traffic, self._state = parallel.traffic, parallel._state
         self._groups = stages.groups()
         self._sum_groups = self._groups.beside("sums")
-        self._inputs: Sequence[Mapping[str, Any]] = ()
 
     def ask(self) -> None:
         """Ask for the process groups that gradients of weights are added up by."""
         for own in self._sums.values():
             self._sum_groups.of(own.groups)
 
-    def begin(self, inputs: Sequence[Mapping[str, Any]]) -> None:
+    def begun(self, inputs: Sequence[Mapping[str, Any]]) -> RankStage:
         """Begin a step. inputs: of each micro-batch."""
-        self._inputs = inputs
         self._mode(self._root.training)
         self._follow()
         self._gather()
+        return RankStage(
+            compute=partial(self._compute, inputs),
+            leaves=self._leaves.all,
+            collect=self._leaves.collect,
+            gradients=self.gradients,
+        )
 
-    def compute(self, micro_batch: int, received: Sequence[Any]) -> Any:
-        """Return what the next stage reads, or the loss."""
+    @property
+    def gradients(self) -> Gradients:
+        assert self._gradients is not None
+        return self._gradients
+
+    def _compute(self, inputs: Sequence[Mapping[str, Any]], micro_batch: int, received: Sequence[Any]) -> Any:
         parallel = self._root
         mode = self._mode(parallel.training)
         self._seed, self._step = parallel._seed, parallel._step + micro_batch
-        values = self._values(self._inputs[micro_batch])
-        values |= {f"received {number}": x for number, x in enumerate(received)}
+        values = self._values(inputs[micro_batch]) | {f"received {number}": x for number, x in enumerate(received)}
         with naming_lost_ranks(), computing_in(mode.low, self._device), mode.traced.freed():
             made, _, keeps = mode.traced.module(*[get(values) for get in mode.given])
         if parallel.training:
             self._keep(mode, keeps)
         return made
-
-    def held(self) -> AbstractContextManager[None]:
-        """Leave this rank's parts of the weights' gradients where they are for so long."""
-        assert self._gradients is not None
-        return self._gradients.held()
-
-    def leaves(self) -> list[Any]:
-        """Return the tensors whose gradients are those of the weights."""
-        return self._leaves.all()
-
-    def collect(self) -> None:
-        """Take the gradients that these have."""
-        assert self._gradients is not None
-        with self._gradients.finished():
-            self._leaves.collect()
-
-    def add_up(self) -> None:
-        """Add up the gradients that were left where they are."""
-        assert self._gradients is not None
-        self._gradients.flush()
 
     @property
     def _root(self) -> "Staged":
@@ -132,9 +121,7 @@ class Staged(Parallel):
                 "precision (bf16-mixed), or without stages"
             )
         self.program = emit(plan, target="torch")
-        names: dict[str, Any] = {}
-        # The emitter's own text, as in `Parallel`.
-        exec(compile(self.program, "<program of a plan>", "exec"), names)
+        names = run_text(self.program)
         pipeline = Pipeline(
             stages=tuple(names[f"stage_{number}"] for number in range(plan.num_stages)),
             schedule=plan.schedule,
@@ -153,15 +140,13 @@ class Staged(Parallel):
         programs = [program for program, _ in declared.values()]
         for program in programs:
             read = program.reads().items()
-            program.copied |= {name for name, own in read if self._first[own.parameter] in self._shared}
+            program.copied |= {name for name, own in read if self._state.first[own.parameter] in self._shared}
         self._storage = hold_together(programs, self._stored_by)
         for number, (program, made) in declared.items():
             self._own[number]._modes[True] = self._own[number]._traced(program, made)
         self._copied = self._stages.link_copies(self._copies({n: program for n, (program, _) in declared.items()}))
-        of_ranks: list[Any] = [None] * plan.num_devices
-        with naming_lost_ranks():
-            dist.all_gather_object(of_ranks, split_axes(self._storage))
-        self._mesh = mesh_in_groups(self._storage.sizes, set().union(*of_ranks), plan.num_groups, self._device.type)
+        split = set[Axes]().union(*told_by_all(split_axes(self._storage)))
+        self._mesh = mesh_in_groups(self._storage.sizes, split, plan.num_groups, self._device.type)
         for stage in self._own.values():
             stage.ask()
         self._stages.connect()
@@ -180,11 +165,10 @@ class Staged(Parallel):
         All ranks have the loss. Every rank is given all examples.
         """
         count = self.plan.micro_batches
-        inputs = [self._bound(*each) for each in self._live.call.split(args, kwargs, count, self._micro_batch)]
-        self._begin(inputs)
-        loss = self._stages.train(self._own)
+        split = self._live.call.split(args, kwargs, count, self._micro_batch)
+        loss = self._stages.train(self._begun_on([self._live.call.bound(*each) for each in split]))
         if self.training:
-            self._step += len(inputs)
+            self._step += count
         if not self._is_held:
             self._add_up()
         return self._stages.known(loss)
@@ -202,8 +186,7 @@ class Staged(Parallel):
                 f"the module returns {len(self._live.outputs)} tensors, and the stages of a pipeline hand on what "
                 "leads to the loss alone; return the loss, or evaluate under a plan without stages"
             )
-        self._begin([self._bound(args, kwargs)])
-        loss = self._stages.evaluate(self._own)
+        loss = self._stages.evaluate(self._begun_on([self._live.call.bound(args, kwargs)]))
         self._step += self.training
         return self._live.returned([self._stages.known(loss).reshape(self._live.outputs[0].shape)])
 
@@ -216,17 +199,13 @@ class Staged(Parallel):
         finally:
             self._is_held = before
 
-    def _begin(self, inputs: Sequence[Mapping[str, Any]]) -> None:
+    def _begun_on(self, inputs: Sequence[Mapping[str, Any]]) -> dict[int, RankStage]:
         self._names = {id(self._tensor(name)): name for name in self._stored.stored}
         is_first = any(self.training not in stage._modes for stage in self._own.values())
-        for stage in self._own.values():
-            stage.begin(inputs)
+        begun = {number: stage.begun(inputs) for number, stage in self._own.items()}
         if is_first:
             self._stages.connect()
-
-    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the inputs of a micro-batch by name."""
-        return self._live.call.bound(args, kwargs)
+        return begun
 
     # -- gradients
 
@@ -242,7 +221,7 @@ class Staged(Parallel):
     def _add_up(self) -> None:
         """Add up the gradients of weights over the ranks of each stage, those of copies over all that have one."""
         for stage in self._own.values():
-            stage.add_up()
+            stage.gradients.flush()
         left, self._left = self._left, {}
         for name, gradient in self._stages.copies_summed(left).items():
             receive(self._tensor(name), gradient)
@@ -270,10 +249,6 @@ class Staged(Parallel):
     # -- parameters and buffers
 
     @cached_property
-    def _first(self) -> dict[str, str]:
-        return {name: key for key, declared in self._state.declared.items() for name in declared.names}
-
-    @cached_property
     def _shared(self) -> list[str]:
         """The parameters of which this group of ranks has a copy, and others have, too."""
         group, declared = self._stages.group, self._state.declared
@@ -290,7 +265,7 @@ class Staged(Parallel):
 
     def owns(self, name: str) -> bool:
         """Return whether this rank's group is the first of those that have a parameter or a buffer."""
-        return self._holders[self._first[name]][0] == self._stages.group
+        return self._holders[self._state.first[name]][0] == self._stages.group
 
     def _stored_by(self, needs: Mapping[str, Sequence[Need]]) -> Storage:
         """Return how this rank's group holds what its stages need."""
@@ -330,15 +305,13 @@ class Staged(Parallel):
         """Return the state_dict of the model, whole and on the CPU; all ranks call it, rank 0 gets it, or all do."""
         rank, own = self._stages.rank, full_state_dict(self, on_all=True)
         tellers = {name: group * self._stages.size for name, (group, *_) in self._holders.items()}
-        told: list[Any] = [None] * self.plan.num_devices
-        mine = {name: x for name, x in own.items() if tellers[self._first[name]] == rank}
-        with naming_lost_ranks():
-            dist.all_gather_object(told, {name: (x.shape, x.dtype) for name, x in mine.items()})
+        mine = {name: x for name, x in own.items() if tellers[self._state.first[name]] == rank}
+        told = told_by_all({name: (x.shape, x.dtype) for name, x in mine.items()})
         known = {name: own for each in told for name, own in each.items()}
         found: dict[str, Any] = {}
         made: dict[str, Any] = {}
         for name in (name for name in self._state.order if name in known):
-            key = self._first[name]
+            key = self._state.first[name]
             if key not in made:
                 made[key] = self._sent(own.get(name), tellers[key], *known[name], on_all=on_all)
             found[name] = made[key]
@@ -384,13 +357,12 @@ def _live_of(live: LiveModel, graph: Graph) -> LiveModel:
 def _holders(live: LiveModel, plan: Plan, state: State) -> dict[str, tuple[int, ...]]:
     """Return the groups of ranks that have each parameter and each buffer: all, where no stage reads it."""
     found: dict[str, set[int]] = {name: set() for name in state.declared}
-    first = {name: key for key, declared in state.declared.items() for name in declared.names}
     for number in range(plan.num_stages):
         graph = stage_plan(plan, number).graph
         own = _live_of(live, graph)
         read = {live.weights[op.name, a.tensor].parameter for op in graph.operators for a in op.parameters}
         uses = [each.use.value for each in own.constants.values()] + [each.use.value for each in own.inputs.values()]
         counted = (f"{owner}.num_batches_tracked".removeprefix(".") for owner in own.statistics.values())
-        for name in (*read, *live.part(uses).state, *(name for name in counted if name in first)):
-            found[first[name]].add(number % plan.num_groups)
+        for name in (*read, *live.part(uses).state, *(name for name in counted if name in state.first)):
+            found[state.first[name]].add(number % plan.num_groups)
     return {name: tuple(sorted(own)) or tuple(range(plan.num_groups)) for name, own in found.items()}

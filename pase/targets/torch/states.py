@@ -39,12 +39,10 @@ class Pieces:
 
     @property
     def count(self) -> int:
-        """How many pieces there are."""
         return len(self.group.ranks)
 
     @property
     def piece_shape(self) -> tuple[int, ...]:
-        """The shape of each."""
         return (*self.shape[: self.dim], self.shape[self.dim] // self.count, *self.shape[self.dim + 1 :])
 
     @property
@@ -201,10 +199,6 @@ class Gather(nn.Module):
     def _ended(self) -> tuple[Any, ...]:
         begun, self._begun = self._begun, []
         return tuple(pieces.joined(rows()) for pieces, rows in zip(self.pieces, begun, strict=False))
-
-    def extra_repr(self) -> str:
-        """Return what is printed of it."""
-        return ", ".join(f"{own.layer}, ranks {list(own.group.ranks)}, {list(own.shape)}" for own in self.pieces)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A program for PyTorch as a rank trains it: its shards of the weights, or those of its stages, and its steps."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, combinations
@@ -22,7 +22,7 @@ from pase.targets.torch.collectives import Groups, Traffic, all_reduced
 from pase.targets.torch.gradients import Entry, Gradients
 from pase.targets.torch.launch import Ranks, naming_lost_ranks, told_by_all
 from pase.targets.torch.parameters import add_gradient
-from pase.targets.torch.pipeline import Copy, Pipeline, Stages
+from pase.targets.torch.pipeline import Copy, Pipeline, RankStage, Stages
 from pase.targets.torch.program import Program, Traced, Weight
 from pase.targets.torch.states import Pieces, gather_in_place, held_whole
 from pase.targets.torch.tensor import Tensor, computing_in, widened
@@ -423,41 +423,6 @@ def _whole(tensor: Tensor, shard: Any) -> Array:
 # -- stages
 
 
-@dataclass(slots=True, eq=False)
-class _Stage:
-    """A stage on this rank in a step. batches, keys: of the micro-batches. statistics, counts: that these leave."""
-
-    training: "StagedTraining"
-    program: Traced
-    batches: Sequence[Mapping[str, Array]]
-    keys: Sequence[Key]
-    statistics: dict[int, Sequence[Any]]
-    counts: dict[int, Any]
-
-    def compute(self, micro_batch: int, received: Sequence[Any]) -> Any:
-        """Return what the next stage reads, or the loss."""
-        named = {f"received {number}": x for number, x in enumerate(received)}
-        training, batch, key = self.training, self.batches[micro_batch], self.keys[micro_batch]
-        arguments = training.arguments(self.program, batch, key, named)
-        with naming_lost_ranks(), computing_in(training.low, training.stages.device), self.program.freed():
-            made, outputs, self.statistics[micro_batch] = self.program.module(*arguments)
-        if self.program.correct:
-            self.counts[micro_batch] = outputs[-1].detach()
-        return made
-
-    def held(self) -> AbstractContextManager[None]:
-        """Leave this rank's parts of the weights' gradients where they are for so long."""
-        return self.training.held()
-
-    def leaves(self) -> list[Any]:
-        """Return the tensors whose gradients are those of the weights."""
-        return [self.training.leaves[name] for name in self.program.sums]
-
-    def collect(self) -> None:
-        """Take the gradients that these have."""
-        self.training.collect(self.program.sums)
-
-
 class StagedTraining(RankTraining):
     """A program in stages on this rank. stages: those that it has a part of. programs: of each, by number.
 
@@ -564,46 +529,58 @@ class StagedTraining(RankTraining):
         keys = [step_key(self._seed, self.num_steps * times + i) for i in range(times)]
         batches = [{name: micro_batch(x, i, times) for name, x in batch.items()} for i in range(times)]
         self._is_gathered = False
-        stages = self._begun(self.programs, batches, keys)
-        loss = self.stages.known(self.stages.train(stages))
+        loss = self.stages.known(self.stages.train(self._begun(self.programs, batches, keys)))
         self._gradients.flush()
         left, self._left = self._left, {}
         for name, gradient in self.stages.copies_summed(left).items():
             add_gradient(self.shards[name], gradient)
-        return [
-            (loss, self._counted(stages, i), [x for stage in stages.values() for x in stage.statistics[i]])
-            for i in range(times)
-        ]
+        statistics = [[x for number in self.programs for x in self._statistics[number, i]] for i in range(times)]
+        return [(loss, self._counted(i), statistics[i]) for i in range(times)]
 
     def evaluate(self, batch: Mapping[str, Array]) -> Evaluation:
-        """Return the loss and the accuracy of a batch; the forward passes alone run, drop nothing, change nothing."""
         if self._evaluated is None:
             self._evaluated = self._traced(trains=False)
-        stages = self._begun(self._evaluating, [batch], [NOTHING_DROPPED])
-        loss = self.stages.known(self.stages.evaluate(stages))
-        counts = self._over_ranks(self._counted(stages, 0))
+        loss = self.stages.known(self.stages.evaluate(self._begun(self._evaluating, [batch], [NOTHING_DROPPED])))
+        counts = self._over_ranks(self._counted(0))
         return Evaluation(loss=loss.item(), accuracy=accuracy_of(self._evaluated, counts[0]))
-
-    def held(self) -> AbstractContextManager[None]:
-        """Leave this rank's parts of the weights' gradients where they are for so long."""
-        return self._gradients.held()
-
-    def collect(self, names: Iterable[str]) -> None:
-        """Take the gradients that leaves of weights have, while no backward pass is at work."""
-        with self._gradients.finished():
-            for name in names:
-                self.take(name, self.leaves[name])
 
     def _begun(
         self, programs: Mapping[int, Traced], batches: Sequence[Mapping[str, Array]], keys: Sequence[Key]
-    ) -> dict[int, _Stage]:
+    ) -> dict[int, RankStage]:
+        """Return the stages of a step on this rank; they leave values of statistics, and counts of labels."""
         self.gather()
-        return {number: _Stage(self, program, batches, keys, {}, {}) for number, program in programs.items()}
+        self._statistics: dict[tuple[int, int], Sequence[Any]] = {}
+        self._counts: dict[int, Any] = {}
 
-    def _counted(self, stages: Mapping[int, _Stage], micro_batch: int) -> Any:
+        def compute(number: int, i: int, received: Sequence[Any]) -> Any:
+            program, named = programs[number], {f"received {place}": x for place, x in enumerate(received)}
+            arguments = self.arguments(program, batches[i], keys[i], named)
+            with naming_lost_ranks(), computing_in(self.low, self.stages.device), program.freed():
+                made, outputs, self._statistics[number, i] = program.module(*arguments)
+            if program.correct:
+                self._counts[i] = outputs[-1].detach()
+            return made
+
+        def leaves(names: Iterable[str]) -> list[Any]:
+            return [self.leaves[name] for name in names]
+
+        def collect(names: Iterable[str]) -> None:
+            for name in names:
+                self.take(name, self.leaves[name])
+
+        return {
+            number: RankStage(
+                compute=partial(compute, number),
+                leaves=partial(leaves, program.sums),
+                collect=partial(collect, program.sums),
+                gradients=self._gradients,
+            )
+            for number, program in programs.items()
+        }
+
+    def _counted(self, micro_batch: int) -> Any:
         """Return how many of this rank's labels of a micro-batch are right, zero where others count them."""
-        own = next((stage.counts[micro_batch] for stage in stages.values() if stage.counts), None)
-        return torch.zeros((), device=self._ranks.device) if own is None else own
+        return self._counts.get(micro_batch, torch.zeros((), device=self._ranks.device))
 
     def _give(self, shard: Any, gradient: Any) -> None:
         name = next((name for name in self._copied if self.shards[name] is shard), None)
@@ -616,7 +593,6 @@ class StagedTraining(RankTraining):
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of all weights, by name, those of other ranks included."""
         return self._weight_shapes
 
     def saved_state(self) -> dict[str, Any]:
