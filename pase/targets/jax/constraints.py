@@ -207,7 +207,6 @@ class _Finder:
         return any(use.piece is not None and (use.value, use.piece) in pieces for use in uses)
 
     def _is_unit(self, place: Place) -> bool:
-        """Whether an equation is run as one."""
         is_container = self._sites[place].primitive in LOOKED_INTO and place in self._containers
         return self._visible[place] == place and not is_container
 
@@ -308,7 +307,6 @@ class _Finder:
         return None if spec is None else tuple(() if dim == cut else entry for dim, entry in enumerate(spec))
 
     def _tensors(self, layer: str) -> list[NamedTensor]:
-        """Return a layer's reads on the mesh, in order."""
         inputs, parameters = iter(self._layers[layer].inputs), iter(self._layers[layer].parameters)
         return [next(parameters if read.role is Role.PARAMETER else inputs) for read in self._graph[layer].reads]
 

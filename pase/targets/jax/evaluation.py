@@ -28,7 +28,6 @@ class _Run:
         self._constrain = constrain
 
     def program(self, jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any], place: Place) -> list[Any]:
-        """Return the results of a program whose equations stand within a place."""
         found: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arrays), strict=True))
         # What several read alike is brought there once, so that its gradient is added up before it is.
         brought: dict[tuple[Any, Spec], Any] = {}

@@ -98,7 +98,6 @@ class Parallel:
         return f"<{short(self.plan.graph.name)} on {self.plan.num_devices} devices>"
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Return what the function returns; ProgramError where the plan is of another one, or of other arguments."""
         jax = framework("jax", "jax")
         given = self._in_order(arguments, named)
         program = self._program(given)
@@ -106,7 +105,6 @@ class Parallel:
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(program.result), results)
 
     def trace(self, *arguments: Any) -> "Parallel":
-        """Trace the function with arguments, arrays or their shapes, and return itself."""
         self._program(arguments)
         return self
 

@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor
 from pase.common.documents import Field
 from pase.errors import PaseError, ProgramError
 from pase.sharding.boxes import Box
+from pase.targets.torch.launch import told_by_all
 from pase.targets.torch.parameters import held_by
 from pase.targets.torch.placements import Held, place
 from pase.targets.training.checkpointing import (
@@ -66,9 +67,7 @@ class InStages(Protocol):
     """A model of which each rank has some parameters and buffers alone."""
 
     @property
-    def all_names(self) -> tuple[str, ...]:
-        """The names of all that there are, in order."""
-        ...
+    def all_names(self) -> tuple[str, ...]: ...
 
     def owns(self, name: str) -> bool:
         """Return whether this rank is of those that save one."""
@@ -283,7 +282,7 @@ def load_checkpoint(
     opened = Opened.found(path)
     state: dict[str, Any] = {"model": module.state_dict()}
     elsewhere = module.all_names if isinstance(module, InStages) else ()
-    _check(path, {name: tuple(value.shape) for name, value in state["model"].items()}, opened.sizes, elsewhere)
+    _check(path, {name: tuple(value.shape) for name, value in state["model"].items()}, opened.shapes, elsewhere)
     slots: dict[str, dict[str, torch.Tensor]] = {}
     if optimizer is not None:
         if opened.record["optimizer"] is None:
@@ -349,8 +348,10 @@ class Opened:
         return found
 
     @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(own.size) for name, own in self.saved.items() if isinstance(own, TensorStorageMetadata)}
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Those of the model's tensors, by name."""
+        tensors = ((name, own) for name, own in self.saved.items() if isinstance(own, TensorStorageMetadata))
+        return {n.removeprefix("model."): tuple(own.size) for n, own in tensors if n.startswith("model.")}
 
     def load(self, state: Mapping[str, Any]) -> None:
         try:
@@ -366,10 +367,9 @@ class Opened:
 
 
 def _check(
-    path: Path, own: Mapping[str, tuple[int, ...]], sizes: Mapping[str, tuple[int, ...]], elsewhere: Sequence[str]
+    path: Path, own: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]], elsewhere: Sequence[str]
 ) -> None:
     """Raise ProgramError where a model has other tensors than are saved; elsewhere: those that other ranks have."""
-    saved = {name.removeprefix("model."): size for name, size in sizes.items() if name.startswith("model.")}
     for name, shape in own.items():
         if saved.get(name) != shape:
             what = "none" if name not in saved else f"one of shape {list(saved[name])}"
@@ -397,8 +397,7 @@ class RankCheckpoint(Kept):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        sizes = self.opened.sizes.items()
-        return {name.removeprefix("model."): size for name, size in sizes if name.startswith("model.")}
+        return self.opened.shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -437,7 +436,6 @@ def _state(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[s
 
 
 def _options(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return the groups of an optimizer as JSON has them: the names of their parameters, their options."""
     names = {parameter: name for name, parameter in module.named_parameters()}
     found = []
     for group in optimizer.param_groups:
@@ -454,8 +452,7 @@ def _of_all_ranks(module: nn.Module, groups: list[dict[str, Any]]) -> list[dict[
     """Return the groups of an optimizer with the parameters that other ranks have of a model in stages."""
     if not isinstance(module, InStages):
         return groups
-    of_ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, [group["params"] for group in groups])
+    of_ranks = told_by_all([group["params"] for group in groups])
     found = []
     for number, group in enumerate(groups):
         every = {name for own in of_ranks for name in own[number]}

@@ -70,7 +70,6 @@ class Groups:
         self.waiting: list[tuple[Group, tuple[str, str, tuple[int, ...]]]] = []
 
     def beside(self, apart: str) -> "Groups":
-        """Return groups of the same ranks that are for something else alone; all wait together."""
         found = Groups(self.rank, self.num_ranks, apart=apart, first=self._first)
         found.waiting = self.waiting
         return found

@@ -190,7 +190,6 @@ class _Inputs:
         }
 
     def of_step(self, step: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the positional and the keyword inputs of a step, counted from 0."""
         arrays: Mapping[str, Any] = self._own if self._batches is None else self._batches.batch(step)
         leaves = list(self._leaves)
         for i, name in self._names.items():

@@ -47,7 +47,6 @@ class Entry:
 
     @property
     def is_held(self) -> bool:
-        """Whether it waits for the last backward pass before an update."""
         return self.pieces is None or not self.pieces.is_summed_each_time
 
 
@@ -67,7 +66,6 @@ class _Bucket:
 
     @property
     def is_in_pieces(self) -> bool:
-        """Whether each rank has the sums of its own pieces."""
         return self.entries[0].pieces is not None
 
 
@@ -186,7 +184,6 @@ class Gradients:
                 self._traffic.add(entry.sum.movement, sent)
 
     def _give(self, bucket: _Bucket) -> None:
-        """Give the parameters of a bucket their gradients, if these are on their way."""
         if bucket.sums is None:
             return
         sums = bucket.sums().split([prod(shape) for _, shape in bucket.parts])

@@ -220,7 +220,6 @@ def _start(arguments: Sequence[str], rank: int, environment: Mapping[str, str]) 
 
 
 def _watch(started: Sequence[_Rank], store: Any, timeout_s: float | None) -> None:
-    """Wait for all ranks; RankError for the one that failed first."""
     end_s = None if timeout_s is None else time.monotonic() + timeout_s
     fallen: list[_Rank] = []
     asked_s = time.monotonic()

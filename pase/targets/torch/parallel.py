@@ -130,7 +130,6 @@ def _first_values(
 
 
 def _moments(live: LiveModel) -> dict[str, tuple[float, float]]:
-    """Return the mean and the standard deviation of the initial values of each parameter."""
     graph = live.model.graph
     return {
         live.weights[layer, tensor].parameter: initial_moments(graph[layer], access)
@@ -183,22 +182,13 @@ class _LiveProgram(Program):
         everywhere = DeviceMesh((("replica", self.num_devices),), tuple(range(self.num_devices)), has_replicas=True)
         self._everywhere = LayerMesh("the model", everywhere, self)
 
-    def weight(
-        self,
-        mesh: LayerMesh,
-        name: str,
-        dims: Sequence[Dim],
-        deviation: float = 0.0,
-        *,
-        mean: float = 0.0,
-        is_frozen: bool = False,
-    ) -> Tensor:
+    def weight(self, *args: Any, is_frozen: bool = False, **named: Any) -> Tensor:
         """Return a parameter of the module; whether a step trains it, that parameter itself tells."""
-        return super().weight(mesh, name, dims, deviation, mean=mean)
+        return super().weight(*args, **named)
 
-    def declared(self, name: str, tensor: Tensor, *, is_trained: bool, is_statistic: bool) -> Any:
-        """Return the value of a weight, a statistic or a constant of the module."""
-        if is_trained or (is_statistic and self._read(name, is_trained) is not None):
+    def declared(self, name: str, tensor: Tensor, kind: str) -> Any:
+        is_trained = kind == "trained"
+        if is_trained or (kind == "statistic" and self._read(name, is_trained) is not None):
             if is_trained:
                 self.sources[name] = f"shard {name}"
             return self.argument(f"shard {name}")
@@ -243,7 +233,6 @@ class _LiveProgram(Program):
         return held_as(Need(weight="", box=whole(shape), layout=x.layout), shape, self.hold().sizes)
 
     def reads(self) -> dict[str, Read]:
-        """Return what its weights and statistics are of the module, by name."""
         read = {name: self._read(name, weight.is_trained) for name, weight in self.weights.items()}
         return {name: own for name, own in read.items() if own is not None}
 
@@ -539,7 +528,6 @@ class Parallel(nn.Module):
         return min(low for low, _ in found), max(high for _, high in found)
 
     def full_state_dict(self, *, on_all: bool = False) -> dict[str, Any]:
-        """Return the state_dict of the model, whole and on the CPU; all ranks call it, rank 0 gets it, or all do."""
         return full_state_dict(self, on_all=on_all)
 
     def _fqn_modifiers(self) -> dict[str, str]:
@@ -564,7 +552,6 @@ class Parallel(nn.Module):
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank sends, where it is counted."""
         return self._traffic
 
     # -- programs
@@ -581,7 +568,6 @@ class Parallel(nn.Module):
 
     @cached_property
     def _sums(self) -> dict[str, WeightSum]:
-        """How the gradient of each parameter is brought together, by name, in the order of the layers."""
         found: dict[str, WeightSum] = {}
         for name, own in self._mode(True).traced.sums.items():
             found.setdefault(self._reading(name).parameter, own)
@@ -594,7 +580,6 @@ class Parallel(nn.Module):
         return self._modes[trains]
 
     def _declared(self, trains: bool) -> _LiveProgram:
-        """Return the program of training, or of evaluation, for layers to be declared on."""
         return _LiveProgram(
             self._live,
             self._state,
@@ -671,7 +656,6 @@ class Parallel(nn.Module):
         return module._buffers[last] if parameter is None else parameter
 
     def _reading(self, name: str) -> Reading:
-        """Return how a weight or a statistic of the program is had of what is held."""
         return self._stored.readings[f"{self._prefix}{name}"]
 
     def _leaf(self, name: str) -> Any:
@@ -726,7 +710,6 @@ class Parallel(nn.Module):
             self._gathered = versions() if is_training else None
 
     def _kept(self, name: str, momentum: float) -> Callable[[Any], None]:
-        """Return what brings a kept statistic nearer to its value of a step."""
         reading = self._reading(name)
         keep = keeping(self._stored, reading, self._groups)
         return lambda value: keep(local_of(self._tensor(reading.parameter)), value, momentum)

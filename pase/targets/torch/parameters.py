@@ -487,7 +487,6 @@ class Leaves:
         return leaf
 
     def all(self) -> list[torch.Tensor]:
-        """Return those of parameters that are trained."""
         return [each.leaf for each in self._made.values() if each.leaf.requires_grad]
 
     def collect(self) -> None:

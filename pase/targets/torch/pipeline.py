@@ -145,7 +145,6 @@ class Handover:
         return kept + self.give(y.detach(), self.there, Phase.FORWARD)
 
     def receive(self, *, is_first: bool) -> Any:
-        """Return this rank's part of what the stage before leaves."""
         step = self.there.across
         if is_first:
             peers = [peer for peer, count in _counts(step, 1) if count]
@@ -157,7 +156,6 @@ class Handover:
         return x.requires_grad_(bool(self.has_gradient))
 
     def send_back(self, gradient: Any) -> list[Any]:
-        """Send the gradient of what was received; return what is to be kept until it has arrived."""
         return self.give(gradient, self.back, Phase.BACKWARD)
 
     def receive_back(self, y: Any) -> Any:
@@ -251,7 +249,6 @@ class Stages:
 
     @property
     def group(self) -> int:
-        """The number of the group of ranks that this one belongs to."""
         return self.rank // self.size
 
     @property
@@ -304,7 +301,6 @@ class Stages:
         return found
 
     def built(self, number: int, program: Program) -> Tensor:
-        """Return what a stage returns on a program; those before it have been declared."""
         given = [self._given[number].on(program)] if number else []
         return self.pipeline.stages[number](program, *given)
 

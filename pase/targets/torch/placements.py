@@ -87,7 +87,6 @@ class Stored:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether what each rank holds is one box."""
         return all(len(runs) == 1 for held in self.held for runs in held)
 
     def layout(self) -> Layout:

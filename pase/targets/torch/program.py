@@ -54,17 +54,19 @@ _PIECE = "piece "
 class Weight:
     """A tensor that is kept from step to step. tensor: on the mesh of the layer that declared it.
 
-    deviation, mean: of its initial values. is_trained: whether steps change it. is_frozen: whether it is a weight that
-    they do not change. is_statistic: whether it is kept of what steps compute.
+    kind: "trained" by steps; "frozen", a weight that they do not change; "constant" of the model; "statistic", which is
+    kept of what they compute. deviation, mean: of its initial values.
     """
 
     name: str
     tensor: Tensor
+    kind: str
     deviation: float = 0.0
     mean: float = 0.0
-    is_trained: bool = True
-    is_frozen: bool = False
-    is_statistic: bool = False
+
+    @property
+    def is_trained(self) -> bool:
+        return self.kind == "trained"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +171,7 @@ class Program:
         num_devices: int,
         trains: bool = True,
         groups: Groups | None = None,
-        traffic: Any = None,
+        traffic: Traffic | None = None,
         counts: bool = False,
         is_of_one_type: bool = False,
         pieces: Mapping[str, Pieces] | None = None,
@@ -177,7 +179,7 @@ class Program:
         self.dtype, self.low, self._is_of_one_type = "float32", "", is_of_one_type
         self.rank, self.num_devices, self.trains = rank, num_devices, trains
         self.groups = groups or Groups(rank, num_devices)
-        self.traffic = Traffic() if traffic is None else traffic
+        self.traffic = traffic or Traffic()
         self.counts = counts
         self.pieces, self.copied, self.notes = pieces, set[str](), list[str]()
         self._correct: dict[fx.Node, Correct] = {}
@@ -233,7 +235,6 @@ class Program:
         return LayerMesh(layer, device_mesh(layer, axes, self.num_devices, devices), self, state=state)
 
     def floats(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Return an input of floating-point numbers, [batch, …]; to be resharded to a layer's mesh."""
         return self._input(DataInput(name=name, shape=tuple(shape)))
 
     def indices(self, name: str, shape: Sequence[int], *, below: int) -> Tensor:
@@ -255,16 +256,14 @@ class Program:
         A name that another layer declared gives that layer's tensor, brought to this mesh: a shared weight. is_frozen:
         whether it keeps its initial values.
         """
-        is_trained = not is_frozen
-        return self._kept(mesh, name, dims, deviation=deviation, mean=mean, is_trained=is_trained, is_frozen=is_frozen)
+        return self._kept(mesh, name, dims, "frozen" if is_frozen else "trained", deviation, mean)
 
     def constant(self, mesh: LayerMesh, name: str, dims: Sequence[Dim]) -> Tensor:
-        """Return a tensor on a mesh that is not trained: positions, a mask."""
-        return self._kept(mesh, name, dims, is_trained=False)
+        return self._kept(mesh, name, dims, "constant")
 
     def statistic(self, mesh: LayerMesh, name: str, dims: Sequence[Dim], *, initial: float = 0.0) -> Tensor:
         """Return a tensor on a mesh that is not trained but kept from step to step; initial: its first value."""
-        return self._kept(mesh, name, dims, mean=initial, is_trained=False, is_statistic=True)
+        return self._kept(mesh, name, dims, "statistic", mean=initial)
 
     def keep(self, statistic: Tensor, value: Tensor, *, momentum: float) -> None:
         """Have every step bring a statistic nearer to a value, by the share `momentum` of their difference."""
@@ -293,7 +292,6 @@ class Program:
         return fx.Proxy(node, self._tracer)
 
     def held(self, value: Any, name: str) -> Any:
-        """Return a tensor that is made once, for all steps, and is on the device of the ranks' graph."""
         unique = self._new(name)
         self._root.register_buffer(unique, value, persistent=False)
         return fx.Proxy(self._graph.get_attr(unique), self._tracer)
@@ -360,7 +358,6 @@ class Program:
         return self.run(module, x.value, "move", giver=giver, mesh=mesh, read=read, layer=layer)
 
     def take(self, x: Tensor, target: Layout, dims: tuple[Dim, ...], mesh: LayerMesh, fill: float) -> Any:
-        """Return this rank's part of an input of the model."""
         box: Box = target.by_device[self.rank]
         name = next(name for name, node in self._arguments.items() if node is x.value.node)
         self._taken.setdefault(name, []).append(target)
@@ -537,11 +534,11 @@ class Program:
                 known.update(node.all_input_nodes)
         return (frozenset() if is_read else frozenset(found)), is_exchange
 
-    def declared(self, name: str, tensor: Tensor, *, is_trained: bool, is_statistic: bool) -> Any:
+    def declared(self, name: str, tensor: Tensor, kind: str) -> Any:
         """Return the value of a tensor that is kept: an argument of the graph, in the dims of the layer."""
         # An input may have the name of a weight.
         source = f"{_WEIGHT}{name}" if name in self.inputs else name
-        if is_trained:
+        if kind == "trained":
             self.sources[name] = source
         return self.argument(source)
 
@@ -579,35 +576,19 @@ class Program:
         return Tensor(value=self.argument(item.name), mesh=self._host, dims=dims, is_index=bool(item.below))
 
     def _kept(
-        self,
-        mesh: LayerMesh,
-        name: str,
-        dims: Sequence[Dim],
-        *,
-        deviation: float = 0.0,
-        mean: float = 0.0,
-        is_trained: bool = True,
-        is_frozen: bool = False,
-        is_statistic: bool = False,
+        self, mesh: LayerMesh, name: str, dims: Sequence[Dim], kind: str, deviation: float = 0.0, mean: float = 0.0
     ) -> Tensor:
         if name in self.weights:
             first = self.weights[name].tensor
             self._shared.add(name)
             check_shared(name, first.mesh.layer, first.dims, mesh.layer, dims)
             return reshard(first, mesh, dims)
+        is_trained = kind == "trained"
         lacking = frozenset(mesh.devices.split_axes) - {dim.name for dim in dims} if is_trained else None
         tensor = Tensor(value=None, mesh=mesh, dims=tuple(dims), over=lacking)
-        tensor = replace(tensor, value=self.declared(name, tensor, is_trained=is_trained, is_statistic=is_statistic))
+        tensor = replace(tensor, value=self.declared(name, tensor, kind))
         tensor.value.node.meta["is_weight"] = is_trained
-        self.weights[name] = Weight(
-            name=name,
-            tensor=tensor,
-            deviation=deviation,
-            mean=mean,
-            is_trained=is_trained,
-            is_frozen=is_frozen,
-            is_statistic=is_statistic,
-        )
+        self.weights[name] = Weight(name=name, tensor=tensor, kind=kind, deviation=deviation, mean=mean)
         return tensor
 
 

@@ -53,7 +53,6 @@ class _Stage(Parallel):
         self._sum_groups = self._groups.beside("sums")
 
     def ask(self) -> None:
-        """Ask for the process groups that gradients of weights are added up by."""
         for own in self._sums.values():
             self._sum_groups.of(own.groups)
 
@@ -192,7 +191,6 @@ class Staged(Parallel):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Leave parts of gradients where they are: the next `accumulate` outside adds them up with its own."""
         before, self._is_held = self._is_held, True
         try:
             yield
@@ -302,7 +300,6 @@ class Staged(Parallel):
         }
 
     def full_state_dict(self, *, on_all: bool = False) -> dict[str, Any]:
-        """Return the state_dict of the model, whole and on the CPU; all ranks call it, rank 0 gets it, or all do."""
         rank, own = self._stages.rank, full_state_dict(self, on_all=True)
         tellers = {name: group * self._stages.size for name, (group, *_) in self._holders.items()}
         mine = {name: x for name, x in own.items() if tellers[self._state.first[name]] == rank}

@@ -47,7 +47,6 @@ class Pieces:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the whole part stays from step to step."""
         return self.state != "zero3"
 
     @property
@@ -56,16 +55,13 @@ class Pieces:
         return self.state != "zero1"
 
     def of(self, whole: Any) -> Any:
-        """Return this rank's piece of the part, a view."""
         size = self.shape[self.dim] // self.count
         return whole.narrow(self.dim, self.group.ranks.index(self.group.rank) * size, size)
 
     def stacked(self, whole: Any) -> Any:
-        """Return the pieces of the part as rows: [pieces, points]."""
         return whole.unflatten(self.dim, (self.count, -1)).movedim(self.dim, 0).reshape(self.count, -1)
 
     def joined(self, rows: Any) -> Any:
-        """Return the part of which pieces are given as rows."""
         return rows.view(self.count, *self.piece_shape).movedim(0, self.dim).reshape(self.shape)
 
     def count_bytes(self, traffic: Traffic, phase: Phase, itemsize: int) -> None:
@@ -192,7 +188,6 @@ class Gather(nn.Module):
             pieces.count_bytes(self.layers.traffic, phase, piece.element_size())
 
     def reset(self) -> None:
-        """Leave nothing that was gathered and not used."""
         self._ended()
         self.wholes = None
 

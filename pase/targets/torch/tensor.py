@@ -57,7 +57,6 @@ class LayerMesh:
         return self.devices.coordinates[self.devices.devices.index(self.program.rank)]
 
     def part(self, dim: Dim) -> int:
-        """Return how many points of a dim this rank holds."""
         number = self.point.get(dim.name, 0)
         if dim.parts:
             return dim.parts[number]
@@ -98,12 +97,10 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """How many points all ranks have together."""
         return prod(dim.size for dim in self.dims)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The extents of its dims, on all ranks together."""
         return tuple(dim.size for dim in self.dims)
 
     @property

@@ -111,7 +111,7 @@ class RankTraining:
             )
         self._evaluated: Traced | None = None
         kept = self.program.weights.values()
-        constants = [each.name for each in kept if not (each.is_trained or each.is_frozen or each.is_statistic)]
+        constants = [each.name for each in kept if each.kind == "constant"]
         values = None if is_restored else given_values(options.weights_path, constants)
         first = self._empty if is_restored else partial(self._first, values)
         self.shards = {weight.name: first(weight) for weight in kept}
@@ -216,7 +216,6 @@ class RankTraining:
             self._gradients.arrived(self.shards[name], gradient)
 
     def gather(self) -> None:
-        """Gather the weights that stay whole, of which ranks have updated pieces."""
         held = [(own, self.leaves[name], self.shards[name]) for name, own in self.program.pieces.items() if own.is_kept]
         if not self._is_gathered:
             with torch.no_grad():
@@ -224,13 +223,11 @@ class RankTraining:
             self._is_gathered = True
 
     def evaluate(self, batch: Mapping[str, Array]) -> Evaluation:
-        """Return the loss and the accuracy of a batch; the forward pass alone runs, drops nothing, changes nothing."""
         traced, (loss, outputs, _) = self._computed(batch)
         counts = self._over_ranks(self._correct(traced, outputs))
         return Evaluation(loss=loss.item(), accuracy=accuracy_of(traced, counts[0]))
 
     def outputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:
-        """Return what the model computes of a batch, whole and in its own shapes, by name; it drops nothing."""
         traced, (_, shards, _) = self._computed(batch)
         found = zip(traced.results.items(), shards[: len(traced.results)], strict=True)
         return {name: _whole(tensor, shard).reshape(self.shapes[name]) for (name, tensor), shard in found}
@@ -265,7 +262,6 @@ class RankTraining:
             return self._evaluated, self._run(self._evaluated, batch, NOTHING_DROPPED)
 
     def _run(self, program: Traced, batch: Mapping[str, Array], key: Key) -> tuple[Any, Sequence[Any], Sequence[Any]]:
-        """Return the loss, the outputs and the values of statistics, as this rank has them."""
         self.gather()
         arguments = self.arguments(program, batch, key)
         with naming_lost_ranks(), computing_in(self.low, self._ranks.device), program.freed():
@@ -292,7 +288,7 @@ class RankTraining:
     def _first(self, values: Mapping[str, Array] | None, weight: Weight) -> Any:
         """Return this rank's part of a weight's first values, drawn, or of those that are given."""
         shape = weight.tensor.shape
-        if values is None or (weight.is_statistic and weight.name not in values):
+        if values is None or (weight.kind == "statistic" and weight.name not in values):
             whole = initial_value(weight.name, shape, weight.deviation, self._seed, weight.mean)
         else:
             whole = given_value(weight.name, shape, values)
@@ -310,7 +306,6 @@ class RankTraining:
     # -- checkpoints
 
     def state(self) -> dict[str, Any]:
-        """Return this rank's parts of the weights and of what the optimizer keeps, as checkpoints have them."""
         weights, slots = self.program.weights, self._rule.slots
         return {
             "model": {name: self._part(shard, weights[name]) for name, shard in self.shards.items()},
@@ -447,7 +442,6 @@ class StagedTraining(RankTraining):
         return groups, groups.beside("sums")
 
     def _traced(self, *, trains: bool) -> Traced:
-        """Return what this rank's stages have together; all ranks call it."""
         stages = self.stages
         if trains:
             declared = stages.declare(lambda _: self._declared(trains=True))
@@ -524,7 +518,6 @@ class StagedTraining(RankTraining):
     # -- steps
 
     def gradients(self, batch: Mapping[str, Array]) -> list[Pass]:
-        """Take a step's micro-batches forward and backward, as `RankTraining` does; all have the mean loss."""
         times = self.micro_batches
         keys = [step_key(self._seed, self.num_steps * times + i) for i in range(times)]
         batches = [{name: micro_batch(x, i, times) for name, x in batch.items()} for i in range(times)]
@@ -596,7 +589,6 @@ class StagedTraining(RankTraining):
         return self._weight_shapes
 
     def saved_state(self) -> dict[str, Any]:
-        """Return what of the state this rank saves: of copies the first group's."""
         return {kind: {n: x for n, x in own.items() if n in self._saved} for kind, own in self.state().items()}
 
 

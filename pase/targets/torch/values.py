@@ -346,7 +346,6 @@ def _initialisations(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _takes(method: Any, count: int) -> bool:
-    """Return whether a method is there that is called with so many arguments."""
     if not callable(method):
         return False
     needed = [

@@ -1,9 +1,14 @@
 """Checkpoints of parallel models: across plans and numbers of ranks, with the optimizer, whole or not at all."""
 
 import copy
-import json
-import subprocess
-import sys
+import itertools
+import os
+import random
+import signal
+import threading
+import time
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +20,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.tensor import DTensor
 
 import pase
-from pase.common.processes import dying_with_us, package_environment
 from pase.errors import ProgramError
 from pase.targets.torch.checkpoints import checkpointable, checkpoints, load_checkpoint, save_checkpoint
-from pase.targets.torch.parameters import Leaves, full_state_dict, local_of
+from pase.targets.torch.parameters import Leaves, full_state_dict, held_by, local_of
+from pase.targets.torch.values import cut
 from tests.runtime.plans import random_plan
-from tests.targets.torch.ranks import ROOT, Pool
+from tests.targets.torch.ranks import Pool, RanksFailedError
 from tests.targets.torch.test_parameters import (
     declared,
     loss_of,
@@ -191,24 +196,69 @@ def test_where_one_is_damaged_another_is_offered(ranks: Pool, tmp_path: Path) ->
     ranks.run(damaging, tmp_path, world=1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.full)])
-def test_a_rank_that_is_killed_leaves_the_last_whole_checkpoint(tmp_path: Path, kills: int) -> None:
-    script = f"import sys; sys.path.insert(0, {ROOT!r}); from tests.targets.torch.killed import main; main()"
-    done = subprocess.run(
-        dying_with_us([sys.executable, "-c", script, str(tmp_path), str(kills), "1"]),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=package_environment({"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}),
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) == kills
-    # What was there to be loaded was the last one that all ranks had finished, or one that was finished since.
-    assert all(kill["loaded"] >= kill["saved"] for kill in found), found
-    assert any(kill["in_part"] for kill in found), "no rank was killed while it wrote"
+# -- ranks that are killed at a random time
+
+
+def expected(name: str, shape: torch.Size, step: int, dtype: torch.dtype) -> torch.Tensor:
+    """What there is to be at a step, of everything."""
+    draw = torch.Generator().manual_seed(zlib.crc32(f"{name} {step}".encode()))
+    return torch.randn(shape, generator=draw, dtype=torch.float32).to(dtype)
+
+
+def of_step(root: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Yield the tensors of a model and its optimizer, and what they are to be at a step."""
+    for name, parameter in root.named_parameters():
+        kept = optimizer.state[parameter]
+        kept.setdefault("step", torch.tensor(float(step)))
+        for slot in ("", "exp_avg", "exp_avg_sq"):
+            tensor: Any = kept.setdefault(slot, torch.zeros_like(parameter)) if slot else parameter
+            yield tensor, expected(name + slot, parameter.shape, step, parameter.dtype)
+
+
+def saves(rank: int, world: int, folder: Path, victim: int, share: float) -> None:
+    """Write one checkpoint after the other, until a rank is killed. share: how many it has taken by then, after two."""
+    root = parallel(rank, world, "mixed", model_of())[0]
+    optimizer = torch.optim.AdamW(root.parameters())
+    found = load_checkpoint(folder, root, optimizer)
+    first = 1 if found is None else found.step + 1
+    for step in itertools.count(first):
+        begin_s = time.monotonic()
+        with torch.no_grad():
+            for tensor, value in of_step(root, optimizer, step):
+                tensor.to_local().copy_(cut(value, held_by(tensor)))
+        save_checkpoint(folder, root, optimizer, step=step)
+        if rank == 0:
+            (folder / "saved").write_text(str(step))
+        if rank == victim and step == first + 1:
+            seconds = share * (time.monotonic() - begin_s)
+            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+
+def loads(rank: int, world: int, folder: Path) -> int:
+    """Load the newest checkpoint, which is to be that of its step, bit for bit; return that."""
+    root = parallel(rank, world, "mixed", model_of())[0]
+    optimizer = torch.optim.AdamW(root.parameters())
+    found = load_checkpoint(folder, root, optimizer)
+    assert found is not None
+    assert all(torch.equal(tensor.full_tensor(), value) for tensor, value in of_step(root, optimizer, found.step))
+    return found.step
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.full)])
+def test_a_rank_that_is_killed_leaves_the_last_whole_checkpoint(ranks: Pool, tmp_path: Path, kills: int) -> None:
+    numbers, in_part = random.Random(1), 0
+    for _ in range(kills):
+        victim = numbers.randrange(2)
+        with pytest.raises(RanksFailedError, match=rf"rank {victim} of 2: was ended by signal 9"):
+            ranks.run(saves, tmp_path, victim, numbers.uniform(0, 3), world=2)
+        in_part += any(tmp_path.glob(".*.part"))
+        # That is the last one that all ranks had finished, or one that was finished since.
+        first, second = ranks.run(loads, tmp_path, world=2)
+        assert first == second >= int((tmp_path / "saved").read_text())
+    assert in_part, "no rank was killed while it wrote"
+
+
+# -- of parallel modules
 
 
 class Gated(nn.Module):
@@ -254,6 +304,5 @@ def parallel_model(rank: int, world: int, folder: Path) -> None:
     assert not torch.allclose(second(x, y), loss, rtol=1e-2)
 
 
-@pytest.mark.slow
 def test_a_parallel_model_goes_on_under_another_plan(ranks: Pool, tmp_path: Path) -> None:
     ranks.run(parallel_model, tmp_path, world=2)

@@ -89,3 +89,13 @@ def test_what_is_kept_is_what_is_predicted(ranks: Pool, name: str, world: int) -
     plan = pase.evaluate(graph, "data_parallel", world)
     found = max(ranks.run(_on_rank, name, plan, world=world))
     assert found == plan.memory.activations_bytes
+
+
+def memory_changes(step: Callable[[], Any]) -> list[int]:
+    """Return what the allocator hands out, in bytes, and takes back, one after the other."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
+        kept = step()
+    assert profiled.profiler is not None
+    found = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    del kept
+    return [event.nbytes() for event in sorted(found, key=lambda event: event.start_ns())]

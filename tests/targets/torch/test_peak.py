@@ -13,6 +13,7 @@ from pase.targets.torch.parallel import parallelize
 from scripts.benchmarks.modes import MODES, RANKS, plan_in
 from scripts.benchmarks.peak import Training
 from tests.targets.torch.ranks import Pool
+from tests.targets.torch.test_memory import memory_changes
 
 
 class Encoder(nn.Module):
@@ -67,12 +68,7 @@ def _allocated(_rank: int, _world: int, name: str, plan: pase.Plan, optimizer: s
     step()
     state = [value for of in stepper.state.values() for value in of.values()]
     before = sum(tensor.nbytes for tensor in (*module.parameters(), *batch.values(), *state))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
-        step()
-    assert profiled.profiler is not None
-    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
-    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-    return before + max(accumulate(changes))
+    return before + max(accumulate(memory_changes(step)))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -108,7 +104,7 @@ QUICK = ("zero2", "2 stages, 4 micro-batches, recomputed, zero3")
 
 
 @pytest.mark.parametrize(
-    "modes", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in MODES]
+    "modes", [each if each in QUICK else pytest.param(each, marks=pytest.mark.full) for each in MODES]
 )
 def test_the_peak_in_every_mode_is_what_the_allocator_reaches(ranks: Pool, modes: str) -> None:
     """Of the rank that has most."""

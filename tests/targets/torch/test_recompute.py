@@ -23,7 +23,7 @@ from tests.runtime.plans import make_plan, random_plan, recomputing
 from tests.runtime.training import options
 from tests.targets.torch.equality import RELATIVE, difference, full
 from tests.targets.torch.ranks import Pool
-from tests.targets.torch.test_memory import Functions, kept_bytes
+from tests.targets.torch.test_memory import Functions, kept_bytes, memory_changes
 from tests.targets.torch.trained import events
 
 
@@ -154,11 +154,9 @@ def _left(_rank: int, _world: int, plan: Plan, x: Any) -> int:
     """Return the bytes that the allocator has handed out and not taken back when a forward pass is over."""
     parallel = parallelize((Functions(), {"x": x}), plan)
     parallel(x).sum().backward()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
-        found = parallel(x)
-    assert profiled.profiler is not None
-    events = profiled.profiler.kineto_results.events()
-    return sum(event.nbytes() for event in events if event.name() == "[memory]") - int(found.nbytes)
+    found = []
+    changes = memory_changes(lambda: found.append(parallel(x)))
+    return sum(changes) - int(found[0].nbytes)
 
 
 def test_what_is_not_kept_is_given_back(ranks: Pool) -> None:

@@ -37,6 +37,7 @@ from tests.targets.torch.modules import MODULES, floats, made
 from tests.targets.torch.networks import graph_of, predicted
 from tests.targets.torch.plans import in_modes, in_stages, with_states
 from tests.targets.torch.ranks import Pool
+from tests.targets.torch.test_memory import memory_changes
 from tests.targets.torch.trained import builder_of, events
 
 
@@ -193,16 +194,8 @@ def _peak(_rank: int, _world: int, plan: Plan) -> int:
     for parameter in module.parameters():
         storage = local_of(parameter).untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
-    peaks = []
     # Gloo's threads free what they have sent when they come to it, in some steps late.
-    for _ in range(12):
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
-            step()
-        assert profiled.profiler is not None
-        found = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
-        changes = [event.nbytes() for event in sorted(found, key=lambda event: event.start_ns())]
-        peaks.append(max(accumulate(changes)))
-    return sum(storages.values()) + min(peaks)
+    return sum(storages.values()) + min(max(accumulate(memory_changes(step))) for _ in range(12))
 
 
 def test_the_peak_falls_as_the_table_says(ranks: Pool) -> None:

@@ -36,7 +36,6 @@ class Router(Along):
         return rows if len(self.parts) == 1 else _Routed.apply(rows, self, sent, received)
 
     def carried(self, rows: Any, sent: list[int], received: list[int]) -> Any:
-        """Return the rows that this rank is sent, of which no gradient is kept."""
         width = prod(rows.shape[1:])
         pieces = rows.reshape(-1, width).split(sent)
         for number, piece in enumerate(pieces):

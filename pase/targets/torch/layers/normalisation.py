@@ -183,7 +183,6 @@ def _by_last(x: Tensor, scale: Tensor, shift: Tensor, over: Sequence[Dim], epsil
 
 
 def _whole(shard: Any, x: Tensor, dims: Sequence[Dim]) -> Any:
-    """Return a shard with points for all of some dims."""
     shard = in_order(shard, x, dims)
     return shard if x.dims == tuple(dims) else shard.expand(tuple(map(x.mesh.part, dims)))
 

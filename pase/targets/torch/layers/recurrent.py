@@ -362,7 +362,6 @@ class Handing:
         return None if found is None else self._carried(like.new_empty(0), found[backward])
 
     def send(self, x: Any, *, backward: bool = False) -> None:
-        """Hand on to the part after, in a backward pass to the part before, where there is one."""
         found = self.before if backward else self.after
         if found is not None:
             self._carried(x, found[backward])

@@ -43,7 +43,6 @@ class Ring(Along):
 
     @torch._disable_dynamo
     def forward(self, q: Any, k: Any, v: Any) -> Any:
-        """Return [n, groups, s, k] of the values."""
         if self.low:
             q, k, v = (x.to(getattr(torch, self.low)) for x in (q, k, v))
         with torch.autocast(q.device.type, enabled=False):
@@ -117,7 +116,6 @@ class Ring(Along):
         return [slice(low, low + size) for low in range(0, q.shape[2], size)]
 
     def _scores(self, q: Any, k: Any, rows: slice, is_diagonal: bool) -> Any:
-        """Return the scores of some queries, [n, groups, rows, t]."""
         scores = widened(q[:, :, rows] @ k.unsqueeze(1).mT) * self.scale
         if is_diagonal and self.is_causal:
             numbers = torch.arange(k.shape[1], device=k.device)
