@@ -15,7 +15,7 @@ from pase.graph.body import Body, InnerDim, Step, verify_body  # noqa: E402
 from pase.importers.torch.live import trace_live  # noqa: E402
 from pase.targets.emitter import emit  # noqa: E402
 from pase.targets.torch.layers.experts import rows_of_groups  # noqa: E402
-from pase.targets.torch.layers.source import source  # noqa: E402
+from pase.targets.torch.layers.points import source  # noqa: E402
 from pase.targets.torch.parallel import parallelize  # noqa: E402
 from tests.runtime.plans import random_plan  # noqa: E402
 from tests.targets.torch.equality import check, compared, difference, full  # noqa: E402

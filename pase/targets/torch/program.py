@@ -35,8 +35,7 @@ from pase.targets.torch.collectives import (
     Traffic,
     exchange,
 )
-from pase.targets.torch.recompute import gather_runs
-from pase.targets.torch.states import Gather, GatheredLayers, Pieces
+from pase.targets.torch.states import Gather, GatheredLayers, Pieces, gather_runs
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, reshard, resolved
 from pase.targets.training.data import DataInput
 

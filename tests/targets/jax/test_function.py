@@ -217,7 +217,7 @@ def test_a_weight_that_is_read_in_pieces_and_a_stack_of_weights_lie_whole_where_
 
 def test_views_of_a_tensor_lie_as_its_parts_do() -> None:
     from pase.importers.ir.views import View
-    from pase.targets.jax.specs import inverse, spec_reshaped, spec_through
+    from pase.targets.jax.constraints import inverse, spec_reshaped, spec_through
 
     sizes = {"a": 2, "b": 2, "c": 4}
     heads = View.plain((8, 16, 32)).reshaped((8, 16, 4, 8))
