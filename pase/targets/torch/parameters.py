@@ -215,18 +215,10 @@ def held_by(tensor: DTensor) -> Held:
 def install(
     root: nn.Module, state: State, stored: Storage, mesh: DeviceMesh, source: Source, *, device: object = None
 ) -> None:
-    """Register the parameters and buffers of a model.
+    """Register the parameters and buffers of a model, its `state`, on a module, where names with dots become modules.
 
-    Args:
-        root: the module that they belong to from then on. What they are called with dots becomes modules within it.
-        state: what the model has.
-        stored: how each is held; what is not named is other ranks' alone.
-        mesh: of all ranks.
-        source: of values, by name.
-        device: of the shards; by default that of the mesh.
-
-    Raises:
-        ProgramError: the source lacks a value, or has it in another shape.
+    stored: how each is held; what is not named is other ranks' alone. source: of values, by name. device: of the
+    shards; by default that of the mesh. Raises ProgramError where the source lacks a value, or has it in another shape.
     """
     # Groups of ranks follow one another.
     rank = dist.get_rank() % prod(stored.sizes) if dist.is_initialized() else 0
@@ -359,15 +351,8 @@ def keeping(stored: Storage, reading: Reading, groups: Groups) -> Callable[[torc
     """Return what brings a statistic, where it was read, nearer to a new value.
 
     It is called with what this rank holds of the statistic, the layer's part of the new value, and the share of the
-    difference.
-
-    Args:
-        stored: how buffers are held.
-        reading: how the layer reads the statistic.
-        groups: of ranks, between which parts go where ranks hold others than the layer has; all ranks call it then.
-
-    Raises:
-        ProgramError: the statistic is read as a view of the buffer.
+    difference. groups: of ranks, between which parts go where ranks hold others than the layer has; all ranks call it
+    then. Raises ProgramError where the statistic is read as a view of the buffer.
     """
     if reading.view is not None:
         raise ProgramError(f"statistic {reading.parameter!r} is read as a view of it; read the buffer as it is")

@@ -115,11 +115,8 @@ def random_values(moments: Mapping[str, tuple[float, float]], seed: int = 0) -> 
     """Return a source of normal random numbers: a function of the seed, the parameter's name and an element's number.
 
     The strategy and the number of ranks change nothing of them, and no rank makes more than its part. They are float32,
-    made by as many threads as PyTorch has (`training/normal.py`).
-
-    Args:
-        moments: the mean and the standard deviation of each parameter by its first name; else all are zeros.
-        seed: another one gives other numbers.
+    made by as many threads as PyTorch has (`training/normal.py`). moments: the mean and the standard deviation of each
+    parameter by its first name; else all are zeros.
     """
 
     def values(names: Sequence[str], shape: tuple[int, ...], held: Held) -> torch.Tensor:
@@ -260,16 +257,10 @@ def _rows(seen: torch.Tensor, whole: torch.Tensor) -> Range | tuple[()] | None:
 
 
 def own_values(module: nn.Module, wanted: Collection[str], seed: int, otherwise: Source) -> tuple[Source, list[str]]:
-    """Return a source of the values that a module's own initialisation gives its tensors on the device 'meta'.
+    """Return a source of the values that a module's own initialisation gives tensors on the device 'meta', and notes.
 
-    Args:
-        module: it is left as it was.
-        wanted: names of the tensors.
-        seed: another one gives other numbers.
-        otherwise: of parameters whose initialisation is not known, or cannot be done part by part.
-
-    Returns:
-        The source, which raises ProgramError for a buffer whose value is not known, and notes.
+    module: it is left as it was. wanted: names of the tensors. otherwise: of parameters whose initialisation is not
+    known, or cannot be done part by part. The source raises ProgramError for a buffer whose value is not known.
     """
     copied = deepcopy(module)
     tensors = [*copied.named_parameters(remove_duplicate=False), *copied.named_buffers(remove_duplicate=False)]

@@ -26,6 +26,7 @@ from tests.targets.torch.lockstep import (
 )
 
 STEPS = 3
+RELATIVE = 1e-12
 
 SMALLER: dict[str, dict[str, Scalar]] = {
     "inception_v3": {"image": 75, "blocks": "1,1,1"},
@@ -115,3 +116,12 @@ def differences(
         if name.endswith(("/scale", "/shift")):
             sizes[layer_of(name)] = max(sizes[layer_of(name)], 1.0)
     return {name: float((found[name] - x).abs().max()) / sizes[layer_of(name)] for name, x in expected.items()}
+
+
+def check(plan: Plan, found: Trained, alone: Trained) -> None:
+    """Assert that ranks find the losses and gradients of one of them, and send what is predicted."""
+    for loss, own in zip(found.losses, alone.losses, strict=True):
+        assert abs(loss - own) <= RELATIVE * abs(own), (found.losses, alone.losses)
+    gradients = differences(found.gradients, alone.gradients)
+    assert max(gradients.values()) <= RELATIVE, gradients
+    assert {what: size for what, size in found.sent.items() if size} == predicted(plan)

@@ -41,7 +41,10 @@ def losses(ranks: Pool, graph: Graph, given: TrainingOptions, *, world: int = 4,
     return list(found[0])
 
 
-@pytest.mark.parametrize("name", ["lenet5", "transformer", "rnnlm", pytest.param("gpt", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "name",
+    ["transformer", *(pytest.param(name, marks=pytest.mark.full) for name in ("lenet5", "rnnlm", "gpt", "lstm_lm"))],
+)
 def test_both_targets_have_the_same_losses(ranks: Pool, name: str) -> None:
     graph = small(name)
     plan = random_plan(graph, 4, 3)
@@ -51,17 +54,7 @@ def test_both_targets_have_the_same_losses(ranks: Pool, name: str) -> None:
     assert ours[-1] < ours[0]
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
-@pytest.mark.parametrize(
-    "name", ["mlp", "alexnet", "transformer_big", pytest.param("bert_large", marks=pytest.mark.full), "lstm_lm"]
-)
-def test_losses_under_other_strategies_are_those_of_the_reference(ranks: Pool, name: str, seed: int) -> None:
-    graph = small(name)
-    reference = reference_losses(graph, options(2, seed=seed))
-    assert max_relative_difference(losses(ranks, graph, options(2, seed=seed), seed=seed), reference) < 1e-12
-
-
-@pytest.mark.parametrize("split", [{"b": 2, "n": 2}, {"b": 4}, {"n": 2}])
+@pytest.mark.parametrize("split", [{"b": 2, "n": 2}, {"n": 2}])
 def test_accuracies_are_those_of_the_reference(ranks: Pool, split: dict[str, int]) -> None:
     graph = small("mlp")
     source = emit(make_plan(graph, 4, {"softmax": split}), target="torch")
@@ -71,7 +64,10 @@ def test_accuracies_are_those_of_the_reference(ranks: Pool, split: dict[str, int
     assert len(set(accuracies)) > 1
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "rule",
+    [pytest.param(rule, marks=[] if rule in ("adamw", "adafactor") else pytest.mark.full) for rule in RULES],
+)
 def test_every_rule_updates_as_that_of_the_reference(ranks: Pool, rule: str) -> None:
     graph, given = small("lenet5"), options_of_rule(rule, 5)
     reference = reference_training(graph, given).losses

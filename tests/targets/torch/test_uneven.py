@@ -20,9 +20,7 @@ from pase.graph.operators import concat, dense, softmax_loss
 from pase.sharding.boxes import extents
 from pase.sharding.traffic import held_weights
 from tests.targets.torch.lockstep import Trained, layer_of, layer_sizes, trained
-from tests.targets.torch.networks import build_of, differences, given_to, graph_of, predicted, trained_by
-
-RELATIVE = 1e-12
+from tests.targets.torch.networks import RELATIVE, build_of, check, differences, given_to, graph_of, trained_by
 
 STRATEGY = """\
 rest = "data_parallel"
@@ -60,20 +58,13 @@ def lenet5() -> Plan:
 optimizer = partial(torch.optim.AdamW, lr=1e-3, eps=1e-3)
 
 
-def check(found: Trained, alone: Trained, plan: Plan) -> None:
-    for loss, own in zip(found.losses, alone.losses, strict=True):
-        assert abs(loss - own) <= RELATIVE * abs(own)
-    assert max(differences(found.gradients, alone.gradients).values()) <= RELATIVE
-    assert {what: size for what, size in found.sent.items() if size} == predicted(plan)
-
-
 def test_lenet_5_on_2_by_2_workers_trains_as_on_one() -> None:
     plan = lenet5()
     assert plan["pool2"].dims["h"] == 5
     assert plan["pool2"].uneven_dims == ("h", "w")
     alone = pase.search(pase.load("lenet5", batch=8), 1)
     found, own = trained_by(plan, optimizer), trained_by(alone, optimizer)
-    check(found, own, plan)
+    check(plan, found, own)
     assert max(differences(found.weights, own.weights, are_weights=True).values()) <= RELATIVE
 
 
@@ -150,7 +141,7 @@ def alone(name: str) -> Trained:
 def test_training_is_that_of_one_rank(name: str, num_devices: int, seed: int) -> None:
     plan = unevenly(pase.search(graph_of(name), num_devices, keep_batch=True), seed)
     assert any(layer.uneven_dims for layer in plan)
-    check(trained_by(plan, optimizer), alone(name), plan)
+    check(plan, trained_by(plan, optimizer), alone(name))
 
 
 def test_gradients_that_are_0_are_so_but_for_rounding() -> None:
@@ -211,4 +202,4 @@ def test_uneven_slices_of_what_is_joined_or_taken_apart(kind: str, num_devices: 
     ]
     plan = replace(plan, layers=tuple(layers))
     assert all(layer.uneven_dims == ("n",) for layer in plan if layer.name in along)
-    check(trained_by(plan, optimizer), own, plan)
+    check(plan, trained_by(plan, optimizer), own)
