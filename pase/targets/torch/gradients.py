@@ -20,24 +20,27 @@ import torch.distributed as dist
 
 from pase.costs.liveness import bucket_limit
 from pase.targets.torch.collectives import Group, Groups, Traffic, begun, ring_bytes, scattered
-from pase.targets.torch.parameters import receive
+from pase.targets.torch.parameters import local_of
 from pase.targets.torch.program import WeightSum
 from pase.targets.torch.states import Pieces
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Entry:
     """A weight whose gradient is brought together.
 
-    parameter: that gets it. local: this rank's part of that. sum: what brings the gradient together. give: adds a
-    rank's part of the whole gradient to what the parameter has. pieces: what the part is one of, None where it is none.
+    parameter: that gets it. sum: what brings the gradient together. pieces: what this rank's part of the parameter is
+    one of, None where it is none.
     """
 
     parameter: Any
-    local: Any
     sum: WeightSum
-    give: Callable[[Any, Any], None] = receive
     pieces: Pieces | None = None
+
+    @property
+    def local(self) -> Any:
+        """This rank's part of the parameter."""
+        return local_of(self.parameter)
 
     @property
     def bytes(self) -> int:
@@ -72,11 +75,14 @@ class _Bucket:
 class Gradients:
     """Brings the gradients of weights together. entries: in the order in which layers use them.
 
-    num_passes: after how many backward passes all gradients were brought together.
+    give: adds a rank's part of a whole gradient to what a parameter has. num_passes: after how many backward passes all
+    gradients were brought together.
     """
 
-    def __init__(self, entries: Sequence[Entry], groups: Groups, traffic: Traffic) -> None:
-        self._traffic, self._rank = traffic, groups.rank
+    def __init__(
+        self, entries: Sequence[Entry], groups: Groups, traffic: Traffic, give: Callable[[Any, Any], None]
+    ) -> None:
+        self._traffic, self._rank, self.give = traffic, groups.rank, give
         self._is_held = self._is_queued = False
         self.num_passes = 0
         self._next = 0
@@ -125,7 +131,7 @@ class Gradients:
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         found = self._places.get(key)
         if found is None:
-            self._entries[key].give(parameter, gradient)
+            self.give(parameter, gradient)
             return
         bucket, place = found
         bucket.arrived[place] = gradient
@@ -188,7 +194,7 @@ class Gradients:
             return
         sums = bucket.sums().split([prod(shape) for _, shape in bucket.parts])
         for (entry, shape), total in zip(bucket.parts, sums, strict=True):
-            entry.give(entry.parameter, total.view(shape))
+            self.give(entry.parameter, total.view(shape))
         bucket.sums, bucket.parts = None, []
 
     def _finish(self) -> None:

@@ -389,7 +389,7 @@ class Parallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         mode, values, arguments = self._begun(args, kwargs)
-        with computing_in(mode.low, self._device), mode.traced.freed():
+        with computing_in(mode.low, self._device), mode.traced.gathered.freed():
             found = mode.traced.module(*arguments)
         return self._ended(mode, values, *found)
 
@@ -613,8 +613,8 @@ class Parallel(nn.Module):
     def _source(self, argument: str, fed: Mapping[str, Use], traced: Traced, takes: Mapping[str, Take]) -> Get:
         """Return where an argument of a rank's graph is had of."""
         kind, _, name = argument.partition(" ")
-        if argument in traced.inputs:
-            use, shape = fed[argument], traced.inputs[argument].shape
+        if kind == "input":
+            use, shape = fed[name], traced.inputs[name].shape
             return lambda values: read_as(values[use.value], use).reshape(shape)
         if kind == "held":
             return lambda _: self._leaf(name)
@@ -677,18 +677,9 @@ class Parallel(nn.Module):
         for name in self._sums:
             self._leaf(name)
         if self._gradients is None or self._leaves.num_made > before:
-            tensors = [(name, self._tensor(name), own) for name, own in self._sums.items()]
-            entries = [
-                Entry(
-                    parameter=tensor,
-                    local=local_of(tensor),
-                    sum=own,
-                    give=self._give,
-                    pieces=self._leaves.pieces.get(name),
-                )
-                for name, tensor, own in tensors
-            ]
-            self._gradients = Gradients(entries, self._sum_groups, self._traffic)
+            pieces = self._leaves.pieces
+            entries = [Entry(self._tensor(name), own, pieces.get(name)) for name, own in self._sums.items()]
+            self._gradients = Gradients(entries, self._sum_groups, self._traffic, self._give)
 
     def _gather(self) -> None:
         """Gather the weights that stay whole, of which ranks update pieces, if these may have changed.

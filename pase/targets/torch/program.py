@@ -6,7 +6,6 @@ does for several, and take away moves that move nothing. Steps run the graph; no
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import count as counted
 from itertools import pairwise
@@ -38,15 +37,6 @@ from pase.targets.torch.collectives import (
 from pase.targets.torch.states import Gather, GatheredLayers, Pieces, gather_runs
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, reshard, resolved
 from pase.targets.training.data import DataInput
-
-_RECEIVED = "received "
-"""Before the number of an argument that another stage sends."""
-
-_WEIGHT = "weight "
-"""Before the name of an argument that is a weight, where an input has the same one."""
-
-_PIECE = "piece "
-"""Before the name of an argument that is this rank's piece of a weight which the graph gathers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +96,13 @@ class Correct:
 class Traced:
     """A program of one rank.
 
-    module: takes values of `arguments`, in order, returns (loss or None, outputs, values of statistics). inputs,
-    weights: by name. keeps: statistics with their momentum, in the order of their values. results: the outputs by name.
-    sums: of the gradient of each weight, by name, in the order of the layers. pieces: of those weights that ranks hold
-    in pieces. gathered: the layers whose weights the graph gathers. taken: how layers read each input. correct: what
-    this rank counts, its count the last of the outputs; None where it is not asked for or there is none.
+    module: takes values of `arguments`, in order, returns (loss or None, outputs, values of statistics). arguments:
+    each says what it is: "input x", "weight w", "piece w" (this rank's, of a weight that the graph gathers),
+    "received 0" (of the stage before), "mask_key"; a live module has others (`_LiveProgram`). inputs, weights: by name.
+    keeps: statistics with their momentum, in the order of their values. results: the outputs by name. sums: of the
+    gradient of each weight, by name, in the order of the layers. pieces: of those weights that ranks hold in pieces.
+    gathered: the layers whose weights the graph gathers, to run the module within its `freed`. taken: how layers read
+    each input. correct: what this rank counts, its count the last of the outputs; None where there is none.
     """
 
     module: fx.GraphModule
@@ -124,20 +116,6 @@ class Traced:
     gathered: GatheredLayers
     taken: Mapping[str, tuple[Layout, ...]]
     correct: Correct | None = None
-
-    def freed(self) -> AbstractContextManager[None]:
-        """Return the context to run the module in, which has autograd keep no weight that the graph gathers."""
-        return self.gathered.freed()
-
-    def piece_of(self, argument: str) -> str:
-        """Return the weight of which an argument is this rank's piece, "" for one that is none."""
-        name = argument.removeprefix(_PIECE)
-        return name if name != argument and name in self.pieces and argument not in self.inputs else ""
-
-    def weight_of(self, argument: str) -> str:
-        """Return the weight that an argument is, "" for one that is none."""
-        name = argument if argument in self.weights else argument.removeprefix(_WEIGHT)
-        return name if name in self.weights and argument not in self.inputs else ""
 
 
 class _Graph(fx.Graph):
@@ -332,7 +310,7 @@ class Program:
         """
         movement = Movement(producer=x.mesh.layer, consumer=mesh.layer, phase=Phase.FORWARD)
         if x.value is None:
-            name = f"{_RECEIVED}{len(self.received)}"
+            name = f"received {len(self.received)}"
             self.received[name] = Received(steps=tuple(steps), made=tuple(made), fill=fill, movement=movement)
             value = self.argument(name)
             value.node.meta["is_received"] = True
@@ -358,7 +336,8 @@ class Program:
 
     def take(self, x: Tensor, target: Layout, dims: tuple[Dim, ...], mesh: LayerMesh, fill: float) -> Any:
         box: Box = target.by_device[self.rank]
-        name = next(name for name, node in self._arguments.items() if node is x.value.node)
+        argument = next(name for name, node in self._arguments.items() if node is x.value.node)
+        name = argument.removeprefix("input ")
         self._taken.setdefault(name, []).append(target)
         module = Take(shape=target.shape, box=box, made=tuple(map(mesh.part, dims)), fill=fill)
         return self.run(module, x.value, "take")
@@ -417,7 +396,7 @@ class Program:
 
     def _hoist(self) -> None:
         # Inputs may have gradients, too.
-        arguments = (*self.sources.values(), *self.inputs, *self.received)
+        arguments = (*self.sources.values(), *(f"input {name}" for name in self.inputs), *self.received)
         moving = {self._arguments[name] for name in arguments if name in self._arguments}
         remove_idle_sums(self._graph, self._root, moving)
         hoist_sums(self._graph, self._root, self, self._held())
@@ -481,7 +460,7 @@ class Program:
             # It is computed again with what first uses it.
             self._graph.layer = user.meta["layer"]
             leaves = [self._arguments[self.sources[name]] for name in names[layer]]
-            own_pieces = [self.argument(_PIECE + name).node for name in names[layer]]
+            own_pieces = [self.argument(f"piece {name}").node for name in names[layer]]
             unique = self._new(f"gather_{layer}".replace(".", "_").replace("/", "_"))
             self._root.add_module(
                 unique, Gather(layers, [pieces[name] for name in names[layer]], runs.get(self._graph.layer))
@@ -535,8 +514,7 @@ class Program:
 
     def declared(self, name: str, tensor: Tensor, kind: str) -> Any:
         """Return the value of a tensor that is kept: an argument of the graph, in the dims of the layer."""
-        # An input may have the name of a weight.
-        source = f"{_WEIGHT}{name}" if name in self.inputs else name
+        source = f"weight {name}"
         if kind == "trained":
             self.sources[name] = source
         return self.argument(source)
@@ -572,7 +550,7 @@ class Program:
             raise ProgramError(f"two inputs of the program are named {item.name!r}; names must be unique")
         self.inputs[item.name] = item
         dims = tuple(Dim(f"dim{i}", extent) for i, extent in enumerate(item.shape))
-        return Tensor(value=self.argument(item.name), mesh=self._host, dims=dims, is_index=bool(item.below))
+        return Tensor(value=self.argument(f"input {item.name}"), mesh=self._host, dims=dims, is_index=bool(item.below))
 
     def _kept(
         self, mesh: LayerMesh, name: str, dims: Sequence[Dim], kind: str, deviation: float = 0.0, mean: float = 0.0

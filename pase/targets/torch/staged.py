@@ -78,7 +78,7 @@ class _Stage(Parallel):
         mode = self._mode(parallel.training)
         self._seed, self._step = parallel._seed, parallel._step + micro_batch
         values = self._values(inputs[micro_batch]) | {f"received {number}": x for number, x in enumerate(received)}
-        with naming_lost_ranks(), computing_in(mode.low, self._device), mode.traced.freed():
+        with naming_lost_ranks(), computing_in(mode.low, self._device), mode.traced.gathered.freed():
             made, _, keeps = mode.traced.module(*[get(values) for get in mode.given])
         if parallel.training:
             self._keep(mode, keeps)

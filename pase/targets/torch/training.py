@@ -125,18 +125,10 @@ class RankTraining:
             for tensor in (self.shards[weight.name], self.leaves[weight.name]):
                 tensor.requires_grad_(weight.is_trained)
         self._state: dict[str, dict[str, Any]] = {}
-        entries = {
-            name: Entry(
-                parameter=self.shards[name],
-                local=self.shards[name],
-                sum=own,
-                give=self._give,
-                pieces=self.program.pieces.get(name),
-            )
-            for name, own in self.program.sums.items()
-        }
-        self._gradients = Gradients(list(entries.values()), self._sum_groups, self.traffic)
-        for name in entries:
+        pieces, sums = self.program.pieces, self.program.sums
+        entries = [Entry(self.shards[name], own, pieces.get(name)) for name, own in sums.items()]
+        self._gradients = Gradients(entries, self._sum_groups, self.traffic, self._give)
+        for name in sums:
             self.leaves[name].register_post_accumulate_grad_hook(partial(self.take, name))
 
     def step(
@@ -264,7 +256,7 @@ class RankTraining:
     def _run(self, program: Traced, batch: Mapping[str, Array], key: Key) -> tuple[Any, Sequence[Any], Sequence[Any]]:
         self.gather()
         arguments = self.arguments(program, batch, key)
-        with naming_lost_ranks(), computing_in(self.low, self._ranks.device), program.freed():
+        with naming_lost_ranks(), computing_in(self.low, self._ranks.device), program.gathered.freed():
             found: tuple[Any, Sequence[Any], Sequence[Any]] = program.module(*arguments)
         return found
 
@@ -273,16 +265,21 @@ class RankTraining:
     ) -> list[Any]:
         """Return what a program's graph is given; received: of the stage before."""
         found: list[Any] = []
-        for name in program.arguments:
-            if name in received:
-                found.append(received[name])
-            elif name in program.inputs:
-                fed = torch.as_tensor(np.ascontiguousarray(batch[name]), device=self._ranks.device)
-                found.append(fed if program.inputs[name].below else fed.to(self._dtype))
-            else:
-                weight, piece = program.weight_of(name), program.piece_of(name)
-                held = self.leaves[weight] if weight else self.shards[piece].detach() if piece else None
-                found.append(torch.as_tensor(key) if held is None else held)
+        for argument in program.arguments:
+            kind, _, name = argument.partition(" ")
+            match kind:
+                case "input":
+                    fed = torch.as_tensor(np.ascontiguousarray(batch[name]), device=self._ranks.device)
+                    found.append(fed if program.inputs[name].below else fed.to(self._dtype))
+                case "weight":
+                    found.append(self.leaves[name])
+                case "piece":
+                    found.append(self.shards[name].detach())
+                case "received":
+                    found.append(received[argument])
+                case _:
+                    assert argument == "mask_key", argument
+                    found.append(torch.as_tensor(key))
         return found
 
     def _first(self, values: Mapping[str, Array] | None, weight: Weight) -> Any:
@@ -548,7 +545,7 @@ class StagedTraining(RankTraining):
         def compute(number: int, i: int, received: Sequence[Any]) -> Any:
             program, named = programs[number], {f"received {place}": x for place, x in enumerate(received)}
             arguments = self.arguments(program, batches[i], keys[i], named)
-            with naming_lost_ranks(), computing_in(self.low, self.stages.device), program.freed():
+            with naming_lost_ranks(), computing_in(self.low, self.stages.device), program.gathered.freed():
                 made, outputs, self._statistics[number, i] = program.module(*arguments)
             if program.correct:
                 self._counts[i] = outputs[-1].detach()

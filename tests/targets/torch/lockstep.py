@@ -193,9 +193,9 @@ class Rank:
 
     def run(self, inputs: Mapping[str, Any], key: Any, upstream: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
         """Return the outputs and the values of statistics, and leave the gradients of the leaves as they shall be."""
-        known = {**inputs, "mask_key": key}
-        names = [(name, self.traced.weight_of(name)) for name in self.traced.arguments]
-        loss, found, kept = self.traced.module(*(self.leaves[own] if own else known[name] for name, own in names))
+        known = {f"input {name}": x for name, x in inputs.items()} | {"mask_key": key}
+        known |= {f"weight {name}": leaf for name, leaf in self.leaves.items()}
+        loss, found, kept = self.traced.module(*map(known.__getitem__, self.traced.arguments))
         outputs = dict(zip(self.traced.results, found, strict=True))
         tensors = self.traced.results
         ends = [(outputs[name], self.part(dy, tensors[name])) for name, dy in upstream.items()]
