@@ -19,13 +19,11 @@ from pase.sharding.traffic import Movement, Phase
 from pase.targets.torch.parallel import Parallel
 from pase.targets.torch.values import from_tensors
 from tests.runtime.plans import make_plan
-from tests.targets.torch.equality import difference, full
+from tests.targets.torch.equality import RELATIVE, difference, full
 from tests.targets.torch.lockstep import added
 from tests.targets.torch.modules import Batch
 from tests.targets.torch.networks import predicted
 from tests.targets.torch.ranks import Pool
-
-RELATIVE = 1e-12
 
 TOKENS, WIDTH, INNER, EXPERTS = 32, 6, 10, 4
 
@@ -116,7 +114,7 @@ def _is_within(movement: Movement, layers: set[str]) -> bool:
     return movement.producer == movement.consumer and movement.consumer in layers and is_forward
 
 
-@pytest.mark.parametrize(("world", "count"), [(2, 1), (4, 2), (2, 4)])
+@pytest.mark.parametrize(("world", "count"), [(2, 1), (4, 2)])
 def test_tokens_go_to_their_experts_and_back(ranks: Pool, world: int, count: int) -> None:
     """A rank sends each other one the rows of tokens that its experts are asked for, but no token twice.
 
@@ -134,14 +132,13 @@ def test_tokens_go_to_their_experts_and_back(ranks: Pool, world: int, count: int
     assert sorted(sent.values()) == expected
 
 
-@pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("count", [1, 2])
-def test_experts_that_are_asked_unequally(ranks: Pool, world: int, count: int) -> None:
+def test_experts_that_are_asked_unequally(ranks: Pool, count: int) -> None:
     """Any routing is computed as the unmodified module does: at random, or all to one expert."""
     pytest.importorskip("transformers")
     scores = torch.rand((TOKENS, EXPERTS), generator=torch.Generator().manual_seed(3))
     batch = _batch(scores if count > 1 else torch.eye(EXPERTS)[[2] * TOKENS])
-    for own in ranks.run(_trained, count, batch, world=world):
+    for own in ranks.run(_trained, count, batch):
         assert max(own.differences.values()) <= RELATIVE, own.differences
 
 

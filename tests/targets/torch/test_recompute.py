@@ -90,14 +90,13 @@ def _dropped_on_rank(_rank: int, _world: int, plan: Plan) -> Any:
     return _dropped(parallelize((_dropping(), _words(0)), plan))
 
 
-@pytest.mark.parametrize("world", [1, 4])
-def test_the_same_points_are_dropped_again(ranks: Pool, world: int) -> None:
+def test_the_same_points_are_dropped_again(ranks: Pool) -> None:
     alone = _dropping()
     alone.first, alone.second = Masked("out", 0.3), Masked("down", 0.2)
-    plan = random_plan(pase.load((_dropping(), _words(0))), world, 1)
+    plan = random_plan(pase.load((_dropping(), _words(0))), 4, 1)
     again_everywhere = again(plan, *plan.graph.index)
     expected = _dropped(alone)
-    for found in ranks.run(_dropped_on_rank, again_everywhere, world=world):
+    for found in ranks.run(_dropped_on_rank, again_everywhere):
         for (loss, gradients), (own_loss, own) in zip(expected, found, strict=True):
             assert own_loss == pytest.approx(loss, rel=RELATIVE)
             assert all(difference(own[name], x) < RELATIVE for name, x in gradients.items())
@@ -171,16 +170,13 @@ def test_what_is_not_kept_is_given_back(ranks: Pool) -> None:
 # -- programs
 
 
-def test_a_program_says_what_is_computed_again(ranks: Pool) -> None:
-    graph = small("transformer")
-    plan = recomputing(random_plan(graph, 4, 3), 2)
+def test_a_program_says_what_is_computed_again() -> None:
+    plan = recomputing(random_plan(small("transformer"), 4, 3), 2)
     source = emit(plan, target="torch")
     assert source.count("recompute=True") == sum(layer.is_recomputed for layer in plan) > 0
-    found = [own[-1]["losses"] for own in ranks.run(events, source, options(3), world=4)]
-    assert max_relative_difference(found[0], reference_losses(graph, options(3))) < RELATIVE
 
 
-@pytest.mark.parametrize("split", [{"l": 2, "s": 2}, {"s": 2, "e": 2}])
+@pytest.mark.parametrize("split", [{"l": 2, "s": 2}, pytest.param({"s": 2, "e": 2}, marks=pytest.mark.full)])
 def test_chains_of_ranks_are_computed_again(ranks: Pool, split: dict[str, int]) -> None:
     graph = small("lstm_lm")
     (name,) = (operator.name for operator in graph.operators if operator.kind == "lstm")
