@@ -16,7 +16,7 @@ the weight lacks leaves parts of sums, as `Program.weight` says, which `Gradient
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 from weakref import ref
@@ -254,7 +254,7 @@ def install(
             holder._buffers[last] = value
             if not declared.is_persistent:
                 holder._non_persistent_buffers_set.add(last)
-    root.register_load_state_dict_pre_hook(_Taken(stored=stored, rank=rank, first=state.first))
+    root.register_load_state_dict_pre_hook(_taking(stored, rank, state.first))
 
 
 def notes_on(state: State, stored: Storage) -> tuple[str, ...]:
@@ -277,30 +277,24 @@ def owner_of(root: nn.Module, name: str) -> tuple[nn.Module, str]:
     return root, last
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Taken:
-    """Takes a rank's parts of whole tensors when these are loaded."""
+def _taking(stored: Storage, rank: int, first: Mapping[str, str]) -> Callable[..., None]:
+    """Return what takes a rank's parts of whole tensors when these are loaded; first: of each name, the first one."""
 
-    stored: Storage
-    rank: int
-    first: Mapping[str, str]
-
-    def __call__(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_others: object) -> None:
-        for name, key in self.first.items():
-            if key not in self.stored.stored:
+    def take(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_others: object) -> None:
+        for name, key in first.items():
+            if key not in stored.stored:
                 state_dict.pop(prefix + name, None)
                 continue
-            own, given = self.stored.stored[key], state_dict.get(prefix + name)
+            own, given = stored.stored[key], state_dict.get(prefix + name)
             if not isinstance(given, torch.Tensor) or isinstance(given, DTensor) or tuple(given.shape) != own.shape:
                 continue  # What is missing or of another shape, PyTorch says.
             owner, last = owner_of(module, name)
             now = owner._parameters.get(last, owner._buffers.get(last))
             if isinstance(now, DTensor):
-                local = cut(given.detach(), own.held[self.rank]).to(now.device)
+                local = cut(given.detach(), own.held[rank]).to(now.device)
                 state_dict[prefix + name] = distributed(local.contiguous(), own, now.device_mesh)
 
-    def __deepcopy__(self, _memo: object) -> "_Taken":
-        return self
+    return take
 
 
 def full_state_dict(root: nn.Module, *, on_all: bool = False) -> dict[str, torch.Tensor]:
@@ -466,7 +460,7 @@ class Leaves:
             leaf = leaf.detach()
         if is_trained:
             leaf.requires_grad_()
-            leaf.register_post_accumulate_grad_hook(_Handed(parameter, ref(self)))
+            leaf.register_post_accumulate_grad_hook(partial(_hand, parameter, ref(self)))
         self._made[name] = _Leaf(parameter=parameter, local=local, leaf=leaf)
         self.num_made += 1
         return leaf
@@ -477,7 +471,7 @@ class Leaves:
     def collect(self) -> None:
         """Hand over the gradients that leaves have, as a backward pass does by itself."""
         for each in self._made.values():
-            _Handed(each.parameter, ref(self))(each.leaf)
+            _hand(each.parameter, ref(self), each.leaf)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Leaves":
         # Of a copied module, whose own parameters have gradients of their own.
@@ -506,21 +500,15 @@ def _put(parameter: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
     return own
 
 
-@dataclass(frozen=True, slots=True)
-class _Handed:
-    """Hands a leaf's gradient to its parameter.
+def _hand(parameter: torch.Tensor, leaves: "ref[Leaves]", leaf: torch.Tensor) -> None:
+    """Hand a leaf's gradient to its parameter.
 
     leaves: that it is one of; Python sees no reference from a leaf to its hook, and would free neither.
     """
-
-    parameter: torch.Tensor
-    leaves: "ref[Leaves]"
-
-    def __call__(self, leaf: torch.Tensor) -> None:
-        gradient, leaf.grad = leaf.grad, None
-        if gradient is None:
-            return
-        leaves = self.leaves()
-        if leaves is None:
-            raise ProgramError("the parallel module is gone that this backward pass is of; keep it until that is over")
-        leaves.receive(self.parameter, gradient)
+    gradient, leaf.grad = leaf.grad, None
+    if gradient is None:
+        return
+    own = leaves()
+    if own is None:
+        raise ProgramError("the parallel module is gone that this backward pass is of; keep it until that is over")
+    own.receive(parameter, gradient)
