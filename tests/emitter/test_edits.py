@@ -42,7 +42,10 @@ def refused(source: str, capsys: pytest.CaptureFixture[str], *arguments: str) ->
         ("targets = reshard(labels, mesh, [b])", "targets = labels", "softmax_loss reads tensors of two meshes, those"),
         ("(x, targets, n)", "(x, targets, b)", "layer 'softmax': the logits have dims b=24, n=12; expected b=24, b=24"),
         ('"fc2/w"', '"fc1/w"', "layers 'fc1' and 'fc2' share weight 'fc1/w' with shapes [12, 24] and [24, 24]; give"),
-        ("[0, 2, 1, 3]", "[0, 2, 1, 4]", "layer 'fc2': devices [0, 2, 1, 4] must name each of 0 to 3 once"),
+        (
+            *("[0, 2, 1, 3]", "[0, 2, 1]"),
+            "layer 'fc2': devices [0, 2, 1] must name each of 0 to 3 once; correct the list, or leave it out for the d",
+        ),
     ],
 )
 def test_an_edit_that_is_inconsistent(old: str, new: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,25 +54,11 @@ def test_an_edit_that_is_inconsistent(old: str, new: str, message: str, capsys: 
     assert message in refused(source.replace(old, new), capsys)
 
 
-def changed(array: Array, value: float) -> Array:
-    array[40, 3] = value
-    return array
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda x, y: (x[:, :11], y),
-            "array 'inputs' of the data has shape [48, 11]; expected [N, 12] with N at least",
-        ),
         (lambda x, y: (x[:20], y[:20]), "array 'inputs' of the data has shape [20, 12]; expected [N, 12] with N at le"),
         (lambda x, y: (x, y[:40]), "the arrays of the data have different numbers of rows: 'inputs' 48, 'labels' 40"),
-        (lambda x, y: (x.astype(str), y), "array 'inputs' of the data has type <U32; expected numbers"),
-        (lambda x, y: (x, y + 0.5), "array 'labels' of the data has type float64; expected whole numbers from 0 to 11"),
-        (lambda x, y: (x, y + 1), "array 'labels' of the data holds 12; expected whole numbers from 0 to 11"),
-        (lambda x, y: (changed(x, np.nan), y), "array 'inputs' of the data holds values that are not finite; clean"),
-        (lambda x, y: (changed(x, -np.inf), y), "array 'inputs' of the data holds values that are not finite; clean"),
     ],
 )
 @pytest.mark.parametrize("flag", ["--data", "--test-data"])
@@ -100,30 +89,3 @@ def test_damaged_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         line = refused(GOLDEN.read_text(encoding="utf-8"), capsys, "--data", str(path))
         assert line.startswith(f"cannot read data from {path}: ")
         assert line.endswith("; expected an .npz file written by numpy.savez")
-
-
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "another model"])
-def test_a_checkpoint_that_is_damaged_or_of_another_model(
-    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, kept = GOLDEN.read_text(encoding="utf-8"), tmp_path / "kept"
-    main(builder_of(source), num_devices=4, arguments=["--steps", "2", "--checkpoint", str(kept)])
-    capsys.readouterr()
-    path = kept / "step-0000000002.safetensors"
-    whole = path.read_bytes()
-    middle = len(whole) // 2
-    match damage:
-        case "truncated":
-            path.write_bytes(whole[:middle])
-            message = f"checkpoint {path} is damaged: it is cut off, or no checkpoint at all ("
-        case "flipped":
-            path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
-            message = (
-                f"checkpoint {path} is damaged: weight 'fc2/w' does not have the checksum that was written with it"
-            )
-        case _:
-            source = source.replace('"fc3/bias"', '"fc3/shift"')
-            message = f"checkpoint {path} is of another model: this one has no weight 'fc3/bias'"
-    before = path.read_bytes()
-    assert refused(source, capsys, "--steps", "5", "--checkpoint", str(kept), "--resume").startswith(message)
-    assert [(found.name, found.read_bytes()) for found in kept.iterdir()] == [(path.name, before)]

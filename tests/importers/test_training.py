@@ -31,8 +31,7 @@ from pase.targets.mesh_tensorflow.runtime.script import train  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.training import Training  # noqa: E402
 from pase.targets.training.options import Schedule, TrainingOptions  # noqa: E402
 from tests.runtime.plans import make_plan, random_plan  # noqa: E402
-from tests.runtime.test_lstm_traffic import check as check_bytes  # noqa: E402
-from tests.runtime.training import builder_of, options  # noqa: E402
+from tests.runtime.training import builder_of, check_bytes, options  # noqa: E402
 from tests.targets.torch.modules import FineTuned  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional

@@ -12,9 +12,8 @@ from pase.sharding.boxes import Box, Partition, blocks, partition
 from pase.sharding.halos import Buffers
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.evaluation import Workspace
-from pase.targets.mesh_tensorflow.primitives.operations import Reshard
-from pase.targets.mesh_tensorflow.primitives.parts import Distributed
-from pase.targets.mesh_tensorflow.runtime.measure import crossed_bytes
+from pase.targets.mesh_tensorflow.primitives.parts import Distributed, Reshard
+from pase.targets.mesh_tensorflow.runtime.measure import crossed
 
 Array = np.ndarray[Any, Any]
 
@@ -29,7 +28,7 @@ class Lab(Workspace):
     def get(self, *tensors: Distributed) -> list[list[Array]]:
         metadata = tf.RunMetadata()
         results = self.run(*tensors, options=tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
-        self.crossed_bytes = crossed_bytes(metadata, tf.get_default_graph())
+        self.crossed_bytes = crossed(metadata, tf.get_default_graph(), self.traffic).total_bytes
         return results
 
 

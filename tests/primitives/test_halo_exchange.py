@@ -12,8 +12,7 @@ from pase.sharding.boxes import blocks, copies
 from pase.sharding.halos import Buffers, Kernel, halo_buffers
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.data_movement import all_to_all, allocate, halo_exchange, windows
-from pase.targets.mesh_tensorflow.primitives.operations import Reshard
-from pase.targets.mesh_tensorflow.primitives.parts import Distributed
+from pase.targets.mesh_tensorflow.primitives.parts import Distributed, Reshard
 from tests.primitives.lab import (
     NUM_DEVICES,
     TOLERANCE,

@@ -8,22 +8,33 @@ from pase.graph.operators import (
     attention,
     batch_norm,
     concat,
+    conv1d,
     conv2d,
+    conv3d,
     dense,
+    dropout,
     elementwise,
     embedding,
+    gather,
     global_pool,
     layer_norm,
     lstm,
+    padded,
+    pointwise,
+    pool1d,
     pool2d,
+    pool3d,
+    reduction,
+    softmax,
     softmax_loss,
+    transposed_convolution,
 )
 from pase.models import build
 
 
 def small(name: str, **arguments: str | int | float | bool) -> Graph:
     """A built-in network whose extents have many divisors; arguments: in place of those that make it small."""
-    batch, own = _SMALL[name]
+    batch, own = SMALL[name]
     return build(_NETWORKS.get(name, name), batch=batch, arguments=own | arguments)
 
 
@@ -43,7 +54,7 @@ _LANGUAGE: dict[str, str | int | float | bool] = {
     "vocabulary": 24, "steps": 4, "layers": 1, "model_width": 8, "heads": 2,
 }  # fmt: skip
 
-_SMALL: dict[str, tuple[int, dict[str, str | int | float | bool]]] = {
+SMALL: dict[str, tuple[int, dict[str, str | int | float | bool]]] = {
     "mlp": (24, {"inputs": 12, "hidden": 24, "layers": 3, "classes": 12}),
     "lenet5": (24, {"classes": 12}),
     "alexnet": (24, {"image": 127, "width": 16, "classes": 24}),
@@ -138,9 +149,110 @@ def mixed() -> Graph:
     return net.build()
 
 
-def sorting(name: str, x: tuple[int, ...]) -> Operator:
-    """An operator of a kind that nothing computes; x: [b, n]."""
-    return replace(elementwise(name, x, dims=("b", "n")), kind="sorting", body=None)
+def functions() -> Graph:
+    """Functions of points, of which one is broadcast, a softmax and a maximum between layers that are trained."""
+    net = Builder("functions")
+    left, right = (net.add(dense, name, net.input((4, 6)), out=(("n", 8),)) for name in ("left", "right"))
+    x = net.add(pointwise, "both", left, right, dims=("b", "n"), out=(4, 8), function="multiply,tanh")
+    shares = net.add(softmax, "shares", x, dims=("b", "n"), over="n")
+    greatest = net.add(reduction, "greatest", shares, dims=("b", "n"), over=("n",), function="max")
+    x = net.add(pointwise, "x", shares, net.reshape(greatest, (4, 1)), dims=("b", "n"), out=(4, 8), function="divide")
+    net.add(softmax_loss, "loss", x)
+    return net.build()
+
+
+def rearranged() -> Graph:
+    """Points that are spread over windows, elements of rows that are taken out, zeros around them."""
+    net = Builder("rearranged")
+    x = net.add(dense, "first", net.input((4, 6)), out=(("n", 8), ("w", 4)))
+    x = net.add(transposed_convolution, "spread", x, out=4, kernel=3, stride=2, padding=1, groups=2)
+    x = net.add(gather, "taken", x, dims=("b", "c", "w"), along="w", count=4)
+    one = net.add(gather, "one", x, dims=("b", "c", "w"), along="c")
+    x = net.add(concat, "joined", x, one, dims=("b", "c", "w"))
+    x = net.add(padded, "padded", x, dims=("b", "c", "w"), before=(0, 1, 0), out=(4, 8, 4))
+    net.add(softmax_loss, "loss", net.add(dense, "last", x, reduce=("c", "w"), out=(("n", 4),)))
+    return net.build()
+
+
+def lines() -> Graph:
+    """Strides, padding of each side, groups, dilation, both means, the maximum of windows that overlap."""
+    net = Builder("lines")
+    x = net.add(conv1d, "a", net.input((8, 4, 23)), out=8, kernel=5, stride=2, padding=((2, 3),), groups=2)
+    x = net.add(pool1d, "b", x, kernel=3, stride=1, padding=1)
+    x = net.add(conv1d, "c", x, out=12, kernel=3, padding="same", dilation=2, activation="tanh", bias=False)
+    x = net.add(pool1d, "d", x, kernel=4, stride=2, padding=1, reduction="mean")
+    x = net.add(batch_norm, "e", x)
+    x = net.add(pool1d, "f", x, kernel=3, stride=1, padding=1, reduction="mean", count_padding=True)
+    net.add(softmax_loss, "loss", net.add(dense, "fc", net.add(global_pool, "g", x), out=(("n", 6),)))
+    return net.build()
+
+
+def volumes() -> Graph:
+    """As `lines`, with other options for each dim."""
+    net = Builder("volumes")
+    x = net.input((4, 2, 6, 9, 8))
+    x = net.add(conv3d, "a", x, out=4, kernel=(3, 3, 2), stride=(1, 2, 1), padding=((1, 1), (1, 0), (0, 1)), groups=2)
+    x = net.add(pool3d, "b", x, kernel=(2, 3, 3), stride=(1, 1, 2), padding=((1, 0), 1, 1))
+    x = net.add(conv3d, "c", x, out=8, kernel=(2, 2, 3), padding="same", dilation=(2, 1, 1), activation="tanh")
+    x = net.add(pool3d, "d", x, kernel=(3, 2, 2), stride=(2, 1, 2), padding=(1, 0, 0), reduction="mean")
+    x = net.add(batch_norm, "e", x)
+    x = net.add(pool3d, "f", x, kernel=3, stride=1, padding=1, reduction="mean", count_padding=True)
+    net.add(softmax_loss, "loss", net.add(dense, "fc", net.add(global_pool, "g", x), out=(("n", 6),)))
+    return net.build()
+
+
+def dropping(rate: float = 0.4) -> Graph:
+    """Dropout of three dims and of two, between layers that are trained."""
+    net = Builder("dropping")
+    x = net.add(dense, "first", net.input((8, 4, 6)), lead=("b", "s"), reduce=("c",), out=(("d", 12),))
+    x = net.add(dropout, "drop1", x, dims=("b", "s", "d"), rate=rate)
+    x = net.add(dense, "second", net.reshape(x, (8, 48)), out=(("n", 24),), activation="tanh")
+    x = net.add(dropout, "drop2", x, dims=("b", "n"), rate=rate / 2)
+    net.add(softmax_loss, "loss", net.add(dense, "fc", x, out=(("n", 6),)))
+    return net.build()
+
+
+def zeros() -> Graph:
+    """Windows that lie in the padding alone."""
+    net = Builder("zeros")
+    x = net.add(conv2d, "first", net.input((6, 3, 4, 4)), out=4, kernel=1)
+    x = net.add(conv2d, "wide", x, out=4, kernel=1, padding=1, activation="tanh")
+    x = net.add(conv2d, "wider", x, out=4, kernel=2, padding=3, stride=2, activation="tanh")
+    x = net.add(conv2d, "after", x, out=2, kernel=1, padding=((0, 3), (2, 0)), stride=2, activation="tanh")
+    x = net.add(dense, "fc", x, lead=("b",), reduce=("c", "h", "w"), out=(("n", 6),))
+    net.add(softmax_loss, "loss", x)
+    return net.build()
+
+
+def inception() -> Graph:
+    """A module of an Inception network: convolutions of several kernels and a pooling read one tensor."""
+    net = Builder("inception")
+    x = net.add(conv2d, "stem", net.input((8, 2, 8, 8)), out=8, kernel=1)
+    branches = [
+        net.add(conv2d, "one", x, out=4, kernel=1),
+        net.add(conv2d, "three", x, out=8, kernel=3, padding=1, activation="relu"),
+        net.add(conv2d, "five", x, out=4, kernel=(5, 3), padding=(2, 1), bias=False),
+        net.add(pool2d, "pooled", x, kernel=3, stride=1, padding=1),
+    ]
+    y = net.add(concat, "join", *branches)
+    halves = [net.add(conv2d, n, y, out=8, kernel=2, stride=2, bias=False) for n in ("down", "shortcut")]
+    y = net.add(elementwise, "add", *halves, dims=("b", "c", "h", "w"), activation="tanh")
+    y = net.add(dense, "fc", net.add(global_pool, "mean", y), out=(("n", 4),))
+    net.add(softmax_loss, "loss", y)
+    return net.build()
+
+
+def dense_block() -> Graph:
+    """Layers each of which reads the outputs of all before it, as they are: dense ones, and a sum of all."""
+    net = Builder("dense_block")
+    x = net.add(dense, "first", net.input((8, 4)), out=(("n", 16),))
+    read = [x]
+    for number in range(3):
+        parts = [net.add(dense, f"d{number}_{i}", y, out=(("n", 16),)) for i, y in enumerate(read)]
+        read.append(net.add(elementwise, f"s{number}", *parts, dims=("b", "n"), activation="tanh"))
+    y = net.add(concat, "join", *read, dims=("b", "n"), along="n")
+    net.add(softmax_loss, "loss", net.add(dense, "fc", y, reduce=("n",), out=(("v", 8),)), dims=("b", "v"))
+    return net.build()
 
 
 def tied() -> Graph:
@@ -152,3 +264,16 @@ def tied() -> Graph:
     x = net.add(dense, "fc", x, lead=("b", "s"), out=(("v", 12),), reduce=("d",), shared="table")
     net.add(softmax_loss, "loss", x, dims=("b", "s", "v"))
     return net.build()
+
+
+def sorting(name: str, x: tuple[int, ...]) -> Operator:
+    """An operator of a kind that nothing computes; x: [b, n]."""
+    return replace(elementwise(name, x, dims=("b", "n")), kind="sorting", body=None)
+
+
+MADE = {
+    **EXCHANGING,
+    **{made.__name__: made for made in (dense_block, dropping, functions, inception, lines, mixed)},
+    **{made.__name__: made for made in (rearranged, tied, volumes, zeros)},
+}
+"""Every network made here, by name."""

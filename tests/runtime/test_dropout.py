@@ -10,37 +10,25 @@ import pytest
 
 from pase.costs import ReadTraits, layer_traffic
 from pase.errors import EmitError, GraphError, ProgramError
-from pase.graph import Builder, Graph
+from pase.graph import Builder
 from pase.graph.operators import dense, dropout, softmax_loss
 from pase.graph.precision import FLOAT32, uniform_types
-from pase.planning.plan import Plan
 from pase.sharding.traffic import flows
 from pase.targets.emitter import emit
 from pase.targets.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.layers import dropout as dropout_layer
 from pase.targets.mesh_tensorflow.runtime.layers.points import _drawn
-from pase.targets.mesh_tensorflow.runtime.measure import crossed
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
-from pase.targets.mesh_tensorflow.runtime.training import Training, TrainingState
+from pase.targets.mesh_tensorflow.runtime.training import Training
 from pase.targets.training.data import Batches
 from pase.targets.training.masks import NOTHING_DROPPED, kept, layer_key, step_key, threshold
-from tests.runtime.plans import configurations, make_plan, random_plan
-from tests.runtime.training import builder_of, options
+from tests.runtime.networks import dropping
+from tests.runtime.plans import make_plan, random_plan
+from tests.runtime.training import builder_of, options, started, trained
 
 BIG = 2**40
-
-
-def dropping(rate: float = 0.4) -> Graph:
-    """Dropout of three dims and of two, between layers that are trained."""
-    net = Builder("dropping")
-    x = net.add(dense, "first", net.input((8, 4, 6)), lead=("b", "s"), reduce=("c",), out=(("d", 12),))
-    x = net.add(dropout, "drop1", x, dims=("b", "s", "d"), rate=rate)
-    x = net.add(dense, "second", net.reshape(x, (8, 48)), out=(("n", 24),), activation="tanh")
-    x = net.add(dropout, "drop2", x, dims=("b", "n"), rate=rate / 2)
-    net.add(softmax_loss, "loss", net.add(dense, "fc", x, out=(("n", 6),)))
-    return net.build()
 
 
 @cache
@@ -48,25 +36,9 @@ def reference(rate: float = 0.4, steps: int = 4) -> ReferenceResult:
     return reference_training(dropping(rate), options(steps, rate=0.2, seed=3))
 
 
-class Started:
-    """A plan's program, ready to train."""
-
-    def __init__(self, plan: Plan, *, dtype: str = "float64", seed: int = 3, keep_alive: bool = False) -> None:
-        self.graph = tf.Graph()
-        with self.graph.as_default():
-            program = Program(num_devices=plan.num_devices, dtype=dtype)
-            loss = builder_of(emit(plan))(program)
-            self.batches = Batches(program.inputs, seed=seed)
-            self.training = Training.start(program, loss, learning_rate=0.2, seed=seed, keep_alive=keep_alive)
-
-    def losses(self, num_steps: int) -> list[float]:
-        first = self.training.num_steps
-        return [self.training.step(self.batches.batch(first + step)).loss for step in range(num_steps)]
-
-    def state(self) -> TrainingState:
-        state = self.training.state()
-        self.training.close()
-        return state
+def losses(training: Training, batches: Batches, num_steps: int) -> list[float]:
+    first = training.num_steps
+    return [training.step(batches.batch(first + step)).loss for step in range(num_steps)]
 
 
 def drawn_by_hand(name: str, rate: float, seed: int, step: int, number: int) -> bool:
@@ -147,30 +119,9 @@ def test_runs_of_points_are_as_frequent_as_chance_has_them() -> None:
 # -- the layer
 
 
-@pytest.mark.parametrize(("num_devices", "seed"), [(2, 0), (4, 1), (8, 2)])
-def test_random_strategies(num_devices: int, seed: int) -> None:
-    started = Started(random_plan(dropping(), num_devices, seed))
-    expected = reference()
-    assert max_relative_difference(started.losses(4), expected.losses) < 1e-12
-    # Other masks backward than forward would give other weights.
-    for name, weights in started.state().weights.items():
-        np.testing.assert_allclose(weights, expected.weights[name], rtol=0, atol=1e-12)
-
-
-def test_every_configuration_of_both_layers() -> None:
-    graph = dropping()
-    choices = {name: configurations(graph[name], 2) for name in ("drop1", "drop2")}
-    for i in range(max(len(found) for found in choices.values())):
-        splits = {name: found[i % len(found)] for name, found in choices.items()}
-        started = Started(make_plan(graph, 2, splits))
-        assert max_relative_difference(started.losses(2), reference().losses[:2]) < 1e-12
-        started.training.close()
-
-
 def test_masks_do_not_depend_on_the_type_of_numbers() -> None:
-    started = Started(random_plan(dropping(), 4, 1), dtype="float32")
-    assert max_relative_difference(started.losses(4), reference().losses) < 1e-5
-    started.training.close()
+    found = trained(random_plan(dropping(), 4, 1), steps=4, rate=0.2, seed=3, dtype="float32")
+    assert max_relative_difference(found.losses, reference().losses) < 1e-5
 
 
 def test_it_drops() -> None:
@@ -185,9 +136,8 @@ def test_a_rate_of_zero_changes_nothing() -> None:
     net.add(softmax_loss, "loss", net.add(dense, "fc", x, out=(("n", 6),)))
     without = reference_training(net.build(), options(4, rate=0.2, seed=3)).losses
     assert reference(0.0).losses == without
-    started = Started(random_plan(dropping(0.0), 4, 2))
-    assert max_relative_difference(started.losses(4), without) < 1e-12
-    started.training.close()
+    found = trained(random_plan(dropping(0.0), 4, 2), steps=4, rate=0.2, seed=3)
+    assert max_relative_difference(found.losses, without) < 1e-12
 
 
 def test_nothing_moves_in_the_layer() -> None:
@@ -196,12 +146,9 @@ def test_nothing_moves_in_the_layer() -> None:
         plan = random_plan(graph, 8, seed)
         own = [flow for flow in flows(plan) if not flow.is_of_edge and flow.movement.consumer.startswith("drop")]
         assert not own
-    started = Started(plan, keep_alive=True)
-    step = started.training.step(started.batches.batch(0), with_record=True)
-    moved = crossed(step.record, started.graph, started.training.traffic)
+    moved = trained(plan, steps=1, keep_alive=True).measured
     assert moved.elsewhere_bytes == 0
     assert not [m for m, n in moved.by_movement.items() if n and m.producer == m.consumer and "drop" in m.producer]
-    started.training.close()
 
 
 def test_its_costs_are_its_points() -> None:
@@ -221,25 +168,22 @@ def test_its_costs_are_its_points() -> None:
 
 
 def test_training_that_goes_on_elsewhere_draws_the_same_masks() -> None:
-    first = Started(random_plan(dropping(), 4, 0))
-    losses = first.losses(2)
-    # Steps that are tried twice, or looked at in between, use up nothing.
-    state = first.state()
-    second = Started(random_plan(dropping(), 6, 1))
-    second.losses(1)
-    second.training.restore(state)
-    losses += second.losses(2)
-    second.training.close()
-    assert max_relative_difference(losses, reference().losses) < 1e-12
+    with started(random_plan(dropping(), 4, 0), seed=3, rate=0.2) as (training, batches):
+        found = losses(training, batches, 2)
+        # Steps that are tried twice, or looked at in between, use up nothing.
+        state = training.state()
+    with started(random_plan(dropping(), 6, 1), seed=3, rate=0.2) as (training, batches):
+        losses(training, batches, 1)
+        training.restore(state)
+        found += losses(training, batches, 2)
+    assert max_relative_difference(found, reference().losses) < 1e-12
 
 
 def test_evaluation_keeps_every_point() -> None:
-    started = Started(random_plan(dropping(), 4, 0))
-    loss = started.training.evaluate(started.batches.batch(0)).loss
-    # It is no step: the masks that follow are those of the first one.
-    losses = started.losses(1)
-    started.training.close()
-    assert losses == pytest.approx(reference().losses[:1], rel=1e-12)
+    with started(random_plan(dropping(), 4, 0), seed=3, rate=0.2) as (training, batches):
+        loss = training.evaluate(batches.batch(0)).loss
+        # It is no step: the masks that follow are those of the first one.
+        assert losses(training, batches, 1) == pytest.approx(reference().losses[:1], rel=1e-12)
     assert loss == pytest.approx(reference(0.0).losses[0], rel=1e-12)
     assert kept("drop", (5,), 0.5, NOTHING_DROPPED).all()
 

@@ -16,12 +16,9 @@ from pase.targets.mesh_tensorflow.runtime.layers import (
     arrange,
     dims,
     fn,
-    greatest,
-    log_softmax,
     mean,
     piece,
     reshard,
-    softmax,
 )
 from pase.targets.mesh_tensorflow.runtime.program import Program
 
@@ -119,52 +116,6 @@ def outputs(build: Callable[[Any, Any], dict[str, Any]], x: Array, num_devices: 
 
 def numbers() -> Array:
     return np.random.default_rng(0).standard_normal((4, 6)) * 2
-
-
-def test_functions_of_points() -> None:
-    x = numbers()
-    found = outputs(lambda t, _: {n: getattr(fn, n)(t, *own) for n, (_f, own) in ORACLES.items()}, x)
-    for name, (oracle, own) in ORACLES.items():
-        np.testing.assert_allclose(found[name], oracle(x, *own), rtol=1e-12, atol=1e-13, err_msg=name)
-
-
-def test_every_function_of_bodies_can_be_computed() -> None:
-    x = np.abs(numbers()) / 10 + 0.2
-
-    def build(t: Any, _: Any) -> dict[str, Any]:
-        return {name: getattr(fn, name)(*[t] * fewest) for name, (fewest, _most) in POINTWISE.items()}
-
-    found = outputs(build, x)
-    assert set(found) == set(POINTWISE)
-    # Of a number between 0.2 and 1 all are numbers but the inverse of the hyperbolic cosine.
-    assert all(np.isfinite(array).all() for name, array in found.items() if name != "acosh")
-
-
-def test_functions_over_a_dim_that_is_split() -> None:
-    x = numbers()
-    found = outputs(
-        lambda t, d: {
-            "softmax": softmax(t, [d[1]]),
-            "log": log_softmax(t, [d[1]]),
-            "mean": mean(t, [d[1]]),
-            "max": greatest(t, [d[1]]),
-            "centred": fn.subtract(mean(t, [d[1]]), t),
-            "turned": arrange(t, [d[1], d[0]]),
-            "piece": piece(t, "n", 1, 4),
-        },
-        x,
-    )
-    oracles = {
-        "softmax": special.softmax(x, 1),
-        "log": special.log_softmax(x, 1),
-        "mean": x.mean(1),
-        "max": x.max(1),
-        "centred": x.mean(1, keepdims=True) - x,
-        "turned": x.T,
-        "piece": x[:, 1:5],
-    }
-    for name, oracle in oracles.items():
-        np.testing.assert_allclose(found[name], oracle, rtol=1e-12, atol=1e-13, err_msg=name)
 
 
 def test_outputs_without_the_batch_are_of_one_batch() -> None:

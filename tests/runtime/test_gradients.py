@@ -1,10 +1,6 @@
-"""Gradients of what programs are written with: beside PyTorch's of the same function, under many splits.
-
-Fused kernels have their definitions in elementary functions as oracles.
-"""
+"""Gradients of what programs are written with: beside PyTorch's of the same function, under many splits."""
 
 from collections.abc import Callable, Sequence
-from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -98,7 +94,7 @@ def check(
 
 
 MATRIX: dict[str, Shape] = {"x": {"b": 4, "n": 6}}
-SPLITS: tuple[Axes, ...] = ((), (("n", 2),), (("b", 2), ("n", 3)), (("b", 4),))
+SPLITS: tuple[Axes, ...] = ((("n", 2),), (("b", 2), ("n", 3)))
 
 POINTS: dict[str, Callable[..., Any]] = {
     "abs": torch.abs, "atan": torch.atan, "cos": torch.cos, "erf": torch.erf, "exp": torch.exp,
@@ -235,7 +231,7 @@ def laid(mesh: Any, x: Any, kernel: int, outs: int, **options: int) -> tuple[Any
     return reshard(x, mesh, [b, c, *windows], fill=fill), windows, [b, c, h, w]
 
 
-WINDOWED: tuple[Axes, ...] = ((), (("h", 2),), (("b", 2), ("c", 2)), (("h", 2), ("w", 2)))
+WINDOWED: tuple[Axes, ...] = ((("h", 2),), (("b", 2), ("c", 2)), (("h", 2), ("w", 2)))
 
 
 @pytest.mark.parametrize("axes", WINDOWED)
@@ -302,70 +298,47 @@ def test_dropout_drops_the_same_points_of_the_gradient(axes: Axes) -> None:
     np.testing.assert_allclose(value, (before["x"] * found["x"]).sum(), rtol=TOLERANCE)
 
 
-# -- fused kernels beside their definitions
-
-
-def same(
-    fused: Callable[..., Any], defined: Callable[..., Any], shapes: dict[str, Shape], axes: Axes, out: Any
-) -> None:
-    """Compare values and gradients of two layers of the same weights."""
-    batch = {"factors_0": factors(out)}
-    results = [
-        trained(lambda p, m, *xs, one=one: weighed(p, m, one(*xs)), shapes, own, batch)
-        for one, own in ((fused, axes), (defined, ()))
-    ]
-    (value, _, found), (expected, _, gradients) = results
-    np.testing.assert_allclose(value, expected, rtol=TOLERANCE, atol=TOLERANCE)
-    for name, gradient in gradients.items():
-        np.testing.assert_allclose(found[name], gradient, rtol=1e-11, atol=TOLERANCE, err_msg=name)
+# -- fused kernels
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("axes", [(), (("t", 2),), (("s", 2), ("h", 2)), (("k", 2), ("t", 2)), (("b", 2),)])
 def test_attention(axes: Axes, causal: bool) -> None:
-    def defined(q: Any, k: Any, v: Any) -> Any:
-        b, s, h, width = q.shape.dims
-        t = k.shape.dims[1]
-        scores = fn.multiply(product(q, k, [b, h, s, t]), 1 / sqrt(width.size))
-        scores = without_later_keys(scores, s, t) if causal else scores
-        return product(softmax(scores, [t]), v, [b, s, h, width])
+    def oracle(*tensors: Any) -> Any:
+        # PyTorch has the heads before the positions.
+        q, k, v = (x.transpose(1, 2) for x in tensors)
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.3).transpose(1, 2)
 
     shapes = {"q": {"b": 2, "s": 4, "h": 2, "k": 2}, "k": {"b": 2, "t": 4, "h": 2, "k": 2}}
     shapes["v"] = shapes["k"]
-    same(lambda q, k, v: attention(q, k, v, scale=sqrt(1 / 2), causal=causal), defined, shapes, axes, [2, 4, 2, 2])
+    check(lambda _, q, k, v: attention(q, k, v, scale=0.3, causal=causal), oracle, shapes, axes, [2, 4, 2, 2])
 
 
 @pytest.mark.parametrize("axes", SPLITS)
 @pytest.mark.parametrize("over", [0, 1], ids=["batch", "layer"])
 def test_normalisations(over: int, axes: Axes) -> None:
-    def fused(x: Any, scale: Any, shift: Any) -> Any:
-        return normalise(x, scale + 1, shift, [x.shape.dims[over]], epsilon=1e-5)
+    def oracle(x: Any, scale: Any, shift: Any) -> Any:
+        if over == 0:
+            return functional.batch_norm(x, None, None, scale, shift, training=True, eps=0.1)
+        return functional.layer_norm(x, [6], scale, shift, eps=0.1)
 
-    def defined(x: Any, scale: Any, shift: Any) -> Any:
-        b, n = x.shape.dims
-        reduced = [x.shape.dims[over]]
-        centred = fn.subtract(x, mean(x, reduced))
-        variance = mean(fn.square(centred), reduced)
-        normal = arrange(fn.divide(centred, fn.sqrt(fn.add(variance, 1e-5))), [b, n])
-        return fn.add(fn.multiply(normal, fn.add(scale, 1.0)), shift)
+    def layer(_: Any, x: Any, scale: Any, shift: Any) -> Any:
+        return normalise(x, scale, shift, [x.shape.dims[over]], epsilon=0.1)
 
-    same(fused, defined, {**MATRIX, "scale": {"n": 6}, "shift": {"n": 6}}, axes, [4, 6])
+    check(layer, oracle, {**MATRIX, "scale": {"n": 6}, "shift": {"n": 6}}, axes, [4, 6])
 
 
 @pytest.mark.parametrize("axes", SPLITS)
 def test_softmax_with_its_loss(axes: Axes) -> None:
     labels = np.array([0, 5, 2, 2], np.int32)
-    ones = np.zeros((4, 6))
-    ones[np.arange(4), labels] = -0.25
 
     def fused(program: Program, mesh: Any, x: Any) -> Any:
         b, n = x.shape.dims
         return softmax_loss(x, reshard(program.indices("labels", [4], below=6), mesh, [b]), n)
 
-    def defined(program: Program, mesh: Any, x: Any) -> Any:
-        return weighed(program, mesh, log_softmax(x, [x.shape.dims[1]]))
-
-    value, _, found = trained(fused, MATRIX, axes, {"labels": labels})
-    expected, _, gradients = trained(defined, MATRIX, (), {"factors_0": ones})
-    np.testing.assert_allclose(value, expected, rtol=TOLERANCE)
-    np.testing.assert_allclose(found["x"], gradients["x"], rtol=TOLERANCE, atol=TOLERANCE)
+    value, before, found = trained(fused, MATRIX, axes, {"labels": labels})
+    x = torch.tensor(before["x"], requires_grad=True)
+    expected = functional.cross_entropy(x, torch.tensor(labels, dtype=torch.int64))
+    expected.backward()
+    np.testing.assert_allclose(value, expected.item(), rtol=TOLERANCE)
+    np.testing.assert_allclose(found["x"], x.grad.numpy(), rtol=TOLERANCE, atol=TOLERANCE)

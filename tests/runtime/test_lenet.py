@@ -111,7 +111,7 @@ def test_the_digits_are_what_is_said(tmp_path: Path) -> None:
     assert (len(found["train"]["labels"]), len(found["test"]["labels"])) == (1440, 357)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_it_reads_digits_as_well_as_the_sequential_one(tmp_path: Path) -> None:
     train_path, test_path = write(tmp_path)
     given = TrainingOptions(

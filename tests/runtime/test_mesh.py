@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from pase.errors import ProgramError
 from pase.sharding.layouts import DeviceMesh
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
-from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh, MeshImplementation, ProgramGraph
-from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
+from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh, MeshImplementation, ProgramGraph, Traffic
 from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpu
 
 

@@ -16,9 +16,6 @@ from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training
 from pase.targets.training.initial import initial_value
 from pase.targets.training.optimisers import OPTIMISERS, make_rule, name_of, options_of
-from tests.runtime.networks import small
-from tests.runtime.plans import make_plan, random_plan
-from tests.runtime.training import builder_of
 
 Array = np.ndarray[Any, Any]
 Rates = Callable[[int], float]
@@ -224,64 +221,6 @@ def test_keras_agrees_where_it_has_the_same_rule(
         theirs.apply(given, list(variables.values()))
     for name, variable in variables.items():
         np.testing.assert_allclose(weights[name], variable.numpy(), rtol=1e-12, atol=1e-14)
-
-
-# -- a whole network, its gradients by hand
-
-
-def mlp_gradients(w: dict[str, Array], x: Array, labels: Array) -> tuple[float, dict[str, Array]]:
-    inputs, hidden = [x], x
-    for layer in ("fc1", "fc2"):
-        hidden = np.maximum(hidden @ w[f"{layer}/w"] + w[f"{layer}/bias"], 0)
-        inputs.append(hidden)
-    logits = hidden @ w["fc3/w"] + w["fc3/bias"]
-    exps = np.exp(logits - logits.max(-1, keepdims=True))
-    softmax = exps / exps.sum(-1, keepdims=True)
-    rows = np.arange(len(x))
-    loss = -np.log(softmax[rows, labels]).mean()
-    d = softmax.copy()
-    d[rows, labels] -= 1
-    d /= len(x)
-    gradients = {}
-    for layer, a in zip(("fc3", "fc2", "fc1"), reversed(inputs), strict=True):
-        gradients[f"{layer}/w"], gradients[f"{layer}/bias"] = a.T @ d, d.sum(0)
-        d = (d @ w[f"{layer}/w"].T) * (a > 0)
-    return float(loss), gradients
-
-
-@pytest.mark.parametrize("case", ["nesterov", "adamw", "adafactor"])
-def test_a_network_is_trained_as_by_hand_under_random_strategies(case: str) -> None:
-    from pase.targets.emitter import emit
-
-    optimiser, options, expected = CASES[case]
-    numbers = np.random.default_rng(0)
-    batches = [(numbers.standard_normal((24, 12)), numbers.integers(12, size=24)) for _ in range(STEPS)]
-    results = []
-    for plan in (random_plan(small("mlp"), 4, 5), make_plan(small("mlp"), 1, {})):
-        with tf.Graph().as_default():
-            program = Program(num_devices=plan.num_devices, dtype="float64")
-            loss = builder_of(emit(plan))(program)
-            training = Training.start(program, loss, learning_rate=1.0, seed=0, rule=make_rule(optimiser, options))
-            begin = training.weights()
-            losses = [
-                training.step({"inputs": x, "labels": y}, learning_rate=rates(t)).loss
-                for t, (x, y) in enumerate(batches)
-            ]
-            results.append((losses, training.weights()))
-            training.close()
-    # The rules take all gradients at once: those of a step need the weights after the one before.
-    seen: dict[str, list[Array]] = {name: [] for name in begin}
-    weights, losses = begin, []
-    for x, y in batches:
-        loss_value, gradients = mlp_gradients(weights, x, y)
-        losses.append(loss_value)
-        for name in seen:
-            seen[name].append(gradients[name])
-        weights = {name: expected(begin[name], of) for name, of in seen.items()}
-    for ours, after in results:
-        assert ours == pytest.approx(losses, rel=1e-12)
-        for name in weights:
-            np.testing.assert_allclose(after[name], weights[name], rtol=1e-12, atol=1e-13)
 
 
 # -- what is kept, and what is refused

@@ -55,7 +55,7 @@ def test_losses_are_those_of_the_reference(rule: str) -> None:
     assert rule == "sgd" or np.abs(np.subtract(losses, plain)).max() > 1e-4
 
 
-@pytest.mark.parametrize("rule", ["sgd", "nesterov", "adam", "adamw", "adafactor"])
+@pytest.mark.parametrize("rule", ["nesterov", "adafactor"])
 def test_losses_of_a_convolutional_network_are_those_of_the_reference(rule: str) -> None:
     """Filters have four dims, of which Adafactor factors two."""
     graph = build("lenet5", batch=4, arguments={})

@@ -13,8 +13,7 @@ from pase.errors import ProgramError
 from pase.sharding.layouts import DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, layout_of
 from pase.sharding.reshard import point_to_point, reshard_steps
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
-from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
+from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh, Traffic
 from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpu
 from pase.targets.mesh_tensorflow.runtime.layers import concat, dims, reshard
 from pase.targets.mesh_tensorflow.runtime.measure import crossed

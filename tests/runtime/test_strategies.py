@@ -1,149 +1,160 @@
-"""Every network under any strategy: the losses of the emitted program are those of one device."""
+"""Every network under any strategy: losses and weights are those of one device, and what moves was predicted.
+
+`scripts/bench strategies` does so with many more strategies.
+"""
 
 from functools import cache
-from itertools import pairwise
+from itertools import product
+from math import prod
 
 import pytest
 
-from pase.graph import Graph, Scalar
-from pase.targets.execute import max_relative_difference
-from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
-from scripts.benchmarks.strategies import NETWORKS
-from scripts.benchmarks.trials import Trial, attempt
-from tests.runtime.networks import mixed, small, tied
+from pase.graph import Graph
+from pase.planning.plan import Plan
+from pase.planning.planner import search
+from pase.sharding.traffic import bytes_by_movement, flows
+from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
+from tests.networks import slow_machine
+from tests.runtime.networks import EXCHANGING, MADE, SMALL, deep, small
 from tests.runtime.plans import configurations, data_parallel_plan, make_plan, random_plan
-from tests.runtime.training import options, parallel_losses
+from tests.runtime.training import Trained, by_ends, check, check_training, in_float64, options, trained
 
-TOLERANCE = 1e-12
-RATE = 0.05
+RATES = dict.fromkeys(("lstm", "lstm_lm", "lines", "volumes", "dropping"), 0.3)
+RATES |= {"inception_v3": 1e-6, "all of inception_v3": 1e-6, "resnet101": 1e-3, "densenet121": 1e-3}
+"""Of the others: 0.05. In many normalisations rounding grows with every update."""
+
+SLOW_TO_LEARN = ("inception_v3", "all of inception_v3")
 
 
 @cache
 def network(name: str) -> Graph:
-    makers = {"mixed": mixed, "tied": tied}
-    return makers[name]() if name in makers else small(name)
+    if name in MADE:
+        return MADE[name]()
+    return deep("inception_v3") if name == "all of inception_v3" else small(name)
+
+
+def rate(name: str) -> float:
+    return RATES.get(name, 0.05)
 
 
 @cache
-def reference(name: str) -> list[float]:
-    losses = reference_losses(network(name), options(5, rate=RATE))
+def reference(name: str) -> ReferenceResult:
+    found = reference_training(network(name), options(3, rate=rate(name)))
     # A network that does not learn would hide a wrong gradient.
-    assert all(later < earlier for earlier, later in pairwise(losses)), losses
-    return losses
+    assert name in SLOW_TO_LEARN or found.losses[0] - found.losses[-1] > 1e-4, found.losses
+    return found
 
 
-def check(name: str, losses: list[float]) -> None:
-    assert max_relative_difference(losses, reference(name)) < TOLERANCE
+@cache
+def plan_of(name: str, num_devices: int, how: str | int) -> Plan:
+    match how:
+        case "searched":
+            # On devices this slow even small layers are worth splitting.
+            return search(network(name), num_devices, machine=slow_machine())
+        case "data parallel":
+            return data_parallel_plan(network(name), num_devices)
+        case _:
+            return random_plan(network(name), num_devices, int(how))
 
 
-RANDOM = [
-    # On 2, 4 and 8 devices the built-in ones are in test_built_in_networks, with their weights.
-    *((name, p) for name in ("mlp", "rnnlm", "lenet5", "alexnet") for p in (3, 6)),
-    *((name, p) for name in ("tied", "mixed") for p in (3, 4, 8)),
-    *(pytest.param(name, p, marks=pytest.mark.full) for name in ("tied", "mixed") for p in (2, 6)),
+def check_plan(name: str, plan: Plan) -> None:
+    if name == "layer_norm":
+        # It normalises data first: the program sums what their gradient would need, of which no plan knows.
+        check_training(trained(plan, rate=rate(name)), reference(name))
+    else:
+        # Normalisations and the like exchange something in passes that a plan does not tell apart.
+        phases = name in ("mlp", "rnnlm", "lenet5", "alexnet", "mixed", "tied")
+        check(plan, reference(name), rate=rate(name), phases=phases)
+
+
+QUICK: list[tuple[str, int, str | int]] = [
+    *(("mlp", p, "data parallel") for p in (1, 4)),
+    *(("mlp", p, how) for p, how in ((3, 0), (4, "searched"), (5, 100), (8, 1), (12, 0))),
+    *(("rnnlm", p, how) for p, how in ((4, "data parallel"), (6, 0), (8, "searched"), (9, 0))),
+    *(("lenet5", p, how) for p, how in ((3, 0), (4, "searched"), (8, 1))),
+    *(("alexnet", p, how) for p, how in ((4, "data parallel"), (6, 0), (4, "searched"))),
+    *(("mixed", p, 0) for p in (3, 4, 8)),
+    *(("tied", p, 1) for p in (5, 6, 8)),
+    *((name, p, p) for name in EXCHANGING for p in (3, 8)),
+    *(("functions", 4, 0), ("rearranged", 4, 1), ("lines", 8, 3), ("volumes", 4, "searched"), ("dropping", 8, 2)),
+    *(("lstm_lm", 4, 1), ("transformer", 4, 1), ("densenet121", 4, "searched"), ("gpt", 4, "searched")),
+]
+"""Each network, each way to a strategy, each number of devices: not all of their products."""
+
+FULL: list[tuple[str, int, str | int]] = [
+    *((name, 4, 1) for name in SMALL),
+    *product((*SMALL, *MADE), (2, 4, 8), ("searched", "data parallel", 0)),
+    *product(("mlp", "rnnlm", "lenet5", "mixed", "tied"), (5, 6, 9, 12), (100,)),
+    ("all of inception_v3", 4, "searched"),
 ]
 
 
-@pytest.mark.parametrize(("name", "num_devices"), RANDOM)
-def test_random_strategies(name: str, num_devices: int) -> None:
-    for seed in range(2 if name in ("mlp", "rnnlm") else 1):
-        check(name, parallel_losses(random_plan(network(name), num_devices, seed), rate=RATE))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "num_devices"),
+    ("name", "num_devices", "how"),
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.full) for case in FULL if case not in QUICK)],
+)
+def test_losses_weights_and_bytes(name: str, num_devices: int, how: str | int) -> None:
+    check_plan(name, plan_of(name, num_devices, how))
+
+
+@pytest.mark.parametrize(
+    ("name", "num_devices", "kind"),
     [
-        *(("mlp", p) for p in (5, 9, 12)),
-        *(("tied", 5), ("rnnlm", 9), ("lenet5", 12), ("mixed", 9)),
-        *(pytest.param("tied", p, marks=pytest.mark.full) for p in (9, 12)),
-        *(pytest.param("rnnlm", p, marks=pytest.mark.full) for p in (5, 12)),
-        *(pytest.param("lenet5", p, marks=pytest.mark.full) for p in (5, 9)),
-        *(pytest.param("mixed", p, marks=pytest.mark.full) for p in (5, 12)),
+        *(("mlp", 4, ""), ("rnnlm", 2, ""), ("volumes", 2, ""), ("dropping", 2, "dropout")),
+        *((kind, 2, kind) for kind in EXCHANGING),
+        *(pytest.param(name, p, "", marks=pytest.mark.full) for name, p in (("rnnlm", 4), ("lines", 2))),
     ],
 )
-def test_random_strategies_on_odd_numbers_of_devices(name: str, num_devices: int) -> None:
-    check(name, parallel_losses(random_plan(network(name), num_devices, 100), rate=RATE))
-
-
-SHALLOW: dict[str, dict[str, Scalar]] = {
-    "vgg16": {},
-    "gpt": {"layers": 1},
-    "transformer": {"layers": 1},
-    "transformer_big": {"layers": 1},
-    "bert_large": {"layers": 1},
-    "vgg19": {},
-    "googlenet": {},
-    "inception_v3": {"image": 75, "blocks": "1,1,1"},
-    "densenet121": {"image": 32, "blocks": "2,1,1,1"},
-    "resnet101": {"image": 32, "blocks": "1,1,1,1"},
-}
-"""Networks that take seconds a program, and what makes them shallower."""
-
-SEEDS = {2: (None, 0), 4: (None, 0), 8: (None, 0)}
-SEEDS_OF_SHALLOW: dict[int, tuple[int | None, ...]] = {2: (0,), 8: (0,)}
-"""By number of devices; None is the searched strategy. With 4 devices they are in test_layer_kinds."""
-
-FULL = {
-    *((name, 2) for name in SHALLOW if name != "gpt"),
-    *((name, 8) for name in SHALLOW),
-}
-"""With 4 devices they, or their like, are in test_layer_kinds; with 8 each kind of layer is, there or above."""
-
-CASES = [
-    *(pytest.param(name, p, seeds) for name in NETWORKS if name not in SHALLOW for p, seeds in SEEDS.items()),
-    *(
-        pytest.param(name, p, seeds, marks=pytest.mark.full if (name, p) in FULL else pytest.mark.slow)
-        for name in SHALLOW
-        for p, seeds in SEEDS_OF_SHALLOW.items()
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "num_devices", "seeds"), CASES)
-def test_built_in_networks(name: str, num_devices: int, seeds: tuple[int | None, ...]) -> None:
-    """A sample of what `scripts/bench strategies` does: losses and weights, random strategies and the searched one."""
-    arguments = tuple((NETWORKS[name] | SHALLOW.get(name, {})).items())
-    for seed in seeds:
-        outcome = attempt(Trial(network=name, arguments=arguments, num_devices=num_devices, seed=seed, steps=3))
-        assert outcome.loss_difference < TOLERANCE
-        assert outcome.weight_difference < TOLERANCE, outcome.worst_weight
-
-
-@pytest.mark.parametrize("num_devices", [1, 4])
-@pytest.mark.parametrize("name", ["mlp", "rnnlm", "lenet5", "alexnet"])
-def test_data_parallelism(name: str, num_devices: int) -> None:
-    check(name, parallel_losses(data_parallel_plan(network(name), num_devices), rate=RATE))
-
-
-@pytest.mark.parametrize("name", ["mlp", "rnnlm"])
-def test_every_configuration_of_every_layer(name: str) -> None:
-    """Layer by layer, the others data-parallel; several layers change at once, each through all its configurations."""
+def test_every_configuration(name: str, num_devices: int, kind: str) -> None:
+    """Layers, of one kind or all, go through theirs at once, each in an order of its own; others are not split."""
     graph = network(name)
-    choices = {operator.name: configurations(operator, 4) for operator in graph.operators}
+    own = [operator for operator in graph.operators if kind in ("", operator.kind)]
+    choices = {operator.name: configurations(operator, num_devices) for operator in own}
     for i in range(max(len(found) for found in choices.values())):
-        splits = {layer: found[i % len(found)] for layer, found in choices.items()}
-        check(name, parallel_losses(make_plan(graph, 4, splits), rate=RATE))
+        splits = {layer: found[(i + j) % len(found)] for j, (layer, found) in enumerate(choices.items())}
+        check_plan(name, make_plan(graph, num_devices, splits))
 
 
 @pytest.mark.parametrize(
-    "splits",
+    ("name", "splits"),
     [
-        {"r": 11},
-        {"h": 5},
-        {"w": 3, "h": 3},
-        pytest.param({"s": 11}, marks=pytest.mark.full),
-        pytest.param({"r": 5}, marks=pytest.mark.full),
+        ("mixed", {"a": {"r": 3, "s": 3}, "spatial": {"r": 3}}),
+        ("lines", {"a": {"s": 5}}),
+        # The first and the last of six parts read zeros alone.
+        ("zeros", {"wide": {"h": 6}, "wider": {"h": 6}}),
+        ("zeros", {"wide": {"w": 3, "h": 2}, "wider": {"r": 2, "h": 3}}),
+        pytest.param("alexnet", {"conv1": {"r": 11}}, marks=pytest.mark.full),
+        pytest.param("alexnet", {"conv2": {"s": 5}}, marks=pytest.mark.full),
+        pytest.param("alexnet", {"conv3": {"h": 3, "w": 3}}, marks=pytest.mark.full),
     ],
 )
-def test_odd_numbers_of_devices_split_windows(splits: dict[str, int]) -> None:
-    """AlexNet's windows have 11, 5 and 3 points."""
-    graph = network("alexnet")
-    num_devices = next(iter(splits.values())) if len(splits) == 1 else 9
-    chosen = {
-        operator.name: splits
-        for operator in graph.operators
-        if all(operator.extents.get(d, 1) % k == 0 and d not in operator.unsplittable for d, k in splits.items())
-    }
-    assert chosen
-    check("alexnet", parallel_losses(make_plan(graph, num_devices, chosen), rate=RATE))
+def test_windows_in_odd_numbers_of_parts(name: str, splits: dict[str, dict[str, int]]) -> None:
+    check_plan(name, make_plan(network(name), max(prod(own.values()) for own in splits.values()), splits))
+
+
+@cache
+def ordinary(name: str, num_devices: int, how: str | int) -> Trained:
+    """What a program does that leaves out what nobody uses."""
+    return trained(in_float64(plan_of(name, num_devices, how)), rate=rate(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "num_devices", "how"),
+    [("mlp", 6, 0), ("lstm", 8, 0), ("alexnet", 4, "searched"), ("alexnet", 4, "data parallel")],
+)
+def test_an_ordinary_step_sends_no_more(name: str, num_devices: int, how: str | int) -> None:
+    """It leaves out replicas that nobody uses, and sends once what several need on a device."""
+    predicted = by_ends(bytes_by_movement(flows(in_float64(plan_of(name, num_devices, how)))))
+    found = ordinary(name, num_devices, how)
+    check_training(found, reference(name))
+    assert by_ends(found.traffic.bytes_by_movement) == predicted
+    assert found.measured.elsewhere_bytes == 0
+    assert by_ends(found.measured.by_movement) <= predicted
+    assert found.measured.total_bytes > 0.75 * predicted.total()
+
+
+def test_a_searched_plan_moves_less_than_data_parallelism_by_the_ratio_that_was_predicted() -> None:
+    ours, theirs = ordinary("alexnet", 4, "searched"), ordinary("alexnet", 4, "data parallel")
+    assert ours.traffic.total_bytes < theirs.traffic.total_bytes
+    predicted = ours.traffic.total_bytes / theirs.traffic.total_bytes
+    assert ours.measured.total_bytes / theirs.measured.total_bytes == pytest.approx(predicted, rel=0.02)

@@ -146,22 +146,6 @@ def test_an_interrupt_says_how_to_go_on(
     assert capsys.readouterr().out.startswith("going on after step 2\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--seed", "-1"], "the seed is -1; it must be 0 or more"),
-        (["--steps", "0"], "steps is 0; expected 1 or more"),
-        (["--learning-rate", "nan"], "the learning rate is nan; it must be above 0"),
-    ],
-)
-def test_numbers_that_make_no_sense_are_one_clear_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="1"):
-        mlp(*arguments)
-    assert capsys.readouterr().err == f"error: {message}\n"
-
-
 @pytest.mark.parametrize("optimiser", ["adam", "adafactor"])
 def test_what_an_optimiser_moves_is_predicted(optimiser: str) -> None:
     """Adafactor's means go over split dims; nothing else of an update moves."""

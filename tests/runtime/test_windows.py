@@ -1,91 +1,24 @@
-"""Convolution and pooling of lines, images and volumes: one device against tf.nn, any strategy against one device."""
+"""Convolution and pooling of lines, images and volumes against tf.nn and NumPy; windows that read padding alone."""
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
-import pase
-from pase.errors import GraphError
-from pase.graph import Builder, Graph, Operator
-from pase.graph.operators import (
-    batch_norm,
-    conv1d,
-    conv2d,
-    conv3d,
-    dense,
-    global_pool,
-    pool1d,
-    pool2d,
-    pool3d,
-    softmax_loss,
-)
-from pase.sharding.traffic import bytes_by_movement, flows
-from pase.targets.execute import max_relative_difference
+from pase.common.documents import Field
+from pase.errors import GraphError, PlanError
+from pase.graph import Builder, Operator, graph_document, graph_from_document
+from pase.graph.operators import conv1d, conv2d, conv3d, global_pool, pool1d, pool2d, pool3d
+from pase.importers.frameworks import import_model
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.interpreter import interpret
-from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
-from tests.networks import slow_machine
-from tests.runtime.plans import configurations, make_plan, random_plan
-from tests.runtime.test_measure_plans import run, that_move
-from tests.runtime.training import options, parallel_training
+from tests.runtime.networks import zeros
 
 Array = np.ndarray[Any, Any]
 
 SHAPES = {1: (2, 4, 13), 2: (2, 4, 9, 7), 3: (2, 4, 6, 9, 7)}
 CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}
 POOLINGS = {1: pool1d, 2: pool2d, 3: pool3d}
-
-
-def lines() -> Graph:
-    """Strides, padding of each side, groups, dilation, both means, the maximum of windows that overlap."""
-    net = Builder("lines")
-    x = net.add(conv1d, "a", net.input((8, 4, 23)), out=8, kernel=5, stride=2, padding=((2, 3),), groups=2)
-    x = net.add(pool1d, "b", x, kernel=3, stride=1, padding=1)
-    x = net.add(conv1d, "c", x, out=12, kernel=3, padding="same", dilation=2, activation="tanh", bias=False)
-    x = net.add(pool1d, "d", x, kernel=4, stride=2, padding=1, reduction="mean")
-    x = net.add(batch_norm, "e", x)
-    x = net.add(pool1d, "f", x, kernel=3, stride=1, padding=1, reduction="mean", count_padding=True)
-    net.add(softmax_loss, "loss", net.add(dense, "fc", net.add(global_pool, "g", x), out=(("n", 6),)))
-    return net.build()
-
-
-def volumes() -> Graph:
-    """As `lines`, with other options for each dim."""
-    net = Builder("volumes")
-    x = net.input((4, 2, 6, 9, 8))
-    x = net.add(conv3d, "a", x, out=4, kernel=(3, 3, 2), stride=(1, 2, 1), padding=((1, 1), (1, 0), (0, 1)), groups=2)
-    x = net.add(pool3d, "b", x, kernel=(2, 3, 3), stride=(1, 1, 2), padding=((1, 0), 1, 1))
-    x = net.add(conv3d, "c", x, out=8, kernel=(2, 2, 3), padding="same", dilation=(2, 1, 1), activation="tanh")
-    x = net.add(pool3d, "d", x, kernel=(3, 2, 2), stride=(2, 1, 2), padding=(1, 0, 0), reduction="mean")
-    x = net.add(batch_norm, "e", x)
-    x = net.add(pool3d, "f", x, kernel=3, stride=1, padding=1, reduction="mean", count_padding=True)
-    net.add(softmax_loss, "loss", net.add(dense, "fc", net.add(global_pool, "g", x), out=(("n", 6),)))
-    return net.build()
-
-
-NETWORKS = {"lines": lines, "volumes": volumes}
-
-
-@cache
-def network(name: str) -> Graph:
-    return NETWORKS[name]()
-
-
-@cache
-def reference(name: str) -> ReferenceResult:
-    return reference_training(network(name), options(3, rate=0.3))
-
-
-def check(name: str, plan: pase.Plan) -> None:
-    losses, weights = parallel_training(plan, steps=3, rate=0.3)
-    expected = reference(name)
-    assert max_relative_difference(losses, expected.losses) < 1e-12
-    assert set(weights) == set(expected.weights)
-    for weight, values in expected.weights.items():
-        # A program has a dim for the groups.
-        np.testing.assert_allclose(weights[weight].reshape(values.shape), values, rtol=1e-11, atol=1e-12)
 
 
 # -- one device
@@ -184,41 +117,6 @@ def test_dilated_strided_convolutions_are_those_of_numpy(rank: int) -> None:
     np.testing.assert_allclose(found, np.moveaxis(np.concatenate(halves, axis=-1), -1, 1), rtol=1e-12)
 
 
-# -- many devices
-
-
-@pytest.mark.parametrize(("num_devices", "seed"), [(2, 0), (4, 1), (8, 3)])
-@pytest.mark.parametrize("name", NETWORKS)
-def test_random_strategies(name: str, num_devices: int, seed: int) -> None:
-    check(name, random_plan(network(name), num_devices, seed))
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_every_dim_splits(name: str) -> None:
-    """Each configuration of two devices of each convolution and pooling, several layers at once."""
-    graph = network(name)
-    choices = {operator.name: configurations(operator, 2)[1:] for operator in graph.operators}
-    for i in range(max(len(choices[layer]) for layer in "abcdf")):
-        check(name, make_plan(graph, 2, {layer: found[i % len(found)] for layer, found in choices.items()}))
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_they_are_searched(name: str) -> None:
-    plan = pase.search(network(name), devices=4, machine=slow_machine())
-    assert any(factor > 1 for layer in plan.layers for factor in layer.splits.values())
-    check(name, plan)
-
-
-@pytest.mark.parametrize(("name", "seed"), [("lines", 0), ("volumes", 1)])
-def test_executed_bytes_are_those_predicted(name: str, seed: int) -> None:
-    """Where batch normalisation exchanges in both passes, layers as a whole."""
-    plan = random_plan(network(name), 4, seed)
-    traffic, measured = run(plan, keep_alive=True)
-    assert that_move(dict(measured.by_movement)) == that_move(traffic.bytes_by_movement)
-    predicted = bytes_by_movement(flows(plan))
-    assert measured.total_bytes == traffic.total_bytes == sum(predicted.values()) > 0
-
-
 # -- what is refused
 
 
@@ -239,3 +137,30 @@ def test_executed_bytes_are_those_predicted(name: str, seed: int) -> None:
 def test_options_that_do_not_fit_are_refused(make: Any, message: str) -> None:
     with pytest.raises(GraphError, match=message):
         make()
+
+
+# -- windows that lie in the padding alone, as in a convolution of one point with padding
+
+
+def test_a_graph_with_such_windows_is_read_back() -> None:
+    graph = zeros()
+    # Each is as wide as torch says: floor((extent + zeros - kernel) / stride) + 1.
+    assert [graph[name].extents["h"] for name in ("wide", "wider", "after")] == [6, 6, 5]
+    assert [graph[name].extents["w"] for name in ("wide", "wider", "after")] == [6, 6, 4]
+    assert graph_from_document(Field(graph_document(graph), "graph", PlanError, "plan.json")) == graph
+
+
+def test_a_pooling_window_may_not_lie_in_the_padding_alone() -> None:
+    net = Builder("pool")
+    with pytest.raises(GraphError, match=r"padding \(1, 1\) holds a whole window of 1"):
+        net.add(pool2d, "pool", net.input((2, 3, 4, 4)), kernel=1, stride=1, padding=1)
+
+
+def test_a_convolution_of_one_point_with_padding_is_imported() -> None:
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 8, kernel_size=1, padding=1), torch.nn.ReLU())
+    x = torch.zeros(8, 3, 6, 6)
+    graph = import_model((module, (x,))).lowered.graph
+    (convolution,) = graph.operators
+    assert convolution.kind == "conv2d"
+    assert convolution.writes[0].shape == tuple(module(x).shape) == (8, 8, 8, 8)
