@@ -31,8 +31,7 @@ from pase.common.quantities import binary
 from pase.errors import PaseError
 from pase.sharding.layouts import DeviceMesh
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
-from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
+from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh, Traffic
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices, physical_gpus
 from pase.targets.training.options import CPU, GPU, DeviceChoice, device_choice, device_options
 

@@ -27,8 +27,7 @@ from pase.planning.plan_file import read_plan
 from pase.planning.planner import Progress, search
 from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
-from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
-from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
+from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph, Traffic
 from pase.targets.mesh_tensorflow.runtime.checks import check_operations
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.program import Program
@@ -282,9 +281,7 @@ class Network:
                     tensors, tf.split(vector, list(packing.sizes)), packing.shapes, strict=True
                 ):
                     tensor.operation.value = tf.reshape(part, shape)
-            traffic = Traffic()
-            implementations = {mesh: mesh.implementation(traffic) for mesh in program.meshes}
-            lowering = mtf.Lowering(program.graph, implementations, autostack=False)
+            lowering = program.lowered(Traffic())
             exported_loss = lowering.export_to_tf_tensor(loss)
             exported = [None if each is None else lowering.export_to_tf_tensor(each) for each in gradients]
             with tf.device(devices.host):

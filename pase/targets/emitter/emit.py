@@ -14,8 +14,7 @@ from pase.graph.precision import FLOAT32
 from pase.planning.plan import LayerPlan, Plan, check_plain
 from pase.planning.stages import check_stages, group_devices, stage_layers
 from pase.targets.emitter.block import LOCALS, WINDOWS, Block
-from pase.targets.emitter.mesh_tensorflow import MESH_TENSORFLOW
-from pase.targets.emitter.target import Form, Target
+from pase.targets.emitter.target import MESH_TENSORFLOW, TORCH, Form, Target
 from pase.targets.emitter.text import (
     INDENT,
     WIDTH,
@@ -28,7 +27,6 @@ from pase.targets.emitter.text import (
     printable,
     word,
 )
-from pase.targets.emitter.torch import TORCH
 from pase.targets.training.data import data_inputs
 
 TARGETS: Mapping[str, Target] = MappingProxyType({target.name: target for target in (MESH_TENSORFLOW, TORCH)})

@@ -190,7 +190,7 @@ def _of_points(step: Step, operands: tuple[Expression, ...]) -> Expression:
         if _length(text) <= _LONGEST_SUM:
             return Expression(text, dims, is_sum=True)
     function = code("fn.{}", word(step.function, POINTWISE, "function of points"))
-    return called(function, [x.text for x in operands], dims)
+    return called(function, _texts(operands), dims)
 
 
 def _joined(tensors: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
@@ -205,31 +205,13 @@ def _is_sum(tensors: Sequence[Dims], dims: Dims) -> bool:
     return all(own is not None and own == tuple(dim for dim in dims if dim in own) for own in tensors)
 
 
-def _product(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    return called(code("product"), (*(x.text for x in operands), block.listed(step.dims)), step.dims)
-
-
-def _causal(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    query, key = (block.dims[name] for name in step.dims)
-    return called(code("without_later_keys"), (operands[0].text, query, key), operands[0].dims)
-
-
-def _pick(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    return called(code("pick"), (*(x.text for x in operands), block.dims[step.dims[0]]), operands[1].dims)
-
-
-def _convolve(_: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    arguments = (*(x.text for x in operands), code("[{}]", _windows(block)), block.result_dims)
-    return called(code("convolve"), arguments, block.result_names)
-
-
 def _convolve_transposed(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     rank = len(step.dims) // 3
     dims = [code("[{}]", [block.dims[step.dims[i + rank * j]] for j in range(3)]) for i in range(rank)]
     strides, dilations, pads = (step.option(name, ()) for name in ("strides", "dilations", "pads"))
     told = [code("strides=[{}]", strides), code("dilations=[{}]", dilations), code("pads=[{}]", pads)]
     told += [code("backwards=True")] if step.option("backwards", False) else []
-    arguments = (*(x.text for x in operands), code("[{}]", dims), block.result_dims, *told)
+    arguments = (*_texts(operands), code("[{}]", dims), block.result_dims, *told)
     return called(code("convolve_transposed"), arguments, block.result_names)
 
 
@@ -238,6 +220,10 @@ def _pool(step: Step, operands: tuple[Expression, ...], block: Written) -> Expre
     counted = [code("count_padding=True")] if step.option("count_padding", False) else []
     arguments = (operands[0].text, code("[{}]", _windows(block)), block.result_dims, function, *counted)
     return called(code("pool"), arguments, block.result_names)
+
+
+def _texts(operands: Sequence[Expression]) -> list[Text]:
+    return [x.text for x in operands]
 
 
 def _windows(block: Written) -> tuple[Text, ...]:
@@ -263,7 +249,7 @@ def _concat(step: Step, operands: tuple[Expression, ...], block: Written) -> Exp
     dim = str(step.option("along", ""))
     if dim not in block.dims:
         raise _unwritten(block, f"joins tensors along {dim!r}, which is none of its dims")
-    tensors = code("[{}]", [x.text for x in operands])
+    tensors = code("[{}]", _texts(operands))
     reads = {access.tensor: access for access in block.operator.reads}
     orders = [_order(reads[str(x)], block.operator.writes[0]) if x in reads else () for x in step.operands]
     told = [code("orders=[{}]", [code("({})", order) for order in orders])] if any(orders) else []
@@ -301,7 +287,7 @@ def _cut(step: Step, operands: tuple[Expression, ...], block: Written) -> Expres
 
 def _join(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     *own, whole = step.dims
-    tensors, first = code("[{}]", [x.text for x in operands]), operands[0].dims
+    tensors, first = code("[{}]", _texts(operands)), operands[0].dims
     dims = None if first is None else tuple(whole if dim == own[0] else dim for dim in first)
     return called(code("end_to_end"), (tensors, block.listed(own), block.dims[whole]), dims)
 
@@ -318,10 +304,6 @@ def _rows(step: Step, operands: tuple[Expression, ...], block: Written) -> Expre
     rest = _replaced(table, step.dims, ())
     dims = None if places.dims is None or rest is None else (*places.dims, *rest)
     return called(code("select_rows"), (table.text, places.text, block.dims[step.dims[0]]), dims)
-
-
-def _repeat(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    return called(code("arrange"), (operands[0].text, block.listed(step.dims)), step.dims)
 
 
 def _padded(_: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
@@ -373,15 +355,6 @@ def _brought(operand: Expression, names: Sequence[str], block: Written) -> Expre
     return called(code("reshard"), (operand.text, code("mesh"), block.listed(names)), tuple(names))
 
 
-def _fan_out(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    return called(code("fan_out"), (operands[0].text, block.listed(step.dims)), operands[0].dims)
-
-
-def _dropout(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    rate = code("rate={}", float(step.option("rate", 0.0)))
-    return called(code("dropout"), (block.ordered(operands[0], step.dims), code("program.mask_key"), rate), step.dims)
-
-
 def _attention(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     batch, heads, query, key, feature = step.dims
     orders = ((batch, query, heads, feature), (batch, key, heads, feature), (batch, key, heads, feature))
@@ -410,16 +383,12 @@ def _normalise(step: Step, operands: tuple[Expression, ...], block: Written) -> 
 
 
 def _batch_norm(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    texts = [x.text for x in operands]
+    texts = _texts(operands)
     told = [code("kept=[{}]", texts[3:]), code("epsilon={}", float(step.option("epsilon", 0.0)))]
     momentum, factor = float(step.option("momentum", 0.0)), float(step.option("factor", 1.0))
     told += [code("momentum={}", momentum), code("factor={}", factor)] if momentum else []
     arguments = (code("program"), *texts[:3], block.listed(step.dims), *told)
     return called(code("batch_norm"), arguments, operands[0].dims)
-
-
-def _lstm(_: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    return called(code("lstm"), (*(x.text for x in operands), block.result_dims), block.result_names)
 
 
 def _recurrent(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
@@ -443,16 +412,6 @@ def _softmax_loss(step: Step, operands: tuple[Expression, ...], block: Written) 
     return called(code("softmax_loss"), (*tensors, block.dims[classes]), ())
 
 
-def _cast(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    to = code('"{}"', word(step.option("to", ""), TYPES, "type"))
-    return called(code("cast"), (operands[0].text, to), operands[0].dims)
-
-
-def _grouped(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    arguments = (*(x.text for x in operands), block.listed(step.dims))
-    return called(code("grouped"), arguments, step.dims[:3])
-
-
 def _routed(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     table, numbers = operands
     places, rows = step.dims[: step.option("rows", 1)], step.dims[step.option("rows", 1) :]
@@ -466,7 +425,7 @@ def _source(step: Step, operands: tuple[Expression, ...], block: Written) -> Exp
     layouts = code("[{}]", [code("[{}]", [block.listed(axis) for axis in layout]) for layout in call.layouts])
     told = [code("number={}", call.number)] if call.number else []
     told += [code("is_index=True")] if step.option("is_index", False) else []
-    tensors = code("[{}]", [x.text for x in operands])
+    tensors = code("[{}]", _texts(operands))
     arguments = (code("{}", call.operator), tensors, code("{}", step.option("arguments", "")), layouts, *told)
     return called(code("source"), arguments, step.dims)
 
@@ -497,28 +456,44 @@ _WRITTEN: Mapping[str, Callable[[Step, tuple[Expression, ...], Written], Express
     {
         "attention": _attention,
         "batch_norm": _batch_norm,
-        "cast": _cast,
-        "causal": _causal,
+        "cast": lambda step, xs, _: called(
+            code("cast"), (xs[0].text, code('"{}"', word(step.option("to", ""), TYPES, "type"))), xs[0].dims
+        ),
+        "causal": lambda step, xs, block: called(
+            code("without_later_keys"), (xs[0].text, *(block.dims[name] for name in step.dims)), xs[0].dims
+        ),
         "concat": _concat,
-        "convolve": _convolve,
+        "convolve": lambda _, xs, block: called(
+            code("convolve"), (*_texts(xs), code("[{}]", _windows(block)), block.result_dims), block.result_names
+        ),
         "convolve_transposed": _convolve_transposed,
         "copy": _copy,
         "cut": _cut,
-        "dropout": _dropout,
-        "einsum": _product,
+        "dropout": lambda step, xs, block: called(
+            code("dropout"),
+            (
+                block.ordered(xs[0], step.dims),
+                code("program.mask_key"),
+                code("rate={}", float(step.option("rate", 0.0))),
+            ),
+            step.dims,
+        ),
+        "einsum": lambda step, xs, block: called(code("product"), (*_texts(xs), block.listed(step.dims)), step.dims),
         "embedding": _embedding,
-        "fan_out": _fan_out,
-        "grouped": _grouped,
+        "fan_out": lambda step, xs, block: called(code("fan_out"), (xs[0].text, block.listed(step.dims)), xs[0].dims),
+        "grouped": lambda step, xs, block: called(
+            code("grouped"), (*_texts(xs), block.listed(step.dims)), step.dims[:3]
+        ),
         "join": _join,
-        "lstm": _lstm,
+        "lstm": lambda _, xs, block: called(code("lstm"), (*_texts(xs), block.result_dims), block.result_names),
         "masked_attention": _masked_attention,
         "normalise": _normalise,
         "padded": _padded,
-        "pick": _pick,
+        "pick": lambda step, xs, block: called(code("pick"), (*_texts(xs), block.dims[step.dims[0]]), xs[1].dims),
         "piece": _piece,
         "pool": _pool,
         "recurrent": _recurrent,
-        "repeat": _repeat,
+        "repeat": lambda step, xs, block: called(code("arrange"), (xs[0].text, block.listed(step.dims)), step.dims),
         "routed": _routed,
         "rows": _rows,
         "softmax_loss": _softmax_loss,
@@ -568,38 +543,31 @@ def _told(operator: Operator, step: Step, texts: Sequence[str]) -> str:
     return f"{step.function}({', '.join(texts)}{over})"
 
 
-def _attention_formula(_: Operator, step: Step, texts: Sequence[str]) -> str:
-    causal = f", no later {step.dims[3]}" if step.option("causal", False) else ""
-    return f"softmax({texts[0]} {texts[1]} · {float(step.option('scale', 1.0)):.4g}{causal}) {texts[2]}"
-
-
 def _masked_attention_formula(_: Operator, step: Step, texts: Sequence[str]) -> str:
     q, k, v, *masks = texts
     truths = step.option("truths", 0)
-    where = "".join(f", where {mask}" for mask in masks[:truths])
-    causal = f", no later {step.dims[-2]}" if step.option("causal", False) else ""
-    scores = " + ".join((f"{q} {k} · {float(step.option('scale', 1.0)):.4g}", *masks[truths:]))
-    return f"softmax({scores}{where}{causal}) {v}"
+    return _softmax_formula(step, f"{q} {k}", masks[truths:], masks[:truths], step.dims[-2], v)
 
 
-def _pool_formula(operator: Operator, step: Step, _: Sequence[str]) -> str:
+def _softmax_formula(
+    step: Step, product: str, added: Sequence[str], masks: Sequence[str], key: str, values: str
+) -> str:
+    scores = " + ".join((f"{product} · {float(step.option('scale', 1.0)):.4g}", *added))
+    where = "".join(f", where {mask}" for mask in masks)
+    causal = f", no later {key}" if step.option("causal", False) else ""
+    return f"softmax({scores}{where}{causal}) {values}"
+
+
+def _sizes(operator: Operator) -> str:
     windows = (axis for access in operator.reads for axis in access.index_map if isinstance(axis, Window))
-    sizes = " x ".join(str(operator.extents[window.kernel]) for window in windows)
-    return f"{step.option('reduction', 'max')} of {sizes} windows"
-
-
-def _lstm_formula(operator: Operator, step: Step, texts: Sequence[str]) -> str:
-    weights = next((access for access in operator.reads if access.tensor == step.operands[1]), operator.reads[0])
-    return f"{weights.shape[0]} LSTM layers of {texts[0]}"
-
-
-def _recurrent_formula(_: Operator, step: Step, texts: Sequence[str]) -> str:
-    return f"{step.option('layers', 1)} recurrent layers ({step.option('cell', '')}) of {texts[0]}"
+    return " x ".join(str(operator.extents[window.kernel]) for window in windows)
 
 
 _FORMULAS: Mapping[str, Callable[[Operator, Step, Sequence[str]], str]] = MappingProxyType(
     {
-        "attention": _attention_formula,
+        "attention": lambda _, step, texts: _softmax_formula(
+            step, f"{texts[0]} {texts[1]}", [], [], step.dims[3], texts[2]
+        ),
         "batch_norm": lambda _, __, texts: f"normal({texts[0]}) {texts[1]} + {texts[2]}",
         "concat": lambda _, step, texts: f"{len(texts)} tensors end to end along {step.option('along', '')}",
         "convolve": lambda _, __, texts: " ".join(texts),
@@ -608,11 +576,15 @@ _FORMULAS: Mapping[str, Callable[[Operator, Step, Sequence[str]], str]] = Mappin
         "einsum": lambda _, __, texts: " ".join(texts),
         "embedding": lambda _, step, texts: f"{step.operands[0]}[{texts[1]}]",
         "fan_out": lambda _, __, texts: f"{texts[0]} for several layers",
-        "lstm": _lstm_formula,
+        "lstm": lambda operator, step, texts: (
+            f"{next(a for a in operator.reads if a.tensor == step.operands[1]).shape[0]} LSTM layers of {texts[0]}"
+        ),
         "masked_attention": _masked_attention_formula,
         "normalise": lambda _, __, texts: f"normal({texts[0]}) {texts[1]} + {texts[2]}",
-        "pool": _pool_formula,
-        "recurrent": _recurrent_formula,
+        "pool": lambda operator, step, _: f"{step.option('reduction', 'max')} of {_sizes(operator)} windows",
+        "recurrent": lambda _, step, texts: (
+            f"{step.option('layers', 1)} recurrent layers ({step.option('cell', '')}) of {texts[0]}"
+        ),
         "softmax_loss": lambda _, __, texts: f"mean of -log softmax({texts[0]}) at {texts[1]}",
     }
 )

@@ -25,8 +25,7 @@ from pase.sharding.layouts import Layout, Place, PlainDim, apart, check_split, l
 from pase.sharding.reshard import ReshardStep, addition, clearing, framing
 from pase.targets.mesh_tensorflow.primitives.compat import mtf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.primitives.operations import Reshard
-from pase.targets.mesh_tensorflow.primitives.parts import Distributed, expect_workers
+from pase.targets.mesh_tensorflow.primitives.parts import Distributed, Reshard, expect_workers
 
 
 def send_receive(x: Distributed, mesh: LayerMesh) -> Distributed:

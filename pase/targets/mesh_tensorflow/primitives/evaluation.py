@@ -13,10 +13,8 @@ from pase.sharding.layouts import DeviceMesh
 from pase.sharding.reshard import Pairs, add_pairs, moved_pairs
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.data_movement import allocate, halo_exchange, windows
-from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh, ProgramGraph
-from pase.targets.mesh_tensorflow.primitives.operations import Reshard
-from pase.targets.mesh_tensorflow.primitives.parts import Distributed, from_parts, part_tensors
-from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
+from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh, ProgramGraph, Traffic
+from pase.targets.mesh_tensorflow.primitives.parts import Distributed, Reshard, from_parts, part_tensors
 
 Array = np.ndarray[Any, Any]
 

@@ -12,7 +12,7 @@ from pase.errors import ProgramError
 from pase.sharding.layouts import HOST
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.primitives.operations import Reshard
+from pase.targets.mesh_tensorflow.primitives.parts import Reshard
 from pase.targets.mesh_tensorflow.runtime.reshard import FanOut, layout_of_tensor
 
 _OF_MESH_TENSORFLOW = (mtf.ops.EinsumOperation, mtf.ops.BinaryOpWithBroadcasting)

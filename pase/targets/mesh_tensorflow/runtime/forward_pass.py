@@ -12,13 +12,13 @@ import click
 from pase.common.options import PATH, ProgramCommand, option
 from pase.errors import PaseError
 from pase.sharding.traffic import Phase
-from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
-from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
-from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
+from pase.targets.mesh_tensorflow.primitives.compat import tf
+from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph, Traffic
 from pase.targets.mesh_tensorflow.runtime.checks import check_operations
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.measure import crossed
 from pase.targets.mesh_tensorflow.runtime.program import Program
+from pase.targets.mesh_tensorflow.runtime.training import assign
 from pase.targets.training.data import Array, filled_batches, joined_rows, read_arrays, write_arrays
 from pase.targets.training.initial import given_value
 from pase.targets.training.moved import tabulated
@@ -28,8 +28,6 @@ Outputs = Mapping[str, tuple[Any, tuple[int, ...]]]
 """Tensors by the names of the model's outputs, and the shapes that these have."""
 
 Build = Callable[[Program], Outputs]
-
-_FED_BYTES = 2**28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,15 +65,16 @@ def compute(
         batch = max((item.shape[0] for item in program.inputs if item.shape), default=1)
         num_examples, batches = filled_batches(program.inputs, data, batch)
         traffic = Traffic()
-        lowering = mtf.Lowering(
-            program.graph, {mesh: mesh.implementation(traffic) for mesh in program.meshes}, autostack=False
-        )
+        lowering = program.lowered(traffic)
         # Put together on the host: what goes there does not count as moved between devices.
         with traffic.within(Phase.FORWARD), tf.device(devices.host):
             fetched = {name: lowering.export_to_tf_tensor(tensor) for name, (tensor, _) in outputs.items()}
         session = tf.Session(devices.target, config=devices.config())
         try:
-            _assign(session, program, lowering, values)
+            if values:
+                weights_of = program.weights
+                assign(session, ((weights_of[n].tensor.operation.get_master(), array) for n, array in values.items()))
+                session.run(lowering.copy_masters_to_slices())
             built_s = time.perf_counter() - begin
             found: list[Mapping[str, Array]] = []
             measured: dict[str, Any] = {"measured_bytes": None}
@@ -103,23 +102,6 @@ def compute(
         build_time_s=built_s,
         batch_time_s=batch_time_s,
     )
-
-
-def _assign(session: Any, program: Program, lowering: Any, values: Mapping[str, Array]) -> None:
-    """Set the masters, as many at a time as fit a portion, and then the slices on the devices."""
-    initialisers: list[Any] = []
-    feeds: dict[Any, Array] = {}
-    for name, value in values.items():
-        initialiser = program.weights[name].tensor.operation.get_master().initializer
-        initialisers.append(initialiser)
-        feeds[initialiser.inputs[1]] = value
-        if sum(fed.nbytes for fed in feeds.values()) >= _FED_BYTES:
-            session.run(initialisers, feeds)
-            initialisers, feeds = [], {}
-    if initialisers:
-        session.run(initialisers, feeds)
-    if values:
-        session.run(lowering.copy_masters_to_slices())
 
 
 @click.command(cls=ProgramCommand, help="Compute this network's outputs on virtual CPU devices, or on GPUs.")

@@ -10,7 +10,7 @@ from typing import Any
 from pase.sharding.layouts import HOST
 from pase.sharding.traffic import Movement
 from pase.targets.mesh_tensorflow.primitives.compat import tf
-from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
+from pase.targets.mesh_tensorflow.primitives.mesh import Traffic
 from pase.targets.mesh_tensorflow.runtime.devices import HOST_PLACE, Devices, place
 
 _FED = re.compile(r"_arg_(.+)_(\d+)_\d+(?::0)?")
@@ -67,11 +67,6 @@ def crossed(run_metadata: Any, graph: Any, traffic: Traffic) -> Crossed:
         host_bytes=host_bytes,
         between_processes_bytes=between_processes_bytes,
     )
-
-
-def crossed_bytes(run_metadata: Any, graph: Any) -> int:
-    """Return the bytes of all tensors sent from one device to another, the host apart."""
-    return sum(sending.size_bytes for sending in _sends(run_metadata, graph) if not sending.is_of_host)
 
 
 _Key = tuple[bytes, bytes, bytes]

@@ -9,7 +9,7 @@ from pase.errors import ProgramError
 from pase.sharding.layouts import HOST, DeviceMesh, check_split, device_mesh
 from pase.sharding.named_dims import check_shared
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
-from pase.targets.mesh_tensorflow.primitives.mesh import Assign, LayerMesh
+from pase.targets.mesh_tensorflow.primitives.mesh import Assign, LayerMesh, Traffic
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.reshard import FanOut, reshard
 from pase.targets.training.data import DataInput
@@ -256,6 +256,11 @@ class Program:
             new = old * (1 - momentum) + value * momentum
             found.operations.append(Assign(old, new))
         return found
+
+    def lowered(self, traffic: Traffic) -> Any:
+        """Return what lowers the program's tensors; traffic: counts what moves."""
+        implementations = {mesh: mesh.implementation(traffic) for mesh in self.meshes}
+        return mtf.Lowering(self.graph, implementations, autostack=False)
 
     def _new_mesh(self, layer: str, devices: DeviceMesh) -> LayerMesh:
         mesh = LayerMesh(

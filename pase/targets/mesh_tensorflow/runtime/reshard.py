@@ -11,7 +11,7 @@ from pase.sharding.layouts import Layout, PlainDim, TensorDim, WindowDim, check_
 from pase.sharding.reshard import SumEnd, joint_steps, reshard_steps
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.primitives.operations import Reshard
+from pase.targets.mesh_tensorflow.primitives.parts import Reshard
 
 
 class FanOut(mtf.Operation):

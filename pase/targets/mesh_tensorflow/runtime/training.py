@@ -10,8 +10,7 @@ import numpy as np
 from pase.errors import ProgramError
 from pase.sharding.traffic import Phase
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
-from pase.targets.mesh_tensorflow.primitives.mesh import PhaseMark
-from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
+from pase.targets.mesh_tensorflow.primitives.mesh import PhaseMark, Traffic
 from pase.targets.mesh_tensorflow.runtime.checks import Gate, check_operations, first_not_finite
 from pase.targets.mesh_tensorflow.runtime.layers.loss import SoftmaxLoss
 from pase.targets.mesh_tensorflow.runtime.program import Program, Updates
@@ -90,8 +89,7 @@ class Training:
         )
         check_operations(program.graph, program.meshes)
         traffic = Traffic(keeps_alive=keep_alive)
-        implementations = {mesh: mesh.implementation(traffic) for mesh in program.meshes}
-        lowering = mtf.Lowering(program.graph, implementations, autostack=False)
+        lowering = program.lowered(traffic)
         with traffic.within(Phase.FORWARD):
             exported = lowering.export_to_tf_tensor(loss)
         lowered = [lowering.lowered_operation(update) for update in updates.operations]
@@ -224,19 +222,7 @@ class Training:
         """Set the weights and then the slots, in their order; slots that no value is left for become zero."""
         weights, slots = self._masters()
         masters = [*weights.values(), *(master for own in slots.values() for master in own.values())]
-        initialisers: list[Any] = []
-        feeds: dict[Any, Array] = {}
-        for master, value in zip_longest(masters, values):
-            initialisers.append(master.initializer)
-            if value is not None:
-                # Fed: as a constant it would be part of the graph.
-                feeds[master.initializer.inputs[1]] = value
-            # Many at a time: every call goes through the whole graph. Not all: the values are held as often again.
-            if sum(fed.nbytes for fed in feeds.values()) >= _FED_BYTES:
-                self.session.run(initialisers, feeds)
-                initialisers, feeds = [], {}
-        if initialisers:
-            self.session.run(initialisers, feeds)
+        assign(self.session, zip_longest(masters, values))
         self.session.run(self._restore)
 
     def _first_not_finite(self, feeds: Mapping[Any, Any]) -> str:
@@ -250,6 +236,23 @@ class Training:
                 weights={weight.tensor.operation: name for name, weight in self.program.weights.items()},
                 feeds=feeds,
             )
+
+
+def assign(session: Any, values: Iterable[tuple[Any, Array | None]]) -> None:
+    """Give variables their values, and zeros for None."""
+    initialisers: list[Any] = []
+    feeds: dict[Any, Array] = {}
+    for variable, value in values:
+        initialisers.append(variable.initializer)
+        if value is not None:
+            # Fed: as a constant it would be part of the graph.
+            feeds[variable.initializer.inputs[1]] = value
+        # Many at a time: every call goes through the whole graph. Not all: the values are held as often again.
+        if sum(fed.nbytes for fed in feeds.values()) >= _FED_BYTES:
+            session.run(initialisers, feeds)
+            initialisers, feeds = [], {}
+    if initialisers:
+        session.run(initialisers, feeds)
 
 
 def accuracy_of(loss: Any, host: str) -> tuple[Any, ...]:

@@ -1,12 +1,20 @@
 """Layers of emitted programs: what their steps are written as. Dims are told by their names, whatever their order."""
 
 from pase.sharding.named_dims import window
-from pase.targets.mesh_tensorflow.runtime.layers.attention import attention
-from pase.targets.mesh_tensorflow.runtime.layers.contraction import lookup, pick, product
 from pase.targets.mesh_tensorflow.runtime.layers.loss import softmax_loss
-from pase.targets.mesh_tensorflow.runtime.layers.movement import concat, dims, padded, piece
+from pase.targets.mesh_tensorflow.runtime.layers.movement import (
+    concat,
+    cut,
+    dims,
+    end_to_end,
+    padded,
+    piece,
+    select_rows,
+    view,
+)
 from pase.targets.mesh_tensorflow.runtime.layers.normalisation import normalise
 from pase.targets.mesh_tensorflow.runtime.layers.points import arrange, dropout, fn
+from pase.targets.mesh_tensorflow.runtime.layers.products import attention, lookup, pick, product
 from pase.targets.mesh_tensorflow.runtime.layers.recurrent import GATES, last_state, lstm, recurrent
 from pase.targets.mesh_tensorflow.runtime.layers.reductions import (
     greatest,
@@ -17,43 +25,12 @@ from pase.targets.mesh_tensorflow.runtime.layers.reductions import (
     total,
     without_later_keys,
 )
-from pase.targets.mesh_tensorflow.runtime.layers.whole import cut, end_to_end, select_rows, view
 from pase.targets.mesh_tensorflow.runtime.layers.windows import convolve, convolve_transposed, pool
 from pase.targets.mesh_tensorflow.runtime.reshard import fan_out, reshard
 
 __all__ = [
-    "GATES",
-    "arrange",
-    "attention",
-    "concat",
-    "convolve",
-    "convolve_transposed",
-    "cut",
-    "dims",
-    "dropout",
-    "end_to_end",
-    "fan_out",
-    "fn",
-    "greatest",
-    "last_state",
-    "least",
-    "log_softmax",
-    "lookup",
-    "lstm",
-    "mean",
-    "normalise",
-    "padded",
-    "pick",
-    "piece",
-    "pool",
-    "product",
-    "recurrent",
-    "reshard",
-    "select_rows",
-    "softmax",
-    "softmax_loss",
-    "total",
-    "view",
-    "window",
-    "without_later_keys",
-]
+    "GATES", "arrange", "attention", "concat", "convolve", "convolve_transposed", "cut", "dims", "dropout",
+    "end_to_end", "fan_out", "fn", "greatest", "last_state", "least", "log_softmax", "lookup", "lstm", "mean",
+    "normalise", "padded", "pick", "piece", "pool", "product", "recurrent", "reshard", "select_rows", "softmax",
+    "softmax_loss", "total", "view", "window", "without_later_keys",
+]  # fmt: skip

@@ -1,16 +1,30 @@
-"""Sums of products: of tensors over the dims that the result lacks, and of a table with the indices of its rows."""
+"""Sums of products: over the dims that the result lacks, in attention, and of a table with the indices of its rows."""
 
 from typing import Any
 
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, begins
-from pase.targets.mesh_tensorflow.runtime.layers.points import arrange
+from pase.targets.mesh_tensorflow.runtime.layers.points import apply, arrange
+from pase.targets.mesh_tensorflow.runtime.layers.reductions import softmax, without_later_keys
 
 
 def product(*operands: Any) -> Any:
     """Return the sum of products of tensors over the dims that the last operand, those of the result, lacks."""
     *tensors, out = operands
     return mtf.einsum(tensors, list(out))
+
+
+def attention(queries: Any, keys: Any, values: Any, *, scale: float, causal: bool = False) -> Any:
+    """Return ``y[b,s,h,k] = Σ_t softmax_t(q[b,s,h,·] · k[b,t,h,·] scale) v[b,t,h,k]`` (Vaswani et al. 2017).
+
+    Dims in that order: queries [b, s, h, k], keys and values [b, t, h, k]. causal: no query attends to a later key.
+    """
+    batch, query, heads, feature = queries.shape.dims
+    key = keys.shape.dims[1]
+    scores = apply("multiply", product(queries, keys, [batch, heads, query, key]), scale)
+    if causal:
+        scores = without_later_keys(scores, query, key)
+    return product(softmax(scores, [key]), values, [batch, query, heads, feature])
 
 
 def lookup(table: Any, indices: Any, rows: Any, *columns: Any, frozen: int = -1) -> Any:
