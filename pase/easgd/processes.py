@@ -275,7 +275,6 @@ class _Channel:
     vector: Any
     text: Any
     enqueue: Any
-    size: Any
 
     @property
     def feeds(self) -> list[Any]:
@@ -341,10 +340,6 @@ class ServerTransport:
         header = (to, message.sender, message.kind, message.number, message.part, message.num_parts)
         timeout_s = _END_TIMEOUT_S if message.kind is Kind.STOP else None
         self._enqueue(task, header, message.vector, message.text, timeout_s)
-
-    def num_waiting(self, task: int) -> int:
-        """Return how many elements are in a task's queue now."""
-        return int(self._session.run(self._channels[task].size))
 
     def _enqueue(self, task: int, header: Sequence[int], vector: Any, text: str, timeout_s: float | None) -> None:
         values = (np.array(header, np.int64), self._nothing if vector is None else vector, text.encode())
@@ -475,6 +470,4 @@ def _channel(host: int, queue: Any, dtype: Any) -> _Channel:
         header = tf.placeholder(tf.int64, [_HEADER_LENGTH])
         vector = tf.placeholder(dtype, [None])
         text = tf.placeholder(tf.string, [])
-        return _Channel(
-            header=header, vector=vector, text=text, enqueue=queue.enqueue((header, vector, text)), size=queue.size()
-        )
+        return _Channel(header=header, vector=vector, text=text, enqueue=queue.enqueue((header, vector, text)))

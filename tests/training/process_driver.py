@@ -34,7 +34,7 @@ class Request:
     """What a test asks for.
 
     slow_s: how long steps take, by worker. halt: (worker, step, file): write its process into the file, and never end
-    this step. folder: for checkpoints; resume: from the newest one there.
+    this step. folder: for checkpoints.
     """
 
     algorithm: str
@@ -47,7 +47,6 @@ class Request:
     slow_s: dict[str, float] = field(default_factory=dict)
     halt: tuple[int, int, str] | None = None
     folder: str | None = None
-    resume: bool = False
     timeout_s: float | None = None
 
     @property
@@ -116,17 +115,11 @@ def main(text: str) -> int:
 
 def _take_part(request: Request, cluster: Cluster, folder: Path | None) -> None:
     from pase.easgd.processes import run_task
-    from pase.easgd.session import Origin, to_checkpoint, to_snapshot
-    from pase.targets.mesh_tensorflow.runtime.checkpoint import newest_checkpoint, write_checkpoint
+    from pase.easgd.session import Origin, to_checkpoint
+    from pase.targets.mesh_tensorflow.runtime.checkpoint import write_checkpoint
 
     job = request.job
     origin = Origin(packing=PACKING, seed=1, data={})
-    start = begun(job, START)
-    if request.resume:
-        assert folder
-        found = newest_checkpoint(folder)
-        assert found
-        start = to_snapshot(found, job.algorithm, PACKING)
 
     def save(snapshot: Snapshot) -> Path:
         assert folder
@@ -139,7 +132,7 @@ def _take_part(request: Request, cluster: Cluster, folder: Path | None) -> None:
         folder.mkdir(exist_ok=True)
     outcome = run_task(
         job,
-        start,
+        begun(job, START),
         cluster,
         objectives,
         batch_size=8,

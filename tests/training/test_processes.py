@@ -22,12 +22,13 @@ from pase.easgd.job import begun, count_tasks, task_ranks
 from pase.easgd.messages import Endpoint, Inbox, Kind
 from pase.easgd.processes import ServerTransport, Wiring, run_task
 from pase.easgd.ranks import Outcome, train_in_threads
+from pase.easgd.session import to_snapshot
 from pase.errors import TrainingError
 from pase.targets.mesh_tensorflow.primitives.compat import tf
-from pase.targets.mesh_tensorflow.runtime.checkpoint import list_checkpoints
+from pase.targets.mesh_tensorflow.runtime.checkpoint import list_checkpoints, newest_checkpoint
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster
 from tests.training import process_driver
-from tests.training.process_driver import LAYERS, START, Request
+from tests.training.process_driver import LAYERS, PACKING, START, Request
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 120.0
@@ -67,11 +68,15 @@ def centre_of(events: list[dict[str, Any]]) -> Array:
     return np.array([float.fromhex(value) for value in events[-1]["centre"]])
 
 
-def in_threads(request: Request) -> Outcome:
+def in_threads(request: Request, folder: Path | None = None) -> Outcome:
+    """The same in threads of this process; folder: of checkpoints, to go on from the newest of them."""
     job = request.job
-    return train_in_threads(
-        job, begun(job, START), objectives=[request.objective(worker) for worker in range(job.num_workers)]
-    )
+    start = begun(job, START)
+    if folder:
+        found = newest_checkpoint(folder)
+        assert found
+        start = to_snapshot(found, job.algorithm, PACKING)
+    return train_in_threads(job, start, objectives=[request.objective(worker) for worker in range(job.num_workers)])
 
 
 def process_in(path: Path) -> int:
@@ -133,13 +138,12 @@ def test_packed_is_one_element_of_the_queue_where_layers_are_one_each() -> None:
     packed = Endpoint(0, Inbox(), transport, ((0, len(START)),))
     by_layer = Endpoint(0, Inbox(), transport, LAYERS)
     packed.send(1, Kind.SENT, START, number=7)
-    assert (transport.num_waiting(1), transport.num_enqueued) == (1, 1)
+    assert transport.num_enqueued == 1
     by_layer.send(1, Kind.CENTRE, START, text="of the layers")
-    assert (transport.num_waiting(1), transport.num_enqueued) == (1 + len(LAYERS), 1 + len(LAYERS))
+    assert transport.num_enqueued == 1 + len(LAYERS)
     receiver.start()
     there = Endpoint(1, inboxes[1], receiver, LAYERS)
     first, second = there.receive(timeout_s=10), there.receive(timeout_s=10)
-    assert transport.num_waiting(1) == 0
     assert [(each.sender, each.kind, each.number, each.text) for each in (first, second)] == [
         (0, Kind.SENT, 7, ""),
         (0, Kind.CENTRE, 0, "of the layers"),
@@ -205,8 +209,8 @@ def test_a_synchronous_training_ends_with_a_process_and_goes_on_exactly(tmp_path
         f"checkpoint is {folder}/step-0000000004.safetensors: go on from it with --resume\n"
     )
     # In one process, where it was two.
-    _, centre = trained(Request(**asdict(request) | {"resume": True, "num_processes": 1}))
-    assert centre.tobytes() == in_threads(Request(algorithm="sync-easgd3", num_steps=6)).centre.tobytes()
+    centre = in_threads(request, folder).centre
+    assert centre.tobytes() == in_threads(request).centre.tobytes()
 
 
 @pytest.mark.slow
@@ -240,7 +244,7 @@ def test_the_master_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
         save_every=1,
         folder=str(folder),
     )
-    with training(Request(**asdict(request) | {"num_processes": 1, "halt": (1, 4, str(halt))})) as process:
+    with training(Request(**asdict(request) | {"halt": (1, 4, str(halt))})) as process:
         process_in(halt)
         assert json.loads(next(process.stdout or iter(())))["after"] == 2
         master = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii").split()[-1])
@@ -253,10 +257,10 @@ def test_the_master_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
         f"pase: task 0 (pid {master}) was ended by signal 9 (SIGKILL); the other processes were ended; the last "
         f"checkpoint is {folder}/step-{last:010}.safetensors: go on from it with --resume\n"
     )
-    # In two processes, where it was one.
-    events, centre = trained(Request(**asdict(request) | {"resume": True}))
-    assert events[-1]["num_events"] == 12
-    assert np.abs(centre - in_order(request)).max() <= 1e-12
+    # In one process, where it was three.
+    outcome = in_threads(request, folder)
+    assert outcome.num_events == 12
+    assert np.abs(outcome.centre - in_order(request)).max() <= 1e-12
 
 
 def in_order(request: Request) -> Array:
@@ -275,19 +279,3 @@ def in_order(request: Request) -> Array:
         centre = centre + elastic * apart
         num_steps[worker] += 1
     return centre
-
-
-# -- somebody who is slow
-
-
-def test_who_is_slow_holds_up_nobody_but_itself_in_an_asynchronous_training() -> None:
-    slow_s = dict.fromkeys("012", 0.01) | {"3": 0.1}
-    together, apart = (
-        in_threads(Request(algorithm=name, num_steps=20, slow_s=slow_s)) for name in ("sync-easgd3", "async-easgd")
-    )
-    assert together.num_samples == apart.num_samples == 80 * 8
-    # All wait for it in every round but the last one, whose exchange goes on beside its gradient.
-    assert together.time_s >= 19 * 0.1
-    assert apart.time_s < 0.75 * together.time_s
-    num_steps = [worker.num_steps for worker in apart.workers if worker]
-    assert num_steps[3] < min(num_steps[:3])

@@ -61,14 +61,12 @@ def descended(net: Network, num_steps: int, seed: int = 0) -> tuple[list[float],
 @pytest.mark.parametrize(
     ("graph", "num_devices"),
     [
-        (small("mlp"), 2),
         (small("mlp"), 4),
-        (small("lenet5"), 1),
-        (small("lenet5"), 2),
-        (small("gpt"), 2),
         (dropping(), 2),
+        pytest.param(small("lenet5"), 2, marks=pytest.mark.full),
+        pytest.param(small("gpt"), 2, marks=pytest.mark.full),
     ],
-    ids=["mlp on 2", "mlp on 4", "lenet5 on 1", "lenet5 on 2", "gpt on 2", "dropout on 2"],
+    ids=["mlp", "dropout", "lenet5", "gpt"],
 )
 def test_steps_along_its_gradients_are_those_of_one_device(graph: Graph, num_devices: int) -> None:
     reference = reference_training(graph, options(3, rate=RATE, seed=1))
@@ -78,14 +76,6 @@ def test_steps_along_its_gradients_are_those_of_one_device(graph: Graph, num_dev
     assert losses == pytest.approx(reference.losses, rel=1e-12)
     assert accuracies == pytest.approx(reference.accuracies, rel=1e-12)
     assert weights.keys() == reference.weights.keys()
-    for name, expected in reference.weights.items():
-        assert np.abs(weights[name] - expected).max() <= 1e-12
-
-
-def test_every_layer_of_a_split_network_gets_its_part_of_the_vector() -> None:
-    reference = reference_training(small("mlp"), options(4, rate=RATE))
-    losses, _, weights = descended(split_mlp(), 4)
-    assert losses == pytest.approx(reference.losses, rel=1e-12)
     for name, expected in reference.weights.items():
         assert np.abs(weights[name] - expected).max() <= 1e-12
 
@@ -104,7 +94,7 @@ def test_initial_weights_are_those_of_a_training_without_workers() -> None:
 
 
 def test_in_32_bits_gradients_are_those_of_64_up_to_rounding() -> None:
-    nets = [network(make_plan(small("lenet5"), 1, {}), dtype) for dtype in ("float32", "float64")]
+    nets = [network(make_plan(small("mlp"), 1, {}), dtype) for dtype in ("float32", "float64")]
     single, double = (net.replica(Batches(net.inputs, seed=0).batch).gradient(net.initial(0), 0) for net in nets)
     assert single.vector.dtype == np.float32
     assert double.vector.dtype == np.float64

@@ -16,7 +16,6 @@ from tests.training.by_hand import GRADIENTS, WORKED
 from tests.training.plain import (
     ASYNCHRONOUS,
     BEGIN,
-    ETA,
     RATES,
     SYNC_EASGD,
     SYNCHRONOUS,
@@ -48,6 +47,10 @@ class ByHand:
 
 def _exact(value: int) -> Array:
     return np.array([Fraction(value)], dtype=object)
+
+
+def test_every_algorithm_was_stepped_by_hand() -> None:
+    assert {name for name, _ in WORKED.values()} == set(ALGORITHMS)
 
 
 @pytest.mark.parametrize("case", WORKED)
@@ -125,16 +128,6 @@ def test_rounds_are_the_plain_ones(name: str, num_workers: int) -> None:
         for snapshot, plain in zip(snapshots, expected, strict=True):
             assert_close(snapshot, plain)
         np.testing.assert_array_equal(outcome.centre, snapshots[-1].master.centre)
-
-
-def test_sync_easgd_with_one_worker_and_no_rho_is_sgd() -> None:
-    weights, objective = BEGIN, Noisy(0)
-    for t in range(12):
-        weights = weights - ETA * objective.slope(weights, t)
-    for name in SYNC_EASGD:
-        _, snapshots = trained(job_of(name, 1, 12, rates=replace(RATES, rho=0.0)))
-        np.testing.assert_array_equal(snapshots[-1].workers[0].state.weights, weights)
-        np.testing.assert_array_equal(snapshots[-1].master.centre, BEGIN)
 
 
 # --------------------------------------------------------------------------------------------- the same bit for bit

@@ -16,7 +16,7 @@ from pase.easgd.job import begun
 from pase.easgd.messages import Inbox, Kind, Message
 from pase.easgd.ranks import LocalTransport, Outcome, run_ranks, train_in_threads
 from pase.errors import TrainingError
-from tests.training.doings import WAIT_S, Doing, hasty, no_thread_is_left
+from tests.training.objectives import WAIT_S, Doing, hasty, no_thread_is_left
 from tests.training.plain import (
     ASYNCHRONOUS,
     BEGIN,

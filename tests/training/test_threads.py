@@ -140,38 +140,6 @@ def test_tests_that_wait_are_of_the_same_centres() -> None:
     assert [event for event, _, _ in found[0]] == [6, 12, 18, 20]
 
 
-class Failing:
-    """A worker whose objective raises at a step."""
-
-    batch_size = 2
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def gradient(self, weights: Array, step: int) -> Gradient:
-        if step >= self.at:
-            raise ValueError("out of paper")
-        return Gradient(loss=1.0, vector=weights * 0)
-
-
-@pytest.mark.parametrize("name", ["async-easgd", "async-sgd", "hogwild-easgd", "original-easgd"])
-def test_asynchronous_methods_go_on_without_a_worker(name: str) -> None:
-    job = job_of(name, num_steps=20, save_every=10)
-    kept = Kept([])
-    events: list[Mapping[str, Any]] = []
-    one, two, _ = quadratics(3)
-    outcome = train_in_threads(
-        job, begun(job, np.zeros(5)), objectives=[one, Failing(3), two], save=kept, report=events.append
-    )
-    assert outcome.num_events == job.num_events
-    assert outcome.lost == (1,)
-    assert outcome.workers[1] is None
-    (lost,) = [event for event in events if event["event"] == "lost"]
-    assert lost["worker"] == 1
-    assert "worker 1: ValueError: out of paper" in lost["what"]
-    assert [snapshot.num_events for snapshot in kept.snapshots] == [30, 60]
-
-
 class Huge:
     """A worker whose gradients are finite, but too large to step along."""
 
@@ -199,21 +167,6 @@ def test_a_round_in_which_weights_overflow_is_not_taken() -> None:
         train_in_threads(
             job, begun(job, np.zeros(5)), objectives=[replace(quadratics(1)[0], centre=np.zeros(5)), Huge()]
         )
-
-
-@pytest.mark.parametrize("name", ["async-easgd", "original-easgd"])
-def test_it_fails_when_nobody_is_left(name: str) -> None:
-    job = job_of(name, num_workers=2, num_steps=20)
-    with pytest.raises(TrainingError, match=r"no worker is left after \d+ of 40 events"):
-        train_in_threads(job, begun(job, np.zeros(5)), objectives=[Failing(3), Failing(2)])
-
-
-@pytest.mark.parametrize("name", ["sync-easgd1", "sync-easgd2", "sync-easgd3", "sync-sgd"])
-def test_synchronous_methods_stop_with_a_worker(name: str) -> None:
-    job = job_of(name, num_workers=4, num_steps=20)
-    one, two, three, _ = quadratics(4)
-    with pytest.raises(TrainingError, match="worker 2: ValueError: out of paper"):
-        train_in_threads(job, begun(job, np.zeros(5)), objectives=[one, two, Failing(3), three])
 
 
 @pytest.mark.parametrize(
