@@ -286,7 +286,7 @@ class ServerTransport:
     """Brings messages to the inboxes of all tasks; to those of this one directly.
 
     inboxes: of this task's ranks. target: of its server. dtype: of vectors. observe: told of every message that it
-    sends or receives. num_enqueued: elements that this task has put into queues.
+    sends or receives.
     """
 
     def __init__(
@@ -298,14 +298,12 @@ class ServerTransport:
         dtype: Any,
         observe: Observer | None = None,
     ) -> None:
-        self.num_enqueued = 0
         self._wiring = wiring
         self._inboxes = inboxes
         self._observe = observe
         self._task_of = {rank: task for task, ranks in enumerate(wiring.ranks) for rank in ranks}
         self._nothing = np.zeros(0, dtype)
         self._lost: frozenset[int] = frozenset()
-        self._lock = threading.Lock()
         self._ready: set[int] = {wiring.task}
         self._has_changed = threading.Condition()
         self._has_begun = False
@@ -352,8 +350,6 @@ class ServerTransport:
         except (tf.errors.OpError, RuntimeError):
             # The task is gone, which whoever watches over it will say; or this transport was closed.
             return
-        with self._lock:
-            self.num_enqueued += 1
 
     # -- receiving
 

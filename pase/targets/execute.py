@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 from pase.costs import DEFAULT_OPTIMISER, REPLICATED, DeviceMemory, device_memory
 from pase.errors import ProgramError, missing_extra
@@ -60,22 +60,6 @@ class RunResult:
     build_time_s: float
 
 
-class Trained(Protocol):
-    """What a training showed: of each step its loss and accuracy, and the tests."""
-
-    @property
-    def losses(self) -> Sequence[float]:
-        """Of each step, before its update."""
-
-    @property
-    def accuracies(self) -> Sequence[float | None]:
-        """Of each step."""
-
-    @property
-    def tests(self) -> Sequence[StepEvaluation]:
-        """On the test data."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factory:
     """What makes a PyTorch module and its inputs: package.module:function, and what it is given."""
@@ -125,7 +109,7 @@ def run_plan(
     report("building the program", 0, options.steps)
     ours = _run(source, [*arguments, "--measure"] if measure else arguments, what, options.steps, report)
     report("training on one device", 0, options.steps)
-    reference: Trained
+    reference: Any
     if is_torch:
         alone = emit(_unsplit(plan), target=name)
         reference = _run(alone, arguments, "training on one device", options.steps, report)
@@ -140,26 +124,7 @@ def run_plan(
         reference = reference_training(
             plan.graph, options, on_step=lambda step, _: report("training on one device", step, options.steps)
         )
-    return RunResult(
-        losses=tuple(ours.losses),
-        reference_losses=tuple(reference.losses),
-        max_relative_difference=max_relative_difference(ours.losses, reference.losses),
-        accuracies=tuple(ours.accuracies),
-        reference_accuracies=tuple(reference.accuracies),
-        tests=tuple(ours.tests),
-        reference_tests=tuple(reference.tests),
-        predicted_bytes=ours.built["predicted_bytes"],
-        measured_bytes=ours.done["measured_bytes"],
-        host_bytes=ours.done.get("host_bytes"),
-        edges=_edge_rows(plan, ours.done["edges"]) if measure else (),
-        layers=_layer_rows(plan, ours.done["layers"]) if measure else (),
-        predicted_memory=_memory(plan, run),
-        optimiser_bytes=most_held(plan, partial(optimiser_numbers, slots=options.rule.slots))
-        * ITEMSIZES[run.precision.moments],
-        peak_memory_bytes=tuple(ours.done.get("peak_memory_bytes") or ()) or None,
-        step_time_s=ours.done["step_time_s"],
-        build_time_s=ours.built["build_time_s"],
-    )
+    return _result(plan, run, options, ours, reference, rows=ours.done if measure else {})
 
 
 def run_factory(
@@ -193,26 +158,40 @@ def run_factory(
     run = _in_types_of(plan, options, "torch")
     predicted = step_bytes(run)
     rows = tabulated(predicted, _measured(ours.measured)) if ours.measured else {"edges": [], "layers": []}
-    nothing = (None,) * options.steps
-    return RunResult(
-        losses=ours.losses,
-        reference_losses=alone.losses,
-        max_relative_difference=max_relative_difference(ours.losses, alone.losses),
+    nothing: list[float | None] = [None] * options.steps
+    found = _Run(
+        losses=list(ours.losses),
         accuracies=nothing,
-        reference_accuracies=nothing,
-        tests=(),
-        reference_tests=(),
-        predicted_bytes=sum(predicted.values()),
-        measured_bytes=ours.measured["measured_bytes"] if ours.measured else None,
-        host_bytes=None,
-        edges=_edge_rows(plan, rows["edges"]) if measure else (),
-        layers=_layer_rows(plan, rows["layers"]) if measure else (),
+        built={"predicted_bytes": sum(predicted.values()), "build_time_s": ours.build_time_s},
+        done={"measured_bytes": (ours.measured or {}).get("measured_bytes"), "step_time_s": ours.step_time_s},
+    )
+    reference = _Run(losses=list(alone.losses), accuracies=nothing)
+    return _result(plan, run, options, found, reference, rows=rows if measure else {})
+
+
+def _result(
+    plan: Plan, run: Plan, options: TrainingOptions, ours: _Run, reference: Any, *, rows: Mapping[str, Any]
+) -> RunResult:
+    """Return what a run showed. run: the plan in the types of the program. rows: edges and layers, where measured."""
+    slots = partial(optimiser_numbers, slots=options.rule.slots)
+    return RunResult(
+        losses=tuple(ours.losses),
+        reference_losses=tuple(reference.losses),
+        max_relative_difference=max_relative_difference(ours.losses, reference.losses),
+        accuracies=tuple(ours.accuracies),
+        reference_accuracies=tuple(reference.accuracies),
+        tests=tuple(ours.tests),
+        reference_tests=tuple(reference.tests),
+        predicted_bytes=ours.built["predicted_bytes"],
+        measured_bytes=ours.done["measured_bytes"],
+        host_bytes=ours.done.get("host_bytes"),
+        edges=_edge_rows(plan, rows["edges"]) if rows else (),
+        layers=_layer_rows(plan, rows["layers"]) if rows else (),
         predicted_memory=_memory(plan, run),
-        optimiser_bytes=most_held(plan, partial(optimiser_numbers, slots=options.rule.slots))
-        * ITEMSIZES[run.precision.moments],
-        peak_memory_bytes=None,
-        step_time_s=ours.step_time_s,
-        build_time_s=ours.build_time_s,
+        optimiser_bytes=most_held(plan, slots) * ITEMSIZES[run.precision.moments],
+        peak_memory_bytes=tuple(ours.done.get("peak_memory_bytes") or ()) or None,
+        step_time_s=ours.done["step_time_s"],
+        build_time_s=ours.built["build_time_s"],
     )
 
 

@@ -27,68 +27,50 @@ def unused(found: tuple[Region, ...]) -> list[tuple[int, int]]:
     return [(r.unused_left, r.unused_right) for r in found]
 
 
-def padding(found: tuple[Region, ...]) -> list[tuple[int, int]]:
-    return [(r.padding_left, r.padding_right) for r in found]
+FIGURES = {
+    "B2": (
+        (11, Kernel(extent=5, padding=(2, 2)), 3),
+        [((0, 4), (0, 4), (0, 6)), ((4, 8), (4, 8), (2, 10)), ((8, 11), (8, 11), (6, 11))],
+        [(0, 2), (2, 2), (2, 0)],
+        [(0, 0)] * 3,
+    ),
+    # The figure numbers outputs by the middle of their window: 2 3 4, 5 6, 7 8. "the first and last workers have large,
+    # one-sided halos and the middle worker has small, balanced halos"
+    "B3": (
+        (11, Kernel(extent=5), 3),
+        [((0, 3), (0, 4), (0, 7)), ((3, 5), (4, 8), (3, 9)), ((5, 7), (8, 11), (5, 11))],
+        [(0, 3), (1, 1), (3, 0)],
+        [(0, 0)] * 3,
+    ),
+    # The text says n = 11, but what the figure shows and the text describes is n = 10. "For the first worker, there is
+    # no halo. For the second worker, only the right-side has a halo, with size 1. The last worker does not have any
+    # halo, but … the first entry of the input tensor actually has to be removed".
+    "B4": (
+        (10, Kernel(extent=2, stride=2), 3),
+        [((0, 2), (0, 4), (0, 4)), ((2, 4), (4, 7), (4, 8)), ((4, 5), (7, 10), (8, 10))],
+        [(0, 0), (0, 1), (0, 0)],
+        [(0, 0), (0, 0), (1, 0)],
+    ),
+    "B5": (
+        (20, Kernel(extent=2, stride=2), 6),
+        [
+            *(((0, 2), (0, 4), (0, 4)), ((2, 4), (4, 8), (4, 8)), ((4, 6), (8, 11), (8, 12))),
+            *(((6, 8), (11, 14), (12, 16)), ((8, 9), (14, 17), (16, 18)), ((9, 10), (17, 20), (18, 20))),
+        ],
+        [(0, 0), (0, 0), (0, 1), (0, 2), (0, 1), (0, 0)],
+        [(0, 0), (0, 0), (0, 0), (1, 0), (2, 0), (1, 0)],
+    ),
+}
+"""What slides over what on how many workers: what each computes, owns and needs, its halos, what it does not use."""
 
 
-def test_figure_b2_normal_convolution() -> None:
-    found = regions(11, Kernel(extent=5, padding=(2, 2)), 3)
-    assert ranges(found) == [
-        ((0, 4), (0, 4), (0, 6)),
-        ((4, 8), (4, 8), (2, 10)),
-        ((8, 11), (8, 11), (6, 11)),
-    ]
-    assert halos(found) == [(0, 2), (2, 2), (2, 0)]
-    assert unused(found) == [(0, 0)] * 3
-    assert padding(found) == [(2, 0), (0, 0), (0, 2)]
-
-
-def test_figure_b3_unbalanced_convolution() -> None:
-    found = regions(11, Kernel(extent=5), 3)
-    # The figure numbers outputs by the middle of their window: 2 3 4, 5 6, 7 8.
-    assert ranges(found) == [
-        ((0, 3), (0, 4), (0, 7)),
-        ((3, 5), (4, 8), (3, 9)),
-        ((5, 7), (8, 11), (5, 11)),
-    ]
-    # "the first and last workers have large, one-sided halos and the middle worker has small, balanced halos"
-    assert halos(found) == [(0, 3), (1, 1), (3, 0)]
-    assert unused(found) == padding(found) == [(0, 0)] * 3
-
-
-def test_figure_b4_simple_unbalanced_pooling() -> None:
-    """The text says n = 11, but what the figure shows and the text describes is n = 10."""
-    found = regions(10, Kernel(extent=2, stride=2), 3)
-    assert ranges(found) == [
-        ((0, 2), (0, 4), (0, 4)),
-        ((2, 4), (4, 7), (4, 8)),
-        ((4, 5), (7, 10), (8, 10)),
-    ]
-    # "For the first worker, there is no halo. For the second worker, only the right-side has a halo, with size 1. The
-    # last worker does not have any halo, but … the first entry of the input tensor actually has to be removed".
-    assert halos(found) == [(0, 0), (0, 1), (0, 0)]
-    assert unused(found) == [(0, 0), (0, 0), (1, 0)]
-
-
-def test_figure_b4_with_the_extent_of_its_text() -> None:
-    found = regions(11, Kernel(extent=2, stride=2), 3)
-    assert [r.owned for r in found] == [(0, 4), (4, 8), (8, 11)]
-    assert halos(found) == [(0, 0)] * 3
-    assert unused(found) == [(0, 0), (0, 0), (0, 1)]
-
-
-def test_figure_b5_complex_unbalanced_pooling() -> None:
-    found = regions(20, Kernel(extent=2, stride=2), 6)
-    assert ranges(found) == [
-        ((0, 2), (0, 4), (0, 4)),
-        ((2, 4), (4, 8), (4, 8)),
-        ((4, 6), (8, 11), (8, 12)),
-        ((6, 8), (11, 14), (12, 16)),
-        ((8, 9), (14, 17), (16, 18)),
-        ((9, 10), (17, 20), (18, 20)),
-    ]
-    assert halos(found) == [(0, 0), (0, 0), (0, 1), (0, 2), (0, 1), (0, 0)]
-    assert unused(found) == [(0, 0), (0, 0), (0, 0), (1, 0), (2, 0), (1, 0)]
+@pytest.mark.parametrize("figure", FIGURES)
+def test_figures(figure: str) -> None:
+    given_, expected, expected_halos, expected_unused = FIGURES[figure]
+    found = regions(*given_)
+    assert ranges(found) == expected
+    assert halos(found) == expected_halos
+    assert unused(found) == expected_unused
 
 
 def test_figures_b6_to_b8_widths() -> None:

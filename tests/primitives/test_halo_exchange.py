@@ -8,9 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pase.errors import PrimitiveError
-from pase.sharding.boxes import blocks, copies
+from pase.sharding.boxes import blocks
 from pase.sharding.halos import Buffers, Kernel, halo_buffers
-from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.primitives.data_movement import all_to_all, allocate, halo_exchange, windows
 from pase.targets.mesh_tensorflow.primitives.parts import Distributed, Reshard
 from tests.primitives.lab import (
@@ -161,30 +161,6 @@ def test_the_adjoint_of_the_adjoint_is_the_exchange() -> None:
     assert_parts(result.adjoint, forward.forward)
 
 
-@pytest.mark.parametrize(
-    ("extent", "kernel", "num_workers"),
-    [
-        (11, Kernel(extent=5, padding=(2, 2)), 3),
-        (11, Kernel(extent=5), 3),
-        (20, Kernel(extent=2, stride=2), 6),
-        (24, Kernel(extent=2, stride=2), 8),
-        (13, Kernel(extent=3, stride=2, dilation=3, padding=(4, 1)), 5),
-        (3, Kernel(extent=2, padding=(3, 3)), 9),
-    ],
-    ids=["B2", "B3", "B5", "beyond a neighbour", "dilated", "more workers than points"],
-)
-def test_a_convolution_by_parts_is_the_whole_one(extent: int, kernel: Kernel, num_workers: int) -> None:
-    """Each worker slides the kernel over its own window; end to end that is the convolution of the whole."""
-    buffers = halo_buffers([extent], [kernel], [num_workers])
-    result = outcome(buffers.bulk, range(num_workers), lambda _, x: windows(halo_exchange(allocate(x, buffers))))
-    weights = np.random.default_rng(3).standard_normal(kernel.extent)
-    whole = slid(np.pad(together(result.x, buffers.bulk), kernel.padding), weights, kernel)
-    assert len(whole) == kernel.num_outputs(extent)
-    parts = [slid(part, weights, kernel) for part in result.forward]
-    assert [len(part) for part in parts] == [r.output[1] - r.output[0] for (r,) in buffers.workers]
-    np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-13)
-
-
 def test_a_maximum_over_padding() -> None:
     """Padding of another value than zero, for max-pooling; it has no gradient."""
     kernel = Kernel(extent=3, stride=2, padding=(1, 1))
@@ -201,45 +177,6 @@ def test_a_maximum_over_padding() -> None:
     for (box,), y in zip(buffers.windows.boxes, result.y, strict=True):
         sums[box[0] + 1 : box[1] + 1] += y
     np.testing.assert_allclose(np.concatenate(result.adjoint), sums[1:-1], rtol=1e-14)
-
-
-def slid(x: Array, weights: Array, kernel: Kernel) -> Array:
-    starts = range(0, len(x) - kernel.reach + 1, kernel.stride)
-    return np.array([weights @ x[i : i + kernel.reach : kernel.dilation] for i in starts])
-
-
-def test_a_distributed_convolution_has_the_gradient_of_the_whole_one() -> None:
-    """TensorFlow's own convolution on 2 x 2 workers, feature maps and images whole, against one on a single device."""
-    kernel = Kernel(extent=3, stride=2, padding=(1, 1))
-    still = Kernel(extent=1)
-    buffers = halo_buffers([2, 9, 7, 3], [still, kernel, kernel, still], [1, 2, 2, 1])
-    numbers = np.random.default_rng(4)
-    value, filters = numbers.standard_normal((2, 9, 7, 3)), numbers.standard_normal((3, 3, 3, 4))
-    outputs = blocks([2, 5, 4, 4], [1, 2, 2, 1])
-    cotangent = numbers.standard_normal((2, 5, 4, 4))
-    with tf.Graph().as_default():
-        lab = Lab()
-        x = lab.put(lab.workers([0, 1, 2, 3]), buffers.bulk, [cut(value, box) for box in buffers.bulk.boxes])
-        seen = windows(halo_exchange(allocate(x, buffers)))
-
-        def convolved(part: Any) -> Any:
-            return tf.nn.conv2d(part[0], tf.constant(filters), strides=2, padding="VALID")[None]
-
-        # Slices are as large as the largest part; what is computed from what stands behind a part has no gradient.
-        shape = mtf.Shape([seen.tensor.shape.dims[0], *(mtf.Dimension(f"o{i}", n) for i, n in enumerate((2, 3, 2, 4)))])
-        y = mtf.slicewise(convolved, [seen.tensor], output_shape=shape, splittable_dims=shape.dims[:1])
-        result = Distributed(y, outputs)
-        whole = all_to_all(result, lab.workers([5]), copies([2, 5, 4, 4], 1))
-        dy = lab.put(whole.mesh, whole.held, [cotangent])
-        (gradient,) = mtf.gradients([whole.tensor], [x.tensor], grad_ys=[dy.tensor])
-        ((found,), back) = lab.get(whole, Distributed(gradient, buffers.bulk))
-    with tf.Graph().as_default(), tf.Session() as session:
-        one = tf.constant(value)
-        same = tf.nn.conv2d(tf.pad(one, [[0, 0], [1, 1], [1, 1], [0, 0]]), filters, strides=2, padding="VALID")
-        (slope,) = tf.gradients([same], [one], [tf.constant(cotangent)])
-        expected, expected_back = session.run([same, slope])
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
-    np.testing.assert_allclose(together(back, buffers.bulk), expected_back, rtol=1e-12, atol=1e-13)
 
 
 def test_what_does_not_fit_is_refused() -> None:

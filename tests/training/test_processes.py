@@ -138,9 +138,8 @@ def test_packed_is_one_element_of_the_queue_where_layers_are_one_each() -> None:
     packed = Endpoint(0, Inbox(), transport, ((0, len(START)),))
     by_layer = Endpoint(0, Inbox(), transport, LAYERS)
     packed.send(1, Kind.SENT, START, number=7)
-    assert transport.num_enqueued == 1
     by_layer.send(1, Kind.CENTRE, START, text="of the layers")
-    assert transport.num_enqueued == 1 + len(LAYERS)
+    assert (packed.tally.exchanged_messages, by_layer.tally.exchanged_messages) == (1, len(LAYERS))
     receiver.start()
     there = Endpoint(1, inboxes[1], receiver, LAYERS)
     first, second = there.receive(timeout_s=10), there.receive(timeout_s=10)
@@ -154,11 +153,11 @@ def test_packed_is_one_element_of_the_queue_where_layers_are_one_each() -> None:
         assert message.vector.tobytes() == START.tobytes()
     for endpoint in (packed, by_layer):
         assert endpoint.tally.exchanged_bytes == START.nbytes
-    # What nobody is there for is dropped.
+    # Who is given up is told so, and what is for it afterwards is dropped.
     transport.give_up(1)
-    num_enqueued = transport.num_enqueued
     packed.send(1, Kind.SENT, START)
-    assert transport.num_enqueued == num_enqueued
+    assert there.receive(timeout_s=10).kind is Kind.STOP
+    assert there.poll() is None
     receiver.close()
     transport.close()
 

@@ -29,47 +29,50 @@ class Maths(Protocol):
         """
 
 
-class Rule(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
     """How a weight follows from its gradient: a pure function of arrays, and what it keeps between steps.
 
-    Options are the fields of the class, so that the command line and checkpoints can list them.
+    Options are the fields of the class, so that the command line and checkpoints can list them. Raises ProgramError
+    for one that is out of range.
     """
+
+    def __post_init__(self) -> None:
+        for option, value in options_of(self).items():
+            low, below = _RANGES.get(option, (0.0, None))
+            # That of Adafactor is the exponent of what decays.
+            value = -value if option == "decay" else value
+            if not low <= value < (float("inf") if below is None else below):
+                expected = f"{low:g} or more" if below is None else f"from {low:g} to below {below:g}"
+                called = option.replace("_", " ")
+                raise ProgramError(f"{called} of optimiser {name_of(self)} is {value:g}; expected {expected}")
 
     def slots(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """Return, by name, which of a weight's dims each array that is kept for it has; they begin as zeros."""
+        return {}
 
     def scalars(self, step: int, learning_rate: float) -> dict[str, float]:
         """Return the numbers of a step, counted from 1, that all weights share."""
+        return {"rate": learning_rate}
 
     def update(
         self, maths: Maths, weight: Any, gradient: Any, state: Mapping[str, Any], scalars: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
         """Return the new weight and the new state."""
+        raise NotImplementedError
 
 
-def check_range(rule: str, option: str, value: float, *, low: float = 0.0, below: float | None = None) -> None:
-    """Raise ProgramError where an option of a rule is not in [low, below)."""
-    if not low <= value < (float("inf") if below is None else below):
-        expected = f"{low:g} or more" if below is None else f"from {low:g} to below {below:g}"
-        raise ProgramError(f"{option} of optimiser {rule} is {value:g}; expected {expected}")
+_RANGES: Mapping[str, tuple[float, float | None]] = MappingProxyType(
+    {**dict.fromkeys(("momentum", "beta1", "beta2"), (0.0, 1.0)), "clip": (1e-12, None)}
+)
+"""From where to below which an option is; the others are from 0 on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sgd:
+class Sgd(Rule):
     """Gradient descent, w ← w - ε g (Robbins and Monro 1951); weight_decay: λ of an L2 term, g + λ w for g."""
 
     weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_range("sgd", "weight decay", self.weight_decay)
-
-    def slots(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Return nothing: it keeps nothing."""
-        return {}
-
-    def scalars(self, step: int, learning_rate: float) -> dict[str, float]:
-        """Return the learning rate."""
-        return {"rate": learning_rate}
 
     def update(
         self, maths: Maths, weight: Any, gradient: Any, state: Mapping[str, Any], scalars: Mapping[str, Any]
@@ -79,7 +82,7 @@ class Sgd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Momentum:
+class Momentum(Rule):
     """Momentum (Sutskever et al. 2013): v ← μ v - ε g, w ← w + v (Eq. 1 and 2).
 
     nesterov: Eq. 3 and 4, written for the point at which the gradient is taken, w ← w + μ v - ε g with the new v
@@ -90,17 +93,9 @@ class Momentum:
     nesterov: bool = False
     weight_decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_range("momentum", "momentum", self.momentum, below=1)
-        check_range("momentum", "weight decay", self.weight_decay)
-
     def slots(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """Return the velocity, of the weight's shape."""
         return {"velocity": tuple(range(len(shape)))}
-
-    def scalars(self, step: int, learning_rate: float) -> dict[str, float]:
-        """Return the learning rate."""
-        return {"rate": learning_rate}
 
     def update(
         self, maths: Maths, weight: Any, gradient: Any, state: Mapping[str, Any], scalars: Mapping[str, Any]
@@ -118,21 +113,12 @@ def decayed(gradient: Any, weight: Any, decay: float) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adam:
-    """Adam with both bias corrections (Kingma and Ba 2015, Algorithm 1).
-
-    m ← β1 m + (1 - β1) g, v ← β2 v + (1 - β2) g², w ← w - α m̂ / (√v̂ + ε) with m̂ = m / (1 - β1^t),
-    v̂ = v / (1 - β2^t).
-    """
+class _Moments(Rule):
+    """What Adam and AdamW have in common."""
 
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
-
-    def __post_init__(self) -> None:
-        check_range("adam", "beta1", self.beta1, below=1)
-        check_range("adam", "beta2", self.beta2, below=1)
-        check_range("adam", "epsilon", self.epsilon)
 
     def slots(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """Return the two moments, of the weight's shape."""
@@ -155,45 +141,37 @@ class Adam:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdamW:
+class Adam(_Moments):
+    """Adam with both bias corrections (Kingma and Ba 2015, Algorithm 1).
+
+    m ← β1 m + (1 - β1) g, v ← β2 v + (1 - β2) g², w ← w - α m̂ / (√v̂ + ε) with m̂ = m / (1 - β1^t),
+    v̂ = v / (1 - β2^t).
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW(_Moments):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, Algorithm 2).
 
     The change of `Adam`, and α λ w subtracted beside it; α, the learning rate, carries the schedule.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
     weight_decay: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_range("adamw", "weight decay", self.weight_decay)
-        check_range("adamw", "beta1", self.beta1, below=1)
-        check_range("adamw", "beta2", self.beta2, below=1)
-        check_range("adamw", "epsilon", self.epsilon)
-
-    @property
-    def _adam(self) -> Adam:
-        return Adam(beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
-
-    def slots(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Return the two moments, of the weight's shape."""
-        return self._adam.slots(shape)
 
     def scalars(self, step: int, learning_rate: float) -> dict[str, float]:
         """Return those of `Adam`, and α λ."""
-        return {**self._adam.scalars(step, learning_rate), "decay": learning_rate * self.weight_decay}
+        return {**_Moments.scalars(self, step, learning_rate), "decay": learning_rate * self.weight_decay}
 
     def update(
         self, maths: Maths, weight: Any, gradient: Any, state: Mapping[str, Any], scalars: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
         """Return the new weight and moments."""
-        moved, state_after = self._adam.update(maths, weight, gradient, state, scalars)
+        moved, state_after = _Moments.update(self, maths, weight, gradient, state, scalars)
         return moved - weight * scalars["decay"], state_after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adafactor:
+class Adafactor(Rule):
     """Adafactor (Shazeer and Stern 2018, Algorithms 4 and 5).
 
     The step size is max(ε2, RMS(w)) · min(learning rate, 1/√t); with a rate of 0.01 that is the paper's. R and C are
@@ -205,12 +183,6 @@ class Adafactor:
     epsilon2: float = 1e-3
     clip: float = 1.0
     decay: float = -0.8
-
-    def __post_init__(self) -> None:
-        check_range("adafactor", "epsilon1", self.epsilon1)
-        check_range("adafactor", "epsilon2", self.epsilon2)
-        check_range("adafactor", "clip", self.clip, low=1e-12)
-        check_range("adafactor", "decay", -self.decay)
 
     def slots(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """Return the means of rows and columns, or for a vector its second moment."""

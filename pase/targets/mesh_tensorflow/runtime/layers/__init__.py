@@ -12,7 +12,6 @@ from pase.targets.mesh_tensorflow.runtime.layers.movement import (
     select_rows,
     view,
 )
-from pase.targets.mesh_tensorflow.runtime.layers.normalisation import normalise
 from pase.targets.mesh_tensorflow.runtime.layers.points import arrange, dropout, fn
 from pase.targets.mesh_tensorflow.runtime.layers.products import attention, lookup, pick, product
 from pase.targets.mesh_tensorflow.runtime.layers.recurrent import GATES, last_state, lstm, recurrent
@@ -21,6 +20,7 @@ from pase.targets.mesh_tensorflow.runtime.layers.reductions import (
     least,
     log_softmax,
     mean,
+    normalise,
     softmax,
     total,
     without_later_keys,

@@ -21,46 +21,30 @@ def convolve(x: Any, filters: Any, windows: Sequence[WindowDim], out: Sequence[A
     Dims are told by their names: groups are in all three tensors, channels of x in the filters too, those of the result
     in the filters and in out. A split of a channel of x or of a kernel leaves partial sums.
     """
-    name = f"conv{len(windows)}d"
     check_filters(x.mesh.layer, names_of(x), filters.shape.dims, windows, out)
-    local = _Convolution(x, filters, windows, out)
-    reduced = names_of(filters) - {dim.name for dim in out}
-    return Shardwise(
-        local.compute, [x, filters], shape=list(out), name=name, partial_over=reduced, recompute=True
-    ).outputs[0]
+    devices = x.mesh.devices
+    sizes = {d.name: d.size // devices.size(d.name) for d in (*x.shape.dims, *filters.shape.dims, *out)}
+    own, names, result = ([d.name for d in dims] for dims in (x.shape.dims, filters.shape.dims, out))
+    kernels, positions = [window.kernel for window in windows], [window.out for window in windows]
+    dims = filter_dims(own, names, result, {*kernels, *positions})
+    # A kernel that is split stands as a dim of one point.
+    split = [n for n in kernels if n in own]
+    order = [n for n in (*dims.batch, *split, *positions, *dims.groups, *dims.inputs) if n in own]
+    order += [n for n in own if n not in order]
+    groups, inputs, outputs, batch = dims.extents(sizes)
+    shape = [batch, *(window.reach(devices, {}) for window in windows), groups * inputs]
+    extents = [window.kernel_extent // devices.size(window.kernel) for window in windows]
+    outs = [window.out_extent // devices.size(window.out) for window in windows]
 
+    def compute(x: Any, filters: Any) -> Any:
+        filters = _turned(filters, names, [*kernels, *dims.groups, *dims.inputs, *dims.outputs])
+        filters = _shaped(filters, [*extents, *([groups] if groups > 1 else []), inputs, outputs])
+        y = convolved(_shaped(_turned(x, own, order), shape), filters, windows, groups)
+        written = [sizes[n] for n in dims.batch] + outs + [sizes[n] for n in (*dims.groups, *dims.outputs)]
+        return _turned(_shaped(y, written), [*dims.batch, *positions, *dims.groups, *dims.outputs], result)
 
-class _Convolution:
-    """The convolution of one device, as TensorFlow has it: [batch, spatial…, groups · channels]."""
-
-    def __init__(self, x: Any, filters: Any, windows: Sequence[WindowDim], out: Sequence[Any]) -> None:
-        devices = x.mesh.devices
-        self._sizes = {d.name: d.size // devices.size(d.name) for d in (*x.shape.dims, *filters.shape.dims, *out)}
-        kernels = [window.kernel for window in windows]
-        positions = [window.out for window in windows]
-        spatial = {*kernels, *positions}
-        self._windows = windows
-        self._x, self._w, self._y = ([d.name for d in dims] for dims in (x.shape.dims, filters.shape.dims, out))
-        self._dims = filter_dims(self._x, self._w, self._y, spatial)
-        self._kernels, self._positions = kernels, positions
-        self._points = [window.reach(devices, {}) for window in windows]
-        self._extents = [window.kernel_extent // devices.size(window.kernel) for window in windows]
-        self._outs = [window.out_extent // devices.size(window.out) for window in windows]
-
-    def compute(self, x: Any, filters: Any) -> Any:
-        dims, split_kernels = self._dims, [n for n in self._kernels if n in self._x]
-        # A kernel that is split stands as a dim of one point.
-        order = [*dims.batch, *split_kernels, *self._positions, *dims.groups, *dims.inputs]
-        order = [n for n in order if n in self._x]
-        order += [n for n in self._x if n not in order]
-        groups, inputs, outputs, batch = dims.extents(self._sizes)
-        x = _shaped(_turned(x, self._x, order), [batch, *self._points, groups * inputs])
-        filters = _turned(filters, self._w, [*self._kernels, *dims.groups, *dims.inputs, *dims.outputs])
-        filters = _shaped(filters, [*self._extents, *([groups] if groups > 1 else []), inputs, outputs])
-        y = convolved(x, filters, self._windows, groups)
-        shape = [self._sizes[n] for n in dims.batch] + self._outs
-        y = _shaped(y, shape + [self._sizes[n] for n in (*dims.groups, *dims.outputs)])
-        return _turned(y, [*dims.batch, *self._positions, *dims.groups, *dims.outputs], self._y)
+    reduced, name = names_of(filters) - {dim.name for dim in out}, f"conv{len(windows)}d"
+    return Shardwise(compute, [x, filters], shape=list(out), name=name, partial_over=reduced, recompute=True).outputs[0]
 
 
 def convolved(x: Any, filters: Any, windows: Sequence[WindowDim], groups: int = 1) -> Any:
