@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from textwrap import wrap
 from types import MappingProxyType
 
@@ -55,8 +55,10 @@ def emit(plan: Plan, *, target: str | None = None) -> str:
     plan, told = _in_types_of(plan, chosen)
     bodies = _bodies(plan, chosen, trains=True)
     loss = _loss(plan, chosen)
+    writer = _Writer(plan=plan, target=chosen, bodies=bodies, trains=True, loss=loss, told=told)
     if plan.num_stages > 1:
-        return _pipeline(plan, chosen, bodies, loss=loss, told=told)
+        assert chosen.stages is not None
+        return writer.pipeline(chosen.stages)
     others = [] if chosen.with_outputs is None else [name for name in _ends(plan, bodies) if name != loss]
     lost = _problems(plan, bodies, others)
     outputs = [name for name in others if name not in lost]
@@ -64,8 +66,7 @@ def emit(plan: Plan, *, target: str | None = None) -> str:
         form = chosen.with_outputs if outputs and chosen.with_outputs else chosen.loss
     else:
         form, outputs = chosen.outputs, outputs or others
-    told = (*told, *_left_out(bodies, lost))
-    return _program(plan, chosen, bodies, form, loss=loss, outputs=outputs, told=told, trains=True)
+    return replace(writer, outputs=outputs, told=(*told, *_left_out(bodies, lost))).program(form)
 
 
 def emit_forward(plan: Plan) -> str:
@@ -86,8 +87,11 @@ def emit_forward(plan: Plan) -> str:
     lost = _problems(plan, bodies, ends)
     outputs = [name for name in ends if name not in lost] or ends
     plan, told = _in_types_of(plan, MESH_TENSORFLOW)
-    form, told = MESH_TENSORFLOW.outputs, (*told, *_left_out(bodies, lost))
-    return _program(plan, MESH_TENSORFLOW, bodies, form, loss="", outputs=outputs, told=told, trains=False)
+    told = (*told, *_left_out(bodies, lost))
+    writer = _Writer(
+        plan=plan, target=MESH_TENSORFLOW, bodies=bodies, trains=False, loss="", outputs=outputs, told=told
+    )
+    return writer.program(MESH_TENSORFLOW.outputs)
 
 
 def outputs_left_out(plan: Plan) -> tuple[str, ...]:
@@ -218,84 +222,197 @@ _HOW_TO_READ = (
 )
 
 
-def _program(
-    plan: Plan,
-    target: Target,
-    bodies: Mapping[str, Body],
-    form: Form,
-    *,
-    loss: str,
-    outputs: Sequence[str],
-    told: Sequence[str],
-    trains: bool,
-) -> str:
-    """Return the source of a program that returns the loss, outputs, or both.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Writer:
+    """Writes the program of a plan.
 
-    loss: the layer that computes it, "" for none. outputs: the layers that compute these. told: what is to be said of
-    the others.
+    bodies: of all layers. trains: whether the program does. loss: the layer that computes it, "" for none. outputs: the
+    layers that compute what is returned, beside it or alone. told: what is to be said of the others.
     """
-    ends = [loss, *outputs] if loss else outputs
-    wanted = _checked(plan, target, bodies, ends, trains=trains)
-    told_of = (
-        code("the loss and its outputs") if loss and outputs else code("the loss") if loss else code("its outputs")
-    )
-    written = Identifiers(_reserved(target))
-    head = [
-        code("def build(program: Program) -> {}:", form.returned),
-        code('{}"""Declare the layers in order and return {}."""', INDENT, told_of),
-    ]
-    body = [
-        *head,
-        *_body(plan, target, bodies, wanted, written, plan.layers, loss=loss, outputs=outputs, trains=trains),
-    ]
-    main = _called(plan, trains=trains)
-    return _source(plan, target, form, body, [main], told=told, same="losses" if loss else "outputs", trains=trains)
 
+    plan: Plan
+    target: Target
+    bodies: Mapping[str, Body]
+    trains: bool
+    loss: str
+    outputs: Sequence[str] = ()
+    told: Sequence[str] = ()
 
-def _pipeline(plan: Plan, target: Target, bodies: Mapping[str, Body], *, loss: str, told: Sequence[str]) -> str:
-    """Return the source of a program whose stages are functions: each is given what the one before it returns."""
-    assert target.stages is not None
-    check_stages(plan)
-    last = plan.num_stages - 1
-    if not loss or plan[loss].stage != last:
-        where = f"its loss in stage {plan[loss].stage} of 0 to {last}" if loss else "no loss"
-        raise EmitError(f"a pipeline ends with the loss, and the plan has {where}; search without stages")
-    wanted = _checked(plan, target, bodies, [loss], trains=True)
-    body: list[Text] = []
-    for number in range(plan.num_stages):
-        layers = stage_layers(plan, number)
-        names = wanted & {layer.name for layer in layers}
-        received, sent = _crossing(plan, number, wanted), _crossing(plan, number + 1, wanted)
-        written = Identifiers(_reserved(target))
-        given = {(e.consumer, e.input): written.new(e.producer, fallback="received") for e in received}
-        own = group_devices(plan, number)
-        devices = code("device {}" if len(own) == 1 else "devices {} to {}", *sorted({own[0], own[-1]}))
-        what = code("the loss") if number == last else code("what stage {} reads", number + 1)
-        parameters = [code("program: Program"), *(code("{}: Tensor", name) for name in given.values())]
-        body += [code(""), code("")] if body else []
-        body += [
-            code("def stage_{}({}) -> Tensor:", number, parameters),
-            code('{}"""Declare the layers of stage {}, on {}, and return {}."""', INDENT, number, devices, what),
-            *_body(
-                plan, target, bodies, names, written, layers, loss=loss, outputs=(), trains=True, given=given, sent=sent
-            ),
+    def program(self, form: Form) -> str:
+        """Return the source of a program that returns the loss, outputs, or both."""
+        loss, outputs, plan = self.loss, self.outputs, self.plan
+        wanted = _checked(plan, self.target, self.bodies, [*([loss] if loss else []), *outputs], trains=self.trains)
+        told_of = (
+            code("the loss and its outputs") if loss and outputs else code("the loss") if loss else code("its outputs")
+        )
+        body = [
+            code("def build(program: Program) -> {}:", form.returned),
+            code('{}"""Declare the layers in order and return {}."""', INDENT, told_of),
+            *self._body(wanted, Identifiers(_reserved(self.target)), plan.layers),
         ]
-    stages = [code("stage_{}", number) for number in range(plan.num_stages)]
-    options = [
-        code("schedule={}", plan.schedule),
-        code("micro_batches={}", plan.micro_batches),
-        code("num_groups={}", plan.num_groups),
-    ]
-    main = [
-        *call(code("stages = Pipeline"), [code("({})", stages), *options]),
-        code("{}main(stages, num_devices={})", INDENT, plan.num_devices),
-    ]
-    order = (
-        f"step has {plan.micro_batches} micro-batches, which go through {plan.num_stages} stages in the order of "
-        f"{plan.schedule!r}; devices are counted from the first of a stage's own"
-    )
-    told = [*told, order]
-    return _source(plan, target, target.stages, body, main, told=told, same="losses", trains=True)
+        batches = [code("micro_batches={}", plan.micro_batches)] if self.trains and plan.micro_batches > 1 else []
+        arguments = [code("build"), code("num_devices={}", plan.num_devices), *batches]
+        return self._source(form, body, [code("{}main({})", INDENT, arguments)])
+
+    def pipeline(self, form: Form) -> str:
+        """Return the source of a program whose stages are functions: each is given what the one before it returns."""
+        plan = self.plan
+        check_stages(plan)
+        last = plan.num_stages - 1
+        if not self.loss or plan[self.loss].stage != last:
+            where = f"its loss in stage {plan[self.loss].stage} of 0 to {last}" if self.loss else "no loss"
+            raise EmitError(f"a pipeline ends with the loss, and the plan has {where}; search without stages")
+        wanted = _checked(plan, self.target, self.bodies, [self.loss], trains=True)
+        body: list[Text] = []
+        for number in range(plan.num_stages):
+            layers = stage_layers(plan, number)
+            names = wanted & {layer.name for layer in layers}
+            received, sent = _crossing(plan, number, wanted), _crossing(plan, number + 1, wanted)
+            written = Identifiers(_reserved(self.target))
+            given = {(e.consumer, e.input): written.new(e.producer, fallback="received") for e in received}
+            own = group_devices(plan, number)
+            devices = code("device {}" if len(own) == 1 else "devices {} to {}", *sorted({own[0], own[-1]}))
+            what = code("the loss") if number == last else code("what stage {} reads", number + 1)
+            parameters = [code("program: Program"), *(code("{}: Tensor", name) for name in given.values())]
+            body += [code(""), code("")] if body else []
+            body += [
+                code("def stage_{}({}) -> Tensor:", number, parameters),
+                code('{}"""Declare the layers of stage {}, on {}, and return {}."""', INDENT, number, devices, what),
+                *self._body(names, written, layers, given=given, sent=sent),
+            ]
+        options = [
+            code("({})", [code("stage_{}", number) for number in range(plan.num_stages)]),
+            code("schedule={}", plan.schedule),
+            code("micro_batches={}", plan.micro_batches),
+            code("num_groups={}", plan.num_groups),
+        ]
+        main = [
+            *call(code("stages = Pipeline"), options),
+            code("{}main(stages, num_devices={})", INDENT, plan.num_devices),
+        ]
+        order = (
+            f"step has {plan.micro_batches} micro-batches, which go through {plan.num_stages} stages in the order of "
+            f"{plan.schedule!r}; devices are counted from the first of a stage's own"
+        )
+        return replace(self, told=[*self.told, order])._source(form, body, main)
+
+    def _source(self, form: Form, body: Sequence[Text], main: Sequence[Text]) -> str:
+        """Return a file: what it says of itself, imports, functions that declare the layers, and the call of `main`."""
+        plan = self.plan
+        arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
+        made = "imported" if plan.graph.is_imported else "built"
+        types = plan.precision.name
+        of = f"a {types} {'step' if plan.num_groups == 1 else 'micro-batch'}" if self.trains else types
+        same = "losses" if self.loss else "outputs"
+        lines = [line for text in self.told for line in wrap(f"Its {printable(text, 400)}.", 110)]
+        head = docstring(
+            [
+                f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices: {form.title}.",
+                "",
+                *([f"The network was {made} with {printable(arguments, 90)}.", ""] if arguments else []),
+                *lines,
+                *([""] if lines else []),
+                *_HOW_TO_READ,
+                f"replicas. Edit the axes of a mesh and run again: the {same} stay the same. Bytes are those of {of}.",
+                "",
+                *form.usage(plan.num_devices),
+            ]
+        )
+        apart = (code(""), code(""))
+        imports = [*form.before, *_imported_layers(body, self.target), *form.after]
+        foot = [code('if __name__ == "__main__":'), *main, code("")]
+        source = str(joined([*head, code(""), *imports, *apart, *body, *apart, *foot]))
+        compile(source, "<emitted>", "exec", dont_inherit=True)
+        return source
+
+    def _body(
+        self,
+        wanted: set[str],
+        identifiers: Identifiers,
+        layers: Sequence[LayerPlan],
+        *,
+        given: Mapping[tuple[str, int], Text] = MappingProxyType({}),
+        sent: Sequence[Edge] = (),
+    ) -> Iterator[Text]:
+        """Yield the lines of a function that declares layers.
+
+        identifiers: of the function, in which its own parameters are. given: those that layers read, by (layer, input).
+        sent: the edge whose tensor it returns, if it is none that computes the loss.
+        """
+        plan, bodies, outputs = self.plan, self.bodies, self.outputs
+        graph, types = plan.graph, plan.precision
+        if types != FLOAT32:
+            yield code("{}program.types(weights={}, products={})", INDENT, types.parameters, types.results)
+        words = _reserved(self.target)
+        iterated = {dim.name for operator in graph.operators for dim in operator.dims}
+        dim_names = sorted(iterated | {dim.name for name in wanted for dim in bodies[name].inner})
+        variables = {name: identifiers.new(name, fallback="dim") for name in dim_names}
+        for name in LOCALS:
+            identifiers.new(name)
+        fed, lines = _inputs(plan, wanted, identifiers)
+        fed |= given
+        yield from lines
+        results: dict[str, Text] = {}
+        returned: list[tuple[str, Text, tuple[int, ...]]] = []
+        # What layers write besides the first: (layer, number of the write).
+        written: dict[tuple[str, int], Text] = {}
+        for layer in layers:
+            if layer.name not in wanted:
+                continue
+            is_loss = layer.name == self.loss
+            results[layer.name] = code("") if is_loss and not outputs else identifiers.new(layer.name)
+            taken = {*variables.values(), *fed.values(), *results.values(), *(name for _, name, _ in returned)}
+            taken |= {*written.values()}
+            sources = {
+                i: fed[layer.name, i]
+                if (layer.name, i) in fed
+                else _made(plan, bodies, graph.incoming[layer.name, i], results, written)
+                for i, access in enumerate(graph[layer.name].reads)
+                if access.role is not Role.PARAMETER and ((layer.name, i) in fed or (layer.name, i) in graph.incoming)
+            }
+            others = {
+                i: identifiers.new(f"{layer.name}_{i}", fallback="other")
+                for i, result in enumerate(bodies[layer.name].others, start=1)
+                if result
+            }
+            written |= {(layer.name, i): name for i, name in others.items()}
+            block = Block(
+                plan=plan,
+                layer=layer,
+                body=bodies[layer.name],
+                variables=variables,
+                sources=sources,
+                result=results[layer.name],
+                reserved=frozenset({*taken, *words}),
+                is_loss=is_loss,
+                trains=self.trains,
+                others=others,
+                borrowed={
+                    item.name: _borrowed(item, layer.name, results, written) for item in bodies[layer.name].borrowed
+                },
+            )
+            yield code("")
+            yield from block.lines()
+            if layer.name in outputs:
+                for name, variable, shape, extra in block.returned(identifiers):
+                    yield from extra
+                    returned.append((name, variable, shape))
+        for edge in sent:
+            yield code("{}return {}", INDENT, _made(plan, bodies, edge, results, written))
+        if not outputs:
+            return
+        yield code("")
+        items = [code("{}: ({}, {})", name, variable, _tuple(shape)) for name, variable, shape in returned]
+        head = code("outputs: Outputs =") if self.loss else code("return")
+        line = code("{}{} {{}}", INDENT, head, items)
+        if len(line) <= WIDTH:
+            yield line
+        else:
+            yield code("{}{} {", INDENT, head)
+            yield from (code("{}{}{},", INDENT, INDENT, item) for item in items)
+            yield code("{}}", INDENT)
+        if self.loss:
+            yield code("{}return {}, outputs", INDENT, results[self.loss])
 
 
 def _crossing(plan: Plan, number: int, wanted: set[str]) -> list[Edge]:
@@ -318,51 +435,6 @@ def _reserved(target: Target) -> tuple[str, ...]:
     return (*_WORDS, *target.words, *target.layers)
 
 
-def _source(
-    plan: Plan,
-    target: Target,
-    form: Form,
-    body: Sequence[Text],
-    main: Sequence[Text],
-    *,
-    told: Sequence[str],
-    same: str,
-    trains: bool,
-) -> str:
-    """Return a file: what it says of itself, imports, the functions that declare the layers, and the call of `main`."""
-    arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
-    made = "imported" if plan.graph.is_imported else "built"
-    types = plan.precision.name
-    of = f"a {types} {'step' if plan.num_groups == 1 else 'micro-batch'}" if trains else types
-    lines = [line for text in told for line in wrap(f"Its {printable(text, 400)}.", 110)]
-    head = docstring(
-        [
-            f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices: {form.title}.",
-            "",
-            *([f"The network was {made} with {printable(arguments, 90)}.", ""] if arguments else []),
-            *lines,
-            *([""] if lines else []),
-            *_HOW_TO_READ,
-            f"replicas. Edit the axes of a mesh and run again: the {same} stay the same. Bytes are those of {of}.",
-            "",
-            *form.usage(plan.num_devices),
-        ]
-    )
-    apart = (code(""), code(""))
-    imports = [*form.before, *_imported_layers(body, target), *form.after]
-    foot = [code('if __name__ == "__main__":'), *main, code("")]
-    source = str(joined([*head, code(""), *imports, *apart, *body, *apart, *foot]))
-    compile(source, "<emitted>", "exec", dont_inherit=True)
-    return source
-
-
-def _called(plan: Plan, *, trains: bool) -> Text:
-    """Return the line that runs a program."""
-    if not trains or plan.micro_batches == 1:
-        return code("{}main(build, num_devices={})", INDENT, plan.num_devices)
-    return code("{}main(build, num_devices={}, micro_batches={})", INDENT, plan.num_devices, plan.micro_batches)
-
-
 def _imported_layers(body: Sequence[Text], target: Target) -> list[Text]:
     """Return the import of the layers that a program's body uses."""
     used = {node.id for node in ast.walk(ast.parse(joined(body))) if isinstance(node, ast.Name)}
@@ -372,98 +444,6 @@ def _imported_layers(body: Sequence[Text], target: Target) -> list[Text]:
         return [line]
     head = code("from {} import (", target.module)
     return [head, *(code("{}{},", INDENT, name) for name in names), code(")")]
-
-
-def _body(
-    plan: Plan,
-    target: Target,
-    bodies: Mapping[str, Body],
-    wanted: set[str],
-    identifiers: Identifiers,
-    layers: Sequence[LayerPlan],
-    *,
-    loss: str,
-    outputs: Sequence[str],
-    trains: bool,
-    given: Mapping[tuple[str, int], Text] = MappingProxyType({}),
-    sent: Sequence[Edge] = (),
-) -> Iterator[Text]:
-    """Yield the lines of a function that declares layers.
-
-    identifiers: of the function, in which its own parameters are. given: those that layers read, by (layer, input).
-    sent: the edge whose tensor it returns, if it is none that computes the loss.
-    """
-    graph, types = plan.graph, plan.precision
-    if types != FLOAT32:
-        yield code("{}program.types(weights={}, products={})", INDENT, types.parameters, types.results)
-    words = _reserved(target)
-    iterated = {dim.name for operator in graph.operators for dim in operator.dims}
-    dim_names = sorted(iterated | {dim.name for name in wanted for dim in bodies[name].inner})
-    variables = {name: identifiers.new(name, fallback="dim") for name in dim_names}
-    for name in LOCALS:
-        identifiers.new(name)
-    fed, lines = _inputs(plan, wanted, identifiers)
-    fed |= given
-    yield from lines
-    results: dict[str, Text] = {}
-    returned: list[tuple[str, Text, tuple[int, ...]]] = []
-    # What layers write besides the first: (layer, number of the write).
-    written: dict[tuple[str, int], Text] = {}
-    for layer in layers:
-        if layer.name not in wanted:
-            continue
-        is_loss = layer.name == loss
-        results[layer.name] = code("") if is_loss and not outputs else identifiers.new(layer.name)
-        taken = {*variables.values(), *fed.values(), *results.values(), *(name for _, name, _ in returned)}
-        taken |= {*written.values()}
-        sources = {
-            i: fed[layer.name, i]
-            if (layer.name, i) in fed
-            else _made(plan, bodies, graph.incoming[layer.name, i], results, written)
-            for i, access in enumerate(graph[layer.name].reads)
-            if access.role is not Role.PARAMETER and ((layer.name, i) in fed or (layer.name, i) in graph.incoming)
-        }
-        others = {
-            i: identifiers.new(f"{layer.name}_{i}", fallback="other")
-            for i, result in enumerate(bodies[layer.name].others, start=1)
-            if result
-        }
-        written |= {(layer.name, i): name for i, name in others.items()}
-        block = Block(
-            plan=plan,
-            layer=layer,
-            body=bodies[layer.name],
-            variables=variables,
-            sources=sources,
-            result=results[layer.name],
-            reserved=frozenset({*taken, *words}),
-            is_loss=is_loss,
-            trains=trains,
-            others=others,
-            borrowed={item.name: _borrowed(item, layer.name, results, written) for item in bodies[layer.name].borrowed},
-        )
-        yield code("")
-        yield from block.lines()
-        if layer.name in outputs:
-            for name, variable, shape, extra in block.returned(identifiers):
-                yield from extra
-                returned.append((name, variable, shape))
-    for edge in sent:
-        yield code("{}return {}", INDENT, _made(plan, bodies, edge, results, written))
-    if not outputs:
-        return
-    yield code("")
-    items = [code("{}: ({}, {})", name, variable, _tuple(shape)) for name, variable, shape in returned]
-    head = code("outputs: Outputs =") if loss else code("return")
-    line = code("{}{} {{}}", INDENT, head, items)
-    if len(line) <= WIDTH:
-        yield line
-    else:
-        yield code("{}{} {", INDENT, head)
-        yield from (code("{}{}{},", INDENT, INDENT, item) for item in items)
-        yield code("{}}", INDENT)
-    if loss:
-        yield code("{}return {}, outputs", INDENT, results[loss])
 
 
 def _tuple(shape: tuple[int, ...]) -> Text:

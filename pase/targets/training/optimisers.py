@@ -267,4 +267,4 @@ def name_of(rule: Rule) -> str:
 
 def options_of(rule: Rule) -> dict[str, float | bool]:
     """Return the options of a rule, for a record."""
-    return asdict(rule)  # type: ignore[call-overload,no-any-return]
+    return asdict(rule)

@@ -181,11 +181,9 @@ class ReferenceResult:
     weights: dict[str, Array] = field(default_factory=dict)
 
 
-def reference_losses(
-    graph: Graph, options: TrainingOptions, *, on_step: Callable[[int, float], None] | None = None
-) -> list[float]:
-    """Return the losses of `reference_training`, which is given the same."""
-    return reference_training(graph, options, on_step=on_step).losses
+def reference_losses(graph: Graph, options: TrainingOptions) -> list[float]:
+    """Return the losses of `reference_training`."""
+    return reference_training(graph, options).losses
 
 
 def reference_training(

@@ -137,7 +137,7 @@ def even_layout(mesh: LayerMesh, dims: Sequence[TensorDim]) -> Layout:
     return layout_of(mesh.devices, dims, layer=mesh.layer)
 
 
-def reshard(x: Any, mesh: LayerMesh, dims: Sequence[Any], *, fill: float = 0.0, name: str = "") -> Any:
+def reshard(x: Any, mesh: LayerMesh, dims: Sequence[Any], *, fill: float = 0.0) -> Any:
     """Return a tensor with other dims on another mesh, a reshape apart at most.
 
     dims: of the result; a `window` delivers to every part the points that its windows read, its halo and padding
@@ -154,8 +154,8 @@ def reshard(x: Any, mesh: LayerMesh, dims: Sequence[Any], *, fill: float = 0.0, 
     steps = reshard_steps(layout_of_tensor(x), target)
     shape = [dim for one in wanted for dim in _result_dims(one, mesh)]
     if is_handed:
-        return _Handed(x, steps, wanted, mesh=mesh, shape=shape, fill=fill, name=name).outputs[0]
-    return Reshard(x, steps, mesh=mesh, shape=shape, fill=fill, name=name).outputs[0]
+        return _Handed(x, steps, wanted, mesh=mesh, shape=shape, fill=fill).outputs[0]
+    return Reshard(x, steps, mesh=mesh, shape=shape, fill=fill).outputs[0]
 
 
 def _tensor_dim(dim: Any) -> TensorDim:

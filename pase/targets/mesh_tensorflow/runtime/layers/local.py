@@ -22,7 +22,6 @@ class Shardwise(mtf.Operation):
         inputs: tensors of one mesh.
         shape: of the output.
         name: of the operation.
-        dtype: of the output; by default that of the first input.
         partial_over: names of dims whose split leaves partial sums in the output; they are added when somebody needs
             the sum.
         per_position: returns [positions] a value to pass as the first argument, such as where the shard begins.
@@ -43,7 +42,6 @@ class Shardwise(mtf.Operation):
         *,
         shape: Any,
         name: str,
-        dtype: Any = None,
         partial_over: Iterable[str] = (),
         per_position: Callable[[], Sequence[Any]] | None = None,
         gradient: Gradient | None = None,
@@ -69,7 +67,7 @@ class Shardwise(mtf.Operation):
         self._is_constant = is_constant
         self._is_recorded = False
         self._records: list[Record] = []
-        self._outputs = [mtf.Tensor(self, mtf.ops.convert_to_shape(shape), dtype or inputs[0].dtype)]
+        self._outputs = [mtf.Tensor(self, mtf.ops.convert_to_shape(shape), inputs[0].dtype)]
 
     @property
     def has_gradient(self) -> bool:
