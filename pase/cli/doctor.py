@@ -1,6 +1,7 @@
 """`pase doctor`: what is installed here, what is missing for what, and what to type."""
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
@@ -12,9 +13,6 @@ from urllib.parse import unquote, urlsplit
 
 import click
 from click.shell_completion import get_completion_class
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 
 from pase._version import __version__
 from pase.cli.main import EXIT_INPUT, PROGRAM, cli
@@ -41,6 +39,33 @@ PURPOSES: Mapping[str, str] = MappingProxyType(
 """What each extra is for."""
 
 
+_REQUIREMENT = re.compile(r"""([\w.-]+)(?:\[[^]]*\])?\s*([^;]*?)\s*(?:;\s*extra\s*==\s*["']([^"']+)["'])?""")
+"""What the metadata of PaSE require, which has no other kinds of lines: a name, versions, an extra."""
+
+
+def _is_among(version: str, wanted: str) -> bool:
+    """Return whether a version is one of those that setup.py asks for: "==2.21.*", ">=3.11,<3.14"."""
+    found = _order(version)
+    for operator, bound in re.findall(r"(==|>=|<)\s*([\d.*]+)", wanted):
+        limit = _order(bound)
+        if operator == "==" and bound.endswith(".*"):
+            parts = bound.count(".")
+            fits = found[:parts] == limit[:parts]
+        else:
+            fits = {"==": found == limit, ">=": found >= limit, "<": found[:-1] < limit[:-1]}[operator]
+        if not fits:
+            return False
+    return True
+
+
+def _order(version: str) -> list[int]:
+    """Return the numbers of a version as all have them, and a 0 at their end if it came before its release, else 1."""
+    found = re.match(r"((?:\d+\.?)+)(a|b|c|rc|dev)?", version)
+    assert found is not None, version
+    numbers = [int(part) for part in found[1].split(".") if part]
+    return [*(numbers + [0] * 6)[:6], int(found[2] is None)]
+
+
 class Package(NamedTuple):
     """A package that is required. wanted: versions, as "==2.21.*". installed: the version, None where there is none."""
 
@@ -51,7 +76,7 @@ class Package(NamedTuple):
     @property
     def fits(self) -> bool:
         """Whether it is installed in a version that is wanted."""
-        return self.installed is not None and SpecifierSet(self.wanted).contains(self.installed, prereleases=True)
+        return self.installed is not None and _is_among(self.installed, self.wanted)
 
 
 class Extra(NamedTuple):
@@ -85,7 +110,7 @@ class Installation(NamedTuple):
     @property
     def is_python_tried(self) -> bool:
         """Whether the interpreter is of a version that was tried."""
-        return SpecifierSet(self.python_wanted).contains(self.python, prereleases=True)
+        return _is_among(self.python, self.python_wanted)
 
     def install_command(self, extras: Iterable[str]) -> str:
         """Return what to type to install some extras here, or for none PaSE itself."""
@@ -108,10 +133,15 @@ def installation() -> Installation | None:
         own = distribution("pase")
     except PackageNotFoundError:
         return None
-    requirements = [Requirement(text) for text in own.requires or ()]
+    names = ("", *(own.metadata.get_all("Provides-Extra") or ()))
+    packages: dict[str, list[Package]] = {name: [] for name in names}
+    for text in own.requires or ():
+        required = _REQUIREMENT.fullmatch(text)
+        assert required is not None, text
+        name, wanted, extra = required.groups("")
+        packages[extra].append(Package(re.sub(r"[-_.]+", "-", name).lower(), wanted, _version(name)))
     core, *extras = (
-        Extra(name, PURPOSES.get(name, "") if name else "PaSE itself", _packages(requirements, name))
-        for name in ("", *(own.metadata.get_all("Provides-Extra") or ()))
+        Extra(name, PURPOSES.get(name, "") if name else "PaSE itself", tuple(packages[name])) for name in names
     )
     return Installation(
         version=__version__,
@@ -122,22 +152,6 @@ def installation() -> Installation | None:
         extras=tuple(extras),
         checkout=_checkout(own),
     )
-
-
-def _packages(requirements: Iterable[Requirement], extra: str) -> tuple[Package, ...]:
-    """Return the packages of an extra, or for "" those of none."""
-    return tuple(
-        Package(canonicalize_name(requirement.name), str(requirement.specifier), _version(requirement.name))
-        for requirement in requirements
-        if _is_of(requirement, extra)
-    )
-
-
-def _is_of(requirement: Requirement, extra: str) -> bool:
-    if requirement.marker is None:
-        return extra == ""
-    without = requirement.marker.evaluate({"extra": ""})
-    return without if extra == "" else not without and requirement.marker.evaluate({"extra": extra})
 
 
 def _version(name: str) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from pase.cli import doctor as module
 from pase.cli.doctor import PURPOSES, Extra, Installation, Package, installation
@@ -152,12 +153,13 @@ def test_without_an_installation_it_says_so(pase: Command, installed: dict[str, 
     assert "this PaSE was not installed" in finished.err
 
 
-@pytest.mark.parametrize(
-    ("wanted", "found", "fits"),
-    [("==2.21.*", "2.21.3", True), ("==2.21.*", "2.22.0", False), (">=1", "1.0rc1", False), (">=1", None, False)],
-)
-def test_versions_are_compared(wanted: str, found: str | None, fits: bool) -> None:
-    assert Package(name="x", wanted=wanted, installed=found).fits is fits
+@pytest.mark.parametrize("wanted", ["==2.21.*", ">=1", ">=1.1", "==0.1.21", ">=3.11,<3.14", "<3.14,>=3.11"])
+def test_versions_are_compared_as_pip_compares_them(wanted: str) -> None:
+    early = ["1", "1.0rc1", "1.1rc1", "1.0.post1+cpu", "1.dev3", "0.1.21"]
+    for found in [*early, "2.21.3", "2.22.0", "2.21.0rc1", "3.11.2", "3.14.0", "3.14.0rc1"]:
+        fits = SpecifierSet(wanted).contains(found, prereleases=True)
+        assert Package(name="x", wanted=wanted, installed=found).fits is fits, found
+    assert not Package(name="x", wanted=wanted, installed=None).fits
 
 
 def test_a_python_that_was_not_tried_is_named(pase: Command, installed: dict[str, Installed]) -> None:
