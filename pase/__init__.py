@@ -9,6 +9,7 @@
 True
 """
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pase._loading import names_on_demand
@@ -53,6 +54,20 @@ else:
             "pase.analysis.simulation.simulation": ("simulate",),
         },
     )
+
+METHODS_OF_PLANS = MappingProxyType(
+    {
+        "_repr_html_": ("pase.views.exports.tables", "html"),
+        "memory": ("pase.planning.steps", "memory_of"),
+        "peak": ("pase.planning.steps", "peak_of"),
+        "plot": ("pase.views.exports.tables", "picture"),
+        "replace": ("pase.analysis.evaluation", "replaced"),
+        "save": ("pase.planning.plan_file", "write_plan"),
+        "to_dataframe": ("pase.views.exports.tables", "data_frame"),
+        "to_networkx": ("pase.views.exports.tables", "network"),
+    }
+)
+"""Where the functions are that methods of `Plan` are: modules that stand above it."""
 
 __all__ = [
     "Builder",

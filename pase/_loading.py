@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from typing import Any
 
 
 def names_on_demand(
@@ -26,3 +27,13 @@ def names_on_demand(
         return sorted({*vars(sys.modules[package]), *homes})
 
     return load, known
+
+
+def method_of_plans(name: str) -> Callable[..., Any]:
+    """Return the function that a method of `Plan` is: what it does stands above plans, which know nothing of it.
+
+    The package itself says where, as it does of its public names; it is loaded before any of its modules.
+    """
+    module, function = sys.modules[__package__].METHODS_OF_PLANS[name]
+    found: Callable[..., Any] = getattr(import_module(module), function)
+    return found

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,10 @@ def _tree(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
 
+CHOOSING = ("pase.targets.torch.parallel", "pase.targets.torch.script")
+"""Modules that choose the stages of PyTorch, which stand above them, by name."""
+
+
 @cache
 def _imports(module: str) -> tuple[tuple[str, int], ...]:
     """Return (imported module, line), those within functions included."""
@@ -86,6 +91,9 @@ def _imports(module: str) -> tuple[tuple[str, int], ...]:
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 found.append((full if full in MODULES else node.module, node.lineno))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and module not in CHOOSING:
+            # What is imported by its name is imported all the same.
+            found += ((arg.value, node.lineno) for arg in node.args if isinstance(arg, ast.Constant))
     return tuple(found)
 
 
@@ -231,10 +239,13 @@ def test_no_module_holds_state(module: str) -> None:
 
 
 def test_the_package_itself_holds_names_and_no_logic() -> None:
-    docstring, *imports, on_demand, names = _tree("pase").body
+    docstring, *imports, on_demand, methods, _, names = _tree("pase").body
     assert isinstance(docstring, ast.Expr)
     assert all(isinstance(node, ast.ImportFrom) for node in imports)
     assert isinstance(names, ast.Assign)
+    assert isinstance(methods, ast.Assign)
+    assert all(hasattr(import_module(module), name) for module, name in pase.METHODS_OF_PLANS.values())
+    assert all(hasattr(pase.Plan, name) for name in pase.METHODS_OF_PLANS)
     assert len(pase.__all__) <= 22
     assert all(hasattr(pase, name) for name in pase.__all__)
     # What type checkers see is what is loaded on demand.

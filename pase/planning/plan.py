@@ -1,12 +1,12 @@
 """`Plan`: the result of a search, everything that emitting, running and explaining it needs."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from math import prod
 from typing import Any
 
+from pase._loading import method_of_plans
 from pase.common.documents import StrPath
 from pase.common.frozen import FrozenDict
 from pase.common.names import short
@@ -204,7 +204,7 @@ class Plan:
     def peak(self) -> Peak:
         """The most that lies in a device's memory at once as PyTorch runs a step, and when that is."""
         if self.has_parts:
-            peak: Peak = _found("pase.planning.steps", "peak_of")(self)
+            peak: Peak = method_of_plans("peak")(self)
             return peak
         return step_peak(self.graph, self.layers, optimiser=self.optimiser)
 
@@ -212,7 +212,7 @@ class Plan:
     def memory(self) -> DeviceMemory:
         """What a training step needs on each device, as predicted; of stages, on those of the one that needs most."""
         if self.has_parts:
-            memory: DeviceMemory = _found("pase.planning.steps", "memory_of")(self)
+            memory: DeviceMemory = method_of_plans("memory")(self)
             return memory
         return device_memory(self, optimiser=self.optimiser)
 
@@ -254,12 +254,12 @@ class Plan:
         Raises:
             PaseError: no such layer, dim or configuration, or what the plan's constraints or memory limit rule out.
         """
-        plan: Plan = _found("pase.analysis.evaluation", "replaced")(self, layer, rest=rest, **splits)
+        plan: Plan = method_of_plans("replace")(self, layer, rest=rest, **splits)
         return plan
 
     def save(self, path: StrPath) -> None:
         """Write the plan as a JSON file, which `pase.load_plan` and all commands read; PlanError where it cannot be."""
-        _found("pase.planning.plan_file", "write_plan")(self, path)
+        method_of_plans("save")(self, path)
 
     @property
     def gap(self) -> float:
@@ -271,7 +271,7 @@ class Plan:
 
         Its columns are those of `pase export --to csv`; costs are in the plan's cost_unit, sizes in bytes.
         """
-        return _view("data_frame")(self)
+        return method_of_plans("to_dataframe")(self)
 
     def to_networkx(self) -> Any:
         """Return a networkx.MultiDiGraph: a node for each layer, an edge for each tensor that one has from another.
@@ -280,17 +280,17 @@ class Plan:
         is_shared_weight, cost, forward_bytes and backward_bytes, and the position among the layer's reads for a key.
         MissingExtraError where networkx is not there.
         """
-        return _view("network")(self)
+        return method_of_plans("to_networkx")(self)
 
     def plot(self, *, fold: bool = True) -> Any:
         """Return the graph as a picture that notebooks show and that saves itself: ``plan.plot().save("plan.svg")``.
 
         fold: show blocks of layers that repeat once, with their number.
         """
-        return _view("picture")(self, fold=fold)
+        return method_of_plans("plot")(self, fold=fold)
 
     def _repr_html_(self) -> str:
-        return str(_view("html")(self))
+        return str(method_of_plans("_repr_html_")(self))
 
 
 def check_even(plan: Plan, what: str) -> None:
@@ -320,13 +320,3 @@ def check_plain(plan: Plan, what: str) -> None:
             f"the plan {found}; {what} takes no such plan: train it with PyTorch (emit and run with --target torch, "
             "pase.parallelize), or search for one without"
         )
-
-
-def _view(name: str) -> Callable[..., Any]:
-    """Return a view of plans. Views stand above plans, as formats do: they are found by name when one is asked for."""
-    return _found("pase.views.exports.tables", name)
-
-
-def _found(module: str, name: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = getattr(import_module(module), name)
-    return found
