@@ -16,6 +16,7 @@ import pase
 from pase.cli.main import COMMANDS, cli
 from pase.machine import machine_schema
 from pase.planning.plan_file import plan_schema
+from scripts.site import architecture
 from tests.docs.html import Page, Site
 from tests.docs.markdown import ROOT, pages
 
@@ -69,6 +70,11 @@ SOURCES = [page for page in pages() if page.startswith("docs/")]
 
 def test_every_page_is_there(site: Site) -> None:
     assert set(site.pages) == {page_of(source) for source in SOURCES} | FROM_THEME
+
+
+def test_the_architecture_is_that_of_the_code() -> None:
+    for path, text in ((architecture.PAGE, architecture.page()), (architecture.DRAWING, architecture.drawing())):
+        assert (ROOT / path).read_text(encoding="utf-8") == text, "run: python -m scripts.site.architecture"
 
 
 def test_every_page_is_in_the_navigation() -> None:
