@@ -47,10 +47,7 @@ def check(plan: Plan) -> None:
 
 @pytest.mark.parametrize(
     ("name", "num_devices"),
-    [
-        *(("alexnet", num_devices) for num_devices in (4, 6, 16)),
-        *((name, 8) for name in ("rnnlm", "gpt", "transformer", "inception_v3")),
-    ],
+    [("alexnet", 6), ("alexnet", 16), ("rnnlm", 8), ("transformer", 8)],
 )
 def test_every_layer_is_said_as_mesh_tensorflow_reads_it(name: str, num_devices: int) -> None:
     check(small_plan(name, num_devices))

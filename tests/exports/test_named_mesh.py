@@ -62,10 +62,7 @@ def test_any_devices_at_all_keep_their_splits(network: str, num_devices: int) ->
     assert any(elsewhere[0] in note and "other devices than the plan's" in note for note in notes(mesh))
 
 
-@pytest.mark.parametrize("num_devices", [12, 32])
-@pytest.mark.parametrize(
-    "network", ["alexnet", "densenet121", "inception_v3", "lenet5", "rnnlm", "transformer", "vgg16"]
-)
+@pytest.mark.parametrize(("network", "num_devices"), [("alexnet", 12), ("transformer", 32), ("rnnlm", 12)])
 def test_plans_of_a_search_keep_all_their_devices(network: str, num_devices: int) -> None:
     assert all(layer.keeps_devices for layer in check(small_plan(network, num_devices)).layers)
 

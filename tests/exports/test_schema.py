@@ -108,9 +108,8 @@ def test_no_description_is_of_what_is_gone(name: str) -> None:
     assert {text for part in said.values() for text in part.values()} <= shown
 
 
-@pytest.mark.parametrize("name", ["inception_v3", "rnnlm"])
-def test_plans_hold_what_is_promised(name: str) -> None:
-    document = json.loads(json.dumps(plan_document(small_plan(name, 4))))
+def test_plans_hold_what_is_promised() -> None:
+    document = json.loads(json.dumps(plan_document(small_plan("rnnlm", 4))))
     seen = 0
     for line in golden_fields():
         path, _, promise = line.partition(": ")

@@ -15,12 +15,11 @@ from pase.models import build
 from pase.planning.plan import Plan
 from pase.targets.named_mesh import named_mesh
 from pase.views.exports import export
-from pase.views.exports.torch import in_mesh_order
+from pase.views.exports.named_mesh import in_mesh_order
 from tests.exports.boxes import pairs, plan_boxes
 from tests.exports.children import run_child
 from tests.exports.example import write_example
 from tests.exports.placements import mesh_plan
-from tests.hostile import HOSTILE_NAMES, hostile_plan
 from tests.networks import slow_machine
 from tests.runtime.plans import make_plan, random_plan
 
@@ -48,9 +47,7 @@ def _block() -> Graph:
 
 def _plans() -> dict[str, Plan]:
     mlp = build("mlp", batch=4, arguments={"inputs": 8, "hidden": 16, "layers": 4, "classes": 8})
-    small = build("mlp", batch=2, arguments={"inputs": 64, "hidden": 64, "classes": 16})
     return {
-        "searched_mlp": search(small, PROCESSES, machine=slow_machine()),
         "searched_block": search(_block(), PROCESSES, machine=slow_machine()),
         "mlp_on_one_mesh": mesh_plan(mlp, PROCESSES, seed=1),
         "mlp_on_any_devices": random_plan(mlp, PROCESSES, seed=4),
@@ -160,15 +157,3 @@ def test_layers_that_count_parts_in_another_order_are_named() -> None:
     assert f"- {note}" in exported.text
     assert _placements(exported.text)["other"]["inputs"] == [[0, 0]]
     assert export(make_plan(net.build(), 4, splits, {"other": (0, 2, 1, 3)}), "jax").notes == ()
-
-
-@pytest.mark.parametrize("everywhere", [False, True])
-def test_hostile_names_are_strings(everywhere: bool) -> None:
-    text = export(hostile_plan(everywhere=everywhere), "torch").text
-    text.encode()
-    assert list(_placements(text)) == [*HOSTILE_NAMES, "loss"]
-    kinds = {type(node) for node in ast.parse(text).body}
-    assert kinds <= {ast.Expr, ast.Import, ast.ImportFrom, ast.Assign, ast.FunctionDef}
-    calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
-    ours = {"Shard", "Replicate", "Partial", "DeviceMesh", "torch.arange(world_size).reshape", "torch.arange"}
-    assert calls <= ours | {"torch.distributed.get_world_size", "ValueError", "len", "tuple", "range"}

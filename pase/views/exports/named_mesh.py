@@ -1,11 +1,24 @@
-"""What the modules for JAX and PyTorch have that is the same in both: a mesh, and a table of layers' tensors."""
+"""A plan for frameworks that place tensors on a named mesh: a module with the mesh, and a table of layers' tensors.
+
+For JAX the table has the PartitionSpec of each tensor, for PyTorch the placements of a DTensor.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from pase.planning.plan import Plan
+from pase.common.names import listed
+from pase.common.quantities import quantity
+from pase.graph import Graph, Operator
+from pase.graph.operator import SCANNED
+from pase.planning.constraints import with_ties
+from pase.planning.plan import Plan, check_even, check_plain
+from pase.planning.planner import problem_of
+from pase.solver import solve
 from pase.targets.emitter.text import Part as TextPart
-from pase.targets.emitter.text import Text, code, comment, docstring, printable
-from pase.targets.named_mesh import NamedLayer, NamedMesh, NamedTensor
+from pase.targets.emitter.text import Text, code, comment, docstring, joined, printable
+from pase.targets.jax.miscomputed import without_miscomputed
+from pase.targets.named_mesh import NamedDim, NamedLayer, NamedMesh, NamedTensor, named_mesh, notes
+from pase.views.exports.registry import Exported, ExportOptions
 
 _WIDTH = 110
 """Characters in a row of device numbers."""
@@ -14,14 +27,14 @@ TensorText = Callable[[NamedTensor], Text | None]
 """What is said of a tensor, as an expression; None where nothing is."""
 
 
-def heading(plan: Plan, framework: Text, notes: Sequence[str], usage: Text) -> list[Text]:
+def _heading(plan: Plan, framework: Text, notes: Sequence[str], usage: Text) -> list[Text]:
     """Return the docstring of a module: of what plan it is, how it is used, and what it does not say."""
     title = f"{printable(plan.graph.name)} on {plan.num_devices} devices: its strategy for {framework}, by PaSE."
     missing = ["", "Not said here:", *(f"- {printable(note, 1000)}" for note in notes)] if notes else []
     return [*docstring([title, "", usage, *missing]), code("")]
 
 
-def constants(mesh: NamedMesh, about: str) -> list[Text]:
+def _constants(mesh: NamedMesh, about: str) -> list[Text]:
     """Return the lines that define MESH_SHAPE, AXIS_NAMES and DEVICE_ORDER; about: what the last of them holds."""
     return [
         code("MESH_SHAPE = {}", _tuple(mesh.sizes)),
@@ -51,7 +64,7 @@ def _devices(devices: Sequence[int]) -> Iterator[Text]:
     yield code(")")
 
 
-def table(name: Text, layers: Sequence[NamedLayer], groups: Mapping[str, TensorText]) -> list[Text]:
+def _table(name: Text, layers: Sequence[NamedLayer], groups: Mapping[str, TensorText]) -> list[Text]:
     """Return the lines of a dict: for each layer, what is said of its inputs, parameters and outputs.
 
     groups: how tensors are written in "inputs", "parameters", "outputs", and in further lists of outputs, which a layer
@@ -91,3 +104,220 @@ def _entry(layer: NamedLayer, groups: Mapping[str, TensorText]) -> Iterator[Text
 
 
 _ALWAYS = ("inputs", "parameters", "outputs")
+
+
+# -- JAX
+
+_TIME_LIMIT_S = 10.0
+
+
+def scan_notes(plan: Plan) -> tuple[str, ...]:
+    """Return a line that names the layers of a loop that are split otherwise in another turn, if there are any."""
+    places = scanned_layers(plan.graph)
+    unlike = [
+        name for names in places.values() if len({tuple(plan[n].splits.items()) for n in names}) > 1 for name in names
+    ]
+    if not unlike:
+        return ()
+    problem = problem_of(plan.graph, plan.num_devices, plan.machine, plan.cost_model)
+    solution = solve(with_ties(problem, places.values()).tables, time_limit_s=_TIME_LIMIT_S)
+    found = "the cheapest strategy" if solution.exact else "a strategy"
+    told = (
+        f"split differently in the turns of one lax.scan: {listed(unlike)}; a scan has one body, and so one spec for "
+        f"all turns: write the loop out, or give all turns the specs of one; {found} with all turns alike costs "
+        f"{quantity(solution.cost, plan.cost_unit)}, this one {quantity(plan.total_cost, plan.cost_unit)}"
+    )
+    return (told,)
+
+
+def scanned_layers(graph: Graph) -> Mapping[str, tuple[str, ...]]:
+    """Return the layers of all turns of a loop, by their place in its body; those alone that can be split alike."""
+    found: dict[str, list[Operator]] = {}
+    for operator in graph.operators:
+        place = operator.attribute(SCANNED, "")
+        if place:
+            found.setdefault(place, []).append(operator)
+    return {
+        place: tuple(operator.name for operator in turns)
+        for place, turns in found.items()
+        if len({(operator.dims, operator.unsplittable) for operator in turns}) == 1
+    }
+
+
+_USE_OF_JAX = code(
+    """\
+    mesh = make_mesh()
+    w = jax.device_put(w, sharding(mesh, SPECS[layer]["parameters"]["w"]))
+    x = jax.lax.with_sharding_constraint(x, sharding(mesh, SPECS[layer]["inputs"][0]))   # within jax.jit
+
+A spec has an entry for each dim of the tensor, in the order of its shape, which stands beside it."""
+)
+
+_IMPORTS_OF_JAX = code(
+    """\
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+"""
+)
+
+_FUNCTIONS_OF_JAX = code(
+    '''
+def make_mesh(devices=None):
+    """Return the mesh; devices: that the plan numbers from 0, by default those of JAX."""
+    devices = list(jax.devices() if devices is None else devices)
+    if len(devices) < len(DEVICE_ORDER):
+        raise ValueError(f"the plan is for {len(DEVICE_ORDER)} devices; found {len(devices)}")
+    ordered = np.empty(len(DEVICE_ORDER), dtype=object)
+    ordered[:] = [devices[number] for number in DEVICE_ORDER]
+    return Mesh(ordered.reshape(MESH_SHAPE), AXIS_NAMES)
+
+
+def sharding(mesh, spec):
+    """Return how a tensor lies on the mesh."""
+    return NamedSharding(mesh, spec)
+
+'''
+)
+
+
+def write_jax(plan: Plan, options: ExportOptions) -> Exported:
+    """Return a Python module that defines a mesh and SPECS, the PartitionSpec of each tensor of each layer.
+
+    Where a spec cannot say how the plan splits a dim of a tensor that a layer makes, it leaves the dim to the compiler;
+    data and parameters are not split there, nor what XLA would compute wrong (`without_miscomputed`). Notes name the
+    layers.
+    """
+    check_plain(plan, "JAX")
+    check_even(plan, "JAX")
+    mesh = without_miscomputed(plan, named_mesh(plan))
+    found = (*scan_notes(plan), *notes(mesh))
+    groups = {"inputs": _spec, "parameters": _spec, "outputs": _spec}
+    lines = [
+        *_heading(plan, code("JAX"), found, _USE_OF_JAX),
+        _IMPORTS_OF_JAX,
+        *_constants(mesh, "The plan's number of the device at each place of the mesh, row-major."),
+        _FUNCTIONS_OF_JAX,
+        *_table(code("SPECS"), mesh.layers, groups),
+        code(""),
+    ]
+    return Exported(text=joined(lines), notes=found)
+
+
+def _spec(tensor: NamedTensor) -> Text:
+    return code("P({})", [_spec_entry(dim, is_made=tensor.is_made) for dim in tensor.dims])
+
+
+def _spec_entry(dim: NamedDim, *, is_made: bool) -> Text:
+    if dim.is_open and is_made:
+        return code("P.UNCONSTRAINED")
+    match dim.axes:
+        case ():
+            return code("None")
+        case (axis,):
+            return code("{}", axis)
+        case axes:
+            return code("({})", axes)
+
+
+# -- PyTorch
+
+_USE_OF_TORCH = code(
+    """\
+    torch.cuda.set_device(DEVICE_ORDER[rank])   # where the host's devices are those of the plan
+    mesh = device_mesh("cuda")
+    w = distribute_tensor(w, mesh, PLACEMENTS[layer]["parameters"]["w"])
+    x = x.redistribute(mesh, PLACEMENTS[layer]["inputs"][0])
+
+Placements have an entry for each dim of the mesh. "partial_outputs" are the outputs of a layer that splits what it sums
+over, before the parts are added up; "outputs" are what the plan has after that."""
+)
+
+_IMPORTS_OF_TORCH = code(
+    """\
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Replicate, Shard
+"""
+)
+
+_FUNCTIONS_OF_TORCH = code(
+    '''
+def device_mesh(device_type="cuda"):
+    """Return the mesh; every process of the group calls it, after torch.distributed.init_process_group."""
+    world_size = torch.distributed.get_world_size()
+    if world_size != len(DEVICE_ORDER):
+        raise ValueError(f"the plan is for {len(DEVICE_ORDER)} processes; the group has {world_size}")
+    ranks = torch.arange(world_size).reshape(MESH_SHAPE)
+    return DeviceMesh(device_type, ranks, mesh_dim_names=AXIS_NAMES)
+
+'''
+)
+
+
+def write_torch(plan: Plan, options: ExportOptions) -> Exported:
+    """Return a Python module that defines a device mesh and PLACEMENTS, those of each tensor of each layer.
+
+    Where placements cannot say how the plan splits a dim, the dim is not split. Notes name the layers.
+    """
+    # Ranks are in the order of the mesh, and devices are given to them: DTensor sends parts to the wrong processes
+    # where a mesh has ranks that do not ascend (PyTorch 2.13: it scatters and gathers in the order of a group's ranks).
+    check_plain(plan, "a table of placements")
+    check_even(plan, "a table of placements")
+    mesh = named_mesh(plan)
+    ordered = in_mesh_order(mesh)
+    found = (*notes(mesh), *_reordered(mesh, ordered))
+    groups: Mapping[str, TensorText] = {
+        **dict.fromkeys(("inputs", "parameters", "outputs"), lambda tensor: _placements(tensor, mesh.names, ())),
+        "partial_outputs": lambda tensor: _placements(tensor, mesh.names, tensor.sums) if tensor.sums else None,
+    }
+    lines = [
+        *_heading(plan, code("PyTorch's DTensor"), found, _USE_OF_TORCH),
+        _IMPORTS_OF_TORCH,
+        *_constants(mesh, "The plan's number of the device that the process of each rank uses."),
+        _FUNCTIONS_OF_TORCH,
+        *_table(code("PLACEMENTS"), ordered.layers, groups),
+        code(""),
+    ]
+    return Exported(text=joined(lines), notes=found)
+
+
+def _placements(tensor: NamedTensor, names: tuple[str, ...], sums: tuple[str, ...]) -> Text:
+    by_axis = {axis: code("Shard({})", number) for number, dim in enumerate(tensor.dims) for axis in dim.axes}
+    by_axis |= dict.fromkeys(sums, code("Partial()"))
+    return code("[{}]", [by_axis.get(name, code("Replicate()")) for name in names])
+
+
+def in_mesh_order(mesh: NamedMesh) -> NamedMesh:
+    """Return the mesh with every dim split by its axes in the order of the mesh, the one order that placements have."""
+    place = {name: number for number, name in enumerate(mesh.names)}
+
+    def sorted_axes(axes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(sorted(axes, key=place.__getitem__))
+
+    def changed(tensor: NamedTensor) -> NamedTensor:
+        return replace(tensor, dims=tuple(replace(dim, axes=sorted_axes(dim.axes)) for dim in tensor.dims))
+
+    def in_order(layer: NamedLayer) -> NamedLayer:
+        axes = {dim: sorted_axes(of_dim) for dim, of_dim in layer.axes.items()}
+        if axes == layer.axes:
+            return layer
+        return replace(layer.with_tensors(changed), axes=axes, keeps_devices=False)
+
+    return replace(mesh, layers=tuple(map(in_order, mesh.layers)))
+
+
+def _reordered(mesh: NamedMesh, ordered: NamedMesh) -> tuple[str, ...]:
+    names = [
+        before.name
+        for before, after in zip(mesh.layers, ordered.layers, strict=True)
+        if before.keeps_devices and not after.keeps_devices
+    ]
+    if not names:
+        return ()
+    note = (
+        f"on other devices than the plan's: {listed(names)}; DTensor counts the parts of a dim in the order of the "
+        "mesh's dims, the plan in another: the same numbers, other traffic"
+    )
+    return (note,)

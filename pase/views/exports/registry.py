@@ -50,11 +50,11 @@ def export(plan: Plan, name: str, options: ExportOptions | None = None) -> Expor
     return FORMATS[name].write(plan, options or ExportOptions())
 
 
-def _format(module: str, summary: str) -> Format:
-    """Return the format whose writer is the function `write` of a module, imported at its first call."""
+def _format(summary: str, module: str, function: str = "write") -> Format:
+    """Return the format whose writer is a function of a module, imported at its first call."""
 
     def write(plan: Plan, options: ExportOptions) -> Exported:
-        found: Writer = import_module(f"pase.views.exports.{module}").write
+        found: Writer = getattr(import_module(f"pase.views.exports.{module}"), function)
         return found(plan, options)
 
     return Format(summary=summary, write=write)
@@ -62,12 +62,12 @@ def _format(module: str, summary: str) -> Format:
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
-        "csv": _format("tables", "a table, one row for each layer"),
-        "dot": _format("dot", "the graph, for Graphviz"),
-        "mermaid": _format("mermaid", "the graph, for Markdown"),
-        "svg": _format("svg", "the graph, as a picture"),
-        "mesh-tensorflow-layout": _format("mesh_tensorflow_layout", "layout rules and mesh shapes of Mesh-TensorFlow"),
-        "jax": _format("jax", "PartitionSpecs on a named mesh, for JAX"),
-        "torch": _format("torch", "DTensor placements on a named mesh, for PyTorch"),
+        "csv": _format("a table, one row for each layer", "tables"),
+        "dot": _format("the graph, for Graphviz", "graph_text", "write_dot"),
+        "mermaid": _format("the graph, for Markdown", "graph_text", "write_mermaid"),
+        "svg": _format("the graph, as a picture", "svg"),
+        "mesh-tensorflow-layout": _format("layout rules and mesh shapes of Mesh-TensorFlow", "mesh_tensorflow_layout"),
+        "jax": _format("PartitionSpecs on a named mesh, for JAX", "named_mesh", "write_jax"),
+        "torch": _format("DTensor placements on a named mesh, for PyTorch", "named_mesh", "write_torch"),
     }
 )
