@@ -30,7 +30,7 @@ from pase.errors import ConfigurationError
 from pase.planning.plan_file import plan_schema
 from pase.views.exports import FORMATS, ExportOptions, export
 from pase.views.reports.document import render, report_document
-from pase.views.reports.sweep import device_numbers, sweep
+from pase.views.reports.sections import device_numbers, sweep
 
 _HELP = "\n".join(
     [

@@ -10,8 +10,8 @@ import pase
 from pase import Plan
 from pase.analysis.explanation import every_choice
 from pase.planning.planner import problem_of_plan
-from pase.views.reports.choices import choices_document
 from pase.views.reports.document import report_document
+from pase.views.reports.sections import choices_document
 from tests.explanation.test_explain import data_parallel_plan
 from tests.hostile import hostile_plan
 from tests.networks import slow_machine, small_graph
@@ -52,7 +52,7 @@ def pinned(plan: Plan, layer: int, splits: list[int], **others: Any) -> float:
 @pytest.mark.parametrize(
     ("name", "model"),
     [
-        *(("transformer", "paper"), ("alexnet", "alpha_beta"), ("mlp", "paper")),
+        *(("transformer", "paper"), ("alexnet", "alpha_beta")),
         pytest.param("inception_v3", "alpha_beta", marks=pytest.mark.full),
     ],
 )
@@ -105,8 +105,7 @@ def test_constraints_of_the_plan_hold() -> None:
         assert cost == pytest.approx(plan.total_cost * (1 + difference), rel=3e-9)
 
 
-@pytest.mark.parametrize("most", [3, 40])
-@pytest.mark.parametrize("max_cells", [10**9, 20_000])
+@pytest.mark.parametrize(("most", "max_cells"), [(3, 10**9), (40, 20_000)])
 def test_what_is_not_listed_costs_more(most: int, max_cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned("transformer")
     monkeypatch.setattr(f"{CHOICES}.MAX_CELLS", max_cells)

@@ -35,8 +35,7 @@ from pase.planning.stages import step_flows
 from pase.sharding.traffic import Phase
 from pase.views.drawing.arrangement import arranged
 from pase.views.drawing.plans import SplitClasses, drawn_plan, split_classes
-from pase.views.reports.choices import choices_document
-from pase.views.reports.stages import recomputed_costs, simulated, stages_document
+from pase.views.reports.sections import choices_document, recomputed_costs, simulated, stages_document
 
 
 def cost_parts(plan: Plan) -> tuple[tuple[Part, ...], ...]:
