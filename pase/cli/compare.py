@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 
-from pase.analysis.baselines.compare import OURS, Comparison, compare
+from pase.analysis.baselines.compare import OURS, Comparison, compare, compare_steps
 from pase.analysis.baselines.mcmc import COLDNESS, MAX_STEPS, STARTS, Sampling
 from pase.analysis.baselines.registry import BASELINES, chosen
-from pase.analysis.baselines.steps import compare_steps
 from pase.cli.options import (
     ModelArguments,
     choice_option,

@@ -6,8 +6,7 @@ import pytest
 
 import pase
 from pase import Plan
-from pase.analysis.baselines.compare import OURS, Comparison
-from pase.analysis.baselines.steps import compare_steps
+from pase.analysis.baselines.compare import OURS, Comparison, compare_steps
 from pase.errors import ConfigurationError
 from pase.planning.planner import SearchOptions
 from pase.planning.steps import Step

@@ -71,7 +71,6 @@ class Sampling:
     start: str = "experts"
 
     def __post_init__(self) -> None:
-        """Check the figures."""
         for name, least in (("seed", 0), ("steps", 0), ("coldness", 0)):
             value = getattr(self, name)
             if not least <= value < inf:
