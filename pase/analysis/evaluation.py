@@ -98,7 +98,6 @@ class Strategy:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that it starts from."""
         return self.rest if isinstance(self.rest, Plan) else None
 
 

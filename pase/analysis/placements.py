@@ -20,10 +20,9 @@ Devices = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementTraffic:
-    """What is moved under one placement. name: of the placement. devices: [layers] of each part. flows: what moves."""
+    """What is moved under one placement. name: of the placement. flows: what moves."""
 
     name: str
-    devices: tuple[Devices, ...]
     flows: tuple[Flow, ...]
 
 
@@ -32,14 +31,11 @@ def compare_placements(plan: Plan) -> tuple[PlacementTraffic, ...]:
 
     Of a plan in stages, whose groups of devices are as they are, under its own alone.
     """
-    own = tuple(layer.devices for layer in plan.layers)
     if plan.num_groups > 1:
-        return (PlacementTraffic(name="plan", devices=own, flows=step_flows(plan)),)
-    found = []
-    for name, place in PLACEMENTS.items():
-        devices = place(plan)
-        found.append(PlacementTraffic(name=name, devices=devices, flows=flows(placed_anew(plan, devices))))
-    return tuple(found)
+        return (PlacementTraffic(name="plan", flows=step_flows(plan)),)
+    return tuple(
+        PlacementTraffic(name=name, flows=flows(placed_anew(plan, place(plan)))) for name, place in PLACEMENTS.items()
+    )
 
 
 def placed_anew(plan: Plan, devices: Iterable[Devices]) -> Plan:

@@ -137,7 +137,7 @@ def _of(placement: PlacementTraffic, layer: str | None) -> PlacementTraffic:
     flows = placement.flows
     if layer is not None:
         flows = tuple(flow for flow in flows if layer in (flow.movement.producer, flow.movement.consumer))
-    return PlacementTraffic(name=placement.name, devices=placement.devices, flows=flows)
+    return PlacementTraffic(name=placement.name, flows=flows)
 
 
 # -- for programs

@@ -78,7 +78,7 @@ def test_an_island_costs_what_it_adds_to_the_whole(seed: int) -> None:
     tables = random_problem(seed)
     optimum = solve(tables)
     kept = near_optimal(tables, optimum.cost * 1.1)
-    for island in islands(tables, kept).values():
+    for island in islands(tables, kept):
         own = island.tables.evaluate(island.present(optimum.choice))
         for choice, cost in every_strategy(island.tables):
             whole = list(optimum.choice)

@@ -139,8 +139,9 @@ def test_repeated_layers_are_explained_like_the_first() -> None:
 # -- sentences
 
 
-@pytest.mark.parametrize("model", sorted(COST_MODELS))
-@pytest.mark.parametrize("name", ["alexnet", "transformer", "rnnlm"])
+@pytest.mark.parametrize(
+    ("name", "model"), [*product(["alexnet", "rnnlm"], sorted(COST_MODELS)), ("transformer", "alpha_beta")]
+)
 def test_sentences_say_what_the_tables_say(name: str, model: str) -> None:
     plan, explanation = planned(name, 8, model), explained(name, 8, model)
     problem = problem_of(plan.graph, 8, plan.machine, model)
@@ -170,7 +171,7 @@ def test_sentences_say_what_the_tables_say(name: str, model: str) -> None:
             rises = {p.name: p.cost - mine.get(p.name, 0.0) for p in other}
             assert max(rises, key=lambda key: rises[key]) == part.name
             num_checked += 1
-    unsaid = [("transformer", "paper"), ("transformer", "ring"), ("rnnlm", "ring"), ("rnnlm", "step")]
+    unsaid = [("rnnlm", "ring"), ("rnnlm", "step")]
     assert num_checked > 0 or (name, model) in unsaid
 
 

@@ -14,8 +14,16 @@ from tests.networks import slow_machine, small_graph, tiny_graph
 WITHOUT_FLIPS = ExplainOptions(max_solutions=0)
 
 
-@pytest.mark.parametrize("model", ["paper", "alpha_beta"])
-@pytest.mark.parametrize("name", ["alexnet", "rnnlm", "transformer_big", "densenet121", "tiny"])
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("alexnet", "paper"),
+        ("rnnlm", "alpha_beta"),
+        ("transformer_big", "paper"),
+        ("tiny", "alpha_beta"),
+        pytest.param("densenet121", "alpha_beta", marks=pytest.mark.full),
+    ],
+)
 def test_it_says_what_each_explanation_says(name: str, model: str) -> None:
     plan = planned(name, 8, model)
     brief, full = overview(plan), explain(plan, options=WITHOUT_FLIPS)

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from pase import load, search
 from pase.analysis.simulation.engine import Collective, Compute, Direction
-from pase.analysis.simulation.simulation import Activity, Simulation, link_bytes, simulate
+from pase.analysis.simulation.simulation import Activity, link_bytes, simulate
 from pase.analysis.simulation.step import COLLECTIVES, layer_work
 from pase.errors import MachineError, SimulationError
 from pase.graph import Graph
 from pase.machine import Machine
 from pase.planning.plan import Plan
 from pase.sharding.traffic import Phase, flows
-from tests.networks import SMALL, small_graph
+from tests.networks import small_graph
 from tests.runtime.networks import attentions, batch_norms, lstms, mixed, small, tied
 from tests.runtime.plans import data_parallel_plan, make_plan, random_plan
 from tests.simulation.machines import machine
@@ -35,7 +35,7 @@ ways = st.fixed_dictionaries({"collectives": st.sampled_from(list(COLLECTIVES)),
 # -- steps worked out by hand
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", ["lenet5", "rnnlm", "transformer"])
 def test_one_device_computes_layer_after_layer(name: str) -> None:
     """All FLOP of the step, as the search counts them, and two for each weight that is updated."""
     graph = small_graph(name)
@@ -113,7 +113,7 @@ def test_links_carry_the_bytes_that_the_traffic_predicts(plan: Plan) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(plans, ways)
-def test_no_step_is_shorter_than_its_devices_and_its_links_take(plan: Plan, way: dict[str, bool]) -> None:
+def test_no_step_is_shorter_than_what_it_takes_and_nothing_happens_at_once(plan: Plan, way: dict[str, bool]) -> None:
     step = simulate(plan, machine=TWO_LEVELS, **way)  # type: ignore[arg-type]
     least = step.step_time_s * (1 + 1e-9)
     work = layer_work(plan, TWO_LEVELS).values()
@@ -129,23 +129,13 @@ def test_no_step_is_shorter_than_its_devices_and_its_links_take(plan: Plan, way:
     for level in step.levels:
         assert 0 <= level.utilisation <= 1 + 1e-9
         assert level.busiest_s <= least
-
-
-@settings(max_examples=30, deadline=None)
-@given(plans, ways)
-def test_the_critical_path_fills_the_step(plan: Plan, way: dict[str, bool]) -> None:
-    step = simulate(plan, machine=TWO_LEVELS, **way)  # type: ignore[arg-type]
+    # The critical path fills it.
     path = step.critical_path
     assert path[0].begin_s == 0
     assert path[-1].end_s == step.step_time_s
     assert all(one.end_s == other.begin_s for one, other in pairwise(path))
     assert sum(step.activities.values()) == pytest.approx(step.step_time_s)
-
-
-@settings(max_examples=20, deadline=None)
-@given(plans, ways)
-def test_tasks_wait_for_one_another_and_use_devices_and_links_one_at_a_time(plan: Plan, way: dict[str, bool]) -> None:
-    step = simulate(plan, machine=TWO_LEVELS, **way)  # type: ignore[arg-type]
+    # Tasks wait for one another, and use devices and links one at a time.
     schedule = step.schedule
     for task, followers in enumerate(step.tasks.followers):
         assert all(schedule.end_s[task] <= schedule.start_s[follower] for follower in followers)
@@ -177,7 +167,7 @@ def slower(found: Machine, factor: float) -> Machine:
     return replace(found, device=device, levels=levels)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(plans, ways)
 def test_a_machine_of_a_quarter_of_the_speed_takes_four_times_as_long(plan: Plan, way: dict[str, bool]) -> None:
     step, again, slow = (
@@ -227,10 +217,3 @@ def test_an_unknown_way_of_collectives_is_refused() -> None:
 def test_devices_that_do_not_fill_the_nodes_are_refused() -> None:
     with pytest.raises(MachineError, match=r"levels\[0\]\.devices is 8, which does not divide 12"):
         simulate(data_parallel_plan(small("mlp"), 12), machine=machine((8, 0.0, 1e9), (0, 0.0, 1e9)))
-
-
-def test_a_large_network_is_simulated_in_seconds() -> None:
-    """InceptionV3 at its full size on 32 devices: some 25,000 tasks. The limit is wide; it takes less than a second."""
-    step: Simulation = simulate(search(load("inception_v3"), 32))
-    assert len(step.tasks.tasks) > 10_000
-    assert step.step_time_s > 0

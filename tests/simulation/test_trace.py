@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pase.analysis.simulation.simulation import Simulation, Track, chrome_trace, simulate, timeline
+from pase.analysis.simulation.simulation import Simulation, chrome_trace, simulate
 from pase.analysis.simulation.step import COLLECTIVES
 from tests.runtime.networks import small
 from tests.runtime.plans import random_plan
@@ -31,32 +31,30 @@ def test_a_trace_names_devices_and_tracks(step: Simulation) -> None:
     }
 
 
-def test_events_of_one_track_do_not_overlap(step: Simulation) -> None:
-    tracks: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    for event in json.loads(chrome_trace(step))["traceEvents"]:
-        if event["ph"] == "X":
-            tracks.setdefault((event["pid"], event["tid"]), []).append(event)
-    assert set(tracks) == {(device, int(track)) for device in range(4) for track in Track}
-    for events in tracks.values():
-        events.sort(key=lambda event: (event["ts"], event["dur"]))
+def tracks(step: Simulation) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    """Return the events of each device's tracks, by their begin."""
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    events = [event for event in json.loads(chrome_trace(step))["traceEvents"] if event["ph"] == "X"]
+    for event in sorted(events, key=lambda event: (event["ts"], event["dur"])):
+        found.setdefault((event["pid"], event["tid"]), []).append(event)
+    return found
+
+
+def test_events_of_one_track_do_not_overlap_and_add_up_to_what_devices_do(step: Simulation) -> None:
+    found = tracks(step)
+    assert set(found) == {(device, track) for device in range(4) for track in range(3)}
+    for (number, track), events in found.items():
         for one, other in pairwise(events):
             assert one["ts"] + one["dur"] <= other["ts"] + 1e-6
         assert events[-1]["ts"] + events[-1]["dur"] <= step.step_time_s * 1e6 + 1e-6
-
-
-def test_the_timeline_adds_up_to_what_devices_do(step: Simulation) -> None:
-    for device in step.devices:
-        spent = dict.fromkeys(Track, 0.0)
-        for event in timeline(step):
-            if event.device == device.device:
-                spent[event.track] += event.end_s - event.begin_s
-        assert [spent[track] for track in Track] == pytest.approx(
-            [device.computing_s, device.sending_s, device.receiving_s]
-        )
+        device = step.devices[number]
+        spent_s = (device.computing_s, device.sending_s, device.receiving_s)[track]
+        assert sum(event["dur"] for event in events) == pytest.approx(spent_s * 1e6)
 
 
 def test_messages_say_how_many_bytes_cross_which_level(step: Simulation) -> None:
-    sent = sum(event.size_bytes for event in timeline(step) if event.track is Track.SEND)
-    assert sent == pytest.approx(step.levels[0].moved_bytes)
-    assert {event.level for event in timeline(step) if event.track is Track.SEND} == {"level0", "level1"}
-    assert {event.level for event in timeline(step) if event.track is Track.COMPUTE} == {""}
+    found = tracks(step)
+    sent = [event["args"] for (_, track), events in found.items() for event in events if track == 1]
+    assert sum(arguments["bytes"] for arguments in sent) == pytest.approx(step.levels[0].moved_bytes)
+    assert {arguments["level"] for arguments in sent} == {"level0", "level1"}
+    assert all(event["args"] == {} for (_, track), events in found.items() for event in events if track == 0)

@@ -7,7 +7,7 @@ island at once; an island that would take too long is solved again for each ques
 proves nothing, and is looked for again under a higher one, at last in the whole problem.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -41,13 +41,10 @@ class Island:
         return {v: int(rows[c]) for v, rows, c in zip(self.vertices, self.kept, choice, strict=True)}
 
 
-def islands(tables: CostTables, kept: Sequence[IndexArray]) -> Mapping[int, Island]:
-    """Return the island of each vertex that has more than one of the `kept` configurations, [V] each ascending."""
-    found: dict[int, Island] = {}
-    for part in connected_parts(tables, [v for v, rows in enumerate(kept) if len(rows) > 1]):
-        island = _island(tables, kept, tuple(sorted(part)))
-        found |= dict.fromkeys(island.vertices, island)
-    return found
+def islands(tables: CostTables, kept: Sequence[IndexArray]) -> list[Island]:
+    """Return the islands of the vertices that have more than one of the `kept` configurations, [V] each ascending."""
+    parts = connected_parts(tables, [v for v, rows in enumerate(kept) if len(rows) > 1])
+    return [_island(tables, kept, tuple(part)) for part in parts]
 
 
 def _island(tables: CostTables, kept: Sequence[IndexArray], vertices: tuple[int, ...]) -> Island:
@@ -79,6 +76,11 @@ def _island(tables: CostTables, kept: Sequence[IndexArray], vertices: tuple[int,
             edge_table=tuple(range(len(edges))),
         ),
     )
+
+
+def others(tables: CostTables, vertex: int, configuration: int) -> IndexArray:
+    """Return the other configurations of a vertex."""
+    return np.delete(np.arange(tables.domain_sizes[vertex], dtype=np.int32), configuration)
 
 
 SLACKS = (3e-5, 3e-4, 0.001, 0.003, 0.007, 0.015, 0.03, 0.06, 0.12, 0.3)
@@ -114,13 +116,9 @@ class _Stage:
     """Configurations, [V] each ascending, of strategies within a limit, and the island of each open vertex."""
 
     kept: tuple[IndexArray, ...]
+    islands: list[Island]
     island: Mapping[int, Island]
     marginals: dict[int, Marginals | None]  # by the island's first vertex
-
-    @property
-    def islands(self) -> Collection[Island]:
-        """Each island once."""
-        return {island.vertices[0]: island for island in self.island.values()}.values()
 
 
 class Alternatives:
@@ -153,14 +151,14 @@ class Alternatives:
 
     def without(self, vertex: int, configuration: int) -> Alternative | None:
         """Return the cheapest strategy in which a vertex has another configuration; None if it has no other."""
-        return self.among(vertex, self._others(vertex, configuration))
+        return self.among(vertex, others(self._tables, vertex, configuration))
 
     def least_without(self, vertex: int, configuration: int) -> Least | None:
         """Return which other configuration of a vertex costs least, and how much, where min-marginals know it.
 
         configuration: that of the optimum. None: it has no other, or the problem is too large for them.
         """
-        rows = self._others(vertex, configuration)
+        rows = others(self._tables, vertex, configuration)
         if not len(rows):
             return None
         for number, limit in self._limits():
@@ -192,10 +190,6 @@ class Alternatives:
         choice = list(solution.choice)
         choice[vertex] = int(rows[choice[vertex]])
         return self._answer(choice, solution.exact)
-
-    def _others(self, vertex: int, configuration: int) -> IndexArray:
-        rows = np.arange(self._tables.domain_sizes[vertex], dtype=np.int32)
-        return np.delete(rows, configuration)
 
     def _limits(self) -> Iterator[tuple[int, float]]:
         """Yield (stage, limit), without the lowest where a higher one takes little more than they.
@@ -271,7 +265,9 @@ class Alternatives:
     def _stage(self, number: int) -> _Stage:
         if number not in self._stages:
             kept = near_optimal(self._tables, self._optimum.cost * (1 + SLACKS[number]))
-            self._stages[number] = _Stage(kept=kept, island=islands(self._tables, kept), marginals={})
+            found = islands(self._tables, kept)
+            island = {v: one for one in found for v in one.vertices}
+            self._stages[number] = _Stage(kept=kept, islands=found, island=island, marginals={})
         return self._stages[number]
 
     def _marginals(self, stage: _Stage, island: Island) -> Marginals | None:
@@ -304,8 +300,7 @@ class FeasibleAlternatives:
 
     def without(self, vertex: int, configuration: int) -> Alternative | None:
         """Return the cheapest strategy in which a vertex has another configuration; None if none is found that fits."""
-        rows = np.arange(self.tables.domain_sizes[vertex], dtype=np.int32)
-        return self.among(vertex, np.delete(rows, configuration))
+        return self.among(vertex, others(self.tables, vertex, configuration))
 
     def among(self, vertex: int, rows: IndexArray) -> Alternative | None:
         """Return the cheapest strategy in which a vertex has one of some configurations; None if none is found."""

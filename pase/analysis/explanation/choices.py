@@ -110,7 +110,7 @@ def _within(
     """Return the min-marginals of each island of strategies so near to one; None where that is too much work."""
     kept = near_optimal(tables, cost * (1 + slack), check)
     found = []
-    for island in {island.vertices[0]: island for island in islands(tables, kept).values()}.values():
+    for island in islands(tables, kept):
         # What is not within the limit may count as twice that, so that all costs are finite.
         ceiling = 2 * (1 + slack) * cost or 1.0
         marginals = min_marginals(

@@ -1,8 +1,9 @@
 """How an explanation searches: within the plan's own limit on memory, and for the strategy nearest to the plan."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from pase.common.connected import connected
 from pase.costs import Problem, memory_tables
 from pase.errors import PlanError
 from pase.planning.memory_limit import weighted_problem
@@ -58,7 +59,7 @@ def nearest(
     changed = {v for v, (c, r) in enumerate(zip(choice, reference, strict=True)) if c != r} - set(moved)
     for group in connected_parts(tables[0], changed):
         if take_back(group):
-            changed -= group
+            changed -= set(group)
     waiting = True
     while waiting:
         back = {v for v in sorted(changed) if take_back((v,))}
@@ -72,17 +73,10 @@ def _cost_of(tables: CostTables, choice: Sequence[int], vertices: Collection[int
     return layers + sum(tables.edge(e).cost(choice[tables.edges[e][0]], choice[tables.edges[e][1]]) for e in edges)
 
 
-def connected_parts(tables: CostTables, vertices: Collection[int]) -> Iterator[set[int]]:
-    """Yield the connected parts of some vertices, the one with the first vertex first."""
-    left = set(vertices)
-    while left:
-        part, frontier = set[int](), [min(left)]
-        while frontier:
-            v = frontier.pop()
-            part.add(v)
-            left.discard(v)
-            frontier += tables.neighbours[v] & left
-        yield part
+def connected_parts(tables: CostTables, vertices: Collection[int]) -> list[list[int]]:
+    """Return the connected parts of some vertices, each ascending, the one with the first vertex first."""
+    of = set(vertices)
+    return connected(sorted(of), ((v, u) for v in of for u in tables.neighbours[v] & of))
 
 
 LIMITED_TIME_S = 0.5
@@ -103,7 +97,6 @@ class ConstrainedSearch:
     time_limit_s: float | None = None
 
     def fits(self, choice: Sequence[int]) -> bool:
-        """Return whether a strategy is within the limit."""
         return self.limited is None or self.limited.fits(choice)
 
     def weighted(self, tables: CostTables) -> ConstrainedProblem | None:

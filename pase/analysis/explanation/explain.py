@@ -115,7 +115,6 @@ class Work:
         self._reasons = Reasons(plan, problem, choice, self.parts)
 
     def layer(self, vertex: int, below: Side, above: Side) -> LayerExplanation:
-        """Return what is said of one layer."""
         own, best = self.choice[vertex], self.optimum.choice[vertex]
         kept = self._alternatives.among(vertex, np.array([own], dtype=np.int32))
         other = self._alternatives.without(vertex, own)

@@ -49,7 +49,6 @@ class Line:
     communication: float
 
     def at(self, scale: float) -> float:
-        """Return the cost at a scale."""
         return self.compute + scale * self.communication
 
     def is_parallel_to(self, other: "Line") -> bool:
@@ -67,7 +66,6 @@ class ScaledTables:
     communication: CostTables
 
     def at(self, scale: float) -> CostTables:
-        """Return the problem at a scale."""
         return replace(
             self.compute,
             vertex_costs=tuple(
@@ -80,7 +78,6 @@ class ScaledTables:
         )
 
     def line(self, choice: Sequence[int]) -> Line:
-        """Return what a strategy costs."""
         return Line(
             choice=tuple(choice),
             compute=self.compute.evaluate(choice),

@@ -75,7 +75,6 @@ class StepLayer:
 
     @property
     def own(self) -> LayerMode:
-        """What the plan has."""
         return next(mode for mode in self.modes if mode.is_own)
 
     @property
@@ -85,7 +84,6 @@ class StepLayer:
 
     @property
     def runner_up(self) -> LayerMode | None:
-        """The cheapest other mode that fits."""
         return next((mode for mode in self.modes if mode.fits and not mode.is_own), None)
 
 
@@ -231,7 +229,6 @@ class _Work:
         return min(others, key=lambda mode: mode.difference_s, default=None)
 
     def _reason(self, layer: LayerPlan, found: StepLayer) -> str:
-        """Return one sentence."""
         own, held, runner_up = found.own, found.held, found.runner_up
         what = f"{layer.name}: {configuration_text(layer.splits, len(layer.devices))}, {found.text(own)}"
 

@@ -83,7 +83,6 @@ class CostParts:
     """Takes costs apart; what each configuration computes and sends is kept once it is known."""
 
     def __init__(self, problem: Problem, model: CostModel) -> None:
-        """Take a search problem and the cost model of its tables."""
         self._problem = problem
         self._model = model
         self._incident = problem.tables.incident
@@ -368,7 +367,6 @@ class Excess:
 
     @property
     def cost(self) -> float:
-        """By how much it costs more."""
         return self.part.cost - (self.before.cost if self.before else 0.0)
 
 
@@ -479,7 +477,6 @@ class Reasons:
         return self.text(self._problem.splits(vertex, configuration))
 
     def text(self, splits: Mapping[str, int]) -> str:
-        """Return a configuration in words."""
         return configuration_text(splits, self._plan.num_devices)
 
     def _data_parallel(self, vertex: int) -> tuple[int, ...]:

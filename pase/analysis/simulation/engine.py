@@ -121,7 +121,6 @@ class Label:
 
     @property
     def text(self) -> str:
-        """Return the label as people read it."""
         layers = self.producer if self.producer == self.consumer else f"{self.producer} → {self.consumer}"
         return f"{layers}: {self.tensor}" if self.tensor else f"{layers} {self.phase}"
 
@@ -156,7 +155,6 @@ class PointToPoint(NamedTuple):
 
     @property
     def link_bytes(self) -> tuple[float, ...]:
-        """Return the bytes that go over each link."""
         return (self.size_bytes,) * len(self.path.links)
 
     @property
@@ -258,7 +256,6 @@ class Schedule:
 
     @property
     def step_time_s(self) -> float:
-        """When the last task ends."""
         return max(self.end_s, default=0.0)
 
 

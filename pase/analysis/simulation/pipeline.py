@@ -6,12 +6,12 @@ hidden here, too, and whoever is handed a tensor has nothing else to do meanwhil
 in the order of passes alone.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
+from pase.analysis.simulation.simulation import trace_event, trace_text
 from pase.common.documents import StrPath
 from pase.common.frozen import FrozenDict
 from pase.costs.schedules import ONE_FORWARD_ONE_BACKWARD, step_s
@@ -62,7 +62,6 @@ class Pass:
 
     @property
     def duration_s(self) -> float:
-        """How long it takes."""
         return self.end_s - self.begin_s
 
 
@@ -106,7 +105,6 @@ class StagedSimulation:
 
     @property
     def machine(self) -> Machine:
-        """What it runs on."""
         return self.step.machine
 
     @property
@@ -318,29 +316,22 @@ def _needed(action: Action, num_stages: int) -> tuple[bool, int, int] | None:
 
 def chrome_trace(simulation: StagedSimulation) -> str:
     """Return the passes in the format of chrome://tracing and Perfetto: a process for each stage, times in µs."""
-    return json.dumps(
-        {
-            "traceEvents": [*_events(simulation)],
-            "displayTimeUnit": "ms",
-            "otherData": {"model": simulation.plan.graph.name, "machine": simulation.machine.name},
-        },
-        separators=(",", ":"),
-    )
-
-
-def _events(simulation: StagedSimulation) -> Iterator[dict[str, object]]:
+    events: list[dict[str, object]] = []
     for stage in simulation.stages:
         first, beyond = stage.devices
         name = f"stage {stage.stage}: devices {first} to {beyond - 1}"
-        yield {"ph": "M", "name": "process_name", "pid": stage.stage, "args": {"name": name}}
+        events.append({"ph": "M", "name": "process_name", "pid": stage.stage, "args": {"name": name}})
     for each in simulation.passes:
-        yield {
-            "ph": "X",
-            "name": each.work if each.micro_batch is None else f"{each.work} {each.micro_batch}",
-            "cat": each.work,
-            "pid": each.stage,
-            "tid": 0,
-            "ts": each.begin_s * 1e6,
-            "dur": each.duration_s * 1e6,
-            "args": {} if each.micro_batch is None else {"micro_batch": each.micro_batch},
-        }
+        is_whole = each.micro_batch is None
+        events.append(
+            trace_event(
+                each.work if is_whole else f"{each.work} {each.micro_batch}",
+                each.work,
+                each.stage,
+                0,
+                each.begin_s,
+                each.end_s,
+                {} if is_whole else {"micro_batch": each.micro_batch},
+            )
+        )
+    return trace_text(simulation.plan, events, {"machine": simulation.machine.name})

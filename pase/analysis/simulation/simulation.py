@@ -6,7 +6,7 @@ The critical path is what the step waited for, from its end back to its beginnin
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from functools import cached_property
 
 import numpy as np
@@ -64,7 +64,6 @@ class PathStep:
 
     @property
     def duration_s(self) -> float:
-        """Return how long the part took."""
         return self.end_s - self.begin_s
 
 
@@ -369,99 +368,57 @@ def simulate(
     )
 
 
-class Track(IntEnum):
-    """What a device does side by side; the numbers are those of threads in a trace."""
-
-    COMPUTE = 0
-    SEND = 1
-    RECEIVE = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimelineEvent:
-    """Something that a device did. level: the outermost that a message crossed, "" for computation."""
-
-    device: int
-    track: Track
-    name: str
-    phase: str
-    begin_s: float
-    end_s: float
-    size_bytes: float
-    level: str
-
-
-def timeline(simulation: Simulation) -> Iterator[TimelineEvent]:
-    """Yield what every device computed, and what was on its own link, out and in; nothing on one track overlaps."""
-    schedule, levels = simulation.schedule, simulation.fabric.levels
-    for task, found in enumerate(simulation.tasks.tasks):
-        match found:
-            case Compute():
-                yield TimelineEvent(
-                    device=found.device,
-                    track=Track.COMPUTE,
-                    name=found.label.text,
-                    phase=found.label.phase,
-                    begin_s=schedule.start_s[task],
-                    end_s=schedule.end_s[task],
-                    size_bytes=0.0,
-                    level="",
-                )
-            case PointToPoint() | Collective():
-                yield from _on_links(simulation, task, found, levels[found.level].name)
-            case Join():
-                pass
-
-
-def _on_links(
-    simulation: Simulation, task: int, found: PointToPoint | Collective, level: str
-) -> Iterator[TimelineEvent]:
-    schedule = simulation.schedule
-    for link, size_bytes, position in zip(found.links, found.link_bytes, schedule.positions[task], strict=True):
-        taken = simulation.fabric.links[link]
-        if taken.level == 0:
-            yield TimelineEvent(
-                device=taken.devices[0],
-                track=Track.SEND if taken.direction is Direction.OUT else Track.RECEIVE,
-                name=found.label.text,
-                phase=found.label.phase,
-                begin_s=schedule.occupancy[link].begin_s[position],
-                end_s=schedule.occupancy[link].release_s[position],
-                size_bytes=size_bytes,
-                level=level,
-            )
+TRACKS = ("compute", "send", "receive")
+"""What a device does side by side, in the order of the numbers of threads in a trace."""
 
 
 def chrome_trace(simulation: Simulation) -> str:
-    """Return the timeline in the format of chrome://tracing and Perfetto: a process for each device, times in µs."""
+    """Return what every device computed, and what was on its own link, out and in; nothing on one track overlaps.
+
+    The format is that of chrome://tracing and Perfetto: a process for each device, times in µs.
+    """
     events: list[dict[str, object]] = []
     for device in range(simulation.fabric.num_devices):
         events.append({"ph": "M", "name": "process_name", "pid": device, "args": {"name": f"device {device}"}})
         events += [
-            {"ph": "M", "name": "thread_name", "pid": device, "tid": int(track), "args": {"name": track.name.lower()}}
-            for track in Track
+            {"ph": "M", "name": "thread_name", "pid": device, "tid": track, "args": {"name": name}}
+            for track, name in enumerate(TRACKS)
         ]
-    for event in timeline(simulation):
-        arguments = {"bytes": event.size_bytes, "level": event.level} if event.level else {}
-        events.append(
-            {
-                "ph": "X",
-                "name": event.name,
-                "cat": event.phase,
-                "pid": event.device,
-                "tid": int(event.track),
-                "ts": event.begin_s * 1e6,
-                "dur": (event.end_s - event.begin_s) * 1e6,
-                "args": arguments,
-            }
-        )
+    others = {"machine": simulation.machine.name, "collectives": simulation.collectives}
+    return trace_text(simulation.plan, [*events, *_events(simulation)], others)
+
+
+def trace_text(plan: Plan, events: list[dict[str, object]], others: dict[str, str]) -> str:
+    """Return events as the document that viewers of traces read."""
     document = {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {
-            "model": simulation.plan.graph.name,
-            "machine": simulation.machine.name,
-            "collectives": simulation.collectives,
-        },
+        "otherData": {"model": plan.graph.name, **others},
     }
     return json.dumps(document, separators=(",", ":"))
+
+
+def trace_event(
+    name: str, category: str, process: int, thread: int, begin_s: float, end_s: float, arguments: dict[str, object]
+) -> dict[str, object]:
+    """Return something that lasts, as an event of a trace."""
+    times = {"ts": begin_s * 1e6, "dur": (end_s - begin_s) * 1e6}
+    return {"ph": "X", "name": name, "cat": category, "pid": process, "tid": thread, **times, "args": arguments}
+
+
+def _events(simulation: Simulation) -> Iterator[dict[str, object]]:
+    schedule, fabric = simulation.schedule, simulation.fabric
+    for task, found in enumerate(simulation.tasks.tasks):
+        if isinstance(found, Join):
+            continue
+        name, phase = found.label.text, found.label.phase
+        if isinstance(found, Compute):
+            yield trace_event(name, phase, found.device, 0, schedule.start_s[task], schedule.end_s[task], {})
+            continue
+        level = fabric.levels[found.level].name
+        for number, size_bytes, position in zip(found.links, found.link_bytes, schedule.positions[task], strict=True):
+            link, taken = fabric.links[number], schedule.occupancy[number]
+            if link.level == 0:
+                track = 1 if link.direction is Direction.OUT else 2
+                times_s = taken.begin_s[position], taken.release_s[position]
+                yield trace_event(name, phase, link.devices[0], track, *times_s, {"bytes": size_bytes, "level": level})

@@ -125,6 +125,23 @@ class FabricTasks:
         for receiver, messages in arrived.items():
             front[receiver] = (*front[receiver], *messages)
 
+    def together(
+        self,
+        label: Label,
+        group: Sequence[int],
+        link_bytes: Mapping[int, float],
+        duration_s: float,
+        latency_s: float,
+        level: int,
+        front: Front,
+    ) -> None:
+        """Have a group do something together when all of it are ready; arguments as of `Collective`."""
+        links, sizes = tuple(link_bytes), tuple(link_bytes.values())
+        collective = Collective(label, tuple(group), links, sizes, duration_s, latency_s, level)
+        number = self.tasks.add(collective, {before for device in group for before in front[device]})
+        for device in group:
+            front[device] = (number,)
+
     def all_reduce_s(self, size_bytes: float, members: tuple[int, ...]) -> float:
         """Return the closed form's time of an all-reduce of a group that has the links to itself."""
         key = size_bytes, members
@@ -168,18 +185,7 @@ def hierarchically(
     closed_s = network.all_reduce_s(size_bytes, members)
     busy_s = max(level_bytes / fabric.levels[level].bandwidth_bytes_per_s for level, level_bytes in enumerate(sent))
     duration_s = max(closed_s, busy_s) * times
-    collective = Collective(
-        label=label,
-        devices=tuple(group),
-        links=tuple(links),
-        link_bytes=tuple(links.values()),
-        duration_s=duration_s,
-        latency_s=duration_s - busy_s * times,
-        level=last,
-    )
-    number = network.tasks.add(collective, {before for device in group for before in front[device]})
-    for device in group:
-        front[device] = (number,)
+    network.together(label, group, links, duration_s, duration_s - busy_s * times, last, front)
 
 
 def in_a_ring(
@@ -203,18 +209,7 @@ def in_a_ring(
     for link, size_bytes in links.items():
         slowest_s = max(slowest_s, size_bytes / fabric.links[link].bandwidth_bytes_per_s)
     latency_s = rounds * fabric.levels[last].latency_s
-    collective = Collective(
-        label=label,
-        devices=tuple(ring),
-        links=tuple(links),
-        link_bytes=tuple(links.values()),
-        duration_s=latency_s + slowest_s,
-        latency_s=latency_s,
-        level=last,
-    )
-    number = network.tasks.add(collective, {before for device in group for before in front[device]})
-    for device in group:
-        front[device] = (number,)
+    network.together(label, ring, links, latency_s + slowest_s, latency_s, last, front)
 
 
 COLLECTIVES: Mapping[str, AllReduce] = MappingProxyType(
@@ -294,7 +289,6 @@ class _Builder:
     # -- passes
 
     def forward(self) -> None:
-        """Add the forward pass."""
         for operator in self._graph.operators:
             name = operator.name
             ready = self._nothing()
