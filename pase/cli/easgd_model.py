@@ -72,12 +72,10 @@ class Study:
     series: ScalingSeries | None
 
     def platform(self, num_workers: int) -> Platform:
-        """Return what so many workers run on."""
         return platform_of(self.machine, num_workers, self.weights, self.computation)
 
     @property
     def link(self) -> Network:
-        """Between the most workers."""
         return self.platform(self.workers[-1]).worker_link
 
     def message_s(self, *, packed: bool) -> float:
@@ -85,11 +83,9 @@ class Study:
         return self.weights.message_s(self.link, packed=packed)
 
     def iteration(self, algorithm: Algorithm, num_workers: int) -> Iteration:
-        """Return an iteration."""
         return iteration(algorithm, num_workers, self.platform(num_workers), self.weights, packed=self.packed)
 
     def scaling(self, algorithm: Algorithm) -> tuple[ScalingRow, ...]:
-        """Return the weak scaling of an algorithm."""
         return weak_scaling(
             algorithm, self.workers, self.platform, self.weights, num_batches=self.num_batches, packed=self.packed
         )

@@ -43,7 +43,6 @@ class Header:
 
     @property
     def size_bytes(self) -> int:
-        """Of the elements."""
         return prod(self.shape) * self.dtype.itemsize
 
 
@@ -71,12 +70,10 @@ class ArrayArchive:
         return sum(info.file_size for info in self._members.values())
 
     def header(self, name: str) -> Header:
-        """Return what an array's header says."""
         with self._opened(name) as stream:
             return _header(stream)
 
     def array(self, name: str) -> Array:
-        """Return an array."""
         with self._opened(name) as stream:
             header = _header(stream)
             claimed = self._members[name].file_size

@@ -77,13 +77,11 @@ class Field:
         )
 
     def text(self) -> str:
-        """Return a string."""
         if not isinstance(self.value, str):
             raise self.fail(f"is {_shown(self.value)}; expected text")
         return self.value
 
     def boolean(self) -> bool:
-        """Return true or false."""
         if not isinstance(self.value, bool):
             raise self.fail(f"is {_shown(self.value)}; expected true or false")
         return self.value

@@ -42,7 +42,6 @@ class WholeNumber(click.IntRange):
     name = "N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number."""
         if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,999}\s*", value, re.ASCII) is None:
             self.fail(f"{value!r} is not usable; expected a whole number of {self.min} or more", param, ctx)
         return super().convert(value, param, ctx)

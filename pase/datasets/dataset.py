@@ -212,8 +212,6 @@ _GZIP = b"\x1f\x8b"
 _DEFLATE_RATIO = 1032
 """The most that a compressed byte can stand for: four matches of 258 bytes, at two bits each."""
 
-_PIECE_BYTES = 1 << 20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
@@ -222,19 +220,6 @@ class Content:
     path: Path
     stream: io.BufferedIOBase
     most_bytes: int
-
-    def take(self, num_bytes: int) -> Array:
-        """Return the next bytes [num_bytes]; fewer where the file ends. num_bytes: at most most_bytes."""
-        assert num_bytes <= self.most_bytes
-        taken = np.empty(num_bytes, np.uint8)
-        filled = 0
-        while filled < num_bytes:
-            piece = self.stream.read(min(_PIECE_BYTES, num_bytes - filled))
-            if not piece:
-                break
-            taken[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)
-            filled += len(piece)
-        return taken[:filled]
 
 
 @contextmanager
@@ -301,7 +286,7 @@ def read_idx(path: Path, *, num_dims: int) -> Array:
             raise DatasetError(
                 f"{path}: {says} but a file of its size holds no more than {content.most_bytes}; {again}"
             )
-        values = content.take(num_bytes)
+        values = np.frombuffer(content.stream.read(num_bytes), np.uint8)
         if len(values) < num_bytes:
             raise DatasetError(f"{path}: {says} but only {len(values)} follow; {again}")
         # Also reads a gzip file to its end, where its checksum is.

@@ -156,7 +156,6 @@ class Breakdown:
 
     @property
     def total_s(self) -> float:
-        """All parts."""
         return self.communication_s + self.compute_s + self.worker_update_s + self.host_update_s
 
     @property
@@ -165,11 +164,9 @@ class Breakdown:
         return self.communication_s / self.total_s if self.total_s else 0.0
 
     def times(self, factor: float) -> "Breakdown":
-        """Return every part so many times."""
         return Breakdown(**{name: value * factor for name, value in self.as_dict().items()})
 
     def as_dict(self) -> dict[str, float]:
-        """Return the parts by name."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
 
@@ -191,7 +188,6 @@ class Iteration:
 
     @property
     def time_s(self) -> float:
-        """Of one iteration."""
         return self.breakdown.total_s
 
     @property
@@ -200,7 +196,6 @@ class Iteration:
         return self.time_s * self.num_workers / self.num_batches
 
     def times(self, num_iterations: int) -> Breakdown:
-        """Return the breakdown of so many iterations."""
         return self.breakdown.times(num_iterations)
 
 

@@ -16,7 +16,6 @@ class Printed:
 
     @property
     def value(self) -> float:
-        """The number."""
         return float(self.text)
 
     @property
@@ -54,7 +53,6 @@ class MeasuredRow:
 
     @property
     def iteration_s(self) -> float:
-        """Seconds of one iteration."""
         return self.time.value / self.num_iterations
 
 
@@ -110,7 +108,6 @@ class ScalingSeries:
 
     @property
     def iteration_s(self) -> float:
-        """Seconds of one iteration on one node."""
         return self.times[1].value / self.num_iterations
 
     def excess_s(self, num_nodes: int) -> float:

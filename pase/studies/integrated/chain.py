@@ -144,7 +144,6 @@ class Chain:
 
     @property
     def num_weights(self) -> int:
-        """Sum of |W_i|."""
         return sum(layer.num_weights for layer in self.layers)
 
 

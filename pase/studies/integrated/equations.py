@@ -40,11 +40,9 @@ class Grid:
 
     @property
     def num_processes(self) -> int:
-        """P = P_r · P_c."""
         return self.num_rows * self.num_columns
 
     def __str__(self) -> str:
-        """Return PrxPc."""
         return f"{self.num_rows}x{self.num_columns}"
 
 
@@ -117,16 +115,13 @@ class Terms:
     redistribution: float = 0.0
 
     def __add__(self, other: Terms) -> Terms:
-        """Return the sum, term by term."""
         return total((self, other))
 
     @property
     def time_s(self) -> float:
-        """All of them together."""
         return float(sum(_seconds(self)))
 
     def as_dict(self) -> dict[str, float]:
-        """Return seconds by the name of the term."""
         return dict(zip(_TERMS, _seconds(self), strict=True))
 
 
@@ -162,7 +157,6 @@ class Step:
         return self.batch / self.grid.num_columns
 
     def on(self, grid: Grid) -> Step:
-        """Return the step on another grid."""
         return replace(self, grid=grid)
 
     def message(self, words: float) -> float:

@@ -54,7 +54,6 @@ class Candidate:
 
     @property
     def time_s(self) -> float:
-        """Communication of a step, in seconds."""
         return self.terms.time_s
 
 
@@ -243,7 +242,6 @@ class Words:
 
     @property
     def total(self) -> float:
-        """Both together."""
         return self.weights + self.data
 
 
