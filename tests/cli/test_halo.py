@@ -2,8 +2,6 @@
 
 import json
 import re
-from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
@@ -50,12 +48,6 @@ def test_the_json_of_figure_b5(pase: Command) -> None:
         "padding_left": 0,
         "padding_right": 0,
     }
-
-
-def test_the_documentation_shows_what_is_printed(pase: Command) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "primitives.md").read_text(encoding="utf-8")
-    arguments, shown = re.search(r"^    \$ pase (halo .*)\n((?:    .*\n|\n)+)", text, re.MULTILINE).groups()  # type: ignore[union-attr]
-    assert dedent(shown).strip() == pase(*arguments.split()).out.strip()
 
 
 def test_dilation_reaches_the_geometry(pase: Command) -> None:

@@ -12,11 +12,8 @@ from tests.cli.conftest import Command
 
 NETWORKS = {
     # [layers of a block, how often it comes], the longest runs of each
-    "gpt": (["gpt", "--arg", "layers=12", "-p", "8"], [(12, 12)]),
     "transformer": (["transformer", "-p", "8"], [(12, 6), (19, 5)]),
-    "bert_large": (["bert_large", "-p", "8"], [(12, 24)]),
     "resnet101": (["resnet101", "-p", "4"], [(7, 3), (7, 22), (7, 2)]),
-    "inception_v3": (["inception_v3", "-p", "4"], [(23, 2)]),
 }
 SMALL = ("gpt", *(f"--arg={text}" for text in ("layers=6", "vocabulary=64", "steps=16", "model_width=16", "heads=4")))
 

@@ -1,14 +1,12 @@
 """`pase report`: files that were written whole, what it refuses, and what programs get."""
 
 import json
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from pase.planning.plan_file import write_plan
 from tests.cli.conftest import Command
-from tests.hostile import hostile_plan
 from tests.networks import small_plan
 
 
@@ -56,24 +54,6 @@ def test_json_is_what_the_page_shows(pase: Command, plan_file: Path) -> None:
 def test_without_saying_why(pase: Command, plan_file: Path) -> None:
     found = json.loads(pase("report", plan_file, "--no-why", "--json").out)
     assert {layer["why"] for layer in found["plans"][0]["layers"]} == {None}
-
-
-def test_hostile_names(pase: Command, tmp_path: Path) -> None:
-    path, page = tmp_path / "plan.json", tmp_path / "page.html"
-    write_plan(hostile_plan(), path)
-    assert pase("report", path, "-o", page).status == 0
-    seen: list[tuple[str, list[tuple[str, str | None]]]] = []
-    parser = HTMLParser()
-    parser.handle_starttag = lambda tag, attributes: seen.append((tag, attributes))  # type: ignore[method-assign]
-    parser.feed(page.read_text(encoding="utf-8"))
-    tame = tmp_path / "tame.html"
-    write_plan(small_plan("rnnlm", 8), path)
-    pase("report", path, "-o", tame)
-    expected = list(seen)
-    seen.clear()
-    parser.feed(tame.read_text(encoding="utf-8"))
-    assert [tag for tag, _ in seen] == [tag for tag, _ in expected]
-    assert not [name for _, attributes in expected for name, _ in attributes if name.startswith("on")]
 
 
 @pytest.mark.parametrize(

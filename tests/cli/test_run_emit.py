@@ -150,18 +150,6 @@ def test_a_model_runs_in_one_command() -> None:
     assert "tensorflow" not in finished.stderr.lower()
 
 
-@pytest.mark.slow
-def test_what_a_plan_names_cannot_be_changed_when_it_runs(pase: Command, tmp_path: Path) -> None:
-    """--devices and --batch are no fault beside a plan, but they are not used either: that is said."""
-    plan = tmp_path / "plan.json"
-    assert pase("search", *MLP, "-o", plan).status == 0
-    finished = pase("run", plan, "-p", "8", "--steps", "1", "--data", "none.npz")
-    assert (finished.status, finished.out) == (1, "")
-    assert "a plan names its own model and devices" in finished.err
-    assert "none.npz" in finished.err
-    assert "Traceback" not in finished.err
-
-
 def test_run_takes_data_by_name_as_train_does(pase: Command) -> None:
     pytest.importorskip("sklearn")
     options = ("--steps", 2, "--dtype", "float64", "--data", "digits", "--test-data", "digits", "--json")

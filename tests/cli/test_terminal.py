@@ -28,10 +28,9 @@ WITHOUT_COLOUR = ({"NO_COLOR": "1"}, {"TERM": "dumb"})
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with plans of AlexNet, of InceptionV3 and of layers with hostile names."""
+    """Return a folder with plans of AlexNet and of layers with hostile names."""
     folder = tmp_path_factory.mktemp("plans")
     write_plan(library.search(library.load("alexnet"), 8), folder / "alexnet.json")
-    write_plan(library.search(library.load("inception_v3"), 8), folder / "inception_v3.json")
     write_plan(hostile_plan(), folder / "hostile.json")
     return folder
 
@@ -51,11 +50,8 @@ def _lines(written: str) -> list[str]:
 @pytest.mark.parametrize(
     ("columns", "arguments"),
     [
-        (80, ("compare", "alexnet", "-p", "8", "--only", "owt")),
         (80, ("explain", "alexnet.json")),
-        (80, ("explain", "inception_v3.json", "--no-why")),
         (80, ("explain", "hostile.json", "--no-why")),
-        (80, ("simulate", "hostile.json")),
         (80, ("search", "alexnet", "-p", "8", "--explain-ordering", "--memory-per-device", "machine")),
         (140, ("compare", "alexnet", "-p", "8", "--only", "owt", "--cost-model", "both")),
         (140, ("simulate", "hostile.json")),
@@ -259,8 +255,7 @@ SLOW_PROGRAM = (
 MLP = ("mlp", "-p", "2")
 
 
-@pytest.mark.parametrize("at_terminal", [True, False], ids=["terminal", "pipe"])
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(("at_terminal", "times"), [(True, 2), (False, 1)], ids=["terminal", "pipe"])
 @pytest.mark.parametrize(
     ("code", "arguments", "marker"),
     [

@@ -35,8 +35,7 @@ def _number(element: ElementTree.Element, key: str) -> float:
     return float(element.attrib[key])
 
 
-@pytest.mark.parametrize("fold", [False, True])
-@pytest.mark.parametrize("name", ["alexnet", "transformer", "gpt"])
+@pytest.mark.parametrize(("name", "fold"), [("alexnet", False), ("transformer", False), ("gpt", True)])
 def test_layers_are_boxes_that_do_not_overlap(name: str, fold: bool) -> None:
     plan = small_plan(name, 4)
     root = _read(svg(plan, fold=fold))

@@ -95,8 +95,6 @@ def _run_without(package: str, arguments: list[str], environment: dict[str, str]
     ("package", "extra", "arguments"),
     [
         ("tensorflow", "mesh", ["run", "lenet5", "--devices", "4", "--steps", "1"]),
-        ("tensorflow", "mesh", ["calibrate", "--quick", "-o", "here.toml"]),
-        ("tensorflow", "mesh", ["train", "lenet5", "--workers", "2", "--steps", "1"]),
         ("sklearn", "data", ["train", "lenet5", "--data", "digits", "--steps", "1"]),
     ],
 )
