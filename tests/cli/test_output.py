@@ -21,6 +21,8 @@ from tests.cli.conftest import Command
 from tests.cli.processes import WITHOUT_PROGRESS, in_terminal
 from tests.networks import SMALL
 
+_SIZES = ("layers=6", "vocabulary=64", "steps=16", "model_width=16", "heads=4")
+SMALL_GPT = ("gpt", "-p", "4", *(f"--arg={text}" for text in _SIZES))
 LENET = ("lenet5", "--devices", "4", "--batch", "16")
 
 
@@ -288,11 +290,11 @@ def test_tables_fit_a_terminal(name: str, columns: int) -> None:
 
 def test_a_block_that_repeats_is_told_from_others_on_a_terminal() -> None:
     shown, whole = (
-        _unstyled(in_terminal("search", "transformer", "-p", "32", *flag, columns=132, command=WITHOUT_PROGRESS))
+        _unstyled(in_terminal("search", *SMALL_GPT, *flag, columns=132, command=WITHOUT_PROGRESS))
         for flag in ([], ["--all-layers"])
     )
-    assert len(shown.splitlines()) < 80 < len(whole.splitlines())
-    assert re.search(r"^× 6 *\n  encoder1_self_q ", shown.replace("\r", ""), re.MULTILINE)
+    assert len(shown.splitlines()) < 60 < len(whole.splitlines())
+    assert re.search(r"^× 6 *\n  layer1_", shown.replace("\r", ""), re.MULTILINE)
 
 
 def test_a_terminal_that_is_far_too_narrow_loses_nothing() -> None:

@@ -69,7 +69,8 @@ def test_the_page_has_its_place() -> None:
 
 
 def test_a_check_passes_on_cpus() -> None:
-    assert result_of(EQUAL, attempt(EQUAL, 120.0).answer).is_good
+    found = attempt(EQUAL, 600.0)
+    assert found.is_good, found.error
 
 
 @pytest.mark.full
@@ -86,10 +87,11 @@ def test_the_program_runs_the_checks_that_are_named(what: str) -> None:
 
 def test_a_check_that_cannot_be_run_leaves_the_others() -> None:
     check = Check(what="", model="GPT", plan="of nobody", ranks=1, function=compared, options={"on_gpu": False})
+    before = torch.distributed.is_initialized()
     found = attempt(check, 60.0)
     assert found.answer is None
     assert "TypeError" in found.error or "compiled" in found.error
-    assert not torch.distributed.is_initialized()
+    assert torch.distributed.is_initialized() is before
 
 
 def test_kernels_and_what_they_predict_stand_on_the_page() -> None:
