@@ -17,7 +17,7 @@ MACHINE = replace(
 
 
 def test_strategies_have_the_parts_that_their_names_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MODELS, "mlp", {"batch": 32, "inputs": 16, "hidden": 16, "classes": 8, "layers": 4})
+    monkeypatch.setitem(MODELS, "mlp", {"batch": 32, "inputs": 16, "hidden": 16, "classes": 8, "layers": 2})
     plans = strategies("mlp", 4, MACHINE)
     assert plans.keys() == {*PARTS, *SEARCHES}
     for name, modes in PARTS.items():
