@@ -10,10 +10,10 @@ _COUNTS = ("--steps", "--save-every", "--test-every", "--warmup-steps", "--sched
 def scaled(arguments: Sequence[str]) -> list[str]:
     """The arguments, with every number of steps divided by a hundred, one at least; a few steps stay as they are.
 
-    A training that does not say how many does one. A GPT whose steps have stages has four layers.
+    A training that does not say how many does one. A GPT whose steps have stages has two layers.
     """
     if arguments[1:2] == ["gpt"] and {"--stages", "pipeline.json"} & set(arguments) and "--arg" not in arguments:
-        arguments = [*arguments, "--arg", "layers=4"]
+        arguments = [*arguments, "--arg", "layers=2"]
     if arguments[:1] == ["train"] and "--steps" not in arguments:
         arguments = [*arguments, "--steps", "1"]
     options = ("", *arguments)
