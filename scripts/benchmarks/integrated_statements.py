@@ -1,8 +1,8 @@
 """Every figure that the text of Gholami et al. states, beside what its printed equations give."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from pase.studies.easgd_costs.statements import Statement
 from pase.studies.integrated.chain import Chain, Options
 from pase.studies.integrated.equations import (
     Grid,
@@ -26,17 +26,6 @@ from scripts.benchmarks.integrated_figures import (
     halves,
     studied,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statement:
-    """where: in the paper. what: it states. paper: the figure. ours: from the equations. verdict: in words."""
-
-    where: str
-    what: str
-    paper: str
-    ours: str
-    verdict: str
 
 
 def statements() -> Iterator[Statement]:

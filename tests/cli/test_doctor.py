@@ -11,7 +11,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from pase.cli import doctor as module
-from pase.cli.doctor import PURPOSES, Extra, Installation, Package, installation
+from pase.cli.doctor import PURPOSES, Package, installation
 from tests.cli.conftest import Command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,11 +58,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Installed]:
 
     monkeypatch.setattr(module, "distribution", distribution)
     return found
-
-
-def extra_of(found: Installation, name: str) -> Extra:
-    (extra,) = [extra for extra in (found.core, *found.extras) if extra.name == name]
-    return extra
 
 
 def version_of(name: str) -> str | None:
