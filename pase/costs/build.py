@@ -668,7 +668,7 @@ def _members(model: CostModel, traffic: LayerTraffic, name: str) -> IndexArray |
 
 
 def _components(operator: Operator, access: Access) -> tuple[Component, ...]:
-    return components(access.shape, access.index_map, operator.extents)
+    return components(access, operator.extents)
 
 
 def _read_traits(graph: Graph, operator: Operator) -> tuple[ReadTraits, ...]:

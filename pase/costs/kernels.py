@@ -88,12 +88,12 @@ def layer_kernels(
             backward += gradients
         else:
             others, others_back = others + amount, others_back + amount * work.num_gradients(has_gradient)
-    written = shard_size(operator.writes[0].shape, operator.writes[0].index_map, splits) * types.write_bytes(0)
+    written = shard_size(operator.writes[0], splits) * types.write_bytes(0)
     first, steps = _steps(operator)
     there = [(what, number * written) for what, number, _ in steps if number]
     back = [(what, number * written) for what, _, number in steps if number]
     for made in operator.intermediates:
-        size = shard_size(made.shape, made.index_map, splits) * types.intermediate_bytes(made)
+        size = shard_size(made, splits) * types.intermediate_bytes(made)
         # What is kept is written once and read once. Scores: a product writes them, their softmax reads and writes
         # them, and a product reads that; backward likewise, with what was kept of each.
         numbers = (4, 6) if operator.kind == _ATTENTION and made.working else (made.kept, made.kept)
@@ -181,8 +181,7 @@ def _products(
         queries, keys = _dims(operator, (0,)), _dims(operator, (1,))
         if operator.ring is not None:
             # Keys come round, all of them.
-            pairs = zip(operator.ring.written, operator.ring.read, strict=True)
-            there, here = next((split_dim(a), split_dim(b)) for a, b in pairs if a != b)
+            there, here = map(split_dim, operator.ring.changes[0])
             keys = keys - {there} | {here}
         is_fused = not any(made.working for made in operator.intermediates)
         what = ATTENTION if is_fused else PRODUCTS

@@ -33,7 +33,7 @@ import numpy as np
 from pase.costs.memory import Keeping, edge_memory, held_parts, held_points, keeping, optimiser_state
 from pase.costs.modes import STATES, sharded, sums_moments
 from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Graph, Operator, Role
-from pase.graph.access import Window
+from pase.graph.access import Indexed, Window
 from pase.graph.stages import Stage
 from pase.sharding.edges import table_edges
 from pase.sharding.shards import IndexArray, IntArray, splits_of
@@ -216,8 +216,8 @@ def layer_spans(timeline: Timeline, operator: Operator, row: IndexArray) -> Iter
     again, is_trained = timeline.again(position), name in graph.trained
     turns = {position, again}
 
-    def points(access: Access) -> int:
-        return int(held_points(operator, access, configurations, 1)[0])
+    def points(tensor: Indexed) -> int:
+        return int(held_points(operator, tensor, configurations)[0])
 
     def parts(*dims: str) -> int:
         return int(configurations.product(dims)[0])
@@ -276,20 +276,17 @@ def layer_spans(timeline: Timeline, operator: Operator, row: IndexArray) -> Iter
             yield Span(functions, product, size)
             yield Span(again, functions, points(write) * saved.results_bytes(types.write_bytes(output)))
     for tensor in operator.intermediates if is_trained else ():
-        access = Access(tensor=tensor.tensor, shape=tensor.shape, index_map=tensor.index_map)
-        yield Span(again, product, points(access) * types.intermediate_bytes(tensor) * tensor.kept)
+        yield Span(again, product, points(tensor) * types.intermediate_bytes(tensor) * tensor.kept)
     has_bias = operator.kind == "attention" and is_trained and any(read.is_trained for read in operator.parameters)
     for exchange in operator.exchanges:
         if isinstance(exchange, AllReduce) and exchange.tensor == "scores" and has_bias:
             # Products and a softmax of their own have a gradient of a bias: where these compute in a wider type, what
             # the softmax is of, queries and keys lie there in that.
-            access = Access(tensor=exchange.tensor, shape=exchange.shape, index_map=exchange.index_map)
             wide, narrow = ITEMSIZES[types.statistics], types.operand_bytes(0)
-            yield Span(again, product, points(access) * wide * (1 + (wide > narrow)))
+            yield Span(again, product, points(exchange) * wide * (1 + (wide > narrow)))
             yield Span(again, product, (points(operator.reads[0]) + points(operator.reads[1])) * (wide - narrow))
         if isinstance(exchange, AllReduce | AllToAll):
-            access = Access(tensor=exchange.tensor, shape=exchange.shape, index_map=exchange.index_map)
-            size = points(access) * types.exchange_bytes(exchange) * (parts(*exchange.over) > 1)
+            size = points(exchange) * types.exchange_bytes(exchange) * (parts(*exchange.over) > 1)
             for turn in turns:
                 yield Span(turn, turn, size)
 
@@ -299,7 +296,7 @@ def _own_share(operator: Operator, read: Access) -> float:
     if not any(isinstance(axis, Window) for axis in read.index_map):
         return 1.0
     whole = splits_of(operator, np.ones((1, len(operator.extents)), dtype=np.int32))
-    return min(prod(read.shape) / int(held_points(operator, read, whole, 1)[0]), 1.0)
+    return min(prod(read.shape) / int(held_points(operator, read, whole)[0]), 1.0)
 
 
 class _Weight(NamedTuple):
@@ -335,7 +332,7 @@ def _weights(graph: Graph, rows: Sequence[IndexArray], layers: Sequence[LayerMod
                 position=position,
                 operator=operator,
                 read=read,
-                points=int(held_points(operator, read, configurations, 1)[0]),
+                points=int(held_points(operator, read, configurations)[0]),
                 parts=1 if is_summed else int(configurations.product(operator.partial_dims(read))[0]),
                 state=layers[position].state if is_cut else STATES[0],
             )
@@ -383,7 +380,7 @@ def _weight_spans(
         for number, read in enumerate(operator.reads):
             if read.role is not Role.PARAMETER:
                 continue
-            points = int(held_points(operator, read, configurations, 1)[0])
+            points = int(held_points(operator, read, configurations)[0])
             if read.is_trained and read.shared and timeline.last_user[read.shared] != position:
                 yield Span(product, product, points * itemsize)
             if types.is_cast(number):
@@ -527,7 +524,7 @@ def _inputs(timeline: Timeline, rows: Sequence[IndexArray], micro_batches: int) 
         for number, read in enumerate(operator.reads):
             key = operator.name, number
             if read.role is not Role.PARAMETER and key not in graph.incoming and key not in received:
-                points = int(held_points(operator, read, splits_of(operator, row), 1)[0])
+                points = int(held_points(operator, read, splits_of(operator, row))[0])
                 size = points * graph.types[operator.name].read_bytes(number)
                 # Of several, each has its own copy in its turn.
                 yield Span(0, timeline.update, size * (micro_batches + (micro_batches > 1)))

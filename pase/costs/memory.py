@@ -21,7 +21,7 @@ import numpy as np
 from pase.costs.build import Problem
 from pase.errors import CostError, unknown_name
 from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Edge, Graph, Operator, Role, SliceOf, Window
-from pase.graph.access import access_dims, named_dims
+from pase.graph.access import Indexed, access_dims, named_dims
 from pase.graph.body import POINTWISE, REDUCTIONS
 from pase.graph.operator import FAN_OUT
 from pase.sharding.edges import PlacedGraph, SharedWeight, edge_itemsizes, edge_sides, shared_weights, table_edges
@@ -334,7 +334,7 @@ def layer_memory(
     for output, write in enumerate(operator.writes):
         if operator.is_loss:
             continue
-        points = _points(held_parts(operator, write, configurations), num) * types.write_bytes(output)
+        points = held_points(operator, write, configurations) * types.write_bytes(output)
         work = work + points * (1 + is_trained) * (not operator.is_fan_out)
         lane = keeps.lanes.get((operator.name, output), 0)
         kept = kept + points * (((operator.name, output) in keeps.writes) + (lane > MAX_LANES))
@@ -342,22 +342,19 @@ def layer_memory(
             waiting[lane - 1] = waiting[lane - 1] + points
     if is_trained:
         size = keeps.saved[operator.name].results_bytes(types.write_bytes(0))
-        points = _points(held_parts(operator, operator.writes[0], configurations), num)
+        points = held_points(operator, operator.writes[0], configurations)
         kept = kept + points * size
     for tensor in operator.intermediates:
-        access = Access(tensor=tensor.tensor, shape=tensor.shape, index_map=tensor.index_map)
-        points = _points(held_parts(operator, access, configurations), num) * types.intermediate_bytes(tensor)
+        points = held_points(operator, tensor, configurations) * types.intermediate_bytes(tensor)
         kept, work = kept + points * tensor.kept * is_trained, work + points * tensor.working
     if operator.ring is not None:
         # Pieces that come and go, and their gradients.
-        access = Access(tensor=operator.ring.tensor, shape=operator.ring.shape, index_map=operator.ring.written)
-        points = _points(held_parts(operator, access, configurations), num) * types.exchange_bytes(operator.ring)
-        work = work + 2 * points * (configurations.product(tuple(access_dims(access))) > 1)
+        points = held_points(operator, operator.ring, configurations) * types.exchange_bytes(operator.ring)
+        work = work + 2 * points * (configurations.product(tuple(access_dims(operator.ring))) > 1)
     for exchange in operator.exchanges:
         if isinstance(exchange, AllReduce | AllToAll):
             # A part of the sum beside the whole of it; rows as they arrive beside those that lie there.
-            access = Access(tensor=exchange.tensor, shape=exchange.shape, index_map=exchange.index_map)
-            points = _points(held_parts(operator, access, configurations), num) * types.exchange_bytes(exchange)
+            points = held_points(operator, exchange, configurations) * types.exchange_bytes(exchange)
             if isinstance(exchange, AllToAll) and exchange.excess:
                 points = np.ceil(points * (1 + exchange.excess)).astype(np.int64)
             work = work + points * (configurations.product(exchange.over) > 1)
@@ -498,7 +495,7 @@ def _classes(
         numbers.setdefault(_layout(operator, access, dict(zip(operator.extents, row, strict=True))), len(numbers))
         for row in splits.values.tolist()
     ]
-    points = _points(held_parts(operator, access, splits), len(first))
+    points = held_points(operator, access, splits)
     return class_of.astype(np.int32), np.array(layouts, dtype=np.int64), points
 
 
@@ -510,7 +507,7 @@ def _layout(operator: Operator, access: Access, split: Mapping[str, int]) -> Has
     """
     cuts: list[tuple[int, int]] = []
     below = 1
-    for part in reversed(components(access.shape, access.index_map, operator.extents)):
+    for part in reversed(components(access, operator.extents)):
         axis = part.axis
         if isinstance(axis, Window):
             reach = (operator.extents[axis.out] - 1) * axis.stride + (part.kernel_extent - 1) * axis.dilation + 1
@@ -536,18 +533,18 @@ def optimiser_state(name: str) -> "State":
     return OPTIMISER_STATE[name]
 
 
-def held_parts(operator: Operator, access: Access, splits: Splits) -> Parts:
+def held_parts(operator: Operator, tensor: Indexed, splits: Splits) -> Parts:
     """Return the parts of a tensor that a device holds under configurations."""
 
     def largest(dim: str, extent: int) -> IntArray:
         return -(-extent // splits.of(dim).astype(np.int64))
 
-    return held_extents(operator, access.shape, access.index_map, largest)
+    return held_extents(operator, tensor, largest)
 
 
-def held_points(operator: Operator, access: Access, splits: Splits, num_configurations: int) -> IntArray:
+def held_points(operator: Operator, tensor: Indexed, splits: Splits) -> IntArray:
     """Return the [K] points of a tensor that a device holds under configurations."""
-    return _points(held_parts(operator, access, splits), num_configurations)
+    return _points(held_parts(operator, tensor, splits), len(splits.values))
 
 
 def _points(parts: Parts, num_configurations: int) -> IntArray:

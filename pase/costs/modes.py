@@ -257,7 +257,7 @@ def _saved_bytes(
         in_parts = sharded(operator, position, splits)
         group = splits.product(operator.partial_dims(read))
         parts = held_parts(operator, read, splits)
-        points = held_points(operator, read, splits, num)
+        points = held_points(operator, read, splits)
         # What is left is a k-th, rounded up.
         less = (points - -(-points // group)) * in_parts
         own = state(parts, num) * ITEMSIZES[precision.moments]
@@ -403,12 +403,12 @@ def _handed_over(
     types, (before, behind) = graph.types[operator.name], links
     for edge in graph.received:
         if before and edge.consumer == operator.name:
-            size = held_points(operator, operator.reads[edge.input], splits, num) * types.read_bytes(edge.input)
+            size = held_points(operator, operator.reads[edge.input], splits) * types.read_bytes(edge.input)
             received = received + point_to_point(size, before)
             held = held + size * ((operator.name, edge.input) not in keeps.reads)
     for producer, output in dict.fromkeys((edge.producer, edge.output) for edge in graph.sent):
         if behind and producer == operator.name:
-            size = held_points(operator, operator.writes[output], splits, num) * types.write_bytes(output)
+            size = held_points(operator, operator.writes[output], splits) * types.write_bytes(output)
             returned = returned + point_to_point(size, behind) * (producer in graph.trained)
             held = held + size * ((producer, output) not in keeps.writes)
     return received, returned, held
@@ -434,7 +434,7 @@ def _sums_of_copies(graph: Graph, operator: Operator, splits: Splits, links: Lin
     for position, read in enumerate(operator.reads):
         others = elsewhere(graph, operator, position)
         if own and others and read.is_trained:
-            size = held_points(operator, read, splits, num) * ITEMSIZES[graph.precision.collectives]
+            size = held_points(operator, read, splits) * ITEMSIZES[graph.precision.collectives]
             cost = cost + others * point_to_point(size, max(own, key=lambda link: link.s_per_byte))
     return cost
 
@@ -517,8 +517,8 @@ def _kept_on(
     (producer, write), (consumer, read) = edge_sides(graph, edge)
     tensor = edge.producer, edge.output
     itemsize = graph.types[edge.consumer].read_bytes(edge.input)
-    left = held_points(producer, write, ends[0].splits, len(us)) * itemsize
-    needed = held_points(consumer, read, ends[1].splits, len(vs)) * itemsize
+    left = held_points(producer, write, ends[0].splits) * itemsize
+    needed = held_points(consumer, read, ends[1].splits) * itemsize
     is_counted = tensor in keeps.writes or (producer.is_fan_out and _fan_out_is_kept(graph, producer, keeps))
     is_needed = key in keeps.copies or (tensor in keeps.writes and edge.input in keeps.saved[edge.consumer].reads)
     if copies is None:

@@ -4,7 +4,7 @@ This is where accesses become numbers; a cost model turns them into cost.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -195,9 +195,9 @@ def _work(
     written, read, again, gradients = (np.zeros(len(splits.values)) for _ in range(4))
     for position, access in enumerate(operator.writes):
         if position not in operator.wholes:
-            written += shard_size(access.shape, access.index_map, splits) * types.write_bytes(position)
+            written += shard_size(access, splits) * types.write_bytes(position)
     for position, (access, flows_back) in enumerate(zip(operator.reads, has_gradient, strict=True)):
-        size, taken = shard_size(access.shape, access.index_map, splits), types.operand_bytes(position)
+        size, taken = shard_size(access, splits), types.operand_bytes(position)
         casting = (types.read_bytes(position) + taken) * types.is_cast(position)
         read += size * (taken + casting)
         again += size * taken
@@ -292,7 +292,7 @@ def partial_sum(
     """Return the all-reduce of the partial sums of a tensor, or of its gradient."""
     over = operator.partial_dims(access)
     group = splits.product(over)
-    size = shard_size(access.shape, access.index_map, splits) * itemsize * (group > 1)
+    size = shard_size(access, splits) * itemsize * (group > 1)
     return Communication(
         tensor=sum_name(access.tensor, is_gradient=is_gradient),
         pattern=Pattern.ALL_REDUCE,
@@ -331,20 +331,20 @@ def _exchange(exchange: Exchange, splits: Splits, itemsize: int, forward_times: 
         case AllReduce():
             over = exchange.over
             group = splits.product(over)
-            size = shard_size(exchange.shape, exchange.index_map, splits) * (group > 1)
+            size = shard_size(exchange, splits) * (group > 1)
             pattern = Pattern.ALL_REDUCE
         case Relayout():
-            over = _differing_dims(exchange)
+            over = tuple(dict.fromkeys(dim for pair in exchange.changes for axis in pair for dim in axis_dims(axis)))
             size = _relayout_size(exchange, splits)
             group, pattern, pieces = _two(size), Pattern.MOVE, splits.product(over) - 1
         case Handoff():
             over = (exchange.across,)
             crossing = splits.of(exchange.across) > 1
-            size = shard_size(exchange.shape, exchange.index_map, splits) * crossing
+            size = shard_size(exchange, splits) * crossing
             group, pattern = _two(size), Pattern.HANDOFF
         case AllToAll():
             over, group, pattern = exchange.over, splits.product(exchange.over), Pattern.MOVE
-            size = shard_size(exchange.shape, exchange.index_map, splits) * (group > 1)
+            size = shard_size(exchange, splits) * (group > 1)
             if exchange.excess is None:
                 # As many rows of each other device, or all of its own where each is needed here.
                 size = size * np.minimum(1.0, group / exchange.copies) * (group - 1) / group
@@ -364,11 +364,6 @@ def _exchange(exchange: Exchange, splits: Splits, itemsize: int, forward_times: 
     )
 
 
-def _differing_dims(exchange: Relayout) -> tuple[str, ...]:
-    pairs = zip(exchange.written, exchange.read, strict=True)
-    return tuple(dict.fromkeys(dim for a, b in pairs if a != b for dim in (*axis_dims(a), *axis_dims(b))))
-
-
 def _relayout_size(exchange: Relayout, splits: Splits) -> FloatArray:
     """Return the [K] elements that the worst-placed device fetches.
 
@@ -376,8 +371,8 @@ def _relayout_size(exchange: Relayout, splits: Splits) -> FloatArray:
     layouts split a tensor dim by different iteration dims, some device needs the part that it has least of.
     """
     needed, kept = np.ones(len(splits.values)), np.ones(len(splits.values))
-    written = components(exchange.shape, exchange.written, splits.extents)
-    read = components(exchange.shape, exchange.read, splits.extents)
+    written = components(exchange, splits.extents)
+    read = components(replace(exchange, index_map=exchange.read), splits.extents)
     for ours, theirs in zip(read, written, strict=True):
         columns = split_columns((ours, theirs), splits)
         rows, inverse = distinct_rows(columns)

@@ -55,22 +55,30 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """One tensor that an operator reads or writes.
+class Indexed:
+    """A tensor over the iteration space of an operator.
 
     tensor: its name within the operator ("x", "w", "y"). shape: [rank] extents of the whole tensor.
-    index_map: [rank] how each tensor dim is indexed. role: what it is.
-    partial_over: iteration dims whose split leaves partial sums of this tensor (of its gradient, for a
-    read), to be all-reduced; None means every dim that the access lacks, which is right for contractions.
+    index_map: [rank] how each tensor dim is indexed.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    index_map: tuple[DimIndex, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access(Indexed):
+    """One tensor that an operator reads or writes.
+
+    role: what it is. partial_over: iteration dims whose split leaves partial sums of this tensor (of its gradient, for
+    a read), to be all-reduced; None means every dim that the access lacks, which is right for contractions.
     shared: for a parameter that several operators use, the name that they share. is_trained: of a parameter, whether
     training changes it; one that is frozen has no gradient.
     batch: of data that the network is given: (blocks, examples), where the tensor is, row-major, so many blocks of
     so many examples each; None where there are none, or it is not told (then the first dim is the batch).
     """
 
-    tensor: str
-    shape: tuple[int, ...]
-    index_map: tuple[DimIndex, ...]
     role: Role = Role.ACTIVATION
     partial_over: tuple[str, ...] | None = None
     shared: str = ""
@@ -124,12 +132,12 @@ def split_dim(axis: DimIndex) -> str:
     return "" if isinstance(axis, tuple) else next(iter(axis_dims(axis)), "")
 
 
-def access_dims(access: Access) -> frozenset[str]:
+def access_dims(access: Indexed) -> frozenset[str]:
     """Return the iteration dims whose split also splits the tensor."""
     return frozenset(dim for axis in access.index_map for dim in axis_dims(axis))
 
 
-def named_dims(access: Access) -> frozenset[str]:
+def named_dims(access: Indexed) -> frozenset[str]:
     """Return every iteration dim that the access names, kernels of windows included."""
     kernels = {axis.kernel for axis in access.index_map if isinstance(axis, Window)}
     return access_dims(access) | kernels

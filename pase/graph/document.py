@@ -106,7 +106,7 @@ _EXCHANGE = union(
     "exchange",
     "one of all_reduce, relayout, handoff, all_to_all",
     _exchange(AllReduce, "all_reduce", axes=_AXES.of("index_map"), over=_NAMES),
-    _exchange(Relayout, "relayout", written=_AXES, read=_AXES, is_ring=FLAG.optional(False)),
+    _exchange(Relayout, "relayout", written=_AXES.of("index_map"), read=_AXES, is_ring=FLAG.optional(False)),
     _exchange(Handoff, "handoff", axes=_AXES.of("index_map"), across=TEXT),
     _exchange(
         AllToAll,

@@ -11,7 +11,7 @@ from pase.errors import ConfigurationError, GraphError
 from pase.graph.access import Access, Dim, DimIndex, SliceOf, Window
 from pase.graph.body import Body
 from pase.graph.graph import Graph
-from pase.graph.operator import Operator, Relayout
+from pase.graph.operator import Operator
 from pase.graph.verify import verify
 from pase.graph.work import Work
 
@@ -71,17 +71,13 @@ def _smaller(operator: Operator, factors: Factors, count: int) -> Operator:
         batch = of.batch and (of.batch[0], of.batch[1] // count)
         return replace(of, shape=shape(of.shape, of.index_map), batch=batch)
 
-    exchanges = (
-        replace(e, shape=shape(e.shape, e.written if isinstance(e, Relayout) else e.index_map))
-        for e in operator.exchanges
-    )
     return replace(
         operator,
         dims=tuple(Dim(dim.name, dim.extent // factors.get(dim.name, 1)) for dim in operator.dims),
         reads=tuple(map(access, operator.reads)),
         writes=tuple(map(access, operator.writes)),
         work=tuple(_less(operator, work, factors) for work in operator.work),
-        exchanges=tuple(exchanges),
+        exchanges=tuple(replace(e, shape=shape(e.shape, e.index_map)) for e in operator.exchanges),
         intermediates=tuple(replace(t, shape=shape(t.shape, t.index_map)) for t in operator.intermediates),
         body=operator.body and _body(operator, operator.body, factors, count),
     )

@@ -7,7 +7,7 @@ from math import prod
 from typing import TypeVar
 
 from pase.common.frozen import FrozenDict
-from pase.graph.access import Access, Dim, DimIndex, Role, SliceOf, access_dims
+from pase.graph.access import Access, Dim, DimIndex, Indexed, Role, SliceOf, access_dims
 from pase.graph.body import LOSSES, Body
 from pase.graph.work import Work, work_of_body
 
@@ -16,80 +16,66 @@ ScalarT = TypeVar("ScalarT", str, int, float, bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduce:
-    """A small tensor that an operator reduces inside itself: softmax's maximum and sum, a normalisation's mean.
+class Exchange(Indexed):
+    """What an operator moves between devices inside itself.
 
-    shape, axes: as in `Access`. over: the iteration dims whose split makes the all-reduce necessary.
-    times: all-reduces in one training step, forward and backward together. backward_times: how many of them take place
-    only where any of the reads `gradient_of` has a gradient.
+    times: in one training step, forward and backward together. backward_times: how many of them take place only where
+    any of the reads `gradient_of` has a gradient.
     """
 
-    tensor: str
-    shape: tuple[int, ...]
-    index_map: tuple[DimIndex, ...]
-    over: tuple[str, ...]
     times: int
     backward_times: int = 0
     gradient_of: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Relayout:
+class AllReduce(Exchange):
+    """A small tensor that an operator reduces inside itself: softmax's maximum and sum, a normalisation's mean.
+
+    over: the iteration dims whose split makes the all-reduce necessary.
+    """
+
+    over: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relayout(Exchange):
     """A tensor that an operator writes in one layout and reads back in another (a recurrent layer's hidden state).
 
-    shape: of the tensor. written, read: its axes in either layout. times: moves in one step.
-    backward_times, gradient_of: as in `AllReduce`. is_ring: whether parts go round, from each device to the next one,
+    index_map: as it is written; read: as it is read. is_ring: whether parts go round, from each device to the next one,
     and are read as they come, while the operator computes with those that came before.
     """
 
-    tensor: str
-    shape: tuple[int, ...]
-    written: tuple[DimIndex, ...]
     read: tuple[DimIndex, ...]
-    times: int
-    backward_times: int = 0
-    gradient_of: tuple[int, ...] = ()
     is_ring: bool = False
 
+    @property
+    def changes(self) -> tuple[tuple[DimIndex, DimIndex], ...]:
+        """How dims are indexed when they are written and when they are read, where that differs."""
+        return tuple((a, b) for a, b in zip(self.index_map, self.read, strict=True) if a != b)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handoff:
-    """A tensor that goes to the next part along a split dim (a recurrent layer's stages).
+class Handoff(Exchange):
+    """A tensor that goes to the next part along a split dim (a recurrent layer's stages)."""
 
-    times: moves in one step. backward_times, gradient_of: as in `AllReduce`.
-    """
-
-    tensor: str
-    shape: tuple[int, ...]
-    index_map: tuple[DimIndex, ...]
     across: str
-    times: int
-    backward_times: int = 0
-    gradient_of: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllToAll:
+class AllToAll(Exchange):
     """Rows of which the data tell on which device they are needed: those of tokens, which go to their experts and back.
 
     shape, index_map: of the rows as they arrive. over: the iteration dims whose parts send each other. copies: how many
     rows may be of one, of which each device is sent one. excess: None where rows come in any order, so that a device
     gets as many from each other one; otherwise they lie where they are needed if all groups have as many, and it is
-    what the group with most has beyond that, as a part of it. times, backward_times, gradient_of: as in `AllReduce`.
+    what the group with most has beyond that, as a part of it.
     """
 
-    tensor: str
-    shape: tuple[int, ...]
-    index_map: tuple[DimIndex, ...]
     over: tuple[str, ...]
-    times: int
     copies: int = 1
     excess: float | None = None
-    backward_times: int = 0
-    gradient_of: tuple[int, ...] = ()
 
-
-Exchange = AllReduce | Relayout | Handoff | AllToAll
 
 FAN_OUT = "fan_out"
 """The kind of the vertices that hand a tensor to its readers, and sum its gradient once (`operators.fan_out`)."""
@@ -102,16 +88,13 @@ SCANNED = "scanned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Intermediate:
+class Intermediate(Indexed):
     """A tensor that an operator makes for itself: attention's probabilities, an LSTM's gates.
 
-    shape, axes: as in `Access`. kept: how many of it are kept for the backward pass. working: how many more there are
-    at once while the operator works, forward or backward.
+    kept: how many of it are kept for the backward pass. working: how many more there are at once while the operator
+    works, forward or backward.
     """
 
-    tensor: str
-    shape: tuple[int, ...]
-    index_map: tuple[DimIndex, ...]
     kept: int = 0
     working: int = 0
 

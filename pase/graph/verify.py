@@ -2,14 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from math import isfinite, prod
 from types import MappingProxyType
 
 from pase.common.names import listed, short
 from pase.errors import GraphError
-from pase.graph.access import Access, DimIndex, Role, SliceOf, Window, access_dims, axis_dims, named_dims
+from pase.graph.access import Access, DimIndex, Indexed, Role, SliceOf, Window, access_dims, axis_dims, named_dims
 from pase.graph.body import FUNCTIONS as BODY_FUNCTIONS
 from pase.graph.body import verify_body
 from pase.graph.graph import Graph
@@ -50,10 +50,11 @@ def verify_operator(operator: Operator) -> None:
         raise GraphError(f"{where} writes nothing")
     for access in (*operator.reads, *operator.writes):
         _verify_access(operator, access, where)
+        _verify_role(operator, access, where)
     for exchange in operator.exchanges:
-        all_axes = (exchange.written, exchange.read) if isinstance(exchange, Relayout) else (exchange.index_map,)
-        for axes in all_axes:
-            _verify_access(operator, Access(tensor=exchange.tensor, shape=exchange.shape, index_map=axes), where)
+        _verify_access(operator, exchange, where)
+        if isinstance(exchange, Relayout):
+            _verify_access(operator, replace(exchange, index_map=exchange.read), where)
         named = exchange.over if isinstance(exchange, AllReduce | AllToAll) else ()
         named = (exchange.across,) if isinstance(exchange, Handoff) else named
         _verify_known(operator, named, f"{where}: exchange {exchange.tensor!r}")
@@ -69,7 +70,7 @@ def verify_operator(operator: Operator) -> None:
                 "beyond an equal share; expected 1 or more, and 0 or more"
             )
     for tensor in operator.intermediates:
-        _verify_access(operator, Access(tensor=tensor.tensor, shape=tensor.shape, index_map=tensor.index_map), where)
+        _verify_access(operator, tensor, where)
         if min(tensor.kept, tensor.working) < 0:
             raise GraphError(
                 f"{where} keeps {tensor.kept} and {tensor.working} of {tensor.tensor!r}; expected 0 or more"
@@ -119,18 +120,22 @@ def _verify_reads(operator: Operator, positions: Iterable[int], where: str) -> N
         raise GraphError(f"{where} names inputs {tuple(sorted(positions))}; there are {len(operator.reads)} reads")
 
 
-def _verify_access(operator: Operator, access: Access, where: str) -> None:
+def _verify_role(operator: Operator, access: Access, where: str) -> None:
+    where = f"{where}: tensor {access.tensor!r}"
+    _verify_known(operator, access.partial_over or (), where)
+    if access.shared and access.role is not Role.PARAMETER:
+        raise GraphError(f"{where} is shared as {access.shared!r}; only a parameter can be shared")
+    if not access.is_trained and access.role is not Role.PARAMETER:
+        raise GraphError(f"{where} is frozen; only a parameter can be")
+
+
+def _verify_access(operator: Operator, access: Indexed, where: str) -> None:
     where = f"{where}: tensor {access.tensor!r}"
     if len(access.index_map) != len(access.shape):
         raise GraphError(
             f"{where} has {len(access.shape)} dims and {len(access.index_map)} axes; expected one axis for each dim"
         )
     _verify_known(operator, tuple(sorted(named_dims(access))), where)
-    _verify_known(operator, access.partial_over or (), where)
-    if access.shared and access.role is not Role.PARAMETER:
-        raise GraphError(f"{where} is shared as {access.shared!r}; only a parameter can be shared")
-    if not access.is_trained and access.role is not Role.PARAMETER:
-        raise GraphError(f"{where} is frozen; only a parameter can be")
     used = [dim for axis in access.index_map for dim in axis_dims(axis)]
     if len(set(used)) != len(used):
         raise GraphError(f"{where} indexes two dims by the same iteration dim: {', '.join(used)}")

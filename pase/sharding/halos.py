@@ -337,7 +337,7 @@ def halo_size(access: Access, splits: Splits) -> FloatArray:
     Outputs, inputs and kernels are split evenly; a device needs the inputs that its outputs read through its part of
     the kernel, and owns its even part of all. Neither padding nor what strides and dilations skip is needed.
     """
-    parts = components(access.shape, access.index_map, splits.extents)
+    parts = components(access, splits.extents)
     windows = tuple(part for part in parts if isinstance(part.axis, Window))
     others = np.ones(len(splits.values))
     for part in parts:

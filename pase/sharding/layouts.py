@@ -7,7 +7,8 @@ from itertools import product
 from math import prod
 
 from pase.errors import EmitError, ProgramError
-from pase.graph import Access, DimIndex, Operator, SliceOf, Window
+from pase.graph import Access, Operator, SliceOf, Window
+from pase.graph.access import Indexed
 from pase.sharding.boxes import Box, Partition, Range, even_part
 from pase.sharding.shards import held_extents
 
@@ -265,7 +266,7 @@ WHOLE = "whole dim"
 """Name of a tensor dim that no iteration dim indexes; with a space, as no dim of ours has."""
 
 
-def tensor_dims(operator: Operator, access: Access) -> tuple[TensorDim, ...]:
+def tensor_dims(operator: Operator, access: Indexed) -> tuple[TensorDim, ...]:
     """Return the dims of a tensor as its layer's mesh holds it: a product of iteration dims is one dim for each.
 
     A single point of a dim (what the first layer of a stack reads, what is broadcast) is none: every part holds it.
@@ -303,28 +304,26 @@ def tensor_dims(operator: Operator, access: Access) -> tuple[TensorDim, ...]:
     return tuple(dims)
 
 
-def shard_points(operator: Operator, shape: tuple[int, ...], axes: tuple[DimIndex, ...], mesh: DeviceMesh) -> int:
+def shard_points(operator: Operator, tensor: Indexed, mesh: DeviceMesh) -> int:
     """Return the points of the largest shard as a program holds it: those under all its windows, padding included."""
 
     def largest(dim: str, extent: int) -> int:
         return -(-extent // mesh.size(dim))
 
-    return prod(part for _, part in held_extents(operator, shape, axes, largest))
+    return prod(part for _, part in held_extents(operator, tensor, largest))
 
 
-def points_by_device(
-    operator: Operator, shape: tuple[int, ...], axes: tuple[DimIndex, ...], mesh: DeviceMesh
-) -> dict[int, int]:
+def points_by_device(operator: Operator, tensor: Indexed, mesh: DeviceMesh) -> dict[int, int]:
     """Return the points of each device's shard, counted as `shard_points` counts them."""
     if not any(extent % mesh.size(dim) for dim, extent in operator.extents.items()):
-        return dict.fromkeys(mesh.devices, shard_points(operator, shape, axes, mesh))
+        return dict.fromkeys(mesh.devices, shard_points(operator, tensor, mesh))
 
     def points(at: Mapping[str, int]) -> int:
         def part(dim: str, extent: int) -> int:
             low, high = even_part(extent, mesh.size(dim), at.get(dim, 0))
             return high - low
 
-        return prod(part for _, part in held_extents(operator, shape, axes, part))
+        return prod(part for _, part in held_extents(operator, tensor, part))
 
     return {device: points(at) for device, at in zip(mesh.devices, mesh.coordinates, strict=True)}
 

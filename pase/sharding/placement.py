@@ -15,7 +15,7 @@ from math import gcd, prod
 import numpy as np
 
 from pase.graph import Access, AllReduce, Edge, Graph, Operator
-from pase.graph.access import access_dims
+from pase.graph.access import Indexed, access_dims
 from pase.sharding.configurations import prime_factors
 from pase.sharding.edges import edge_itemsizes
 from pase.sharding.overlap import SharedSplit, shared_splits
@@ -137,7 +137,7 @@ def _common_cuts(
 ) -> tuple[SharedSplit, ...]:
     sides = []
     for operator, split, access in ((u, u_split, written), (v, v_split, read)):
-        parts = components(access.shape, access.index_map, operator.extents)
+        parts = components(access, operator.extents)
         row = np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
         sides.append((parts, split_columns(parts, splits_of(operator, row))[0]))
     (u_parts, u_row), (v_parts, v_row) = sides
@@ -319,27 +319,25 @@ def _sums(graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Pl
 
     for operator, split, placement in zip(graph.operators, splits, placed, strict=True):
         types = graph.types[operator.name]
-        inside = [
-            (write.shape, write.index_map, operator.partial_dims(write), types.write_bytes(position))
+        inside: list[tuple[Indexed, tuple[str, ...], int]] = [
+            (write, operator.partial_dims(write), types.write_bytes(position))
             for position, write in enumerate(operator.writes)
             if position not in operator.wholes
         ]
         inside += [
-            (read.shape, read.index_map, operator.partial_dims(read), types.gradient_sum_bytes(operator, position))
+            (read, operator.partial_dims(read), types.gradient_sum_bytes(operator, position))
             for position, read in enumerate(operator.reads)
             if graph.has_gradient(operator, position)
             and sums_itself(operator, position, summed(placement, operator.partial_dims(read)))
         ]
         inside += [
-            (exchange.shape, exchange.index_map, exchange.over, exchange.times * types.exchange_bytes(exchange))
+            (exchange, exchange.over, exchange.times * types.exchange_bytes(exchange))
             for exchange in operator.exchanges_with(graph.read_gradients(operator))
             if isinstance(exchange, AllReduce)
         ]
-        for shape, axes, over, size_bytes in inside:
-            digits = summed(placement, over)
-            if digits:
-                access = Access(tensor="sum", shape=shape, index_map=axes)
-                yield digits, size_bytes * _shard_size(operator, access, split)
+        for tensor, over, size_bytes in inside:
+            if digits := summed(placement, over):
+                yield digits, size_bytes * _shard_size(operator, tensor, split)
 
 
 def _fetches(
@@ -366,9 +364,9 @@ def _fetches(
             yield digits, edge_itemsizes(graph, edge)[is_backward] * size
 
 
-def _shard_size(operator: Operator, access: Access, split: Mapping[str, int]) -> float:
+def _shard_size(operator: Operator, tensor: Indexed, split: Mapping[str, int]) -> float:
     row = np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
-    return float(shard_size(access.shape, access.index_map, splits_of(operator, row))[0])
+    return float(shard_size(tensor, splits_of(operator, row))[0])
 
 
 def _devices(

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.graph import DimIndex, Operator, SliceOf, Window
+from pase.graph import Operator, SliceOf, Window
+from pase.graph.access import Indexed, split_dim
 from pase.sharding.boxes import even_bounds
 
 FloatArray = NDArray[np.float64]
@@ -45,10 +46,10 @@ def splits_of(operator: Operator, values: IndexArray) -> Splits:
     return Splits(values=values, extents=operator.extents)
 
 
-def shard_size(shape: tuple[int, ...], axes: tuple[DimIndex, ...], splits: Splits) -> FloatArray:
+def shard_size(tensor: Indexed, splits: Splits) -> FloatArray:
     """Return the [K] number of elements in the largest shard of a tensor, halos left out."""
     size = np.ones(len(splits.values))
-    for component in components(shape, axes, splits.extents):
+    for component in components(tensor, splits.extents):
         size *= by_split(split_of(component.axis, splits), lambda k, c=component: largest_part(c, k))  # type: ignore[misc]
     return size
 
@@ -63,10 +64,10 @@ class Component:
     kernel_extent: int = 1
 
 
-def components(shape: tuple[int, ...], axes: tuple[DimIndex, ...], extents: Mapping[str, int]) -> tuple[Component, ...]:
+def components(tensor: Indexed, extents: Mapping[str, int]) -> tuple[Component, ...]:
     """Return a tensor's dims with products of iteration dims taken apart, row-major; extents: of the iteration dims."""
     result: list[Component] = []
-    for length, axis in zip(shape, axes, strict=True):
+    for length, axis in zip(tensor.shape, tensor.index_map, strict=True):
         match axis:
             case tuple():
                 result.extend(Component(length=extents[d], axis=d, dim_extent=extents[d]) for d in axis)
@@ -118,15 +119,7 @@ def distinct_rows(rows: IndexArray) -> tuple[IndexArray, NDArray[np.intp]]:
 
 def split_of(axis: SingleAxis, splits: Splits) -> IndexArray:
     """Return the [K] split factors of the iteration dim that indexes a component."""
-    match axis:
-        case None:
-            return np.ones(len(splits.values), dtype=np.int32)
-        case Window():
-            return splits.of(axis.out)
-        case SliceOf():
-            return splits.of(axis.dim)
-        case _:
-            return splits.of(axis)
+    return splits.of(split_dim(axis)) if axis is not None else np.ones(len(splits.values), dtype=np.int32)
 
 
 def largest_part(component: Component, split: int) -> float:
@@ -145,21 +138,18 @@ def part_labels(component: Component, split: int) -> IntArray:
     return np.searchsorted(bounds, positions, side="right").astype(np.int64) - 1
 
 
-def held_extents(
-    operator: Operator, shape: tuple[int, ...], axes: tuple[DimIndex, ...], part_of: Callable[[str, int], Any]
-) -> list[tuple[int, Any]]:
+def held_extents(operator: Operator, tensor: Indexed, part_of: Callable[[str, int], Any]) -> list[tuple[int, Any]]:
     """Return a tensor's dims as a program holds them: each one's extent, and that of a device's part of it.
 
     A window's part has all points under its windows, halos and padding included; a single point is no dim.
 
     Args:
         operator: whose iteration dims index the tensor.
-        shape: of the whole tensor.
-        axes: how each dim is indexed.
+        tensor: of the operator.
         part_of: of an iteration dim and an extent: how many points of these a part has, a number or [K] numbers.
     """
     found: list[tuple[int, Any]] = []
-    for part in components(shape, axes, operator.extents):
+    for part in components(tensor, operator.extents):
         match part.axis:
             case str():
                 found.append((part.length, part_of(part.axis, part.length)))

@@ -18,7 +18,6 @@ from pase.graph import (
     Access,
     AllReduce,
     AllToAll,
-    DimIndex,
     Edge,
     Exchange,
     Graph,
@@ -42,7 +41,7 @@ from pase.sharding.edges import (
     sum_ends,
     summed_dims,
 )
-from pase.sharding.layouts import DeviceMesh, PlainDim, layout_of, points_by_device, single_points, tensor_dims
+from pase.sharding.layouts import DeviceMesh, layout_of, points_by_device, single_points, tensor_dims
 from pase.sharding.reshard import (
     Pairs,
     ReshardStep,
@@ -146,7 +145,7 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
         )
     else:
         for position, write in enumerate(operator.writes):
-            points = points_by_device(operator, write.shape, write.index_map, mesh)
+            points = points_by_device(operator, write, mesh)
             over, size = operator.partial_dims(write), types.write_bytes(position)
             if position not in operator.wholes:
                 yield Summed(
@@ -171,7 +170,7 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
     for position, read in enumerate(operator.reads):
         phase = gradient_phase(graph, operator, position)
         if phase is not None:
-            points = points_by_device(operator, read.shape, read.index_map, mesh)
+            points = points_by_device(operator, read, mesh)
             for over in gradient_sums(plan, operator, position):
                 if phase is Phase.UPDATE and cut_along(plan, operator, position, over) is not None:
                     yield from _in_pieces(plan, operator, position, points, sum_groups(mesh, over))
@@ -266,6 +265,7 @@ def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh, itemsiz
             times=exchange.times,
         )
 
+    points = points_by_device(operator, exchange, mesh)
     match exchange:
         case AllReduce():
             return Summed(
@@ -273,26 +273,22 @@ def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh, itemsiz
                 phase=Phase.FORWARD,
                 purpose=Purpose.EXCHANGE,
                 over=tuple(exchange.over),
-                points=points_by_device(operator, exchange.shape, exchange.index_map, mesh),
+                points=points,
                 itemsize=itemsize,
                 times=exchange.times,
             )
         case Relayout(is_ring=True):
-            points = points_by_device(operator, exchange.shape, exchange.written, mesh)
-            over = [split_dim(a) for a, b in zip(exchange.written, exchange.read, strict=True) if a != b]
+            over = [split_dim(written) for written, _ in exchange.changes]
             return sent(_in_rings(points, sum_groups(mesh, over)))
         case Relayout():
             written, read_back = (
-                layout_of(mesh, _exchange_dims(operator, exchange.shape, axes), layer=operator.name)
-                for axes in (exchange.written, exchange.read)
+                layout_of(mesh, tensor_dims(operator, side), layer=operator.name)
+                for side in (exchange, replace(exchange, index_map=exchange.read))
             )
             return sent(moved_pairs(reshard_steps(written, read_back)))
         case Handoff():
-            return sent(
-                _handed(mesh, exchange.across, points_by_device(operator, exchange.shape, exchange.index_map, mesh))
-            )
+            return sent(_handed(mesh, exchange.across, points))
         case AllToAll():
-            points = points_by_device(operator, exchange.shape, exchange.index_map, mesh)
             return sent(_routed(exchange, points, sum_groups(mesh, exchange.over)))
 
 
@@ -412,13 +408,6 @@ def _routed(exchange: AllToAll, points: Mapping[int, int], groups: Sequence[Sequ
         for sender in group
         if sender != device
     }
-
-
-def _exchange_dims(operator: Operator, shape: tuple[int, ...], axes: tuple[DimIndex, ...]) -> tuple[PlainDim, ...]:
-    dims = tensor_dims(operator, Access(tensor="exchanged", shape=shape, index_map=axes))
-    plain = tuple(dim for dim in dims if isinstance(dim, PlainDim))
-    assert len(plain) == len(dims), f"{operator.name} exchanges windows"
-    return plain
 
 
 # -- all of a step

@@ -91,9 +91,7 @@ def layer_times(graph: Graph, split: Mapping[str, int], model: StepCostModel) ->
             forward_s=float(model.work(traffic.forward)[0]),
             backward_s=float(model.work(traffic.backward)[0]),
             messages_s=messages[operator.name] + sum(float(cost[0]) for cost in model.messages(traffic)),
-            weights=sum(
-                float(shard_size(access.shape, access.index_map, traffic.splits)[0]) for access in operator.parameters
-            ),
+            weights=sum(float(shard_size(access, traffic.splits)[0]) for access in operator.parameters),
         )
     return times
 

@@ -46,7 +46,7 @@ def test_part_labels_are_those_of_the_whole_dim(data: st.DataObject) -> None:
     extent = data.draw(st.integers(1, whole - offset))
     ways = data.draw(st.integers(1, whole))
     axis = SliceOf(dim="c", offset=offset, extent=extent)
-    (component,) = components((extent,), (axis,), {"c": whole})
+    (component,) = components(Access(tensor="x", shape=(extent,), index_map=(axis,)), {"c": whole})
     of = {position: number for number, part in enumerate(_parts(whole, ways)) for position in part}
     assert part_labels(component, ways).tolist() == [of[offset + i] for i in range(extent)]
 
@@ -74,13 +74,13 @@ def test_a_shard_is_the_largest_set_of_elements_that_any_part_indexes(data: st.D
         ]
         largest = max(largest, len(held))
     row = np.array([list(split.values())], dtype=np.int32)
-    assert shard_size(access.shape, access.index_map, splits_of(_operator(dims, access), row)).tolist() == [largest]
+    assert shard_size(access, splits_of(_operator(dims, access), row)).tolist() == [largest]
 
 
 def test_a_scalar_is_whole_everywhere() -> None:
     operator = _operator({"b": 4}, Access(tensor="x", shape=(4,), index_map=("b",)))
     splits = splits_of(operator, np.array([[1], [4]], dtype=np.int32))
-    assert shard_size((), (), splits).tolist() == [1, 1]
+    assert shard_size(Access(tensor="x", shape=(), index_map=()), splits).tolist() == [1, 1]
     assert split_columns((), splits).shape == (2, 0)
 
 

@@ -44,7 +44,7 @@ def _volumes(
 ) -> Overlap:
     sides = []
     for operator, access, rows in ((u, u.writes[written], us), (v, v.reads[read], vs)):
-        parts = components(access.shape, access.index_map, operator.extents)
+        parts = components(access, operator.extents)
         sides += [parts, split_columns(parts, splits_of(operator, rows))]
     return layout_overlap(*sides)  # type: ignore[arg-type]
 
@@ -96,7 +96,7 @@ def _volumes_of_sides(u: Side, v: Side, p: int, *, has_gradient: bool) -> Overla
     columns = []
     for side in (u, v):
         rows = [[layout.get(dim, 1) for dim in side.extents] for layout in side.layouts(p)]
-        parts = components(side.access.shape, side.access.index_map, side.extents)
+        parts = components(side.access, side.extents)
         values = np.array(rows, dtype=np.int32).reshape(len(rows), len(side.extents))
         columns += [parts, split_columns(parts, Splits(values=values, extents=side.extents))]
     return layout_overlap(*columns, has_gradient=has_gradient)  # type: ignore[arg-type]
@@ -287,8 +287,8 @@ def test_an_edge_by_hand() -> None:
 def test_shared_cuts_lie_on_the_same_bounds(case: str) -> None:
     u, v = NESTED[case]
     us, vs = (enumerate_configurations(o, 8) for o in (u, v))
-    ups = components(u.writes[0].shape, u.writes[0].index_map, u.extents)
-    vps = components(v.reads[0].shape, v.reads[0].index_map, v.extents)
+    ups = components(u.writes[0], u.extents)
+    vps = components(v.reads[0], v.extents)
     num_shared = 0
     for a, b in product(split_columns(ups, splits_of(u, us)), split_columns(vps, splits_of(v, vs))):
         for shared in shared_splits(ups, a, vps, b):

@@ -61,7 +61,7 @@ def test_a_good_operator_passes() -> None:
             unsplittable=("r",),
             exchanges=(
                 AllReduce(tensor="m", shape=(4,), index_map=("b",), over=("n",), times=1),
-                Relayout(tensor="h", shape=(4, 6), written=("b", "n"), read=("b", None), times=1),
+                Relayout(tensor="h", shape=(4, 6), index_map=("b", "n"), read=("b", None), times=1),
                 Handoff(tensor="s", shape=(4,), index_map=("b",), across="n", times=1),
             ),
             pipeline=Pipeline(stage="b", sequence="n"),
@@ -93,7 +93,7 @@ def test_a_good_operator_passes() -> None:
             r"tensor 'm' of shape \(5,\): dim 0 has extent 5, but b = 4",
         ),
         (
-            {"exchanges": (Relayout(tensor="h", shape=(4,), written=("b",), read=("n",), times=1),)},
+            {"exchanges": (Relayout(tensor="h", shape=(4,), index_map=("b",), read=("n",), times=1),)},
             r"tensor 'h' of shape \(4,\): dim 0 has extent 4, but n = 6",
         ),
         (

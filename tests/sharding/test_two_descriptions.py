@@ -35,11 +35,11 @@ def test_shards_are_as_large_as_the_largest_box(name: str, num_devices: int, see
             if not _is_whole(access):
                 continue
             boxes = layout_of(mesh, tensor_dims(operator, access)).boxes
-            held = held_extents(operator, access.shape, access.index_map, lambda dim, n: -(-n // splits.of(dim)))  # noqa: B023
+            held = held_extents(operator, access, lambda dim, n: -(-n // splits.of(dim)))  # noqa: B023
             assert {extents(box) for box in boxes} == {tuple(int(np.max(part)) for _, part in held)}
-            assert shard_points(operator, access.shape, access.index_map, mesh) == num_points(boxes[0])
+            assert shard_points(operator, access, mesh) == num_points(boxes[0])
             if not any(isinstance(axis, Window | SliceOf) for axis in access.index_map):
-                assert shard_size(access.shape, access.index_map, splits).tolist() == [num_points(boxes[0])]
+                assert shard_size(access, splits).tolist() == [num_points(boxes[0])]
             checked += 1
     assert checked > 3
 
@@ -57,7 +57,7 @@ def test_no_placement_fetches_less_than_the_overlap_says(name: str, num_devices:
             continue
         sides = []
         for operator, access in ((producer, held), (consumer, wanted)):
-            parts = components(access.shape, access.index_map, operator.extents)
+            parts = components(access, operator.extents)
             row = _row(operator, dict(plan[operator.name].splits))
             sides += [parts, split_columns(parts, splits_of(operator, row))]
         overlap = layout_overlap(*sides, has_gradient=False)  # type: ignore[arg-type]

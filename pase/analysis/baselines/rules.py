@@ -54,7 +54,7 @@ def _pairs(graph: Graph) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
 
 
 def _components(operator: Operator, access: Access) -> list[Component]:
-    return [part for part in components(access.shape, access.index_map, operator.extents) if part.length > 1]
+    return [part for part in components(access, operator.extents) if part.length > 1]
 
 
 ATTENTION = "attention"

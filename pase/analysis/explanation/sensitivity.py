@@ -29,7 +29,7 @@ from pase.analysis.explanation.constrained_search import (
 )
 from pase.costs import Problem
 from pase.errors import PaseError, SolverError
-from pase.graph import Access, Dim, DimIndex, Graph, Operator, Relayout, Role, SliceOf, Window
+from pase.graph import Access, Dim, DimIndex, Graph, Operator, Role, SliceOf, Window
 from pase.machine import Machine
 from pase.planning.plan import Plan
 from pase.planning.planner import Progress, SearchOptions, problem_of, problem_of_plan, search
@@ -420,10 +420,7 @@ def _padded_operator(operator: Operator, extent: int, padded: int) -> Operator:
         dims=tuple(Dim(name, size) for name, size in extents.items()),
         reads=tuple(map(access, operator.reads)),
         writes=tuple(map(access, operator.writes)),
-        exchanges=tuple(
-            replace(x, shape=shape(x.shape, x.written if isinstance(x, Relayout) else x.index_map))
-            for x in operator.exchanges
-        ),
+        exchanges=tuple(replace(x, shape=shape(x.shape, x.index_map)) for x in operator.exchanges),
         intermediates=tuple(replace(x, shape=shape(x.shape, x.index_map)) for x in operator.intermediates),
     )
 

@@ -73,7 +73,7 @@ def _update_s(plan: Plan, operator: Operator, machine: Machine, owned: set[str])
     trained = [access for access in operator.parameters if access.is_trained]
     own = [access for access in trained if not access.shared or access.shared not in owned]
     owned.update(access.shared for access in own if access.shared)
-    points = sum(shard_points(operator, access.shape, access.index_map, mesh) for access in own)
+    points = sum(shard_points(operator, access, mesh) for access in own)
     touched_bytes = _update_bytes(plan.precision) * points
     bandwidth = machine.device.memory_bandwidth_bytes_per_s or float("inf")
     return max(_UPDATE_FLOP * points / machine.peak_flop_per_s(), touched_bytes / bandwidth) if own else None

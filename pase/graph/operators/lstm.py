@@ -84,8 +84,8 @@ def lstm(name: str, x: tuple[int, ...], *, layers: int, units: int) -> Operator:
             ),
             # Backward, the gradient of the previous hidden state is summed over the units that it fed.
             AllReduce(tensor="hidden_gradient", shape=hidden, index_map=("l", "b", "s", "d"), over=("e",), times=1),
-            Relayout(tensor="hidden", shape=hidden, written=along_e, read=along_d, times=1),
-            Relayout(tensor="hidden_gradient", shape=hidden, written=along_d, read=along_e, times=1),
+            Relayout(tensor="hidden", shape=hidden, index_map=along_e, read=along_d, times=1),
+            Relayout(tensor="hidden_gradient", shape=hidden, index_map=along_d, read=along_e, times=1),
             # What goes on is read along d already; what comes back joins the sum over e there.
             Handoff(tensor="hidden", shape=hidden[1:], index_map=along_d[1:], across="l", times=1),
             Handoff(tensor="hidden_gradient", shape=hidden[1:], index_map=along_d[1:], across="l", times=1),

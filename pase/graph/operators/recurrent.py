@@ -44,7 +44,6 @@ def recurrent(
     points = prod(extents[dim] for dim in dims)
     hidden = (layers, *x[:2], directions, units)
     written: tuple[DimIndex, ...] = (None, *lead, "r", "e")
-    read: tuple[DimIndex, ...] = (None, *lead, "r", None)
     reads = [Access(tensor="x", shape=x, index_map=(*lead, None))]
     reads += [
         Access(
@@ -77,24 +76,22 @@ def recurrent(
             Work(dims=dims, flop_per_point=product_flop / points - first, inputs=(every, trained), contraction=True),
             Work(dims=dims, flop_per_point=float(_CELL_FLOP_PER_GATE * layers), inputs=(every,)),
         ),
-        exchanges=(
-            # Every step reads all units of the step before; backward the parts of these units' gradients are sent back
-            # and added, the adjoint of the gathering and as many bytes.
+        # Every step reads all units of the step before; backward the parts of these units' gradients are sent back and
+        # added, the adjoint of the gathering and as many bytes.
+        exchanges=tuple(
             Relayout(
-                tensor="hidden", shape=hidden, written=written, read=read, times=2, backward_times=1, gradient_of=every
-            ),
-            *(
-                Relayout(
-                    tensor="first_hidden",
-                    shape=state.shape,
-                    written=state.index_map,
-                    read=tuple(None if axis == "e" else axis for axis in state.index_map),
-                    times=2,
-                    backward_times=1,
-                    gradient_of=every,
-                )
-                for state in given
-            ),
+                tensor=tensor,
+                shape=shape,
+                index_map=index_map,
+                read=tuple(None if axis == "e" else axis for axis in index_map),
+                times=2,
+                backward_times=1,
+                gradient_of=every,
+            )
+            for tensor, shape, index_map in [
+                ("hidden", hidden, written),
+                *(("first_hidden", state.shape, state.index_map) for state in given),
+            ]
         ),
         # Of every step: its gates, its cell and its hidden state.
         intermediates=(Intermediate(tensor="states", shape=hidden, index_map=written, kept=gates + 2, working=gates),),

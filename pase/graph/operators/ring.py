@@ -56,7 +56,7 @@ def ring_attention(operator: Operator) -> Operator:
     pieces = Relayout(
         tensor="keys and values",
         shape=shape,
-        written=(*along(keys.index_map[:-1]), None),
+        index_map=(*along(keys.index_map[:-1]), None),
         read=(*keys.index_map[:-1], None),
         times=3,
         backward_times=2,

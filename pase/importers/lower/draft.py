@@ -309,7 +309,7 @@ def _refined(operator: Operator, cuts: Mapping[str, set[int]]) -> Operator | Non
             case AllReduce() | AllToAll():
                 return replace(old, index_map=axes(old.index_map), over=expanded(old.over))
             case Relayout():
-                return replace(old, written=axes(old.written), read=axes(old.read))
+                return replace(old, index_map=axes(old.index_map), read=axes(old.read))
             case _:
                 return None
 
