@@ -6,7 +6,7 @@ device's memory bandwidth), and sums of which the next layer needs a part alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from math import prod
 from operator import mul
@@ -25,9 +25,12 @@ from pase.costs.kernels import pass_seconds
 from pase.costs.traffic import Communication, LayerTraffic, PassWork, Pattern
 from pase.graph.precision import FLOAT32, Precision
 from pase.machine import Kernels, Machine
-from pase.machine.machine import RING
+from pase.machine.machine import BY_LEVEL, RING
 from pase.sharding.overlap import Redistribution
 from pase.sharding.shards import FloatArray, IndexArray, IntArray
+
+PAIRWISE = "pairwise"
+"""How sums go where each of k devices exchanges a k-th with each of the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +41,9 @@ class AlphaBetaCostModel:
     memory_bytes_per_s: what it reads and writes; infinite where the machine does not say.
     links: for each level in use, from the inside out, what one device has of the link while all those behind it use
     it; levels of equal links are one. fanouts: groups of the level before in one group of each level. sharing: devices
-    behind each level's link.
+    behind each level's link. sums: how all-reduces go: `BY_LEVEL`; in one `RING` each, as gloo sums, and a ring of
+    NCCL; or `PAIRWISE`, as programs for Mesh-TensorFlow send them. overlap: ω of the machine; kernels: what they reach
+    of its peaks, None for all; kernels_flop_per_s: the peak for the type that their figures are of.
     """
 
     flop_per_s: float
@@ -48,11 +53,15 @@ class AlphaBetaCostModel:
     sharing: tuple[int, ...]
     product_flop_per_s: Mapping[str, float] = field(default_factory=FrozenDict)
     unit: str = "s"
-    sums_by_level: bool = True
+    sums: str = BY_LEVEL
     overlap: float = 0.0
+    kernels: Kernels | None = None
+    kernels_flop_per_s: float = 0.0
 
     @classmethod
-    def of(cls, machine: Machine, num_devices: int, precision: Precision = FLOAT32) -> "AlphaBetaCostModel":
+    def of(
+        cls, machine: Machine, num_devices: int, precision: Precision = FLOAT32, *, sums: str = BY_LEVEL
+    ) -> "AlphaBetaCostModel":
         """Return the model for some devices of a machine; MachineError where they do not fill its groups.
 
         precision: that the network is trained in; MachineError where the machine gives no peak for its products.
@@ -78,13 +87,29 @@ class AlphaBetaCostModel:
             links=tuple(links),
             fanouts=tuple(fanouts),
             sharing=(1, *accumulate(fanouts[:-1], mul)),
+            sums=sums,
         )
 
+    @property
+    def sums_by_level(self) -> bool:
+        """Whether all-reduces add within a node before they go between nodes."""
+        return self.sums == BY_LEVEL
+
     def work(self, work: PassWork) -> FloatArray:
-        """Return the longer of computing and touching (the roofline).
+        """Return the time of a pass's kernels; where nothing is told of them the longer of computing and touching.
 
         What is no product is computed at the peak of float32.
         """
+        if self.kernels is not None and work.kernels is not None:
+            return pass_seconds(
+                work.kernels,
+                self.kernels,
+                touched_bytes=work.touched_bytes,
+                product_flop_per_s=self.product_flop_per_s.get(work.product, self.flop_per_s),
+                figures_flop_per_s=self.kernels_flop_per_s,
+                flop_per_s=self.flop_per_s,
+                bytes_per_s=self.memory_bytes_per_s,
+            )
         computing = work.flop / self.flop_per_s
         if work.product_flop is not None:
             others = np.maximum(work.flop - work.product_flop, 0.0)
@@ -123,8 +148,9 @@ class AlphaBetaCostModel:
         return np.maximum(there, 0.0) + np.maximum(back, 0.0)
 
     def sum_members(self, traffic: LayerTraffic, message: Communication) -> IntArray:
-        """Return how the devices of a sum lie over the levels."""
-        return group_members(message, traffic, layer_members(traffic, self.fanouts)).T
+        """Return how the devices of a sum lie over the levels; no columns where its edge has nothing left to do."""
+        found = group_members(message, traffic, layer_members(traffic, self.fanouts)).T
+        return found if self.sums_by_level or not message.ends_on_edge else found[:, :0]
 
     def transfer(self, fetch: Redistribution) -> FloatArray:
         """Return the time to fetch what a device lacks, from the nearest devices that can have it.
@@ -134,13 +160,22 @@ class AlphaBetaCostModel:
         """
         return self._nearest(fetch) + self._gathering(fetch)
 
-    def all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
-        """Return the time of a sum; of one that ends on an edge, that of the reduce-scatter alone."""
+    def _all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
+        """Return the time of a sum; by levels, of one that ends on an edge that of the reduce-scatter alone."""
+        size, links = message.size_bytes, self.links
+        if self.sums == PAIRWISE:
+            return pairwise_all_reduce(size, list(members), links)
+        if self.sums == RING:
+            # Gradients of many weights are added at once, in buckets: one weight's has no latency of its own.
+            links = tuple(replace(link, latency_s=0.0) for link in links) if message.is_of_weight else links
+            return ring_all_reduce(size, list(members), links)
         collective = hierarchical_reduce_scatter if message.ends_on_edge else hierarchical_all_reduce
-        return collective(message.size_bytes, list(members), self.links)
+        return collective(size, list(members), links)
 
-    def half_all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
+    def _half_all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
         """Return the time of a reduce-scatter or of an all-gather, of which a sum that goes on consists."""
+        if not self.sums_by_level:
+            return 0.5 * self._all_reduce(message, members)
         is_sum = message.pattern is Pattern.REDUCE_SCATTER
         collective = hierarchical_reduce_scatter if is_sum else hierarchical_all_gather
         return collective(message.size_bytes, list(members), self.links)
@@ -203,9 +238,9 @@ class AlphaBetaCostModel:
 
 _PATTERNS: Mapping[Pattern, Callable[[AlphaBetaCostModel, Communication, IntArray], FloatArray]] = MappingProxyType(
     {
-        Pattern.ALL_REDUCE: lambda model, message, members: model.all_reduce(message, members),
-        Pattern.REDUCE_SCATTER: lambda model, message, members: model.half_all_reduce(message, members),
-        Pattern.ALL_GATHER: lambda model, message, members: model.half_all_reduce(message, members),
+        Pattern.ALL_REDUCE: AlphaBetaCostModel._all_reduce,
+        Pattern.REDUCE_SCATTER: AlphaBetaCostModel._half_all_reduce,
+        Pattern.ALL_GATHER: AlphaBetaCostModel._half_all_reduce,
         Pattern.HALO: AlphaBetaCostModel._neighbours,
         Pattern.HANDOFF: AlphaBetaCostModel._neighbours,
         Pattern.MOVE: AlphaBetaCostModel._move,
@@ -284,100 +319,19 @@ def level_fanouts(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
     return fanouts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramCostModel(AlphaBetaCostModel):
-    """Seconds of a step of an emitted program on a machine; fields as those of `AlphaBetaCostModel`."""
+def step_cost_model(machine: Machine, num_devices: int, precision: Precision = FLOAT32) -> AlphaBetaCostModel:
+    """Return the model of a step in which sums of weights' gradients run beside the backward pass.
 
-    sums_by_level: bool = False
-
-    def all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
-        """Return the time of a sum, all of it here."""
-        return pairwise_all_reduce(message.size_bytes, list(members), self.links)
-
-    def half_all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
-        """Return the time of a reduce-scatter or of an all-gather: half of that of a sum."""
-        return 0.5 * self.all_reduce(message, members)
-
-    def sum_members(self, traffic: LayerTraffic, message: Communication) -> IntArray:
-        """Return how the devices of a sum lie over the levels; no columns where its edge has nothing left to do."""
-        found = AlphaBetaCostModel.sum_members(self, traffic, message)
-        return found[:, :0] if message.ends_on_edge else found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RingCostModel(ProgramCostModel):
-    """Seconds of a step whose sums go round in one ring each; fields as those of `AlphaBetaCostModel`.
-
-    So gloo sums, and a ring of NCCL: PyTorch programs. They add the gradients of many weights at once, in buckets: that
-    of one weight has its bytes, and no latency of its own.
+    Kernels reach what the machine says, and sums go as it says. What a strategy hides is taken off the sum of the costs
+    (`pase.tables.cost_tables.Hiding`).
     """
-
-    def all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
-        """Return the time of a sum, all of it here."""
-        return _in_a_ring(message, members, self.links)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCostModel(AlphaBetaCostModel):
-    """Seconds of a step in which sums of weights' gradients run beside the backward pass.
-
-    overlap: ω of the machine. Other fields as those of `AlphaBetaCostModel`, whose costs these are, with sums as those
-    of `RingCostModel` where the machine's go in rings: what a strategy hides is taken off their sum
-    (`pase.tables.cost_tables.Hiding`). kernels: of the machine; None: all run at its peaks. kernels_flop_per_s: the
-    peak for the type that their figures are of.
-    """
-
-    kernels: Kernels | None = None
-    kernels_flop_per_s: float = 0.0
-
-    @classmethod
-    def of(cls, machine: Machine, num_devices: int, precision: Precision = FLOAT32) -> "StepCostModel":
-        """Return the model for some devices of a machine; arguments and errors as for `AlphaBetaCostModel`."""
-        base = AlphaBetaCostModel.of(machine, num_devices, precision)
-        figures = {each.name: getattr(base, each.name) for each in fields(base)}
-        overlap = machine.overlap.share if machine.overlap else 0.0
-        known = machine.kernels
-        peak = machine.peak_flop_per_s(known.dtype) if known else 0.0
-        own = {"overlap": overlap, "kernels": known, "kernels_flop_per_s": peak}
-        return cls(**figures | own | {"sums_by_level": machine.collectives != RING})
-
-    def all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
-        """Return the time of a sum; of one that ends on an edge, all of it here where it goes in a ring."""
-        if self.sums_by_level:
-            return AlphaBetaCostModel.all_reduce(self, message, members)
-        return _in_a_ring(message, members, self.links)
-
-    def half_all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
-        """Return the time of a reduce-scatter or of an all-gather."""
-        if self.sums_by_level:
-            return AlphaBetaCostModel.half_all_reduce(self, message, members)
-        return 0.5 * _in_a_ring(message, members, self.links)
-
-    def sum_members(self, traffic: LayerTraffic, message: Communication) -> IntArray:
-        """Return how the devices of a sum lie over the levels; no columns where its edge has nothing left to do."""
-        kind = AlphaBetaCostModel if self.sums_by_level else ProgramCostModel
-        return kind.sum_members(self, traffic, message)
-
-    def work(self, work: PassWork) -> FloatArray:
-        """Return the time of a pass's kernels; where the machine tells nothing of them, that at its peaks."""
-        if self.kernels is None or work.kernels is None:
-            return AlphaBetaCostModel.work(self, work)
-        return pass_seconds(
-            work.kernels,
-            self.kernels,
-            touched_bytes=work.touched_bytes,
-            product_flop_per_s=self.product_flop_per_s.get(work.product, self.flop_per_s),
-            figures_flop_per_s=self.kernels_flop_per_s,
-            flop_per_s=self.flop_per_s,
-            bytes_per_s=self.memory_bytes_per_s,
-        )
-
-
-def _in_a_ring(message: Communication, members: IntArray, links: Sequence[Link]) -> FloatArray:
-    """Return the time of a sum in a ring; that of one weight's gradient, in a bucket of many, has no latency."""
-    if message.is_of_weight:
-        links = [replace(link, latency_s=0.0) for link in links]
-    return ring_all_reduce(message.size_bytes, list(members), links)
+    kernels = machine.kernels
+    return replace(
+        AlphaBetaCostModel.of(machine, num_devices, precision, sums=machine.collectives),
+        overlap=machine.overlap.share if machine.overlap else 0.0,
+        kernels=kernels,
+        kernels_flop_per_s=machine.peak_flop_per_s(kernels.dtype) if kernels else 0.0,
+    )
 
 
 def ring_all_reduce(size_bytes: FloatArray, members: Sequence[IntArray], links: Sequence[Link]) -> FloatArray:
@@ -387,9 +341,7 @@ def ring_all_reduce(size_bytes: FloatArray, members: Sequence[IntArray], links: 
     devices of the node take part, and only as many rings share the link. The slowest link on the way counts.
     members, links: as for `collectives.hierarchical_all_reduce`.
     """
-    size, group = np.asarray(size_bytes, dtype=np.float64), np.ones(np.shape(size_bytes))
-    for count in members:
-        group = group * count
+    size, group = _size_and_group(size_bytes, members)
     latency_s, s_per_byte, within = np.zeros(size.shape), np.zeros(size.shape), np.ones(size.shape)
     for count, link in zip(members, links, strict=True):
         is_crossed = within < group
@@ -400,14 +352,16 @@ def ring_all_reduce(size_bytes: FloatArray, members: Sequence[IntArray], links: 
     return np.where(size > 0, 2 * (group - 1) * (latency_s + size / group * s_per_byte), 0.0)
 
 
+def _size_and_group(size_bytes: FloatArray, members: Sequence[IntArray]) -> tuple[FloatArray, FloatArray]:
+    return np.asarray(size_bytes, dtype=np.float64), prod(members, start=np.ones(np.shape(size_bytes)))
+
+
 def pairwise_all_reduce(size_bytes: FloatArray, members: Sequence[IntArray], links: Sequence[Link]) -> FloatArray:
     """Return the time in which each of k devices exchanges a k-th of its n bytes with each of the others, twice.
 
     members, links: as for `collectives.hierarchical_all_reduce`.
     """
-    size, group = np.asarray(size_bytes, dtype=np.float64), np.ones(np.shape(size_bytes))
-    for count in members:
-        group = group * count
+    size, group = _size_and_group(size_bytes, members)
     total, within = np.zeros(size.shape), np.ones(size.shape)
     for count, link in zip(members, links, strict=True):
         reached = within * count

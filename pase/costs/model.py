@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
-from pase.costs.alpha_beta import AlphaBetaCostModel, ProgramCostModel, RingCostModel, StepCostModel
+from pase.costs.alpha_beta import PAIRWISE, AlphaBetaCostModel, step_cost_model
 from pase.costs.traffic import Communication, LayerTraffic, PassWork, Pattern
 from pase.errors import CostError, unknown_name
 from pase.graph.precision import FLOAT32, Precision
 from pase.machine import Machine
+from pase.machine.machine import RING
 from pase.sharding.overlap import Redistribution
 from pase.sharding.shards import FloatArray, IntArray
 
@@ -21,26 +23,21 @@ class CostModel(Protocol):
     @property
     def unit(self) -> str:
         """Of every cost: "FLOP" or "s"."""
-        ...
 
     @property
     def sums_by_level(self) -> bool:
         """Whether all-reduces add within a node before they go between nodes."""
-        ...
 
     @property
     def overlap(self) -> float:
         """ω: of the backward computation, the part that sums of weights' gradients hide behind; 0: costs add up."""
-        ...
 
     @property
     def fanouts(self) -> tuple[int, ...]:
         """Groups of the level before in one group of each level, as far as `sum_members` looks at levels."""
-        ...
 
     def work(self, work: PassWork) -> FloatArray:
         """Return the [K] cost of one pass over a layer on one device."""
-        ...
 
     def messages(self, traffic: LayerTraffic, more: Sequence[Communication] = ()) -> tuple[FloatArray, ...]:
         """Return the [K] cost of each message inside a layer, in their order, and of more of its; they add up.
@@ -48,18 +45,15 @@ class CostModel(Protocol):
         Of a sum that ends on an edge (`Communication.ends_on_edge`) a model may leave a part to that edge: the part in
         which `Redistribution.sum_members` take part.
         """
-        ...
 
     def sum_members(self, traffic: LayerTraffic, message: Communication) -> IntArray:
         """Return [K, levels]: how the devices that add something up lie over the machine.
 
         Only as far as the model's `transfer` looks at it: no columns where it does not.
         """
-        ...
 
     def transfer(self, fetch: Redistribution) -> FloatArray:
         """Return the cost of bringing a tensor from one layout to another, one way, on the device that fetches most."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +112,9 @@ def _all_reduce_factor(group: IntArray) -> FloatArray:
 COST_MODELS: dict[str, Callable[[Machine, int, Precision], CostModel]] = {
     "alpha_beta": AlphaBetaCostModel.of,
     "paper": PaperCostModel.of,
-    "program": ProgramCostModel.of,
-    "ring": RingCostModel.of,
-    "step": StepCostModel.of,
+    "program": partial(AlphaBetaCostModel.of, sums=PAIRWISE),
+    "ring": partial(AlphaBetaCostModel.of, sums=RING),
+    "step": step_cost_model,
 }
 
 

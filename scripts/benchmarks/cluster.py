@@ -22,7 +22,7 @@ from pase.analysis.baselines.compare import compare
 from pase.analysis.baselines.registry import EXPERTS, Baseline, meshes
 from pase.analysis.baselines.rules import choice_of, dense_product, split_in_turn, transformer_dims
 from pase.costs import Problem, cost_model
-from pase.costs.alpha_beta import StepCostModel
+from pase.costs.alpha_beta import step_cost_model
 from pase.graph import Scalar
 from pase.machine import Machine
 from pase.machine.machine import level_between
@@ -250,7 +250,7 @@ def randomly(plan: Plan, seed: int) -> Plan:
 
 def placed_s(plan: Plan) -> float:
     """Return T of a plan where its one placement puts the axes of all layers, and has what moves between them go."""
-    model = StepCostModel.of(plan.machine, plan.num_devices)
+    model = step_cost_model(plan.machine, plan.num_devices)
     found = total_cost(plan.layers) + placement_excess_s(plan, model)
     for edge in plan.graph.edges:
         # What a fan-out hands on can have a sum of its gradient beside: that stays as T has it.

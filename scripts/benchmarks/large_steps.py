@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pase.common.frozen import FrozenDict
-from pase.costs import cost_model, edge_cost, traffic_of
-from pase.costs.alpha_beta import StepCostModel
+from pase.costs import AlphaBetaCostModel, cost_model, edge_cost, traffic_of
 from pase.costs.collectives import hierarchical_all_gather, hierarchical_all_reduce, hierarchical_reduce_scatter
 from pase.costs.schedules import step_s
 from pase.graph import Graph, Operator, Precision
@@ -58,14 +57,14 @@ def total(layers: Collection[LayerTime]) -> LayerTime:
     )
 
 
-def step_model(machine: Machine, num_devices: int, precision: Precision) -> StepCostModel:
+def step_model(machine: Machine, num_devices: int, precision: Precision) -> AlphaBetaCostModel:
     """Return the cost model `step` for some devices."""
     model = cost_model("step", machine, num_devices, precision)
-    assert isinstance(model, StepCostModel)
+    assert isinstance(model, AlphaBetaCostModel)
     return model
 
 
-def layer_times(graph: Graph, split: Mapping[str, int], model: StepCostModel) -> dict[str, LayerTime]:
+def layer_times(graph: Graph, split: Mapping[str, int], model: AlphaBetaCostModel) -> dict[str, LayerTime]:
     """Return what each layer takes, transfers from the layers before it included.
 
     Args:
@@ -186,7 +185,7 @@ def step_parts(
     ends: tuple[LayerTime, LayerTime],
     layers: int,
     scheme: Scheme,
-    model: StepCostModel,
+    model: AlphaBetaCostModel,
     *,
     bytes_per_s: float,
 ) -> StepParts:
@@ -245,7 +244,7 @@ def step_parts(
     )
 
 
-def _shards_s(block: LayerTime, weights: float, cover_s: float, scheme: Scheme, model: StepCostModel) -> float:
+def _shards_s(block: LayerTime, weights: float, cover_s: float, scheme: Scheme, model: AlphaBetaCostModel) -> float:
     """Return the time of sums of gradients, and of gathers of weights that lie in shards, that does not hide."""
     inside = max(1, min(scheme.replicas, model.fanouts[0] // scheme.tensor)) if len(model.links) > 1 else 1
     if len(model.links) == 1:

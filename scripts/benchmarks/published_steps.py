@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from pase.costs.alpha_beta import StepCostModel
+from pase.costs import AlphaBetaCostModel
 from pase.costs.collectives import hierarchical_all_gather
 from pase.graph import Builder, Graph, Operator, Precision, Tensor
 from pase.graph.access import Access, Dim, SliceOf
@@ -542,7 +542,7 @@ def _unfused(titan: Titan, bytes_per_s: float) -> LayerTime:
     return LayerTime(forward_s=forward, backward_s=backward)
 
 
-def _split_context(titan: Titan, spread: StepCostModel, bytes_per_s: float) -> LayerTime:
+def _split_context(titan: Titan, spread: AlphaBetaCostModel, bytes_per_s: float) -> LayerTime:
     """Return what PyTorch's ring attention takes more.
 
     Keys and values of all heads are gathered forward and backward; their gradients go round in float32. Results are
