@@ -7,7 +7,7 @@ nothing to send, takes no time.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from math import isclose, prod
 
@@ -35,29 +35,20 @@ class Link:
         return all(isclose(a, b, rel_tol=1e-9, abs_tol=0.0) for a, b in pairs)
 
 
-Algorithm = Callable[[FloatArray, FloatArray, Link], FloatArray]
-"""(bytes n, devices k > 1, link) → seconds. n is the whole vector: before a reduction, after a gathering."""
+Way = tuple[float, float]
+"""How a collective goes: so many messages after one another, of so many vectors together; times α and n β, its time.
+
+n is the whole vector: before a reduction, after a gathering.
+"""
+
+Algorithm = Callable[[int], Way]
+"""From the number of devices, 2 or more."""
 
 
 def point_to_point(size_bytes: ArrayLike, link: Link) -> FloatArray:
     """Return the time of one message."""
     size = np.asarray(size_bytes, dtype=np.float64)
     return np.where(size > 0, link.latency_s + size * link.s_per_byte, 0.0)
-
-
-def reduce_scatter(size_bytes: ArrayLike, group: ArrayLike, link: Link) -> FloatArray:
-    """Return the time in which every device gets a k-th of the sum of all devices' n bytes."""
-    return hierarchical_reduce_scatter(size_bytes, [group], [link])
-
-
-def all_gather(size_bytes: ArrayLike, group: ArrayLike, link: Link) -> FloatArray:
-    """Return the time in which every device gets all n bytes, of which each holds a k-th."""
-    return hierarchical_all_gather(size_bytes, [group], [link])
-
-
-def broadcast(size_bytes: ArrayLike, group: ArrayLike, link: Link) -> FloatArray:
-    """Return the time in which every device gets the n bytes of one."""
-    return _best(BROADCAST, size_bytes, group, link)
 
 
 def hierarchical_all_reduce(size_bytes: ArrayLike, members: Sequence[ArrayLike], links: Sequence[Link]) -> FloatArray:
@@ -77,80 +68,54 @@ def hierarchical_reduce_scatter(
     size_bytes: ArrayLike, members: Sequence[ArrayLike], links: Sequence[Link]
 ) -> FloatArray:
     """Return the time of a reduce-scatter level by level, from the innermost; size_bytes: before it."""
-    return _fastest(_reduce_scatter_ways, size_bytes, members, links)
+    ways_of = partial(_shared_out_ways, tuple(REDUCE_SCATTER.values()))
+    return _fastest(ways_of, size_bytes, members, links)
 
 
 def hierarchical_all_gather(size_bytes: ArrayLike, members: Sequence[ArrayLike], links: Sequence[Link]) -> FloatArray:
     """Return the time of a gathering from the outermost level inwards; size_bytes: what every device holds after it."""
-    return _fastest(_all_gather_ways, size_bytes, members, links)
+    return _fastest(partial(_shared_out_ways, tuple(ALL_GATHER.values())), size_bytes, members, links)
 
 
-def _ring(passes: int) -> Algorithm:
-    """Parts of n / k go round the ring: once to add or gather them, twice for both."""
-
-    def time(size: FloatArray, group: FloatArray, link: Link) -> FloatArray:
-        return passes * (group - 1) * (link.latency_s + size / group * link.s_per_byte)
-
-    return time
+def _ring(count: int) -> Way:
+    """Parts of n / k go round the ring, to add or to gather them."""
+    return count - 1, (count - 1) * (1 / count)
 
 
-def _halving(size: FloatArray, group: FloatArray, link: Link) -> FloatArray:
+def _halving(count: int) -> Way:
     """Partners at distance 1, 2, 4 … exchange ever smaller halves.
 
     Devices beyond a power of two hand all they have to a partner first, and get their part from it at the end.
     """
-    steps = np.floor(np.log2(group))
+    steps = count.bit_length() - 1
     power = 2.0**steps
-    extra = np.where(power < group, 2 * link.latency_s + (size + size / group) * link.s_per_byte, 0.0)
-    return steps * link.latency_s + (power - 1) / power * size * link.s_per_byte + extra
+    messages, vectors = (2, 1 + 1 / count) if power < count else (0, 0.0)
+    return steps + messages, (power - 1) / power + vectors
 
 
-def _recursive_doubling(size: FloatArray, group: FloatArray, link: Link) -> FloatArray:
+def _recursive_doubling(count: int) -> Way:
     """Partners at distance 1, 2, 4 … exchange the whole vector; devices beyond a power of two as in `_halving`."""
-    steps = np.floor(np.log2(group))
-    steps = steps + np.where(2.0**steps < group, 2, 0)
-    return steps * (link.latency_s + size * link.s_per_byte)
+    steps = count.bit_length() - 1
+    steps += 2 if 2**steps < count else 0
+    return steps, steps
 
 
-def _tree(passes: int) -> Algorithm:
-    """A binomial tree hands the whole vector down, or sums it up, or both."""
-
-    def time(size: FloatArray, group: FloatArray, link: Link) -> FloatArray:
-        return passes * np.ceil(np.log2(group)) * (link.latency_s + size * link.s_per_byte)
-
-    return time
+def _tree(count: int) -> Way:
+    """A binomial tree sums the whole vector up, and hands it down."""
+    steps = 2 * (count - 1).bit_length()
+    return steps, steps
 
 
-def _bruck(size: FloatArray, group: FloatArray, link: Link) -> FloatArray:
+def _bruck(count: int) -> Way:
     """Blocks gathered at distances 1, 2, 4 …, for any number of devices."""
-    return np.ceil(np.log2(group)) * link.latency_s + (group - 1) / group * size * link.s_per_byte
+    return (count - 1).bit_length(), (count - 1) / count
 
 
-def _scatter_gather(size: FloatArray, group: FloatArray, link: Link) -> FloatArray:
-    """Scatter down a tree, then gather (van de Geijn)."""
-    return 2 * _bruck(size, group, link)
+REDUCE_SCATTER: Mapping[str, Algorithm] = {"ring": _ring, "recursive halving": _halving}
+ALL_GATHER: Mapping[str, Algorithm] = {"ring": _ring, "recursive doubling": _bruck}
+ALL_REDUCE_WHOLE: Mapping[str, Algorithm] = {"recursive doubling": _recursive_doubling, "tree": _tree}
+"""All-reduces that do not share the vector out; of others, each is a reduce-scatter and an all-gather."""
 
-
-def _scatter_add_gather(size: FloatArray, group: FloatArray, link: Link) -> FloatArray:
-    """Reduce-scatter, then gather, each as it goes best (on a power of two: Rabenseifner's halving and doubling)."""
-    return reduce_scatter(size, group, link) + all_gather(size, group, link)
-
-
-ALL_REDUCE: Mapping[str, Algorithm] = {
-    "ring": _ring(2),
-    "reduce-scatter and gather": _scatter_add_gather,
-    "recursive doubling": _recursive_doubling,
-    "tree": _tree(2),
-}
-REDUCE_SCATTER: Mapping[str, Algorithm] = {"ring": _ring(1), "recursive halving": _halving}
-ALL_GATHER: Mapping[str, Algorithm] = {"ring": _ring(1), "recursive doubling": _bruck}
-_OF_THE_WHOLE = frozenset({"recursive doubling", "tree"})
-"""Of the all-reduces, those that do not share the vector out."""
-BROADCAST: Mapping[str, Algorithm] = {"tree": _tree(1), "scatter and gather": _scatter_gather}
-
-
-Way = tuple[float, float]
-"""An algorithm for certain devices: its time is that of no bytes, and so much for each byte."""
 
 Level = tuple[int, Link]
 """How many groups of the level before take part at a level, and the link between them."""
@@ -178,22 +143,14 @@ def _fastest(
 
 
 @cache
-def _reduce_scatter_ways(levels: tuple[Level, ...]) -> tuple[Way, ...]:
-    return _level_by_level(levels, REDUCE_SCATTER)
-
-
-@cache
-def _all_gather_ways(levels: tuple[Level, ...]) -> tuple[Way, ...]:
-    return _level_by_level(levels, ALL_GATHER)
-
-
-def _level_by_level(levels: tuple[Level, ...], algorithms: Mapping[str, Algorithm]) -> tuple[Way, ...]:
+def _shared_out_ways(algorithms: tuple[Algorithm, ...], levels: tuple[Level, ...]) -> tuple[Way, ...]:
+    """Return the ways of a reduce-scatter from the innermost level on, or of a gathering, its reverse."""
     found: list[Way] = []
     for runs in _runs(levels):
         ways: list[Way] = [(0.0, 0.0)]
         left = 1.0
         for count, link in runs:
-            stages = _staged(count, tuple(algorithms.values()))
+            stages = _staged(count, algorithms)
             ways = [_then(way, stage, link, left) for way in ways for stage in stages]
             left /= count
         found += ways
@@ -202,8 +159,7 @@ def _level_by_level(levels: tuple[Level, ...], algorithms: Mapping[str, Algorith
 
 @cache
 def _all_reduce_ways(levels: tuple[Level, ...]) -> tuple[Way, ...]:
-    whole = tuple(algorithm for name, algorithm in ALL_REDUCE.items() if name in _OF_THE_WHOLE)
-    scatter, gather = tuple(REDUCE_SCATTER.values()), tuple(ALL_GATHER.values())
+    scatter, gather, whole = (tuple(of.values()) for of in (REDUCE_SCATTER, ALL_GATHER, ALL_REDUCE_WHOLE))
     found: list[Way] = []
     for runs in _runs(levels):
         # For each level, how many devices share the vector out and how many add up what is left of it, whole.
@@ -237,29 +193,21 @@ def _runs(levels: tuple[Level, ...]) -> Iterator[tuple[Level, ...]]:
 
 @cache
 def _staged(count: int, algorithms: tuple[Algorithm, ...], *, is_whole: bool = False) -> tuple[Way, ...]:
-    """Return the ways of so many devices, in numbers of messages and of vectors, in one stage or in several.
+    """Return the ways of so many devices, in one stage or in several.
 
     Of several, each but the first works on the part of the vector that the one before it has left, or on the whole.
     """
     if count == 1:
         return ((0.0, 0.0),)
-    found = [_coefficients(algorithm, count) for algorithm in algorithms]
+    ways = [algorithm(count) for algorithm in algorithms]
     for first in divisors(count)[1:-1]:
         left = 1.0 if is_whole else 1.0 / first
-        found += [
+        ways += [
             (messages + more, vectors + left * others)
-            for messages, vectors in (_coefficients(algorithm, first) for algorithm in algorithms)
+            for messages, vectors in (algorithm(first) for algorithm in algorithms)
             for more, others in _staged(count // first, algorithms, is_whole=is_whole)
         ]
-    return _best_ways(found)
-
-
-def _coefficients(algorithm: Algorithm, count: int) -> Way:
-    """Return how many messages follow one another in an algorithm, and how many vectors these are together."""
-    group = np.array(float(count))
-    return tuple(  # type: ignore[return-value]
-        float(algorithm(np.array(1.0), group, Link(latency_s=alpha, s_per_byte=1.0 - alpha))) for alpha in (1.0, 0.0)
-    )
+    return _best_ways(ways)
 
 
 def _then(way: Way, stage: Way, link: Link, left: float) -> Way:
@@ -273,13 +221,3 @@ def _best_ways(ways: Iterable[Way]) -> tuple[Way, ...]:
         if not found or way[1] < found[-1][1]:
             found.append(way)
     return tuple(found)
-
-
-def _best(algorithms: Mapping[str, Algorithm], size_bytes: ArrayLike, group: ArrayLike, link: Link) -> FloatArray:
-    size, count = np.broadcast_arrays(
-        np.asarray(size_bytes, dtype=np.float64), np.asarray(group, dtype=np.float64), subok=False
-    )
-    # A group of one is asked as if of two: the answer is dropped below.
-    several = np.maximum(count, 2.0)
-    times = [algorithm(size, several, link) for algorithm in algorithms.values()]
-    return np.where((count > 1) & (size > 0), np.minimum.reduce(times), 0.0)

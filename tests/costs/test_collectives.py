@@ -12,17 +12,14 @@ from numpy.typing import ArrayLike
 
 from pase.costs.collectives import (
     ALL_GATHER,
-    ALL_REDUCE,
-    BROADCAST,
+    ALL_REDUCE_WHOLE,
     REDUCE_SCATTER,
+    Algorithm,
     Link,
-    all_gather,
-    broadcast,
     hierarchical_all_gather,
     hierarchical_all_reduce,
     hierarchical_reduce_scatter,
     point_to_point,
-    reduce_scatter,
 )
 from pase.sharding.shards import FloatArray
 
@@ -34,6 +31,19 @@ WORDS = 5 * 7 * 48  # divisible by every group size below
 def all_reduce(size_bytes: ArrayLike, group: ArrayLike, link: Link) -> FloatArray:
     """The all-reduce among devices of one level."""
     return hierarchical_all_reduce(size_bytes, [group], [link])
+
+
+def reduce_scatter(size_bytes: ArrayLike, group: ArrayLike, link: Link) -> FloatArray:
+    return hierarchical_reduce_scatter(size_bytes, [group], [link])
+
+
+def all_gather(size_bytes: ArrayLike, group: ArrayLike, link: Link) -> FloatArray:
+    return hierarchical_all_gather(size_bytes, [group], [link])
+
+
+def time_of(algorithm: Algorithm, size: float, count: int, link: Link) -> float:
+    messages, vectors = algorithm(count)
+    return messages * link.latency_s + vectors * size * link.s_per_byte
 
 
 Blocks = dict[int, np.ndarray[tuple[int], np.dtype[np.float64]]]
@@ -83,10 +93,10 @@ def _ring_reduce_scatter(run: _Run) -> None:
         run.held[d] = _some(run, d, [(d + 1) % k])
 
 
-def _ring_all_gather(run: _Run, first: int = 0) -> None:
+def _ring_all_gather(run: _Run) -> None:
     k = run.count
     for step in range(k - 1):
-        run.round([(d, (d + 1) % k, _some(run, d, [(d + first - step) % k])) for d in range(k)], add=False)
+        run.round([(d, (d + 1) % k, _some(run, d, [(d - step) % k])) for d in range(k)], add=False)
 
 
 def _halving(run: _Run) -> None:
@@ -101,13 +111,6 @@ def _halving(run: _Run) -> None:
         for d in range(k):
             run.held[d] = {b: v for b, v in run.held[d].items() if (b & distance) == (d & distance)}
         distance //= 2
-
-
-def _doubling_all_gather(run: _Run) -> None:
-    distance = 1
-    while distance < run.count:
-        run.round([(d, d ^ distance, _some(run, d, list(run.held[d]))) for d in range(run.count)], add=False)
-        distance *= 2
 
 
 def _recursive_doubling(run: _Run) -> None:
@@ -138,66 +141,39 @@ def _assert_reduced(run: _Run, *, everywhere: bool) -> None:
             np.testing.assert_allclose(values, run.total(block), atol=1e-12)
 
 
-def _both(first: Callable[[_Run], None], second: Callable[[_Run], None]) -> Callable[[_Run], None]:
-    def run(devices: _Run) -> None:
-        first(devices)
-        second(devices)
+RUNS: list[tuple[Algorithm, Callable[[_Run], None], bool, bool, tuple[int, ...]]] = [
+    (REDUCE_SCATTER["ring"], _ring_reduce_scatter, True, False, (2, 3, 5, 8)),
+    (REDUCE_SCATTER["recursive halving"], _halving, True, False, (2, 4, 8, 16)),
+    (ALL_REDUCE_WHOLE["recursive doubling"], _recursive_doubling, True, True, (2, 4, 8, 16)),
+    (ALL_GATHER["ring"], _ring_all_gather, False, True, (2, 3, 5, 7, 8)),
+    (ALL_GATHER["recursive doubling"], _bruck, False, True, (2, 3, 5, 7, 8)),
+]
+"""Algorithms, what devices do, whether each has a whole vector before and all blocks after it, on how many devices."""
 
-    return run
 
-
-@pytest.mark.parametrize(
-    ("name", "run_it", "counts"),
-    [
-        ("ring", _both(_ring_reduce_scatter, lambda run: _ring_all_gather(run, 1)), (2, 3, 4, 5, 7, 8)),
-        ("reduce-scatter and gather", _both(_halving, _doubling_all_gather), (2, 4, 8, 16)),
-        ("recursive doubling", _recursive_doubling, (2, 4, 8, 16)),
-    ],
-)
-def test_all_reduce(name: str, run_it: Callable[[_Run], None], counts: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("algorithm", "run_it", "adds", "everywhere", "counts"), RUNS)
+def test_an_algorithm_takes_as_long_as_its_rounds(
+    algorithm: Algorithm, run_it: Callable[[_Run], None], adds: bool, everywhere: bool, counts: tuple[int, ...]
+) -> None:
     for count in counts:
-        run = _Run(count, full=True)
+        run = _Run(count, full=adds)
         run_it(run)
-        _assert_reduced(run, everywhere=True)
-        found = ALL_REDUCE[name](np.array(WORDS * 8.0), np.array(float(count)), LINK)
-        assert float(found) == pytest.approx(run.time_s, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("name", "run_it", "counts"),
-    [("ring", _ring_reduce_scatter, (2, 3, 5, 8)), ("recursive halving", _halving, (2, 4, 8, 16))],
-)
-def test_reduce_scatter(name: str, run_it: Callable[[_Run], None], counts: tuple[int, ...]) -> None:
-    for count in counts:
-        run = _Run(count, full=True)
-        run_it(run)
-        _assert_reduced(run, everywhere=False)
-        found = REDUCE_SCATTER[name](np.array(WORDS * 8.0), np.array(float(count)), LINK)
-        assert float(found) == pytest.approx(run.time_s, rel=1e-12)
-
-
-@pytest.mark.parametrize(("name", "run_it"), [("ring", _ring_all_gather), ("recursive doubling", _bruck)])
-@pytest.mark.parametrize("count", [2, 3, 5, 7, 8])
-def test_all_gather(name: str, run_it: Callable[[_Run], None], count: int) -> None:
-    run = _Run(count, full=False)
-    run_it(run)
-    for held in run.held:
-        assert sorted(held) == list(range(count))
-        for block, values in held.items():
-            np.testing.assert_array_equal(values, run.vectors[block][run.blocks[block]])
-    found = ALL_GATHER[name](np.array(WORDS * 8.0), np.array(float(count)), LINK)
-    assert float(found) == pytest.approx(run.time_s, rel=1e-12)
+        if adds:
+            _assert_reduced(run, everywhere=everywhere)
+        for held in () if adds else run.held:
+            assert sorted(held) == list(range(count))
+            for block, values in held.items():
+                np.testing.assert_array_equal(values, run.vectors[block][run.blocks[block]])
+        assert time_of(algorithm, WORDS * 8.0, count, LINK) == pytest.approx(run.time_s, rel=1e-12)
 
 
 @pytest.mark.parametrize("count", [2, 3, 6, 8, 13])
-def test_a_tree_broadcasts_in_as_many_rounds_as_it_takes_to_double(count: int) -> None:
+def test_a_tree_sums_and_hands_down_in_as_many_rounds_as_it_takes_to_double(count: int) -> None:
     reached, rounds = 1, 0
     while reached < count:
         reached, rounds = min(2 * reached, count), rounds + 1
-    found = BROADCAST["tree"](np.array(100.0), np.array(float(count)), LINK)
-    assert float(found) == pytest.approx(rounds * (ALPHA + 100 * BETA))
-    twice = ALL_REDUCE["tree"](np.array(100.0), np.array(float(count)), LINK)
-    assert float(twice) == pytest.approx(2 * float(found))
+    found = time_of(ALL_REDUCE_WHOLE["tree"], 100.0, count, LINK)
+    assert found == pytest.approx(2 * rounds * (ALPHA + 100 * BETA))
 
 
 @given(size=st.floats(1, 1e9), group=st.integers(2, 300), alpha=st.floats(0, 1e-3), beta=st.floats(1e-12, 1e-6))
@@ -208,27 +184,25 @@ def test_no_algorithm_beats_the_bounds_of_its_collective(size: float, group: int
     for function, times in ((all_reduce, 2), (reduce_scatter, 1), (all_gather, 1)):
         assert function(size, group, link) >= times * share * size * beta * (1 - 1e-12)
         assert function(size, group, link) >= rounds * alpha * (1 - 1e-12)
-    assert broadcast(size, group, link) >= size * beta * (1 - 1e-12)
     assert all_reduce(size, group, link) <= reduce_scatter(size, group, link) + all_gather(size, group, link) + 1e-12
 
 
 def test_the_algorithm_goes_by_size() -> None:
     link = Link(latency_s=1e-5, s_per_byte=1e-9)
-
-    def best(size: float, group: float) -> str:
-        return min(ALL_REDUCE, key=lambda name: float(ALL_REDUCE[name](np.array(size), np.array(group), link)))
-
-    assert best(10.0, 16.0) == "recursive doubling"
-    assert best(1e8, 16.0) == "reduce-scatter and gather"
-    assert best(1e8, 15.0) == "reduce-scatter and gather"
+    for size, best in ((10.0, ALL_REDUCE_WHOLE["recursive doubling"]), (1e8, None)):
+        whole = min(time_of(algorithm, size, 16, link) for algorithm in ALL_REDUCE_WHOLE.values())
+        shared = time_of(REDUCE_SCATTER["recursive halving"], size, 16, link) + time_of(
+            ALL_GATHER["recursive doubling"], size, 16, link
+        )
+        assert (whole < shared) == (best is not None)
+        assert float(all_reduce(size, 16, link)) <= min(whole, shared) * (1 + 1e-12)
     # On 15 devices halving first folds 7 of them onto the others, which the ring need not.
-    assert (
-        min(REDUCE_SCATTER, key=lambda name: float(REDUCE_SCATTER[name](np.array(1e8), np.array(15.0), link))) == "ring"
-    )
+    ring, halving = (time_of(algorithm, 1e8, 15, link) for algorithm in REDUCE_SCATTER.values())
+    assert ring < halving
 
 
 def test_nothing_to_send_and_nobody_to_send_it_to_take_no_time() -> None:
-    for function in (all_reduce, reduce_scatter, all_gather, broadcast):
+    for function in (all_reduce, reduce_scatter, all_gather):
         assert function([0.0, 10.0, 10.0], [8, 1, 2], LINK).tolist()[:2] == [0, 0]
         assert function([0.0, 10.0, 10.0], [8, 1, 2], LINK)[2] > 0
     assert point_to_point([0.0, 10.0], LINK).tolist() == [0, ALPHA + 10 * BETA]
