@@ -114,7 +114,7 @@ def _own_imports(module: str) -> Iterator[tuple[str, int]]:
 
 def test_there_is_something_to_look_at() -> None:
     assert len(MODULES) > 60
-    assert {"pase", "pase.models.alexnet", "pase.sharding.overlap", "pase.graph.operators.lstm"} <= set(MODULES)
+    assert {"pase", "pase.models.alexnet", "pase.sharding.overlap", "pase.graph.operators.windows"} <= set(MODULES)
     assert ("pase.sharding.shards", 1) in {(name, 1) for name, _ in _imports("pase.sharding.overlap")}
 
 

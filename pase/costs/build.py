@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,7 +192,7 @@ class Known:
             return replace(table, values=table.values * (model.flop_per_byte / before.flop_per_byte))
         found = self.traffic[kind].cost(model) if kind in self.traffic else None
         if found is None:
-            self.traffic[kind] = edge_traffic(graph, edge, *ends, model, room, overlaps)
+            self.traffic[kind] = between(graph, edge, *ends, model, room, overlaps).traffic()
             found = self.traffic[kind].cost(model)
             assert found is not None
         self.tables[kind] = model, found
@@ -201,20 +202,23 @@ class Known:
 def alike(graph: Graph, num_devices: int, only: Callable[[Graph, Operator], IndexArray] | None = None) -> Alike:
     """Return which layers and edges of a graph cost the same; only: as for `build_problem`."""
     graph = with_fan_outs(graph)
-    kinds, edge_kinds = _Numbered(), _Numbered()
+    kinds: dict[Hashable, int] = {}
+    edge_kinds: dict[Hashable, int] = {}
     layers, configurations, layer_kind = [], [], []
     for operator in graph.operators:
         known = None if only is None else only(graph, operator)
-        number, is_new = kinds.number((signature(graph, operator), None if known is None else known.tobytes()))
-        if is_new:
+        key: Hashable = signature(graph, operator), None if known is None else known.tobytes()
+        number = kinds.setdefault(key, len(kinds))
+        if number == len(layers):
             layers.append(operator)
             configurations.append(known)
         layer_kind.append(number)
     edges, edge_kind, ends = [], [], []
     for edge in table_edges(graph):
         u, v = graph.index[edge.producer], graph.index[edge.consumer]
-        number, is_new = edge_kinds.number((layer_kind[u], layer_kind[v], edge_signature(graph, edge)))
-        if is_new:
+        key = layer_kind[u], layer_kind[v], edge_signature(graph, edge)
+        number = edge_kinds.setdefault(key, len(edge_kinds))
+        if number == len(edges):
             edges.append(edge)
         edge_kind.append(number)
         ends.append((u, v))
@@ -376,8 +380,8 @@ def edge_signature(graph: Graph, edge: Edge) -> Hashable:
     """Return what the costs of an edge depend on besides the signatures of its layers."""
     if isinstance(edge, SharedWeight):
         return edge.output, edge.input
-    (producer, write), (consumer, read) = edge_sides(graph, edge)
-    is_single = graph.uses[producer.name].get(edge.output, 0) == 1
+    (_, write), (consumer, read) = edge_sides(graph, edge)
+    is_single = len(graph.readers[edge.producer, edge.output]) == 1
     has_gradient = graph.has_gradient(consumer, edge.input)
     return replace(_anywhere(write), tensor=""), is_single, replace(_anywhere(read), tensor=""), has_gradient
 
@@ -434,57 +438,7 @@ def edge_cost(
 
     allowance: for making it; errors as for `build_problem`. overlaps: as in `Known`, of this edge; is added to.
     """
-    return edge_costs(graph, edge, u, v, model, allowance, overlaps)[0]
-
-
-def edge_costs(
-    graph: Graph,
-    edge: Edge,
-    u: LayerTraffic,
-    v: LayerTraffic,
-    model: CostModel,
-    allowance: Allowance | None = None,
-    overlaps: dict[int, Overlap] | None = None,
-) -> tuple[EdgeTable, FloatArray]:
-    """Return what `edge_cost` does, and [L_u, L_v] what of it is paid forward."""
-    allowance = allowance or Allowance()
-    between = _between(graph, edge, u, v, model, allowance)
-    to = between.v.layout_of
-    there, back = np.empty(between.shape), np.zeros(between.shape)
-    stays = np.empty(between.shape, dtype=np.bool_)
-    for rows, layout_of, forward, backward in between.fetches(allowance, overlaps):
-        there[rows] = model.transfer(forward)[:, to]
-        stays[rows] = forward.moved_bytes[:, to] == 0
-        if between.flows_back:
-            back[rows] = model.transfer(backward)[layout_of]
-            stays[rows] &= backward.moved_bytes[layout_of] == 0
-    return between.table(there + back, stays, between.own_cost), there
-
-
-def edge_traffic(
-    graph: Graph,
-    edge: Edge,
-    u: LayerTraffic,
-    v: LayerTraffic,
-    model: CostModel,
-    allowance: Allowance | None = None,
-    overlaps: dict[int, Overlap] | None = None,
-) -> "EdgeTraffic":
-    """Return what an edge's costs follow from on machines with the same levels; arguments as for `edge_cost`."""
-    allowance = allowance or Allowance()
-    between = _between(graph, edge, u, v, model, allowance)
-    to = between.v.layout_of
-    stays, blocks = np.empty(between.shape, dtype=np.bool_), []
-    for rows, layout_of, forward, backward in between.fetches(allowance, overlaps):
-        fetches, of = forward.distinct()
-        ways = [(fetches, of[:, to])]
-        stays[rows] = forward.moved_bytes[:, to] == 0
-        if between.flows_back:
-            fetches, of = backward.distinct()
-            ways.append((fetches, of[layout_of]))
-            stays[rows] &= backward.moved_bytes[layout_of] == 0
-        blocks.append((rows, tuple(ways)))
-    return EdgeTraffic(between=between, stays=stays, blocks=tuple(blocks), fanouts=model.fanouts)
+    return between(graph, edge, u, v, model, allowance, overlaps).costs()[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -495,7 +449,7 @@ class EdgeTraffic:
     and which of them each pair of classes has). fanouts: of the levels of the machine.
     """
 
-    between: "_Between"
+    between: "Between"
     stays: NDArray[np.bool_]
     blocks: tuple[tuple[NDArray[np.intp], tuple[tuple[Redistribution, IndexArray], ...]], ...]
     fanouts: tuple[int, ...]
@@ -513,13 +467,18 @@ class EdgeTraffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Between:
-    """What lies between the two sides of an edge.
+class Between:
+    """What lies between the two sides of an edge, under a cost model.
 
     u_parts, v_parts: how either side indexes the tensor. itemsizes: bytes of a number, there and back. own_cost:
     [K_v] of the sum of a gradient that the consumer makes on its own where it is not joined with the other end's;
-    read: of which input of its, None without one; group: [K_u] over how many devices the other end sums.
+    read: of which input of its, None without one; group: [K_u] over how many devices the other end sums. allowance,
+    overlaps: as for `edge_cost`.
     """
+
+    model: CostModel
+    allowance: Allowance
+    overlaps: dict[int, Overlap] | None
 
     flows_back: bool
     u_parts: tuple[Component, ...]
@@ -537,32 +496,51 @@ class _Between:
         """(L_u, L_v)."""
         return len(self.u.members), len(self.v.members)
 
-    def fetches(
-        self, allowance: Allowance, overlaps: dict[int, Overlap] | None
-    ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Redistribution, Redistribution]]:
-        """Yield some of the producer's classes, the layout of each among the block's, and what moves.
+    def costs(self) -> tuple[EdgeTable, FloatArray]:
+        """Return what an edge costs, and [L_u, L_v] what of it is paid forward."""
+        there, back = np.empty(self.shape), np.zeros(self.shape)
+        stays = np.empty(self.shape, dtype=np.bool_)
+        for rows, is_still, ways in self.fetches():
+            stays[rows] = is_still
+            for total, (fetch, of) in zip((there, back), ways, strict=False):
+                total[rows] = self.model.transfer(fetch)[of]
+        return self.table(there + back, stays, self.own_cost), there
 
-        Forward is from these classes to all layouts, backward from all classes of the consumer to the block's layouts.
+    def traffic(self) -> "EdgeTraffic":
+        """Return what an edge's costs follow from on machines with the same levels."""
+        stays, blocks = np.empty(self.shape, dtype=np.bool_), []
+        for rows, is_still, ways in self.fetches():
+            stays[rows] = is_still
+            distinct = [(*fetch.distinct(), of) for fetch, of in ways]
+            blocks.append((rows, tuple((fetches, which[of]) for fetches, which, of in distinct)))
+        return EdgeTraffic(between=self, stays=stays, blocks=tuple(blocks), fanouts=self.model.fanouts)
+
+    def fetches(self) -> Iterator[tuple[NDArray[np.intp], NDArray[np.bool_], list[tuple[Redistribution, Any]]]]:
+        """Yield some of the producer's classes, where nothing moves between them and the consumer's, and what does.
+
+        That is each way, forward first: fetches of layouts, and the index that gives those of classes.
         """
         u, v = self.u, self.v
         # Working out a cell takes many times the memory of its cost.
         step = max(1, _CELLS_AT_ONCE // self.shape[1])
         for first in range(0, len(u.layouts), step):
-            allowance.check()
+            self.allowance.check()
             block = slice(first, first + step)
             rows = np.flatnonzero((u.layout_of >= block.start) & (u.layout_of < block.stop))
             layout_of = u.layout_of[rows] - first
-            if overlaps is None or first not in overlaps:
+            common = (self.overlaps or {}).get(first)
+            if common is None:
                 sides = self.u_parts, u.layouts[block], self.v_parts, v.layouts
                 common = layout_overlap(*sides, has_gradient=self.flows_back)
-                if overlaps is not None:
-                    overlaps[first] = common
-            else:
-                common = overlaps[first]
+                if self.overlaps is not None:
+                    self.overlaps[first] = common
             # How a sum lies over the machine matters to the way that the sum goes, not to the way back.
             forward, _ = redistributions(common.of_classes(u=layout_of), self.itemsizes, forward_sums=u.members[rows])
             _, backward = redistributions(common.of_classes(v=v.layout_of), self.itemsizes, backward_sums=v.members)
-            yield rows, layout_of, forward, backward
+            ways: list[tuple[Redistribution, Any]] = [(forward, (slice(None), v.layout_of))]
+            ways += [(backward, layout_of)] if self.flows_back else []
+            still = [fetch.moved_bytes[of] == 0 for fetch, of in ways]
+            yield rows, np.logical_and.reduce(still), ways
 
     def own_cost_under(self, model: CostModel) -> FloatArray | None:
         """Return `own_cost` under another cost model."""
@@ -578,10 +556,17 @@ class _Between:
         return EdgeTable(row_class=u.class_of.astype(np.int32), col_class=v.class_of.astype(np.int32), values=values)
 
 
-def _between(
-    graph: Graph, edge: Edge, u: LayerTraffic, v: LayerTraffic, model: CostModel, allowance: Allowance
-) -> _Between:
-    """Return what lies between the sides of an edge, once the memory of its table is allowed."""
+def between(
+    graph: Graph,
+    edge: Edge,
+    u: LayerTraffic,
+    v: LayerTraffic,
+    model: CostModel,
+    allowance: Allowance | None = None,
+    overlaps: dict[int, Overlap] | None = None,
+) -> Between:
+    """Return what lies between the sides of an edge, once the memory of its table is allowed; as for `edge_cost`."""
+    allowance = allowance or Allowance()
     (producer, held), (consumer, wanted) = edge_sides(graph, edge)
     u_parts, v_parts = _components(producer, held), _components(consumer, wanted)
     is_weight = isinstance(edge, SharedWeight)
@@ -602,7 +587,10 @@ def _between(
     what = f"{shape[0]:,} layouts of layer {visible(producer.name)} and {shape[1]:,} of layer {visible(consumer.name)}"
     num_bytes = 4 * (len(u_side.class_of) + len(v_side.class_of)) + 8 * shape[0] * shape[1]
     allowance.hold(num_bytes, f"the transfer costs between {what}")
-    return _Between(
+    return Between(
+        model=model,
+        allowance=allowance,
+        overlaps=overlaps,
         flows_back=_flows_back(graph, edge),
         u_parts=u_parts,
         v_parts=v_parts,
@@ -691,17 +679,7 @@ def _is_owned(graph: Graph, operator: Operator, position: int) -> bool:
 
 def _single_use(graph: Graph, operator: Operator) -> tuple[bool, ...]:
     """Return, for each tensor written, whether it is summed, and for one reader alone."""
-    uses = graph.uses[operator.name]
-    return tuple(bool(operator.partial_dims(w)) and uses.get(i, 0) == 1 for i, w in enumerate(operator.writes))
-
-
-class _Numbered:
-    """Numbers distinct keys in the order in which they come."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[object, int] = {}
-
-    def number(self, key: object) -> tuple[int, bool]:
-        """Return (number, whether the key is new)."""
-        is_new = key not in self._numbers
-        return self._numbers.setdefault(key, len(self._numbers)), is_new
+    return tuple(
+        bool(operator.partial_dims(write)) and len(graph.readers.get((operator.name, output), ())) == 1
+        for output, write in enumerate(operator.writes)
+    )

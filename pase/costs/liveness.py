@@ -26,16 +26,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from pase.costs.memory import Keeping, edge_memory, held_parts, held_points, keeping, optimiser_state
+from pase.costs.memory import Keeping, edge_memory, held_points, keeping, state_size
 from pase.costs.modes import STATES, sharded, sums_moments
 from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Graph, Operator, Role
 from pase.graph.access import Indexed, Window
 from pase.graph.stages import Stage
-from pase.sharding.edges import table_edges
+from pase.sharding.edges import PlacedLayer, table_edges
 from pase.sharding.shards import IndexArray, IntArray, splits_of
 from pase.sharding.traffic import is_needed_backward
 
@@ -55,25 +55,6 @@ def bucket_limit(total_bytes: int) -> int:
 
 _BY_PLACES = frozenset({"gather"})
 """Kinds whose gradient is added to zeros, place by place."""
-
-
-class LayerMode(Protocol):
-    """What a strategy says of a layer (`LayerPlan` has it)."""
-
-    @property
-    def splits(self) -> Mapping[str, int]:
-        """A factor for each iteration dim."""
-        ...
-
-    @property
-    def state(self) -> str:
-        """How its weights are held, in `STATES`."""
-        ...
-
-    @property
-    def is_recomputed(self) -> bool:
-        """Whether what its backward pass needs is made again for that."""
-        ...
 
 
 class Span(NamedTuple):
@@ -143,15 +124,6 @@ class Timeline:
         return {access.shared: i for i, operator in layers for access in operator.parameters if access.shared}
 
     @cached_property
-    def readers(self) -> Mapping[tuple[str, int], tuple[tuple[str, int], ...]]:
-        """Who reads what is written, by layer and position, and as which of their reads."""
-        found: dict[tuple[str, int], tuple[tuple[str, int], ...]] = {}
-        for edge in self.graph.edges:
-            key = edge.producer, edge.output
-            found[key] = (*found.get(key, ()), (edge.consumer, edge.input))
-        return found
-
-    @cached_property
     def _needed(self) -> Mapping[tuple[str, int], tuple[tuple[int, ...], int, tuple[int, ...]]]:
         """For what is written: its readers, the last one that has a gradient, and the layers that keep it."""
         graph, saved = self.graph, self.keeps.saved
@@ -161,8 +133,8 @@ class Timeline:
                 readers, graded, kept = list[int](), position, list[int]()
                 if output in saved[operator.name].writes and not operator.is_fan_out:
                     kept.append(position)
-                for name, read in self.readers.get((operator.name, output), ()):
-                    at = graph.index[name]
+                for edge in graph.readers.get((operator.name, output), ()):
+                    name, read, at = edge.consumer, edge.input, graph.index[edge.consumer]
                     readers.append(at)
                     if graph[name].is_fan_out:
                         further, more, others = found[name, 0]
@@ -319,7 +291,7 @@ class _Weight(NamedTuple):
         return 1 if self.state == STATES[0] else self.parts
 
 
-def _weights(graph: Graph, rows: Sequence[IndexArray], layers: Sequence[LayerMode]) -> Iterator[_Weight]:
+def _weights(graph: Graph, rows: Sequence[IndexArray], layers: Sequence[PlacedLayer]) -> Iterator[_Weight]:
     """Yield the weights of layers, in order; a shared one with the first layer that uses it."""
     for position, operator in enumerate(graph.operators):
         configurations = splits_of(operator, rows[position])
@@ -345,7 +317,7 @@ def _weight_spans(
 
     is_first: whether no micro-batch comes before, of which gradients are there.
     """
-    precision, end, state = timeline.graph.precision, timeline.update, optimiser_state(optimiser)
+    precision, end = timeline.graph.precision, timeline.update
     itemsize = ITEMSIZES[precision.gradients]
     launched = _launches(timeline, weights)
     for weight in weights:
@@ -353,10 +325,9 @@ def _weight_spans(
         yield Span(0, end, points * precision.itemsize // (pieces if weight.state == "zero3" else 1))
         if not weight.read.is_trained:
             continue
-        parts = held_parts(weight.operator, weight.read, splits_of(weight.operator, rows[weight.position]))
-        moments = int(state(parts, 1)[0]) * ITEMSIZES[precision.moments]
-        masters = points * ITEMSIZES[precision.masters] if precision.masters else 0
-        yield Span(0, end, (moments + masters) // pieces)
+        configurations = splits_of(weight.operator, rows[weight.position])
+        kept = state_size(weight.operator, weight.read, configurations, precision, optimiser)
+        yield Span(0, end, int(kept[0]) // pieces)
         if weight.operator.name not in timeline.graph.trained:
             continue
         last = timeline.last_user[weight.read.shared] if weight.read.shared else weight.position
@@ -460,7 +431,7 @@ class Peak:
 
 def step_peak(
     graph: Graph,
-    layers: Sequence[LayerMode],
+    layers: Sequence[PlacedLayer],
     *,
     optimiser: str,
     micro_batches: int = 1,

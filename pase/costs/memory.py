@@ -20,7 +20,7 @@ import numpy as np
 
 from pase.costs.build import Problem
 from pase.errors import CostError, unknown_name
-from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Edge, Graph, Operator, Role, SliceOf, Window
+from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Edge, Graph, Operator, Precision, Role, SliceOf, Window
 from pase.graph.access import Indexed, access_dims, named_dims
 from pase.graph.body import POINTWISE, REDUCTIONS
 from pase.graph.operator import FAN_OUT
@@ -238,9 +238,6 @@ def _partner_has_gradient(
 def keeping(graph: Graph) -> Keeping:
     """Return which tensors of a graph are kept to the backward pass."""
     saved_of = {operator.name: saved(graph, operator) for operator in graph.operators}
-    readers: dict[tuple[str, int], list[tuple[str, int]]] = {}
-    for edge in graph.edges:
-        readers.setdefault((edge.producer, edge.output), []).append((edge.consumer, edge.input))
     writes, copies = set[tuple[str, int]](), set[tuple[str, int]]()
     # What is read and comes from no layer is data: the reader's part of it is all that there is.
     reads = {(name, i) for name, of in saved_of.items() for i in of.reads if (name, i) not in graph.incoming}
@@ -248,7 +245,8 @@ def keeping(graph: Graph) -> Keeping:
     for operator in reversed(graph.operators):
         for output in range(len(operator.writes)):
             tensor = operator.name, output
-            needing = [r for r in readers.get(tensor, ()) if r[1] in saved_of[r[0]].reads or r[0] in passed_on]
+            readers = [(edge.consumer, edge.input) for edge in graph.readers.get(tensor, ())]
+            needing = [(name, i) for name, i in readers if i in saved_of[name].reads or name in passed_on]
             # Who computes with it in another type keeps it in that.
             casting = [(name, i) for name, i in needing if graph.types[name].is_cast(i)]
             reads.update(casting)
@@ -267,19 +265,19 @@ def keeping(graph: Graph) -> Keeping:
         writes=frozenset(writes),
         reads=frozenset(reads),
         copies=frozenset(copies),
-        lanes=_lanes(graph, readers),
+        lanes=_lanes(graph),
         saved=saved_of,
     )
 
 
-def _lanes(graph: Graph, readers: Mapping[tuple[str, int], Sequence[tuple[str, int]]]) -> dict[tuple[str, int], int]:
+def _lanes(graph: Graph) -> dict[tuple[str, int], int]:
     """Return the lane of each gradient that waits: from the last reader's turn to the writer's, others come between."""
     lanes: dict[tuple[str, int], int] = {}
     free_from: list[int] = []
     for position, operator in enumerate(graph.operators):
         for output in range(len(operator.writes)):
-            of_readers = readers.get((operator.name, output), ())
-            last = max((graph.index[n] for n, i in of_readers if graph.has_gradient(graph[n], i)), default=0)
+            readers = ((graph[edge.consumer], edge.input) for edge in graph.readers.get((operator.name, output), ()))
+            last = max((graph.index[o.name] for o, read in readers if graph.has_gradient(o, read)), default=0)
             if last <= position + 1:
                 continue
             lane = next((lane for lane, free in enumerate(free_from) if free <= position), len(free_from))
@@ -303,21 +301,19 @@ def layer_memory(
     in that, too.
     """
     types, precision = graph.types[operator.name], graph.precision
-    state, configurations = optimiser_state(optimiser), splits_of(operator, splits)
+    configurations = splits_of(operator, splits)
     is_trained = operator.name in graph.trained
     num = len(splits)
     weights, gradients, state_bytes, kept, work = (np.zeros(num, dtype=np.int64) for _ in range(5))
     waiting = [np.zeros(num, dtype=np.int64) for _ in range(MAX_LANES)]
     for position, read in enumerate(operator.reads):
-        parts = held_parts(operator, read, configurations)
-        points = _points(parts, num)
+        points = held_points(operator, read, configurations)
         if read.role is Role.PARAMETER:
             if not read.shared or graph.owners[read.shared] == operator.name:
                 weights = weights + points * precision.itemsize
                 gradients = gradients + points * read.is_trained * ITEMSIZES[precision.gradients]
-                moments = state(parts, num) * ITEMSIZES[precision.moments]
-                masters = points * ITEMSIZES[precision.masters] if precision.masters else 0
-                state_bytes = state_bytes + (moments + masters) * read.is_trained
+                size = state_size(operator, read, configurations, precision, optimiser)
+                state_bytes = state_bytes + size * read.is_trained
             # The part of a sum, and what the others send of theirs.
             is_summed = configurations.product(operator.partial_dims(read)) > 1
             work = work + points * is_summed * read.is_trained * 2 * ITEMSIZES[precision.collectives]
@@ -531,6 +527,13 @@ def optimiser_state(name: str) -> "State":
     if name not in OPTIMISER_STATE:
         raise CostError(unknown_name("optimiser", name, OPTIMISER_STATE))
     return OPTIMISER_STATE[name]
+
+
+def state_size(operator: Operator, weight: Access, splits: Splits, precision: Precision, optimiser: str) -> IntArray:
+    """Return the [K] bytes that an optimiser keeps for the part of a weight, copies that it updates among them."""
+    parts, num = held_parts(operator, weight, splits), len(splits.values)
+    masters = _points(parts, num) * ITEMSIZES[precision.masters] if precision.masters else 0
+    return optimiser_state(optimiser)(parts, num) * ITEMSIZES[precision.moments] + masters
 
 
 def held_parts(operator: Operator, tensor: Indexed, splits: Splits) -> Parts:

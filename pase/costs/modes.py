@@ -16,13 +16,13 @@ its cost is only known with m, the stages and their order (`pase.costs.schedules
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pase.common.frozen import FrozenDict
-from pase.costs.build import edge_costs, edge_signature, hiding_layers, signature, traffic_of
+from pase.costs.build import between, edge_signature, hiding_layers, signature, traffic_of
 from pase.costs.collectives import Link, point_to_point
 from pase.costs.memory import (
     DEFAULT_OPTIMISER,
@@ -33,7 +33,7 @@ from pase.costs.memory import (
     held_points,
     keeping,
     layer_memory,
-    optimiser_state,
+    state_size,
 )
 from pase.costs.model import CostModel
 from pase.costs.traffic import LayerTraffic, Pattern, ReadTraits, layer_traffic, sum_name
@@ -41,7 +41,7 @@ from pase.graph import ITEMSIZES, AllReduce, Edge, Graph, Operator
 from pase.graph.stages import Stage
 from pase.sharding.configurations import enumerate_configurations
 from pase.sharding.edges import SharedWeight, edge_sides, table_edges
-from pase.sharding.shards import FloatArray, IndexArray, IntArray, Splits, distinct_rows
+from pase.sharding.shards import FloatArray, IndexArray, IntArray, Splits, distinct_rows, fits_pieces
 from pase.sharding.traffic import is_needed_backward
 from pase.tables.cost_tables import EdgeTable
 
@@ -118,6 +118,9 @@ class PassCosts:
     weights: FloatArray
 
 
+FiguresT = TypeVar("FiguresT", Figures, PassCosts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerModes:
     """The choices of a layer. rows: [C] the configuration of each. state: [C] in `STATES`. again: [C] recomputed.
@@ -158,7 +161,7 @@ def sharded(operator: Operator, position: int, splits: Splits) -> BoolArray:
     group = splits.product(operator.partial_dims(access))
     found: BoolArray = np.zeros(len(splits.values), dtype=np.bool_)
     for _, size in held_parts(operator, access, splits):
-        found |= size % group == 0
+        found |= fits_pieces(size, group)
     return found & (group > 1) & access.is_trained & (not access.shared) & ~sums_moments(operator, splits)
 
 
@@ -238,10 +241,9 @@ class _MessageCosts:
         """Return what a state takes for each micro-batch, weights gathered so often where they are, and once a step."""
         if state == REPLICATED:
             return np.zeros_like(self.summed), self.summed
-        often, once = np.zeros_like(self.summed), self.rest
         scattered_often, gathered_often = state in SCATTERED_OFTEN, state in GATHERED_OFTEN
         often = self.scattered * scattered_often + gathers * self.gathered * gathered_often
-        return often, once + self.scattered * (not scattered_often) + self.gathered * (not gathered_often)
+        return often, self.rest + self.scattered * (not scattered_often) + self.gathered * (not gathered_often)
 
 
 def _saved_bytes(
@@ -249,19 +251,16 @@ def _saved_bytes(
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Return what lies in parts takes less: of weights, gradients, the optimizer's state; and the whole weights."""
     precision, num = graph.precision, len(splits.values)
-    state = optimiser_state(optimiser)
     weights, gradients, moments, whole = (np.zeros(num, dtype=np.int64) for _ in range(4))
     for position, read in enumerate(operator.reads):
         if read not in operator.parameters:
             continue
         in_parts = sharded(operator, position, splits)
         group = splits.product(operator.partial_dims(read))
-        parts = held_parts(operator, read, splits)
         points = held_points(operator, read, splits)
         # What is left is a k-th, rounded up.
         less = (points - -(-points // group)) * in_parts
-        own = state(parts, num) * ITEMSIZES[precision.moments]
-        own = own + (points * ITEMSIZES[precision.masters] if precision.masters else 0)
+        own = state_size(operator, read, splits, precision, optimiser)
         weights += less * precision.itemsize
         gradients += less * ITEMSIZES[precision.gradients]
         moments += (own - -(-own // group)) * in_parts
@@ -273,14 +272,13 @@ def state_bytes(
     graph: Graph, operator: Operator, splits: Splits, memory: LayerMemory, state: str, optimiser: str
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Return [K] what a layer's weights, their gradients and the optimizer's state take; memory: where all is whole."""
-    saved = _saved_bytes(graph, operator, splits, optimiser)
-    first = ("zero3", "zero2", "zero1")
-    lies_in_parts = [STATES.index(state) >= STATES.index(least) for least in first]
-    return (
-        memory.weights - saved[0] * lies_in_parts[0],
-        memory.gradients - saved[1] * lies_in_parts[1],
-        memory.optimiser - saved[2] * lies_in_parts[2],
+    *saved, _ = _saved_bytes(graph, operator, splits, optimiser)
+    number = STATES.index(state)
+    whole = (memory.weights, 3), (memory.gradients, 2), (memory.optimiser, 1)
+    weights, gradients, moments = (
+        size - less * (number >= first) for (size, first), less in zip(whole, saved, strict=True)
     )
+    return weights, gradients, moments
 
 
 def layer_modes(
@@ -297,20 +295,10 @@ def layer_modes(
     micro_batches: int = 1,
     is_whole: bool = False,
 ) -> LayerModes:
-    """Return the choices of a layer and their figures.
+    """Return the choices of a layer and their figures; arguments as for `layer_choices`.
 
-    Args:
-        graph: the layer's; a stage where it is of a pipeline.
-        operator: the layer.
-        traffic: of its configurations, as often as `_once_a_step` has it.
-        model: of costs.
-        space: which modes there are.
-        keeps: of the graph.
-        hides: whether its sums of weights' gradients can hide, and whether others' can behind it.
-        optimiser: whose state counts.
-        links: to the devices of the stages before and behind; None where there are none.
-        micro_batches: of a step.
-        is_whole: whether choices that others beat stay.
+    traffic: of its configurations, as often as `_once_a_step` has it. hides: whether its sums of weights' gradients can
+    hide, and whether others' can behind it.
     """
     splits = traffic.splits
     num = len(splits.values)
@@ -374,7 +362,7 @@ def layer_modes(
         state=np.concatenate(states)[kept],
         again=np.concatenate(again)[kept],
         figures=_joined(found, kept),
-        passes=_joined_passes(passes) if is_whole else None,
+        passes=_joined(passes, kept) if is_whole else None,
     )
 
 
@@ -455,22 +443,16 @@ def _unbeaten(found: Sequence[Figures], again: Sequence[BoolArray]) -> NDArray[n
     return np.flatnonzero(np.concatenate(kept))
 
 
-def _joined(found: Sequence[Figures], kept: NDArray[np.intp]) -> Figures:
-    def column(name: str) -> FloatArray:
-        joined: FloatArray = np.concatenate([getattr(figures, name) for figures in found])[kept]
-        return joined
+def _joined(found: Sequence[FiguresT], kept: NDArray[np.intp]) -> FiguresT:
+    """Return some of the choices of several as one: [C] columns, or tuples of them."""
 
-    names = [name for name in Figures.__slots__ if name != "waiting"]
-    lanes = zip(*(figures.waiting for figures in found), strict=True)
-    return Figures(
-        **{name: column(name) for name in names}, waiting=tuple(np.concatenate(lane)[kept] for lane in lanes)
-    )
+    def column(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], tuple):
+            return tuple(map(column, zip(*values, strict=True)))
+        return np.concatenate(values)[kept]
 
-
-def _joined_passes(found: Sequence[PassCosts]) -> PassCosts:
-    return PassCosts(
-        **{name: np.concatenate([getattr(passes, name) for passes in found]) for name in PassCosts.__slots__}
-    )
+    kind = type(found[0])
+    return kind(**{name: column([getattr(each, name) for each in found]) for name in kind.__slots__})
 
 
 def edge_modes(
@@ -482,7 +464,7 @@ def edge_modes(
     keeps: Keeping,
 ) -> EdgeModes:
     """Return what an edge costs and keeps; ends, modes: of its producer and of its consumer."""
-    table, forward = edge_costs(graph, edge, *ends, model)
+    table, forward = between(graph, edge, *ends, model).costs()
     u, v = modes
     is_weight = isinstance(edge, SharedWeight)
     cost = EdgeTable(row_class=table.row_class[u.rows], col_class=table.col_class[v.rows], values=table.values)

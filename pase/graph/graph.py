@@ -62,12 +62,12 @@ class Graph:
         return FrozenDict({name: tuple(edges) for name, edges in found.items()})
 
     @cached_property
-    def uses(self) -> Mapping[str, Mapping[int, int]]:
-        """How many reads each output of each operator feeds, by number; outputs that nothing reads are left out."""
-        found: dict[str, dict[int, int]] = {operator.name: {} for operator in self.operators}
+    def readers(self) -> Mapping[tuple[str, int], tuple[Edge, ...]]:
+        """The edges that take what an operator writes, by (producer, output); what nothing reads is left out."""
+        found: dict[tuple[str, int], list[Edge]] = {}
         for edge in self.edges:
-            found[edge.producer][edge.output] = found[edge.producer].get(edge.output, 0) + 1
-        return FrozenDict({name: FrozenDict(outputs) for name, outputs in found.items()})
+            found.setdefault((edge.producer, edge.output), []).append(edge)
+        return FrozenDict({tensor: tuple(edges) for tensor, edges in found.items()})
 
     @cached_property
     def neighbours(self) -> tuple[frozenset[int], ...]:
@@ -80,24 +80,19 @@ class Graph:
         return tuple(frozenset(s) for s in sets)
 
     @cached_property
-    def owners(self) -> Mapping[str, str]:
-        """The first layer that uses each shared weight, by the weight's name."""
-        owners: dict[str, str] = {}
+    def sharing(self) -> Mapping[str, tuple[tuple[str, int], ...]]:
+        """The reads of each shared weight, (layer, position), the owner's first, by the weight's name."""
+        found: dict[str, list[tuple[str, int]]] = {}
         for operator in self.operators:
-            for access in operator.parameters:
+            for position, access in enumerate(operator.reads):
                 if access.shared:
-                    owners.setdefault(access.shared, operator.name)
-        return FrozenDict(owners)
+                    found.setdefault(access.shared, []).append((operator.name, position))
+        return FrozenDict({weight: tuple(reads) for weight, reads in found.items()})
 
     @cached_property
-    def num_uses(self) -> Mapping[str, int]:
-        """How many reads there are of each shared weight, by its name."""
-        found: dict[str, int] = {}
-        for operator in self.operators:
-            for access in operator.parameters:
-                if access.shared:
-                    found[access.shared] = found.get(access.shared, 0) + 1
-        return FrozenDict(found)
+    def owners(self) -> Mapping[str, str]:
+        """The first layer that uses each shared weight, by the weight's name."""
+        return FrozenDict({weight: reads[0][0] for weight, reads in self.sharing.items()})
 
     @cached_property
     def _gradients(self) -> frozenset[tuple[str, int]]:
@@ -120,15 +115,11 @@ class Graph:
 
     def leading_to(self, ends: Iterable[str]) -> set[str]:
         """Return the layers that some layers need, themselves included."""
-        producers: dict[str, list[str]] = {}
-        for edge in self.edges:
-            producers.setdefault(edge.consumer, []).append(edge.producer)
-        wanted, frontier = set[str](), list(ends)
-        while frontier:
-            name = frontier.pop()
-            if name not in wanted:
-                wanted.add(name)
-                frontier.extend(producers.get(name, ()))
+        wanted = set(ends)
+        for operator in reversed(self.operators):
+            if operator.name in wanted:
+                reads = ((operator.name, position) for position in range(len(operator.reads)))
+                wanted.update(self.incoming[read].producer for read in reads if read in self.incoming)
         return wanted
 
     @property

@@ -13,7 +13,6 @@ from pase.graph.body import Body
 from pase.graph.graph import Graph
 from pase.graph.operator import Operator
 from pase.graph.verify import verify
-from pase.graph.work import Work
 
 Factors = Mapping[str, int]
 """By how much each dim of a layer that carries the batch has fewer points."""
@@ -71,12 +70,13 @@ def _smaller(operator: Operator, factors: Factors, count: int) -> Operator:
         batch = of.batch and (of.batch[0], of.batch[1] // count)
         return replace(of, shape=shape(of.shape, of.index_map), batch=batch)
 
+    for piece in (dim for work in operator.work for dim in work.dims if isinstance(dim, SliceOf)):
+        _along(operator, piece, factors)  # which refuses pieces of the batch
     return replace(
         operator,
         dims=tuple(Dim(dim.name, dim.extent // factors.get(dim.name, 1)) for dim in operator.dims),
         reads=tuple(map(access, operator.reads)),
         writes=tuple(map(access, operator.writes)),
-        work=tuple(_less(operator, work, factors) for work in operator.work),
         exchanges=tuple(replace(e, shape=shape(e.shape, e.index_map)) for e in operator.exchanges),
         intermediates=tuple(replace(t, shape=shape(t.shape, t.index_map)) for t in operator.intermediates),
         body=operator.body and _body(operator, operator.body, factors, count),
@@ -116,13 +116,6 @@ def _along(operator: Operator, axis: DimIndex, factors: Factors) -> int:
             raise ConfigurationError(f"layer {visible(operator.name)} reads pieces of its batch: use one micro-batch")
         case _:
             return 1
-
-
-def _less(operator: Operator, work: Work, factors: Factors) -> Work:
-    for dim in work.dims:
-        if isinstance(dim, SliceOf):
-            _along(operator, dim, factors)
-    return work
 
 
 def _body(operator: Operator, body: Body, factors: Factors, count: int) -> Body:

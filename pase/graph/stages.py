@@ -59,18 +59,12 @@ def with_cuts(graph: Graph) -> Graph:
 
 def cuts(graph: Graph) -> tuple[int, ...]:
     """Return before which layers, by position, a graph can be cut: one layer alone reads one tensor from before."""
-    readers: dict[tuple[str, int], int] = {}
-    for edge in graph.edges:
-        readers[edge.producer, edge.output] = readers.get((edge.producer, edge.output), 0) + 1
-    return tuple(at for at, tensor in _narrow(graph) if readers[tensor] == 1)
+    return tuple(at for at, tensor in _narrow(graph) if len(graph.readers[tensor]) == 1)
 
 
 def _narrow(graph: Graph) -> Iterator[tuple[int, tuple[str, int]]]:
     """Yield each position with the one tensor that goes on to the layers from there on, by layer and output."""
-    last: dict[tuple[str, int], int] = {}
-    for edge in graph.edges:
-        key = edge.producer, edge.output
-        last[key] = max(last.get(key, 0), graph.index[edge.consumer])
+    last = {tensor: max(graph.index[edge.consumer] for edge in edges) for tensor, edges in graph.readers.items()}
     under_way: set[tuple[str, int]] = set()
     for position, operator in enumerate(graph.operators):
         under_way = {tensor for tensor in under_way if last[tensor] >= position}
@@ -81,12 +75,8 @@ def _narrow(graph: Graph) -> Iterator[tuple[int, tuple[str, int]]]:
 
 def stages(graph: Graph, at: Sequence[int]) -> tuple[Graph, ...]:
     """Return the stages of a graph that is cut before some layers, by position; the graph itself without any."""
-    return tuple(_stages(graph, at)) if at else (graph,)
-
-
-def _stages(graph: Graph, at: Sequence[int]) -> Iterator[Stage]:
-    for first, beyond in pairwise((0, *at, len(graph.operators))):
-        yield stage(graph, first, beyond)
+    between = pairwise((0, *at, len(graph.operators)))
+    return tuple(stage(graph, first, beyond) for first, beyond in between) if at else (graph,)
 
 
 def stage(graph: Graph, first: int, beyond: int) -> Stage:

@@ -7,6 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 from math import isfinite, prod
 from types import MappingProxyType
 
+from pase.common.connected import connected
 from pase.common.names import listed, short
 from pase.errors import GraphError
 from pase.graph.access import Access, DimIndex, Indexed, Role, SliceOf, Window, access_dims, axis_dims, named_dims
@@ -225,16 +226,11 @@ def _verify_order(graph: Graph) -> None:
 
 
 def _verify_connected(graph: Graph) -> None:
-    reached, frontier = {0}, [0]
-    while frontier:
-        new = graph.neighbours[frontier.pop()] - reached
-        reached |= new
-        frontier.extend(new)
-    lost = [operator.name for i, operator in enumerate(graph.operators) if i not in reached]
-    if lost:
+    first, *others = connected(graph.index, ((edge.producer, edge.consumer) for edge in graph.edges))
+    if others:
         raise GraphError(
-            f"graph {graph.name!r} is not connected: {len(lost)} of {len(graph.operators)} layers, "
-            f"{lost[0]!r} the first, share no path with {graph.operators[0].name!r}; search each part on its own"
+            f"graph {graph.name!r} is not connected: {sum(map(len, others))} of {len(graph.operators)} layers, "
+            f"{others[0][0]!r} the first, share no path with {first[0]!r}; search each part on its own"
         )
 
 
@@ -254,7 +250,7 @@ class Attribute:
 
 def _one_of(*words: str) -> Attribute:
     shown = ", ".join(repr(word) for word in words)
-    return Attribute(f"one of {shown}", lambda _, value: isinstance(value, str) and value in words)
+    return _text(f"one of {shown}", lambda _, value: value in words)
 
 
 def _whole(fewest: int) -> Attribute:
@@ -264,28 +260,19 @@ def _whole(fewest: int) -> Attribute:
     )
 
 
-def _is_number(_: Operator, value: Scalar) -> bool:
-    return isinstance(value, float) and isfinite(value)
-
-
-def _is_dim(operator: Operator, value: Scalar) -> bool:
-    return isinstance(value, str) and value in operator.extents
-
-
-def _are_functions(_: Operator, value: Scalar) -> bool:
-    return isinstance(value, str) and (not value or all(name in IMPORTED_FUNCTIONS for name in value.split(",")))
-
-
-def _is_label(_: Operator, value: Scalar) -> bool:
-    return isinstance(value, str) and value == short(value)
+def _text(expected: str, fits: Callable[[Operator, str], bool]) -> Attribute:
+    return Attribute(expected, lambda operator, value: isinstance(value, str) and fits(operator, value))
 
 
 _FLAG = Attribute("true or false", lambda _, value: isinstance(value, bool))
 _RATE = Attribute("a number from 0.0 to below 1.0", lambda _, value: isinstance(value, float) and 0 <= value < 1)
-_NUMBER = Attribute("a number with a decimal point", _is_number)
-_DIM = Attribute("one of its dims", _is_dim)
-_LABEL = Attribute("a line of at most 60 characters", _is_label)
-_NAMES = Attribute("names of functions that front ends have, with commas between them", _are_functions)
+_NUMBER = Attribute("a number with a decimal point", lambda _, value: isinstance(value, float) and isfinite(value))
+_DIM = _text("one of its dims", lambda operator, value: value in operator.extents)
+_LABEL = _text("a line of at most 60 characters", lambda _, value: value == short(value))
+_NAMES = _text(
+    "names of functions that front ends have, with commas between them",
+    lambda _, value: not value or IMPORTED_FUNCTIONS.issuperset(value.split(",")),
+)
 
 OTHER_FUNCTION = "other"
 """What a front end's function is called that has no name in IMPORTED_FUNCTIONS."""
@@ -307,64 +294,40 @@ IMPORTED_FUNCTIONS = frozenset({*BODY_FUNCTIONS, OTHER_FUNCTION, *_FURTHER_FUNCT
 """Names of functions of points and of reductions that front ends give to what they import."""
 
 _ACTIVATED = {"activation": _one_of("", *ACTIVATIONS)}
-_CONVOLUTION = {**_ACTIVATED, "groups": _whole(1)}
-_POOLING = {"reduction": _one_of(*POOLINGS), "count_padding": _FLAG}
 _NORMALISATION = {"epsilon": _NUMBER, "groups": _whole(1)}
 
 ATTRIBUTES: Mapping[str, Mapping[str, Attribute]] = MappingProxyType(
     {
-        "add_parameter": {},
-        "attention": {"causal": _FLAG},
-        "batch_norm": {**_ACTIVATED, **_NORMALISATION},
-        "concat": {"along": _DIM},
-        "contract": {},
-        "conv1d": _CONVOLUTION,
-        "conv2d": _CONVOLUTION,
-        "conv3d": _CONVOLUTION,
-        "dense": _ACTIVATED,
-        "dropout": {"rate": _RATE},
-        "elementwise": {"function": _one_of(*FUNCTIONS), **_ACTIVATED},
-        "embedding": {},
-        "experts": {},
-        "fan_out": {},
-        "gather": {"along": _DIM},
-        "global_pool": {},
-        "group_norm": _NORMALISATION,
-        "instance_norm": _NORMALISATION,
-        "layer_norm": {**_ACTIVATED, **_NORMALISATION},
-        "lstm": {"layers": _whole(1), "units": _whole(1)},
-        "opaque": {"function": _LABEL},
-        "outputs": {},
-        "padded": {},
-        "piece": {},
-        "pointwise": {"function": _NAMES},
-        "pool1d": _POOLING,
-        "pool2d": _POOLING,
-        "pool3d": _POOLING,
-        "recurrent": {
-            "cell": _one_of("", "lstm", "gru", "rnn"),
-            "layers": _whole(1),
-            "units": _whole(1),
-            "directions": _whole(1),
-        },
-        "reduction": {"function": _NAMES},
-        "reorder": {},
-        "response_norm": _NORMALISATION,
-        "rms_norm": _NORMALISATION,
-        "softmax": {"over": _DIM, "is_log": _FLAG},
-        "softmax_loss": {},
-        "statistics": _NORMALISATION,
-        "transposed_convolution": {"groups": _whole(1)},
+        kind: attributes
+        for kinds, attributes in (
+            ("add_parameter contract embedding experts fan_out global_pool outputs padded piece reorder", {}),
+            ("softmax_loss", {}),
+            ("attention", {"causal": _FLAG}),
+            ("batch_norm layer_norm", {**_ACTIVATED, **_NORMALISATION}),
+            ("concat gather", {"along": _DIM}),
+            ("conv1d conv2d conv3d", {**_ACTIVATED, "groups": _whole(1)}),
+            ("dense", _ACTIVATED),
+            ("dropout", {"rate": _RATE}),
+            ("elementwise", {"function": _one_of(*FUNCTIONS), **_ACTIVATED}),
+            ("group_norm instance_norm response_norm rms_norm statistics", _NORMALISATION),
+            ("lstm", {"layers": _whole(1), "units": _whole(1)}),
+            ("opaque", {"function": _LABEL}),
+            ("pointwise reduction", {"function": _NAMES}),
+            ("pool1d pool2d pool3d", {"reduction": _one_of(*POOLINGS), "count_padding": _FLAG}),
+            (
+                "recurrent",
+                {"cell": _one_of("", "lstm", "gru", "rnn"), "layers": _whole(1), "units": _whole(1)}
+                | {"directions": _whole(1)},
+            ),
+            ("softmax", {"over": _DIM, "is_log": _FLAG}),
+            ("transposed_convolution", {"groups": _whole(1)}),
+        )
+        for kind in kinds.split()
     }
 )
 """Of each kind, what its attributes may hold, by name; any of them may be left out."""
 
-IMPORTED: Mapping[str, Attribute] = MappingProxyType(
-    {
-        EPILOGUE: _NAMES,
-        SCANNED: _LABEL,
-    }
-)
+IMPORTED: Mapping[str, Attribute] = MappingProxyType({EPILOGUE: _NAMES, SCANNED: _LABEL})
 """What operators of every kind may have besides, where a front end made them."""
 
 

@@ -8,7 +8,7 @@ from math import isclose, isnan
 from pase.common.names import short
 from pase.graph import Access, AllToAll, Graph, Operator, Role
 from pase.graph.body import Body, Step, without_casts
-from pase.graph.operators.ring import ring_attention
+from pase.graph.operators.products import ring_attention
 from pase.graph.stages import with_cuts
 
 

@@ -20,7 +20,7 @@ from pase.costs.schedules import ONE_FORWARD_ONE_BACKWARD, SEARCHED_SCHEDULES
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError, SolverError, unknown_name
 from pase.graph import Graph, Operator, Precision
 from pase.graph.operators import with_fan_outs
-from pase.graph.operators.ring import with_fused_attention, with_rings
+from pase.graph.operators.products import with_fused_attention, with_rings
 from pase.graph.stages import with_cuts
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine

@@ -35,27 +35,22 @@ class PlacedLayer(Protocol):
     @property
     def splits(self) -> Mapping[str, int]:
         """The split factor of each iteration dim."""
-        ...
 
     @property
     def devices(self) -> tuple[int, ...]:
         """[p] row-major over the dims that are split, then the replicas."""
-        ...
 
     @property
     def state(self) -> str:
         """How devices that have the same part of a weight hold it (`pase.planning.plan.STATES`)."""
-        ...
 
     @property
     def is_recomputed(self) -> bool:
         """Whether its forward pass runs again before its backward pass."""
-        ...
 
     @property
     def stage(self) -> int:
         """Of the pipeline that it belongs to, from 0."""
-        ...
 
 
 class PlacedGraph(Protocol):
@@ -64,17 +59,14 @@ class PlacedGraph(Protocol):
     @property
     def graph(self) -> Graph:
         """Its layers and edges."""
-        ...
 
     @property
     def num_devices(self) -> int:
         """How many devices there are."""
-        ...
 
     @property
     def micro_batches(self) -> int:
         """How many of what the graph computes a step consists of."""
-        ...
 
     def __getitem__(self, name: str) -> PlacedLayer: ...
 
@@ -226,16 +218,14 @@ def edge_itemsizes(graph: Graph, edge: Edge) -> tuple[int, int]:
 
 def shared_weights(graph: Graph) -> tuple[SharedWeight, ...]:
     """Return every use of a shared weight but its first, in the order of the graph."""
-    owners: dict[str, tuple[str, int]] = {}
-    found = []
-    for operator in graph.operators:
-        for position, access in enumerate(operator.reads):
-            if not access.shared:
-                continue
-            owner, read = owners.setdefault(access.shared, (operator.name, position))
-            if owner != operator.name:
-                found.append(SharedWeight(producer=owner, output=read, consumer=operator.name, input=position))
-    return tuple(found)
+    return tuple(
+        SharedWeight(producer=owner, output=read, consumer=operator.name, input=position)
+        for operator in graph.operators
+        for position, access in enumerate(operator.reads)
+        if access.shared
+        for owner, read in graph.sharing[access.shared][:1]
+        if owner != operator.name
+    )
 
 
 def weight_accesses(graph: Graph, weight: SharedWeight) -> tuple[Access, Access]:

@@ -18,12 +18,10 @@ class NamedDim(Protocol):
     @property
     def name(self) -> str:
         """Its name."""
-        ...
 
     @property
     def size(self) -> int:
         """Its extent."""
-        ...
 
 
 def window(out: NamedDim, kernel: NamedDim, *, of: int, stride: int = 1, dilation: int = 1, pad: int = 0) -> WindowDim:

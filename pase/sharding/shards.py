@@ -96,7 +96,12 @@ def state_dim(part_extents: Sequence[int], count: int) -> int | None:
 
     It is the first one whose extent their number divides: they keep equal, contiguous pieces, in the devices' order.
     """
-    return next((dim for dim, extent in enumerate(part_extents) if extent and extent % count == 0), None)
+    return next((dim for dim, extent in enumerate(part_extents) if fits_pieces(extent, count)), None)
+
+
+def fits_pieces(extent: Any, count: Any) -> Any:
+    """Return whether so many devices can have equal pieces of that extent, or [K] whether they can."""
+    return (extent > 0) & (extent % count == 0)
 
 
 def by_split(split: IndexArray, function: Callable[[int], float]) -> FloatArray:

@@ -91,34 +91,34 @@ class Purpose(StrEnum):
     WEIGHT = "weight"
 
 
+@dataclass(frozen=True, slots=True)
+class _Within:
+    """What moves within a layer. itemsize: bytes of a point. times: how often in a step."""
+
+    tensor: str
+    phase: Phase
+    purpose: Purpose
+    itemsize: int
+    times: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summed:
+class Summed(_Within):
     """Partial sums that a layer adds up, between the devices that differ along some axes of its mesh.
 
-    read: position of the read whose gradient it is, if it is one. over: axes. points: of a shard, by device. itemsize:
-    bytes of a point. times: how often in a step.
+    over: axes. points: of a shard, by device. read: position of the read whose gradient it is, if it is one.
     """
 
-    tensor: str
-    phase: Phase
-    purpose: Purpose
     over: tuple[str, ...]
     points: Mapping[int, int]
-    itemsize: int
     read: int | None = None
-    times: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """Points that a layer sends between its own devices; itemsize: bytes of each; times: how often in a step."""
+class Sent(_Within):
+    """Points that a layer sends between its own devices."""
 
-    tensor: str
-    phase: Phase
-    purpose: Purpose
     pairs: Pairs
-    itemsize: int
-    times: int = 1
 
 
 def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | Sent]:
@@ -129,62 +129,31 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
     graph, mesh = plan.graph, layer_mesh(plan, operator.name)
     passes = forward_passes(plan, operator.name)
     times = passes * plan.micro_batches
-    forward, types = Phase.FORWARD, graph.types[operator.name]
+    types = graph.types[operator.name]
     if operator.is_loss:
         # What it writes is one number, the mean over all points: that is all that a program keeps of it.
         over = tuple(dim.name for dim in operator.dims[:-1])
         one = dict.fromkeys(mesh.devices, 1)
-        yield Summed(
-            tensor="loss",
-            phase=forward,
-            purpose=Purpose.OUTPUT,
-            over=over,
-            points=one,
-            itemsize=types.write_bytes(0),
-            times=times,
-        )
-    else:
-        for position, write in enumerate(operator.writes):
-            points = points_by_device(operator, write, mesh)
-            over, size = operator.partial_dims(write), types.write_bytes(position)
-            if position not in operator.wholes:
-                yield Summed(
-                    tensor=write.tensor,
-                    phase=forward,
-                    purpose=Purpose.OUTPUT,
-                    over=over,
-                    points=points,
-                    itemsize=size,
-                    times=times,
-                )
-            for dim in single_points(write):
-                # The part that computes it gives it to the others, which hold it in a program too.
-                yield Sent(
-                    tensor=write.tensor,
-                    phase=forward,
-                    purpose=Purpose.OUTPUT,
-                    pairs=_handed(mesh, dim, points),
-                    itemsize=size,
-                    times=times,
-                )
+        yield Summed("loss", Phase.FORWARD, Purpose.OUTPUT, types.write_bytes(0), times, over=over, points=one)
+    for position, write in enumerate(operator.writes if not operator.is_loss else ()):
+        points = points_by_device(operator, write, mesh)
+        output = write.tensor, Phase.FORWARD, Purpose.OUTPUT, types.write_bytes(position), times
+        if position not in operator.wholes:
+            yield Summed(*output, over=operator.partial_dims(write), points=points)
+        for dim in single_points(write):
+            # The part that computes it gives it to the others, which hold it in a program too.
+            yield Sent(*output, pairs=_handed(mesh, dim, points))
     for position, read in enumerate(operator.reads):
         phase = gradient_phase(graph, operator, position)
         if phase is not None:
             points = points_by_device(operator, read, mesh)
+            size, times = types.gradient_sum_bytes(operator, position), gradient_sum_times(plan, operator, position)
+            gradient = f"gradient of {read.tensor}", phase, Purpose.GRADIENT, size, times
             for over in gradient_sums(plan, operator, position):
                 if phase is Phase.UPDATE and cut_along(plan, operator, position, over) is not None:
                     yield from _in_pieces(plan, operator, position, points, sum_groups(mesh, over))
-                    continue
-                yield Summed(
-                    tensor=f"gradient of {read.tensor}",
-                    phase=phase,
-                    purpose=Purpose.GRADIENT,
-                    over=over,
-                    points=points,
-                    itemsize=types.gradient_sum_bytes(operator, position),
-                    read=position,
-                    times=gradient_sum_times(plan, operator, position),
-                )
+                else:
+                    yield Summed(*gradient, over=over, points=points, read=position)
     for exchange in operator.exchanges_with(graph.read_gradients(operator), forward_passes=passes):
         times = exchange.times * plan.micro_batches
         yield _exchanged(operator, replace(exchange, times=times), mesh, types.exchange_bytes(exchange))
@@ -230,66 +199,37 @@ def _in_pieces(
         for other in group
         if other != device
     }
-    times = {Phase.UPDATE: 1}
+    gathers, count = {Phase.UPDATE: 1}, plan.micro_batches
     if state == "zero3":
-        count = plan.micro_batches
-        times = {Phase.FORWARD: count * forward_passes(plan, operator.name)}
-        times |= {Phase.BACKWARD: count} if is_needed_backward(graph, operator) else {}
-    for phase, number in times.items():
-        yield Sent(
-            tensor=read.tensor,
-            phase=phase,
-            purpose=Purpose.WEIGHT,
-            pairs=pairs,
-            itemsize=ITEMSIZES[graph.precision.parameters],
-            times=number,
-        )
-    yield Sent(
-        tensor=f"gradient of {read.tensor}",
-        phase=Phase.UPDATE,
-        purpose=Purpose.WEIGHT,
-        pairs=pairs,
-        itemsize=graph.types[operator.name].gradient_sum_bytes(operator, position),
-        times=1 if state == "zero1" else plan.micro_batches,
-    )
+        gathers = {Phase.FORWARD: count * forward_passes(plan, operator.name)}
+        gathers |= {Phase.BACKWARD: count} if is_needed_backward(graph, operator) else {}
+    for phase, times in gathers.items():
+        yield Sent(read.tensor, phase, Purpose.WEIGHT, ITEMSIZES[graph.precision.parameters], times, pairs=pairs)
+    size = graph.types[operator.name].gradient_sum_bytes(operator, position)
+    times = 1 if state == "zero1" else count
+    yield Sent(f"gradient of {read.tensor}", Phase.UPDATE, Purpose.WEIGHT, size, times, pairs=pairs)
 
 
 def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh, itemsize: int) -> Summed | Sent:
-    def sent(pairs: Pairs) -> Sent:
-        return Sent(
-            tensor=exchange.tensor,
-            phase=Phase.FORWARD,
-            purpose=Purpose.EXCHANGE,
-            pairs=pairs,
-            itemsize=itemsize,
-            times=exchange.times,
-        )
-
+    told = exchange.tensor, Phase.FORWARD, Purpose.EXCHANGE, itemsize, exchange.times
     points = points_by_device(operator, exchange, mesh)
     match exchange:
         case AllReduce():
-            return Summed(
-                tensor=exchange.tensor,
-                phase=Phase.FORWARD,
-                purpose=Purpose.EXCHANGE,
-                over=tuple(exchange.over),
-                points=points,
-                itemsize=itemsize,
-                times=exchange.times,
-            )
+            return Summed(*told, over=exchange.over, points=points)
         case Relayout(is_ring=True):
             over = [split_dim(written) for written, _ in exchange.changes]
-            return sent(_in_rings(points, sum_groups(mesh, over)))
+            return Sent(*told, pairs=_in_rings(points, sum_groups(mesh, over)))
         case Relayout():
             written, read_back = (
                 layout_of(mesh, tensor_dims(operator, side), layer=operator.name)
                 for side in (exchange, replace(exchange, index_map=exchange.read))
             )
-            return sent(moved_pairs(reshard_steps(written, read_back)))
+            return Sent(*told, pairs=moved_pairs(reshard_steps(written, read_back)))
         case Handoff():
-            return sent(_handed(mesh, exchange.across, points))
+            return Sent(*told, pairs=_handed(mesh, exchange.across, points))
         case AllToAll():
-            return sent(_routed(exchange, points, sum_groups(mesh, exchange.over)))
+            return Sent(*told, pairs=_routed(exchange, points, sum_groups(mesh, exchange.over)))
+    raise AssertionError(exchange)
 
 
 def forward_passes(plan: PlacedGraph, layer: str) -> int:
@@ -340,7 +280,7 @@ def gradient_sum_times(plan: PlacedGraph, operator: Operator, position: int) -> 
     read, mesh = operator.reads[position], layer_mesh(plan, operator.name)
     if read.role is not Role.PARAMETER or _is_needed_back(operator, mesh):
         return plan.micro_batches
-    if read.shared and plan.graph.num_uses[read.shared] > 1:
+    if read.shared and len(plan.graph.sharing[read.shared]) > 1:
         owned = operator.name, position
         uses = [use for use in shared_weights(plan.graph) if (use.producer, use.output) == owned]
         is_joint = (
@@ -373,7 +313,7 @@ def gradient_phase(graph: Graph, operator: Operator, position: int) -> Phase | N
     if not graph.has_gradient(operator, position):
         return None
     # A shared weight's gradients are brought together before the update.
-    is_own = read.role is Role.PARAMETER and not (read.shared and graph.num_uses[read.shared] > 1)
+    is_own = read.role is Role.PARAMETER and not (read.shared and len(graph.sharing[read.shared]) > 1)
     return Phase.UPDATE if is_own else Phase.BACKWARD
 
 
@@ -448,16 +388,10 @@ def flows(plan: PlacedGraph) -> tuple[Flow, ...]:
     # Layers that are the same and lie alike have one number.
     numbers: dict[Hashable, int] = {}
     layouts = {
-        operator.name: numbers.setdefault(
-            (
-                operator.unnamed,
-                plan.graph.types[operator.name],
-                layer_mesh(plan, operator.name),
-                plan[operator.name].state,
-            ),
-            len(numbers),
+        name: numbers.setdefault(
+            (operator.unnamed, plan.graph.types[name], layer_mesh(plan, name), plan[name].state), len(numbers)
         )
-        for operator in plan.graph.operators
+        for name, operator in zip(plan.graph.index, plan.graph.operators, strict=True)
     }
     known: dict[Hashable, tuple[Flow, ...]] = {}
     found: list[Flow] = []
@@ -470,17 +404,9 @@ def flows(plan: PlacedGraph) -> tuple[Flow, ...]:
 
     for edge in plan.graph.edges:
         ends = layouts[edge.producer], edge.output, layouts[edge.consumer], edge.input
-        add(
-            (
-                "edge",
-                *ends,
-                plan.graph.has_gradient(plan.graph[edge.consumer], edge.input),
-                forward_passes(plan, edge.consumer),
-            ),
-            edge.producer,
-            edge.consumer,
-            partial(edge_flows, plan, edge),
-        )
+        goes_back = plan.graph.has_gradient(plan.graph[edge.consumer], edge.input)
+        key: Hashable = "edge", *ends, goes_back, forward_passes(plan, edge.consumer)
+        add(key, edge.producer, edge.consumer, partial(edge_flows, plan, edge))
     found += (flow for weight in shared_weights(plan.graph) for flow in edge_flows(plan, weight) if flow.bytes_by_pair)
     for operator in plan.graph.operators:
         sums = tuple(
@@ -488,12 +414,9 @@ def flows(plan: PlacedGraph) -> tuple[Flow, ...]:
             for i in range(len(operator.reads))
             if (phase := gradient_phase(plan.graph, operator, i))
         )
-        add(
-            ("layer", layouts[operator.name], sums, forward_passes(plan, operator.name)),
-            operator.name,
-            operator.name,
-            partial(_layer_flows, plan, operator),
-        )
+        name = operator.name
+        key = "layer", layouts[name], sums, forward_passes(plan, name)
+        add(key, name, name, partial(_layer_flows, plan, operator))
     return tuple(found)
 
 

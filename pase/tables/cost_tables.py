@@ -12,6 +12,7 @@ from math import fsum, inf, isnan
 import numpy as np
 from numpy.typing import NDArray
 
+from pase.common.connected import connected
 from pase.errors import TablesError
 
 FloatArray = NDArray[np.float64]
@@ -295,11 +296,11 @@ def _verify(tables: CostTables) -> None:
             _verify_values(table.values[np.unique(table.row_class)][:, np.unique(table.col_class)], f"edge table {t}")
     _verify_edges(tables)
     _verify_hiding(tables)
-    unreached = set(range(tables.num_vertices)) - _reached_from_first(tables)
-    if unreached:
+    _, *others = connected(range(tables.num_vertices), tables.edges)
+    if others:
         raise TablesError(
-            f"the graph is not connected: {len(unreached)} of {tables.num_vertices} vertices, "
-            f"{tables.vertex_names[min(unreached)]!r} the first, cannot be reached from {tables.vertex_names[0]!r}; "
+            f"the graph is not connected: {sum(map(len, others))} of {tables.num_vertices} vertices, "
+            f"{tables.vertex_names[others[0][0]]!r} the first, cannot be reached from {tables.vertex_names[0]!r}; "
             "solve each component on its own"
         )
 
@@ -380,15 +381,6 @@ def _verify_values(values: FloatArray, what: str) -> None:
 
 def _first_user(references: Sequence[int], table: int, names: Sequence[str]) -> str:
     return f" (of vertex {names[references.index(table)]!r})" if table in references else ""
-
-
-def _reached_from_first(tables: CostTables) -> set[int]:
-    reached, frontier = {0}, [0]
-    while frontier:
-        new = tables.neighbours[frontier.pop()] - reached
-        reached |= new
-        frontier.extend(new)
-    return reached
 
 
 def _distinct_rows(values: FloatArray) -> tuple[NDArray[np.intp], IndexArray]:

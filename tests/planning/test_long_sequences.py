@@ -9,7 +9,7 @@ import pase
 from pase.errors import ConfigurationError, MemoryLimitError
 from pase.graph import Builder, Graph
 from pase.graph.operators import attention, dense
-from pase.graph.operators.ring import with_rings
+from pase.graph.operators.products import with_rings
 from pase.machine import Machine
 from pase.machine.machine import Device, Level
 from pase.planning.plan import Plan

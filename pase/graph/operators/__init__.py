@@ -1,7 +1,6 @@
 """Operators: functions that make one from its name, the shapes of its inputs and its options."""
 
 from pase.graph.operators.fan_out import fan_out, with_fan_outs
-from pase.graph.operators.lstm import lstm
 from pase.graph.operators.movement import concat, embedding, gather, opaque, padded, reorder
 from pase.graph.operators.normalisation import batch_norm, layer_norm
 from pase.graph.operators.pointwise import (
@@ -14,7 +13,7 @@ from pase.graph.operators.pointwise import (
     softmax_loss,
 )
 from pase.graph.operators.products import attention, contract, dense
-from pase.graph.operators.recurrent import recurrent
+from pase.graph.operators.recurrent import lstm, recurrent
 from pase.graph.operators.windows import (
     conv1d,
     conv2d,

@@ -44,10 +44,11 @@ def with_fan_outs(graph: Graph, *, behind: Collection[tuple[str, int]] = ()) -> 
     is. behind: tensors, by layer and position among its writes, that get one wherever two or more reads have a
     gradient.
     """
-    readers: dict[tuple[str, int], list[Edge]] = {}
-    for edge in graph.edges:
-        if not graph[edge.producer].is_fan_out and graph.has_gradient(graph[edge.consumer], edge.input):
-            readers.setdefault((edge.producer, edge.output), []).append(edge)
+    readers = {
+        tensor: [edge for edge in edges if graph.has_gradient(graph[edge.consumer], edge.input)]
+        for tensor, edges in graph.readers.items()
+        if not graph[tensor[0]].is_fan_out
+    }
     added: dict[tuple[str, int], Operator] = {}
     names = set(graph.index)
     for (producer, output), edges in readers.items():

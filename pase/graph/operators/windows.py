@@ -249,7 +249,9 @@ def _pooling(
     if reduction not in POOLINGS:
         raise GraphError(f"layer {name!r}: unknown reduction {reduction!r}; expected 'max' or 'mean'")
     windows = sliding(name, x, rank, kernel=kernel, stride=stride, padding=padding)
-    refuse_empty_windows(name, padding, windows)
+    for size, pad in zip(windows.kernels.values(), windows.pads, strict=True):
+        if max(pad) >= size:  # it has no maximum and no mean
+            raise GraphError(f"layer {name!r}: padding {pad} holds a whole window of {size}; use less on each side")
     batch, channels = x[:2]
     positions = windows.positions
     told = (("reduction", reduction), ("count_padding", count_padding and reduction == "mean"))
@@ -285,11 +287,13 @@ def global_pool(name: str, x: Shape) -> Operator:
 class Windows:
     """Windows that slide over a tensor [b, channels, …].
 
-    positions, kernels: extents of their iteration dims. axes: how the tensor's spatial dims are read.
+    positions, kernels: extents of their iteration dims. pads: before and after each spatial dim. axes: how these are
+    read.
     """
 
     positions: dict[str, int]
     kernels: dict[str, int]
+    pads: tuple[Pair, ...]
     axes: tuple[Window, ...]
 
 
@@ -333,6 +337,7 @@ def sliding(
     return Windows(
         positions=dict(zip(positions, counts, strict=True)),
         kernels=dict(zip(names, kernels, strict=True)),
+        pads=pads,
         axes=tuple(
             Window(
                 out=out, kernel=k, stride=s, dilation=d, pad=pad[0], beyond=max(0, (n - 1) * s - pad[0] - extent + 1)
@@ -342,16 +347,6 @@ def sliding(
             )
         ),
     )
-
-
-def refuse_empty_windows(name: str, padding: Padding, windows: Windows) -> None:
-    """Raise GraphError where a window may lie in the padding alone: it has no maximum and no mean."""
-    if padding == "same":
-        return
-    kernels = tuple(windows.kernels.values())
-    for size, pad in zip(kernels, _pads(name, padding, kernels, kernels, kernels, kernels), strict=True):
-        if max(pad) >= size > 0:
-            raise GraphError(f"layer {name!r}: padding {pad} holds a whole window of {size}; use less on each side")
 
 
 def _each(name: str, what: str, value: Each, rank: int) -> tuple[int, ...]:
