@@ -135,35 +135,44 @@ Step = Callable[[list[Any]], list[Any]]
 
 def matmul_rate(devices: Devices, extent: int, dtype: str, effort: Effort) -> Rate:
     """Return the FLOP/s of a device that multiplies square matrices."""
-
-    def start(device: int) -> Any:
-        return _random([extent, extent], dtype, seed=device)
-
-    def step(tensors: list[Any]) -> list[Any]:
-        # Divided by the root of the extent the product is as large as the factors.
-        return _on_each(devices, lambda x, w: tf.matmul(x, w), tensors, weights)
-
-    with tf.Graph().as_default():
-        weights = _made(devices, lambda device: _random([extent, extent], dtype, seed=device) * extent**-0.5)
-        flop = 2.0 * extent**3
-        seconds = _chain_s(devices, start, step, _length(_CHAIN_FLOP / flop), effort, weights)
-    return Rate(shape=f"{extent} × {extent}", amount=flop, time_s=seconds)
+    shape, told = [extent, extent], f"{extent} × {extent}"
+    # Divided by the root of the extent the product is as large as the factors.
+    return _product_rate(devices, (shape, shape), tf.matmul, extent**-0.5, 2.0 * extent**3, told, dtype, effort)
 
 
 def convolution_rate(devices: Devices, shape: Convolution, dtype: str, effort: Effort) -> Rate:
     """Return the FLOP/s of a device that convolves images."""
+    images, filters = [shape.batch, *[shape.extent] * 2, shape.channels], [3, 3, *[shape.channels] * 2]
+
+    def convolved(x: Any, w: Any) -> Any:
+        return tf.nn.conv2d(x, w, 1, "SAME")
+
+    scale = (9 * shape.channels) ** -0.5
+    return _product_rate(devices, (images, filters), convolved, scale, shape.flop, shape.shape, dtype, effort)
+
+
+def _product_rate(
+    devices: Devices,
+    shapes: tuple[Sequence[int], Sequence[int]],
+    product: Callable[[Any, Any], Any],
+    scale: float,
+    flop: float,
+    told: str,
+    dtype: str,
+    effort: Effort,
+) -> Rate:
+    """Return the rate of products of a tensor by weights, random ones times `scale`; told: the shape in words."""
 
     def start(device: int) -> Any:
-        return _random([shape.batch, shape.extent, shape.extent, shape.channels], dtype, seed=device)
+        return _random(shapes[0], dtype, seed=device)
 
     def step(tensors: list[Any]) -> list[Any]:
-        return _on_each(devices, lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"), tensors, weights)
+        return _on_each(devices, product, tensors, weights)
 
     with tf.Graph().as_default():
-        scale = (9 * shape.channels) ** -0.5
-        weights = _made(devices, lambda device: _random([3, 3, *[shape.channels] * 2], dtype, seed=device) * scale)
-        seconds = _chain_s(devices, start, step, _length(_CHAIN_FLOP / shape.flop), effort, weights)
-    return Rate(shape=shape.shape, amount=shape.flop, time_s=seconds)
+        weights = _made(devices, lambda device: _random(shapes[1], dtype, seed=device) * scale)
+        seconds = _chain_s(devices, start, step, _length(_CHAIN_FLOP / flop), effort, weights)
+    return Rate(shape=told, amount=flop, time_s=seconds)
 
 
 def stream_rate(devices: Devices, size_bytes: int, effort: Effort) -> Rate:

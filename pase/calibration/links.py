@@ -49,8 +49,8 @@ class RankSamples:
 
     level_sizes: ranks in a group of each level, the innermost first; the last one has all. matmul, convolution: FLOP of
     float32, forward and backward. stream: memory, read and written. kernels: for the figures of `[kernels]`. launch_s:
-    of each in a chain of layers. exchanges: [levels] messages of each rank to the next group. all_reduces, all_to_alls:
-    among all ranks, of the bytes that each one has before them. overlap: how far a sum goes on beside computation.
+    of each in a chain of layers. exchanges: [levels] messages of each rank to the next group. all_reduces: among all
+    ranks, of the bytes that each one has before them. overlap: how far a sum goes on beside computation.
     """
 
     backend: str
@@ -65,7 +65,6 @@ class RankSamples:
     launch_s: float
     exchanges: tuple[tuple[TransferSample, ...], ...]
     all_reduces: tuple[TransferSample, ...]
-    all_to_alls: tuple[TransferSample, ...]
     overlap: OverlapSample
 
 

@@ -103,7 +103,6 @@ def measure(ranks_per_node: int) -> RankSamples:
         launch_s=_kernel_s(_chain_of_layers()) / (_LAYERS * _LAUNCHES),
         exchanges=tuple(_transfers(_exchange(level, sizes)) for level in range(len(sizes))),
         all_reduces=(sums := _transfers(_all_reduce)),
-        all_to_alls=_transfers(_all_to_all),
         overlap=_beside(sums[-1]),
     )
 
@@ -235,10 +234,6 @@ def _exchange(level: int, sizes: Sequence[int]) -> Transfer:
 
 def _all_reduce(sent: torch.Tensor, _received: torch.Tensor) -> None:
     dist.all_reduce(sent)
-
-
-def _all_to_all(sent: torch.Tensor, received: torch.Tensor) -> None:
-    dist.all_to_all_single(received, sent)
 
 
 def _transfers(transfer: Transfer) -> tuple[TransferSample, ...]:

@@ -7,7 +7,8 @@ with what the parser found, and nothing is returned where the two differ: no lin
 import re
 import tomllib
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 
 Path = tuple[str | int, ...]
 """Where a field stands: keys of tables and positions in arrays, ("levels", 0, "name")."""
@@ -78,104 +79,79 @@ class _Scanner:
     def fields(self) -> dict[Path, int]:
         """Return the offset at which each field's key, header or element begins."""
         table: Path = ()
-        self._skip(_SPACE_AND_COMMENTS)
+        self._skip()
         while self._at < len(self._text):
-            if self._text.startswith("[[", self._at):
-                table = self._header("[[", "]]")
-            elif self._text.startswith("[", self._at):
-                table = self._header("[", "]")
+            if self._text.startswith("[", self._at):
+                table = self._header()
             else:
                 self._assignment(table)
-            self._skip(_SPACE_AND_COMMENTS)
+            self._skip()
         return self._starts
 
-    def _header(self, opening: str, closing: str) -> Path:
-        start = self._at
-        self._expect(opening)
-        *outer, last = self._dotted_key()
-        self._expect(closing)
-        path: Path = ()
-        for key in outer:
-            path = self._latest((*path, key))
+    def _header(self) -> Path:
+        start, is_array = self._at, self._takes("[[")
+        if not is_array:
+            self._expect("[")
+        path = self._dotted_key((), start)
+        self._expect("]]" if is_array else "]")
+        if is_array:
+            number = self._num_tables[path] = self._num_tables.get(path, -1) + 1
             self._record(path, start)
-        path = (*path, last)
-        if opening == "[[":
-            position = self._num_tables.get(path, 0)
-            self._num_tables[path] = position + 1
-            self._record(path, start)
-            path = (*path, position)
+            path = (*path, number)
         self._record(path, start, is_explicit=True)
-        return path
-
-    def _latest(self, path: Path) -> Path:
-        """Return the table that a part of a header means: of an array of tables, the latest."""
-        if path in self._num_tables:
-            self._record(path, self._at)
-            return (*path, self._num_tables[path] - 1)
         return path
 
     def _assignment(self, table: Path) -> None:
         start = self._at
-        *outer, last = self._dotted_key()
-        for key in outer:
-            table = (*table, key)
-            self._record(table, start)
-        table = (*table, last)
-        self._record(table, start, is_explicit=True)
+        path = self._dotted_key(table, start)
+        self._record(path, start, is_explicit=True)
         self._expect("=")
-        self._skip(_SPACE)
-        self._value(table)
+        self._match(_SPACE)
+        self._value(path)
 
     def _value(self, path: Path) -> None:
-        if self._text.startswith("[", self._at):
-            self._array(path)
-        elif self._text.startswith("{", self._at):
-            self._inline_table(path)
-        elif self._text[self._at : self._at + 1] in ('"', "'"):
-            self._match(_STRING)
+        def element(number: int) -> None:
+            self._record((*path, number), self._at, is_explicit=True)
+            self._value((*path, number))
+
+        if self._takes("["):
+            self._members("]", element)
+        elif self._takes("{"):
+            self._members("}", lambda _: self._assignment(path))
         else:
-            self._match(_OTHER_VALUE)
+            self._match(_STRING if self._text.startswith(('"', "'"), self._at) else _OTHER_VALUE)
 
-    def _array(self, path: Path) -> None:
-        self._expect("[")
-        position = 0
-        self._skip(_SPACE_AND_COMMENTS)
-        while not self._text.startswith("]", self._at):
-            self._record((*path, position), self._at, is_explicit=True)
-            self._value((*path, position))
-            position += 1
-            self._skip(_SPACE_AND_COMMENTS)
-            if not self._text.startswith("]", self._at):
+    def _members(self, closing: str, member: Callable[[int], None]) -> None:
+        """Walk over what stands between brackets, with commas between."""
+        self._skip()
+        for number in count():
+            if self._takes(closing):
+                return
+            if number:
                 self._expect(",")
-                self._skip(_SPACE_AND_COMMENTS)
-        self._expect("]")
+                self._skip()
+                if self._takes(closing):
+                    return
+            member(number)
+            self._skip()
 
-    def _inline_table(self, path: Path) -> None:
-        self._expect("{")
-        self._skip(_SPACE_AND_COMMENTS)
-        while not self._text.startswith("}", self._at):
-            self._assignment(path)
-            self._skip(_SPACE_AND_COMMENTS)
-            if not self._text.startswith("}", self._at):
-                self._expect(",")
-                self._skip(_SPACE_AND_COMMENTS)
-        self._expect("}")
-
-    def _dotted_key(self) -> list[str]:
-        keys = [self._key()]
-        while self._text.startswith(".", self._at):
-            self._expect(".")
-            keys.append(self._key())
-        return keys
+    def _dotted_key(self, path: Path, start: int) -> Path:
+        """Return where a key with dots leads from a table; the tables that it implies begin at `start`."""
+        path = (*path, self._key())
+        while self._takes("."):
+            # Of an array of tables, the latest.
+            path = (*path, self._num_tables[path]) if path in self._num_tables else path
+            self._record(path, start)
+            path = (*path, self._key())
+        return path
 
     def _key(self) -> str:
-        self._skip(_SPACE)
-        if self._text[self._at : self._at + 1] in ('"', "'"):
-            quoted = self._match(_STRING)
-            (key,) = tomllib.loads(f"{quoted} = 0")
+        self._match(_SPACE)
+        if self._text.startswith(('"', "'"), self._at):
+            (key,) = tomllib.loads(f"{self._match(_STRING)} = 0")
         else:
             key = self._match(_BARE_KEY)
-        self._skip(_SPACE)
+        self._match(_SPACE)
         return key
 
     def _record(self, path: Path, start: int, *, is_explicit: bool = False) -> None:
@@ -185,9 +161,8 @@ class _Scanner:
         if is_explicit:
             self._explicit.add(path)
 
-    def _skip(self, pattern: re.Pattern[str]) -> None:
-        found = pattern.match(self._text, self._at)
-        self._at = found.end() if found else self._at
+    def _skip(self) -> None:
+        self._match(_SPACE_AND_COMMENTS)
 
     def _match(self, pattern: re.Pattern[str]) -> str:
         found = pattern.match(self._text, self._at)
@@ -196,7 +171,12 @@ class _Scanner:
         self._at = found.end()
         return found[0]
 
+    def _takes(self, literal: str) -> bool:
+        """Return whether the text goes on like this; if it does, go beyond it."""
+        is_there = self._text.startswith(literal, self._at)
+        self._at += len(literal) * is_there
+        return is_there
+
     def _expect(self, literal: str) -> None:
-        if not self._text.startswith(literal, self._at):
+        if not self._takes(literal):
             raise _UnexpectedText
-        self._at += len(literal)
