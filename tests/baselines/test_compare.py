@@ -17,7 +17,7 @@ from pase.planning.strategy import total_cost
 from pase.solver import solve
 from tests.networks import small_graph, tiny_graph
 
-DEVICES = (4, 16, 64)
+DEVICES = (4, 16)
 
 SHALLOW: dict[str, dict[str, Scalar]] = {
     "transformer": {"layers": 2},
@@ -31,13 +31,22 @@ SHALLOW: dict[str, dict[str, Scalar]] = {
 """Fewer of the layers that a network repeats; all at their true sizes, so that costs of layers are the true ones."""
 
 
-@pytest.mark.parametrize("numbers", [DEVICES, pytest.param((8, 32), marks=pytest.mark.full)])
-@pytest.mark.parametrize("cost_model", COST_MODELS)
-@pytest.mark.parametrize("model", MODELS)
+ALL = [(model, cost_model) for model in MODELS for cost_model in COST_MODELS]
+SOME = ALL[:: len(COST_MODELS) + 1]
+"""Of the pairs, those that have every network and every cost model."""
+
+
+@pytest.mark.parametrize(
+    ("model", "cost_model", "numbers"),
+    [
+        *((*pair, DEVICES) for pair in SOME),
+        *(pytest.param(*pair, (8, 32, 64), marks=pytest.mark.full) for pair in ALL),
+    ],
+)
 def test_ours_is_never_dearer_than_a_baseline(model: str, cost_model: str, numbers: tuple[int, ...]) -> None:
     graph = load(model, arguments=SHALLOW.get(model, {}))
     machine = load_machine("1080ti")
-    others = chosen(sampling=Sampling(steps=1000, start="data_parallel"))
+    others = chosen(sampling=Sampling(steps=300, start="data_parallel"))
     num_compared = 0
     for devices in numbers:
         problem = problem_of(graph, devices, machine, cost_model)
@@ -52,9 +61,9 @@ def test_ours_is_never_dearer_than_a_baseline(model: str, cost_model: str, numbe
     assert num_compared >= 2 * len(numbers)
 
 
-@pytest.mark.parametrize("cost_model", COST_MODELS)
+@pytest.mark.parametrize("cost_model", ["paper", "step"])
 def test_figures_of_a_comparison_are_those_of_its_plans(cost_model: str) -> None:
-    graph, machine = small_graph("transformer"), load_machine("1080ti")
+    graph, machine = small_graph("gpt"), load_machine("1080ti")
     found = compare(graph, 8, machine=machine, cost_model=cost_model)
     assert [contender.name for contender in found.contenders] == [
         OURS, "data_parallel", "mesh_tensorflow", "megatron", "mcmc",

@@ -14,7 +14,7 @@ from pase.planning.steps import Step
 
 @cache
 def _compared(stages: int) -> Comparison:
-    arguments = {"layers": 4, "model_width": 64, "heads": 4, "steps": 32, "vocabulary": 96}
+    arguments = {"layers": 2, "model_width": 64, "heads": 4, "steps": 32, "vocabulary": 96}
     options = SearchOptions(
         cost_model="step", stages=stages, micro_batches=4, modes=("zero1", "zero2", "zero3", "recompute")
     )
@@ -57,8 +57,8 @@ def test_even_stages_are_as_even_as_cuts_allow() -> None:
     plan = _plans(2)["even_stages"]
     work = [sum(layer.compute_cost for layer in plan if layer.stage == stage) for stage in (0, 1)]
     largest = max(layer.compute_cost for layer in plan)
-    # A block of the network lies between neighbouring cuts: a quarter of it.
-    assert abs(work[0] - work[1]) <= 0.3 * sum(work) + largest
+    # A block of the network lies between neighbouring cuts: a half of it.
+    assert abs(work[0] - work[1]) <= 0.5 * sum(work) + largest
     assert (plan.num_stages, plan.schedule, plan.num_groups) == (2, "1f1b", 2)
 
 

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from pase.calibration.measured import EFFORTS, SAMPLES, binary, measured_machine
 from pase.common.documents import Field
 from pase.errors import CalibrationError
-from pase.machine import load_machine, machine_schema, machine_text, parse_machine, preset_names
+from pase.machine import load_machine, machine_schema, machine_text, parse_machine
 from pase.targets.training.options import GPU
 from tests.calibration.synthetic import BANDWIDTH_BYTES_PER_S, LATENCY_S, synthetic
 
@@ -53,12 +53,6 @@ def test_the_text_is_a_machine_file() -> None:
     text = machine_text(machine)
     assert parse_machine(text, source="measured.toml") == machine
     assert Draft202012Validator(json.loads(machine_schema())).is_valid(tomllib.loads(text))
-
-
-@pytest.mark.parametrize("name", preset_names())
-def test_presets_can_be_written(name: str) -> None:
-    machine = load_machine(name)
-    assert parse_machine(machine_text(machine), source="t") == machine
 
 
 def test_names_of_any_characters_can_be_written() -> None:

@@ -19,8 +19,7 @@ from pase.models import build
 from pase.planning.planner import SearchOptions, search
 from pase.planning.strategy import plan_layers, total_cost
 from pase.sharding.configurations import data_parallel
-from tests.costs.agreement import check_tables
-from tests.networks import SMALL, small_graph
+from tests.networks import small_graph
 
 FLOPS, A1, B1, A2, B2 = 1e12, 1e-5, 1e-10, 5e-5, 1e-9
 
@@ -230,12 +229,7 @@ def test_layouts_that_agree_move_nothing() -> None:
 # -- the whole
 
 
-@pytest.mark.parametrize("name", sorted(SMALL))
-def test_tables_and_plans_agree(name: str) -> None:
-    check_tables(small_graph(name), 8, cost_model("alpha_beta", _machine(node=4, memory_bandwidth=1e11), 8), seed=7)
-
-
-@pytest.mark.parametrize("name", ["alexnet", "rnnlm", "transformer"])
+@pytest.mark.parametrize("name", ["alexnet", "rnnlm"])
 def test_costs_grow_with_every_figure_of_the_machine(name: str) -> None:
     graph, p = build(name, batch=64), 16
     machine = _machine(memory_bandwidth=4e11)
@@ -258,7 +252,7 @@ def test_costs_grow_with_every_figure_of_the_machine(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["alexnet", "rnnlm", "gpt"])
 def test_communication_is_linear_in_the_machines_figures(name: str) -> None:
-    graph, p = build(name, batch=64), 16
+    graph, p = small_graph(name), 16
     machine = _machine(memory_bandwidth=4e11)
     slower = replace(
         machine,
@@ -336,7 +330,7 @@ def test_numbers_that_are_no_powers_of_two() -> None:
 # -- two levels against one
 
 
-@pytest.mark.parametrize("name", ["alexnet", "rnnlm", "transformer"])
+@pytest.mark.parametrize("name", ["alexnet", "rnnlm"])
 def test_two_levels_keep_more_inside_a_node_than_a_flat_machine(name: str) -> None:
     from pase.analysis.placements import bytes_by_level
     from pase.sharding.traffic import flows
@@ -371,7 +365,8 @@ def _levels(*levels: tuple[int, float, float]) -> Machine:
     return replace(_machine(), levels=tuple(made))
 
 
-SIZES = [(2, 4), (4, 8), (2, 6), (3, 6), (4, 12), (6, 12), (8, 24), (8, 64), (3, 12), (12, 24)]
+SIZES = [(2, 4), (4, 8), (3, 6), (4, 12), (8, 24), (8, 64)]
+NETWORKS = ["lenet5", "rnnlm", "gpt"]
 
 
 def _tables(name: str, model: str, p: int, machine: Machine) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
@@ -383,7 +378,7 @@ def _tables(name: str, model: str, p: int, machine: Machine) -> list[np.ndarray[
 
 @pytest.mark.parametrize("model", ["alpha_beta", "program"])
 @pytest.mark.parametrize(("node", "p"), SIZES)
-@pytest.mark.parametrize("name", ["lenet5", "alexnet", "rnnlm", "gpt"])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_levels_of_equal_links_are_one(name: str, node: int, p: int, model: str) -> None:
     flat = _tables(name, model, p, _levels((p, A1, B1)))
     for found, expected in zip(_tables(name, model, p, _levels((node, A1, B1), (p, A1, B1))), flat, strict=True):
@@ -392,10 +387,10 @@ def test_levels_of_equal_links_are_one(name: str, node: int, p: int, model: str)
 
 @pytest.mark.parametrize("model", ["alpha_beta", "program"])
 @pytest.mark.parametrize(("node", "p"), SIZES)
-@pytest.mark.parametrize("name", ["lenet5", "alexnet", "rnnlm", "gpt"])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_slower_link_between_nodes_makes_nothing_cheaper(name: str, node: int, p: int, model: str) -> None:
     flat = _tables(name, model, p, _levels((p, A1, B1)))
-    for alpha, beta in ((A1, 1.001 * B1), (1.001 * A1, B1), (3 * A1, 5 * B1), (A1, 40 * B1)):
+    for alpha, beta in ((A1, 1.001 * B1), (1.001 * A1, B1), (3 * A1, 40 * B1)):
         slower = _tables(name, model, p, _levels((node, A1, B1), (p, alpha, beta)))
         for found, expected in zip(slower, flat, strict=True):
             assert (found >= expected * (1 - 1e-12)).all()

@@ -27,7 +27,7 @@ from pase.graph.operators import (
 from tests.costs import by_element as definition
 from tests.costs.by_element import Layer
 
-NUM_COSTS = int(os.environ.get("LAYER_COSTS", "3000"))
+NUM_COSTS = int(os.environ.get("LAYER_COSTS", "1200"))
 FLOP_PER_BYTE = 1000.0
 
 Case = tuple[Callable[..., Operator], tuple[tuple[int, ...], ...], dict[str, Any], Layer]

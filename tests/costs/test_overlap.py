@@ -126,7 +126,7 @@ def _check_sides(u: Side, v: Side, p: int, *, has_gradient: bool) -> int:
 @pytest.mark.parametrize("p", range(2, 13))
 def test_any_pair_of_layouts_costs_what_the_best_assignment_fetches(p: int) -> None:
     rng, count = random.Random(p), 0
-    while count < int(os.environ.get("TRANSFER_PAIRS", "22000")) / 11:
+    while count < int(os.environ.get("TRANSFER_PAIRS", "6600")) / 11:
         u, v = random_pair(rng)
         for has_gradient in (True, False):
             count += _check_sides(u, v, p, has_gradient=has_gradient)
@@ -150,7 +150,7 @@ def test_trying_all_assignments_and_matching_under_bounds_agree(seed: int) -> No
                 assert least_by_matching(found, has_gradient=has_gradient) == tried
 
 
-@pytest.mark.parametrize(("name", "p"), [("inception_v3", 16), ("densenet121", 32), ("alexnet", 24), ("googlenet", 24)])
+@pytest.mark.parametrize(("name", "p"), [("inception_v3", 16), ("densenet121", 32), ("googlenet", 24)])
 def test_edges_of_built_in_networks_cost_what_the_best_assignment_fetches(name: str, p: int) -> None:
     graph = load(name, arguments={"batch": 192} if p % 3 == 0 else {})
     rng = random.Random(p)
@@ -170,7 +170,7 @@ def test_edges_of_built_in_networks_cost_what_the_best_assignment_fetches(name: 
             _check(found, i, j, Fetches(overlaps(held, needed).T, sizes(held), sizes(needed)), has_gradient=True)
 
 
-@pytest.mark.parametrize(("name", "p"), [("inception_v3", 16), ("googlenet", 12)])
+@pytest.mark.parametrize(("name", "p"), [("googlenet", 12), pytest.param("inception_v3", 16, marks=pytest.mark.full)])
 def test_the_edges_of_a_strategy_found_cost_what_the_best_assignments_fetch(name: str, p: int) -> None:
     plan = search(load(name, arguments={"batch": 192} if p % 3 == 0 else {}), p)
     graph, layers = plan.graph, {layer.name: layer for layer in plan.layers}

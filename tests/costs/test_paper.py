@@ -15,6 +15,7 @@ from pase.models import build
 from pase.planning.strategy import plan_layers, total_cost
 from pase.sharding.configurations import data_parallel
 from pase.sharding.overlap import Redistribution
+from tests.networks import small_graph
 
 R = 1000.0
 MODEL = PaperCostModel(flop_per_byte=R)
@@ -111,21 +112,15 @@ def test_data_parallelism_of_alexnet(p: int) -> None:
         ("rnnlm", 100_000 * 2048 * 2 + 100_000 + 2 * 4 * 2048 * (2 * 2048 + 1)),
     ],
 )
-@pytest.mark.parametrize("p", [2, 32])
-def test_data_parallelism_splits_all_work_and_reduces_all_gradients(name: str, num_values: int, p: int) -> None:
-    graph = build(name, batch=64)
+def test_data_parallelism_splits_all_work_and_reduces_all_gradients(name: str, num_values: int) -> None:
+    graph, p = build(name, batch=64), 32
     alone = _data_parallel(graph, 1)
-    assert alone == _data_parallel(graph, 1, PaperCostModel(flop_per_byte=0.0))
     assert _data_parallel(graph, p) == pytest.approx(alone / p + _all_reduce(num_values, p), rel=1e-14)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["alexnet", "inception_v3", "rnnlm", "transformer", pytest.param("densenet121", marks=pytest.mark.full), "gpt"],
-)
+@pytest.mark.parametrize("name", ["alexnet", "inception_v3", "rnnlm", "transformer", "densenet121", "gpt"])
 def test_without_communication_p_devices_are_p_times_as_fast(name: str) -> None:
-    free = PaperCostModel(flop_per_byte=0.0)
-    graph = build(name, batch=64)
+    free, graph = PaperCostModel(flop_per_byte=0.0), small_graph(name)
     assert _data_parallel(graph, 16, free) == pytest.approx(_data_parallel(graph, 1, free) / 16, rel=1e-14)
 
 
@@ -181,24 +176,6 @@ def test_a_residual_and_a_branch_each_cost_their_own_edge() -> None:
 
 
 # -- tables
-
-
-@pytest.mark.parametrize(
-    ("name", "p"),
-    [
-        *(("alexnet", 12), ("inception_v3", 8), ("rnnlm", 16), ("transformer", 8), ("lenet5", 6)),
-        pytest.param("gpt", 4, marks=pytest.mark.full),
-    ],
-)
-def test_tables_say_what_the_strategy_costs(name: str, p: int) -> None:
-    graph = build(name)
-    problem = build_problem(graph, p, MODEL)
-    generator = np.random.default_rng(p)
-    for _ in range(3):
-        choice = [int(generator.integers(len(found))) for found in problem.configurations]
-        splits = [problem.splits(vertex, index) for vertex, index in enumerate(choice)]
-        direct = total_cost(plan_layers(problem.graph, p, MODEL, splits))
-        assert problem.tables.evaluate(choice) == pytest.approx(direct, rel=1e-12)
 
 
 def test_layers_that_are_alike_share_one_table() -> None:

@@ -23,8 +23,7 @@ from pase.machine.files import machine_text, parse_machine
 from pase.planning.planner import data_parallel_choice, problem_of
 from pase.planning.session import Session
 from pase.views.reports.document import report_document
-from tests.costs.agreement import check_tables
-from tests.networks import SMALL, small_graph, tiny_graph
+from tests.networks import small_graph, tiny_graph
 from tests.simulation.machines import machine
 
 
@@ -94,13 +93,10 @@ def test_three_layers_by_hand() -> None:
     assert plan.hidden_cost == min(sum(hideable), sum(cover)) > 0  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", ["alexnet", "rnnlm", "gpt", "resnet101"])
 def test_plans_cost_the_larger_of_two_sums(name: str) -> None:
     graph = small_graph(name)
-    machines = [slow(share=0.7)]
-    if name in ("alexnet", "rnnlm", "gpt"):
-        machines += [slow(flop_per_s=1e11), replace(load_machine("v100"), kernels=None)]
-    for where in machines:
+    for where in (slow(share=0.7), slow(flop_per_s=1e11), replace(load_machine("v100"), kernels=None)):
         plan = search(graph, 8, machine=where, cost_model="step")
         assert plan.exact
         total, hideable, cover = parts(graph, plan)
@@ -108,12 +104,6 @@ def test_plans_cost_the_larger_of_two_sums(name: str) -> None:
         assert sum(layer.cover_cost or 0.0 for layer in plan) == pytest.approx(cover, rel=1e-9, abs=1e-15)
         assert plan.total_cost == pytest.approx(total - min(hideable, cover), rel=1e-12)
         assert plan.total_cost <= plan.baselines["data_parallel"] * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("name", ["alexnet", "transformer", "rnnlm", "gpt"])
-def test_tables_and_plans_agree(name: str) -> None:
-    where = slow(share=0.8)
-    check_tables(small_graph(name), 8, cost_model("step", where, 8), seed=len(name))
 
 
 def test_no_strategy_of_a_small_network_is_cheaper() -> None:
@@ -129,7 +119,7 @@ def test_no_strategy_of_a_small_network_is_cheaper() -> None:
     assert between
 
 
-@pytest.mark.parametrize("name", ["alexnet", "transformer"])
+@pytest.mark.parametrize("name", ["alexnet", "gpt"])
 def test_where_nothing_overlaps_it_is_alpha_beta(name: str) -> None:
     graph, where = small_graph(name), replace(load_machine("v100"), overlap=None, kernels=None)
     ours, sums = (search(graph, 8, machine=where, cost_model=model) for model in ("step", "alpha_beta"))
@@ -268,9 +258,9 @@ def test_a_change_is_proposed_by_what_it_saves() -> None:
 
 
 def test_comparisons_and_sessions_agree_with_searches() -> None:
-    graph, where = small_graph("transformer"), slow(flop_per_s=1e10)
+    graph, where = small_graph("gpt"), slow(flop_per_s=1e10)
     plan = search(graph, 8, machine=where, cost_model="step")
-    others = chosen(["data_parallel", "megatron", "mcmc"])
+    others = chosen(["data_parallel", "megatron"])
     found = compare(graph, 8, machine=where, cost_model="step", baselines=others)
     for contender in found.contenders:
         assert contender.plan.total_cost >= plan.total_cost * (1 - 1e-12)
@@ -288,7 +278,7 @@ def test_comparisons_and_sessions_agree_with_searches() -> None:
 
 
 def test_within_memory_the_plan_says_what_is_proven() -> None:
-    graph, where = small_graph("transformer"), slow(flop_per_s=1e10)
+    graph, where = small_graph("alexnet"), slow(flop_per_s=1e10)
     free = search(graph, 8, machine=where, cost_model="step")
     limit = int(free.memory.total_bytes * 0.9)
     plan = search(graph, 8, machine=where, cost_model="step", device_memory_bytes=limit)

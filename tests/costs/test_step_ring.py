@@ -13,7 +13,6 @@ from pase.costs.alpha_beta import layer_members
 from pase.costs.traffic import Pattern
 from pase.machine import Machine, Overlap, machine_text, parse_machine
 from pase.planning.planner import problem_of
-from tests.costs.agreement import check_tables
 from tests.networks import small_graph, tiny_graph
 from tests.simulation.machines import machine
 
@@ -84,11 +83,6 @@ def test_no_strategy_of_a_small_network_is_cheaper(flop_per_s: float) -> None:
     plan = search(tiny_graph(), 4, machine=where, cost_model="step")
     assert plan.exact
     assert plan.total_cost == pytest.approx(min(every), rel=1e-9)
-
-
-@pytest.mark.parametrize("name", ["alexnet", "transformer", "gpt"])
-def test_tables_and_plans_agree(name: str) -> None:
-    check_tables(small_graph(name), 8, cost_model("step", rings(), 8), seed=3)
 
 
 def test_without_overlap_and_kernels_it_is_the_cost_model_ring() -> None:

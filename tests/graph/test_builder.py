@@ -62,11 +62,6 @@ def test_a_layer_that_does_not_fit_is_refused_when_it_is_added() -> None:
         net.add(dense, "fc", net.input((4, 6)), out=(("n", 0),))
 
 
-def test_an_empty_network_is_refused() -> None:
-    with pytest.raises(GraphError, match="graph 'net' is empty; a model needs at least one layer"):
-        Builder("net").build()
-
-
 def test_a_shared_parameter_counts_once() -> None:
     net = Builder("net")
     x = net.add(embedding, "embedding", net.input((2, 3)), vocabulary=11, size=5, shared="table")

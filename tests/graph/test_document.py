@@ -21,7 +21,7 @@ from pase.graph.operators import (
     softmax_loss,
     transposed_convolution,
 )
-from pase.models import MODELS, build
+from tests.networks import SMALL, small_graph
 
 
 def _read(document: object) -> Graph:
@@ -45,9 +45,9 @@ def _every_feature() -> Graph:
     return net.build({"batch": 2, "grouped": True, "blocks": "1,2", "rate": 0.5})
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SMALL)
 def test_every_network_comes_back_through_json(name: str) -> None:
-    graph = build(name)
+    graph = small_graph(name)
     assert _read(json.loads(json.dumps(graph_document(graph)))) == graph
 
 

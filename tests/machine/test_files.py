@@ -13,8 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from pase.common.documents import Field
 from pase.errors import MachineError
-from pase.machine import Machine, load_machine, machine_document, machine_schema, parse_machine, preset_names
+from pase.machine import (
+    Machine,
+    load_machine,
+    machine_document,
+    machine_from_document,
+    machine_schema,
+    machine_text,
+    parse_machine,
+    preset_names,
+)
 from tests.machine.test_machine import TEXT
 
 PRESETS = {
@@ -78,6 +88,8 @@ def _line(text: str, piece: str) -> int:
         ("devices = 4", "devices =  2", "levels[1].devices is 2, after 2; each level"),
         ("devices = 2", "devices = 2.0", "levels[0].devices is 2.0; expected a whole number of 0 or more"),
         ("devices = 2", "devices = true", "levels[0].devices is True; expected a whole number of 0 or more"),
+        ("memory_bytes = 1024", "memory_bytes = 0", "device.memory_bytes is 0; expected a whole number of 1 or more"),
+        ("memory_bytes = 1024", "memory_bytes = 1e9", "device.memory_bytes is 1000000000.0; expected a whole number"),
         ('name = "chip"', "name = 1", "device.name is 1; expected text"),
         ("schema_version = 1", "schema_version = 2", "schema_version is 2; this version of PaSE reads 1"),
         ('name = "box"', 'nmae = "box"', "levels[1].nmae is not a key of a machine file; did you mean name?"),
@@ -197,9 +209,13 @@ def test_the_schema_is_one() -> None:
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_presets_fit_the_schema(name: str) -> None:
+def test_presets_come_back_and_fit_the_schema(name: str) -> None:
+    machine = load_machine(name)
+    assert machine.name == name
+    document = Field(machine_document(machine), "", MachineError, name)
+    assert machine_from_document(document) == parse_machine(machine_text(machine), source="t") == machine
     assert [error.message for error in VALIDATOR.iter_errors(tomllib.loads(PRESETS[name]))] == []
-    assert VALIDATOR.is_valid(machine_document(load_machine(name)))
+    assert VALIDATOR.is_valid(document.value)
     assert _accepts(tomllib.loads(PRESETS[name]))
 
 

@@ -1,8 +1,6 @@
 """Machines: presets, files, and a message with the field's path for everything that can be wrong in one."""
 
-from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -57,32 +55,12 @@ def machine() -> Machine:
 # -- presets
 
 
-@pytest.mark.parametrize("name", preset_names())
-def test_presets_load_and_round_trip(name: str) -> None:
-    preset = load_machine(name)
-    assert preset.name == name
-    assert preset.peak_flop_per_s() > 1e12
-    assert preset.device.source
-    assert all(level.source for level in preset.levels)
-    document = Field(machine_document(preset), "", MachineError, name)
-    assert machine_from_document(document) == preset
-
-
 def test_the_machines_of_the_paper_are_among_them() -> None:
-    assert {"1080ti", "2080ti"} <= set(preset_names())
-    assert DEFAULT_MACHINE in preset_names()
+    assert {"1080ti", "2080ti", DEFAULT_MACHINE} <= set(preset_names())
     # 8 devices a node; the second machine has more FLOP for each byte (section IV-B: a lower machine balance).
     one, other = load_machine("1080ti"), load_machine("2080ti")
     assert one.levels[0].num_devices == other.levels[0].num_devices == 8
     assert other.flop_per_byte(8) > one.flop_per_byte(8)
-
-
-def test_published_figures_of_the_devices() -> None:
-    # cores · 2 FLOP · boost clock
-    assert load_machine("1080ti").peak_flop_per_s() == pytest.approx(3584 * 2 * 1.582e9, rel=1e-3)
-    assert load_machine("2080ti").peak_flop_per_s() == pytest.approx(4352 * 2 * 1.545e9, rel=1e-3)
-    # PCI Express 3.0 x16: 8 GT/s on each of 16 lanes, 128 of 130 bits.
-    assert load_machine("1080ti").levels[0].bandwidth_bytes_per_s == pytest.approx(8e9 * 16 * 128 / 130 / 8, rel=1e-3)
 
 
 # -- what a machine answers
@@ -163,90 +141,6 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         MachineError, match=r"unknown machine '1080to': did you mean '1080ti'.* or give the path of a .toml"
     ):
         load_machine("1080to")
-
-
-def _document() -> dict[str, Any]:
-    return machine_document(parse_machine(TEXT, source="t"))
-
-
-def _changed(path: tuple[str | int, ...], value: object) -> dict[str, Any]:
-    document = deepcopy(_document())
-    at: Any = document
-    for step in path[:-1]:
-        at = at[step]
-    at[path[-1]] = value
-    return document
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        (("schema_version",), 2, "schema_version is 2; this version of PaSE reads 1"),
-        (("schema_version",), "1", "schema_version is '1'; expected a whole number of 0 or more"),
-        (("name",), 3, "name is 3; expected text"),
-        (("description",), None, "description is None; expected text"),
-        (("device",), [], "device is an array; expected an object"),
-        (("device", "name"), 1.5, "device.name is 1.5; expected text"),
-        (("device", "memory_bytes"), 0, "device.memory_bytes is 0; expected a whole number of 1 or more"),
-        (("device", "memory_bytes"), 1e9, "device.memory_bytes is 1000000000.0; expected a whole number"),
-        (("device", "source"), {}, "device.source is an object; expected text"),
-        (("device", "peak_flop_per_s"), {}, "device.peak_flop_per_s is empty; give at least float32"),
-        (("device", "peak_flop_per_s"), 1e12, "device.peak_flop_per_s is 1000000000000.0; expected an object"),
-        (("device", "peak_flop_per_s", "float32"), 0, "peak_flop_per_s.float32 is 0; expected a number above 0"),
-        (("device", "peak_flop_per_s", "float32"), float("nan"), "peak_flop_per_s.float32 is nan; expected"),
-        (("levels",), [], r"levels is empty; expected one \[\[levels\]\] table"),
-        (("levels",), {}, "levels is an object; expected an array"),
-        (("levels", 0), "pair", r"levels\[0\] is 'pair'; expected an object"),
-        (("levels", 0, "devices"), -1, r"levels\[0\].devices is -1; expected a whole number of 0 or more"),
-        (("levels", 0, "devices"), True, r"levels\[0\].devices is True; expected a whole number"),
-        (("levels", 0, "devices"), 0, r"levels\[1\].devices is 4, after 0; each level holds several whole groups"),
-        (("levels", 1, "devices"), 3, r"levels\[1\].devices is 3, after 2; each level"),
-        (("levels", 1, "devices"), 2, r"levels\[1\].devices is 2, after 2; each level"),
-        (("levels", 1, "devices"), 1, r"levels\[1\].devices is 1, after 2; each level"),
-        (("levels", 1, "name"), False, r"levels\[1\].name is False; expected text"),
-        (("levels", 1, "latency_s"), -1e-6, r"levels\[1\].latency_s is -1e-06; expected a number of 0 or more"),
-        (("levels", 1, "latency_s"), "fast", r"levels\[1\].latency_s is 'fast'; expected a number"),
-        (
-            ("levels", 1, "bandwidth_bytes_per_s"),
-            0,
-            r"levels\[1\].bandwidth_bytes_per_s is 0; expected a number above 0",
-        ),
-        (("levels", 1, "bandwidth_bytes_per_s"), float("inf"), r"levels\[1\].bandwidth_bytes_per_s is inf; expected"),
-        (("levels", 1, "source"), 7, r"levels\[1\].source is 7; expected text"),
-    ],
-)
-def test_a_wrong_field_is_named(path: tuple[str | int, ...], value: object, message: str) -> None:
-    with pytest.raises(MachineError, match=f"^m: .*{message}"):
-        machine_from_document(Field(_changed(path, value), "", MachineError, "m"))
-
-
-@pytest.mark.parametrize(
-    ("path", "named"),
-    [
-        (("schema_version",), "schema_version"),
-        (("name",), "name"),
-        (("description",), "description"),
-        (("device",), "device"),
-        (("device", "name"), "device.name"),
-        (("device", "memory_bytes"), "device.memory_bytes"),
-        (("device", "source"), "device.source"),
-        (("device", "peak_flop_per_s"), "device.peak_flop_per_s"),
-        (("levels",), "levels"),
-        (("levels", 1, "name"), r"levels\[1\].name"),
-        (("levels", 0, "devices"), r"levels\[0\].devices"),
-        (("levels", 1, "latency_s"), r"levels\[1\].latency_s"),
-        (("levels", 1, "bandwidth_bytes_per_s"), r"levels\[1\].bandwidth_bytes_per_s"),
-        (("levels", 1, "source"), r"levels\[1\].source"),
-    ],
-)
-def test_a_missing_field_is_named(path: tuple[str | int, ...], named: str) -> None:
-    document: Any = _document()
-    at = document
-    for step in path[:-1]:
-        at = at[step]
-    del at[path[-1]]
-    with pytest.raises(MachineError, match=f"^m: {named} is missing$"):
-        machine_from_document(Field(document, "", MachineError, "m"))
 
 
 def test_numbers_of_any_length_are_answered() -> None:

@@ -1,0 +1,37 @@
+"""Costs by tables, which searches add up, against those of whole plans, under every cost model."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pase.costs import build_problem, cost_model
+from pase.machine import Machine, load_machine
+from pase.planning.strategy import plan_layers, total_cost
+from tests.costs.test_kernels import place
+from tests.costs.test_step import slow
+from tests.costs.test_step_ring import rings
+from tests.networks import small_graph
+from tests.simulation.machines import machine
+
+SEVERAL = ["alexnet", "rnnlm", "gpt"]
+FLAT, NODES = load_machine("1080ti"), machine((4, 1e-6, 1e9), (0, 5e-6, 1e8))
+ROOFLINE = replace(NODES, device=replace(NODES.device, memory_bandwidth_bytes_per_s=1e11))
+CASES = [
+    *((name, "alpha_beta", ROOFLINE) for name in (*SEVERAL, "transformer", "inception_v3", "densenet121")),
+    *((name, model, NODES) for model in ("program", "ring") for name in SEVERAL),
+    *((name, "paper", FLAT) for name in (*SEVERAL, "inception_v3", "lenet5")),
+    *((name, "step", where) for where in (slow(share=0.8), rings(), place()) for name in SEVERAL),
+]
+
+
+@pytest.mark.parametrize(("name", "model", "where"), CASES)
+def test_tables_and_plans_agree(name: str, model: str, where: Machine) -> None:
+    graph, p = small_graph(name), 8
+    costs, rng = cost_model(model, where, p), np.random.default_rng(p)
+    problem = build_problem(graph, p, costs)
+    for _ in range(2):
+        choice = tuple(int(rng.integers(n)) for n in problem.tables.domain_sizes)
+        splits = [problem.splits(vertex, c) for vertex, c in enumerate(choice)]
+        layers = plan_layers(problem.graph, p, costs, splits, [tuple(range(p))] * len(choice))
+        assert total_cost(layers) == pytest.approx(problem.tables.evaluate(choice), rel=1e-12)
