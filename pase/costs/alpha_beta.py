@@ -5,7 +5,7 @@ a collective by its size (Gholami 2018, section 2.2, takes one), tensors that ar
 device's memory bandwidth), and sums of which the next layer needs a part alone.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from math import prod
@@ -301,14 +301,9 @@ def layer_members(traffic: LayerTraffic, fanouts: Sequence[int]) -> IntArray:
 
 def group_members(message: Communication, traffic: LayerTraffic, members: IntArray) -> IntArray:
     """Return [levels, K]: how the devices that take part in a message lie over the levels."""
-    return _over(message.over, tuple(traffic.splits.extents), members)
-
-
-def _over(over: Iterable[str], dims: Sequence[str], members: IntArray) -> IntArray:
-    result: IntArray = np.ones(members.shape[:2], dtype=np.int64)
-    for dim in over:
-        result = result * members[:, :, dims.index(dim)]
-    return result
+    dims = tuple(traffic.splits.extents)
+    found: IntArray = members[:, :, [dims.index(dim) for dim in message.over]].prod(axis=-1)
+    return found
 
 
 def level_fanouts(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
@@ -353,7 +348,10 @@ def ring_all_reduce(size_bytes: FloatArray, members: Sequence[IntArray], links: 
 
 
 def _size_and_group(size_bytes: FloatArray, members: Sequence[IntArray]) -> tuple[FloatArray, FloatArray]:
-    return np.asarray(size_bytes, dtype=np.float64), prod(members, start=np.ones(np.shape(size_bytes)))
+    group = np.ones(np.shape(size_bytes))
+    for count in members:
+        group = group * count
+    return np.asarray(size_bytes, dtype=np.float64), group
 
 
 def pairwise_all_reduce(size_bytes: FloatArray, members: Sequence[IntArray], links: Sequence[Link]) -> FloatArray:

@@ -204,7 +204,8 @@ def alike(graph: Graph, num_devices: int, only: Callable[[Graph, Operator], Inde
     graph = with_fan_outs(graph)
     kinds: dict[Hashable, int] = {}
     edge_kinds: dict[Hashable, int] = {}
-    layers, configurations, layer_kind = [], [], []
+    layers: list[Operator] = []
+    configurations, layer_kind = [], []
     for operator in graph.operators:
         known = None if only is None else only(graph, operator)
         key: Hashable = signature(graph, operator), None if known is None else known.tobytes()
@@ -213,7 +214,8 @@ def alike(graph: Graph, num_devices: int, only: Callable[[Graph, Operator], Inde
             layers.append(operator)
             configurations.append(known)
         layer_kind.append(number)
-    edges, edge_kind, ends = [], [], []
+    edges: list[Edge] = []
+    edge_kind, ends = [], []
     for edge in table_edges(graph):
         u, v = graph.index[edge.producer], graph.index[edge.consumer]
         key = layer_kind[u], layer_kind[v], edge_signature(graph, edge)

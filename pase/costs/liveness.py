@@ -35,7 +35,7 @@ from pase.costs.modes import STATES, sharded, sums_moments
 from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Graph, Operator, Role
 from pase.graph.access import Indexed, Window
 from pase.graph.stages import Stage
-from pase.sharding.edges import PlacedLayer, table_edges
+from pase.sharding.edges import LayerMode, table_edges
 from pase.sharding.shards import IndexArray, IntArray, splits_of
 from pase.sharding.traffic import is_needed_backward
 
@@ -291,7 +291,7 @@ class _Weight(NamedTuple):
         return 1 if self.state == STATES[0] else self.parts
 
 
-def _weights(graph: Graph, rows: Sequence[IndexArray], layers: Sequence[PlacedLayer]) -> Iterator[_Weight]:
+def _weights(graph: Graph, rows: Sequence[IndexArray], layers: Sequence[LayerMode]) -> Iterator[_Weight]:
     """Yield the weights of layers, in order; a shared one with the first layer that uses it."""
     for position, operator in enumerate(graph.operators):
         configurations = splits_of(operator, rows[position])
@@ -431,7 +431,7 @@ class Peak:
 
 def step_peak(
     graph: Graph,
-    layers: Sequence[PlacedLayer],
+    layers: Sequence[LayerMode],
     *,
     optimiser: str,
     micro_batches: int = 1,

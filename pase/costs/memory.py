@@ -312,8 +312,8 @@ def layer_memory(
             if not read.shared or graph.owners[read.shared] == operator.name:
                 weights = weights + points * precision.itemsize
                 gradients = gradients + points * read.is_trained * ITEMSIZES[precision.gradients]
-                size = state_size(operator, read, configurations, precision, optimiser)
-                state_bytes = state_bytes + size * read.is_trained
+                own = state_size(operator, read, configurations, precision, optimiser)
+                state_bytes = state_bytes + own * read.is_trained
             # The part of a sum, and what the others send of theirs.
             is_summed = configurations.product(operator.partial_dims(read)) > 1
             work = work + points * is_summed * read.is_trained * 2 * ITEMSIZES[precision.collectives]

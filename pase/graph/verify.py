@@ -290,7 +290,7 @@ _FURTHER_FUNCTIONS = """
     triu trunc variance xlogy xor zeros_like zeta
 """
 
-IMPORTED_FUNCTIONS = frozenset({*BODY_FUNCTIONS, OTHER_FUNCTION, *_FURTHER_FUNCTIONS.split()})
+IMPORTED_FUNCTIONS: frozenset[str] = frozenset({*BODY_FUNCTIONS, OTHER_FUNCTION, *_FURTHER_FUNCTIONS.split()})
 """Names of functions of points and of reductions that front ends give to what they import."""
 
 _ACTIVATED = {"activation": _one_of("", *ACTIVATIONS)}

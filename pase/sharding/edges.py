@@ -29,16 +29,12 @@ LAID_KINDS = JOINING_KINDS | {"padded"}
 _joint_steps = lru_cache(maxsize=4096)(joint_steps)
 
 
-class PlacedLayer(Protocol):
-    """A layer on devices: a factor for each dim, and the device of each part, then of the replicas."""
+class LayerMode(Protocol):
+    """What a strategy says of a layer."""
 
     @property
     def splits(self) -> Mapping[str, int]:
         """The split factor of each iteration dim."""
-
-    @property
-    def devices(self) -> tuple[int, ...]:
-        """[p] row-major over the dims that are split, then the replicas."""
 
     @property
     def state(self) -> str:
@@ -47,6 +43,14 @@ class PlacedLayer(Protocol):
     @property
     def is_recomputed(self) -> bool:
         """Whether its forward pass runs again before its backward pass."""
+
+
+class PlacedLayer(LayerMode, Protocol):
+    """A layer on devices: a factor for each dim, and the device of each part, then of the replicas."""
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """[p] row-major over the dims that are split, then the replicas."""
 
     @property
     def stage(self) -> int:
