@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pase.common.names import short
 from pase.errors import GraphError, unknown_name
@@ -59,60 +59,63 @@ LOSSES = ("softmax_loss",)
 LOCAL = ("cut", "join", "repeat", "rows", "view")
 """Functions that each device computes of whole dims that it holds."""
 
-FUNCTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
-    dict(POINTWISE)
-    | dict.fromkeys((*REDUCTIONS, "softmax", "log_softmax", "causal", "pool", "padded", "piece", "copy"), (1, 1))
-    | dict.fromkeys(("convolve", "convolve_transposed", "embedding", "pick", "softmax_loss"), (2, 2))
-    | {"attention": (3, 3), "batch_norm": (5, 5), "masked_attention": (3, 64), "normalise": (3, 5)}
-    | {"einsum": (2, 8), "concat": (1, 1 << 20), "dropout": (1, 1), "fan_out": (1, 1), "lstm": (4, 4)}
-    | {"recurrent": (3, 1 << 20), "cast": (1, 1), "grouped": (3, 3), "routed": (2, 2), "source": (1, 64)}
-    | {"whole": (1, 1)}
-    | {"cut": (1, 1), "join": (1, 1 << 20), "keep": (2, 2), "repeat": (1, 1), "rows": (2, 2), "view": (1, 1)}
-)
-"""All functions of steps, and how few and how many operands they take."""
-
-_NUM_DIMS: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {
-        "attention": (5, 5),
-        "causal": (2, 2),
-        "cut": (2, 2),
-        "convolve_transposed": (3, 9),
-        "grouped": (4, 4),
-        "masked_attention": (3, 64),
-        "pick": (1, 1),
-        "routed": (2, 3),
-        "rows": (1, 1),
-        "softmax_loss": (1, 64),
-    }
-    | {"recurrent": (5, 5)}
-)
-"""How few and how many dims the steps of a function have, where these are told apart by their places."""
-
 TYPES = ("float16", "bfloat16", "float32", "float64")
 """Types of numbers that a source computes in."""
 
-OPTIONS: Mapping[str, Mapping[str, type | tuple[Option, ...]]] = MappingProxyType(
-    {
-        "attention": {"causal": bool, "scale": float},
-        "cast": {"to": TYPES},
-        "concat": {"along": str},
-        "convolve_transposed": {"strides": tuple, "dilations": tuple, "pads": tuple, "backwards": bool},
-        "batch_norm": {"epsilon": float, "momentum": float, "factor": float},
-        "keep": {"momentum": float, "initial": float},
-        "masked_attention": {"truths": int, "causal": bool, "scale": float},
-        "dropout": {"rate": float},
-        "normalise": {"epsilon": float},
-        "cut": {"start": int, "step": int},
-        "embedding": {"frozen": int},
-        "view": {"replaced": int},
-        "pool": {"reduction": ("max", "mean"), "count_padding": bool},
-        "routed": {"rows": int},
-        "recurrent": {"cell": CELLS, "layers": int, "hidden": bool, "kept": bool},
-        "source": {"operator": str, "arguments": str, "layouts": str, "number": int, "is_index": bool},
-        "whole": {"replaced": int},
+
+class Function(NamedTuple):
+    """What steps of a function have.
+
+    operands: how few and how many. dims: likewise, where these are told apart by their places; None: any. options: that
+    they may have besides, by name: a type, or the values.
+    """
+
+    operands: tuple[int, int]
+    dims: tuple[int, int] | None = None
+    options: Mapping[str, type | tuple[Option, ...]] = MappingProxyType({})
+
+
+_MANY = 1 << 20
+_BOTH = {"causal": bool, "scale": float}
+
+FUNCTIONS: Mapping[str, Function] = MappingProxyType(
+    {name: Function(operands) for name, operands in POINTWISE.items()}
+    | {name: Function((1, 1)) for name in (*REDUCTIONS, "softmax", "log_softmax", "padded", "piece", "copy", "fan_out")}
+    | {
+        "attention": Function((3, 3), (5, 5), _BOTH),
+        "batch_norm": Function((5, 5), None, {"epsilon": float, "momentum": float, "factor": float}),
+        "cast": Function((1, 1), None, {"to": TYPES}),
+        "causal": Function((1, 1), (2, 2)),
+        "concat": Function((1, _MANY), None, {"along": str}),
+        "convolve": Function((2, 2)),
+        "convolve_transposed": Function(
+            (2, 2), (3, 9), {"strides": tuple, "dilations": tuple, "pads": tuple, "backwards": bool}
+        ),
+        "cut": Function((1, 1), (2, 2), {"start": int, "step": int}),
+        "dropout": Function((1, 1), None, {"rate": float}),
+        "einsum": Function((2, 8)),
+        "embedding": Function((2, 2), None, {"frozen": int}),
+        "grouped": Function((3, 3), (4, 4)),
+        "join": Function((1, _MANY)),
+        "keep": Function((2, 2), None, {"momentum": float, "initial": float}),
+        "lstm": Function((4, 4)),
+        "masked_attention": Function((3, 64), (3, 64), {"truths": int, **_BOTH}),
+        "normalise": Function((3, 5), None, {"epsilon": float}),
+        "pick": Function((2, 2), (1, 1)),
+        "pool": Function((1, 1), None, {"reduction": ("max", "mean"), "count_padding": bool}),
+        "recurrent": Function((3, _MANY), (5, 5), {"cell": CELLS, "layers": int, "hidden": bool, "kept": bool}),
+        "repeat": Function((1, 1)),
+        "routed": Function((2, 2), (2, 3), {"rows": int}),
+        "rows": Function((2, 2), (1, 1)),
+        "softmax_loss": Function((2, 2), (1, 64)),
+        "source": Function(
+            (1, 64), None, {"operator": str, "arguments": str, "layouts": str, "number": int, "is_index": bool}
+        ),
+        "view": Function((1, 1), None, {"replaced": int}),
+        "whole": Function((1, 1), None, {"replaced": int}),
     }
 )
-"""What the steps of a function may have besides operands and dims: a type, or the values."""
+"""All functions of steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,22 +361,11 @@ def _normalise(written: _Elementary, step: Step) -> None:
         written.add(step, "add", found, shift, is_result=True)
 
 
-def _attention(written: _Elementary, step: Step) -> None:
-    queries, keys, values = step.operands
-    batch, heads, query, key, feature = step.dims
-    scores = written.add(step, "einsum", queries, keys, dims=(batch, heads, query, key))
-    scores = written.add(step, "multiply", scores, float(step.option("scale", 1.0)))
-    if step.option("causal", False):
-        scores = written.add(step, "causal", scores, dims=(query, key))
-    softmax = written.add(step, "softmax", scores, dims=(key,))
-    written.add(step, "einsum", softmax, values, dims=(batch, query, heads, feature), is_result=True)
-
-
 MASKED = -1e30
 """What is added to a score of which a softmax is to make nothing; where it is to all of a row, their mean is taken."""
 
 
-def _masked_attention(written: _Elementary, step: Step) -> None:
+def _attention(written: _Elementary, step: Step) -> None:
     queries, keys, values, *masks = step.operands
     *over, query, key, feature = step.dims
     scores = written.add(step, "einsum", queries, keys, dims=(*over, query, key))
@@ -385,7 +377,9 @@ def _masked_attention(written: _Elementary, step: Step) -> None:
     if step.option("causal", False):
         scores = written.add(step, "causal", scores, dims=(query, key))
     softmax = written.add(step, "softmax", scores, dims=(key,))
-    written.add(step, "einsum", softmax, values, dims=(*over, query, feature), is_result=True)
+    # Without masks, queries stand before their heads.
+    batch, heads = (over[:1], over[1:]) if step.function == "attention" else (over, [])
+    written.add(step, "einsum", softmax, values, dims=(*batch, query, *heads, feature), is_result=True)
 
 
 def _softmax_loss(written: _Elementary, step: Step) -> None:
@@ -413,7 +407,7 @@ _DEFINITIONS: Mapping[str, Callable[[_Elementary, Step], None]] = MappingProxyTy
         "batch_norm": _batch_norm,
         "cast": _cast,
         "dropout": _dropout,
-        "masked_attention": _masked_attention,
+        "masked_attention": _attention,
         "normalise": _normalise,
         "softmax_loss": _softmax_loss,
     }
@@ -479,13 +473,14 @@ def _verify_step(step: Step, dims: Sequence[str], where: str) -> None:
     if step.function not in FUNCTIONS:
         near = unknown_name("function", short(step.function), FUNCTIONS)
         raise GraphError(f"{where} is not known: {near}; search the model again")
-    fewest, most = FUNCTIONS[step.function]
+    function = FUNCTIONS[step.function]
+    fewest, most = function.operands
     if not fewest <= len(step.operands) <= most:
         raise GraphError(f"{where}, {step.function!r}, has {len(step.operands)} operands; expected {fewest} to {most}")
-    fewest, most = _NUM_DIMS.get(step.function, (0, len(dims)))
+    fewest, most = function.dims or (0, len(dims))
     if not fewest <= len(step.dims) <= most:
         raise GraphError(f"{where}, {step.function!r}, has {len(step.dims)} dims; expected {fewest} to {most}")
-    known = OPTIONS.get(step.function, {})
+    known = function.options
     for name, value in step.options:
         expected = known.get(name, ())
         fits = type(value) is expected if isinstance(expected, type) else value in expected
