@@ -116,17 +116,15 @@ class AlphaBetaCostModel:
             computing = work.product_flop / self.product_flop_per_s[work.product] + others / self.flop_per_s
         return np.maximum(computing, work.touched_bytes / self.memory_bytes_per_s)
 
-    def messages(self, traffic: LayerTraffic, more: Sequence[Communication] = ()) -> tuple[FloatArray, ...]:
+    def messages(
+        self, traffic: LayerTraffic, more: Sequence[Communication] = (), members: IntArray | None = None
+    ) -> tuple[FloatArray, ...]:
         """Return the time of each message; they follow one another. A sum that ends on an edge is scattered alone.
 
-        The layer's axes lie over the levels as suits those of its traffic, whatever more there is.
+        members: [levels, K, D] how the layer's axes lie over the levels; None: as suits its traffic, whatever more
+        there is.
         """
-        return self.messages_over(traffic, layer_members(traffic, self.fanouts), more)
-
-    def messages_over(
-        self, traffic: LayerTraffic, members: IntArray, more: Sequence[Communication] = ()
-    ) -> tuple[FloatArray, ...]:
-        """Return the time of each message where axes lie over the levels as given, [levels, K, D]."""
+        members = layer_members(traffic, self.fanouts) if members is None else members
         return tuple(
             self._exposed(
                 message, traffic, _PATTERNS[message.pattern](self, message, group_members(message, traffic, members))

@@ -23,7 +23,7 @@ holds besides, of each other one that is under way, what lies between its passes
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
@@ -36,7 +36,7 @@ from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Graph, Operator, 
 from pase.graph.access import Indexed, Window
 from pase.graph.stages import Stage
 from pase.sharding.edges import LayerMode, table_edges
-from pase.sharding.shards import IndexArray, IntArray, splits_of
+from pase.sharding.shards import IndexArray, IntArray, Splits, splits_of
 from pase.sharding.traffic import is_needed_backward
 
 BUCKET_BYTES, SMALL_BUCKET_BYTES, BUCKETS = 25 * 2**20, 2**18, 8
@@ -69,12 +69,21 @@ class Span(NamedTuple):
 class Timeline:
     """The turns of a step of a graph, and the last ones that need what its layers make.
 
-    recomputed: [V] whether layers are.
+    rows: [V] the [1, D] configuration of each layer. recomputed: [V] whether layers are.
     """
 
     graph: Graph
     keeps: Keeping
+    rows: Sequence[IndexArray]
     recomputed: Sequence[bool]
+
+    def splits(self, operator: Operator) -> Splits:
+        """Return the configuration of a layer."""
+        return splits_of(operator, self.rows[self.graph.index[operator.name]])
+
+    def points(self, operator: Operator, tensor: Indexed) -> int:
+        """Return the points of a layer's tensor that a device holds."""
+        return int(held_points(operator, tensor, self.splits(operator))[0])
 
     @cached_property
     def runs(self) -> tuple[int, ...]:
@@ -179,17 +188,16 @@ class Timeline:
         return copies[-1 if is_within else 0][1]
 
 
-def layer_spans(timeline: Timeline, operator: Operator, row: IndexArray) -> Iterator[Span]:
-    """Yield what lies in memory of a layer's tensors under a configuration [1, D], and when, but for its weights."""
+def layer_spans(timeline: Timeline, operator: Operator) -> Iterator[Span]:
+    """Yield what lies in memory of a layer's tensors, and when, but for its weights."""
     graph, keeps = timeline.graph, timeline.keeps
     name, position = operator.name, graph.index[operator.name]
-    types, configurations = graph.types[name], splits_of(operator, row)
+    types, configurations = graph.types[name], timeline.splits(operator)
     functions, product = timeline.backward(position)
     again, is_trained = timeline.again(position), name in graph.trained
     turns = {position, again}
 
-    def points(tensor: Indexed) -> int:
-        return int(held_points(operator, tensor, configurations)[0])
+    points = partial(timeline.points, operator)
 
     def parts(*dims: str) -> int:
         return int(configurations.product(dims)[0])
@@ -291,10 +299,11 @@ class _Weight(NamedTuple):
         return 1 if self.state == STATES[0] else self.parts
 
 
-def _weights(graph: Graph, rows: Sequence[IndexArray], layers: Sequence[LayerMode]) -> Iterator[_Weight]:
+def _weights(timeline: Timeline, layers: Sequence[LayerMode]) -> Iterator[_Weight]:
     """Yield the weights of layers, in order; a shared one with the first layer that uses it."""
+    graph = timeline.graph
     for position, operator in enumerate(graph.operators):
-        configurations = splits_of(operator, rows[position])
+        configurations = timeline.splits(operator)
         for number, read in enumerate(operator.reads):
             if read not in operator.parameters or (read.shared and graph.owners[read.shared] != operator.name):
                 continue
@@ -304,15 +313,13 @@ def _weights(graph: Graph, rows: Sequence[IndexArray], layers: Sequence[LayerMod
                 position=position,
                 operator=operator,
                 read=read,
-                points=int(held_points(operator, read, configurations)[0]),
+                points=timeline.points(operator, read),
                 parts=1 if is_summed else int(configurations.product(operator.partial_dims(read))[0]),
                 state=layers[position].state if is_cut else STATES[0],
             )
 
 
-def _weight_spans(
-    timeline: Timeline, weights: Sequence[_Weight], rows: Sequence[IndexArray], optimiser: str, *, is_first: bool
-) -> Iterator[Span]:
+def _weight_spans(timeline: Timeline, weights: Sequence[_Weight], optimiser: str, *, is_first: bool) -> Iterator[Span]:
     """Yield what lies in memory of weights, their gradients and the optimizer's state, and when.
 
     is_first: whether no micro-batch comes before, of which gradients are there.
@@ -325,7 +332,7 @@ def _weight_spans(
         yield Span(0, end, points * precision.itemsize // (pieces if weight.state == "zero3" else 1))
         if not weight.read.is_trained:
             continue
-        configurations = splits_of(weight.operator, rows[weight.position])
+        configurations = timeline.splits(weight.operator)
         kept = state_size(weight.operator, weight.read, configurations, precision, optimiser)
         yield Span(0, end, int(kept[0]) // pieces)
         if weight.operator.name not in timeline.graph.trained:
@@ -346,12 +353,11 @@ def _weight_spans(
     # Of layers that read a weight which others have, too: gradients that are added, and weights in another type.
     graph = timeline.graph
     for position, operator in enumerate(graph.operators):
-        types, configurations = graph.types[operator.name], splits_of(operator, rows[position])
-        product = timeline.backward(position)[1]
+        types, product = graph.types[operator.name], timeline.backward(position)[1]
         for number, read in enumerate(operator.reads):
             if read.role is not Role.PARAMETER:
                 continue
-            points = int(held_points(operator, read, configurations)[0])
+            points = timeline.points(operator, read)
             if read.is_trained and read.shared and timeline.last_user[read.shared] != position:
                 yield Span(product, product, points * itemsize)
             if types.is_cast(number):
@@ -448,23 +454,23 @@ def step_peak(
         in_flight: of how many a stage has something at once.
         keeps: of the whole graph, where it is a stage.
     """
-    timeline = Timeline(graph, keeps or keeping(graph), [layer.is_recomputed for layer in layers])
     rows = [
         np.array([[layer.splits[dim] for dim in operator.extents]], dtype=np.int32)
         for operator, layer in zip(graph.operators, layers, strict=True)
     ]
-    weights = list(_weights(graph, rows, layers))
+    timeline = Timeline(graph, keeps or keeping(graph), rows, [layer.is_recomputed for layer in layers])
+    weights = list(_weights(timeline, layers))
     stays = _lying(
         timeline,
         [
-            *_weight_spans(timeline, weights, rows, optimiser, is_first=micro_batches == 1),
+            *_weight_spans(timeline, weights, optimiser, is_first=micro_batches == 1),
             *_bucket_spans(timeline, weights),
-            *_inputs(timeline, rows, micro_batches),
+            *_inputs(timeline, micro_batches),
         ],
     )
     largest = max((w.points // w.pieces for w in weights if w.read.is_trained), default=0) * graph.precision.itemsize
     stays[timeline.update] += _UPDATE_TENSORS.get(optimiser, 0) * largest
-    spans = [span for o, row in zip(graph.operators, rows, strict=True) for span in layer_spans(timeline, o, row)]
+    spans = [span for operator in graph.operators for span in layer_spans(timeline, operator)]
     for edge in table_edges(graph):
         if (edge.consumer, edge.input) in timeline.keeps.copies:
             u, v = graph.index[edge.producer], graph.index[edge.consumer]
@@ -487,15 +493,14 @@ def _lying(timeline: Timeline, spans: Iterable[Span]) -> IntArray:
     return np.cumsum(changes[:-1])
 
 
-def _inputs(timeline: Timeline, rows: Sequence[IndexArray], micro_batches: int) -> Iterator[Span]:
+def _inputs(timeline: Timeline, micro_batches: int) -> Iterator[Span]:
     """Yield what a step is given, all its micro-batches."""
     graph = timeline.graph
     received = {(e.consumer, e.input) for e in graph.received} if isinstance(graph, Stage) else set[tuple[str, int]]()
-    for operator, row in zip(graph.operators, rows, strict=True):
+    for operator in graph.operators:
         for number, read in enumerate(operator.reads):
             key = operator.name, number
             if read.role is not Role.PARAMETER and key not in graph.incoming and key not in received:
-                points = int(held_points(operator, read, splits_of(operator, row))[0])
-                size = points * graph.types[operator.name].read_bytes(number)
+                size = timeline.points(operator, read) * graph.types[operator.name].read_bytes(number)
                 # Of several, each has its own copy in its turn.
                 yield Span(0, timeline.update, size * (micro_batches + (micro_batches > 1)))

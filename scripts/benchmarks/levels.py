@@ -98,7 +98,7 @@ def placement_excess_s(plan: Plan, model: AlphaBetaCostModel) -> float:
         traffic = traffic_of(plan.graph, operator, row)
         placed = np.array([[[_inside(layer, dim, node) for dim in operator.extents]]])
         members = np.concatenate([placed, row[None] // placed])
-        extra += sum(float(time_s[0]) for time_s in model.messages_over(traffic, members))
+        extra += sum(float(time_s[0]) for time_s in model.messages(traffic, members=members))
         extra -= sum(float(time_s[0]) for time_s in model.messages(traffic))
     return extra
 

@@ -1,7 +1,6 @@
 """Operators: shapes, parameters, FLOP and partial sums against NumPy, and every message for options that do not fit."""
 
 from collections.abc import Callable
-from itertools import product
 from math import prod
 from typing import Any
 
@@ -129,17 +128,6 @@ def test_attention_is_two_products_and_a_softmax() -> None:
     assert operator.partial_dims(operator.writes[0]) == ("t",)
 
 
-def test_embedding_costs_its_look_ups_alone() -> None:
-    operator = embedding("e", (2, 3), vocabulary=1000, size=8, shared="table")
-    verify_operator(operator)
-    table = np.ones((1000, 8))
-    assert operator.writes[0].shape == table[np.zeros((2, 3), dtype=int)].shape
-    assert operator.partial_dims(operator.writes[0]) == ("v",)
-    assert _forward_flop(operator) == 2 * 3 * 8
-    assert not operator.reads[0].is_differentiable
-    assert operator.reads[1].shared == "table"
-
-
 def test_lstm_is_one_iteration_space() -> None:
     layers, b, s, units = 2, 4, 5, 8
     operator = lstm("lstm", (b, s, units), layers=layers, units=units)
@@ -200,45 +188,6 @@ def test_same_padding_gives_one_output_for_each_stride(extent: int, kernel: int,
     assert operator.writes[0].shape == (1, 1, *(len(range(0, extent, stride)),) * 2)
 
 
-def _loop_convolution(
-    x: NDArray[np.float64], w: NDArray[np.float64], operator: Operator, groups: int
-) -> tuple[Any, int]:
-    """Compute a convolution point by point from the windows of the operator; return it and its multiply-adds."""
-    batch, out, rows, cols = operator.writes[0].shape
-    y, num_multiply_adds = np.zeros((batch, out, rows, cols)), 0
-    in_each, out_each = x.shape[1] // groups, out // groups
-    row, col = operator.reads[0].index_map[2:]
-    assert isinstance(row, Window)
-    assert isinstance(col, Window)
-    for b, n, h, wd, c, r, s in product(*map(range, (batch, out, rows, cols, in_each, *w.shape[2:]))):
-        num_multiply_adds += 1
-        i, j = h * row.stride + r * row.dilation - row.pad, wd * col.stride + s * col.dilation - col.pad
-        if 0 <= i < x.shape[2] and 0 <= j < x.shape[3]:
-            y[b, n, h, wd] += x[b, n // out_each * in_each + c, i, j] * w[n, c, r, s]
-    return y, num_multiply_adds
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_conv2d_is_its_loop_nest(groups: int) -> None:
-    operator = conv2d(
-        "conv", IMAGE, out=6, kernel=(3, 2), stride=(2, 1), padding=(1, 0), groups=groups, bias=False, activation="relu"
-    )
-    verify_operator(operator)
-    generator = np.random.default_rng(0)
-    x, w = generator.normal(size=IMAGE), generator.normal(size=operator.reads[1].shape)
-    y, num_multiply_adds = _loop_convolution(x, w, operator, groups)
-    assert _contraction_flop(operator) == 2 * num_multiply_adds
-    assert _forward_flop(operator) == 2 * num_multiply_adds + y.size
-    # The same from whole windows: pad, slide, contract, group by group.
-    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 2), axis=(2, 3))[:, :, ::2]
-    expected = [
-        np.einsum("bchwrs,ncrs->bnhw", part, weight)
-        for part, weight in zip(np.split(windows, groups, axis=1), np.split(w, groups), strict=True)
-    ]
-    np.testing.assert_allclose(y, np.concatenate(expected, axis=1))
-
-
 def test_conv2d_dims_are_those_of_a_group() -> None:
     assert conv2d("conv", IMAGE, out=6, kernel=3).extents == {"b": 2, "n": 6, "h": 7, "w": 5, "c": 4, "r": 3, "s": 3}
     grouped = conv2d("conv", IMAGE, out=6, kernel=3, groups=2)
@@ -287,22 +236,6 @@ def test_concat_lays_its_inputs_end_to_end(extents: list[int], position: int) ->
     assert _forward_flop(operator) == 0
 
 
-def test_elementwise_counts_an_operation_for_each_pair() -> None:
-    add = elementwise("add", (4, 6), (4, 6), (4, 6), dims=("b", "n"))
-    verify_operator(add)
-    assert _forward_flop(add) == 2 * 4 * 6
-    assert add.work[0].inputs == (), "the gradient of a sum is a copy"
-    relu = elementwise("relu", (4, 6), dims=("b", "n"), function="relu")
-    assert _forward_flop(relu) == 4 * 6
-    assert relu.work[0].num_gradients((True,)) == 1
-    both = elementwise("both", (4, 6), (4, 6), dims=("b", "n"), activation="relu")
-    assert _forward_flop(both) == 2 * 4 * 6
-    assert [work.inputs for work in both.work] == [(), ((0, 1),)], "the ReLU alone works again"
-    product = elementwise("product", (4, 6), (4, 6), (4, 6), dims=("b", "n"), function="multiply")
-    assert _forward_flop(product) == 2 * 4 * 6
-    assert product.work[0].num_gradients((True, False, True)) == 2, "as much again for each factor with a gradient"
-
-
 def test_add_parameter_holds_what_it_adds() -> None:
     operator = add_parameter("positions", (2, 3, 8), dims=("b", "s", "d"), over=("s", "d"))
     verify_operator(operator)
@@ -329,15 +262,6 @@ def test_normalisations_reduce_their_moments(
     assert operator.writes[0].shape == x.shape
     assert scale.shape == shift.shape == (x.shape[1] if len(x.shape) == 4 else x.shape[2],)
     assert _forward_flop(operator) == x.size * (6 if operator.attribute("activation", "") else 5)
-
-
-def test_softmax_loss_reads_labels() -> None:
-    operator = softmax_loss("loss", (2, 3, 10), dims=("b", "s", "v"))
-    verify_operator(operator)
-    labels = operator.reads[1]
-    assert labels.shape == (2, 3)
-    assert not labels.is_differentiable
-    assert getattr(operator.exchanges[0], "over", None) == ("v",)
 
 
 # -- options that do not fit
