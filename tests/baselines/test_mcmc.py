@@ -19,9 +19,9 @@ from pase.costs import Problem
 from pase.errors import ConfigurationError
 from pase.planning.planner import data_parallel_choice, problem_of
 from pase.solver import solve
-from pase.tables.cost_tables import CostTables, EdgeTable
+from pase.tables.cost_tables import CostTables
 from tests.networks import small_graph, tiny_graph
-from tests.solver.problems import small_problems
+from tests.solver.problems import small_problems, tables_of
 
 MACHINE = load_machine("1080ti")
 
@@ -77,14 +77,8 @@ STATES = list(itertools.product(*map(range, SIZES)))
 def _tiny_tables() -> CostTables:
     rng = np.random.default_rng(11)
     edges = ((0, 1), (1, 2), (0, 2), (0, 1))
-    return CostTables(
-        vertex_names=("a", "b", "c"),
-        vertex_costs=tuple(rng.random(size) for size in SIZES),
-        vertex_table=(0, 1, 2),
-        edges=edges,
-        edge_tables=tuple(EdgeTable.from_dense(rng.random((SIZES[u], SIZES[v]))) for u, v in edges),
-        edge_table=(0, 1, 2, 3),
-    )
+    costs = [rng.random(size) for size in SIZES]
+    return tables_of(costs, edges, [rng.random((SIZES[u], SIZES[v])) for u, v in edges])
 
 
 def _visits(tables: CostTables, beta: float, num_samples: int, every: int) -> list[tuple[int, ...]]:

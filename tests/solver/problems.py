@@ -1,12 +1,12 @@
 """Small random problems, and the cheapest strategy of one by looking at all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 
 import numpy as np
 from hypothesis import strategies as st
 
-from pase.tables.cost_tables import CostTables, EdgeTable
+from pase.tables.cost_tables import CostTables, EdgeTable, Hiding
 
 Edges = Sequence[tuple[int, int]]
 
@@ -21,6 +21,30 @@ def cycle(num_vertices: int) -> list[tuple[int, int]]:
 
 def complete(num_vertices: int) -> list[tuple[int, int]]:
     return [(u, v) for v in range(num_vertices) for u in range(v)]
+
+
+def tables_of(
+    vertex_costs: Iterable[np.ndarray],
+    edges: Edges,
+    transfers: Iterable[EdgeTable | np.ndarray],
+    *,
+    vertex_table: Sequence[int] | None = None,
+    edge_table: Sequence[int] | None = None,
+    hiding: Hiding | None = None,
+) -> CostTables:
+    """Return the problem of these costs: a table for each vertex and each edge where nothing says which are whose."""
+    costs = tuple(vertex_costs)
+    tables = tuple(t if isinstance(t, EdgeTable) else EdgeTable.from_dense(t) for t in transfers)
+    of_vertex = tuple(range(len(costs)) if vertex_table is None else vertex_table)
+    return CostTables(
+        vertex_names=tuple(f"layer{v}" for v in range(len(of_vertex))),
+        vertex_costs=costs,
+        vertex_table=of_vertex,
+        edges=tuple(edges),
+        edge_tables=tables,
+        edge_table=tuple(range(len(tables)) if edge_table is None else edge_table),
+        hiding=hiding,
+    )
 
 
 def random_tables(
@@ -53,14 +77,7 @@ def random_tables(
         col_class = rng.integers(0, cols, sizes[v]).astype(np.int32)
         row_class[0] = col_class[0] = 0  # so that the one cost above is some configurations'
         tables.append(EdgeTable(row_class=row_class, col_class=col_class, values=costs))
-    return CostTables(
-        vertex_names=tuple(f"layer{v}" for v in range(num_vertices)),
-        vertex_costs=tuple(values(int(k)) * unary for k in sizes),
-        vertex_table=tuple(range(num_vertices)),
-        edges=tuple(edges),
-        edge_tables=tuple(tables),
-        edge_table=tuple(range(len(tables))),
-    )
+    return tables_of([values(int(k)) * unary for k in sizes], edges, tables)
 
 
 def frustrated(seed: int, num_vertices: int, num_configurations: int) -> CostTables:
@@ -68,14 +85,7 @@ def frustrated(seed: int, num_vertices: int, num_configurations: int) -> CostTab
     rng = np.random.default_rng(seed)
     edges = complete(num_vertices)
     k = num_configurations
-    return CostTables(
-        vertex_names=tuple(f"layer{v}" for v in range(num_vertices)),
-        vertex_costs=(np.zeros(k),),
-        vertex_table=(0,) * num_vertices,
-        edges=tuple(edges),
-        edge_tables=tuple(EdgeTable.from_dense(rng.random((k, k))) for _ in edges),
-        edge_table=tuple(range(len(edges))),
-    )
+    return tables_of([np.zeros(k)], edges, [rng.random((k, k)) for _ in edges], vertex_table=(0,) * num_vertices)
 
 
 def brute_force(tables: CostTables) -> float:
@@ -95,20 +105,13 @@ def total_cost(tables: CostTables, choice: Sequence[int]) -> float:
 
 def repeated_blocks(rng: np.random.Generator, num_blocks: int, num_configurations: int) -> CostTables:
     """Return a chain of identical residual blocks (x → y → z, x → z): distinct tables do not grow with its length."""
-    names, edges, kinds = ["block0_x"], [], []
-    for b in range(num_blocks):
-        x = 2 * b
-        names += [f"block{b}_y", f"block{b + 1}_x"]
-        edges += [(x, x + 1), (x + 1, x + 2), (x, x + 2)]
-        kinds += [0, 1, 2]
     k = num_configurations
-    return CostTables(
-        vertex_names=tuple(names),
-        vertex_costs=(rng.random(k), rng.random(k)),
-        vertex_table=tuple(v % 2 for v in range(len(names))),
-        edges=tuple(edges),
-        edge_tables=tuple(EdgeTable.from_dense(rng.random((k, k))) for _ in range(3)),
-        edge_table=tuple(kinds),
+    return tables_of(
+        [rng.random(k), rng.random(k)],
+        [edge for x in range(0, 2 * num_blocks, 2) for edge in ((x, x + 1), (x + 1, x + 2), (x, x + 2))],
+        [rng.random((k, k)) for _ in range(3)],
+        vertex_table=[v % 2 for v in range(2 * num_blocks + 1)],
+        edge_table=[0, 1, 2] * num_blocks,
     )
 
 

@@ -13,9 +13,9 @@ import pase.solver.two_pass
 from pase.errors import SolverError, TablesError
 from pase.solver import ConstrainedProblem, NothingFitsError, min_marginals, near_optimal, solve, solve_limited
 from pase.solver.search import warm_start
-from pase.tables.cost_tables import CostTables, EdgeTable, Hiding, restricted, verify_tables
+from pase.tables.cost_tables import CostTables, Hiding, restricted, verify_tables
 from pase.tables.files import export_cfn, write_problem
-from tests.solver.problems import complete, cycle, random_tables, total_cost, tree
+from tests.solver.problems import complete, cycle, random_tables, tables_of, total_cost, tree
 
 SOME, ALL = 40, 500
 """Random problems: in the suite, and as a whole."""
@@ -255,20 +255,9 @@ def test_whatever_hides_or_nothing_does() -> None:
     """A choice by hand: the dearer sum wins once the computation beside it is long enough to hide it."""
     costs = np.array([4.0, 6.0])  # 4 that blocks; or 2 of computation, and 4 of a sum
     for cover, expected, choice in ((0.0, 4.0, 0), (1.5, 4.0, 0), (2.0, 4.0, None), (3.0, 3.0, 1), (9.0, 2.0, 1)):
-        tables = CostTables(
-            vertex_names=("a", "b"),
-            vertex_costs=(costs, np.array([cover])),
-            vertex_table=(0, 1),
-            edges=((0, 1),),
-            edge_tables=(EdgeTable.from_dense(np.zeros((2, 1))),),
-            edge_table=(0,),
-            hiding=Hiding(
-                hideable=(np.array([0.0, 4.0]), np.zeros(1)),
-                cover=(np.zeros(2), np.array([cover])),
-                edges=(None,),
-            ),
-        )
-        found = solve(tables)
+        behind = np.array([cover])
+        hiding = Hiding(hideable=(np.array([0.0, 4.0]), np.zeros(1)), cover=(np.zeros(2), behind), edges=(None,))
+        found = solve(tables_of([costs, behind], [(0, 1)], [np.zeros((2, 1))], hiding=hiding))
         assert found.exact
         assert found.cost == expected + cover
         assert choice in (None, found.choice[0])

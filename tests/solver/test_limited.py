@@ -26,6 +26,10 @@ def weigh(tables: CostTables, rng: np.random.Generator, *, largest: int = 20) ->
     return tuple(distinct[t] for t in tables.vertex_table)
 
 
+def within(tables: CostTables, weights: tuple[np.ndarray, ...], limit: float) -> ConstrainedProblem:
+    return ConstrainedProblem(tables=tables, resource_usage=weights, limit=float(np.floor(limit)))
+
+
 def weigh_more(problem: ConstrainedProblem, rng: np.random.Generator, *, largest: int = 20) -> ConstrainedProblem:
     """Return the problem with random weights of some edges, and with groups of peaks; each may be missing."""
     tables = problem.tables
@@ -70,7 +74,7 @@ def check(tables: CostTables, weights: tuple[np.ndarray, ...], limit: float, eve
     """Compare the answer for one limit with the best of all strategies; return into how many parts it was split."""
     strategies = every_strategy(tables, weights) if everything is None else everything
     least = min((cost for weight, cost in strategies if weight <= limit), default=inf)
-    problem = ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit)
+    problem = within(tables, weights, limit)
     if least == inf:
         with pytest.raises(SolverError, match=r"no strategy of finite cost weighs|every strategy has an infinite cost"):
             solve_limited(problem)
@@ -128,7 +132,7 @@ def test_weights_of_edges_and_the_greatest_peak_count(limited, seed):
         return
     rng = np.random.default_rng(seed)
     largest = int(max(w.max() for w in weights)) or 1
-    problem = weigh_more(ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit), rng, largest=largest)
+    problem = weigh_more(within(tables, weights, limit), rng, largest=largest)
     every = {
         choice: weight_of(problem, choice)
         for choice in product(*(range(k) for k in tables.domain_sizes))
@@ -212,15 +216,15 @@ def test_without_a_time_limit_the_number_of_parts_is_limited(monkeypatch):
     monkeypatch.setattr(pase.solver.two_pass, "MAX_ENTRIES", 10)
     monkeypatch.setattr(pase.solver.constrained, "MAX_PARTS", 4)
     tables, weights = dearer_in_steps(30)
-    limit = float(int(sum(w.min() for w in weights) * 1.5))
-    found = solve_limited(ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit))
+    problem = within(tables, weights, sum(w.min() for w in weights) * 1.5)
+    found = solve_limited(problem)
     monkeypatch.undo()
-    best = solve_limited(ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit))
+    best = solve_limited(problem)
     assert best.solution.exact
     assert not found.solution.exact
     assert 0 < found.solution.gap < 0.2
     assert found.solution.lower_bound <= best.solution.cost <= found.solution.cost
-    assert found.usage <= limit
+    assert found.usage <= problem.limit
 
 
 def test_a_search_that_is_cut_short_returns_what_fits():
@@ -228,15 +232,10 @@ def test_a_search_that_is_cut_short_returns_what_fits():
     limit = float(sum(w.min() for w in weights) + 1)
     known = [int(w.argmin()) for w in weights]
     heavy = [int(w.argmax()) for w in weights]
-    found = solve_limited(
-        ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit), time_limit_s=1e-9, known=[heavy, known]
-    )
+    found = solve_limited(within(tables, weights, limit), time_limit_s=1e-9, known=[heavy, known])
     assert not found.solution.exact
     assert found.usage <= limit
-    assert (
-        found.solution.lower_bound
-        <= solve_limited(ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit)).solution.cost
-    )
+    assert found.solution.lower_bound <= solve_limited(within(tables, weights, limit)).solution.cost
     assert found.solution.cost <= tables.evaluate(known)
 
 
@@ -244,8 +243,7 @@ def test_a_search_that_is_cut_short_returns_what_fits():
 def test_a_search_that_is_interrupted_returns_what_fits(after, monkeypatch):
     monkeypatch.setattr(pase.solver.solution, "PROGRESS_INTERVAL_S", 0)
     tables, weights = dearer_in_steps(40)
-    limit = float(int(sum(w.min() for w in weights) * 1.5))
-    problem = ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit)
+    problem = within(tables, weights, sum(w.min() for w in weights) * 1.5)
     told = []
 
     def interrupt(what: str, fraction: float) -> None:
@@ -257,7 +255,7 @@ def test_a_search_that_is_interrupted_returns_what_fits(after, monkeypatch):
     found = solve_limited(problem, on_progress=interrupt)
     best = solve_limited(problem)
     assert not found.solution.exact
-    assert found.usage <= limit
+    assert found.usage <= problem.limit
     assert found.solution.lower_bound <= best.solution.cost <= found.solution.cost
 
 
@@ -267,8 +265,7 @@ def test_little_memory_for_tables_leads_to_the_same_optimum(solver_memory_bytes)
         rng = np.random.default_rng(seed)
         tables = random_tables(rng, 8, [*cycle(8), (0, 4)], largest_domain=4, smallest_domain=4)
         weights = weigh(tables, rng, largest=100)
-        limit = float(int(sum(w.min() for w in weights) * 1.5 + 50))
-        problem = ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit)
+        problem = within(tables, weights, sum(w.min() for w in weights) * 1.5 + 50)
         small, large = solve_limited(problem, solver_memory_bytes=solver_memory_bytes), solve_limited(problem)
         assert small.solution.exact
         assert small.solution.cost == pytest.approx(large.solution.cost, rel=1e-9)
@@ -286,7 +283,7 @@ def test_a_search_that_is_cut_short_before_anything_fits_says_so():
         if everything and total_cost(tables, lightest) == inf:
             break
     limit = min(weight for weight, _ in everything)
-    problem = ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit)
+    problem = within(tables, weights, limit)
     check(tables, weights, limit, everything)
     cheapest = min(everything, key=lambda found: found[1])
     assert cheapest[0] > limit
@@ -338,12 +335,10 @@ def test_an_integer_program_has_the_same_optimum(seed):
     rng = np.random.default_rng(seed)
     tables = random_tables(rng, 12, [*tree(rng, 12), (0, 11), (3, 8)], largest_domain=5, smallest_domain=5)
     weights = weigh(tables, rng, largest=1000)
-    free = solve_limited(ConstrainedProblem(tables=tables, resource_usage=weights, limit=1e6))
+    free = solve_limited(within(tables, weights, 1e6))
     low = sum(float(w.min()) for w in weights)
     for share in (0.2, 0.6):
-        problem = ConstrainedProblem(
-            tables=tables, resource_usage=weights, limit=float(int(low + share * (free.usage - low)))
-        )
+        problem = within(tables, weights, low + share * (free.usage - low))
         found = solve_limited(problem)
         assert found.solution.exact
         assert found.solution.cost == pytest.approx(by_integer_programming(problem), rel=1e-7)
@@ -353,15 +348,13 @@ def test_an_integer_program_has_the_same_optimum(seed):
 def test_repeated_blocks_are_searched_as_one():
     tables = repeated_blocks(np.random.default_rng(0), 30, 8)
     weights = weigh(tables, np.random.default_rng(1), largest=100)
-    problem = ConstrainedProblem(tables=tables, resource_usage=weights, limit=1e9)
+    problem = within(tables, weights, 1e9)
     assert len(problem.priced(2.0).vertex_costs) == 2
     free = solve_limited(problem)
     low, high = problem.least_usage, free.usage
     costs = []
     for share in (0.0, 0.2, 0.5, 0.8, 1.0):
-        found = solve_limited(
-            ConstrainedProblem(tables=tables, resource_usage=weights, limit=float(int(low + share * (high - low))))
-        )
+        found = solve_limited(within(tables, weights, low + share * (high - low)))
         assert found.solution.exact
         costs.append(found.solution.cost)
     assert costs == sorted(costs, reverse=True)
@@ -385,20 +378,12 @@ def test_repeated_blocks_are_searched_as_one():
 def test_weights_that_make_no_sense_are_refused(weights, limit, message):
     tables = random_tables(np.random.default_rng(0), 2, [(0, 1)], smallest_domain=2, largest_domain=2)
     with pytest.raises(SolverError, match=message):
-        solve_limited(ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit))
+        solve_limited(within(tables, weights, limit))
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(0, 9)), max_size=40), st.integers(0, 4))
 def test_each_entry_has_one_near_it_in_its_front(entries, slack):
-    group, cost, weight = (
-        (np.array(column, dtype=float) for column in zip(*entries, strict=True))
-        if entries
-        else (
-            np.zeros(0),
-            np.zeros(0),
-            np.zeros(0),
-        )
-    )
+    group, cost, weight = np.array(entries, dtype=float).reshape(-1, 3).T
     kept = front(group.astype(np.intp), cost, weight, float(slack))
     for g, c, w in entries:
         near = [k for k in kept if group[k] == g and weight[k] <= w and cost[k] <= c + slack]

@@ -23,6 +23,7 @@ from tests.solver.problems import (
     random_tables,
     repeated_blocks,
     small_problems,
+    tables_of,
     total_cost,
     tree,
 )
@@ -86,15 +87,8 @@ def test_dropping_dominated_configurations_keeps_the_optimum(tables):
 
 def test_dominance_drops_what_is_worse_whatever_the_neighbour_does_and_nothing_else():
     def left(costs: list[float]) -> list[int]:
-        tables = CostTables(
-            vertex_names=("v", "w"),
-            vertex_costs=(np.array(costs), np.array([0.0, 0.0])),
-            vertex_table=(0, 1),
-            edges=((0, 1),),
-            edge_tables=(EdgeTable.from_dense(np.array([[0.0, 4.0], [3.0, 0.0], [1.0, 1.0]])),),
-            edge_table=(0,),
-        )
-        model = model_of(tables)
+        transfers = np.array([[0.0, 4.0], [3.0, 0.0], [1.0, 1.0]])
+        model = model_of(tables_of([np.array(costs), np.zeros(2)], [(0, 1)], [transfers]))
         # Only v is looked at: w keeps both configurations as long as v keeps some that disagree about them.
         drop_dominated(model, no_check)
         return list(model.origin[0])
@@ -109,15 +103,7 @@ def test_dominance_drops_what_is_worse_whatever_the_neighbour_does_and_nothing_e
 
 def test_equal_configurations_leave_the_lowest_index():
     tables = random_tables(np.random.default_rng(0), 3, [(0, 1), (1, 2), (0, 2)], smallest_domain=4, unary=0.0)
-    zero = CostTables(
-        vertex_names=tables.vertex_names,
-        vertex_costs=tables.vertex_costs,
-        vertex_table=tables.vertex_table,
-        edges=tables.edges,
-        edge_tables=tuple(EdgeTable.from_dense(np.ones(t.shape)) for t in tables.edge_tables),
-        edge_table=tables.edge_table,
-    )
-    model = model_of(zero)
+    model = model_of(tables_of(tables.vertex_costs, tables.edges, [np.ones(t.shape) for t in tables.edge_tables]))
     drop_dominated(model, no_check)
     assert [list(model.origin[v]) for v in range(3)] == [[0], [0], [0]]
 
@@ -196,19 +182,13 @@ def test_the_reductions_together_keep_the_optimum(tables, data):
 def test_shared_work_gives_what_separate_work_gives():
     # The same problem with shared arrays and with equal but distinct ones.
     shared = repeated_blocks(np.random.default_rng(5), 6, 5)
-    separate = CostTables(
-        vertex_names=shared.vertex_names,
-        vertex_costs=tuple(shared.layer_costs(v).copy() for v in range(shared.num_vertices)),
-        vertex_table=tuple(range(shared.num_vertices)),
-        edges=shared.edges,
-        edge_tables=tuple(EdgeTable.from_dense(shared.edge(e).dense()) for e in range(len(shared.edges))),
-        edge_table=tuple(range(len(shared.edges))),
+    separate = tables_of(
+        [shared.layer_costs(v).copy() for v in range(shared.num_vertices)],
+        shared.edges,
+        [shared.edge(e).dense() for e in range(len(shared.edges))],
     )
-    for reduction in (
-        merge_alike,
-        lambda n: drop_dominated(n, no_check),
-        lambda n: contract(n, 10**9, 10**9, no_check),
-    ):
+    reductions = merge_alike, lambda n: drop_dominated(n, no_check), lambda n: contract(n, 10**9, 10**9, no_check)
+    for reduction in reductions:
         one, other = model_of(shared), model_of(separate)
         assert reduction(one) == reduction(other)
         assert one.live == other.live
@@ -299,14 +279,7 @@ def test_layouts_that_no_configuration_has_are_ignored():
     table = EdgeTable(
         row_class=np.array([0, 2], np.int32), col_class=np.array([3, 3], np.int32), values=np.arange(16.0).reshape(4, 4)
     )
-    tables = CostTables(
-        vertex_names=("a", "b"),
-        vertex_costs=(np.zeros(2),),
-        vertex_table=(0, 0),
-        edges=((0, 1), (0, 1)),
-        edge_tables=(table,),
-        edge_table=(0, 0),
-    )
+    tables = tables_of([np.zeros(2)] * 2, [(0, 1)] * 2, [table] * 2)
     model = model_of(tables)
     assert model.edges()[0].values.tolist() == [[3.0], [11.0]]
     assert cheapest_left(tables, model) == 6.0
@@ -345,11 +318,5 @@ def ladder(num_blocks: int) -> CostTables:
         ahead = [(v, v + 4), (v + 1, v + 5), (v + 2, v + 6)] if v + 4 < 4 * num_blocks else []
         edges += own + ahead
         kinds += range(len(own + ahead))
-    return CostTables(
-        vertex_names=tuple(f"v{v}" for v in range(4 * num_blocks)),
-        vertex_costs=tuple(rng.random(6) for _ in range(4)),
-        vertex_table=(0, 1, 2, 3) * num_blocks,
-        edges=tuple(edges),
-        edge_tables=tuple(EdgeTable.from_dense(rng.random((6, 6))) for _ in range(6)),
-        edge_table=tuple(kinds),
-    )
+    costs, transfers = [rng.random(6) for _ in range(4)], [rng.random((6, 6)) for _ in range(6)]
+    return tables_of(costs, edges, transfers, vertex_table=(0, 1, 2, 3) * num_blocks, edge_table=kinds)

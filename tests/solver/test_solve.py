@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -19,6 +21,7 @@ from tests.solver.problems import (
     random_tables,
     repeated_blocks,
     small_problems,
+    tables_of,
     total_cost,
     tree,
 )
@@ -63,22 +66,10 @@ def test_every_ordering_gives_the_optimum(tables, ordering):
     check_optimal(tables, ordering=ordering)
 
 
-def test_the_optimum_with_bounding_first(bounded_first):
-    @settings(deadline=None)
-    @given(small_problems())
-    def run(tables):
-        check_optimal(tables)
-
-    run()
-
-
-def test_the_optimum_with_branching(branching):
-    @settings(deadline=None)
-    @given(small_problems())
-    def run(tables):
-        check_optimal(tables)
-
-    run()
+@pytest.mark.parametrize("how", ["bounded_first", "branching"])
+def test_the_optimum_with_bounding_and_with_branching(how, request):
+    request.getfixturevalue(how)
+    settings(deadline=None)(given(small_problems())(lambda tables: check_optimal(tables)))()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -151,15 +142,8 @@ def test_a_deep_chain_needs_no_recursion():
 
 
 def test_ties_go_to_the_lowest_index():
-    same = EdgeTable.from_dense(np.zeros((3, 3)))
-    tables = CostTables(
-        vertex_names=("a", "b", "c"),
-        vertex_costs=(np.array([2.0, 1.0, 1.0]),),
-        vertex_table=(0, 0, 0),
-        edges=((0, 1), (1, 2), (0, 2)),
-        edge_tables=(same,),
-        edge_table=(0, 0, 0),
-    )
+    costs, alike = [np.array([2.0, 1.0, 1.0])], (0, 0, 0)
+    tables = tables_of(costs, cycle(3), [np.zeros((3, 3))], vertex_table=alike, edge_table=alike)
     assert solve(tables).choice == (1, 1, 1)
 
 
@@ -168,17 +152,8 @@ def test_ties_go_to_the_lowest_index_when_bounding_first(bounded_first):
 
 
 def test_parallel_edges_add_up():
-    tables = CostTables(
-        vertex_names=("a", "b"),
-        vertex_costs=(np.zeros(2),),
-        vertex_table=(0, 0),
-        edges=((0, 1), (1, 0)),
-        edge_tables=(
-            EdgeTable.from_dense(np.array([[0.0, 1], [2, 3]])),
-            EdgeTable.from_dense(np.array([[9.0, 1], [1, 1]])),
-        ),
-        edge_table=(0, 1),
-    )
+    transfers = np.array([[0.0, 1], [2, 3]]), np.array([[9.0, 1], [1, 1]])
+    tables = tables_of([np.zeros(2)] * 2, ((0, 1), (1, 0)), transfers)
     solution = solve(tables)
     assert (solution.cost, solution.choice) == (2.0, (0, 1))
 
@@ -187,35 +162,14 @@ def test_costs_of_very_different_sizes(bounded_first):
     # One forbidding entry of 1e300 must not swallow the digits of the others.
     rng = np.random.default_rng(4)
     tables = random_tables(rng, 6, cycle(6), smallest_domain=3)
-    huge = [t.values.copy() for t in tables.edge_tables]
-    for values in huge:
-        values[values > 8] = 1e300
-    tables = CostTables(
-        vertex_names=tables.vertex_names,
-        vertex_costs=tables.vertex_costs,
-        vertex_table=tables.vertex_table,
-        edges=tables.edges,
-        edge_tables=tuple(
-            EdgeTable(row_class=t.row_class, col_class=t.col_class, values=v)
-            for t, v in zip(tables.edge_tables, huge, strict=True)
-        ),
-        edge_table=tables.edge_table,
-    )
+    huge = [replace(t, values=np.where(t.values > 8, 1e300, t.values)) for t in tables.edge_tables]
+    tables = replace(tables, edge_tables=tuple(huge))
     assert solve(tables).cost == pytest.approx(brute_force(tables), rel=1e-12)
 
 
 def test_all_costs_zero(bounded_first):
-    zero = random_tables(np.random.default_rng(0), 5, cycle(5), unary=0.0)
-    tables = CostTables(
-        vertex_names=zero.vertex_names,
-        vertex_costs=zero.vertex_costs,
-        vertex_table=zero.vertex_table,
-        edges=zero.edges,
-        edge_tables=tuple(
-            EdgeTable(row_class=t.row_class, col_class=t.col_class, values=t.values * 0) for t in zero.edge_tables
-        ),
-        edge_table=zero.edge_table,
-    )
+    tables = random_tables(np.random.default_rng(0), 5, cycle(5), unary=0.0)
+    tables = replace(tables, edge_tables=tuple(replace(t, values=t.values * 0) for t in tables.edge_tables))
     solution = solve(tables)
     assert (solution.cost, solution.gap, solution.exact, solution.choice) == (0.0, 0.0, True, (0,) * 5)
 
@@ -307,17 +261,9 @@ def test_millions_of_configurations_of_one_layer():
     size = 3_000_000
     layouts = (np.arange(size) % 50).astype(np.int32)
     costs = np.arange(size, dtype=float)[::-1].copy()
-    tables = CostTables(
-        vertex_names=("huge", "small", "other"),
-        vertex_costs=(costs, np.zeros(50)),
-        vertex_table=(0, 1, 1),
-        edges=((0, 1), (1, 2), (0, 2)),
-        edge_tables=(
-            EdgeTable(row_class=layouts, col_class=np.arange(50, dtype=np.int32), values=1e3 * (1 - np.eye(50))),
-            EdgeTable.from_dense(np.ones((50, 50))),
-        ),
-        edge_table=(0, 1, 0),
-    )
+    own = EdgeTable(row_class=layouts, col_class=np.arange(50, dtype=np.int32), values=1e3 * (1 - np.eye(50)))
+    edges = ((0, 1), (1, 2), (0, 2))
+    tables = tables_of([costs, *[np.zeros(50)] * 2], edges, [own, np.ones((50, 50))], edge_table=(0, 1, 0))
     solution = solve(tables)
     assert (solution.cost, solution.choice) == (1.0, (size - 1, (size - 1) % 50, (size - 1) % 50))
     assert solution.peak_memory_bytes < tables.num_bytes + 1_000_000

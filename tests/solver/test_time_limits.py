@@ -18,8 +18,8 @@ import pase.solver.search
 import pase.solver.solution
 from pase.errors import SolverError
 from pase.solver import ConstrainedProblem, Solution, min_marginals, solve, solve_limited
-from pase.tables.cost_tables import CostTables, EdgeTable
-from tests.solver.problems import complete, cycle, tree
+from pase.tables.cost_tables import CostTables
+from tests.solver.problems import complete, cycle, tables_of, tree
 
 UNIT_BITS = 1074
 """Every finite float is a whole number of 2^-1074."""
@@ -69,14 +69,7 @@ def wide_tables(seed: int, shape: str, num_vertices: int, largest_domain: int = 
         return costs
 
     sizes = rng.integers(2, largest_domain + 1, num_vertices)
-    return CostTables(
-        vertex_names=tuple(f"layer{v}" for v in range(num_vertices)),
-        vertex_costs=tuple(values(k) for k in sizes),
-        vertex_table=tuple(range(num_vertices)),
-        edges=tuple(edges),
-        edge_tables=tuple(EdgeTable.from_dense(values(sizes[u], sizes[v])) for u, v in edges),
-        edge_table=tuple(range(len(edges))),
-    )
+    return tables_of([values(k) for k in sizes], edges, [values(sizes[u], sizes[v]) for u, v in edges])
 
 
 def whole(cost: float) -> int:
