@@ -20,16 +20,20 @@ import torch
 import torch.distributed as dist
 
 from pase.calibration.kernels import fit_kernels, measure_kernels
-from pase.calibration.links import OverlapSample, RankSamples, level_sizes, measured_links, sent_to
 from pase.calibration.measured import (
     KIB,
     MIB,
     Convolution,
+    OverlapSample,
+    RankSamples,
     Rate,
     TransferSample,
+    level_sizes,
+    measured_links,
     memory_share_bytes,
     processor_name,
     rounded,
+    sent_to,
 )
 from pase.common.documents import write_atomically
 from pase.common.options import PATH, ProgramCommand, option

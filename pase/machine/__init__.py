@@ -1,6 +1,7 @@
 """Machines: what a device computes and what its links carry."""
 
 from pase.machine.files import (
+    AUTO,
     DEFAULT_MACHINE,
     load_machine,
     machine_document,
@@ -12,7 +13,6 @@ from pase.machine.files import (
     parse_machine,
     preset_names,
 )
-from pase.machine.local import AUTO
 from pase.machine.machine import Device, Kernels, KernelSample, Level, Machine, Origin, Overlap
 
 __all__ = [

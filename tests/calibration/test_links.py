@@ -9,8 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from pase.calibration.links import OverlapSample, RankSamples, behind, level_sizes, measured_links, sent_to
-from pase.calibration.measured import Rate, TransferSample
+from pase.calibration.measured import (
+    OverlapSample,
+    RankSamples,
+    Rate,
+    TransferSample,
+    behind,
+    level_sizes,
+    measured_links,
+    sent_to,
+)
 from pase.errors import CalibrationError
 from pase.machine import load_machine, machine_text, parse_machine
 from pase.machine.files import KERNELS
