@@ -85,12 +85,23 @@ def _some(run: _Run, device: int, blocks: list[int]) -> Blocks:
     return {b: run.held[device][b] for b in blocks}
 
 
-def _ring_reduce_scatter(run: _Run) -> None:
-    k = run.count
-    for step in range(k - 1):
-        run.round([(d, (d + 1) % k, _some(run, d, [(d - step) % k])) for d in range(k)], add=True)
-    for d in range(k):
-        run.held[d] = _some(run, d, [(d + 1) % k])
+def _ring_reduce_scatter(run: _Run, first: int | None = None) -> None:
+    """Rings of `first` devices, or of all, share the vector out, then rings across these what each has left."""
+    k, first = run.count, first or run.count
+    # Device d is number d % first of its first ring, and d // first of its second.
+    for size, stride, share in ((first, 1, k // first), (k // first, first, 1)):
+        for step in range(size - 1):
+            messages: Round = []
+            for d in range(k):
+                own = d // stride % size
+                to = d + ((own + 1) % size - own) * stride
+                piece = (own - step) % size
+                blocks = [b for b in run.held[d] if b // share % size == piece]
+                messages.append((d, to, _some(run, d, blocks)))
+            run.round(messages, add=True)
+        for d in range(k):
+            piece = (d // stride % size + 1) % size
+            run.held[d] = {b: v for b, v in run.held[d].items() if b // share % size == piece}
 
 
 def _ring_all_gather(run: _Run) -> None:
@@ -99,9 +110,10 @@ def _ring_all_gather(run: _Run) -> None:
         run.round([(d, (d + 1) % k, _some(run, d, [(d - step) % k])) for d in range(k)], add=False)
 
 
-def _halving(run: _Run) -> None:
+def _halving(run: _Run, least: int = 1) -> None:
+    """Share the vector out between devices as far apart as `least`, or farther."""
     k, distance = run.count, run.count // 2
-    while distance:
+    while distance >= least:
         messages: Round = []
         for d in range(k):
             partner = d ^ distance
@@ -113,10 +125,11 @@ def _halving(run: _Run) -> None:
         distance //= 2
 
 
-def _recursive_doubling(run: _Run) -> None:
-    distance = 1
-    while distance < run.count:
-        run.round([(d, d ^ distance, _some(run, d, list(run.held[d]))) for d in range(run.count)], add=True)
+def _recursive_doubling(run: _Run, nearest: int = 1, beyond: int | None = None, *, add: bool = True) -> None:
+    """Exchange, between devices from `nearest` to less than `beyond` apart, all that they have."""
+    distance = nearest
+    while distance < (beyond or run.count):
+        run.round([(d, d ^ distance, _some(run, d, list(run.held[d]))) for d in range(run.count)], add=add)
         distance *= 2
 
 
@@ -264,56 +277,15 @@ def test_arrays_are_costed_element_by_element() -> None:
 # -- stages
 
 
-def _staged_reduce_scatter(run: _Run, first: int) -> None:
-    """Rings of `first` devices share the vector out, then rings across these share out what each has left."""
-    k, rest = run.count, run.count // first
-    # Device d is number d % first of its first ring, and d // first of its second.
-    for ring, size, stride, share in ((first, first, 1, rest), (rest, rest, first, 1)):
-        for step in range(ring - 1):
-            messages: Round = []
-            for d in range(k):
-                own = d // stride % size
-                to = d + ((own + 1) % size - own) * stride
-                piece = (own - step) % size
-                blocks = [b for b in run.held[d] if b // share % size == piece]
-                messages.append((d, to, _some(run, d, blocks)))
-            run.round(messages, add=True)
-        for d in range(k):
-            piece = (d // stride % size + 1) % size
-            run.held[d] = {b: v for b, v in run.held[d].items() if b // share % size == piece}
-
-
-def _shared_out_between(share: int) -> Callable[[_Run], None]:
-    """Halve the vector between `share` devices; double what each has left across them; gather it back."""
-
-    def run_it(run: _Run) -> None:
-        k, distance = run.count, run.count // 2
-        while distance >= k // share:
-            messages: Round = []
-            for d in range(k):
-                theirs = [b for b in run.held[d] if (b & distance) == ((d ^ distance) & distance)]
-                messages.append((d, d ^ distance, _some(run, d, theirs)))
-            run.round(messages, add=True)
-            for d in range(k):
-                run.held[d] = {b: v for b, v in run.held[d].items() if (b & distance) == (d & distance)}
-            distance //= 2
-        while distance:
-            run.round([(d, d ^ distance, _some(run, d, list(run.held[d]))) for d in range(k)], add=True)
-            distance //= 2
-        distance = k // share
-        while distance < k:
-            run.round([(d, d ^ distance, _some(run, d, list(run.held[d]))) for d in range(k)], add=False)
-            distance *= 2
-
-    return run_it
-
-
 @pytest.mark.parametrize("count", [4, 8, 16])
 def test_an_all_reduce_is_the_best_of_those_that_share_out_some_or_all_of_the_vector(count: int) -> None:
     times = []
     for share in (2**i for i in range(int(log2(count)) + 1)):
         run = _Run(count, full=True)
-        _shared_out_between(share)(run)
+        # Halve the vector between `share` devices; double what each has left across them; gather it back.
+        _halving(run, count // share)
+        _recursive_doubling(run, beyond=count // share)
+        _recursive_doubling(run, count // share, add=False)
         _assert_reduced(run, everywhere=True)
         times.append(run.time_s)
     assert float(all_reduce(WORDS * 8.0, count, LINK)) == pytest.approx(min(times), rel=1e-12)
@@ -322,7 +294,7 @@ def test_an_all_reduce_is_the_best_of_those_that_share_out_some_or_all_of_the_ve
 @pytest.mark.parametrize(("count", "first"), [(6, 2), (6, 3), (15, 3), (15, 5), (21, 7)])
 def test_a_reduce_scatter_may_go_in_stages(count: int, first: int) -> None:
     run = _Run(count, full=True)
-    _staged_reduce_scatter(run, first)
+    _ring_reduce_scatter(run, first)
     _assert_reduced(run, everywhere=False)
     rounds, share = first - 1 + count // first - 1, (count - 1) / count
     assert run.time_s == pytest.approx(rounds * ALPHA + share * WORDS * 8 * BETA, rel=1e-12)

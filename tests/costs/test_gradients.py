@@ -9,7 +9,7 @@ import pase
 from pase.costs import build_problem, cost_model, edge_layouts, transfer_bytes
 from pase.costs.build import traffic_of
 from pase.costs.memory import keeping, layer_memory
-from pase.graph import Builder, Graph, verify
+from pase.graph import Builder, Graph, Tensor, verify
 from pase.graph.operators import (
     add_parameter,
     attention,
@@ -172,12 +172,15 @@ def _flop(graph: Graph, name: str = "", **split: int) -> float:
 B, S, U = 3, 4, 5
 
 
+def _input(net: Builder, *shape: int, is_trained: bool, name: str = "before") -> Tensor:
+    """Return a tensor that has a gradient, or data."""
+    x, dims = net.input(shape), tuple("abcd"[: len(shape)])
+    return net.add(add_parameter, name, x, dims=dims, over=dims) if is_trained else x
+
+
 def _stack(*, is_trained: bool, layers: int) -> Graph:
     net = Builder("stack")
-    x = net.input((B, S, U))
-    if is_trained:
-        x = net.add(add_parameter, "before", x, dims=("b", "s", "d"), over=("b", "s", "d"))
-    net.add(lstm, "lstm", x, layers=layers, units=U)
+    net.add(lstm, "lstm", _input(net, B, S, U, is_trained=is_trained), layers=layers, units=U)
     return net.build()
 
 
@@ -224,13 +227,10 @@ def test_recurrent_layers_of_raw_inputs_send_gradients_through_steps_and_layers(
     found = {}
     for is_trained in (False, True):
         net = Builder("net")
-        x = net.input((B, S, width))
-        if is_trained:
-            x = net.add(add_parameter, "before", x, dims=("b", "s", "d"), over=("b", "s", "d"))
         net.add(
             recurrent,
             "rnn",
-            x,
+            _input(net, B, S, width, is_trained=is_trained),
             weights=weights,
             outputs=[(B, S, U * directions)],
             units=U,
@@ -273,10 +273,8 @@ def test_what_is_fused_counts_as_if_it_stood_alone(operator, shapes, options, is
     def graph(*, is_fused: bool) -> Graph:
         net = Builder("net")
         dims = ("b", "n", "h", "w")[: len(shapes[0])]
-        x = [net.input(shape) for shape in shapes]
         # The last tensor alone may be trained.
-        if is_trained:
-            x[-1] = net.add(add_parameter, "before", x[-1], dims=dims, over=dims)
+        x = [*map(net.input, shapes[:-1]), _input(net, *shapes[-1], is_trained=is_trained)]
         y = net.add(operator, "layer", *x, **options, **({"activation": "relu"} if is_fused else {}))
         if not is_fused:
             net.add(elementwise, "relu", y, dims=dims, function="relu")
@@ -303,10 +301,7 @@ def test_sums_and_products_of_several_tensors(
     function: str, activation: str, trained: tuple[bool, ...], flop: int
 ) -> None:
     net = Builder("net")
-    tensors = []
-    for i, is_trained in enumerate(trained):
-        x = net.input((4, 6))
-        tensors.append(net.add(add_parameter, f"p{i}", x, dims=("b", "n"), over=("b", "n")) if is_trained else x)
+    tensors = [_input(net, 4, 6, is_trained=is_trained, name=f"p{i}") for i, is_trained in enumerate(trained)]
     net.add(elementwise, "last", *tensors, dims=("b", "n"), function=function, activation=activation)
     assert _flop(net.build(), "last") == flop * 4 * 6
 
@@ -314,10 +309,7 @@ def test_sums_and_products_of_several_tensors(
 def test_a_scale_works_backward_where_what_it_scales_has_no_gradient() -> None:
     for is_trained in (False, True):
         net = Builder("net")
-        x = net.input((4, 6, 8))
-        if is_trained:
-            x = net.add(add_parameter, "before", x, dims=("b", "s", "d"), over=("b", "s", "d"))
-        net.add(layer_norm, "norm", x)
+        net.add(layer_norm, "norm", _input(net, 4, 6, 8, is_trained=is_trained))
         # Normalised in 3; times the scale; plus the shift. Backward 3 and both factors, or the scale alone.
         assert _flop(net.build(), "norm") == 4 * 6 * 8 * (3 + 1 + 1 + (3 + 2 if is_trained else 1))
 
@@ -333,10 +325,7 @@ def test_what_is_reduced_inside_a_layer_of_data_is_not_reduced_backward() -> Non
         ):
             net = Builder("net")
             x = [net.input(shape) for shape in shapes]
-            if is_trained:
-                # Of attention's tensors the keys.
-                place, dims = len(x) // 2, tuple("abcd"[: len(shapes[0])])
-                x[place] = net.add(add_parameter, "before", x[place], dims=dims, over=dims)
+            x[len(x) // 2] = _input(net, *shapes[0], is_trained=is_trained)  # of attention's tensors the keys
             net.add(operator, "layer", *x, **options)  # type: ignore[arg-type]
             graph = net.build()
             row = np.array([[4 if dim == split else 1 for dim in graph["layer"].extents]], dtype=np.int32)
