@@ -261,26 +261,12 @@ def _mutated(text: str, random: Random) -> str:
     for _ in range(random.randint(1, 4)):
         i, j = sorted(random.randrange(len(text) + 1) for _ in range(2))
         j = min(j, i + random.choice([1, 3, 30]))
-        piece = random.choice(
-            [
-                "",
-                text[i:j] * 2,
-                "\n",
-                "[",
-                "]]",
-                '"',
-                "'''",
-                "=",
-                "nan",
-                "-1",
-                "1e999",
-                "{",
-                "#",
-                ".",
-                "\x00",
-                "9" * 5000,
-            ]
-        )
+        pieces = [
+            "",
+            text[i:j] * 2,
+            *("\n", "[", "]]", '"', "'''", "=", "nan", "-1", "1e999", "{", "#", ".", "\x00", "9" * 5000),
+        ]
+        piece = random.choice(pieces)
         text = text[:i] + piece + text[j:]
     return text
 
