@@ -11,11 +11,15 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.targets.torch.ranks import Pool
 
 
 def pytest_configure() -> None:
+    # A machine that does something else is slow, which is no fault.
+    settings.register_profile("pase", deadline=None)
+    settings.load_profile("pase")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

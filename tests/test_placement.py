@@ -64,7 +64,7 @@ def test_prime_factors(number: int) -> None:
     assert all(all(f % k for k in range(2, int(f**0.5) + 1)) for f in found)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     name=st.sampled_from(["alexnet", "mlp", "lenet5", "rnnlm"]),
     p=st.sampled_from([1, 2, 6, 8, 12, 30, 32]),

@@ -416,7 +416,7 @@ def _three_plans() -> list[Plan]:
     return [tiny_plan(), small_plan("lenet5", 6), small_plan("rnnlm", 8)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_plan_with_one_change_is_refused_or_means_what_it_says(data: st.DataObject) -> None:
     """No change leads to any other exception, is read as something else than what is written, or forges a strategy."""
@@ -457,7 +457,7 @@ def test_a_dim_that_a_forged_graph_invents_is_refused(key: str) -> None:
         _read(document)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_forged_graph_is_refused_or_consistent(data: st.DataObject) -> None:
     """Whoever changes the graph can compute its hash anew; that must not lead to any other exception either."""

@@ -92,7 +92,7 @@ def test_repeated_layers_move_what_each_would_alone(name: str) -> None:
     assert flows(plan) == flows(apart)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.data(), st.sampled_from([1, 7, 1023, 1024, 5000]))
 def test_an_all_reduce_moves_twice_what_the_others_have(sizes: list[int], data: st.DataObject, points: int) -> None:
     axes = tuple((f"a{i}", size) for i, size in enumerate(sizes))

@@ -39,7 +39,7 @@ def _random_choice(tables: CostTables, seed: int) -> list[int]:
 # -- the cost of a step
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(small_problems(finite=True), st.data())
 def test_a_change_is_the_difference_of_two_whole_evaluations(tables: CostTables, data: st.DataObject) -> None:
     before = [data.draw(st.integers(0, size - 1)) for size in tables.domain_sizes]

@@ -65,7 +65,7 @@ def test_the_rest_is_chosen_best(fixed: dict[str, dict[str, int]]) -> None:
         assert index in allowed, problem.graph.operators[vertex].name
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_any_part_of_a_strategy_can_be_fixed(data: st.DataObject) -> None:
     problem = _lenet()

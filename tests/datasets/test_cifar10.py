@@ -191,7 +191,7 @@ HEADERS = range(0, 6 * (512 + 3584), 512 + 3584)
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_archives_give_our_error_or_whole_records(tmp_path: Path, data: st.DataObject) -> None:
     content = bytearray(tar(SMALL, "w:"))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -213,7 +213,7 @@ def test_damaged_archives_give_our_error_or_whole_records(tmp_path: Path, data: 
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_packed_archive_that_was_damaged_is_not_taken(tmp_path: Path, data: st.DataObject) -> None:
     """Its checksum is looked at, so that not one pixel of it can be another."""
     whole = tar(SMALL)

@@ -19,11 +19,11 @@ from pase.errors import DatasetError
 from tests.datasets.written import digits_of, idx, mnist_files, outcome, plain_idx, write
 
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=4, max_side=6)
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @given(arrays.arrays(np.uint8, SHAPES), st.booleans())
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_written_is_read(tmp_path: Path, array: np.ndarray, packed: bool) -> None:
     data = idx(array)
     (tmp_path / "file").write_bytes(gzip.compress(data) if packed else data)

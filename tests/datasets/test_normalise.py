@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pase.datasets import Moments, moments, normalised
@@ -13,7 +13,6 @@ from pase.errors import DatasetError
 
 
 @given(st.lists(st.integers(0, 255), min_size=2, max_size=60).filter(lambda values: len(set(values)) > 1))
-@settings(deadline=None)
 def test_moments_are_those_of_exact_arithmetic(values: list[int]) -> None:
     found = moments(np.array(values, np.uint8))
     exact = [Fraction(value) for value in values]

@@ -41,7 +41,7 @@ def _check(graph: FoldedGraph, sizes: Sizes, drawing: Arrangement) -> None:
 
 
 @given(repeated_graphs(), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_frames_hold_their_blocks_and_nothing_else(case: tuple[list[int], Edges, Repeat], data: st.DataObject) -> None:
     signatures, edges, planted = case
     graph = folded(len(signatures), edges, (planted,))

@@ -37,7 +37,7 @@ def test_an_edge_between_two_repeats_is_no_loop() -> None:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_vertex_and_every_edge_is_there_once(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 12))
     pairs = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).filter(lambda e: e[0] < e[1])

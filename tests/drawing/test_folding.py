@@ -118,7 +118,7 @@ def repeated_graphs(draw: st.DrawFn) -> tuple[list[int], Edges, Repeat]:
 
 
 @given(repeated_graphs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_planted_repeat_is_found(case: tuple[list[int], Edges, Repeat]) -> None:
     signatures, edges, planted = case
     expected = (planted,) if planted.period * (planted.count - 1) > 1 else ()
@@ -126,7 +126,7 @@ def test_a_planted_repeat_is_found(case: tuple[list[int], Edges, Repeat]) -> Non
 
 
 @given(small_graphs())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_best_of_all_foldings_is_found(case: Case) -> None:
     signatures, edges = case
     repeats = fold(signatures, edges)
@@ -135,7 +135,7 @@ def test_the_best_of_all_foldings_is_found(case: Case) -> None:
 
 
 @given(repeated_graphs(), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_blocks_of_a_changed_graph_are_isomorphic(case: tuple[list[int], Edges, Repeat], data: st.DataObject) -> None:
     networkx = pytest.importorskip("networkx")
     signatures, edges, _ = case

@@ -33,7 +33,7 @@ def _check_ends(drawing: Drawing, sizes: Sizes, edges: Edges) -> None:
 
 
 @given(directed_graphs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @example(([(20.0, 60.0), (20.0, 10.0), (90.0, 10.0)], [(0, 1), (0, 1), (0, 2), (1, 2)]))
 def test_boxes_and_lines_of_acyclic_graphs(graph: tuple[list[tuple[float, float]], Edges]) -> None:
     sizes, edges = graph
@@ -63,7 +63,7 @@ def test_boxes_and_lines_of_acyclic_graphs(graph: tuple[list[tuple[float, float]
         )
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_there_are_no_more_crossings_than_in_the_order_given(
     graph: tuple[list[int], list[tuple[int, int, int]]],
 ) -> None:

@@ -17,7 +17,7 @@ def test_no_character_is_wider_than_it_is_taken_for(character: str, units: int) 
 
 
 @given(st.text(max_size=80), st.floats(20, 400))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_shortened_text_fits_and_keeps_both_ends(text: str, widest: float) -> None:
     found = shortened(text, 11.0, widest)
     assert text_width(found, 11.0) <= widest
@@ -42,7 +42,7 @@ def test_a_shortened_name_tells_layers_apart() -> None:
 
 
 @given(st.text(st.characters(exclude_categories=())))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_parser_reads_the_text_back(text: str) -> None:
     root = ElementTree.fromstring(f'<a b="{xml_text(text)}">{xml_text(text)}</a>')
     assert root.text in (None, "") if not text else len(root.text or "") == len(text)

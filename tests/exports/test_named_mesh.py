@@ -105,7 +105,7 @@ def _chain(num_layers: int) -> Graph:
     return net.build()
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(st.data())
 def test_all_layers_keep_their_devices_exactly_where_some_mesh_says_them(data: st.DataObject) -> None:
     num_devices = data.draw(st.sampled_from([4, 6]))

@@ -97,7 +97,7 @@ def _check(operator: Operator, views: list[View | None], bases: list[Array | Non
 
 
 @given(chains(), st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_read_through_a_view_reads_the_elements_of_the_view(chain: tuple[Array, View, Array], reduces: bool) -> None:
     base, view, array = chain
     names = tuple("abcdefgh"[: array.ndim])
@@ -111,7 +111,7 @@ def test_a_read_through_a_view_reads_the_elements_of_the_view(chain: tuple[Array
 
 
 @given(st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_two_reads_through_views_read_their_elements(data: st.DataObject) -> None:
     (x, seen_x, a), (y, seen_y, b) = data.draw(chains()), data.draw(chains())
     if not a.ndim or not b.ndim or a.shape[-1] != b.shape[0] or a.size * b.size > 2000:
@@ -147,7 +147,7 @@ def test_repeated_heads_are_read_by_their_group() -> None:
 
 
 @given(traces())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_every_trace_becomes_a_graph_with_its_products_and_weights(trace: Trace) -> None:
     final = run_passes(trace)[-1]
     if not final.nodes:
@@ -165,7 +165,7 @@ def test_every_trace_becomes_a_graph_with_its_products_and_weights(trace: Trace)
 
 
 @given(traces())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_graph_can_be_searched(trace: Trace) -> None:
     final = run_passes(trace)[-1]
     if final.nodes:

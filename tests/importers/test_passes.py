@@ -83,7 +83,7 @@ def traces(draw: st.DrawFn) -> Trace:
 
 
 @given(traces())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_passes_that_keep_values_keep_them(trace: Trace) -> None:
     given_ = values_of(trace)
     before = evaluate(trace, given_)
@@ -101,7 +101,7 @@ def test_passes_that_keep_values_keep_them(trace: Trace) -> None:
 
 
 @given(traces())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_nodes_carry_what_they_compute(trace: Trace) -> None:
     """Of what its node reads alone, each computes the source's values again, whatever was put together."""
     given_ = values_of(trace)
@@ -129,7 +129,7 @@ def test_nodes_carry_what_they_compute(trace: Trace) -> None:
 
 
 @given(traces())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_no_pass_loses_products_or_weights(trace: Trace) -> None:
     stages = run_passes(trace)[2:]
     for (name, before), (_, after) in pairwise(zip(list(PASSES)[1:], stages, strict=True)):
@@ -327,7 +327,7 @@ def regions(draw: st.DrawFn) -> Trace:
 
 
 @given(regions())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_region_depends_on_other_points_only_where_it_says(trace: Trace) -> None:
     """Change one element: what changes lies at the same place in all dims but those that are said to be read across."""
     found = _after(trace, "collapse regions")

@@ -55,7 +55,7 @@ def chains(draw: st.DrawFn) -> tuple[Array, View, Array]:
 
 
 @given(chains())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_a_chain_is_what_numpy_makes_of_it(chain: tuple[Array, View, Array]) -> None:
     base, view, array = chain
     assert view.shape == array.shape
@@ -66,7 +66,7 @@ def test_a_chain_is_what_numpy_makes_of_it(chain: tuple[Array, View, Array]) -> 
 
 
 @given(st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_a_view_of_a_view_is_both_one_after_the_other(data: st.DataObject) -> None:
     base, inner, array = data.draw(chains())
     outer, after = data.draw(st.composite(lambda draw: _step(draw, View.plain(array.shape), array))())
@@ -89,7 +89,7 @@ def test_most_views_of_views_can_be_told() -> None:
 
 
 @given(st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_a_slice_of_a_view_is_that_piece_of_its_base(data: st.DataObject) -> None:
     base, view, array = data.draw(chains().filter(lambda chain: chain[2].ndim > 0))
     dim = data.draw(st.integers(0, array.ndim - 1))
@@ -116,7 +116,7 @@ def test_a_head_is_a_piece_of_the_projection() -> None:
 
 
 @given(st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_uses_put_together_read_what_both_read(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)
     base = np.arange(prod(shape)).reshape(shape)

@@ -272,7 +272,7 @@ def _mutated(text: str, random: Random) -> str:
 
 
 @given(st.randoms(use_true_random=False), st.sampled_from(sorted(PRESETS)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_file_that_was_tampered_with_is_read_or_refused(random: Random, name: str) -> None:
     text = _mutated(PRESETS[name], random)
     message = None

@@ -137,7 +137,7 @@ def name(path: tuple[str | int, ...]) -> str:
 
 
 @given(st.randoms(use_true_random=False), st.sampled_from(["\n", "\r\n"]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_lines_are_those_where_the_writer_put_the_fields(random: Random, line_end: str) -> None:
     writer = Writer(random)
     text = writer.document()
@@ -188,7 +188,7 @@ def test_a_text_that_is_another_documents_has_no_lines() -> None:
 
 
 @given(st.text("a.[]{}=,\"'#\n\\ 1", max_size=30))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_text_that_the_parser_takes_has_the_lines_of_its_fields_or_none(text: str) -> None:
     """Another oracle: a field's line is the last one without which the text has the field no more."""
     try:

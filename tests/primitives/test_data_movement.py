@@ -36,7 +36,7 @@ from tests.primitives.lab import (
     worker_sets,
 )
 
-few = settings(max_examples=15, deadline=None)
+few = settings(max_examples=15)
 
 
 @few
@@ -61,7 +61,7 @@ def test_all_reduce_is_self_adjoint(data: st.DataObject, shape: list[int], dtype
     assert result.moved_bytes == pytest.approx(2 * once * np.dtype(dtype).itemsize)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), shapes, dtypes)
 def test_all_to_all(data: st.DataObject, shape: list[int], dtype: Any) -> None:
     held, target = data.draw(covers(shape)), data.draw(covers(shape))

@@ -68,7 +68,7 @@ def owned(buffers: Buffers) -> list[Array]:
     return result
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), exchanges(), dtypes)
 def test_halo_exchange_in_place(data: st.DataObject, buffers: Buffers, dtype: Any) -> None:
     devices = data.draw(worker_sets(len(buffers.workers)))
@@ -90,7 +90,7 @@ def test_halo_exchange_in_place(data: st.DataObject, buffers: Buffers, dtype: An
     assert result.moved_bytes == 2 * sum(int((~own).sum()) for own in is_own) * np.dtype(dtype).itemsize
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.data(), exchanges(), dtypes)
 def test_windows_of_exchanged_buffers(data: st.DataObject, buffers: Buffers, dtype: Any) -> None:
     """What a kernel is applied to is that part of the padded tensor, whoever owns it; the way back adds."""

@@ -90,7 +90,7 @@ def cuts(draw: Any, extent: int, most: int) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.data(), spatial())
 def test_convolution_on_an_unbalanced_grid(data: st.DataObject, given_: tuple[list[int], list[Kernel]]) -> None:
     """Channels of both sides split, as well as the image: halos, broadcasts and sums at once."""
@@ -115,7 +115,7 @@ def test_convolution_on_an_unbalanced_grid(data: st.DataObject, given_: tuple[li
     assert_equal(found, on_one_device(lambda *xs: convolved(*xs, kernels), values, cotangent))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.data(), st.sampled_from(["max", "mean"]))
 def test_pooling_of_boxes_that_form_no_grid(data: st.DataObject, how: str) -> None:
     """Any boxes own the image, and any other boxes cut its result up."""
@@ -147,7 +147,7 @@ def test_pooling_of_boxes_that_form_no_grid(data: st.DataObject, how: str) -> No
     assert_equal(found, on_one_device(pooled, [value], cotangent))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.data())
 def test_affine_layers_on_unbalanced_parts(data: st.DataObject) -> None:
     batch, inputs, outputs = cuts(data.draw, 4, 2), cuts(data.draw, 5, 2), cuts(data.draw, 6, 2)

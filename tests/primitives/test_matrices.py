@@ -31,7 +31,7 @@ from pase.targets.mesh_tensorflow.primitives.data_movement import (
 from pase.targets.mesh_tensorflow.primitives.parts import Distributed
 from tests.primitives.lab import NUM_DEVICES, Array, Lab, Outcome, assert_is_matrix, covers, outcome, worker_sets
 
-few = settings(max_examples=15, deadline=None)
+few = settings(max_examples=15)
 Point = tuple[int, ...]
 
 
@@ -229,7 +229,7 @@ def test_halo_exchange(extent: int, kernel: Kernel, owned: list[int], outputs: l
 # -- any boxes
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.data(), st.lists(st.integers(2, 6), min_size=1, max_size=2))
 def test_windows_of_any_boxes(data: st.DataObject, shape: list[int]) -> None:
     """Exchanged halos hold what an all-to-all takes straight to the windows, there and back, for as many bytes."""

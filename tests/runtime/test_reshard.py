@@ -31,7 +31,7 @@ def implementation(axes: tuple[tuple[str, int], ...], traffic: Traffic) -> MeshI
     return mesh.implementation(traffic)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.integers(1, 3), min_size=1, max_size=3),
     st.data(),
@@ -148,7 +148,7 @@ def wanted(mesh: LayerMesh, target: list[TensorDim]) -> Layout:
     return layout_of(mesh.devices, target)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(transfers(), st.sampled_from([np.float32, np.float64]))
 def test_values_and_adjoint(transfer: Transfer, dtype: type) -> None:
     source_dims, source_mesh, target_dims, target_mesh = transfer
@@ -196,7 +196,7 @@ def test_nothing_moves_between_equal_layouts() -> None:
     assert lab.traffic.total_bytes == 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_concat_and_its_gradient(data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))

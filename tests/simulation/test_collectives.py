@@ -90,7 +90,7 @@ def test_as_a_program_adds_small_sums_meet_on_the_first_device() -> None:
     assert sum(bytes_of_links(graph, fabric)[i] for i in (4, 5)) == 6 * 400
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.permutations(range(8)), st.sampled_from([1, 2, 4, 8]), st.sampled_from([3, 1023, 1024, 9000]))
 def test_as_a_program_adds_the_bytes_are_those_of_the_predicted_traffic(
     devices: list[int], size: int, points: int

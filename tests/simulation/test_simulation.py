@@ -97,7 +97,7 @@ def test_what_a_layer_needs_from_another_is_waited_for() -> None:
 # -- what holds for every plan
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(plans)
 def test_links_carry_the_bytes_that_the_traffic_predicts(plan: Plan) -> None:
     step = simulate(plan, machine=TWO_LEVELS, collectives="program")
@@ -111,7 +111,7 @@ def test_links_carry_the_bytes_that_the_traffic_predicts(plan: Plan) -> None:
     assert sum(phase.moved_bytes for phase in step.phases) == sum(flow.total_bytes for flow in flows(plan))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(plans, ways)
 def test_no_step_is_shorter_than_what_it_takes_and_nothing_happens_at_once(plan: Plan, way: dict[str, bool]) -> None:
     step = simulate(plan, machine=TWO_LEVELS, **way)  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ def test_no_step_is_shorter_than_what_it_takes_and_nothing_happens_at_once(plan:
         assert all(release <= begin for release, begin in zip(taken.release_s, list(taken.begin_s)[1:], strict=False))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(plans, ways)
 def test_without_cost_of_communication_a_step_is_its_computation(plan: Plan, way: dict[str, bool]) -> None:
     free = machine((0, 0.0, inf))
@@ -167,7 +167,7 @@ def slower(found: Machine, factor: float) -> Machine:
     return replace(found, device=device, levels=levels)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(plans, ways)
 def test_a_machine_of_a_quarter_of_the_speed_takes_four_times_as_long(plan: Plan, way: dict[str, bool]) -> None:
     step, again, slow = (

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pase.errors import SolverError
@@ -15,7 +15,6 @@ from scripts.benchmarks.recurrences import (
 from tests.solver.problems import brute_force, complete, random_tables, small_problems, total_cost
 
 
-@settings(deadline=None)
 @given(small_problems(), st.randoms(use_true_random=False), st.sampled_from([find_best_strategy, naive_recurrence]))
 def test_both_recurrences_are_exact_for_any_order(tables, random, recurrence):
     order = list(range(tables.num_vertices))

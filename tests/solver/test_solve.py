@@ -60,7 +60,6 @@ def test_the_optimum_is_that_of_all_strategies(tables):
     check_optimal(tables)
 
 
-@settings(deadline=None)
 @given(small_problems(), st.sampled_from(sorted(ORDERINGS)))
 def test_every_ordering_gives_the_optimum(tables, ordering):
     check_optimal(tables, ordering=ordering)
@@ -69,7 +68,7 @@ def test_every_ordering_gives_the_optimum(tables, ordering):
 @pytest.mark.parametrize("how", ["bounded_first", "branching"])
 def test_the_optimum_with_bounding_and_with_branching(how, request):
     request.getfixturevalue(how)
-    settings(deadline=None)(given(small_problems())(lambda tables: check_optimal(tables)))()
+    given(small_problems())(lambda tables: check_optimal(tables))()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -250,7 +249,7 @@ def test_disconnected_and_empty_problems_are_refused():
 
 @example(seed=0)
 @given(st.integers(0, 2**16))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_peak_memory_counts_what_the_elimination_holds(seed):
     tables = random_tables(np.random.default_rng(seed), 5, cycle(5), smallest_domain=2)
     solution = solve(tables)

@@ -30,7 +30,7 @@ def _all(tables: CostTables, kept: Kept) -> float:
     return min(total_cost(tables, choice) for choice in product(*(own.tolist() for own in rows)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data(), tables=small_problems(finite=True))
 def test_finds_the_cheapest_of_those_that_are_left(data: st.DataObject, tables: CostTables) -> None:
     solution = solve(tables)
@@ -79,7 +79,7 @@ def _other_costs(tables: CostTables, rng: np.random.Generator) -> CostTables:
     return replace(tables, edge_tables=tuple(map(other, tables.edge_tables)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data(), tables=small_problems(finite=True), seed=st.integers(0, 2**32))
 def test_finds_the_cheapest_where_costs_have_changed(data: st.DataObject, tables: CostTables, seed: int) -> None:
     start, rng = warm_start(tables, solve(tables)), np.random.default_rng(seed)

@@ -143,7 +143,7 @@ rates_drawn = st.builds(
     rho=st.integers(0, 48).map(lambda n: Fraction(n, 16)),
     momentum=st.integers(0, 16).map(lambda n: Fraction(n, 16)),
 )
-few = settings(max_examples=30, deadline=None)
+few = settings(max_examples=30)
 
 Crowd = tuple[list[Array], list[Array], Array]
 

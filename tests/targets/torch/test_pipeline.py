@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -106,7 +106,6 @@ def test_chunks_take_micro_batches_in_rounds() -> None:
     assert passes == ("F0.0 F0.1 F2.0 F2.1 F0.2 B2.0 F0.3 B2.1 F2.2 B0.0 F2.3 B0.1 B2.2 B2.3 B0.2 B0.3")
 
 
-@settings(deadline=None)
 @given(st.sampled_from(SCHEDULES), st.integers(2, 5), st.integers(1, 3), st.integers(1, 12))
 def test_no_schedule_waits_for_ever(schedule: str, groups: int, chunks: int, count: int) -> None:
     """Every pass is done once, each after those that it needs, whatever the numbers."""
