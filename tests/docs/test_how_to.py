@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from tests.docs.markdown import blocks
 
 OPERATOR = "docs/how-to/own-operator.md"
 COST_MODEL = "docs/how-to/own-cost-model.md"
+FRONT_END = "docs/how-to/own-front-end.md"
 ROOT = Path(__file__).parents[2]
 
 
@@ -131,6 +133,29 @@ def test_one_file_is_all_that_an_operator_takes_to_be_imported_trained_and_run(m
     for plan in plans:
         losses, _ = trained(plan, weights, arrays(inputs))
         np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+
+
+def test_one_line_is_all_that_a_front_end_takes_to_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pase.importers import frameworks
+
+    page = names_of(FRONT_END, "chains.py")
+    chain, front_end = page["Chain"], page["ChainFrontEnd"]
+    with pytest.raises(pase.PaseError, match=r"a model of type Chain cannot be imported; give the name of a built-in"):
+        pase.load(chain("c", (8, 4)))  # type: ignore[operator]
+    monkeypatch.setattr(frameworks, "FRONT_ENDS", (*frameworks.FRONT_ENDS, front_end()))  # type: ignore[operator]
+    widths = (12, 20, 8, 4)
+    graph = pase.load(chain("c", widths), batch=16)  # type: ignore[operator]
+    pairs = list(pairwise(widths))
+    assert graph.num_parameters == sum(m * n + n for m, n in pairs)
+    assert graph.forward_flop(contractions_only=True) == sum(2 * 16 * m * n for m, n in pairs)
+    assert pase.search(graph, devices=4).exact
+    for widths, arguments, told in [
+        ((8,), {}, r"has widths \(8,\); expected two or more"),
+        ((8, 0), {}, r"has widths \(8, 0\); expected two or more, of 1 at least"),
+        ((8, 4), {"depth": 2}, "takes no arguments; found depth"),
+    ]:
+        with pytest.raises(pase.PaseError, match=told):
+            pase.load(chain("c", widths), arguments=arguments)  # type: ignore[operator]
 
 
 def test_the_function_of_the_page_trains_under_its_plan(tmp_path: Path) -> None:
