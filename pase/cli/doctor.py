@@ -46,6 +46,8 @@ _REQUIREMENT = re.compile(r"""([\w.-]+)(?:\[[^]]*\])?\s*([^;]*?)\s*(?:;\s*extra\
 def _is_among(version: str, wanted: str) -> bool:
     """Return whether a version is one of those that setup.py asks for: "==2.21.*", ">=3.11,<3.14"."""
     found = _order(version)
+    if not found:
+        return False
     for operator, bound in re.findall(r"(==|>=|<)\s*([\d.*]+)", wanted):
         limit = _order(bound)
         if operator == "==" and bound.endswith(".*"):
@@ -59,9 +61,13 @@ def _is_among(version: str, wanted: str) -> bool:
 
 
 def _order(version: str) -> list[int]:
-    """Return the numbers of a version as all have them, and a 0 at their end if it came before its release, else 1."""
+    """Return the numbers of a version as all have them, and a 0 at their end if it came before its release, else 1.
+
+    Of what is no version there are none.
+    """
     found = re.match(r"((?:\d+\.?)+)(a|b|c|rc|dev)?", version)
-    assert found is not None, version
+    if found is None:
+        return []
     numbers = [int(part) for part in found[1].split(".") if part]
     return [*(numbers + [0] * 6)[:6], int(found[2] is None)]
 
