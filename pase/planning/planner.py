@@ -39,7 +39,7 @@ from pase.planning.constraints import (
 )
 from pase.planning.memory_limit import search_within
 from pase.planning.pipelines import plan_of_step, search_schemes
-from pase.planning.plan import NOT_SEARCHED, Plan, SearchRecord
+from pase.planning.plan import NOT_SEARCHED, SCHEDULES, Plan, SearchRecord
 from pase.planning.spans import Setting
 from pase.planning.strategy import plan_layers, total_cost
 from pase.sharding.configurations import (
@@ -405,6 +405,11 @@ def chosen_options(options: SearchOptions | Mapping[str, Any] | None, settings: 
     wrong = [mode for mode in chosen.modes if mode not in MODES]
     if wrong:
         raise ConfigurationError(unknown_name("mode", str(wrong[0]), MODES))
+    if chosen.schedule in SCHEDULES and chosen.schedule not in SEARCHED_SCHEDULES:
+        raise ConfigurationError(
+            f"schedule {chosen.schedule!r} is not searched, though plans that are written by hand may have it; search "
+            f"with {', '.join(SEARCHED_SCHEDULES)}"
+        )
     if chosen.schedule not in SEARCHED_SCHEDULES:
         raise ConfigurationError(unknown_name("schedule", str(chosen.schedule), SEARCHED_SCHEDULES))
     if chosen.attention not in ATTENTION:
