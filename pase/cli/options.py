@@ -207,8 +207,8 @@ step_options = options_of_all(
         "--schedule",
         SEARCHED_SCHEDULES,
         default=SEARCHED_SCHEDULES[0],
-        help="Of its stages; interleaved: each group of devices may have several, in turns. zero_bubble is of plans made "
-        "by hand.",
+        help="Of its stages; interleaved: each group of devices may have several, in turns. zero_bubble is of "
+        "plans made by hand.",
     ),
     option(
         "--modes",
