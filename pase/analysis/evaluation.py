@@ -34,9 +34,8 @@ from pase.costs.modes import ModeSpace
 from pase.costs.schedules import schedule_of
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError, unknown_name
 from pase.graph import Graph, Precision
-from pase.graph.micro_batch import micro_batch
 from pase.graph.operators import with_fan_outs
-from pase.graph.stages import with_cuts
+from pase.graph.parts import micro_batch, with_cuts
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
 from pase.planning.constraints import (

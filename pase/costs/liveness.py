@@ -34,7 +34,7 @@ from pase.costs.memory import Keeping, edge_memory, held_points, keeping, state_
 from pase.costs.modes import STATES, sharded, sums_moments
 from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Graph, Operator, Role
 from pase.graph.access import Indexed, Window
-from pase.graph.stages import Stage
+from pase.graph.parts import Stage
 from pase.sharding.edges import LayerMode, table_edges
 from pase.sharding.shards import IndexArray, IntArray, Splits, splits_of
 from pase.sharding.traffic import is_needed_backward

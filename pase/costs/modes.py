@@ -38,7 +38,7 @@ from pase.costs.memory import (
 from pase.costs.model import CostModel
 from pase.costs.traffic import LayerTraffic, Pattern, ReadTraits, layer_traffic, sum_name
 from pase.graph import ITEMSIZES, AllReduce, Edge, Graph, Operator
-from pase.graph.stages import Stage
+from pase.graph.parts import Stage
 from pase.sharding.configurations import enumerate_configurations
 from pase.sharding.edges import SharedWeight, edge_sides, table_edges
 from pase.sharding.shards import FloatArray, IndexArray, IntArray, Splits, distinct_rows, fits_pieces

@@ -32,9 +32,9 @@ from pase.targets.mesh_tensorflow.runtime.checks import check_operations
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import accuracy_of
+from pase.targets.training.counted import NOTHING_DROPPED, Key, step_key
 from pase.targets.training.data import Array, Batches, DataInput
 from pase.targets.training.initial import initial_value
-from pase.targets.training.masks import NOTHING_DROPPED, Key, step_key
 
 Build = Callable[[Program], Any]
 

@@ -9,7 +9,7 @@ from pase.common.names import short
 from pase.graph import Access, AllToAll, Graph, Operator, Role
 from pase.graph.body import Body, Step, without_casts
 from pase.graph.operators.products import ring_attention
-from pase.graph.stages import with_cuts
+from pase.graph.parts import with_cuts
 
 
 def difference(expected: Graph, found: Graph) -> str:

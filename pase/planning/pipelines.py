@@ -28,8 +28,7 @@ from pase.costs.modes import STATES
 from pase.costs.schedules import INTERLEAVED, schedule_of, step_s
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError
 from pase.graph import Graph
-from pase.graph.micro_batch import micro_batch
-from pase.graph.stages import cuts, with_cuts
+from pase.graph.parts import cuts, micro_batch, with_cuts
 from pase.planning.plan import STAGES, STAGES_IN_TURNS, Plan, SearchRecord
 from pase.planning.spans import (
     CLOSE,

@@ -21,7 +21,7 @@ from pase.errors import ConfigurationError, MemoryLimitError, PlanError, SolverE
 from pase.graph import Graph, Operator, Precision
 from pase.graph.operators import with_fan_outs
 from pase.graph.operators.products import with_fused_attention, with_rings
-from pase.graph.stages import with_cuts
+from pase.graph.parts import with_cuts
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
 from pase.planning.constraints import (

@@ -26,11 +26,9 @@ from pase.costs.schedules import INTERLEAVED, ONE_FORWARD_ONE_BACKWARD, in_fligh
 from pase.costs.traffic import LayerTraffic
 from pase.errors import ConfigurationError
 from pase.graph import Graph
-from pase.graph.micro_batch import micro_batch
-from pase.graph.stages import cuts, stage, with_cuts
+from pase.graph.parts import cuts, micro_batch, stage, with_cuts
 from pase.machine import Machine
 from pase.planning.constraints import Constraints, allowed
-from pase.planning.links import group_links
 from pase.planning.stage_problem import (
     CRITERIA,
     Looked,
@@ -43,7 +41,7 @@ from pase.planning.stage_problem import (
     times,
 )
 from pase.planning.stage_search import StageFound, climb, solve_stage
-from pase.planning.stages import under_way
+from pase.planning.stages import group_links, under_way
 from pase.sharding.shards import FloatArray, IndexArray, IntArray
 
 MIN_RESTRICTED, SLACKS = 12_000, (0.12, 0.35)

@@ -1,4 +1,5 @@
-"""Pipelines: the stages of a plan as plans of their own, and the order in which a group of devices works through them.
+"""Pipelines: the stages of a plan as plans of their own, the order in which a group of devices works through them, and
+the links between groups.
 
 Stage s belongs to group s mod S of the S groups. A group that has several stages, its chunks, takes micro-batches in
 rounds of S: of a round first all for its first chunk, then all for its second (Megatron-LM's interleaved schedule).
@@ -11,9 +12,11 @@ from typing import Literal
 
 import numpy as np
 
+from pase.costs.collectives import Link
 from pase.errors import PlanError
 from pase.graph import ITEMSIZES
-from pase.graph.stages import stage
+from pase.graph.parts import stage
+from pase.machine import Machine
 from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.edges import SharedWeight, edge_steps
 from pase.sharding.reshard import moved_pairs
@@ -217,3 +220,26 @@ def most_held(plan: Plan, count: Callable[[Sequence[HeldWeight]], int]) -> int:
     for number in range(plan.num_stages):
         of_groups[number % plan.num_groups] += count(held_weights(stage_plan(plan, number)))
     return max(of_groups)
+
+
+def group_links(machine: Machine, num_devices: int, num_groups: int, chunks: int = 1) -> tuple[Link | None, ...]:
+    """Return what a device has of the link before each stage, and behind the last one: none at the ends.
+
+    Groups of devices have the stages in turns, each as many as there are chunks.
+    """
+    numbers = range(1, num_groups * chunks)
+    between = [_link(machine, num_devices, num_devices // num_groups, number % num_groups) for number in numbers]
+    return (None, *between, None)
+
+
+def _link(machine: Machine, num_devices: int, group: int, number: int) -> Link:
+    """Return what each device of a group has of the link to the group before, of the first to the last one."""
+    device, behind = number * group, 1
+    other = (device or num_devices) - 1
+    for level in machine.levels_for(num_devices):
+        size = level.num_devices or num_devices
+        if other // size == device // size:
+            break
+        behind = size
+    link = Link(latency_s=level.latency_s, s_per_byte=1 / level.bandwidth_bytes_per_s)
+    return link.shared(min(group, behind))

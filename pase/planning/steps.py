@@ -12,12 +12,11 @@ from pase.costs.memory import keeping, layer_memory
 from pase.costs.modes import STATES, KnownModes, LayerModes, Links, ModeSpace, mode_tables, state_bytes
 from pase.costs.schedules import in_flight, step_s
 from pase.graph import Graph
-from pase.graph.stages import stages
+from pase.graph.parts import stages
 from pase.machine import Machine
-from pase.planning.links import group_links
 from pase.planning.plan import LayerPlan, Plan, Transfer
 from pase.planning.stage_problem import StageProblem, StageSums, together
-from pase.planning.stages import under_way
+from pase.planning.stages import group_links, under_way
 from pase.planning.strategy import plan_layers
 from pase.sharding.placement import place
 from pase.sharding.shards import IntArray, splits_of

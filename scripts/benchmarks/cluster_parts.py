@@ -13,7 +13,7 @@ from typing import Any
 
 from pase import Plan, load, search
 from pase.graph import Scalar
-from pase.graph.micro_batch import micro_batch
+from pase.graph.parts import micro_batch
 from pase.machine import Machine
 from pase.planning.constraints import MODES
 from pase.planning.steps import Step

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import pase
-from pase.graph.stages import cuts, with_cuts
+from pase.graph.parts import cuts, with_cuts
 from pase.targets.torch.launch import call
 from scripts.benchmarks.peak import MODELS, RANKS, Training
 from scripts.benchmarks.tables import markdown, publish

@@ -17,8 +17,7 @@ from pase.costs.modes import REPLICATED
 from pase.costs.schedules import schedule_of
 from pase.errors import MemoryLimitError
 from pase.graph import Graph, Operator
-from pase.graph.micro_batch import micro_batch
-from pase.graph.stages import with_cuts
+from pase.graph.parts import micro_batch, with_cuts
 from pase.machine import Machine
 from pase.planning.constraints import MODES
 from pase.planning.plan import Plan

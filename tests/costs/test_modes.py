@@ -12,7 +12,7 @@ from pase.costs.memory import keeping
 from pase.costs.modes import STATES, KnownModes, LayerModes, ModeSpace, mode_tables
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, softmax_loss
-from pase.graph.stages import cuts, stage, with_cuts
+from pase.graph.parts import cuts, stage, with_cuts
 from pase.machine import Machine
 from pase.machine.machine import Device, Level
 

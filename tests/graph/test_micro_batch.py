@@ -11,9 +11,8 @@ from torch.nn import functional
 import pase
 from pase.errors import ConfigurationError
 from pase.graph import Builder, Graph
-from pase.graph.micro_batch import micro_batch
 from pase.graph.operators import dense, softmax_loss
-from pase.graph.stages import cuts, stages, with_cuts
+from pase.graph.parts import cuts, micro_batch, stages, with_cuts
 from tests.networks import SMALL
 
 NETWORKS = ["alexnet", "resnet101", "gpt", "transformer", "bert_large", "rnnlm", "densenet121", "mlp"]

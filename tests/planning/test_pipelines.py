@@ -20,16 +20,15 @@ from pase.costs.memory import keeping
 from pase.costs.modes import STATES, KnownModes, ModeSpace, ModeTables, mode_tables
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError
 from pase.graph import Builder, Graph
-from pase.graph.micro_batch import micro_batch
 from pase.graph.operators import dense, elementwise, layer_norm, softmax_loss
-from pase.graph.stages import cuts, stage, with_cuts
+from pase.graph.parts import cuts, micro_batch, stage, with_cuts
 from pase.machine import Machine, load_machine
 from pase.machine.machine import Device, Level, Overlap
 from pase.planning import pipelines, spans, stage_problem, stage_search
-from pase.planning.links import group_links
 from pase.planning.pipelines import plan_of_step, solve_scheme
 from pase.planning.plan import STAGES_IN_TURNS
 from pase.planning.spans import Scheme, Setting, batch_of
+from pase.planning.stages import group_links
 from tests.costs.test_schedules import order_of
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

@@ -22,8 +22,8 @@ from pase.targets.mesh_tensorflow.runtime.layers.points import _drawn
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
 from pase.targets.mesh_tensorflow.runtime.training import Training
+from pase.targets.training.counted import NOTHING_DROPPED, kept, layer_key, step_key, threshold
 from pase.targets.training.data import Batches
-from pase.targets.training.masks import NOTHING_DROPPED, kept, layer_key, step_key, threshold
 from tests.runtime.networks import dropping
 from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.training import builder_of, options, started, trained

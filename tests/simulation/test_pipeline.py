@@ -22,7 +22,7 @@ from pase.analysis.simulation.simulation import simulate
 from pase.costs.schedules import step_s
 from pase.errors import PlanError
 from pase.graph import Graph
-from pase.graph.stages import cuts
+from pase.graph.parts import cuts
 from pase.machine import Machine
 from pase.planning.plan import Plan
 from pase.planning.stages import actions

@@ -6,8 +6,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from pase.targets.training.masks import WORD, layer_key, words
-from pase.targets.training.normal import BLOCK, normal_part
+from pase.targets.training.counted import BLOCK, WORD, layer_key, normal_part, words
 
 KEY = layer_key("some weight")
 NORMAL = NormalDist()

@@ -12,7 +12,7 @@ from pase.analysis.evaluation import planned_step
 from pase.common.documents import StrPath
 from pase.costs import STATES
 from pase.graph import Graph
-from pase.graph.stages import cuts
+from pase.graph.parts import cuts
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
 from pase.planning.pipelines import data_parallel_step

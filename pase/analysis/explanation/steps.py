@@ -21,8 +21,7 @@ from pase.costs.modes import STATES, KnownModes, ModeSpace, mode_tables
 from pase.costs.schedules import schedule_of
 from pase.errors import ConfigurationError, PlanError, unknown_name
 from pase.graph import Graph
-from pase.graph.micro_batch import micro_batch
-from pase.graph.stages import with_cuts
+from pase.graph.parts import micro_batch, with_cuts
 from pase.importers import load
 from pase.models import MODELS
 from pase.planning.constraints import allowed, mode_space

@@ -50,8 +50,8 @@ from pase.targets.torch.program import Program, Traced, WeightSum
 from pase.targets.torch.states import Pieces, gather_in_place
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, computing_in, reshard, resolved
 from pase.targets.torch.values import Source, from_file, from_first_rank, from_tensors, own_values, random_values
+from pase.targets.training.counted import step_key
 from pase.targets.training.initial import initial_moments
-from pase.targets.training.masks import step_key
 
 
 def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0) -> "Parallel":

@@ -27,8 +27,7 @@ from pase.errors import ProgramError
 from pase.sharding.boxes import Range
 from pase.targets.torch.launch import naming_lost_ranks
 from pase.targets.torch.placements import Held, place
-from pase.targets.training.masks import layer_key
-from pase.targets.training.normal import normal_part, uniform_part
+from pase.targets.training.counted import layer_key, normal_part, uniform_part
 
 
 class Source(Protocol):

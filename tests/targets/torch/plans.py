@@ -7,7 +7,7 @@ from random import Random
 from pase.costs import STATES
 from pase.graph import AllToAll, Graph
 from pase.graph.operators.products import with_rings
-from pase.graph.stages import cuts, with_cuts
+from pase.graph.parts import cuts, with_cuts
 from pase.planning.plan import SCHEDULES, Plan
 from tests.runtime.plans import make_plan, placed, random_plan, rings_of, split_along
 

@@ -47,8 +47,8 @@ from pase.targets.torch.layers import (
 )
 from pase.targets.torch.program import Program
 from pase.targets.torch.tensor import Dim, Tensor
-from pase.targets.training.masks import kept as kept_points
-from pase.targets.training.masks import step_key
+from pase.targets.training.counted import kept as kept_points
+from pase.targets.training.counted import step_key
 from tests.targets.torch.lockstep import Computed, computed
 
 RELATIVE = 1e-12

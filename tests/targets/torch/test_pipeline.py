@@ -16,7 +16,7 @@ from torch import nn
 
 import pase
 from pase.errors import ModelError, PlanError, ProgramError
-from pase.graph.stages import Stage
+from pase.graph.parts import Stage
 from pase.planning.plan import SCHEDULES, Plan
 from pase.planning.stages import Action, actions, stage_plan
 from pase.targets.emitter import emit

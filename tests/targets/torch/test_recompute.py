@@ -17,7 +17,7 @@ from pase.targets.emitter import emit
 from pase.targets.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
 from pase.targets.torch.parallel import parallelize
-from pase.targets.training.masks import kept, step_key
+from pase.targets.training.counted import kept, step_key
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan, recomputing
 from tests.runtime.training import options

@@ -12,8 +12,8 @@ from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import Assign, LayerMesh, Traffic
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.reshard import FanOut, reshard
+from pase.targets.training.counted import Key
 from pase.targets.training.data import DataInput
-from pase.targets.training.masks import Key
 from pase.targets.training.optimisers import Rule
 
 

@@ -15,6 +15,7 @@ from pase.graph.body import Step, elementary
 from pase.sharding.traffic import parameter_name
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.interpreter import interpret, named, piece_of
+from pase.targets.training.counted import NOTHING_DROPPED, Key, kept, step_key
 from pase.targets.training.data import (
     Array,
     Batches,
@@ -33,7 +34,6 @@ from pase.targets.training.initial import (
     shared_order,
     weight_name,
 )
-from pase.targets.training.masks import NOTHING_DROPPED, Key, kept, step_key
 from pase.targets.training.optimisers import Rule, name_of, options_of
 from pase.targets.training.options import TrainingOptions
 

@@ -14,9 +14,9 @@ from pase.targets.mesh_tensorflow.primitives.mesh import PhaseMark, Traffic
 from pase.targets.mesh_tensorflow.runtime.checks import Gate, check_operations, first_not_finite
 from pase.targets.mesh_tensorflow.runtime.layers.loss import SoftmaxLoss
 from pase.targets.mesh_tensorflow.runtime.program import Program, Updates
+from pase.targets.training.counted import NOTHING_DROPPED, step_key
 from pase.targets.training.data import Array, Evaluation
 from pase.targets.training.initial import given_value, initial_value
-from pase.targets.training.masks import NOTHING_DROPPED, step_key
 from pase.targets.training.optimisers import Rule, Sgd
 from pase.targets.training.script import StepResult
 

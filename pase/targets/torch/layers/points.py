@@ -17,7 +17,7 @@ from pase.errors import ProgramError
 from pase.graph.precision import IN_FLOAT32
 from pase.sharding.named_dims import named
 from pase.targets.torch.tensor import Dim, Tensor, in_float32, in_order, joined_dims, local
-from pase.targets.training.masks import ROUND, WORD, layer_key, threshold
+from pase.targets.training.counted import ROUND, WORD, layer_key, threshold
 
 _CONSTANT = frozenset({"ceil", "floor", "floor_divide", "round", "sign"})
 _COMPARED: Mapping[str, Callable[..., Any]] = MappingProxyType(

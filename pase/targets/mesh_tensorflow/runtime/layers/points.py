@@ -14,7 +14,7 @@ from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.functions import functions_of_points
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise
-from pase.targets.training.masks import ROUND, WORD, layer_key, threshold
+from pase.targets.training.counted import ROUND, WORD, layer_key, threshold
 
 
 def apply(function: str, *operands: Any) -> Any:

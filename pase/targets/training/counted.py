@@ -1,11 +1,14 @@
-"""Random numbers by a counter: that of an element is a function of a key and of its number in the whole tensor.
+"""Random numbers by a counter: each is a function of a key and of its number in the whole tensor, never of a strategy.
 
-Whoever holds a part of a tensor makes that part alone, in blocks that a core's cache holds, on several threads; nobody
-makes more. A word of 32 bits, hashed of the number (`masks.py`), is the place in the distribution, whose inverse is
-Wichura's PPND7 (1988, AS 241), exact to the last places of float32. Sums, products, quotients and roots of float32 are
-all that is computed, and every machine rounds these alike: replicas on unlike machines are the same, bit for bit.
+Word i of a tensor, row-major in the whole of it, is hashed of i and a key, so that whoever holds a part makes that part
+alone. Masks keep a point whose word is high enough; keys of a layer and a step are drawn on the host and fed with every
+step. Normal numbers are made in blocks that a core's cache holds, on several threads: a word is the place in the
+distribution, whose inverse is Wichura's PPND7 (1988, AS 241), exact to the last places of float32. Sums, products,
+quotients and roots of float32 are all that is computed, and every machine rounds these alike: replicas on unlike
+machines are the same, bit for bit.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,7 +19,64 @@ from typing import Any
 import numpy as np
 
 from pase.sharding.boxes import Range
-from pase.targets.training.masks import ROUND, WORD, Key, words
+
+Key = np.ndarray[Any, np.dtype[np.int64]]
+
+NOTHING_DROPPED: Key = np.array([-1, -1], np.int64)
+"""The key of a step that keeps every point as it is, to evaluate what was trained."""
+
+WORD = 2**32
+
+ROUND = ((16, 0x21F0AAAD), (15, 0x735A2D97), (15, 1))
+"""Right shifts to be added without carry and factors, of a mixing of 32 bits that was searched for its low bias
+(Wellons, hash prospector); below 2**31, so that products fit 63 bits and signed integers do."""
+
+
+def step_key(seed: int, step: int) -> Key:
+    """Return two words of 32 bits for a step, numbered from 0."""
+    return _words(f"step {seed} {step}".encode())
+
+
+def layer_key(name: str) -> Key:
+    """Return two words of 32 bits for a layer."""
+    return _words(b"layer " + name.encode("utf-8", "surrogatepass"))
+
+
+def threshold(rate: float) -> int:
+    """Return the word below which a point is dropped."""
+    return min(round(rate * WORD), WORD - 1)
+
+
+def kept(name: str, shape: tuple[int, ...], rate: float, key: Key) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which points of a whole tensor a layer keeps in the step of a key."""
+    if key[0] < 0:
+        return np.ones(shape, np.bool_)
+    numbers = np.arange(int(np.prod(shape)), dtype=np.uint64)
+    return (words(numbers, key ^ layer_key(name)) >= np.uint32(threshold(rate))).reshape(shape)
+
+
+def words(numbers: np.ndarray[Any, np.dtype[np.uint64]], key: Key) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """Return random words of 32 bits of the points with these numbers, each a function of its number and the key."""
+    # Words of 32 bits wrap around by themselves here.
+    first, second = key.astype(np.uint32)
+    low, high = (numbers % WORD).astype(np.uint32), (numbers // WORD).astype(np.uint32)
+    return _mixed(_mixed(low ^ first) ^ second ^ _mixed(high))
+
+
+def _mixed(words: np.ndarray[Any, np.dtype[np.uint32]]) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    for shift, factor in ROUND:
+        words = (words ^ (words >> np.uint32(shift))) * np.uint32(factor)
+    return words
+
+
+def _words(text: bytes) -> Key:
+    def parts() -> Iterator[int]:
+        digest = hashlib.blake2b(text, digest_size=8).digest()
+        yield int.from_bytes(digest[:4], "little")
+        yield int.from_bytes(digest[4:], "little")
+
+    return np.fromiter(parts(), np.int64)
+
 
 Array = np.ndarray[Any, Any]
 Floats = np.ndarray[Any, np.dtype[np.float32]]

@@ -1,17 +1,28 @@
-"""A micro-batch: the graph of some of the examples of a training step, all else as it is."""
+"""Parts of a training step: micro-batches, some of its examples, and stages of a pipeline, some of its layers.
+
+Each is a graph of its own. A graph is cut into stages between two of its layers, in their order, where a single tensor
+goes from what is before to what is after, for one layer there. A stage reads what the stages before it wrote as it
+reads data, but for the gradient, which it sends back.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from math import gcd, prod
 from typing import Any
 
+from pase.common.frozen import FrozenDict
 from pase.common.names import visible
 from pase.errors import ConfigurationError, GraphError
 from pase.graph.access import Access, Dim, DimIndex, SliceOf, Window
+from pase.graph.batch import Batch
 from pase.graph.body import Body
-from pase.graph.graph import Graph
+from pase.graph.graph import Edge, Graph
 from pase.graph.operator import Operator
+from pase.graph.operators import with_fan_outs
+from pase.graph.precision import LayerTypes
 from pase.graph.verify import verify
 
 Factors = Mapping[str, int]
@@ -160,3 +171,81 @@ def _called(told: Any, examples: int, count: int) -> Any:
             return [_called(value, examples, count) for value in told]
         case _:
             return told
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage(Graph):
+    """Some layers of a graph, in its order. whole: that graph. A weight that stages share belongs to each of them."""
+
+    whole: Graph
+
+    @cached_property
+    def received(self) -> tuple[Edge, ...]:
+        """The edges on which it has tensors of earlier stages."""
+        return tuple(e for e in self.whole.edges if e.consumer in self.index and e.producer not in self.index)
+
+    @cached_property
+    def sent(self) -> tuple[Edge, ...]:
+        """The edges on which later stages have tensors of it."""
+        return tuple(e for e in self.whole.edges if e.producer in self.index and e.consumer not in self.index)
+
+    @cached_property
+    def types(self) -> Mapping[str, LayerTypes]:
+        """The types of each layer's tensors, by its name."""
+        return FrozenDict({name: self.whole.types[name] for name in self.index})
+
+    @cached_property
+    def batch(self) -> Mapping[str, Batch]:
+        """Where the batch lies in the iteration space of each layer, by its name."""
+        return FrozenDict({name: self.whole.batch[name] for name in self.index})
+
+    @cached_property
+    def _gradients(self) -> frozenset[tuple[str, int]]:
+        return frozenset(read for read in self.whole._gradients if read[0] in self.index)
+
+
+def with_cuts(graph: Graph) -> Graph:
+    """Return a graph with a fan-out wherever one is needed, and where several layers read all that goes on from before.
+
+    It can be cut there then.
+    """
+    graph = with_fan_outs(graph)
+    return with_fan_outs(graph, behind={tensor for _, tensor in _narrow(graph)})
+
+
+def cuts(graph: Graph) -> tuple[int, ...]:
+    """Return before which layers, by position, a graph can be cut: one layer alone reads one tensor from before."""
+    return tuple(at for at, tensor in _narrow(graph) if len(graph.readers[tensor]) == 1)
+
+
+def _narrow(graph: Graph) -> Iterator[tuple[int, tuple[str, int]]]:
+    """Yield each position with the one tensor that goes on to the layers from there on, by layer and output."""
+    last = {tensor: max(graph.index[edge.consumer] for edge in edges) for tensor, edges in graph.readers.items()}
+    under_way: set[tuple[str, int]] = set()
+    for position, operator in enumerate(graph.operators):
+        under_way = {tensor for tensor in under_way if last[tensor] >= position}
+        if len(under_way) == 1:
+            yield position, next(iter(under_way))
+        under_way.update((operator.name, o) for o in range(len(operator.writes)) if (operator.name, o) in last)
+
+
+def stages(graph: Graph, at: Sequence[int]) -> tuple[Graph, ...]:
+    """Return the stages of a graph that is cut before some layers, by position; the graph itself without any."""
+    between = pairwise((0, *at, len(graph.operators)))
+    return tuple(stage(graph, first, beyond) for first, beyond in between) if at else (graph,)
+
+
+def stage(graph: Graph, first: int, beyond: int) -> Stage:
+    """Return the layers of a graph from one position to another, which is none of them, as a graph."""
+    operators = graph.operators[first:beyond]
+    names = {operator.name for operator in operators}
+    return Stage(
+        name=graph.name,
+        operators=operators,
+        edges=tuple(edge for edge in graph.edges if edge.producer in names and edge.consumer in names),
+        arguments=graph.arguments,
+        precision=graph.precision,
+        framework=graph.framework,
+        call=graph.call,
+        whole=graph,
+    )
