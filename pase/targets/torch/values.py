@@ -4,7 +4,7 @@ A `Source` is asked for what one rank holds of a parameter and makes no more of 
 
 The own initialisation of a module on the device 'meta' runs once on a copy that has no values, and what it does in
 place to each parameter and buffer is recorded: numbers drawn, filled in, copied, scaled. A rank then does the same to
-its parts. Numbers that are drawn are those of a counter (`training/normal.py`), of the same distribution.
+its parts. Numbers that are drawn are those of a counter (`training/counted.py`), of the same distribution.
 """
 
 import json
@@ -114,7 +114,7 @@ def random_values(moments: Mapping[str, tuple[float, float]], seed: int = 0) -> 
     """Return a source of normal random numbers: a function of the seed, the parameter's name and an element's number.
 
     The strategy and the number of ranks change nothing of them, and no rank makes more than its part. They are float32,
-    made by as many threads as PyTorch has (`training/normal.py`). moments: the mean and the standard deviation of each
+    made by as many threads as PyTorch has (`training/counted.py`). moments: the mean and the standard deviation of each
     parameter by its first name; else all are zeros.
     """
 
