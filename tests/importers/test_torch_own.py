@@ -66,7 +66,7 @@ OWN: Mapping[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
 def test_models_of_transformers_train_as_by_themselves(ranks: Pool, name: str) -> None:
     """The others that people train, under more strategies, are in tests/targets/torch."""
     pytest.importorskip("transformers")
-    check(ranks.run(compared, name, (0,), world=2))
+    check(ranks.run(compared, "random", name, (0,), world=2))
 
 
 def beside(_rank: int, world: int, name: str) -> list[float]:

@@ -44,7 +44,7 @@ def parallel_losses(
 ) -> list[float]:
     """Losses of a plan's program in float64."""
     given = options(steps, rate=rate, seed=seed, data_path=data)
-    return train(builder_of(emit(plan)), given, num_devices=plan.num_devices)
+    return train(builder_of(emit(plan, target="mesh_tensorflow")), given, num_devices=plan.num_devices)
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def started(
     """A plan's program, ready to train, and its data; others: of `Training.start`."""
     with ProgramGraph().as_default():
         program = Program(num_devices=plan.num_devices, dtype=dtype)
-        loss = builder_of(emit(plan))(program)
+        loss = builder_of(emit(plan, target="mesh_tensorflow"))(program)
         training = Training.start(program, loss, learning_rate=rate, seed=seed, **others)
         try:
             yield training, Batches(program.inputs, seed=seed)

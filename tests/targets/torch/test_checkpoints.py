@@ -228,7 +228,9 @@ def saves(rank: int, world: int, folder: Path, victim: int, share: float) -> Non
                 tensor.to_local().copy_(cut(value, held_by(tensor)))
         save_checkpoint(folder, root, optimizer, step=step)
         if rank == 0:
-            (folder / "saved").write_text(str(step))
+            # It may be killed here, too.
+            (folder / "told").write_text(str(step))
+            (folder / "told").replace(folder / "saved")
         if rank == victim and step == first + 1:
             seconds = share * (time.monotonic() - begin_s)
             threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
