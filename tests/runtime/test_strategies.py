@@ -58,13 +58,9 @@ def plan_of(name: str, num_devices: int, how: str | int) -> Plan:
 
 
 def check_plan(name: str, plan: Plan) -> None:
-    if name == "layer_norm":
-        # It normalises data first: the program sums what their gradient would need, of which no plan knows.
-        check_training(trained(plan, rate=rate(name)), reference(name))
-    else:
-        # Normalisations and the like exchange something in passes that a plan does not tell apart.
-        phases = name in ("mlp", "rnnlm", "lenet5", "alexnet", "mixed", "tied")
-        check(plan, reference(name), rate=rate(name), phases=phases)
+    # Normalisations and the like exchange something in passes that a plan does not tell apart.
+    phases = name in ("mlp", "rnnlm", "lenet5", "alexnet", "mixed", "tied")
+    check(plan, reference(name), rate=rate(name), phases=phases)
 
 
 QUICK: list[tuple[str, int, str | int]] = [

@@ -183,6 +183,8 @@ def normalise(
                 ("shift", local.shift_gradient, [dy]),
             )
         )
+        if not _is_of_weights(x):
+            return [None, None, None, d_scale, d_shift]
         function: Callable[..., Any] = local.input_gradient
         if lacking & points == names & points:
             # The two sums over all points of a channel are those of its scale and its shift.
@@ -203,6 +205,19 @@ def normalise(
         local.forward, [x, mean, inverse, scale, shift], shape=x.shape, name="normalise", gradient=gradient
     )
     return operation.outputs[0]
+
+
+def _is_of_weights(x: Any) -> bool:
+    """Return whether a tensor is computed of any weight; data need no gradient, nor the sums that it takes."""
+    waiting, known = [x.operation], set[Any]()
+    while waiting:
+        operation = waiting.pop()
+        if isinstance(operation, mtf.Variable):
+            return True
+        if operation not in known:
+            known.add(operation)
+            waiting += [read.operation for read in operation.inputs]
+    return False
 
 
 class _Local:
