@@ -405,13 +405,13 @@ def chosen_options(options: SearchOptions | Mapping[str, Any] | None, settings: 
     wrong = [mode for mode in chosen.modes if mode not in MODES]
     if wrong:
         raise ConfigurationError(unknown_name("mode", str(wrong[0]), MODES))
-    if chosen.schedule in SCHEDULES and chosen.schedule not in SEARCHED_SCHEDULES:
+    if chosen.schedule not in SEARCHED_SCHEDULES:
         raise ConfigurationError(
             f"schedule {chosen.schedule!r} is not searched, though plans that are written by hand may have it; search "
             f"with {', '.join(SEARCHED_SCHEDULES)}"
+            if chosen.schedule in SCHEDULES
+            else unknown_name("schedule", str(chosen.schedule), SEARCHED_SCHEDULES)
         )
-    if chosen.schedule not in SEARCHED_SCHEDULES:
-        raise ConfigurationError(unknown_name("schedule", str(chosen.schedule), SEARCHED_SCHEDULES))
     if chosen.attention not in ATTENTION:
         raise ConfigurationError(unknown_name("way of attention", str(chosen.attention), ATTENTION))
     return replace(chosen, constraints=constraints_of(chosen.constraints), modes=tuple(chosen.modes))

@@ -81,13 +81,13 @@ def test_the_peak_is_what_the_allocator_reaches(ranks: Pool, name: str, optimize
 
 
 def _in_modes(_rank: int, _world: int, modes: str) -> int:
-    """Return the peak of a rank's step as it is allocated, the least of twelve."""
+    """Return the peak of a rank's step as it is allocated, the least of many."""
     plan, (module, batch) = _plan_in(modes), _made()
     step = {key: torch.cat([x] * plan.micro_batches) for key, x in batch.items()}
     training = Training(module, batch, plan, step)
     training.step()
     # Gloo's threads free what they have sent when they come to it, in some steps late.
-    return min(training.allocated_bytes() for _ in range(12))
+    return min(training.allocated_bytes() for _ in range(24))
 
 
 def _made() -> tuple[nn.Module, dict[str, Any]]:
@@ -109,8 +109,7 @@ QUICK = ("zero2", "2 stages, 4 micro-batches, recomputed, zero3")
 def test_the_peak_in_every_mode_is_what_the_allocator_reaches(ranks: Pool, modes: str) -> None:
     """Of the rank that has most."""
     found = max(ranks.run(_in_modes, modes, world=4))
-    # Of this small a model what gloo's threads free late, or unseen, is some per cent.
-    assert _plan_in(modes).peak.bytes == pytest.approx(found, rel=0.12 if "stages" in modes else 0.1)
+    assert _plan_in(modes).peak.bytes == pytest.approx(found, rel=0.1)
 
 
 def test_what_layers_keep_and_weights_gradients_do_not_all_lie_there_at_once() -> None:
