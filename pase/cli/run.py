@@ -40,9 +40,9 @@ from pase.importers.front_end import is_factory
 from pase.planning.plan import Plan
 from pase.sharding.boxes import whole
 from pase.sharding.traffic import HeldWeight, held_weights, parameters_per_device
-from pase.targets.emitter import TARGETS, emit, emit_forward, outputs_left_out, target_of
 from pase.targets.execute import Factory, RunResult, run_factory, run_plan
 from pase.targets.mesh_tensorflow.runtime.launch import launch_tasks
+from pase.targets.programs import TARGETS, emit, emit_forward, outputs_left_out, target_of
 from pase.targets.training.data import data_inputs
 from pase.targets.training.options import CPU, device_choice, device_options, training_flags, training_options
 
@@ -86,16 +86,16 @@ def run_command(
             others[name] = _as_file(others[name], part, plan, Path(folder))
         options = training_options(others)
         choice = device_choice(others)
-        is_torch = target_of(plan, target).name == "torch"
+        chosen = target_of(plan, target)
 
         def report(what: str, done: int, total: int) -> None:
             on_progress(what, done / total)
 
-        if is_torch and is_factory(plan_or_model):
+        if chosen.takes_factories and is_factory(plan_or_model):
             factory = Factory(name=plan_or_model, batch=model.batch, arguments=model.arguments)
             result = run_factory(plan, factory, options, measure=measure, on_progress=report)
         else:
-            result = run_plan(plan, options, target=target, choice=choice, measure=measure, on_progress=report)
+            result = run_plan(plan, options, target=chosen, choice=choice, measure=measure, on_progress=report)
     weights = held_weights(plan)
     memory_bytes = result.predicted_memory.total_bytes + result.optimiser_bytes
     num_parameters = sum(weight.size for weight in weights)
@@ -120,7 +120,7 @@ def run_command(
     say()
     say(
         f"{plan.graph.name} on {plan.num_devices} "
-        f"{'local processes' if is_torch and choice.kind == CPU else choice.text}, {options.dtype}"
+        f"{chosen.runs_on if choice.kind == CPU else choice.text}, {options.dtype}"
     )
     moved = [f"{quantity(result.predicted_bytes, 'B')} a step predicted"]
     if result.measured_bytes is not None:
@@ -131,7 +131,6 @@ def run_command(
         low, high = quantity(min(peaks), "B"), quantity(max(peaks), "B")
         memory.append(f"{low} to {high} at most, as its allocator recorded")
     host = None if result.host_bytes is None else f"{quantity(result.host_bytes, 'B')} a step, and the loss to it"
-    who = "they" if is_torch else "virtual devices"
     print_facts(
         {
             "largest difference": f"{result.max_relative_difference:.1e}   (relative)",
@@ -140,7 +139,7 @@ def run_command(
             "parameters": _held(num_parameters, parameters_per_device(weights)),
             "memory of a device": memory,
             "building the program": duration(result.build_time_s),
-            "one step": f"{duration(result.step_time_s)}   ({who} share this machine)",
+            "one step": f"{duration(result.step_time_s)}   (they share this machine)",
         }
     )
     if plan.num_devices <= _FEW_WORKERS and 0 < len(weights) <= _FEW_WEIGHTS:

@@ -3,16 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 from pase.costs import DEFAULT_OPTIMISER, REPLICATED, DeviceMemory, device_memory
-from pase.errors import ProgramError, missing_extra
+from pase.errors import ProgramError
 from pase.graph import ITEMSIZES, Scalar, uniform
 from pase.planning.plan import Plan
 from pase.planning.stages import most_held, step_bytes
 from pase.sharding.traffic import Movement, Phase, optimiser_numbers
-from pase.targets.mesh_tensorflow.runtime.launch import check_packages
+from pase.targets.emitter.target import Target
+from pase.targets.programs import emit, target_of
+from pase.targets.torch import TORCH
 from pase.targets.training.child import program_events
 from pase.targets.training.data import StepEvaluation
 from pase.targets.training.moved import NOTHING_MOVED, tabulated
@@ -84,46 +85,38 @@ def run_plan(
     plan: Plan,
     options: TrainingOptions,
     *,
-    target: str | None = None,
+    target: str | Target | None = None,
     choice: DeviceChoice | None = None,
     measure: bool = False,
     on_progress: Progress | None = None,
 ) -> RunResult:
     """Return the losses of a plan's program beside those of one device.
 
-    target: whose program it is, by default that of the framework that the model came from. Beside a program for
-    Mesh-TensorFlow, a reference of our own computes on one device; beside one for PyTorch, the same program with
-    nothing split. choice: of the devices, by default CPUs.
+    target: whose program it is, or its name; by default that of the framework that the model came from. Beside a
+    program for Mesh-TensorFlow, a reference of our own computes on one device; beside one for PyTorch, the same program
+    with nothing split. choice: of the devices, by default CPUs.
     Raises EmitError where the plan cannot be written as a program and ProgramError where the program fails.
     """
-    from pase.targets.emitter import emit, target_of
-
-    name = target_of(plan, target).name
-    is_torch = name == "torch"
-    source = emit(plan, target=name)
+    chosen = target_of(plan, target)
+    source = emit(plan, target=chosen)
     report = on_progress or _silent
-    run = _in_types_of(plan, options, name)
+    run = _in_types_of(plan, options, chosen)
     arguments = [*command_line(options), *(choice or DeviceChoice()).command_line()]
-    (_check_torch if is_torch else check_packages)()
-    what = "training on local processes" if is_torch else "training on virtual devices"
+    chosen.check()
+    what, alone = f"training on {chosen.runs_on}", "training on one device"
     report("building the program", 0, options.steps)
     ours = _run(source, [*arguments, "--measure"] if measure else arguments, what, options.steps, report)
-    report("training on one device", 0, options.steps)
+    report(alone, 0, options.steps)
     reference: Any
-    if is_torch:
-        alone = emit(_unsplit(plan), target=name)
-        reference = _run(alone, arguments, "training on one device", options.steps, report)
+    if chosen.reference is None:
+        reference = _run(emit(_unsplit(plan), target=chosen), arguments, alone, options.steps, report)
+    else:
+        reference = chosen.reference(plan.graph, options, on_step=lambda step, _: report(alone, step, options.steps))
+    if ours.built["predicted_bytes"] is None:
         predicted = step_bytes(run)
         ours.built["predicted_bytes"] = sum(predicted.values())
         if measure:
             ours.done |= tabulated(predicted, _measured(ours.done))
-    else:
-        # Only now: the import of TensorFlow takes seconds, and the child would have failed by then.
-        from pase.targets.mesh_tensorflow.runtime.reference import reference_training
-
-        reference = reference_training(
-            plan.graph, options, on_step=lambda step, _: report("training on one device", step, options.steps)
-        )
     return _result(plan, run, options, ours, reference, rows=ours.done if measure else {})
 
 
@@ -143,7 +136,7 @@ def run_factory(
     for flag, path in (("--test-data", options.test_data_path), ("--weights", options.weights_path)):
         if path is not None:
             raise ProgramError(f"{flag} is of programs that are emitted; a factory makes a model with its own weights")
-    _check_torch()
+    TORCH.check()
     from pase.targets.torch.factory import check_rule, train_factory
     from pase.targets.torch.launch import call
 
@@ -155,7 +148,7 @@ def run_factory(
     ours, *_ = call(train_factory, *given, True, measure, ranks=plan.num_devices)
     report("training the unmodified module", 0, options.steps)
     (alone,) = call(train_factory, *given, False, False, ranks=1)
-    run = _in_types_of(plan, options, "torch")
+    run = _in_types_of(plan, options, TORCH)
     predicted = step_bytes(run)
     rows = tabulated(predicted, _measured(ours.measured)) if ours.measured else {"edges": [], "layers": []}
     nothing: list[float | None] = [None] * options.steps
@@ -195,18 +188,10 @@ def _result(
     )
 
 
-def _in_types_of(plan: Plan, options: TrainingOptions, target: str) -> Plan:
+def _in_types_of(plan: Plan, options: TrainingOptions, target: Target) -> Plan:
     """Return a plan in the types that a program runs it in: its own, but for another --dtype or target."""
-    from pase.targets.emitter.emit import TARGETS
-
-    is_own = TARGETS[target].takes_types and options.dtype == "float32"
+    is_own = target.takes_types and options.dtype == "float32"
     return plan if is_own else replace(plan, graph=plan.graph.in_precision(uniform(options.dtype)))
-
-
-def _check_torch() -> None:
-    """Raise MissingExtraError where PyTorch is not installed; nothing is imported."""
-    if find_spec("torch") is None:
-        raise missing_extra("running a program for PyTorch needs PyTorch", "torch")
 
 
 def _run(source: str, arguments: list[str], what: str, steps: int, report: Progress) -> _Run:

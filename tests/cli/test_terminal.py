@@ -246,9 +246,9 @@ ANSWERING_SEARCH = (
     "main()"
 )
 SLOW_PROGRAM = (
-    "import pase.cli.progress, pase.targets.emitter\n"
+    "import pase.cli.progress, pase.targets.programs\n"
     "pase.cli.progress.QUIET_S = 0.05\n"
-    "pase.targets.emitter.emit = lambda _, **__: 'import time; time.sleep(60)'\n"
+    "pase.targets.programs.emit = lambda _, **__: 'import time; time.sleep(60)'\n"
     "from pase.cli import main\n"
     "main()"
 )

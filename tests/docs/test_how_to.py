@@ -16,6 +16,7 @@ import pase
 from pase.analysis.explanation import explain
 from pase.costs import COST_MODELS
 from pase.graph import Graph
+from pase.graph.operators import dense, softmax_loss
 from pase.planning.plan_file import read_plan, write_plan
 from tests.docs.kinds import file_name
 from tests.docs.markdown import blocks
@@ -23,6 +24,7 @@ from tests.docs.markdown import blocks
 OPERATOR = "docs/how-to/own-operator.md"
 COST_MODEL = "docs/how-to/own-cost-model.md"
 FRONT_END = "docs/how-to/own-front-end.md"
+TARGET = "docs/how-to/own-target.md"
 ROOT = Path(__file__).parents[2]
 
 
@@ -35,8 +37,6 @@ def names_of(page: str, file: str) -> dict[str, object]:
 
 
 def _towers(*, batch: int, width: int) -> Graph:
-    from pase.graph.operators import dense, softmax_loss
-
     bilinear = names_of(OPERATOR, "bilinear.py")["bilinear"]
     net = pase.Builder("two towers")
     left, right = (
@@ -156,6 +156,44 @@ def test_one_line_is_all_that_a_front_end_takes_to_be_found(monkeypatch: pytest.
     ]:
         with pytest.raises(pase.PaseError, match=told):
             pase.load(chain("c", widths), arguments=arguments)  # type: ignore[operator]
+
+
+def test_programs_for_the_target_of_the_page_compute_what_one_device_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Beside plain TensorFlow, under strategies that split every dim, the classes of the loss and uneven ones too."""
+    jax = pytest.importorskip("jax")
+    from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
+    from pase.targets.training.data import Batches
+    from tests.runtime.plans import make_plan, random_plan
+    from tests.runtime.training import options
+
+    for file in ("pretended.py", "pretended_layers.py"):
+        (block,) = (block for block in blocks(TARGET) if file_name(block) == file)
+        (tmp_path / file).write_text(block.text)
+    monkeypatch.syspath_prepend(tmp_path)
+    from pretended import PRETENDED  # type: ignore[import-not-found]
+    from pretended_layers import Training  # type: ignore[import-not-found]
+
+    net = pase.Builder("digits")
+    x = net.add(dense, "fc1", net.input((8, 12)), out=(("n", 16),), activation="relu")
+    x = net.add(dense, "fc2", x, out=(("n", 8),), activation="tanh")
+    net.add(softmax_loss, "loss", x)
+    graph = net.build()
+    told = options(3, rate=0.5)
+    expected = reference_losses(graph, told)
+    plans = [pase.search(graph, devices=4), *(random_plan(graph, 8, seed) for seed in range(3))]
+    plans += [make_plan(graph, 4, {"loss": {"n": 4}}), make_plan(graph, 3, {"fc1": {"n": 3}})]
+    for plan in plans:
+        program = {"__name__": "emitted"}
+        exec(compile(pase.emit(plan, target=PRETENDED), "emitted", "exec", dont_inherit=True), program)
+        with jax.enable_x64(True):
+            training = Training(program["build"], plan.num_devices, told)
+            batches = Batches(training.inputs, seed=told.seed or 0)
+            losses = [training.step(batches.batch(step), learning_rate=0.5).loss for step in range(3)]
+        np.testing.assert_allclose(losses, expected, rtol=1e-12)
+    with pytest.raises(pase.PaseError, match=r"layer 'conv1' needs convolve, window, which programs for pretended do"):
+        pase.emit(pase.search("alexnet", devices=4), target=PRETENDED)
 
 
 def test_the_function_of_the_page_trains_under_its_plan(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pase.planning.plan import Plan
-from pase.targets.emitter import emit
+from pase.targets.programs import emit
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan
 

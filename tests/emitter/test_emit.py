@@ -19,8 +19,8 @@ from pase.models import build
 from pase.planning.plan import Plan
 from pase.planning.plan_file import plan_document, plan_from_document
 from pase.sharding.layouts import tensor_dims
-from pase.targets.emitter import emit
-from pase.targets.emitter.target import MESH_TENSORFLOW
+from pase.targets.mesh_tensorflow import MESH_TENSORFLOW
+from pase.targets.programs import emit
 from tests.emitter.golden import GOLDEN, golden_plan
 from tests.runtime.networks import EXCHANGING, dropping, lines, mixed, small, sorting, tied, volumes
 from tests.runtime.plans import make_plan, random_plan
@@ -69,7 +69,7 @@ def test_a_layer_is_a_block_of_few_lines() -> None:
 def test_writing_a_program_loads_no_framework() -> None:
     code = (
         "import sys; from tests.emitter.golden import golden_plan; "
-        "from pase.targets.emitter import emit; emit(golden_plan()); "
+        "from pase.targets.programs import emit; emit(golden_plan()); "
         "import pase.targets.execute; "
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'tensorflow', 'mesh_tensorflow', 'torch'}))"
     )

@@ -30,7 +30,7 @@ from pase.graph.body import Step
 from pase.models import build
 from pase.planning.plan import Plan
 from pase.planning.plan_file import plan_document, read_plan
-from pase.targets.emitter import emit, emit_forward
+from pase.targets.programs import emit, emit_forward
 from pase.views.exports import FORMATS, export
 from pase.views.reports.document import render, report_document
 from tests.emitter.test_forward import network

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
 from pase.targets.mesh_tensorflow.runtime.script import main
+from pase.targets.programs import emit
 from tests.emitter.golden import GOLDEN
 from tests.runtime.networks import small
 from tests.runtime.plans import random_plan

@@ -11,7 +11,7 @@ from pase.errors import EmitError
 from pase.graph import Graph
 from pase.graph.body import Body, Constant, ModelOutput, Step
 from pase.planning.plan_file import graph_hash, plan_document
-from pase.targets.emitter import emit
+from pase.targets.programs import emit
 from tests.emitter.test_emit import check_style, plans
 from tests.emitter.test_forward import DENSE, SUM, network, with_a_loss
 from tests.runtime.networks import small

@@ -7,10 +7,10 @@ import pytest
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, elementwise, pool2d, softmax_loss
 from pase.sharding.traffic import edge_bytes
-from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training
+from pase.targets.programs import emit
 from tests.runtime.networks import attentions, lstms, mixed, small
 from tests.runtime.plans import random_plan
 from tests.runtime.training import builder_of

@@ -21,8 +21,8 @@ from pase.graph import graph_document, graph_from_document
 from pase.machine import load_machine, machine_document, parse_machine, preset_names
 from pase.machine.files import machine_text
 from pase.planning.plan_file import graph_hash, plan_document, plan_from_document, read_plan
-from pase.targets.emitter import emit_forward
 from pase.targets.mesh_tensorflow.runtime.cluster import VARIABLE, cluster_of, read_hosts
+from pase.targets.programs import emit_forward
 from pase.targets.training.metrics import MetricsFile
 from pase.views.exports import FORMATS, ExportOptions, export
 from pase.views.reports.document import render, report_document

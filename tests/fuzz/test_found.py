@@ -23,7 +23,7 @@ from pase.importers.onnx.native import Native, NativeError, native
 from pase.importers.weights import read_weights
 from pase.planning.plan_file import plan_document, plan_from_document
 from pase.tables.files import read_problem
-from pase.targets.emitter import emit_forward
+from pase.targets.programs import emit_forward
 from pase.targets.training.data import Batches, DataInput, read_arrays
 from pase.targets.training.metrics import MetricsFile
 from tests.importers.onnx_models import feed, model, node, number, weight, whole

@@ -24,8 +24,8 @@ from pase.importers.frameworks import import_model  # noqa: E402
 from pase.importers.weights import read_weights  # noqa: E402
 from pase.planning.plan import Plan  # noqa: E402
 from pase.planning.planner import search  # noqa: E402
-from pase.targets.emitter import emit_forward  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.forward_pass import Computed, compute  # noqa: E402
+from pase.targets.programs import emit_forward  # noqa: E402
 from tests.importers import keras_zoo  # noqa: E402
 from tests.runtime.plans import data_parallel_plan, random_plan  # noqa: E402
 

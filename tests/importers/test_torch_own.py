@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from pase.errors import GraphError, PaseError  # noqa: E402
 from pase.graph.body import Body, InnerDim, Step, verify_body  # noqa: E402
 from pase.importers.torch.live import trace_live  # noqa: E402
-from pase.targets.emitter import emit  # noqa: E402
+from pase.targets.programs import emit  # noqa: E402
 from pase.targets.torch.layers.experts import rows_of_groups  # noqa: E402
 from pase.targets.torch.layers.points import source  # noqa: E402
 from pase.targets.torch.parallel import parallelize  # noqa: E402

@@ -13,8 +13,8 @@ from pase import load  # noqa: E402
 from pase.errors import EmitError, ModelError  # noqa: E402
 from pase.importers.weights import read_weights  # noqa: E402
 from pase.planning.planner import search  # noqa: E402
-from pase.targets.emitter import emit_forward, outputs_left_out  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.forward_pass import compute  # noqa: E402
+from pase.targets.programs import emit_forward, outputs_left_out  # noqa: E402
 from tests.runtime.plans import random_plan  # noqa: E402
 
 TOKENS, BATCH, STEPS, WIDTH, HEADS = 48, 2, 16, 32, 4

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from pase.errors import PaseError  # noqa: E402
-from pase.targets.emitter import emit  # noqa: E402
+from pase.targets.programs import emit  # noqa: E402
 from tests.importers.architectures import ARCHITECTURES, CLASSES, TOKENS  # noqa: E402
 from tests.importers.test_training import (  # noqa: E402
     RATE,

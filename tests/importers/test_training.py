@@ -20,7 +20,6 @@ from pase.importers.ir.trace import Use  # noqa: E402
 from pase.importers.weights import read_as, read_weights  # noqa: E402
 from pase.planning.plan import Plan  # noqa: E402
 from pase.sharding.traffic import flows  # noqa: E402
-from pase.targets.emitter import emit, emit_forward  # noqa: E402
 from pase.targets.execute import run_plan  # noqa: E402
 from pase.targets.mesh_tensorflow.primitives.compat import tf  # noqa: E402
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph  # noqa: E402
@@ -29,6 +28,7 @@ from pase.targets.mesh_tensorflow.runtime.program import Program  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.script import train  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.training import Training  # noqa: E402
+from pase.targets.programs import emit, emit_forward  # noqa: E402
 from pase.targets.training.options import Schedule, TrainingOptions  # noqa: E402
 from tests.runtime.plans import make_plan, random_plan  # noqa: E402
 from tests.runtime.training import builder_of, check_bytes, options  # noqa: E402

@@ -15,10 +15,10 @@ from pase.planning.strategy import plan_layers, total_cost
 from pase.solver import solve
 from pase.studies.integrated.chain import chain_of
 from pase.studies.integrated.equations import Role
-from pase.targets.emitter import emit
 from pase.targets.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training
 from pase.targets.mesh_tensorflow.runtime.script import train
+from pase.targets.programs import emit
 from tests.networks import small_graph
 from tests.runtime.plans import make_plan
 from tests.runtime.training import builder_of, options

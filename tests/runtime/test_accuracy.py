@@ -12,7 +12,6 @@ from pase.errors import ProgramError
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, dropout, softmax_loss
 from pase.planning.plan import Plan
-from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime import layers
 from pase.targets.mesh_tensorflow.runtime.measure import crossed
@@ -20,6 +19,7 @@ from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training
 from pase.targets.mesh_tensorflow.runtime.script import main, train
 from pase.targets.mesh_tensorflow.runtime.training import Training
+from pase.targets.programs import emit
 from pase.targets.training.data import Array, Batches, DataInput, Evaluation, StepEvaluation, evaluated
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan

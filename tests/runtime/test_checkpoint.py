@@ -18,7 +18,6 @@ from safetensors.numpy import save_file
 from pase.errors import ProgramError
 from pase.graph import Graph
 from pase.planning.plan import Plan
-from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.runtime.checkpoint import (
     NEWEST,
     Checkpoint,
@@ -30,6 +29,7 @@ from pase.targets.mesh_tensorflow.runtime.checkpoint import (
     write_checkpoint,
 )
 from pase.targets.mesh_tensorflow.runtime.script import main, train
+from pase.targets.programs import emit
 from pase.targets.training.checkpointing import prune
 from pase.targets.training.optimisers import make_rule
 from pase.targets.training.options import Schedule, TrainingOptions

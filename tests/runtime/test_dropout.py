@@ -14,7 +14,6 @@ from pase.graph import Builder
 from pase.graph.operators import dense, dropout, softmax_loss
 from pase.graph.precision import FLOAT32, uniform_types
 from pase.sharding.traffic import flows
-from pase.targets.emitter import emit
 from pase.targets.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.layers import dropout as dropout_layer
@@ -22,6 +21,7 @@ from pase.targets.mesh_tensorflow.runtime.layers.points import _drawn
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
 from pase.targets.mesh_tensorflow.runtime.training import Training
+from pase.targets.programs import emit
 from pase.targets.training.counted import NOTHING_DROPPED, kept, layer_key, step_key, threshold
 from pase.targets.training.data import Batches
 from tests.runtime.networks import dropping

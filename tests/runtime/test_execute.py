@@ -63,15 +63,15 @@ def test_a_program_that_fails_says_why(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_a_program_that_breaks_shows_its_last_lines(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pase.targets.emitter.emit", lambda _, **__: "print('no JSON')\nraise KeyError('broken')")
+    monkeypatch.setattr("pase.targets.execute.emit", lambda _, **__: "print('no JSON')\nraise KeyError('broken')")
     with pytest.raises(ProgramError, match=r"(?s)ended with status 1; its last lines:.*KeyError: 'broken'"):
         run_plan(plan, options(1))
     monkeypatch.setattr(
-        "pase.targets.emitter.emit", lambda _, **__: "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
+        "pase.targets.execute.emit", lambda _, **__: "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     with pytest.raises(ProgramError, match=r"was ended by signal 9 \(perhaps for want of memory"):
         run_plan(plan, options(1))
-    monkeypatch.setattr("pase.targets.emitter.emit", lambda _, **__: "")
+    monkeypatch.setattr("pase.targets.execute.emit", lambda _, **__: "")
     with pytest.raises(ProgramError, match=r"ended after 0 of 1 steps"):
         run_plan(plan, options(1))
 

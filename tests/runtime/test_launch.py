@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 
 from pase.errors import ProgramError
-from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing
 from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, cluster_of, split_address
 from pase.targets.mesh_tensorflow.runtime.cluster_server import serve
 from pase.targets.mesh_tensorflow.runtime.launch import launch_tasks, local_clusters
 from pase.targets.mesh_tensorflow.runtime.script import train
+from pase.targets.programs import emit
 from pase.targets.training.options import TrainingOptions
 from tests.emitter import golden_mlp
 from tests.runtime.addresses import connects, own_address

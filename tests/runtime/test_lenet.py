@@ -12,13 +12,13 @@ from pase.models import build
 from pase.planning.plan import Plan
 from pase.sharding.boxes import extents, num_points
 from pase.sharding.traffic import held_weights, parameters_per_device
-from pase.targets.emitter import emit
 from pase.targets.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training
 from pase.targets.mesh_tensorflow.runtime.script import train
 from pase.targets.mesh_tensorflow.runtime.training import Training
+from pase.targets.programs import emit
 from pase.targets.training.optimisers import make_rule
 from pase.targets.training.options import Schedule, TrainingOptions
 from scripts.digits import write

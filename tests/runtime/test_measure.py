@@ -14,13 +14,13 @@ from pase.graph.operators import with_fan_outs
 from pase.models import build
 from pase.planning.plan import Plan
 from pase.sharding.traffic import Phase, edge_bytes, flows
-from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph, Traffic
 from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.measure import crossed, peak_bytes
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training
+from pase.targets.programs import emit
 from pase.targets.training.data import Array, Batches
 from pase.targets.training.moved import tabulated
 from tests.runtime.networks import deep, lstms, small

@@ -8,10 +8,10 @@ import pytest
 
 from pase.graph import Graph
 from pase.models import build
-from pase.targets.emitter import emit
 from pase.targets.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training
 from pase.targets.mesh_tensorflow.runtime.script import train
+from pase.targets.programs import emit
 from pase.targets.training.optimisers import OPTIMISERS, make_rule
 from pase.targets.training.options import Schedule, TrainingOptions
 from tests.runtime.networks import small

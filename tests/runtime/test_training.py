@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from pase.models import build
-from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing, newest_checkpoint
 from pase.targets.mesh_tensorflow.runtime.script import main, train
 from pase.targets.mesh_tensorflow.runtime.training import Training
+from pase.targets.programs import emit
 from pase.targets.training.optimisers import make_rule
 from pase.targets.training.options import TrainingOptions
 from tests.runtime.networks import small

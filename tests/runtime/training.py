@@ -10,7 +10,6 @@ from typing import Any
 from pase.graph import uniform
 from pase.planning.plan import Plan
 from pase.sharding.traffic import Movement, bytes_by_movement, flows
-from pase.targets.emitter import emit
 from pase.targets.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph, Traffic
 from pase.targets.mesh_tensorflow.runtime.measure import Crossed, crossed
@@ -18,6 +17,7 @@ from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult
 from pase.targets.mesh_tensorflow.runtime.script import train
 from pase.targets.mesh_tensorflow.runtime.training import Training
+from pase.targets.programs import emit
 from pase.targets.training.data import Array, Batches
 from pase.targets.training.options import Schedule, TrainingOptions
 from scripts.benchmarks.trials import weight_differences

@@ -10,7 +10,7 @@ from pase.errors import TrainingError
 from pase.importers import load
 from pase.planning.plan_file import write_plan
 from pase.planning.planner import search
-from pase.targets.emitter import emit
+from pase.targets.programs import emit
 from pase.targets.training.data import Batches
 
 ARGUMENTS = {"inputs": 12, "hidden": 8, "layers": 2, "classes": 4}

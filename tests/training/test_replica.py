@@ -11,13 +11,13 @@ from pase.easgd.network import Network, build_of_plan
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, dropout, softmax_loss
 from pase.planning.plan import Plan
-from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.layers import dims, fn, reshard
 from pase.targets.mesh_tensorflow.runtime.layers import softmax_loss as layer_of_the_loss
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training
 from pase.targets.mesh_tensorflow.runtime.training import Training
+from pase.targets.programs import emit
 from pase.targets.training.data import Batches
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan

@@ -1,8 +1,1 @@
-"""The emitter: a plan written as a program that trains, or that computes what an imported model does.
-
-No framework is loaded to write one.
-"""
-
-from pase.targets.emitter.emit import TARGETS, emit, emit_forward, outputs_left_out, target_of
-
-__all__ = ["TARGETS", "emit", "emit_forward", "outputs_left_out", "target_of"]
+"""The emitter: what targets are, and how the layers of a plan are written for one. No framework is loaded for it."""

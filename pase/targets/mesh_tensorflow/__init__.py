@@ -1,1 +1,55 @@
-"""The library that Mesh-TensorFlow programs run on, and what runs them."""
+"""The target Mesh-TensorFlow: the library that its programs run on, and what runs them."""
+
+from typing import Any
+
+from pase.targets.emitter.target import KERNELS, LAYERS, Form, Target
+from pase.targets.emitter.text import code
+
+
+def _check() -> None:
+    """Raise MissingExtraError where TensorFlow and Mesh-TensorFlow are not installed."""
+    from pase.targets.mesh_tensorflow.runtime.launch import check_packages
+
+    check_packages()
+
+
+def _reference(*given: Any, **others: Any) -> Any:
+    """Train on one device; the import of TensorFlow takes seconds, and nobody waits for it before."""
+    from pase.targets.mesh_tensorflow.runtime.reference import reference_training
+
+    return reference_training(*given, **others)
+
+
+_MESH_PROGRAM = code("from pase.targets.mesh_tensorflow.runtime.program import Program")
+
+MESH_TENSORFLOW = Target(
+    name="mesh_tensorflow",
+    module=code("pase.targets.mesh_tensorflow.runtime.layers"),
+    layers=LAYERS,
+    kernels=KERNELS,
+    words=("mtf",),
+    loss=Form(
+        title="a training program for Mesh-TensorFlow",
+        usage=lambda _: (
+            code("    python FILE --steps 10 [--data batches.npz] [--dtype float64] [--learning-rate 0.01] [--json]"),
+        ),
+        before=(code("from pase.targets.mesh_tensorflow.primitives.compat import mtf"),),
+        after=(_MESH_PROGRAM, code("from pase.targets.mesh_tensorflow.runtime.script import main")),
+        returned=code("mtf.Tensor"),
+    ),
+    with_outputs=None,
+    takes_uneven_parts=False,
+    takes_types=False,
+    check=_check,
+    runs_on="virtual CPU devices",
+    reference=_reference,
+    outputs=Form(
+        title="its forward pass, a program for Mesh-TensorFlow",
+        usage=lambda _: (
+            code("    python FILE --weights weights.npz --data inputs.npz --output outputs.npz [--json]"),
+        ),
+        before=(code("from pase.targets.mesh_tensorflow.runtime.forward_pass import Outputs, main"),),
+        after=(_MESH_PROGRAM,),
+        returned=code("Outputs"),
+    ),
+)

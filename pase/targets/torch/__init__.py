@@ -1,1 +1,67 @@
-"""The PyTorch target: local ranks, and the module that computes a plan on each of them."""
+"""The target PyTorch: local ranks, and the module or the program that computes a plan on each of them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+
+from pase.errors import missing_extra
+from pase.graph.body import OWN
+from pase.targets.emitter.target import KERNELS, LAYERS, Form, Target
+from pase.targets.emitter.text import Text, code
+
+
+def check_torch() -> None:
+    """Raise MissingExtraError where PyTorch is not installed; nothing is imported."""
+    if find_spec("torch") is None:
+        raise missing_extra("running a program for PyTorch needs PyTorch", "torch")
+
+
+_PROGRAM = code("from pase.targets.torch.program import Program")
+_MAIN = code("from pase.targets.torch.script import main")
+_TENSOR = code("from pase.targets.torch.tensor import Tensor")
+_WITH_OUTPUTS = code("from pase.targets.torch.script import Outputs, main")
+
+
+def _by_torchrun(options: Text) -> Callable[[int], tuple[Text, ...]]:
+    """Return how a program with some options is run on so many devices, and what else a process may be told by."""
+    return lambda num_devices: (
+        code("    torchrun --nproc-per-node {} FILE {}", num_devices, options),
+        code(""),
+        code(
+            "`python FILE` starts its {} processes on this machine itself. A process is told by torchrun, or by",
+            num_devices,
+        ),
+        code("whatever else sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which one it is."),
+    )
+
+
+_TRAINS = Form(
+    title="a training program for PyTorch",
+    usage=_by_torchrun(code("--steps 10 [--data batches.npz] [--dtype float64] [--learning-rate 0.01]")),
+    before=(),
+    after=(_PROGRAM, _MAIN, _TENSOR),
+    returned=code("Tensor"),
+)
+
+TORCH = Target(
+    name="torch",
+    module=code("pase.targets.torch.layers"),
+    layers=tuple(sorted((*LAYERS, "batch_norm", "cast", "grouped", "masked_attention", "routed", "source"))),
+    kernels=KERNELS | OWN | {"batch_norm", "masked_attention"},
+    words=("Pipeline", "Tensor"),
+    loss=_TRAINS,
+    with_outputs=replace(_TRAINS, after=(_PROGRAM, _WITH_OUTPUTS, _TENSOR), returned=code("tuple[Tensor, Outputs]")),
+    stages=replace(_TRAINS, after=(code("from pase.targets.torch.pipeline import Pipeline"), *_TRAINS.after)),
+    takes_uneven_parts=True,
+    takes_types=True,
+    takes_factories=True,
+    check=check_torch,
+    runs_on="local processes",
+    outputs=Form(
+        title="a program for PyTorch that computes its outputs",
+        usage=_by_torchrun(code("--weights weights.npz --data inputs.npz --output outputs.npz")),
+        before=(),
+        after=(_PROGRAM, _WITH_OUTPUTS),
+        returned=code("Outputs"),
+    ),
+)

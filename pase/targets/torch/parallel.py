@@ -22,7 +22,7 @@ from pase.importers.torch.live import LiveModel, Part, trace_live
 from pase.planning.plan import Plan, check_even
 from pase.sharding.boxes import Box, Range, extents, whole
 from pase.sharding.layouts import DeviceMesh
-from pase.targets.emitter import emit
+from pase.targets.programs import emit
 from pase.targets.torch.batches import RankSampler, example_dims, in_place, micro_batch, rows_read
 from pase.targets.torch.collectives import Groups, Take, Traffic
 from pase.targets.torch.gradients import Entry, Gradients

@@ -12,8 +12,8 @@ import pase
 from pase.cli.main import run
 from pase.errors import PaseError, ProgramError
 from pase.planning.plan import Plan
-from pase.targets.emitter import emit, target_of
 from pase.targets.execute import Factory, run_factory
+from pase.targets.programs import emit, target_of
 from pase.targets.training.optimisers import make_rule
 from tests.runtime.plans import placed_plan, random_plan, recomputing
 from tests.runtime.training import options

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pase.errors import ProgramError
-from pase.targets.emitter import emit
+from pase.targets.programs import emit
 from pase.targets.torch.checkpoints import RankCheckpoints, checkpoints, save_checkpoint
 from pase.targets.torch.script import train
 from pase.targets.training.checkpointing import NEWEST

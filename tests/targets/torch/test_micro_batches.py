@@ -15,9 +15,9 @@ from pase.graph import Graph
 from pase.models import build
 from pase.planning.plan import Plan
 from pase.sharding.traffic import flows
-from pase.targets.emitter import emit
 from pase.targets.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training
+from pase.targets.programs import emit
 from pase.targets.torch.batches import example_dims, micro_batch
 from pase.targets.torch.parallel import parallelize
 from tests.runtime.networks import batch_norms, small

@@ -19,7 +19,7 @@ from pase.errors import ModelError, PlanError, ProgramError
 from pase.graph.parts import Stage
 from pase.planning.plan import SCHEDULES, Plan
 from pase.planning.stages import Action, actions, stage_plan
-from pase.targets.emitter import emit
+from pase.targets.programs import emit
 from pase.targets.torch.parallel import parallelize
 from tests.runtime.networks import tied
 from tests.runtime.plans import random_plan

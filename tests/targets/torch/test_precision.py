@@ -14,7 +14,7 @@ from pase.errors import EmitError
 from pase.graph import uniform
 from pase.planning.plan import Plan
 from pase.sharding.traffic import Movement, bytes_by_movement, flows
-from pase.targets.emitter import emit
+from pase.targets.programs import emit
 from pase.targets.torch.parallel import parallelize
 from pase.targets.training.options import TrainingOptions
 from tests.runtime.plans import make_plan, random_plan

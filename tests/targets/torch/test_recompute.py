@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import pase
 from pase.planning.plan import Plan
-from pase.targets.emitter import emit
 from pase.targets.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
+from pase.targets.programs import emit
 from pase.targets.torch.parallel import parallelize
 from pase.targets.training.counted import kept, step_key
 from tests.runtime.networks import small

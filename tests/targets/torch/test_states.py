@@ -20,8 +20,8 @@ from pase.planning.plan import Plan
 from pase.sharding.layouts import PlainDim, device_mesh, in_pieces, layout_of
 from pase.sharding.shards import state_dim
 from pase.sharding.traffic import held_weights, optimiser_numbers
-from pase.targets.emitter import emit_forward
 from pase.targets.jax.parallel import Parallel
+from pase.targets.programs import emit_forward
 from pase.targets.torch.checkpoints import RankCheckpoints
 from pase.targets.torch.parallel import parallelize
 from pase.targets.torch.parameters import local_of

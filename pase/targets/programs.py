@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from textwrap import wrap
+from textwrap import dedent, wrap
 from types import MappingProxyType
 
 from pase.common.names import short
@@ -14,7 +14,7 @@ from pase.graph.precision import FLOAT32
 from pase.planning.plan import LayerPlan, Plan, check_plain
 from pase.planning.stages import check_stages, group_devices, stage_layers
 from pase.targets.emitter.block import LOCALS, WINDOWS, Block
-from pase.targets.emitter.target import MESH_TENSORFLOW, TORCH, Form, Target
+from pase.targets.emitter.target import LAYERS, Form, Target
 from pase.targets.emitter.text import (
     INDENT,
     WIDTH,
@@ -27,6 +27,8 @@ from pase.targets.emitter.text import (
     printable,
     word,
 )
+from pase.targets.mesh_tensorflow import MESH_TENSORFLOW
+from pase.targets.torch import TORCH
 from pase.targets.training.data import data_inputs
 
 TARGETS: Mapping[str, Target] = MappingProxyType({target.name: target for target in (MESH_TENSORFLOW, TORCH)})
@@ -40,14 +42,15 @@ def default_target(plan: Plan) -> str:
     return plan.graph.framework if plan.graph.framework in TARGETS else MESH_TENSORFLOW.name
 
 
-def emit(plan: Plan, *, target: str | None = None) -> str:
+def emit(plan: Plan, *, target: str | Target | None = None) -> str:
     """Return a Python script that trains the plan's network with the plan's strategy, one block for each layer.
 
-    target: a name of `TARGETS`, by default the framework that the model came from. Layers that do not lead to the loss
-    are left out, for Mesh-TensorFlow; for PyTorch the other outputs of the model are returned beside it, and those of a
-    model without a loss by themselves. Of a pipeline, every stage is a function, and the last returns the loss. Raises
-    EmitError for a network of which nothing can be returned, a layer that does not tell how it is computed, and a split
-    that does not divide its dim; PlanError for micro-batches, stages and modes of layers where the target has none.
+    target: one, or a name of `TARGETS`, by default the framework that the model came from. Layers that do not lead to
+    the loss are left out, for Mesh-TensorFlow; for PyTorch the other outputs of the model are returned beside it, and
+    those of a model without a loss by themselves. Of a pipeline, every stage is a function, and the last returns the
+    loss. Raises EmitError for a network of which nothing can be returned, a layer that does not tell how it is computed
+    or that the target lacks, and a split that does not divide its dim; PlanError for micro-batches, stages and modes of
+    layers where the target has none.
     """
     chosen = target_of(plan, target)
     if not chosen.takes_modes:
@@ -100,9 +103,11 @@ def outputs_left_out(plan: Plan) -> tuple[str, ...]:
     return _left_out(bodies, _problems(plan, bodies, _ends(plan, bodies)))
 
 
-def target_of(plan: Plan, name: str | None) -> Target:
-    """Return the target of a name, by default that of the plan; EmitError where there is none."""
-    chosen = default_target(plan) if name is None else name
+def target_of(plan: Plan, target: str | Target | None) -> Target:
+    """Return a target, that of a name, or by default that of the plan; EmitError where there is none."""
+    if isinstance(target, Target):
+        return target
+    chosen = default_target(plan) if target is None else target
     if chosen not in TARGETS:
         raise EmitError(unknown_name("target", chosen, TARGETS))
     return TARGETS[chosen]
@@ -343,7 +348,7 @@ class _Writer:
         graph, types = plan.graph, plan.precision
         if types != FLOAT32:
             yield code("{}program.types(weights={}, products={})", INDENT, types.parameters, types.results)
-        words = _reserved(self.target)
+        words, lacking = _reserved(self.target), frozenset(LAYERS) - {*self.target.layers}
         iterated = {dim.name for operator in graph.operators for dim in operator.dims}
         dim_names = sorted(iterated | {dim.name for name in wanted for dim in bodies[name].inner})
         variables = {name: identifiers.new(name, fallback="dim") for name in dim_names}
@@ -392,7 +397,10 @@ class _Writer:
                 },
             )
             yield code("")
-            yield from block.lines()
+            lines = list(block.lines())
+            if lacking:
+                _check_layers(layer.name, lines, lacking, self.target)
+            yield from lines
             if layer.name in outputs:
                 for name, variable, shape, extra in block.returned(identifiers):
                     yield from extra
@@ -432,7 +440,17 @@ def _crossing(plan: Plan, number: int, wanted: set[str]) -> list[Edge]:
 
 
 def _reserved(target: Target) -> tuple[str, ...]:
-    return (*_WORDS, *target.words, *target.layers)
+    return (*_WORDS, *target.words, *LAYERS, *target.layers)
+
+
+def _check_layers(layer: str, lines: Sequence[Text], lacking: frozenset[str], target: Target) -> None:
+    """Raise EmitError where the block of a layer needs what a target does not have."""
+    used = {node.id for node in ast.walk(ast.parse(dedent(str(joined(lines))))) if isinstance(node, ast.Name)}
+    if missing := sorted(used & lacking):
+        raise EmitError(
+            f"layer {layer!r} needs {', '.join(missing)}, which programs for {target.name} do not have (they have "
+            f"{', '.join(target.layers)}); choose another target, or give {target.module} what is missing"
+        )
 
 
 def _imported_layers(body: Sequence[Text], target: Target) -> list[Text]:
