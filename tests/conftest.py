@@ -4,9 +4,13 @@ TensorFlow's graphs are made of hundreds of thousands of small objects, and the 
 Python's own settings a tenth of the suite's time went into looking through them.
 
 What tests start is interrupted by SIGINT, even where a shell runs them in the background, which has them ignore it.
+
+Libraries compute with one thread: tests are small, and several processes share the cores; threads that wait for each
+other took an eighth of the suite's processor time.
 """
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 
@@ -15,8 +19,12 @@ from hypothesis import settings
 
 from tests.targets.torch.ranks import Pool
 
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+
 
 def pytest_configure() -> None:
+    for name in THREADS:
+        os.environ.setdefault(name, "1")
     # A machine that does something else is slow, which is no fault.
     settings.register_profile("pase", deadline=None)
     settings.load_profile("pase")
