@@ -2,7 +2,6 @@
 
 from pase.sharding.named_dims import window
 from pase.targets.torch.layers.attention import attention, masked_attention
-from pase.targets.torch.layers.contraction import lookup, pick, product
 from pase.targets.torch.layers.experts import grouped, routed
 from pase.targets.torch.layers.movement import concat, cut, dims, end_to_end, padded, piece, select_rows, view
 from pase.targets.torch.layers.normalisation import batch_norm, normalise
@@ -12,7 +11,10 @@ from pase.targets.torch.layers.reductions import (
     greatest,
     least,
     log_softmax,
+    lookup,
     mean,
+    pick,
+    product,
     softmax,
     softmax_loss,
     total,

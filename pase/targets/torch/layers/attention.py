@@ -14,9 +14,8 @@ from torch.nn import functional
 
 from pase.graph.body import MASKED
 from pase.targets.torch.collectives import passing
-from pase.targets.torch.layers.contraction import product
 from pase.targets.torch.layers.points import apply, arrange
-from pase.targets.torch.layers.reductions import softmax, without_later_keys
+from pase.targets.torch.layers.reductions import product, softmax, without_later_keys
 from pase.targets.torch.tensor import Along, Dim, LayerMesh, Tensor, in_order, local, shaped, widened
 
 
