@@ -75,10 +75,6 @@ def _tree(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
 
-CHOOSING = ("pase.targets.torch.parallel", "pase.targets.torch.script")
-"""Modules that choose the stages of PyTorch, which stand above them, by name."""
-
-
 @cache
 def _imports(module: str) -> tuple[tuple[str, int], ...]:
     """Return (imported module, line), those within functions included."""
@@ -92,7 +88,7 @@ def _imports(module: str) -> tuple[tuple[str, int], ...]:
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 found.append((full if full in MODULES else node.module, node.lineno))
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and module not in CHOOSING:
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             # What is imported by its name is imported all the same.
             found += ((arg.value, node.lineno) for arg in node.args if isinstance(arg, ast.Constant))
     return tuple(found)

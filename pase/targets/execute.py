@@ -1,8 +1,10 @@
-"""PLACEHOLDER"""
+"""A plan executed: its program beside that of a single device (`run_plan`), or a model of one's own (`parallelize`)."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from pase.costs import DEFAULT_OPTIMISER, REPLICATED, DeviceMemory, device_memory
@@ -18,14 +20,6 @@ from pase.targets.training.child import program_events
 from pase.targets.training.data import StepEvaluation
 from pase.targets.training.moved import NOTHING_MOVED, tabulated
 from pase.targets.training.options import DeviceChoice, TrainingOptions, command_line
-
-import sys
-from importlib import import_module
-from typing import Any
-
-from pase.errors import ProgramError
-from pase.planning.plan import Plan
-
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, how many steps are done and how many there are."""
@@ -145,8 +139,8 @@ def run_factory(
         if path is not None:
             raise ProgramError(f"{flag} is of programs that are emitted; a factory makes a model with its own weights")
     TORCH.check()
-    from pase.targets.torch.factory import check_rule, train_factory
     from pase.targets.torch.launch import call
+    from pase.targets.torch.parallel import check_rule, train_factory
 
     # What no process could do is said before they start, which takes seconds.
     check_rule(options.rule)
@@ -282,6 +276,9 @@ def max_relative_difference(losses: Sequence[float], reference: Sequence[float])
         (abs(a - b) / abs(b) if b else abs(a - b) for a, b in zip(losses, reference, strict=True)),
         default=0.0,
     )
+
+
+# -- models of frameworks
 
 
 def parallelize(model: Any, plan: Plan, **options: Any) -> Any:

@@ -11,17 +11,10 @@ from math import prod
 
 from pase.common.names import listed
 from pase.graph import Access, DimIndex, Operator, Role, SliceOf, Window
+from pase.graph.access import access_dims
 from pase.planning.plan import Plan
 from pase.sharding.mesh_axes import Assignment, mesh_axes
 from pase.targets.emitter.text import printable
-
-from dataclasses import replace
-from math import prod
-
-from pase.graph import Operator, Window
-from pase.graph.access import access_dims
-from pase.planning.plan import Plan
-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,7 @@ from pase.graph.operators import concat, conv2d, dense, elementwise, pool2d, sof
 from pase.models import build
 from pase.planning.plan import Plan
 from pase.sharding.traffic import parameter_name
-from pase.targets.named_mesh import without_miscomputed
-from pase.targets.named_mesh import named_mesh
+from pase.targets.named_mesh import named_mesh, without_miscomputed
 from pase.views.exports import export
 from tests.exports.boxes import pairs, plan_boxes
 from tests.exports.children import run_child

@@ -18,8 +18,7 @@ from pase.importers.jax.call import Place
 from pase.importers.jax.function import Traced, arrays_of, source_of, traced
 from pase.planning.plan import Plan, check_even, check_plain
 from pase.targets.jax.constraints import LOOKED_INTO, Constraints, Spec, constraints_of
-from pase.targets.named_mesh import without_miscomputed
-from pase.targets.named_mesh import NamedMesh, named_mesh, notes
+from pase.targets.named_mesh import NamedMesh, named_mesh, notes, without_miscomputed
 
 
 def parallelize(source: Any, plan: Plan, *, devices: Sequence[Any] | None = None) -> "Parallel":

@@ -37,7 +37,7 @@ from pase.sharding.reshard import reshard_steps
 from pase.targets.torch.collectives import Groups, carried, exchange, made_once
 from pase.targets.torch.placements import Held, Need, Reading, Runs, Split, Storage, Stored, chunk_part
 from pase.targets.torch.program import Weight
-from pase.targets.torch.states import Pieces, held_whole
+from pase.targets.torch.states import Pieces, held_whole, local_of
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor
 from pase.targets.torch.values import Source, cut
 
@@ -390,11 +390,6 @@ def _as_tensor(stored: Stored, shard: Any, mesh: LayerMesh) -> Tensor:
 
 
 # -- leaves
-
-
-def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a rank's part of a parameter or a buffer."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.data
 
 
 def wrapped_like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:

@@ -31,9 +31,9 @@ from pase.targets.torch.collectives import (
     made_once,
     make_waiting,
 )
-from pase.targets.torch.gradients import Gradients
 from pase.targets.torch.launch import naming_lost_ranks, told_by_all
 from pase.targets.torch.program import Program, Received
+from pase.targets.torch.states import Gradients
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
 
 P = TypeVar("P", bound=Program)

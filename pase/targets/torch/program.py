@@ -34,7 +34,7 @@ from pase.targets.torch.collectives import (
     Traffic,
     exchange,
 )
-from pase.targets.torch.states import Gather, GatheredLayers, Pieces, gather_runs
+from pase.targets.torch.states import Gather, GatheredLayers, Pieces, WeightSum, gather_runs
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, reshard, resolved
 from pase.targets.training.data import DataInput
 
@@ -56,17 +56,6 @@ class Weight:
     @property
     def is_trained(self) -> bool:
         return self.kind == "trained"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightSum:
-    """The sum of a weight's gradient that is made beside the graph.
-
-    groups: of ranks that have parts of one sum; none where the gradient is whole. movement: whose the bytes are.
-    """
-
-    groups: tuple[tuple[int, ...], ...]
-    movement: Movement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

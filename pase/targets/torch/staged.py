@@ -19,9 +19,8 @@ from pase.planning.stages import stage_plan
 from pase.sharding.boxes import Range
 from pase.sharding.configurations import prime_factors
 from pase.targets.programs import emit
-from pase.targets.torch.gradients import Gradients
 from pase.targets.torch.launch import naming_lost_ranks, told_by_all
-from pase.targets.torch.parallel import Parallel, hold_together, run_text
+from pase.targets.torch.module import Parallel, hold_together, run_text
 from pase.targets.torch.parameters import (
     Axes,
     State,
@@ -35,6 +34,7 @@ from pase.targets.torch.parameters import (
 )
 from pase.targets.torch.pipeline import Copy, Pipeline, RankStage, Stages
 from pase.targets.torch.placements import Need, Storage, storage
+from pase.targets.torch.states import Gradients
 from pase.targets.torch.tensor import computing_in
 from pase.targets.torch.values import Source
 

@@ -16,19 +16,17 @@ import torch.distributed as dist
 from pase.errors import ProgramError
 from pase.sharding.boxes import Box, extents
 from pase.sharding.reshard import sum_groups
-from pase.targets.torch.batches import micro_batch
 from pase.targets.torch.checkpoints import Opened, Part
 from pase.targets.torch.collectives import Groups, Traffic, all_reduced
-from pase.targets.torch.gradients import Entry, Gradients
 from pase.targets.torch.launch import Ranks, naming_lost_ranks, told_by_all
 from pase.targets.torch.parameters import add_gradient
 from pase.targets.torch.pipeline import Copy, Pipeline, RankStage, Stages
 from pase.targets.torch.program import Program, Traced, Weight
-from pase.targets.torch.states import Pieces, gather_in_place, held_whole
+from pase.targets.torch.states import Entry, Gradients, Pieces, gather_in_place, held_whole
 from pase.targets.torch.tensor import Tensor, computing_in, widened
 from pase.targets.training.checkpointing import called
 from pase.targets.training.counted import NOTHING_DROPPED, Key, step_key
-from pase.targets.training.data import Array, DataInput, Evaluation
+from pase.targets.training.data import Array, DataInput, Evaluation, micro_batch
 from pase.targets.training.initial import given_value, initial_value
 from pase.targets.training.options import TrainingOptions
 from pase.targets.training.script import StepResult, given_values

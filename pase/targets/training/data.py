@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import io
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,6 +17,7 @@ from pase.common.names import listed, short
 from pase.errors import EmitError, ProgramError
 from pase.graph import Access, Graph, Operator, Role
 from pase.graph.access import access_dims
+from pase.graph.batch import given_spans
 from pase.graph.body import LOSSES
 from pase.targets.training.initial import generator
 
@@ -416,3 +417,22 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
     buffer = io.BytesIO()
     np.savez(buffer, **dict(arrays))  # type: ignore[arg-type]
     write_or_fail(path, buffer.getvalue(), ProgramError)
+
+
+# -- micro-batches
+
+# Example e of micro-batch i of m is example e · m + i of the step: so what a rank reads of a step lies together, too.
+
+
+def example_dims(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> list[int | None]:
+    """Return along which dim examples are of each input of the module that a graph is of, None where it has none."""
+    told = dict(graph.arguments).get("batch")
+    return [
+        None if span is None else next(d for d, n in enumerate(s) if (prod(s[:d]), n) == (span.blocks, span.examples))
+        for s, span in zip(shapes, given_spans(shapes, told if isinstance(told, int) else None), strict=True)
+    ]
+
+
+def micro_batch(x: Any, number: int, count: int, dim: int | None = 0) -> Any:
+    """Return what one of the micro-batches of a step has of an input; dim: of the examples, None for none."""
+    return x if dim is None or not x.ndim else x[(slice(None),) * dim + (slice(number, None, count),)]

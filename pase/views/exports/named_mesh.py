@@ -16,8 +16,7 @@ from pase.planning.planner import problem_of
 from pase.solver import solve
 from pase.targets.emitter.text import Part as TextPart
 from pase.targets.emitter.text import Text, code, comment, docstring, joined, printable
-from pase.targets.named_mesh import without_miscomputed
-from pase.targets.named_mesh import NamedDim, NamedLayer, NamedMesh, NamedTensor, named_mesh, notes
+from pase.targets.named_mesh import NamedDim, NamedLayer, NamedMesh, NamedTensor, named_mesh, notes, without_miscomputed
 from pase.views.exports.registry import Exported, ExportOptions
 
 _WIDTH = 110

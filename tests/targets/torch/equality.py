@@ -16,7 +16,7 @@ from pase.graph import AllToAll
 from pase.importers.torch.live import LiveModel, trace_live
 from pase.machine import override_machine
 from pase.planning.plan import Plan
-from pase.targets.torch.parallel import Parallel
+from pase.targets.torch.module import Parallel
 from pase.targets.torch.staged import Staged
 from pase.targets.torch.values import from_tensors
 from tests.targets.torch.lockstep import Sent, added

@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor
 import pase
 from pase.errors import ProgramError
 from pase.targets.torch.checkpoints import checkpointable, checkpoints, load_checkpoint, save_checkpoint
-from pase.targets.torch.parameters import Leaves, full_state_dict, held_by, local_of
+from pase.targets.torch.parameters import Leaves, full_state_dict, held_by
+from pase.targets.torch.states import local_of
 from pase.targets.torch.values import cut
 from tests.runtime.plans import random_plan
 from tests.targets.torch.ranks import Pool, RanksFailedError

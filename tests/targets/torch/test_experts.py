@@ -16,7 +16,7 @@ from pase.importers.torch.live import trace_live
 from pase.planning.plan import Plan
 from pase.planning.plan_file import read_plan, write_plan
 from pase.sharding.traffic import Movement, Phase
-from pase.targets.torch.parallel import Parallel
+from pase.targets.torch.module import Parallel
 from pase.targets.torch.values import from_tensors
 from tests.runtime.plans import make_plan
 from tests.targets.torch.equality import RELATIVE, difference, full

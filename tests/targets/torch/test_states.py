@@ -24,9 +24,9 @@ from pase.targets.jax.parallel import Parallel
 from pase.targets.programs import emit_forward
 from pase.targets.torch.checkpoints import RankCheckpoints
 from pase.targets.torch.parallel import parallelize
-from pase.targets.torch.parameters import local_of
 from pase.targets.torch.program import Program
 from pase.targets.torch.script import train
+from pase.targets.torch.states import local_of
 from pase.targets.training.optimisers import Adafactor, make_rule
 from pase.targets.training.options import TrainingOptions
 from tests.runtime.networks import small, tied

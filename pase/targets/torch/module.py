@@ -1,0 +1,725 @@
+"""`Parallel`: a PyTorch module that computes, on a rank of a process group, its part of a model under a plan."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import Sampler
+
+from pase.errors import ModelError, ProgramError
+from pase.importers.ir.trace import Use
+from pase.importers.torch.live import LiveModel, Part
+from pase.planning.plan import Plan
+from pase.sharding.boxes import Box, Range, extents, whole
+from pase.sharding.layouts import DeviceMesh, Layout
+from pase.targets.emitter import emit
+from pase.targets.torch.collectives import Groups, Take, Traffic
+from pase.targets.torch.launch import join
+from pase.targets.torch.parameters import (
+    Leaves,
+    Read,
+    State,
+    distributed,
+    full_state_dict,
+    install,
+    keeping,
+    mesh_of,
+    needs_of,
+    notes_on,
+    owner_of,
+    part_of,
+    receive,
+    state_of,
+    viewed,
+)
+from pase.targets.torch.placements import Need, Reading, Storage, Stored, held_as, storage
+from pase.targets.torch.program import Program, Traced, WeightSum
+from pase.targets.torch.states import Entry, Gradients, Pieces, gather_in_place, local_of
+from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, computing_in, reshard, resolved
+from pase.targets.torch.values import Source
+from pase.targets.training.counted import step_key
+from pase.targets.training.data import example_dims, micro_batch
+
+# -- what a rank reads of a batch
+
+
+def rows_read(shape: Sequence[int], layouts: Iterable[Layout], rank: int) -> Range:
+    """Return which rows of an input a rank reads, from the first to the last; all where that cannot be told.
+
+    layouts: in which layers read the input, perhaps in another shape; windows may stick out of it.
+    """
+    boxes = []
+    for layout in layouts:
+        if layout.shape[:1] != tuple(shape)[:1]:
+            return (0, shape[0])
+        boxes.append(layout.by_device[rank][0])
+    return (max(0, min(low for low, _ in boxes)), min(shape[0], max(high for _, high in boxes))) if boxes else (0, 0)
+
+
+def in_place(part: Any, shape: tuple[int, ...], box: Box) -> Any:
+    """Return a rank's part of an input where it is in the whole of it; nobody reads the zeros around it."""
+    if tuple(part.shape) == shape:
+        return part
+    found = part.new_zeros(shape)
+    found[tuple(slice(low, high) for low, high in box)] = part
+    return found
+
+
+class RankSampler(Sampler[list[int]]):
+    """Yields, batch by batch, the numbers of the examples that a rank reads: a `batch_sampler` of `DataLoader`.
+
+    All ranks go through the examples in one order. Examples that do not fill a batch are left out.
+
+    Args:
+        examples: the data set, or how many examples there are.
+        batch: examples in a batch of all ranks together.
+        rows: which of a batch this rank reads.
+        shuffle: whether each epoch has another order, by the seed and `set_epoch`.
+        seed: the same on all ranks.
+
+    Raises:
+        ProgramError: there are fewer examples than a batch has.
+    """
+
+    def __init__(self, examples: Sized | int, *, batch: int, rows: Range, shuffle: bool = True, seed: int = 0) -> None:
+        self._count = examples if isinstance(examples, int) else len(examples)
+        self._batch, self._rows, self._shuffle, self._seed, self._epoch = batch, rows, shuffle, seed, 0
+        if self._count < batch:
+            raise ProgramError(f"there are {self._count} examples, and a batch has {batch}; search for a smaller batch")
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.arange(self._count)
+        if self._shuffle:
+            order = torch.randperm(self._count, generator=torch.Generator().manual_seed(self._seed + self._epoch))
+        low, high = self._rows
+        for begin in range(0, len(self) * self._batch, self._batch):
+            yield order[begin + low : begin + high].tolist()
+
+    def __len__(self) -> int:
+        return self._count // self._batch
+
+
+# -- the program of a model
+
+
+class _LiveProgram(Program):
+    """A program whose weights, constants and statistics are a module's own.
+
+    storage: how its parameters and buffers are held; None until `hold_together`, which decides, too, which weights are
+    in pieces. prefix: before the names of its weights there. takes: of each constant, by name, the part that its
+    argument is.
+    """
+
+    def __init__(
+        self, live: LiveModel, state: State, storage: Storage | None, *, prefix: str = "", **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.live, self.state, self.storage, self.prefix = live, state, storage, prefix
+        self.takes: dict[str, Take] = {}
+        everywhere = DeviceMesh((("replica", self.num_devices),), tuple(range(self.num_devices)), has_replicas=True)
+        self._everywhere = LayerMesh("the model", everywhere, self)
+
+    def weight(self, *args: Any, is_frozen: bool = False, **named: Any) -> Tensor:
+        """Return a parameter of the module; whether a step trains it, that parameter itself tells."""
+        return super().weight(*args, **named)
+
+    def declared(self, name: str, tensor: Tensor, kind: str) -> Any:
+        is_trained = kind == "trained"
+        if is_trained or (kind == "statistic" and self._read(name, is_trained) is not None):
+            if is_trained:
+                self.sources[name] = f"shard {name}"
+            return self.argument(f"shard {name}")
+        box = tensor.layout.by_device[self.rank]
+        self.takes[name] = Take(shape=tensor.shape, box=box, made=tensor.shard)
+        return self.argument(f"constant {name}")
+
+    def bind(self) -> None:
+        """Have each shard that a layer reads be a part of what this rank holds of a parameter or a buffer."""
+        stored = self.hold()
+        for name in self.reads():
+            if name not in (self.pieces or {}):
+                self.bound(f"shard {name}", partial(self._part, stored, name))
+
+    def hold(self) -> Storage:
+        """Return how the parameters and buffers are held; all layers have been called."""
+        if self.storage is None:
+            hold_together([self], lambda needs: storage(self.state.shapes, needs, self.num_devices))
+        assert self.storage is not None
+        return self.storage
+
+    def needs(self) -> dict[str, list[Need]]:
+        """Return what its layers need of each parameter and buffer, of weights in pieces these."""
+        prefix = self.prefix
+        reads = {f"{prefix}{name}": read for name, read in self.reads().items()}
+        layouts = {f"{prefix}{name}": own.layout for name, own in (self.pieces or {}).items()}
+        return needs_of(self.state, {name: self.weights[name.removeprefix(prefix)] for name in reads}, reads, layouts)
+
+    def alone(self, needs: Mapping[str, Sequence[Need]]) -> list[str]:
+        """Return its trained weights that are all that is needed of a parameter, whole and as it is."""
+        shapes, declared = self.state.shapes, self.state.declared
+        own = [
+            needed[0].weight.removeprefix(self.prefix)
+            for name, needed in needs.items()
+            if len(needed) == 1 and needed[0].box == whole(shapes[name]) and needed[0].view is None
+            if declared[name].requires_grad and not declared[name].is_buffer
+        ]
+        return [name for name in own if name in self.sources]
+
+    def placed(self, x: Tensor, shape: tuple[int, ...]) -> Stored | None:
+        """Return how ranks have a tensor between them, as DTensor says it; None where it cannot."""
+        return held_as(Need(weight="", box=whole(shape), layout=x.layout), shape, self.hold().sizes)
+
+    def reads(self) -> dict[str, Read]:
+        read = {name: self._read(name, weight.is_trained) for name, weight in self.weights.items()}
+        return {name: own for name, own in read.items() if own is not None}
+
+    def whole(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        return reshard(resolved(x), self._everywhere, [Dim(f"dim{i}", extent) for i, extent in enumerate(shape)])
+
+    def _part(self, stored: Storage, name: str) -> Any:
+        reading, weight = stored.readings[f"{self.prefix}{name}"], self.weights[name]
+        source = f"held {reading.parameter}"
+        if weight.is_trained:
+            self.sources[name] = source
+        return part_of(stored, reading, self.argument(source), weight.tensor)
+
+    def _read(self, name: str, is_trained: bool) -> Read | None:
+        """Return what a weight or a statistic is of the module; None for what is no parameter and no buffer of it."""
+        layer, _, own = name.rpartition("/")
+        if is_trained:
+            weight = self.live.weights[layer, own]
+            rows = None if weight.row is None else (weight.row, weight.row + weight.shape[0])
+            return Read(parameter=weight.parameter, rows=rows, piece=weight.use.piece, view=weight.use.view)
+        constant = self.live.constants[layer, own]
+        is_kept = layer in self.live.statistics and constant.buffer
+        return Read(parameter=constant.buffer, piece=constant.use.piece, view=constant.use.view) if is_kept else None
+
+
+def hold_together(
+    programs: Sequence[_LiveProgram], stored_by: Callable[[Mapping[str, list[Need]]], Storage]
+) -> Storage:
+    """Return how all that programs of this rank read is held, which they know from then on, and their pieces of it.
+
+    programs: all of whose layers have been called. stored_by: says it, from what is needed of each parameter.
+    """
+
+    def needs() -> dict[str, list[Need]]:
+        found: dict[str, list[Need]] = {}
+        for program in programs:
+            for name, own in program.needs().items():
+                found.setdefault(name, []).extend(own)
+        return found
+
+    whole_needs = needs()
+    pieces = [program.cut(program.alone(whole_needs)) for program in programs]
+    lost = True
+    while lost:
+        for program, own in zip(programs, pieces, strict=True):
+            program.pieces = own
+        found, lost = stored_by(needs()), False
+        for program, own in zip(programs, pieces, strict=True):
+            for name in [name for name in own if found.readings[f"{program.prefix}{name}"].steps]:
+                lost = True
+                program.notes.append(
+                    f"weight {name!r} is replicated, not {own.pop(name).state}: no placement of DTensor says who has "
+                    "which piece"
+                )
+    for program in programs:
+        program.storage = found
+    return found
+
+
+def run_text(program: str) -> dict[str, Any]:
+    """Return what the text of a program defines, by name."""
+    names: dict[str, Any] = {}
+    # The emitter's own text: what a plan says stands in it as literals alone.
+    exec(compile(program, "<program of a plan>", "exec"), names)
+    return names
+
+
+def read_as(value: Any, use: Use) -> Any:
+    """Return a value as a use reads it: a piece of it, in another order of its elements."""
+    if use.piece is not None:
+        value = value.narrow(use.piece.dim, use.piece.start, use.piece.size)
+    return value if use.view is None else viewed(value, use.view)
+
+
+# -- the module
+
+
+Get = Callable[[Mapping[str, Any]], Any]
+"""Takes what a step computed of the module's inputs, by name, returns an argument of a rank's graph."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Mode:
+    """The program of training, or of evaluation.
+
+    given: what each of its arguments is had of. keeps: what is done with each value of a statistic. loss: which output
+    is that. placed: how the ranks have each output between them, None for those that every rank has whole. low: the
+    type of products, where it is another than that of weights, or "".
+    """
+
+    traced: Traced
+    given: tuple[Get, ...]
+    keeps: tuple[Callable[[Any], None], ...]
+    loss: str
+    placed: Mapping[str, Stored | None]
+    low: str
+
+
+class Parallel(nn.Module):
+    """A model under a plan, on one rank: called as the model is, it returns what the model returns.
+
+    Its parameters and buffers have the model's names; parameters are DTensors, or plain where the plan splits none of
+    them. plan: what it computes under. program: the text of what runs. notes: what was assumed, and what is held
+    otherwise than layers read it.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        live: LiveModel,
+        plan: Plan,
+        *,
+        rank: int,
+        weights: Source,
+        seed: int,
+        notes: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self.program = emit(plan, target="torch")
+        self._prepare(module, live, plan, rank=rank, seed=seed)
+        self._groups = Groups(rank, plan.num_devices)
+        self._sum_groups = self._groups.beside("sums")
+        self._state = state_of(module)
+        self._boxes = self._read(rank)
+        self._mesh = mesh_of(self._stored, self._device.type)
+        self.notes = (*live.notes, *notes_on(self._state, self._stored), *self._state_notes, *notes)
+        # Last, since names of the model may be those of our attributes.
+        install(self, self._state, self._stored, self._mesh, weights, device=self._device)
+        super().train(module.training)
+
+    def _prepare(self, module: nn.Module, live: LiveModel, plan: Plan, *, rank: int, seed: int) -> None:
+        """Take what a rank computes beside its program: of inputs, before any layer, and what it keeps in between."""
+        self.plan = plan
+        self._live, self._rank, self._seed, self._step = live, rank, seed, 0
+        self._traffic, self._prefix = Traffic(), ""
+        device = join().device
+        if device.type == "cpu":
+            device = next((p.device for p in module.parameters() if not p.is_meta), device)
+        self._device = device
+        known = [item.use for item in live.constants.values()]
+        fixed = [c.use.value for c in live.constants.values() if not (c.inputs or c.parameters or c.is_random)]
+        self._fixed, self._fixed_values = live.part(fixed, device=device), _Fixed()
+        own = [use.value for use in (*known, *(item.use for item in live.inputs.values())) if use.value not in fixed]
+        self._part = live.part(own + [o.name for o in live.outputs if not o.layer], device=device)
+        self._leaves = Leaves(receive=self._received)
+        self._gradients: Gradients | None = None
+        self._pieces: Mapping[str, Pieces] | None = None
+        self._gathered: Any = None
+        self._owners: dict[str, tuple[nn.Module, str]] = {}
+        self._modes: dict[bool, _Mode] = {}
+        self._storage: Storage | None = None
+        self._shapes = dict(zip(live.call.names, live.call.shapes, strict=True))
+        self._dims = dict(zip(live.call.names, example_dims(plan.graph, live.call.shapes), strict=True))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        mode, values, arguments = self._begun(args, kwargs)
+        with computing_in(mode.low, self._device), mode.traced.gathered.freed():
+            found = mode.traced.module(*arguments)
+        return self._ended(mode, values, *found)
+
+    @torch._disable_dynamo
+    def _begun(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[_Mode, Mapping[str, Any], list[Any]]:
+        """Return the program, what is computed before any layer, and the arguments of the rank's graph."""
+        boxes, call = self._boxes, self._live.call
+        given = call.bound(args, kwargs, {name: extents(box) for name, box in boxes.items()})
+        inputs = {
+            name: in_place(given[name], shape, boxes[name]) for name, shape in zip(call.names, call.shapes, strict=True)
+        }
+        mode = self._mode(self.training)
+        self._follow()
+        self._gather()
+        values = self._values(inputs)
+        return mode, values, [get(values) for get in mode.given]
+
+    @torch._disable_dynamo
+    def _ended(
+        self, mode: _Mode, values: Mapping[str, Any], loss: Any, outputs: Sequence[Any], keeps: Sequence[Any]
+    ) -> Any:
+        if self.training:
+            self._keep(mode, keeps)
+            self._step += 1
+        return self._returned(mode, loss, outputs, values)
+
+    def accumulate(self, *args: Any, **kwargs: Any) -> Any:
+        """Go forward and backward through the micro-batches of a step, and return its loss.
+
+        The gradient, which parameters have then, added to what they had, is that of the mean of the micro-batches'
+        losses, and is summed over ranks once. Where a loss is a mean over examples with equally many targets, that mean
+        is the loss of all of them together.
+
+        Args:
+            args: What the model is called with, of `plan.micro_batches` times as many examples; or a rank's own part
+                of them, as `inputs` and `sampler` say. Inputs without examples are the same for all micro-batches.
+            kwargs: Likewise, by name.
+
+        Returns:
+            The mean of the losses, without a gradient of its own.
+
+        Raises:
+            ModelError: An input has another number of examples.
+            ProgramError: The model returns no single loss.
+        """
+        count, losses = self.plan.micro_batches, []
+        for number, (own, named) in enumerate(self._live.call.split(args, kwargs, count, self._micro_batch)):
+            with nullcontext() if number + 1 == count else self.no_sync():
+                loss = loss_of(self(*own, **named))
+                (loss / count).backward()
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
+
+    def _micro_batch(self, name: str, x: Any, number: int) -> Any:
+        """Return what a micro-batch, by its number, has of an input."""
+        count, dim = self.plan.micro_batches, self._dims[name]
+        if dim is None or not isinstance(x, torch.Tensor) or x.ndim <= dim:
+            return x
+        whole_size, own_size = (count * size[dim] for size in (self._shapes[name], extents(self._boxes[name])))
+        if x.shape[dim] not in (whole_size, own_size):
+            also = "" if own_size == whole_size else f", or {own_size}, what this rank reads of them"
+            raise ModelError(
+                f"input {name!r} has {x.shape[dim]} examples; a step has {whole_size}, {count} micro-batches of "
+                f"{self._shapes[name][dim]}{also}"
+            )
+        # What the model computes of its inputs may take them for contiguous.
+        return micro_batch(x, number, count, dim).contiguous()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Leave parts of gradients where they are: the next backward pass outside adds them up with its own."""
+        self._follow()
+        assert self._gradients is not None
+        with self._gradients.held():
+            yield
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Parallel":
+        # An average of the weights has parameters of its own. What is known of the model, and the groups, are shared.
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(self.__dict__)
+        twin._modes, twin._owners, twin._gradients, twin._fixed_values = {}, {}, None, _Fixed()
+        twin._leaves, twin._gathered = Leaves(receive=twin._received, pieces=self._leaves.pieces), None
+        for name in ("_parameters", "_buffers", "_modules"):
+            twin.__dict__[name] = deepcopy(self.__dict__[name], memo)
+        return twin
+
+    def inputs(self, rank: int | None = None) -> dict[str, Box]:
+        """Return what a rank, by default this one, reads of each input of a step, by name, as a box of it.
+
+        A call may give every rank the whole batch, or every rank its own part. A model that computes something of its
+        inputs before its first layer (labels that it moves, masks) needs all of them on every rank.
+        """
+        count = self.plan.micro_batches
+        found = {name: list(box) for name, box in self._read(self._rank if rank is None else rank).items()}
+        for name, dim in self._dims.items():
+            if dim is not None:
+                found[name][dim] = (found[name][dim][0] * count, found[name][dim][1] * count)
+        return {name: tuple(box) for name, box in found.items()}
+
+    def _read(self, rank: int) -> dict[str, Box]:
+        """Return what a rank reads of each input of a micro-batch, by name."""
+        rows, batch = self._rows(rank), self._batch
+        return {
+            name: (rows, *whole(shape)[1:]) if shape[:1] == (batch,) else whole(shape)
+            for name, shape in self._shapes.items()
+        }
+
+    def sampler(
+        self, examples: Sized | int, *, rank: int | None = None, shuffle: bool = True, seed: int = 0
+    ) -> RankSampler:
+        """Return a `batch_sampler` for a `DataLoader` that yields what a rank, by default this one, reads of each step.
+
+        examples: the data set, or how many examples there are. seed: the same on all ranks.
+        """
+        low, high = self._rows(self._rank if rank is None else rank)
+        count = self.plan.micro_batches
+        rows = (low * count, high * count)
+        return RankSampler(examples, batch=self._batch * count, rows=rows, shuffle=shuffle, seed=seed)
+
+    @property
+    def _batch(self) -> int:
+        return next((shape[0] for shape in self._live.call.shapes if shape), 1)
+
+    def _rows(self, rank: int) -> Range:
+        """Return the examples of a batch that a rank reads, of whatever input."""
+        live, traced, batch = self._live, self._mode(True).traced, self._batch
+        own = list(live.inputs.values())
+        computed = [c for c in live.constants.values() if c.inputs] + [i for i in own if i.inputs and not i.is_given]
+        if computed or any(output.inputs for output in live.outputs):
+            return (0, batch)
+        shapes = {item.name: traced.inputs[item.name].shape for item in own if item.name in traced.taken}
+        found = [rows_read(shape, traced.taken[name], rank) for name, shape in shapes.items() if shape[:1] == (batch,)]
+        if len(found) < len(shapes) or not found:
+            return (0, batch)
+        return min(low for low, _ in found), max(high for _, high in found)
+
+    def full_state_dict(self, *, on_all: bool = False) -> dict[str, Any]:
+        return full_state_dict(self, on_all=on_all)
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """Tell `torch.distributed.checkpoint.state_dict` where modules are that are called as attributes of ours."""
+        return {name: "_by_name" for name, module in self._modules.items() if getattr(self, name) is not module}
+
+    @property
+    def _by_name(self) -> SimpleNamespace:
+        return SimpleNamespace(**self._modules)
+
+    @property
+    def mask_state(self) -> dict[str, int]:
+        """Where the random masks of dropout are: the seed, and how many steps are done; a state_dict has none of it.
+
+        `save_checkpoint` and `load_checkpoint` keep it; who keeps checkpoints otherwise saves it and sets it.
+        """
+        return {"seed": self._seed, "step": self._step}
+
+    @mask_state.setter
+    def mask_state(self, state: Mapping[str, int]) -> None:
+        self._seed, self._step = state["seed"], state["step"]
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._traffic
+
+    # -- programs
+
+    @property
+    def _stored(self) -> Storage:
+        assert self._storage is not None
+        return self._storage
+
+    @cached_property
+    def _build(self) -> Callable[[Program], Any]:
+        build: Callable[[Program], Any] = run_text(self.program)["build"]
+        return build
+
+    @cached_property
+    def _sums(self) -> dict[str, WeightSum]:
+        found: dict[str, WeightSum] = {}
+        for name, own in self._mode(True).traced.sums.items():
+            found.setdefault(self._reading(name).parameter, own)
+        return found
+
+    def _mode(self, trains: bool) -> _Mode:
+        if trains not in self._modes:
+            program = self._declared(trains)
+            self._modes[trains] = self._traced(program, self._build(program))
+        return self._modes[trains]
+
+    def _declared(self, trains: bool) -> _LiveProgram:
+        return _LiveProgram(
+            self._live,
+            self._state,
+            self._storage,
+            prefix=self._prefix,
+            rank=self._rank,
+            num_devices=self.plan.num_devices,
+            trains=trains,
+            groups=self._groups,
+            traffic=self._traffic,
+            pieces=self._pieces,
+        )
+
+    def _traced(self, program: _LiveProgram, made: Any) -> _Mode:
+        """Return what runs; made: what the functions that declare the layers return."""
+        loss, outputs = made if isinstance(made, tuple) else (made, {}) if isinstance(made, Tensor) else (None, made)
+        if self._pieces is None:
+            self._storage, self._pieces, self._state_notes = program.hold(), program.pieces, program.notes
+            self._leaves.pieces = {self._reading(name).parameter: own for name, own in (program.pieces or {}).items()}
+        # Whoever computes a loss of what the model returns needs all of it.
+        placed = {name: None if loss is None else program.placed(x, shape) for name, (x, shape) in outputs.items()}
+        results = {n: x if placed[n] else program.whole(x, shape) for n, (x, shape) in outputs.items()}
+        traced = program.traced(loss, results)
+        fed = {item.name: item.use for item in self._live.inputs.values()}
+        given = tuple(self._source(argument, fed, traced, program.takes) for argument in traced.arguments)
+        numbers = {own.name: own.output.name for own in self._live.outputs if own.output and not own.shape}
+        at_loss = next((name for name, made in numbers.items() if made not in outputs), "")
+        keeps = tuple(self._kept(name, momentum) for name, momentum in traced.keeps)
+        return _Mode(traced=traced, given=given, keeps=keeps, loss=at_loss, placed=placed, low=program.low)
+
+    def _source(self, argument: str, fed: Mapping[str, Use], traced: Traced, takes: Mapping[str, Take]) -> Get:
+        """Return where an argument of a rank's graph is had of."""
+        kind, _, name = argument.partition(" ")
+        if kind == "input":
+            use, shape = fed[name], traced.inputs[name].shape
+            return lambda values: read_as(values[use.value], use).reshape(shape)
+        if kind == "held":
+            return lambda _: self._leaf(name)
+        if kind == "shard":
+            parameter = self._reading(name).parameter
+            return lambda _: self._leaf(parameter)
+        if kind == "piece":
+            parameter, shape = self._reading(name).parameter, traced.pieces[name].piece_shape
+            return lambda _: local_of(self._tensor(parameter)).detach().reshape(shape)
+        if kind == "constant":
+            layer, _, own = name.rpartition("/")
+            constant, take = self._live.constants[layer, own].use, takes[name]
+            if constant.value in self._fixed.names:
+                return lambda values: self._fixed_values.part(
+                    name, lambda: take(read_as(values[constant.value], constant))
+                )
+            return lambda values: take(read_as(values[constant.value], constant))
+        if kind == "received":
+            return lambda values: values[argument]
+        assert argument == "mask_key", argument
+        return lambda _: torch.from_numpy(step_key(self._seed, self._step))
+
+    # -- parameters and buffers
+
+    @property
+    def _root(self) -> nn.Module:
+        return self
+
+    def _give(self, parameter: Any, gradient: Any) -> None:
+        """Add this rank's part of a whole gradient to what a parameter has."""
+        receive(parameter, gradient)
+
+    def _tensor(self, name: str) -> Any:
+        found = self._owners.get(name)
+        if found is None:
+            found = self._owners[name] = owner_of(self._root, name)
+        module, last = found
+        parameter = module._parameters.get(last)
+        return module._buffers[last] if parameter is None else parameter
+
+    def _reading(self, name: str) -> Reading:
+        return self._stored.readings[f"{self._prefix}{name}"]
+
+    def _leaf(self, name: str) -> Any:
+        return self._leaves.of(name, self._tensor(name))
+
+    def _values(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is computed of inputs and buffers before any layer, by name."""
+        with torch.no_grad():
+            fixed = self._fixed_values.of(self._fixed, {name: self._tensor(name) for name in self._fixed.state})
+            return fixed | self._part(inputs, {name: _whole(self._tensor(name)) for name in self._part.state})
+
+    def _received(self, parameter: Any, gradient: Any) -> None:
+        assert self._gradients is not None
+        self._gradients.arrived(parameter, gradient)
+
+    def _follow(self) -> None:
+        """Have the sums of gradients be those of the parameters that are there, and trained, now."""
+        before = self._leaves.num_made
+        for name in self._sums:
+            self._leaf(name)
+        if self._gradients is None or self._leaves.num_made > before:
+            pieces = self._leaves.pieces
+            entries = [Entry(self._tensor(name), own, pieces.get(name)) for name, own in self._sums.items()]
+            self._gradients = Gradients(entries, self._sum_groups, self._traffic, self._give)
+
+    def _gather(self) -> None:
+        """Gather the weights that stay whole, of which ranks update pieces, if these may have changed.
+
+        Neither `.data` nor what works on many tensors at once tells that it changes a tensor, so that an evaluation
+        always gathers; a step of training does unless nothing came before it but backward passes of its own step.
+        """
+        held = list(self._leaves.kept())
+
+        def versions() -> Any:
+            tensors = (*map(self._tensor, self._leaves.pieces), *(piece for _, _, piece in held))
+            assert self._gradients is not None
+            return self._gradients, self._gradients.num_passes, [tensor._version for tensor in tensors]
+
+        is_training = self.training and torch.is_grad_enabled()
+        if held and not (is_training and self._gathered == versions()):
+            with torch.no_grad():
+                gather_in_place(held, self._traffic)
+            self._gathered = versions() if is_training else None
+
+    def _kept(self, name: str, momentum: float) -> Callable[[Any], None]:
+        reading = self._reading(name)
+        keep = keeping(self._stored, reading, self._groups)
+        return lambda value: keep(local_of(self._tensor(reading.parameter)), value, momentum)
+
+    def _keep(self, mode: _Mode, values: Sequence[Any]) -> None:
+        with torch.no_grad():
+            for keep, value in zip(mode.keeps, values, strict=True):
+                keep(value)
+            for owner in dict.fromkeys(self._live.statistics.values()):
+                counted = owner_of(self._root, f"{owner}.num_batches_tracked")[0]._buffers.get("num_batches_tracked")
+                if counted is not None:
+                    counted.add_(1)
+
+    def _returned(self, mode: _Mode, loss: Any, outputs: Sequence[Any], values: Mapping[str, Any]) -> Any:
+        found = dict(zip(mode.traced.results, outputs, strict=True))
+        tensors = []
+        for item in self._live.outputs:
+            if item.name == mode.loss:
+                tensors.append(loss.reshape(item.shape))
+            elif item.output:
+                own = item.output.name
+                tensors.append(self._output(found[own], item.shape, mode.placed[own]))
+            else:
+                tensors.append(values[item.name])
+        return self._live.returned(tensors)
+
+    def _output(self, value: Any, shape: tuple[int, ...], placed: Stored | None) -> Any:
+        if placed is None:
+            return value.reshape(shape)
+        local = [sum(high - low for low, high in runs) for runs in placed.held[self._rank]]
+        return distributed(value.reshape(local), placed, self._mesh)
+
+
+@dataclass(slots=True)
+class _Fixed:
+    """What is computed of buffers alone, kept until one of these changes.
+
+    key: what they were. parts: of the values, those that the rank's graph reads, by name.
+    """
+
+    key: Any = None
+    values: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, part: Part, state: Mapping[str, Any]) -> dict[str, Any]:
+        key = tuple((id(tensor), tensor._version) for tensor in state.values())
+        if key != self.key:
+            # Later steps may be differentiated.
+            with torch.inference_mode(False), torch.no_grad():
+                self.values = part({}, {name: _whole(tensor) for name, tensor in state.items()})
+            self.key, self.parts = key, {}
+        return self.values
+
+    def part(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self.parts:
+            with torch.inference_mode(False), torch.no_grad():
+                self.parts[name] = make()
+        return self.parts[name]
+
+
+def _whole(tensor: Any) -> Any:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def loss_of(returned: Any) -> Any:
+    """Return the one number among the tensors that a model returns; ProgramError where there is not one."""
+    tensors = [x for x in pytree.tree_leaves(returned) if isinstance(x, torch.Tensor)]
+    numbers = [x for x in tensors if x.numel() == 1 and x.is_floating_point()]
+    if len(numbers) != 1:
+        raise ProgramError(
+            f"{len(numbers)} of the {len(tensors)} tensors that the model returns are single numbers; expected one, "
+            "the loss: return it alone or besides the outputs, or have the factory return (model, inputs, loss)"
+        )
+    return numbers[0].reshape(())
