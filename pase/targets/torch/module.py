@@ -41,8 +41,8 @@ from pase.targets.torch.parameters import (
     viewed,
 )
 from pase.targets.torch.placements import Need, Reading, Storage, Stored, held_as, storage
-from pase.targets.torch.program import Program, Traced, WeightSum
-from pase.targets.torch.states import Entry, Gradients, Pieces, gather_in_place, local_of
+from pase.targets.torch.program import Program, Traced
+from pase.targets.torch.states import Entry, Gradients, Pieces, WeightSum, gather_in_place, local_of
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, computing_in, reshard, resolved
 from pase.targets.torch.values import Source
 from pase.targets.training.counted import step_key
