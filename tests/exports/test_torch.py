@@ -1,4 +1,4 @@
-"""Exported placements, used by DTensor in four processes: the numbers of a single one, and each process its part."""
+"""Exported placements, used by DTensor on four ranks: the numbers of a single process, and each rank its part."""
 
 import ast
 from math import prod
@@ -17,11 +17,15 @@ from pase.targets.named_mesh import named_mesh
 from pase.views.exports import export
 from pase.views.exports.named_mesh import in_mesh_order
 from tests.exports.boxes import pairs, plan_boxes
-from tests.exports.children import run_child
 from tests.exports.example import write_example
 from tests.exports.placements import mesh_plan
 from tests.networks import slow_machine
 from tests.runtime.plans import make_plan, random_plan
+from tests.targets.torch.ranks import Pool
+
+pytest.importorskip("torch")
+
+from tests.exports import on_torch
 
 PROCESSES = 4
 
@@ -54,21 +58,13 @@ def _plans() -> dict[str, Plan]:
     }
 
 
-def _numbers(path: Path, case: str) -> dict[str, Any]:
-    with np.load(path) as file:
-        return {key.removeprefix(f"{case}|"): file[key] for key in file.files if key.startswith(f"{case}|")}
-
-
-def test_processes_compute_the_same_and_hold_the_parts_that_the_plan_gives_them(tmp_path: Path) -> None:
-    """All in one: processes take seconds to start. They learn of the plans what the exported modules say alone."""
-    pytest.importorskip("torch")
-    plans = _plans()
-    write_example("torch", PROCESSES, tmp_path)  # which the processes check
-    run_child("torch", plans, tmp_path, PROCESSES)
-    for name, plan in plans.items():
+def test_ranks_compute_the_same_and_hold_the_parts_that_the_plan_gives_them(ranks: Pool, tmp_path: Path) -> None:
+    for plan in _plans().values():
         assert any(prod(layer.splits.values()) == PROCESSES for layer in plan.layers)
-        held = [_numbers(tmp_path / f"rank{rank}.npz", name) for rank in range(PROCESSES)]
-        _check(plan, held, _numbers(tmp_path / "whole.npz", name))
+        found = ranks.run(on_torch.held_by_rank, plan.graph, export(plan, "torch").text, world=PROCESSES)
+        _check(plan, found, on_torch.held(plan.graph, on_torch.Alone()))
+    write_example("torch", PROCESSES, tmp_path)
+    ranks.run(on_torch.example, tmp_path, world=PROCESSES)
 
 
 def _check(plan: Plan, held: list[dict[str, Any]], whole: dict[str, Any]) -> None:

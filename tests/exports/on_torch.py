@@ -1,24 +1,15 @@
-"""Runs networks with exported DTensor placements, one process for each device: python torch_child.py FOLDER PROCESSES.
+"""Networks with exported DTensor placements, on ranks: what each of them holds of every tensor.
 
-FOLDER holds NAME.graph (a pickled graph) and NAME.py (the exported module) of each case. Each process writes what it
-held of every tensor, rankN.npz; whole.npz has the tensors of a single process. Keys are "case|layer|group|tensor",
-groups "inputs", "parameters", "gradients" and "outputs", and "case|loss". Each then runs FOLDER's with_*.py.
+Keys are "layer|group|tensor", groups "inputs", "parameters", "gradients" and "outputs", and "loss".
 """
 
-import importlib.util
-import multiprocessing
-import os
-import pickle
 import runpy
-import socket
-import sys
 from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
@@ -51,9 +42,11 @@ class Alone:
 class Laid:
     """How tensors lie on the mesh of an exported module."""
 
-    def __init__(self, module: ModuleType) -> None:
-        self._placements = module.PLACEMENTS
-        self._mesh = module.device_mesh("cpu")
+    def __init__(self, text: str) -> None:
+        module: dict[str, Any] = {}
+        exec(compile(text, "<exported>", "exec"), module)
+        self._placements = module["PLACEMENTS"]
+        self._mesh = module["device_mesh"]("cpu")
 
     def laid(self, name: str, group: str, which: int | str, x: torch.Tensor) -> torch.Tensor:
         placements = self._placements[name][group][which]
@@ -192,7 +185,7 @@ def numbers(graph: Graph) -> tuple[Tensors, Tensors]:
     return weights, data
 
 
-def step(graph: Graph, where: Alone | Laid) -> Tensors:
+def held(graph: Graph, where: Alone | Laid) -> dict[str, Any]:
     """Return what one process had in a step: every tensor of every layer, gradients of parameters, the loss."""
     weights, data = numbers(graph)
     for key, weight in weights.items():
@@ -204,29 +197,17 @@ def step(graph: Graph, where: Alone | Laid) -> Tensors:
         name, tensor = key.split("|")
         assert weight.grad is not None
         had[f"{name}|gradients|{tensor}"] = where.laid(name, "parameters", tensor, weight.grad)
-    return {**had, "loss": loss}
+    local = {key: x.to_local() if isinstance(x, DTensor) else x for key, x in {**had, "loss": loss}.items()}
+    return {key: x.detach().numpy() for key, x in local.items()}
 
 
-def process(rank: int, size: int, folder: Path, cases: Mapping[str, tuple[Graph, ModuleType]]) -> None:
-    """Run all cases as one process of the group."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), size), rank=rank, world_size=size)
-    held: dict[str, Any] = {}
-    for name, (graph, module) in cases.items():
-        for key, value in step(graph, Laid(module)).items():
-            local = value.to_local() if isinstance(value, DTensor) else value
-            held[f"{name}|{key}"] = local.detach().numpy()
-    np.savez(folder / f"rank{rank}.npz", **held)
-    dist.barrier()
-    dist.destroy_process_group()
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
-    for path in folder.glob("with_*.py"):
-        example(path)
-        dist.destroy_process_group()
+def held_by_rank(_rank: int, _world: int, graph: Graph, text: str) -> dict[str, Any]:
+    """Return what a rank had, which learns of the plan what the text of an exported module says alone."""
+    return held(graph, Laid(text))
 
 
-def example(path: Path) -> None:
-    """Run a program of the documentation: its loss and gradients are those of this process alone."""
+def example(_rank: int, _world: int, folder: Path) -> None:
+    """Run the program of the documentation: its loss and gradients are those of this process alone."""
     random = torch.Generator().manual_seed(0)
     shapes = {"fc1": (784, 1024), "fc2": (1024, 1024), "fc3": (1024, 10)}
     weights = {
@@ -238,7 +219,11 @@ def example(path: Path) -> None:
     }
     x = torch.randn(32, 784, dtype=torch.float64, generator=random)
     labels = torch.randint(0, 10, (32,), generator=random)
-    program = runpy.run_path(str(path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        # The ranks are a group already.
+        patch.setattr(dist, "init_process_group", {"gloo": None}.__getitem__)
+        program = runpy.run_path(str(folder / "with_torch.py"))
     laid = program["lay"](weights)
     found = program["loss"](laid, x, labels)
     found.backward()
@@ -251,37 +236,3 @@ def example(path: Path) -> None:
     assert abs(found - expected) < 1e-12
     for (layer, name), leaf in leaves.items():
         assert (laid[layer][name].grad.full_tensor() - leaf.grad).abs().max() < 1e-12, (layer, name)
-
-
-def main(folder: Path, size: int) -> None:
-    """Start the processes; they share what this one has imported."""
-    cases = {}
-    for path in sorted(folder.glob("*.graph")):
-        spec = importlib.util.spec_from_file_location("exported", path.with_suffix(".py"))
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        cases[path.stem] = pickle.loads(path.read_bytes()), module
-    sys.path.insert(0, str(folder))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=process, args=(rank, size, folder, cases)) for rank in range(size)]
-    for each in processes:
-        each.start()
-    for each in processes:
-        each.join()
-    torch.set_num_threads(1)
-    whole_tensors = {
-        f"{name}|{key}": value.detach().numpy()
-        for name, (graph, _) in cases.items()
-        for key, value in step(graph, Alone()).items()
-    }
-    np.savez(folder / "whole.npz", **whole_tensors)
-    sys.exit(max(each.exitcode or 0 for each in processes))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
