@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pase.targets.torch.launch import join, naming_lost_ranks
+from pase.targets.torch.launch import join, naming_lost_ranks, tell_failure
 
 NAMES = (
     *("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"),
@@ -27,31 +27,21 @@ def sum_of_ranks(scale: float) -> tuple[int, int, float, str, int]:
     return dist.get_rank(), dist.get_world_size(), total.item(), dist.get_backend(), threads
 
 
-def environment() -> dict[str, str]:
-    return {name: os.environ[name] for name in NAMES}
-
-
 def fail(rank: int, folder: str) -> None:
-    """Have one rank fail while the others wait for it; each writes its process id."""
+    """Have one rank fail, and its process go on, while the others wait for it; each writes its process id."""
     (Path(folder) / str(dist.get_rank())).write_text(str(os.getpid()))
     dist.barrier()
     if dist.get_rank() == rank:
-        time.sleep(0.3)
+        threading.Thread(target=time.sleep, args=(600,)).start()
         raise ValueError("the third batch\nis empty")
     dist.all_reduce(torch.zeros(4))
 
 
-def fail_and_live(rank: int) -> None:
-    """Have one rank fail and its process go on, as one with other threads does."""
-    if dist.get_rank() == rank:
-        threading.Thread(target=time.sleep, args=(600,)).start()
-        raise ValueError("the third batch is empty")
-    dist.all_reduce(torch.zeros(4))
-
-
-def lost(rank: int, _world: int, victim: int) -> None:
-    """On the session's ranks: wait for one that is killed."""
+def lost(rank: int, _world: int, victim: int, how: str) -> None:
+    """On the session's ranks: wait for one that is killed, perhaps when it has told why."""
     if rank == victim:
+        if how == "failed":
+            tell_failure(ValueError("the third batch is empty"))
         os.kill(os.getpid(), signal.SIGKILL)
     with naming_lost_ranks():
         dist.all_reduce(torch.zeros(4))
@@ -71,17 +61,12 @@ def joining(_rank: int, _world: int, environment: dict[str, str], timeout_s: flo
 
 
 def main() -> None:
-    """Be a program of a user: join, say what there is, and perhaps fail."""
-    ranks = join(timeout_s=60.0)
-    # At once: two ranks may write to one pipe.
-    sys.stdout.write(f"{environment()}\nsum of {sum_of_ranks(1.0)[2]}\n")
-    sys.stderr.write(f"to errors {ranks.rank}\n")
-    if sys.argv[1:] == [str(ranks.rank)]:
+    """Be a program of a user: join, and perhaps fail."""
+    rank = join(timeout_s=60.0).rank
+    if sys.argv[1:] == [str(rank)]:
         raise ValueError("the third batch is empty")
     with naming_lost_ranks():
         dist.all_reduce(torch.zeros(4))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

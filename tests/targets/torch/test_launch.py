@@ -33,6 +33,11 @@ WAITING = (
     "time.sleep(600)"
 )
 """A program whose ranks write their process ids, and wait."""
+SHOWING = (
+    f"import os, sys; sys.stdout.write(str({{name: os.environ[name] for name in {launched.NAMES}}}) + '\\n'); "
+    "sys.stderr.write('to errors ' + os.environ['RANK'] + '\\n')"
+)
+"""A program that says what its environment is."""
 
 
 def is_running(pid: int) -> bool:
@@ -53,10 +58,10 @@ def process_ids(folder: Path, count: int) -> list[int]:
     raise AssertionError(f"only {len(list(folder.iterdir()))} of {count} ranks came up")
 
 
-def torchrun(*arguments: str) -> "subprocess.CompletedProcess[str]":
+def torchrun(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     return subprocess.run(
-        [*command, "--nproc-per-node", "2", SCRIPT, *arguments],
+        [*command, "--nproc-per-node", "2", script, *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -65,46 +70,49 @@ def torchrun(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_a_function_runs_on_all_ranks_beside_another_job() -> None:
+def environments(shown: str) -> list[dict[str, str]]:
+    """What ranks said of their environments, in the order of ranks."""
+    found = [ast.literal_eval(line) for line in shown.splitlines() if line.startswith("{")]
+    return sorted(found, key=lambda each: each["RANK"])
+
+
+def test_a_function_runs_on_all_ranks_beside_another_job(capfd: pytest.CaptureFixture[str]) -> None:
     """Each job has a store of its own; without a number of threads, ranks have their shares of the cores."""
-    answers: dict[float, list[object]] = {}
-
-    def run(scale: float, threads: int | None) -> None:
-        answers[scale] = [*call(launched.sum_of_ranks, scale, ranks=2, threads=threads, timeout_s=300)]
-
-    jobs = [threading.Thread(target=run, args=given) for given in ((0.5, None), (10.0, 2))]
-    for job in jobs:
-        job.start()
-    for job in jobs:
-        job.join()
+    answers: list[object] = []
+    job = threading.Thread(
+        target=lambda: answers.extend(call(launched.sum_of_ranks, 0.5, ranks=2, timeout_s=300)),
+    )
+    job.start()
+    run_program(["-c", SHOWING], ranks=2, threads=3, timeout_s=300)
+    job.join()
     share = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert answers == {
-        0.5: [(rank, 2, 0.5, "gloo", share) for rank in range(2)],
-        10.0: [(rank, 2, 10.0, "gloo", 2) for rank in range(2)],
-    }
-    assert rank_environment(3, 8, 1234, 5)["OMP_NUM_THREADS"] == "5"
+    assert answers == [(rank, 2, 0.5, "gloo", share) for rank in range(2)]
+    (shown,) = environments(capfd.readouterr().out)
+    assert (shown["RANK"], shown["OMP_NUM_THREADS"]) == ("0", "3")
 
 
-def test_a_program_runs_as_under_torchrun(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    run_program([SCRIPT], ranks=2, threads=1, timeout_s=300)
+def test_a_program_has_the_environment_that_torchrun_gives(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "showing.py").write_text(SHOWING)
+    run_program([str(tmp_path / "showing.py")], ranks=2, threads=1, timeout_s=300)
     out, errors = capfd.readouterr()
     # Of ours the first alone is heard.
-    shown, summed = out.splitlines()
-    assert (summed, errors) == ("sum of 1.0", "to errors 0\n")
-    # Rank 1 fails when it has said so.
-    done = torchrun("1")
+    (own,) = environments(out)
+    assert errors == "to errors 0\n"
+    theirs, _ = environments(torchrun(str(tmp_path / "showing.py")).stdout)
+    assert {**theirs, "MASTER_ADDR": "127.0.0.1"} == own
+
+
+@pytest.mark.full
+def test_ranks_of_torchrun_name_the_one_that_failed() -> None:
+    done = torchrun(SCRIPT, "1")
     assert done.returncode != 0
-    found = [ast.literal_eval(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    theirs = next(each for each in found if each["RANK"] == "0")
-    assert {**theirs, "MASTER_ADDR": "127.0.0.1"} == ast.literal_eval(shown)
     named = [line for line in done.stderr.splitlines() if "RankError: rank" in line]
     assert named, done.stderr
     assert all("ended because rank 1 failed: ValueError: the third batch is empty" in line for line in named)
 
 
 def test_a_rank_that_fails_ends_all_and_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A process with other threads does not end for an error; the rank has told the others."""
     begin_s = time.monotonic()
     with pytest.raises(
         RankError,
@@ -133,35 +141,44 @@ def test_ranks_that_do_not_end_in_time_are_ended(tmp_path: Path) -> None:
     with pytest.raises(RankError, match=r"^after 3 s, 2 of 2 ranks still ran \(0, 1\); all were ended$"):
         run_program(["-c", WAITING.format(folder=str(tmp_path))], ranks=2, timeout_s=3)
     assert not any(map(is_running, process_ids(tmp_path, 2)))
-    begin_s = time.monotonic()
-    # A rank that failed, and whose process does not end for that, has told the others.
-    with pytest.raises(RankError, match=r"rank 1 of 2 failed: ValueError: the third batch is empty"):
-        call(launched.fail_and_live, 1, ranks=2, timeout_s=30)
-    assert time.monotonic() - begin_s < LIMIT_S
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_all_ranks_end_with_the_process_that_started_them(number: int, tmp_path: Path) -> None:
+def test_an_interrupt_ends_all_ranks(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        process_ids(tmp_path, 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_program(["-c", WAITING.format(folder=str(tmp_path))], ranks=2)
+    assert not any(map(is_running, process_ids(tmp_path, 2)))
+
+
+def test_all_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     waiting = ["-c", WAITING.format(folder=str(tmp_path))]
     code = f"from pase.targets.torch.launch import run_program; run_program({waiting!r}, ranks=2)"
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE) as parent:
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as parent:
         ranks = process_ids(tmp_path, 2)
-        parent.send_signal(number)
-        errors = parent.communicate(timeout=300)[1]
-    assert number == signal.SIGKILL or b"KeyboardInterrupt" in errors
+        parent.kill()
     end_s = time.monotonic() + 60
     while any(map(is_running, ranks)) and time.monotonic() < end_s:
         time.sleep(0.05)
     assert not any(map(is_running, ranks))
 
 
-def test_ranks_that_nobody_watches_name_the_one_that_was_killed(ranks: Pool) -> None:
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("killed", "lost a connection; ranks that do not answer and may have ended: 2 ("),
+        ("failed", "ended because rank 2 failed: ValueError: the third batch is empty"),
+    ],
+)
+def test_ranks_that_nobody_watches_name_the_one_that_is_gone(ranks: Pool, how: str, said: str) -> None:
     """As on several hosts, where what watches one host's ranks is not heard on another."""
     with pytest.raises(RanksFailedError) as caught:
-        ranks.run(launched.lost, 2, world=3, grace_s=60.0)
+        ranks.run(launched.lost, 2, how, world=3, grace_s=60.0)
     for rank in (0, 1):
-        said = f"RankError: rank {rank} of 3 lost a connection; ranks that do not answer and may have ended: 2 ("
-        assert said in str(caught.value)
+        assert f"RankError: rank {rank} of 3 {said}" in str(caught.value)
 
 
 def test_ranks_that_do_not_come_are_named(ranks: Pool) -> None:
@@ -178,6 +195,14 @@ def test_a_program_that_was_started_alone_is_a_group_of_one(ranks: Pool) -> None
     assert ranks.run(launched.joining, {}, 60.0, world=1) == [(0, 1, "cpu", "gloo")]
 
 
+def test_gloo_listens_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert rank_environment(3, 8, 1234, 5)["GLOO_SOCKET_IFNAME"] in ("lo", "lo0")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    assert "GLOO_SOCKET_IFNAME" not in rank_environment(3, 8, 1234, 5)
+
+
+@pytest.mark.full
 def test_no_name_service_is_needed() -> None:
     """In a network of its own that has loopback alone, under a name that nothing resolves."""
     code = "from tests.targets.torch.launched import *; from pase.targets.torch.launch import call; "
