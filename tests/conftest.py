@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.targets.jax.devices import Devices
 from tests.targets.torch.ranks import Pool
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
@@ -44,3 +45,11 @@ def ranks() -> Iterator[Pool]:
     pool = Pool()
     yield pool
     pool.end()
+
+
+@pytest.fixture(scope="session")
+def devices() -> Iterator[Devices]:
+    """A process of JAX with eight virtual devices, which stays until the session ends."""
+    found = Devices()
+    yield found
+    found.end()

@@ -1,7 +1,7 @@
 """Exported shardings, used by JAX on virtual devices: the numbers of a single device, and each device its own part."""
 
 import ast
-import json
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ from pase.sharding.traffic import parameter_name
 from pase.targets.named_mesh import named_mesh, without_miscomputed
 from pase.views.exports import export
 from tests.exports.boxes import pairs, plan_boxes
-from tests.exports.children import run_child
 from tests.exports.example import write_example
 from tests.exports.placements import mesh_plan
 from tests.networks import slow_machine
 from tests.runtime.networks import attentions, batch_norms, mixed, tied
 from tests.runtime.plans import make_plan, random_plan
+from tests.targets.jax.devices import Devices
 
 DEVICES = 8
 
@@ -38,32 +38,29 @@ def _images() -> Graph:
     return net.build()
 
 
-def _searched(graph: Graph) -> Plan:
-    return search(graph, DEVICES, machine=slow_machine())
+def _spatial() -> Plan:
+    splits = {"conv1": {"h": 4, "w": 2}, "pool1": {"h": 2, "w": 4}, "conv2": {"n": 2, "h": 2, "w": 2}}
+    return make_plan(_images(), DEVICES, splits | {"fc": {"c": 8}, "softmax": {"n": 2}})
 
 
-def _quick() -> dict[str, Plan]:
-    spatial = {"conv1": {"h": 4, "w": 2}, "pool1": {"h": 2, "w": 4}, "conv2": {"n": 2, "h": 2, "w": 2}}
+def _gpt() -> Plan:
     gpt = {"vocabulary": 24, "steps": 8, "layers": 1, "model_width": 16, "heads": 4}
-    return {
-        "gpt": _searched(build("gpt", batch=2, arguments=gpt)),
-        "spatial": make_plan(_images(), DEVICES, spatial | {"fc": {"c": 8}, "softmax": {"n": 2}}),
-        "any_devices": random_plan(tied(), DEVICES, seed=3),
-    }
+    return search(build("gpt", batch=2, arguments=gpt), DEVICES, machine=slow_machine())
 
 
-def _slow() -> dict[str, Plan]:
-    return {
-        "mixed": mesh_plan(mixed(), DEVICES, seed=5),
-        "attention": mesh_plan(attentions(), DEVICES, seed=2),
-        "norms": mesh_plan(batch_norms(), DEVICES, seed=1),
-    }
+PLANS: dict[str, Callable[[], Plan]] = {
+    "spatial": _spatial,
+    "any_devices": lambda: random_plan(tied(), DEVICES, seed=3),
+    "gpt": _gpt,
+    "mixed": lambda: mesh_plan(mixed(), DEVICES, seed=5),
+    "attention": lambda: mesh_plan(attentions(), DEVICES, seed=2),
+    "norms": lambda: mesh_plan(batch_norms(), DEVICES, seed=1),
+}
+QUICK = ("spatial", "any_devices")
 
 
-def _run(plans: dict[str, Plan], folder: Path) -> dict[str, Any]:
-    """Run the plans' networks in one process of JAX, which learns of the plans what the exported modules say alone."""
-    run_child("jax", plans, folder, DEVICES)
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+def _case(devices: Devices, plan: Plan) -> dict[str, Any]:
+    found: dict[str, Any] = devices.run("tests.exports.on_jax:case", plan.graph, export(plan, "jax").text)
     return found
 
 
@@ -105,33 +102,34 @@ def _held(plan: Plan, operator: Operator, access: Access, result: dict[str, Any]
     return [held for name, held in result["data"].items() if name == f"{operator.name}/{operator.reads.index(access)}"]
 
 
-def test_jax_computes_the_same_with_each_part_where_the_plan_has_it(tmp_path: Path) -> None:
-    """All in one: a process takes seconds to start."""
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.full) for name in PLANS if name not in QUICK)]
+)
+def test_jax_computes_the_same_with_each_part_where_the_plan_has_it(devices: Devices, name: str) -> None:
     pytest.importorskip("jax")
-    plans = _quick()
+    plan = PLANS[name]()
+    assert any(prod(layer.splits.values()) == DEVICES for layer in plan.layers)
+    _check(plan, _case(devices, plan))
+
+
+def test_the_program_of_the_documentation_computes_the_same(devices: Devices, tmp_path: Path) -> None:
+    """Of a strategy that splits the weight that is looked at."""
+    pytest.importorskip("jax")
     write_example("jax", DEVICES, tmp_path)
-    results = _run(plans, tmp_path)
-    for name, plan in plans.items():
-        assert any(prod(layer.splits.values()) == DEVICES for layer in plan.layers)
-        _check(plan, results[name])
-    # The program of the documentation, of a strategy that splits the weight that was looked at.
-    assert results["example"]["loss"] > 0.5
-    assert results["example"]["difference"] < 1e-12
-    assert results["example"]["devices"] == DEVICES
-    assert results["convolution"] == 2, "XLA computes split convolutions well now: remove without_miscomputed"
+    found = devices.run("tests.exports.on_jax:example", tmp_path)
+    assert found["loss"] > 0.5
+    assert found["difference"] < 1e-12
+    assert found["devices"] == DEVICES
 
 
-@pytest.mark.full
-def test_so_it_does_for_every_kind_of_layer(tmp_path: Path) -> None:
+def test_xla_still_computes_split_convolutions_wrong(devices: Devices) -> None:
     pytest.importorskip("jax")
-    plans = _slow()
-    results = _run(plans, tmp_path)
-    for name, plan in plans.items():
-        _check(plan, results[name])
+    too_large = devices.run("tests.exports.on_jax:convolution")
+    assert too_large == 2, "XLA computes split convolutions well now: remove without_miscomputed"
 
 
 def test_convolutions_that_xla_computes_wrong_are_held_back_and_named() -> None:
-    exported = export(_quick()["spatial"], "jax")
+    exported = export(_spatial(), "jax")
     (note,) = exported.notes
     assert note.startswith("conv2: x, dim 2: held back, because XLA")
     specs = _specs(exported.text)

@@ -1,32 +1,18 @@
 """JAX functions under plans, on virtual devices: the numbers of the function, each part where it is planned."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.targets.jax.devices import Devices
+
 pytest.importorskip("jax")
 
-ROOT = Path(__file__).parents[3]
 
-
-def run(model: str, *cases: str) -> Any:
-    """Train a model under plans in a process of its own, in which there are eight devices."""
-    child = Path(__file__).with_name("child.py")
-    finished = subprocess.run(
-        [sys.executable, "-W", "error", str(child), model, *cases],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    return json.loads(finished.stdout)
+def run(devices: Devices, model: str, *cases: str) -> Any:
+    """Train a model under plans: numbers of devices and kinds of plans."""
+    split = [(int(case.partition(" ")[0]), case.partition(" ")[2]) for case in cases]
+    return devices.run("tests.targets.jax.on_devices:train", model, split)
 
 
 def check(case: str, result: dict[str, Any]) -> None:
@@ -39,13 +25,12 @@ def check(case: str, result: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("model", "cases"),
     [
-        ("mlp", ["4 searched", "4 mesh 1", "4 random 1"]),
-        pytest.param("cnn", ["4 searched", "4 mesh 1", "4 random 1"], marks=pytest.mark.full),
+        ("mlp", ["4 mesh 1", "4 random 1"]),
         ("gpt", ["2 random 1"]),
-        pytest.param("nested", ["4 mesh 1", "2 searched"], marks=pytest.mark.full),
+        pytest.param("cnn", ["4 held", "8 held"], marks=pytest.mark.full),
         pytest.param(
             "mlp",
-            [f"{p} {kind} {i}" for p in (2, 4, 8) for kind in ("mesh", "random") for i in range(4, 8)],
+            ["4 searched", *(f"{p} {kind} {i}" for p in (2, 4, 8) for kind in ("mesh", "random") for i in range(4, 8))],
             marks=pytest.mark.full,
         ),
         *(
@@ -58,30 +43,29 @@ def check(case: str, result: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_a_function_computes_the_same_under_a_plan(model: str, cases: list[str]) -> None:
-    results = run(model, *cases)
+def test_a_function_computes_the_same_under_a_plan(devices: Devices, model: str, cases: list[str]) -> None:
+    results = run(devices, model, *cases)
     for case, result in zip(cases, results, strict=True):
         check(case, result)
     assert any(result["split"] for result in results)
 
 
 @pytest.mark.full
-def test_a_loop_whose_turns_are_split_alike_stays_one_and_is_written_out_otherwise() -> None:
+def test_a_loop_whose_turns_are_split_alike_stays_one_and_is_written_out_otherwise(devices: Devices) -> None:
     cases = ["4 alike 1", "4 mesh 1"]
-    for case, result in zip(cases, run("scanned", *cases), strict=True):
+    for case, result in zip(cases, run(devices, "scanned", *cases), strict=True):
         check(case, result)
         assert result["loops"] == ("alike" in case)
         assert result["split"] > 2
 
 
-def test_convolutions_that_xla_computes_wrong_are_held_back_and_named() -> None:
-    (result,) = run("cnn", "8 held")
-    check("8 held", result)
-    held = [note.partition(":")[0] for note in result["notes"] if "held back, because XLA" in note]
+def test_convolutions_that_xla_computes_wrong_are_held_back_and_named(devices: Devices) -> None:
+    notes = devices.run("tests.targets.jax.on_devices:notes", "cnn", 4, "held")
+    held = [note.partition(":")[0] for note in notes if "held back, because XLA" in note]
     assert sorted(", ".join(held).split(", ")) == ["conv1", "conv2", "conv3"]
 
 
-def test_xla_moves_the_bytes_that_are_predicted() -> None:
+def test_xla_moves_the_bytes_that_are_predicted(devices: Devices) -> None:
     """Sums and gathers, which are done in one way; of other moves XLA makes more (docs/how-to/parallelize-jax.md)."""
-    for kind, (moved, predicted) in run("moved", "mlp", "4").items():
+    for kind, (moved, predicted) in devices.run("tests.targets.jax.on_devices:moved", "mlp", 4).items():
         assert moved == predicted > 0, kind

@@ -1,31 +1,18 @@
-"""Runs networks with exported shardings on virtual devices, and without on one: python jax_child.py FOLDER DEVICES.
+"""Networks with exported shardings on virtual devices, and without on one."""
 
-FOLDER holds NAME.graph (a pickled graph) and NAME.py (the exported module) of each case. result.json is written: for
-each case, the largest difference of loss and gradients, and what range of each tensor each device held.
-"""
-
-import importlib.util
-import json
-import os
-import pickle
 import runpy
-import sys
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-DEVICES = int(sys.argv[2])
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES} --xla_backend_optimization_level=0"
+import jax
+import numpy as np
+import pytest
 
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-
-from pase.graph import Graph, Role  # noqa: E402
-from pase.sharding.traffic import parameter_name  # noqa: E402
-from tests.exports.jax_forward import run  # noqa: E402
-
-jax.config.update("jax_enable_x64", True)
+from pase.graph import Graph, Role
+from pase.sharding.traffic import parameter_name
+from tests.exports.jax_forward import run
 
 
 def numbers(graph: Graph) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -54,8 +41,15 @@ def ranges(array: Any) -> dict[int, list[tuple[int, int]]]:
     }
 
 
-def case(graph: Graph, module: Any) -> dict[str, Any]:
-    """Return what one network did."""
+def case(graph: Graph, text: str) -> dict[str, Any]:
+    """Return what one network did under the text of an exported module, which alone tells of the plan.
+
+    That is the largest difference of loss, gradients and outputs from one device, and what range of each tensor each
+    device held.
+    """
+    names: dict[str, Any] = {}
+    exec(compile(text, "<exported>", "exec"), names)
+    module = SimpleNamespace(**names)
     mesh = module.make_mesh()
     weights, data = numbers(graph)
 
@@ -129,8 +123,8 @@ def convolution() -> float:
     return float((jax.jit(split)(x, w) / jax.jit(convolved)(x, w)).max())
 
 
-def example(path: Path) -> dict[str, Any]:
-    """Run a program of the documentation: its loss and gradients beside those of a single device."""
+def example(folder: Path) -> dict[str, Any]:
+    """Run the program of the documentation: its loss and gradients beside those of a single device."""
     random = np.random.default_rng(0)
     shapes = {"fc1": (784, 1024), "fc2": (1024, 1024), "fc3": (1024, 10)}
     weights = {name: {"w": random.normal(size=s) / 32, "bias": random.normal(size=s[1])} for name, s in shapes.items()}
@@ -143,7 +137,9 @@ def example(path: Path) -> dict[str, Any]:
         return -scores[np.arange(32), labels].mean()
 
     expected, gradients = jax.value_and_grad(loss)(weights)
-    program = runpy.run_path(str(path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        program = runpy.run_path(str(folder / "with_jax.py"))
     found, changes = program["step"](weights, x, labels)
     pairs = zip(*map(jax.tree.leaves, (changes, gradients)), strict=True)
     differences = [np.abs(ours - theirs).max() for ours, theirs in pairs]
@@ -152,22 +148,3 @@ def example(path: Path) -> dict[str, Any]:
         "difference": float(max(np.abs(found - expected), *differences)),
         "devices": len({str(shard.index) for shard in changes["fc1"]["w"].addressable_shards}),
     }
-
-
-def main(folder: Path) -> None:
-    """Run every case of a folder."""
-    sys.path.insert(0, str(folder))
-    results: dict[str, Any] = {"convolution": convolution()}
-    for path in folder.glob("with_*.py"):
-        results["example"] = example(path)
-    for path in sorted(folder.glob("*.graph")):
-        spec = importlib.util.spec_from_file_location("exported", path.with_suffix(".py"))
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        results[path.stem] = case(pickle.loads(path.read_bytes()), module)
-    (folder / "result.json").write_text(json.dumps(results))
-
-
-main(Path(sys.argv[1]))

@@ -1,14 +1,6 @@
 """Trains models under plans on virtual CPU devices, beside the same functions on one device; see test_parallel.py."""
 
-import json
-import os
-import sys
 from typing import Any
-
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["JAX_ENABLE_X64"] = "1"
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # XLA tells of moves that it makes by copies of all
 
 import jax
 import numpy as np
@@ -108,10 +100,22 @@ def misplaced(plan: Plan, operator: Operator, access: Access, array: Any) -> lis
     return found
 
 
+def parallelized(model: Model, plan: Plan) -> Any:
+    devices = jax.devices()[: plan.num_devices]
+    return pase.parallelize((model.loss, model.weights, *model.batch), plan, devices=devices)
+
+
+def notes(name: str, num_devices: int, kind: str) -> list[str]:
+    """Return what a model under a plan is noted to do otherwise than planned."""
+    model = MODELS[name]()
+    graph = pase.load((model.loss, model.weights, *model.batch))
+    return [*parallelized(model, planned(graph, num_devices, kind)).notes]
+
+
 def case(model: Model, graph: Graph, num_devices: int, kind: str, expected: Any) -> dict[str, Any]:
     """Return how a model trained under a plan differs from the model itself, and what lies elsewhere."""
     plan = planned(graph, num_devices, kind)
-    parallel = pase.parallelize((model.loss, model.weights, *model.batch), plan, devices=jax.devices()[:num_devices])
+    parallel = parallelized(model, plan)
     weights = jax.device_put(model.weights, parallel.shardings[0])
     batch = [jax.device_put(x, lies) for x, lies in zip(model.batch, parallel.shardings[1:], strict=True)]
     found = trained(parallel, model, weights, batch)
@@ -137,7 +141,6 @@ def case(model: Model, graph: Graph, num_devices: int, kind: str, expected: Any)
     return {
         "differences": differences,
         "wrong": wrong,
-        "notes": list(parallel.notes),
         "loops": loops(jax.make_jaxpr(parallel)(model.weights, *model.batch).jaxpr),
         "devices": len(found[0][0].sharding.device_set),
         "split": sum(len({str(s.index) for s in w.addressable_shards}) > 1 for w in jax.tree_util.tree_leaves(weights)),
@@ -170,15 +173,9 @@ def moved(name: str, num_devices: int) -> dict[str, list[int]]:
     return found
 
 
-def main(name: str, cases: list[tuple[int, str]]) -> None:
-    """Run a model under plans; print what was found of each."""
+def train(name: str, cases: list[tuple[int, str]]) -> list[dict[str, Any]]:
+    """Run a model under plans; return what was found of each."""
     model = MODELS[name]()
     graph = pase.load((model.loss, model.weights, *model.batch))
     expected = trained(model.loss, model, model.weights, model.batch)
-    sys.stdout.write(json.dumps([case(model, graph, num_devices, kind, expected) for num_devices, kind in cases]))
-
-
-if sys.argv[1] == "moved":
-    sys.stdout.write(json.dumps(moved(sys.argv[2], int(sys.argv[3]))))
-else:
-    main(sys.argv[1], [(int(case.partition(" ")[0]), case.partition(" ")[2]) for case in sys.argv[2:]])
+    return [case(model, graph, num_devices, kind, expected) for num_devices, kind in cases]
