@@ -19,6 +19,7 @@ import jax.numpy as jnp  # noqa: E402
 from pase.importers.jax.function import source_of, traced  # noqa: E402
 from pase.targets.jax.constraints import Constraints, constraints_of  # noqa: E402
 from tests.importers import jax_zoo as zoo  # noqa: E402
+from tests.targets.jax.models import numbers  # noqa: E402
 
 
 def loss(weights: Any, x: Any) -> Any:
@@ -112,7 +113,7 @@ def test_a_plan_is_of_a_function_in_float32_and_float64() -> None:
 
 def test_a_module_of_flax_is_called_with_its_variables() -> None:
     module, ids = zoo.flax_transformer(layers=1), np.arange(16).reshape(2, 8)
-    variables = module.init(jax.random.key(0), ids)
+    variables = numbers(jax.eval_shape(module.init, jax.random.key(0), ids))
     plan = pase.search((module, variables, ids), devices=1)
     for function in (module, module.apply, (module, ids)):
         parallel = pase.parallelize(function, plan)

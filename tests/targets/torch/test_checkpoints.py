@@ -103,7 +103,12 @@ def loading(rank: int, world: int, plan: str, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("saved", "loaded"),
-    [("rows", {2: "mixed", 6: "sixths", 1: "data"}), ("unlike", {4: "mixed"}), ("mixed", {2: "unlike"})],
+    [
+        ("rows", {2: "mixed", 1: "data"}),
+        ("unlike", {4: "mixed"}),
+        ("mixed", {2: "unlike"}),
+        pytest.param("rows", {6: "sixths"}, marks=pytest.mark.full),
+    ],
 )
 def test_any_plan_and_number_of_ranks_loads(ranks: Pool, tmp_path: Path, saved: str, loaded: dict[int, str]) -> None:
     ranks.run(saving, saved, tmp_path)
