@@ -68,10 +68,10 @@ def _with_other_types(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def test_every_change_that_breaks_readers_is_seen(
     change: Callable[[dict[str, Any]], Iterator[dict[str, Any]]],
 ) -> None:
-    changed = list(change(SCHEMA))
+    changed, golden = list(change(SCHEMA)), golden_fields()
     assert len(changed) > 60
     for schema in changed:
-        assert golden_fields() - fields(schema)
+        assert golden - fields(schema)
 
 
 def test_fields_can_be_added() -> None:

@@ -20,7 +20,7 @@ from pase.importers.torch.live import LiveModel, Part
 from pase.planning.plan import Plan
 from pase.sharding.boxes import Box, Range, extents, whole
 from pase.sharding.layouts import DeviceMesh, Layout
-from pase.targets.emitter import emit
+from pase.targets.programs import emit
 from pase.targets.torch.collectives import Groups, Take, Traffic
 from pase.targets.torch.launch import join
 from pase.targets.torch.parameters import (

@@ -75,7 +75,6 @@ def test_masked_attention(name: str) -> None:
         {"q": q, "k": k, "v": v} | ({"bias": biased} if biased else {}),
         indices={"mask": (masked, 2)} if masked else {},
         values={"mask": kept} if masked else {},
-        number=4,
     )
 
 

@@ -58,7 +58,7 @@ Axes = list[tuple[str, int]]
 Operands = Mapping[str, Sequence[Dim]]
 
 
-def meshes(dims: Sequence[Dim], *, number: int = 3, fixed: Sequence[Dim] = ()) -> Iterator[tuple[int, Axes, list[int]]]:
+def meshes(dims: Sequence[Dim], *, number: int, fixed: Sequence[Dim] = ()) -> Iterator[tuple[int, Axes, list[int]]]:
     """Yield numbers of ranks, random splits of dims, which divide them, and orders of the ranks."""
     for num_ranks in RANKS:
         for seed in range(number):
@@ -94,7 +94,7 @@ def check(
     fixed: Sequence[Dim] = (),
     values: Mapping[str, Any] | None = None,
     inner: Sequence[Dim] = (),
-    number: int = 3,
+    number: int = 2,
     trains: bool = True,
     key: Any = None,
 ) -> list[Computed]:
@@ -332,7 +332,7 @@ def test_product(name: str) -> None:
         return found.unsqueeze(1).expand([dim.size for dim in out]) if name == "repeated" else found
 
     operands = {f"x{number}": own for number, own in enumerate(dims)}
-    check(lambda **xs: product(*xs.values(), list(out)), definition, operands, inner=out, number=2)
+    check(lambda **xs: product(*xs.values(), list(out)), definition, operands, inner=out)
 
 
 @pytest.mark.parametrize("frozen", [-1, 5])
@@ -366,7 +366,7 @@ def test_rows_of_groups_that_are_split_go_to_their_groups_and_what_is_made_of_th
         indices={"ends": ((Dim("ends", 6),), 25)},
         fixed=(Dim("ends", 6),),
         values={"ends": ends},
-        number=8,
+        number=4,
     )
     assert any(own.sent for own in found)
 
@@ -489,7 +489,7 @@ def test_attention(causal: bool) -> None:
         "k": (batch, key, heads, feature),
         "v": (batch, key, heads, feature),
     }
-    check(lambda q, k, v: attention(q, k, v, scale=0.3, causal=causal), definition, operands, number=4)
+    check(lambda q, k, v: attention(q, k, v, scale=0.3, causal=causal), definition, operands)
 
 
 def test_softmax_loss() -> None:
@@ -591,7 +591,7 @@ def test_joined_pieces_and_padding() -> None:
         joined = torch.cat([x, y], 1)[:, 1:5]
         return torch.cat([torch.zeros(N.size, 2).double(), joined], 1)
 
-    check(layer, definition, {"x": (N, first), "y": (N, second)}, number=4)
+    check(layer, definition, {"x": (N, first), "y": (N, second)})
 
 
 def test_whole_dims() -> None:
@@ -674,7 +674,7 @@ def test_lstm() -> None:
         lstm_of,
         {"x": (b, s, d), "w": (n, d, GATES, e), "u": (n, d, GATES, e), "bias": (n, GATES, e)},
         fixed=(GATES,),
-        number=8,
+        number=4,
     )
 
 
@@ -752,4 +752,4 @@ def test_recurrent(cell: str, layers: int, directions: int, num_biases: int, has
         return x.reshape(b.size, s.size, directions, e.size)
 
     fixed = [dim for dims in operands.values() for dim in dims if dim not in (b, e)]
-    check(layer, definition, operands, fixed=fixed, number=2)
+    check(layer, definition, operands, fixed=fixed)

@@ -93,10 +93,10 @@ def _dropped_on_rank(_rank: int, _world: int, plan: Plan) -> Any:
 def test_the_same_points_are_dropped_again(ranks: Pool) -> None:
     alone = _dropping()
     alone.first, alone.second = Masked("out", 0.3), Masked("down", 0.2)
-    plan = random_plan(pase.load((_dropping(), _words(0))), 4, 1)
+    plan = random_plan(pase.load((_dropping(), _words(0))), 2, 1)
     again_everywhere = again(plan, *plan.graph.index)
     expected = _dropped(alone)
-    for found in ranks.run(_dropped_on_rank, again_everywhere):
+    for found in ranks.run(_dropped_on_rank, again_everywhere, world=2):
         for (loss, gradients), (own_loss, own) in zip(expected, found, strict=True):
             assert own_loss == pytest.approx(loss, rel=RELATIVE)
             assert all(difference(own[name], x) < RELATIVE for name, x in gradients.items())
@@ -210,7 +210,7 @@ def _compiled(_rank: int, _world: int, plan: Plan) -> Any:
     return found, len(set(whole)), passes
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_compiled_module_computes_again_in_one_graph(ranks: Pool) -> None:
     plan = random_plan(pase.load((_dropping(), _words(0))), 2, 1)
     plan = again(plan, *plan.graph.index)

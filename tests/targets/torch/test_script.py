@@ -4,11 +4,13 @@ The reference interprets graphs with TensorFlow on one device, and knows nothing
 """
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +20,8 @@ from pase.graph.body import Body, Constant, Step
 from pase.sharding.traffic import flows
 from pase.targets.execute import max_relative_difference, run_plan
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses, reference_training
-from pase.targets.programs import emit
-from pase.targets.torch.script import main
-from pase.targets.training.options import TrainingOptions
+from pase.targets.torch.script import command_of_program, main
+from pase.targets.training.options import TrainingOptions, training_options
 from tests.emitter.test_forward import DENSE, SUM, network
 from tests.emitter.test_targets import with_logits
 from tests.runtime.networks import small
@@ -41,10 +42,8 @@ def losses(ranks: Pool, graph: Graph, given: TrainingOptions, *, world: int = 4,
     return list(found[0])
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["transformer", *(pytest.param(name, marks=pytest.mark.full) for name in ("lenet5", "rnnlm", "gpt", "lstm_lm"))],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["transformer", "lenet5", "rnnlm", "gpt", "lstm_lm"])
 def test_both_targets_have_the_same_losses(ranks: Pool, name: str) -> None:
     graph = small(name)
     plan = random_plan(graph, 4, 3)
@@ -66,7 +65,7 @@ def test_accuracies_are_those_of_the_reference(ranks: Pool, split: dict[str, int
 
 @pytest.mark.parametrize(
     "rule",
-    [pytest.param(rule, marks=[] if rule in ("adamw", "adafactor") else pytest.mark.full) for rule in RULES],
+    [pytest.param(rule, marks=[] if rule == "adafactor" else pytest.mark.full) for rule in RULES],
 )
 def test_every_rule_updates_as_that_of_the_reference(ranks: Pool, rule: str) -> None:
     graph, given = small("lenet5"), options_of_rule(rule, 5)
@@ -181,26 +180,32 @@ def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_a_program_starts_its_own_ranks_and_torchrun_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("goes_on", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_a_program_starts_its_own_ranks_and_torchrun_goes_on(
+    tmp_path: Path, goes_on: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     graph = small("mlp")
-    path, reference = program(tmp_path, graph, 2), reference_losses(graph, options(3))
-    given = ["--dtype", "float64", "--learning-rate", 0.05, "--json", "--metrics", tmp_path / "metrics"]
-    given += ["--checkpoint", tmp_path / "kept"]
-    done = run(path, *given, "--steps", 2)
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    path, reference = program(tmp_path, graph, 2), reference_losses(graph, options(3 if goes_on else 2))
+    given = ["--dtype", "float64", "--learning-rate", "0.05", "--json", "--metrics", str(tmp_path / "metrics")]
+    given += ["--checkpoint", str(tmp_path / "kept")]
+    # The process that starts the ranks is this one.
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    main(builder_of(path.read_text(encoding="utf-8")), num_devices=2, arguments=[*given, "--steps", "2"])
+    found = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [event["event"] for event in found] == ["built", "step", "step", "saved", "done"]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    done = run(*torchrun, path, *given, "--steps", 3, "--resume")
-    assert done.returncode == 0, done.stderr
-    found += [json.loads(line) for line in done.stdout.splitlines()]
-    assert [event["event"] for event in found[5:]] == ["resumed", "built", "step", "saved", "done"]
+    if goes_on:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+        done = run(*torchrun, path, *given, "--steps", 3, "--resume")
+        assert done.returncode == 0, done.stderr
+        found += [json.loads(line) for line in done.stdout.splitlines()]
+        assert [event["event"] for event in found[5:]] == ["resumed", "built", "step", "saved", "done"]
     steps = [event["loss"] for event in found if event["event"] == "step"]
     assert max_relative_difference(steps, reference) < 1e-12
     lines = (tmp_path / "metrics").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["loss"] for line in lines] == steps
 
 
+@pytest.mark.full
 def test_bad_input_gets_one_message(tmp_path: Path) -> None:
     done = run(program(tmp_path, small("mlp"), 2), "--data", "nowhere.npz")
     assert done.returncode == 1
@@ -231,7 +236,19 @@ def test_options_that_cannot_be_are_named_before_ranks_start(
 # -- beside one process
 
 
-def test_a_plan_is_run_beside_one_process_and_measured() -> None:
+@pytest.mark.parametrize("by_itself", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_a_plan_is_run_beside_one_process_and_measured(
+    ranks: Pool, by_itself: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """by_itself: in processes of its own; else on the session's ranks."""
+
+    def program_events(source: str, arguments: list[str]) -> list[dict[str, Any]]:
+        values = command_of_program.read(arguments)
+        (world,) = re.findall(r"main\(build, num_devices=(\d+)", source)
+        return ranks.run(events, source, training_options(values), values["measure"], world=int(world))[0]
+
+    if not by_itself:
+        monkeypatch.setattr("pase.targets.execute.program_events", program_events)
     plan = make_plan(small("mlp"), 2, {"fc1": {"c": 2}, "fc2": {"n": 2}, "softmax": {"b": 2}})
     result = run_plan(plan, options(3), target="torch", measure=True)
     assert result.max_relative_difference < 1e-12

@@ -221,8 +221,8 @@ def test_the_peak_falls_as_the_table_says(ranks: Pool) -> None:
 # -- what else training loops do
 
 
-def _accumulated(_rank: int, _world: int, plan: Plan) -> list[tuple[Any, Any]]:
-    module, batch = made("gpt"), MODULES["gpt"].batch
+def _accumulated(_rank: int, _world: int, name: str, plan: Plan) -> list[tuple[Any, Any]]:
+    module, batch = made(name), MODULES[name].batch
     parallel = parallelize((copy.deepcopy(module), batch(0)), plan)
     for seed in range(4):
         module(**batch(seed)).backward()
@@ -236,14 +236,16 @@ def _accumulated(_rank: int, _world: int, plan: Plan) -> list[tuple[Any, Any]]:
     return [(own.grad, full(other.grad)) for own, other in pairs]
 
 
-@pytest.mark.parametrize("state", ["replicated", "zero1", "zero2", "zero3", "random"])
-def test_gradients_accumulate(ranks: Pool, state: str) -> None:
-    if state in ("replicated", "random"):
-        plan = random_plan(pase.load((made("gpt"), MODULES["gpt"].batch(0))), 2, 6)
-        plan = plan if state == "replicated" else in_modes(plan, 3, again=0.0)
+@pytest.mark.parametrize(
+    ("name", "state"), [("gpt", "random"), *(("mlp", state) for state in ("zero1", "zero2", "zero3"))]
+)
+def test_gradients_accumulate(ranks: Pool, name: str, state: str) -> None:
+    given = made(name), MODULES[name].batch(0)
+    if state == "random":
+        plan = in_modes(random_plan(pase.load(given), 2, 6), 3, again=0.0)
     else:
-        plan = data_parallel(made("gpt"), MODULES["gpt"].batch(0), 2, state)
-    for pairs in ranks.run(_accumulated, plan, world=2):
+        plan = data_parallel(*given, 2, state)
+    for pairs in ranks.run(_accumulated, name, plan, world=2):
         for expected, found in pairs:
             if expected.norm() > 1e-12:
                 assert_close(found, expected, "gradient")
