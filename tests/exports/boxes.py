@@ -80,3 +80,14 @@ def pairs(plan: Plan, mesh: NamedMesh) -> list[tuple[Operator, Access, NamedTens
         accesses = [*inputs, *operator.parameters, *operator.writes]
         found += [(operator, *both) for both in zip(accesses, layer.tensors, strict=True)]
     return found
+
+
+def named_tensors(plan: Plan) -> list[tuple[str, str, int | str, tuple[int, ...]]]:
+    """The tensors of `pairs` as exported modules have them: layer, group, which of it, shape."""
+    found: list[tuple[str, str, int | str, tuple[int, ...]]] = []
+    for operator in plan.graph.operators:
+        inputs = [read for read in operator.reads if read.role is not Role.PARAMETER]
+        found += [(operator.name, "inputs", number, read.shape) for number, read in enumerate(inputs)]
+        found += [(operator.name, "parameters", read.tensor, read.shape) for read in operator.parameters]
+        found += [(operator.name, "outputs", number, write.shape) for number, write in enumerate(operator.writes)]
+    return found
