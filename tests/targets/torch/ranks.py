@@ -7,8 +7,8 @@ of ranks. The function is one of a module (not a lambda, nothing within another 
 Each run has a process group of its own. Where a rank fails, the others are given a moment to fail or end, too; those
 that hang, waiting for it, are replaced.
 
-PyTorch is imported by two nurseries, which workers are forked from in turn: so a worker takes milliseconds to start,
-and ranks that are neighbours still differ in how Python hashes text, as those of a user do.
+PyTorch, and what is tested, are imported by two nurseries, which workers are forked from in turn: so a worker takes
+milliseconds to start, and ranks that are neighbours still differ in how Python hashes text, as those of a user do.
 """
 
 import ctypes
@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import import_module
 from itertools import count
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -209,8 +210,9 @@ def nurse() -> None:
     """Fork workers, and say how they ended, until the pool is gone."""
     control = socket.socket(fileno=int(sys.argv[1]))
     import torch
-    import torch.distributed.tensor
 
+    # What most functions need, so that a worker has it when it starts.
+    import_module("tests.targets.torch.equality")
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
     while True:

@@ -22,39 +22,26 @@ from torch.distributed.tensor import DTensor
 import pase
 from pase.errors import ProgramError
 from pase.targets.torch.checkpoints import checkpointable, checkpoints, load_checkpoint, save_checkpoint
-from pase.targets.torch.parameters import Leaves, full_state_dict, held_by
+from pase.targets.torch.parameters import full_state_dict, held_by
 from pase.targets.torch.states import local_of
 from pase.targets.torch.values import cut
 from tests.runtime.plans import random_plan
 from tests.targets.torch.ranks import Pool, RanksFailedError
-from tests.targets.torch.test_parameters import (
-    declared,
-    loss_of,
-    model_of,
-    own_scales,
-    parallel,
-    parts,
-    scales_of,
-)
+from tests.targets.torch.test_parameters import model_of, on_rank
 
 Whole = dict[str, torch.Tensor]
 
 
 def trained(rank: int, world: int, plan: str, steps: int, seed: int = 0) -> tuple[nn.Module, Any]:
     """A parallel model and its optimizer after some steps, which depend on the plan as little as their gradients do."""
-    model = model_of(seed)
-    root, stored, weights = parallel(rank, world, plan, model)
-    _, reads = declared(rank, world, plan)
-    decayed = [p for p in root.parameters() if p.ndim > 1]
-    others = [p for p in root.parameters() if p.ndim < 2]
+    own = on_rank(rank, world, plan, model_of(seed))
+    decayed, others = ([p for p in own.root.parameters() if (p.ndim > 1) == is_matrix] for is_matrix in (True, False))
     optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "lr": 0.01}], lr=0.1)
-    leaves = Leaves()
     for step in range(steps):
-        scales = own_scales(scales_of(reads, model, step), weights, rank)
-        loss_of(parts(stored, weights, root, leaves), scales).backward()
+        own.loss(own.scales(step)).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return root, optimizer
+    return own.root, optimizer
 
 
 def whole_state(root: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Whole, Whole]:
@@ -223,7 +210,7 @@ def of_step(root: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Ite
 
 def saves(rank: int, world: int, folder: Path, victim: int, share: float) -> None:
     """Write one checkpoint after the other, until a rank is killed. share: how many it has taken by then, after two."""
-    root = parallel(rank, world, "mixed", model_of())[0]
+    root = on_rank(rank, world, "mixed").root
     optimizer = torch.optim.AdamW(root.parameters())
     found = load_checkpoint(folder, root, optimizer)
     first = 1 if found is None else found.step + 1
@@ -244,7 +231,7 @@ def saves(rank: int, world: int, folder: Path, victim: int, share: float) -> Non
 
 def loads(rank: int, world: int, folder: Path) -> int:
     """Load the newest checkpoint, which is to be that of its step, bit for bit; return that."""
-    root = parallel(rank, world, "mixed", model_of())[0]
+    root = on_rank(rank, world, "mixed").root
     optimizer = torch.optim.AdamW(root.parameters())
     found = load_checkpoint(folder, root, optimizer)
     assert found is not None

@@ -23,13 +23,6 @@ def process(rank: int, world: int) -> int:
     return os.getpid()
 
 
-def group_of_pairs(rank: int, world: int) -> list[float]:
-    pairs = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
-    total = torch.tensor([float(rank)])
-    dist.all_reduce(total, group=pairs[rank // 2])
-    return total.tolist()
-
-
 def failing(rank: int, world: int, number: int) -> float:
     if rank == number:
         raise KeyError(f"of rank {rank}")
@@ -62,7 +55,6 @@ def test_ranks_compute_together_and_stay(ranks: Pool) -> None:
     assert ranks.run(process) == first
     assert ranks.run(process, world=2) == first[:2]
     assert ranks.run(summed, 2.0, world=2) == [(0, 6.0), (1, 6.0)]
-    assert ranks.run(group_of_pairs) == [[1.0], [1.0], [5.0], [5.0]]
 
 
 def test_a_failure_comes_back_with_its_rank_and_traceback(ranks: Pool) -> None:
