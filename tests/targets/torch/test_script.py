@@ -20,6 +20,7 @@ from pase.graph.body import Body, Constant, Step
 from pase.sharding.traffic import flows
 from pase.targets.execute import max_relative_difference, run_plan
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses, reference_training
+from pase.targets.programs import emit
 from pase.targets.torch.script import command_of_program, main
 from pase.targets.training.options import TrainingOptions, training_options
 from tests.emitter.test_forward import DENSE, SUM, network
