@@ -23,8 +23,8 @@ from pase.machine import Device, KernelSample, Level, Machine, Overlap
 from pase.machine.machine import RING
 from pase.planning.planner import Progress
 from pase.targets.mesh_tensorflow.runtime.launch import check_packages
-from pase.targets.training.child import program_events
 from pase.targets.training.options import CPU, GPU, KINDS, DeviceChoice
+from pase.targets.training.script import program_events
 
 KIB, MIB = 2**10, 2**20
 

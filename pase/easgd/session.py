@@ -31,7 +31,7 @@ from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, kept_text
 from pase.targets.mesh_tensorflow.runtime.devices import local_devices
 from pase.targets.training.checkpointing import check_data, check_weights
 from pase.targets.training.data import DataInput
-from pase.targets.training.metrics import MetricsFile
+from pase.targets.training.script import MetricsFile
 
 _IN_METRICS = frozenset({"step", "tested"})
 

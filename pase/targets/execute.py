@@ -17,9 +17,10 @@ from pase.targets.emitter.target import Target
 from pase.targets.programs import emit, target_of
 from pase.targets.torch import TORCH
 from pase.targets.training.child import program_events
+from pase.targets.mesh_tensorflow.runtime.launch import check_packages
 from pase.targets.training.data import StepEvaluation
-from pase.targets.training.moved import NOTHING_MOVED, tabulated
 from pase.targets.training.options import DeviceChoice, TrainingOptions, command_line
+from pase.targets.training.script import NOTHING_MOVED, program_events, tabulated
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, how many steps are done and how many there are."""

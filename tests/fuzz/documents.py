@@ -24,6 +24,7 @@ from pase.planning.plan_file import graph_hash, plan_document, plan_from_documen
 from pase.targets.mesh_tensorflow.runtime.cluster import VARIABLE, cluster_of, read_hosts
 from pase.targets.programs import emit_forward
 from pase.targets.training.metrics import MetricsFile
+from pase.targets.training.script import MetricsFile
 from pase.views.exports import FORMATS, ExportOptions, export
 from pase.views.reports.document import render, report_document
 from pase.views.reports.sections import device_numbers

@@ -25,7 +25,7 @@ from pase.planning.plan_file import plan_document, plan_from_document
 from pase.tables.files import read_problem
 from pase.targets.programs import emit_forward
 from pase.targets.training.data import Batches, DataInput, read_arrays
-from pase.targets.training.metrics import MetricsFile
+from pase.targets.training.script import MetricsFile
 from tests.importers.onnx_models import feed, model, node, number, weight, whole
 from tests.networks import tiny_plan
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pase.sharding.boxes import Box, Partition, blocks, partition
 from pase.sharding.halos import Buffers
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
-from pase.targets.mesh_tensorflow.primitives.evaluation import Workspace
+from pase.targets.mesh_tensorflow.primitives.data_movement import Workspace
 from pase.targets.mesh_tensorflow.primitives.parts import Distributed, Reshard
 from pase.targets.mesh_tensorflow.runtime.measure import crossed
 

@@ -13,7 +13,7 @@ from pase.errors import PrimitiveError
 from pase.sharding.boxes import Box, Partition, blocks, copies, extents, partition, whole
 from pase.sharding.halos import Kernel
 from pase.targets.mesh_tensorflow.primitives.compat import tf
-from pase.targets.mesh_tensorflow.primitives.evaluation import Workspace
+from pase.targets.mesh_tensorflow.primitives.data_movement import Workspace
 from pase.targets.mesh_tensorflow.primitives.parts import Distributed
 from pase.targets.mesh_tensorflow.runtime.layers.partitioned import affine, convolution, local, pooling
 from tests.docs.markdown import blocks as code_of

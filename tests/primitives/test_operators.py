@@ -8,8 +8,17 @@ from hypothesis import strategies as st
 from pase.errors import PrimitiveError
 from pase.sharding.boxes import Box, Partition, blocks, whole
 from pase.sharding.halos import Kernel
-from pase.targets.mesh_tensorflow.primitives.data_movement import add, all_to_all, clear, copy, move, sum_reduce
-from pase.targets.mesh_tensorflow.primitives.evaluation import adjoint_defect, evaluate, halo
+from pase.targets.mesh_tensorflow.primitives.data_movement import (
+    add,
+    adjoint_defect,
+    all_to_all,
+    clear,
+    copy,
+    evaluate,
+    halo,
+    move,
+    sum_reduce,
+)
 from tests.primitives.lab import Array, Outcome, assert_is_matrix, cut, outcome, worker_sets
 
 Place = tuple[int, Box]

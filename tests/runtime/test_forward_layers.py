@@ -11,7 +11,6 @@ from pase.errors import ProgramError
 from pase.graph.body import POINTWISE
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.forward_pass import compute
-from pase.targets.mesh_tensorflow.runtime.functions import functions_of_points
 from pase.targets.mesh_tensorflow.runtime.layers import (
     arrange,
     dims,
@@ -20,6 +19,7 @@ from pase.targets.mesh_tensorflow.runtime.layers import (
     piece,
     reshard,
 )
+from pase.targets.mesh_tensorflow.runtime.layers.points import functions_of_points
 from pase.targets.mesh_tensorflow.runtime.program import Program
 
 Array = np.ndarray[Any, Any]

@@ -22,7 +22,7 @@ from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training
 from pase.targets.programs import emit
 from pase.targets.training.data import Array, Batches
-from pase.targets.training.moved import tabulated
+from pase.targets.training.script import tabulated
 from tests.runtime.networks import deep, lstms, small
 from tests.runtime.plans import data_parallel_plan, make_plan, placed_plan
 from tests.runtime.training import builder_of, trained

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pase.errors import ProgramError
-from pase.targets.training.metrics import MetricsFile, ProgressLine
+from pase.targets.training.script import MetricsFile, ProgressLine
 
 
 def lines(path: Path) -> list[dict[str, float]]:
@@ -71,7 +71,7 @@ class Terminal(io.StringIO):
 
 def test_the_line_of_progress_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, now = Terminal(), [100.0]
-    monkeypatch.setattr("pase.targets.training.metrics.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("pase.targets.training.script.time.monotonic", lambda: now[0])
     line = ProgressLine(12, stream)
     line.show(9, 1.23456789, 1234.5)
     line.show(10, 1.0, 1.0)  # too soon

@@ -14,7 +14,7 @@ from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.layers import dims, reshard
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training
-from pase.targets.training.initial import initial_value
+from pase.targets.training.counted import initial_value
 from pase.targets.training.optimisers import OPTIMISERS, make_rule, name_of, options_of
 
 Array = np.ndarray[Any, Any]

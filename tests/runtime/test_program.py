@@ -13,7 +13,7 @@ from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.script import main
 from pase.targets.mesh_tensorflow.runtime.training import Training, TrainingState
-from pase.targets.training.initial import initial_value
+from pase.targets.training.counted import initial_value
 from pase.targets.training.optimisers import make_rule
 
 

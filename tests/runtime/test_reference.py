@@ -23,8 +23,8 @@ from pase.graph.operators import (
 )
 from pase.sharding.traffic import parameter_name
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses, reference_training
+from pase.targets.training.counted import initial_deviation, initial_value
 from pase.targets.training.data import Batches, data_inputs
-from pase.targets.training.initial import initial_deviation, initial_value
 from tests.runtime.networks import sorting
 from tests.runtime.training import options
 

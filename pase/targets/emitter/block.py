@@ -26,7 +26,7 @@ from pase.targets.emitter.text import (
     together,
     with_comment,
 )
-from pase.targets.training.initial import initial_moments, shared_order, weight_name
+from pase.targets.training.counted import initial_moments, shared_order, weight_name
 
 WINDOWS = (code("planes"), code("rows"), code("columns"))
 """Variables of sliding windows: of a line the last alone, of an image the last two."""

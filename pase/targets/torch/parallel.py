@@ -30,6 +30,7 @@ from pase.targets.training.data import Array, Batches, DataInput, data_inputs, e
 from pase.targets.training.initial import generator, initial_moments
 from pase.targets.training.optimisers import Adam, AdamW, Momentum, Rule, Sgd, name_of
 from pase.targets.training.options import TrainingOptions
+from pase.targets.training.counted import initial_moments, step_key
 
 
 def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0) -> Parallel:

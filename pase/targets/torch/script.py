@@ -29,16 +29,16 @@ from pase.targets.training.data import (
     read_arrays,
     write_arrays,
 )
-from pase.targets.training.metrics import MetricsFile
-from pase.targets.training.moved import tabulated
 from pase.targets.training.options import GPU, TrainingOptions, device_choice, device_options, training_options
 from pase.targets.training.script import (
     Keeping,
+    MetricsFile,
     Report,
     Steps,
     chosen_batches,
     reporting,
     script_flags,
+    tabulated,
 )
 
 __all__ = ["Outputs", "compute", "main", "measured_bytes", "rank_training", "train"]

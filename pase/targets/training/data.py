@@ -19,7 +19,7 @@ from pase.graph import Access, Graph, Operator, Role
 from pase.graph.access import access_dims
 from pase.graph.batch import given_spans
 from pase.graph.body import LOSSES
-from pase.targets.training.initial import generator
+from pase.targets.training.counted import generator
 
 Array = np.ndarray[Any, Any]
 

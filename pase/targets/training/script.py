@@ -1,17 +1,28 @@
-"""The steps of a training from the first to the last, whoever takes them, and what a program shows of them."""
+"""The steps of a training from the first to the last, whoever takes them, and what a program shows of them.
+
+Events are lines of its output; metrics a line of JSON for each step in a file; a line on a terminal says how far the
+training is. `program_events` runs a program in a process of its own and reads its events.
+"""
 
 import json
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from types import MappingProxyType, TracebackType
+from typing import IO, Any, Protocol, TextIO
 
+from pase.common.documents import write_atomically
 from pase.common.options import PATH, option, options_of_all
+from pase.common.processes import package_environment
 from pase.errors import ProgramError
+from pase.sharding.traffic import Movement, Phase
 from pase.targets.training.data import (
     Array,
     Batches,
@@ -22,8 +33,98 @@ from pase.targets.training.data import (
     load_function,
     read_arrays,
 )
-from pase.targets.training.metrics import MetricsFile, ProgressLine
 from pase.targets.training.options import TrainingOptions, training_flags
+
+
+class MetricsFile:
+    """A file of lines of JSON, one for each step, that a training which goes on continues.
+
+    num_steps: done so far; where lines name a worker, those of each, and of None for lines that name none.
+    resume: whether the file may hold lines; those of steps after num_steps, which will be trained again, and a line
+    that was cut off are taken out. Raises ProgramError where the file is not one of metrics or cannot be written.
+    """
+
+    def __init__(self, path: Path, *, num_steps: int | Mapping[int | None, int], resume: bool) -> None:
+        self._path = path
+        try:
+            old = path.read_text(encoding="utf-8") if path.is_file() else ""
+            if old and not resume:
+                raise ProgramError(
+                    f"{path} holds the metrics of another training; name another file, or go on with --resume"
+                )
+            kept = "".join(_kept_lines(path, old, num_steps))
+            if kept != old:
+                write_atomically(path, kept)
+            self._stream: IO[str] = path.open("a", encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProgramError(f"cannot write metrics to {path}: {error}") from None
+
+    def __enter__(self) -> "MetricsFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stream.close()
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Append a line."""
+        try:
+            self._stream.write(json.dumps(values) + "\n")
+            self._stream.flush()
+        except OSError as error:
+            raise ProgramError(f"cannot write metrics to {self._path}: {error}") from None
+
+
+def _kept_lines(path: Path, text: str, num_steps: int | Mapping[int | None, int]) -> list[str]:
+    done: Mapping[int | None, int] = {None: num_steps} if isinstance(num_steps, int) else num_steps
+    lines = text.splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        # The process ended in the midst of it.
+        lines.pop()
+    kept = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            values = json.loads(line)
+            step, worker = values["step"], values.get("worker")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            step = worker = None
+        if not isinstance(step, int) or not isinstance(worker, int | None) or worker not in done:
+            raise ProgramError(f"{path}, line {number}, is no line of metrics of this training; name another file")
+        if step <= done[worker]:
+            kept.append(line)
+    return kept
+
+
+class ProgressLine:
+    """One line on a terminal that is written over and over; nothing where the stream is none."""
+
+    def __init__(self, num_steps: int, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._num_steps = num_steps
+        self._is_terminal = self._stream.isatty()
+        self._width = 0
+        self._last_s = 0.0
+
+    def show(self, step: int, loss: float, examples_per_s: float, *, accuracy: float | None = None) -> None:
+        """Show a step, ten times a second at most and the last one in any case."""
+        now = time.monotonic()
+        if not self._is_terminal or (now - self._last_s < 0.1 and step < self._num_steps):
+            return
+        self._last_s = now
+        right = "" if accuracy is None else f"accuracy {accuracy:.1%}  "
+        text = f"step {step}/{self._num_steps}  loss {loss:.6g}  {right}{examples_per_s:,.0f} examples/s"
+        self._stream.write(f"\r{text:<{self._width}}")
+        self._width = len(text)
+        self._stream.flush()
+
+    def end(self) -> None:
+        """Leave the line as it is and go on below it."""
+        if self._width:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._width = 0
+
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -190,6 +291,28 @@ script_flags = options_of_all(
 # -- what is shown
 
 
+NOTHING_MOVED: Mapping[str, Any] = MappingProxyType(
+    {"predicted_bytes": 0, "measured_bytes": 0}
+    | {phase.value: {"predicted_bytes": 0, "measured_bytes": 0} for phase in Phase}
+)
+"""The bytes of an edge or a layer that moves nothing, as JSON has them."""
+
+
+def tabulated(predicted: Mapping[Movement, int], measured: Mapping[Movement, int]) -> dict[str, list[dict[str, Any]]]:
+    """Return rows of edges and of layers, predicted beside measured, with their phases; as JSON has them."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for movement in dict.fromkeys([*predicted, *measured]):
+        row = rows.setdefault((movement.producer, movement.consumer), deepcopy(dict(NOTHING_MOVED)))
+        for part in (row, row[movement.phase]):
+            part["predicted_bytes"] += predicted.get(movement, 0)
+            part["measured_bytes"] += measured.get(movement, 0)
+    kept = {key: row for key, row in rows.items() if row["predicted_bytes"] or row["measured_bytes"]}
+    return {
+        "edges": [{"producer": u, "consumer": v} | row for (u, v), row in kept.items() if u != v],
+        "layers": [{"name": u} | row for (u, v), row in kept.items() if u == v],
+    }
+
+
 def reporting(values: Mapping[str, Any]) -> Report:
     """Return what shows events, as a command line says; and say that the code of a data generator is executed."""
     if values["data_generator"]:
@@ -232,3 +355,63 @@ def _text_line(event: dict[str, Any]) -> None:
 
 def _right(accuracy: float | None) -> str:
     return "" if accuracy is None else f"accuracy {accuracy:.1%}  "
+
+
+# -- a program in a process of its own
+
+
+_LAST_LINES = 15
+
+
+def program_events(source: str, arguments: list[str]) -> Iterator[dict[str, Any]]:
+    """Run a program with some arguments and --json, and yield its lines of JSON as they come.
+
+    What is no object of JSON comes as an event "text". Raises ProgramError with the program's last lines where it
+    fails. The process is ended when the iterator is closed, or fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="pase-run-") as folder:
+        script = Path(folder) / "train.py"
+        script.write_text(source, encoding="utf-8")
+        with (Path(folder) / "errors").open("w+", encoding="utf-8", errors="replace") as errors:
+            process = subprocess.Popen(
+                [sys.executable, str(script), *arguments, "--json"],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                encoding="utf-8",
+                env=package_environment({}),
+            )
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    yield _event(line)
+                status = process.wait()
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+                if process.stdout is not None:
+                    process.stdout.close()
+            errors.seek(0)
+            if status != 0:
+                raise ProgramError(_why_it_ended(status, errors.read()))
+
+
+def _event(line: str) -> dict[str, Any]:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        event = None
+    return event if isinstance(event, dict) else {"event": "text", "text": line}
+
+
+def _why_it_ended(status: int, errors: str) -> str:
+    lines = [line for line in errors.splitlines() if line.strip()]
+    if status == 1 and lines and lines[-1].startswith("error: "):
+        return lines[-1].removeprefix("error: ")
+    if status < 0:
+        return f"the program was ended by signal {-status}" + (
+            " (perhaps for want of memory: use a smaller batch or fewer devices)" if status == -9 else ""
+        )
+    shown = "\n".join(lines[-_LAST_LINES:]) or "it wrote nothing"
+    return f"the program ended with status {status}; its last lines:\n{shown}"

@@ -10,8 +10,8 @@ from pase import Plan, emit, load, load_machine, search
 from pase.graph import Graph, Scalar
 from pase.machine import override_machine
 from pase.planning.stages import step_bytes
+from pase.targets.training.counted import initial_value
 from pase.targets.training.data import Batches
-from pase.targets.training.initial import initial_value
 from scripts.benchmarks.strategies import NETWORKS
 from tests.targets.torch.lockstep import (
     Build,

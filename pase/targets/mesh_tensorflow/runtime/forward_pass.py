@@ -14,15 +14,14 @@ from pase.errors import PaseError
 from pase.sharding.traffic import Phase
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph, Traffic
-from pase.targets.mesh_tensorflow.runtime.checks import check_operations
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.measure import crossed
 from pase.targets.mesh_tensorflow.runtime.program import Program
-from pase.targets.mesh_tensorflow.runtime.training import assign
+from pase.targets.mesh_tensorflow.runtime.training import assign, check_operations
+from pase.targets.training.counted import given_value
 from pase.targets.training.data import Array, filled_batches, joined_rows, read_arrays, write_arrays
-from pase.targets.training.initial import given_value
-from pase.targets.training.moved import tabulated
 from pase.targets.training.options import device_choice, device_options, dtype_option
+from pase.targets.training.script import tabulated
 
 Outputs = Mapping[str, tuple[Any, tuple[int, ...]]]
 """Tensors by the names of the model's outputs, and the shapes that these have."""

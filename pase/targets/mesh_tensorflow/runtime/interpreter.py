@@ -14,7 +14,7 @@ from pase.errors import ProgramError
 from pase.graph import Access, Operator, SliceOf, Window
 from pase.graph.body import LOCAL, MOVES, POINTWISE, Body, Step
 from pase.targets.mesh_tensorflow.primitives.compat import tf
-from pase.targets.mesh_tensorflow.runtime.functions import functions_of_points
+from pase.targets.mesh_tensorflow.runtime.layers.points import functions_of_points
 
 Named = tuple[Any, tuple[str, ...]]
 """An array and the name of each of its dims."""

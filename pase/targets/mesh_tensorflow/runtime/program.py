@@ -11,7 +11,7 @@ from pase.sharding.named_dims import check_shared
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import Assign, LayerMesh, Traffic
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
-from pase.targets.mesh_tensorflow.runtime.reshard import FanOut, reshard
+from pase.targets.mesh_tensorflow.runtime.layers.movement import FanOut, reshard
 from pase.targets.training.counted import Key
 from pase.targets.training.data import DataInput
 from pase.targets.training.optimisers import Rule

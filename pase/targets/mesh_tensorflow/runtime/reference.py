@@ -15,7 +15,17 @@ from pase.graph.body import Step, elementary
 from pase.sharding.traffic import parameter_name
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.interpreter import interpret, named, piece_of
-from pase.targets.training.counted import NOTHING_DROPPED, Key, kept, step_key
+from pase.targets.training.counted import (
+    NOTHING_DROPPED,
+    Key,
+    given_value,
+    initial_moments,
+    initial_value,
+    kept,
+    shared_order,
+    step_key,
+    weight_name,
+)
 from pase.targets.training.data import (
     Array,
     Batches,
@@ -26,13 +36,6 @@ from pase.targets.training.data import (
     evaluated,
     held_out_batches,
     read_arrays,
-)
-from pase.targets.training.initial import (
-    given_value,
-    initial_moments,
-    initial_value,
-    shared_order,
-    weight_name,
 )
 from pase.targets.training.optimisers import Rule, name_of, options_of
 from pase.targets.training.options import TrainingOptions

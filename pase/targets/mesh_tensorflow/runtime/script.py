@@ -29,10 +29,18 @@ from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training, TrainingState
 from pase.targets.training.checkpointing import check_fits, checkpoint_flags, stopped_text
 from pase.targets.training.data import held_out_batches
-from pase.targets.training.metrics import MetricsFile
-from pase.targets.training.moved import tabulated
 from pase.targets.training.options import TrainingOptions, device_choice, device_options, training_options
-from pase.targets.training.script import Keeping, Report, Steps, chosen_batches, given_values, reporting, script_flags
+from pase.targets.training.script import (
+    Keeping,
+    MetricsFile,
+    Report,
+    Steps,
+    chosen_batches,
+    given_values,
+    reporting,
+    script_flags,
+    tabulated,
+)
 
 Build = Callable[[Program], Any]
 

@@ -1,19 +1,20 @@
 """Layers of emitted programs: what their steps are written as. Dims are told by their names, whatever their order."""
 
 from pase.sharding.named_dims import window
-from pase.targets.mesh_tensorflow.runtime.layers.loss import softmax_loss
 from pase.targets.mesh_tensorflow.runtime.layers.movement import (
     concat,
     cut,
     dims,
     end_to_end,
+    fan_out,
     padded,
     piece,
+    reshard,
     select_rows,
     view,
 )
 from pase.targets.mesh_tensorflow.runtime.layers.points import arrange, dropout, fn
-from pase.targets.mesh_tensorflow.runtime.layers.products import attention, lookup, pick, product
+from pase.targets.mesh_tensorflow.runtime.layers.products import attention, lookup, pick, product, softmax_loss
 from pase.targets.mesh_tensorflow.runtime.layers.recurrent import GATES, last_state, lstm, recurrent
 from pase.targets.mesh_tensorflow.runtime.layers.reductions import (
     greatest,
@@ -26,7 +27,6 @@ from pase.targets.mesh_tensorflow.runtime.layers.reductions import (
     without_later_keys,
 )
 from pase.targets.mesh_tensorflow.runtime.layers.windows import convolve, convolve_transposed, pool
-from pase.targets.mesh_tensorflow.runtime.reshard import fan_out, reshard
 
 __all__ = [
     "GATES", "arrange", "attention", "concat", "convolve", "convolve_transposed", "cut", "dims", "dropout",
