@@ -208,7 +208,7 @@ def run(plan: Plan, steps: int, data: Path | None, **options: Any) -> list[float
     return train(builder_of(emit(plan)), training, num_devices=plan.num_devices, **others)
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "adafactor"])
+@pytest.mark.parametrize("optimiser", [pytest.param("adam", marks=pytest.mark.full), "adafactor"])
 def test_going_on_is_as_if_nothing_had_happened(optimiser: str, tmp_path: Path, data: Path) -> None:
     plan, folder = random_plan(small("mlp"), 4, 3), tmp_path / "kept"
     whole = run(plan, 9, data, optimiser=optimiser, seed=3)
@@ -225,7 +225,7 @@ def test_going_on_is_as_if_nothing_had_happened(optimiser: str, tmp_path: Path, 
 
 
 def test_float32_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    plan, folder = random_plan(small("mlp"), 4, 1), tmp_path / "kept"
+    plan, folder = one_device(), tmp_path / "kept"
     whole = run(plan, 6, None, dtype="float32")
     run(plan, 3, None, dtype="float32", checkpointing=Checkpointing(folder=folder))
     going_on = Checkpointing(folder=folder, resume=NEWEST)
@@ -351,7 +351,9 @@ def start(folder: Path, plan: Plan, *arguments: str, before: str = "") -> subpro
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-@pytest.mark.parametrize("moment", KILLERS)
+@pytest.mark.parametrize(
+    "moment", ["in the midst of a save", pytest.param("before it has its name", marks=pytest.mark.full)]
+)
 def test_a_kill_during_a_save_loses_no_more_than_that_save(moment: str, tmp_path: Path, data: Path) -> None:
     folder, metrics = tmp_path / "kept", tmp_path / "metrics.jsonl"
     options = ["--optimizer", "momentum", "--data", str(data), "--learning-rate", "0.1", "--steps", "9"]
@@ -373,6 +375,7 @@ def test_a_kill_during_a_save_loses_no_more_than_that_save(moment: str, tmp_path
     assert {"learning_rate", "examples_per_s", "time_s", "unix_time_s"} < set(lines[0])
 
 
+@pytest.mark.full
 def test_a_kill_in_the_midst_of_a_step_loses_the_steps_since_the_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     plan = random_plan(small("mlp"), 4, 3)

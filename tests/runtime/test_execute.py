@@ -21,33 +21,24 @@ def plan() -> Plan:
     return random_plan(small("mlp"), 4, 1)
 
 
-def test_the_program_and_the_reference_agree_in_a_process_of_its_own(plan: Plan) -> None:
-    seen: list[tuple[str, int, int]] = []
-    result = run_plan(plan, options(3), measure=True, on_progress=lambda *what: seen.append(what))
-    assert result.max_relative_difference < 1e-12
-    assert len(result.losses) == len(result.reference_losses) == 3
-    assert result.losses[2] < result.losses[0]
-    assert result.measured_bytes is not None
-    assert 0 < result.measured_bytes <= result.predicted_bytes
-    assert result.measured_bytes > 0.9 * result.predicted_bytes
-    assert result.build_time_s > 0
-    assert result.step_time_s > 0
-    assert seen[0] == ("building the program", 0, 3)
-    assert seen[-1] == ("training on one device", 3, 3)
-
-
-def test_data_of_files_are_used_by_both(plan: Plan, tmp_path: Path) -> None:
+def test_the_program_and_the_reference_agree_in_a_process_of_its_own(plan: Plan, tmp_path: Path) -> None:
     numbers = np.random.default_rng(0)
     for name in ("data", "test"):
         arrays = {"inputs": numbers.standard_normal((48, 12)), "labels": numbers.integers(12, size=48)}
         np.savez(tmp_path / f"{name}.npz", **arrays)  # type: ignore[arg-type]
     rule = make_rule("adamw", {"weight_decay": 0.1})
     given = options(3, data_path=tmp_path / "data.npz", test_data_path=tmp_path / "test.npz", test_every=2, rule=rule)
-    result = run_plan(plan, given)
-    made_up = reference_losses(plan.graph, options(1))
+    seen: list[tuple[str, int, int]] = []
+    result = run_plan(plan, given, measure=True, on_progress=lambda *what: seen.append(what))
     assert result.max_relative_difference < 1e-12
-    assert result.losses[0] != made_up[0]
-    assert result.measured_bytes is None
+    assert len(result.losses) == len(result.reference_losses) == 3
+    assert result.losses[2] < result.losses[0] != reference_losses(plan.graph, options(1))[0]
+    assert result.measured_bytes is not None
+    assert 0.9 * result.predicted_bytes < result.measured_bytes <= result.predicted_bytes
+    assert result.build_time_s > 0
+    assert result.step_time_s > 0
+    assert seen[0] == ("building the program", 0, 3)
+    assert seen[-1] == ("training on one device", 3, 3)
     assert result.accuracies == pytest.approx(result.reference_accuracies, abs=1e-15)
     assert [found.step for found in result.tests] == [found.step for found in result.reference_tests] == [2, 3]
     assert [found.loss for found in result.tests] == pytest.approx([f.loss for f in result.reference_tests], rel=1e-12)
@@ -56,27 +47,31 @@ def test_data_of_files_are_used_by_both(plan: Plan, tmp_path: Path) -> None:
     assert result.optimiser_bytes == 2 * result.predicted_memory.weights_bytes
 
 
-def test_a_program_that_fails_says_why(plan: Plan, tmp_path: Path) -> None:
-    np.savez(tmp_path / "data.npz", labels=np.zeros(48, int))
-    with pytest.raises(ProgramError, match=r"^the data have no array 'inputs'; the file holds labels"):
-        run_plan(plan, options(2, data_path=tmp_path / "data.npz"))
+# -- programs that load no framework
 
 
-def test_a_program_that_breaks_shows_its_last_lines(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pase.targets.execute.emit", lambda _, **__: "print('no JSON')\nraise KeyError('broken')")
-    with pytest.raises(ProgramError, match=r"(?s)ended with status 1; its last lines:.*KeyError: 'broken'"):
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("raise SystemExit('error: the data have no array')", r"^the data have no array$"),
+        ("print('no JSON')\nraise KeyError('broken')", r"(?s)ended with status 1; its last lines:.*KeyError: 'broken'"),
+        (
+            "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
+            r"was ended by signal 9 \(perhaps for want of memory",
+        ),
+        ("", r"ended after 0 of 1 steps"),
+    ],
+)
+def test_a_program_that_fails_says_why(source: str, message: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pase.targets.execute.emit", lambda _, **__: source)
+    with pytest.raises(ProgramError, match=message):
         run_plan(plan, options(1))
-    monkeypatch.setattr(
-        "pase.targets.execute.emit", lambda _, **__: "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
-    )
-    with pytest.raises(ProgramError, match=r"was ended by signal 9 \(perhaps for want of memory"):
-        run_plan(plan, options(1))
-    monkeypatch.setattr("pase.targets.execute.emit", lambda _, **__: "")
-    with pytest.raises(ProgramError, match=r"ended after 0 of 1 steps"):
-        run_plan(plan, options(1))
 
 
-def test_the_program_ends_when_nobody_listens_any_more(plan: Plan) -> None:
+def test_the_program_ends_when_nobody_listens_any_more(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = "while True: print(json.dumps({'event': 'step', 'loss': 1.0, 'accuracy': None}), flush=True)"
+    monkeypatch.setattr("pase.targets.execute.emit", lambda _, **__: f"import json\n{steps}\n")
+
     def interrupt(what: str, done: int, total: int) -> None:
         if done == 1:
             raise KeyboardInterrupt

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import pytest
 from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing
 from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, cluster_of, split_address
-from pase.targets.mesh_tensorflow.runtime.cluster_server import serve
+from pase.targets.mesh_tensorflow.runtime.cluster_server import Watch, serve
 from pase.targets.mesh_tensorflow.runtime.launch import launch_tasks, local_clusters
 from pase.targets.mesh_tensorflow.runtime.script import train
 from pase.targets.programs import emit
@@ -70,7 +71,7 @@ def losses(told: list[dict[str, Any]]) -> list[float]:
 
 @pytest.mark.slow
 def test_two_processes_train_like_one_and_move_what_was_predicted(tmp_path: Path) -> None:
-    source = emit(random_plan(small("lenet5"), 4, 1))
+    source = emit(random_plan(small("mlp"), 4, 1))
     program = tmp_path / "train.py"
     program.write_text(source, encoding="utf-8")
     arguments = ["--steps", 3, "--dtype", "float64", "--measure", "--keep-alive", "--json"]
@@ -93,7 +94,9 @@ def test_two_processes_train_like_one_and_move_what_was_predicted(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_killed_server_ends_the_job_and_the_training_goes_on_in_one_process(tmp_path: Path) -> None:
+def test_servers_keep_to_this_machine_and_where_one_is_killed_the_training_goes_on_in_one_process(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "kept"
     # Far more steps than it will live to take.
     arguments = ["--dtype", "float64", "--checkpoint", folder, "--save-every", 3, "--keep", 1000, "--json"]
@@ -101,6 +104,10 @@ def test_a_killed_server_ends_the_job_and_the_training_goes_on_in_one_process(tm
         assert process.stdout is not None
         read = [json.loads(next(process.stdout)) for _ in range(10)]
         server = task_of(process.pid, 1)
+        for address in cluster_of_process(server).addresses:
+            port, own = split_address(address)[1], own_address()
+            assert connects("127.0.0.1", port)
+            assert own is None or not connects(own, port)
         begin = time.monotonic()
         os.kill(server, signal.SIGKILL)
         status, _, errors = finished(process)
@@ -121,24 +128,18 @@ def test_a_killed_server_ends_the_job_and_the_training_goes_on_in_one_process(tm
     assert rest == pytest.approx(whole[3:], rel=1e-12)
 
 
-@pytest.mark.slow
-def test_servers_keep_to_this_machine_and_one_that_is_stopped_ends_the_job() -> None:
+@pytest.mark.full
+def test_a_server_that_is_stopped_ends_the_job() -> None:
     with launched("--processes", 2, "--timeout", 3, "--", MLP, "--steps", 10**6, "--json") as process:
         assert process.stdout is not None
         json.loads(next(process.stdout))
-        server = task_of(process.pid, 1)
-        for address in cluster_of_process(server).addresses:
-            port = split_address(address)[1]
-            own = own_address()
-            assert connects("127.0.0.1", port)
-            assert own is None or not connects(own, port)
-        os.kill(server, signal.SIGSTOP)
+        os.kill(task_of(process.pid, 1), signal.SIGSTOP)
         status, _, errors = finished(process)
     assert status == 1
     assert "stopped" in errors
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_hosts_each_start_their_own_task_and_the_chief_sees_one_go(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts.txt"
     chief, server = free_port(), free_port()
@@ -170,6 +171,31 @@ def test_a_server_ends_when_the_chief_is_gone() -> None:
         assert server.is_alive()
     server.join(LIMIT_S)
     assert not server.is_alive()
+
+
+def test_task_0_ends_where_another_is_gone_and_where_a_step_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = threading.Event()
+    monkeypatch.setattr("pase.targets.mesh_tensorflow.runtime.cluster_server.leave", lambda _: left.set())
+    monkeypatch.setattr("pase.targets.mesh_tensorflow.runtime.cluster_server.PROBE_EVERY_S", 0.05)
+    monkeypatch.setattr("pase.targets.mesh_tensorflow.runtime.cluster.PROBE_EVERY_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        cluster = Cluster(addresses=("127.0.0.1:1", address), task=0, step_timeout_s=0.2)
+        watch, told = Watch(cluster, lambda: "; no checkpoint"), list[dict[str, Any]]()
+        watch.start()
+        assert not left.wait(0.5)
+        watch.reporting(told.append)({"event": "step"})
+        assert left.wait(LIMIT_S)
+        watch.stop()
+    assert told == [{"event": "step"}]
+    left.clear()
+    Watch(replace(cluster, step_timeout_s=None), lambda: "; no checkpoint").start()
+    assert left.wait(LIMIT_S)
+    late, gone = dict.fromkeys(capsys.readouterr().err.splitlines())
+    assert late.startswith("error: no step ended within 0.2 s; ")
+    assert gone == f"error: task 1, {address}, ended or cannot be reached; no checkpoint"
 
 
 # -- watching
@@ -292,20 +318,22 @@ def test_the_chiefs_output_and_arguments_pass_through(tmp_path: Path) -> None:
     assert lines[1:] == ["--steps 3 -- x y"]
 
 
-def test_what_the_chief_says_is_all_that_is_said(tmp_path: Path) -> None:
+def _here(num_tasks: int) -> list[Cluster]:
+    return local_clusters(num_tasks, bind=LOOPBACK, step_timeout_s=None)
+
+
+def test_what_the_chief_says_is_all_that_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     # Whoever makes the mistake first.
     more = "if task == 0: time.sleep(0.3)\nsys.exit('error: it cannot be done')"
-    with launched("--processes", 2, waiting(tmp_path, more)) as process:
-        status, _, errors = finished(process)
-    assert (status, errors) == (1, "error: it cannot be done\n")
+    assert launch_tasks([str(waiting(tmp_path, more))], _here(2)) == 1
+    assert capfd.readouterr().err == "error: it cannot be done\n"
 
 
 def test_what_a_server_said_at_its_end_is_told(tmp_path: Path) -> None:
     more = "if task == 1: sys.exit('error: the port is taken')"
-    with launched("--processes", 2, waiting(tmp_path, more)) as process:
-        status, _, errors = finished(process)
-    assert status == 1
-    assert ") ended with status 1: the port is taken; the other processes were ended; no checkpoint" in errors
+    message = r"\) ended with status 1: the port is taken; the other processes were ended; no checkpoint"
+    with pytest.raises(ProgramError, match=message):
+        launch_tasks([str(waiting(tmp_path, more))], _here(2))
 
 
 def test_a_task_that_is_alone_on_its_host_speaks_for_itself(tmp_path: Path) -> None:
@@ -314,10 +342,6 @@ def test_a_task_that_is_alone_on_its_host_speaks_for_itself(tmp_path: Path) -> N
         status, out, errors = finished(process)
     assert (status, errors) == (1, "error: the port is taken\n")
     assert out.startswith("task 1 ")
-
-
-def _here(num_tasks: int) -> list[Cluster]:
-    return local_clusters(num_tasks, bind=LOOPBACK, step_timeout_s=None)
 
 
 @pytest.mark.parametrize("status", [2, 77])

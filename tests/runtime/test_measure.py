@@ -1,6 +1,7 @@
 """What is counted of a step: bytes that cross devices, records of allocators; beside what was predicted."""
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from math import prod
 from types import SimpleNamespace
 from typing import Any
@@ -231,17 +232,25 @@ MEASURED: dict[str, Callable[[], Graph]] = {
 }
 
 
+STRATEGIES = {"data parallel": lambda graph: data_parallel_plan(graph, 4)}
+STRATEGIES |= {f"{p} {seed}": lambda graph, p=p, seed=seed: placed_plan(graph, p, seed) for p, seed in ((4, 0), (2, 1))}
+QUICK = [("alexnet", "2 1"), ("gpt with fan-outs", "2 1"), ("lenet5", "data parallel"), ("lstm", "4 0"), ("mlp", "4 0")]
+
+
 @pytest.mark.parametrize(
-    "name", [name if i < 5 else pytest.param(name, marks=pytest.mark.full) for i, name in enumerate(MEASURED)]
+    ("name", "how"),
+    [
+        *QUICK,
+        *(pytest.param(*case, marks=pytest.mark.full) for case in product(MEASURED, STRATEGIES) if case not in QUICK),
+    ],
 )
-def test_a_program_takes_no_more_than_is_predicted(name: str) -> None:
-    graph = MEASURED[name]()
-    for plan in (data_parallel_plan(graph, 4), placed_plan(graph, 4, 0), placed_plan(graph, 2, 1)):
-        measured, predicted = peak(plan), device_memory(plan).total_bytes
-        assert measured <= predicted < 2.5 * measured
+def test_a_program_takes_no_more_than_is_predicted(name: str, how: str) -> None:
+    plan = STRATEGIES[how](MEASURED[name]())
+    measured, predicted = peak(plan), device_memory(plan).total_bytes
+    assert measured <= predicted < 2.5 * measured
 
 
-@pytest.mark.parametrize(("network", "few", "many", "most"), [(gpt, 64, 192, 1.5), (lstm, 8, 24, 2.0)])
+@pytest.mark.parametrize(("network", "few", "many", "most"), [(gpt, 64, 128, 1.5), (lstm, 8, 16, 2.0)])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (None, 1))])
 def test_it_grows_as_the_program_does(
     network: Callable[[int], Graph], few: int, many: int, most: float, seed: int | None
