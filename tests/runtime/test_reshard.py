@@ -148,7 +148,7 @@ def wanted(mesh: LayerMesh, target: list[TensorDim]) -> Layout:
     return layout_of(mesh.devices, target)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(transfers(), st.sampled_from([np.float32, np.float64]))
 def test_values_and_adjoint(transfer: Transfer, dtype: type) -> None:
     source_dims, source_mesh, target_dims, target_mesh = transfer
@@ -289,7 +289,7 @@ class Partitions:
         return [PlainDim(f"{letter}{dim}", extent) for dim, extent in enumerate(self.shape)]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 10))])
 def test_partitions_at_random(seed: int) -> None:
     """Fifty at a time: what every device gets there and back, element by element, and what crosses for it."""
     cases = [Partitions.draw(random.Random(1000 * seed + i)) for i in range(50)]
@@ -324,8 +324,8 @@ def test_partitions_at_random(seed: int) -> None:
     assert sent == expected_bytes
 
 
-def test_thousands_of_partitions_without_a_framework() -> None:
-    for seed in range(2000):
+def test_many_partitions_without_a_framework() -> None:
+    for seed in range(500):
         case = Partitions.draw(random.Random(-1 - seed))
         source = layout_of(case.source.mesh("a"), case.dims("a"))
         target = layout_of(case.target.mesh("b"), case.dims("b"))

@@ -130,7 +130,7 @@ def elements(layout: Layout) -> dict[int, set[float]]:
     return {device: set(x.ravel()) - {0.0} for device, x in zip(layout.devices, slices, strict=True)}
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(transfers())
 def test_no_device_gets_what_it_has_and_every_device_gets_what_it_lacks(transfer: Transfer) -> None:
     source, target = layout_of(transfer[1], transfer[0]), layout_of(transfer[3], transfer[2])
@@ -174,7 +174,7 @@ def filled(layout: Layout, seed: int) -> list[Array]:
     return [values[part] for part in layout.parts]
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(transfers())
 def test_every_device_ends_up_with_its_box(transfer: Transfer) -> None:
     source, target = layout_of(transfer[1], transfer[0]), layout_of(transfer[3], transfer[2])
@@ -184,7 +184,7 @@ def test_every_device_ends_up_with_its_box(transfer: Transfer) -> None:
         np.testing.assert_array_equal(result.reshape(expected.shape), expected)
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(transfers())
 def test_the_way_back_is_the_adjoint(transfer: Transfer) -> None:
     source, target = layout_of(transfer[1], transfer[0]), layout_of(transfer[3], transfer[2])
