@@ -102,7 +102,7 @@ kernels = st.builds(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(st.integers(1, 40), kernels, st.integers(1, 12))
 def test_every_position(extent: int, kernel: Kernel, num_workers: int) -> None:
     before, after = kernel.padding

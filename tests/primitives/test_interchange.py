@@ -17,7 +17,7 @@ from tests.primitives.lab import NUM_DEVICES, Lab, covers, cut, randoms, worker_
 from tests.runtime.geometry import held, meshes
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.data(), st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=3))
 def test_there_and_back(data: st.DataObject, shape: list[int]) -> None:
     dims: list[TensorDim] = [PlainDim(f"d{i}", n) for i, n in enumerate(shape)]

@@ -4,6 +4,7 @@ The memory of all workers is one vector, part after part. A copy C_{a→b} is S_
 K_T C_U C_E C_P K_S (Eq. 10); what is out of place has the rows of the new memory alone.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
@@ -14,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase.errors import PrimitiveError
-from pase.sharding.boxes import Box, Partition, blocks, copies, partition
+from pase.sharding.boxes import Box, Partition, blocks, copies, num_points, partition
 from pase.sharding.halos import Kernel, buffers_of, halo_buffers
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.data_movement import (
     all_reduce,
     all_to_all,
@@ -28,10 +30,22 @@ from pase.targets.mesh_tensorflow.primitives.data_movement import (
     sum_reduce,
     windows,
 )
-from pase.targets.mesh_tensorflow.primitives.parts import Distributed
-from tests.primitives.lab import NUM_DEVICES, Array, Lab, Outcome, assert_is_matrix, covers, outcome, worker_sets
+from pase.targets.mesh_tensorflow.primitives.parts import Distributed, from_parts
+from tests.primitives.lab import (
+    NUM_DEVICES,
+    Array,
+    Lab,
+    Outcome,
+    assert_coherent,
+    assert_is_matrix,
+    assert_parts,
+    covers,
+    cut,
+    outcome,
+    together,
+    worker_sets,
+)
 
-few = settings(max_examples=15)
 Point = tuple[int, ...]
 
 
@@ -91,64 +105,48 @@ def overlapping(draw: st.DrawFn, shape: Sequence[int]) -> Partition:
 shapes = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 
 
-@few
-@given(st.data(), shapes)
-def test_scatter_of_parts_that_overlap(data: st.DataObject, shape: list[int]) -> None:
-    held, target = copies(shape, 1), data.draw(overlapping(shape))
-    at, to = data.draw(worker_sets(1)), data.draw(worker_sets(len(target.boxes)))
-    result = outcome(held, at, lambda lab, x: scatter(x, lab.workers(to), target))
-    matrix = copying(held.boxes, target.boxes, always)
+@st.composite
+def moves(draw: st.DrawFn, name: str) -> tuple[Partition, Sequence[Box], Callable[..., Any], Callable[..., bool]]:
+    """Of a primitive: what workers hold, what the result's are to hold, the call, and who has a copy from whom."""
+    shape = draw(shapes)
+    if name == "broadcast":
+        # Eq. 8 for several roots; a worker without one holds nothing.
+        held = draw(overlapping(shape))
+        roots = draw(st.lists(st.none() | st.integers(0, len(held.boxes) - 1), min_size=1, max_size=6))
+        nothing: Box = ((0, 0),) * len(shape)
+        boxes = [nothing if root is None else held.boxes[root] for root in roots]
+        return held, boxes, lambda x, to: broadcast(x, to, roots), lambda sender, to, _: sender == roots[to]
+    if name == "send_receive":
+        held = draw(overlapping(shape))
+        return held, held.boxes, send_receive, lambda sender, to, _: sender == to
+    if name == "gather":
+        return draw(covers(shape)), copies(shape, 1).boxes, gather, always
+    held, target = copies(shape, 1) if name == "scatter" else draw(covers(shape)), draw(overlapping(shape))
+    function = scatter if name == "scatter" else all_to_all
+    return held, target.boxes, lambda x, to: function(x, to, target), always
+
+
+ADJOINTS = {"all_to_all": "all_to_all", "broadcast": "sum_reduce", "gather": "scatter", "scatter": "gather"}
+
+
+@pytest.mark.parametrize("name", [*ADJOINTS, "send_receive"])
+@settings(max_examples=8)
+@given(st.data())
+def test_copies_of_parts_that_overlap(name: str, data: st.DataObject) -> None:
+    held, target, call, copied = data.draw(moves(name))
+    at, to = data.draw(worker_sets(len(held.boxes))), data.draw(worker_sets(len(target)))
+    result = outcome(held, at, lambda lab, x: call(x, lab.workers(to)))
+    matrix = copying(held.boxes, target, copied)
     assert_is(result, matrix)
-    assert result.operations == ["scatter", "gather"]
-    assert result.moved_bytes == moved_bytes(matrix, held.boxes, at, target.boxes, to)
-
-
-@few
-@given(st.data(), shapes)
-def test_all_to_all_to_parts_that_overlap(data: st.DataObject, shape: list[int]) -> None:
-    held, target = data.draw(covers(shape)), data.draw(overlapping(shape))
-    at, to = data.draw(worker_sets(len(held.boxes))), data.draw(worker_sets(len(target.boxes)))
-    result = outcome(held, at, lambda lab, x: all_to_all(x, lab.workers(to), target))
-    matrix = copying(held.boxes, target.boxes, always)
-    assert_is(result, matrix)
-    assert result.moved_bytes == moved_bytes(matrix, held.boxes, at, target.boxes, to)
-
-
-@few
-@given(st.data(), shapes)
-def test_broadcast_of_parts_that_overlap(data: st.DataObject, shape: list[int]) -> None:
-    """Eq. 8 for several roots; a worker without one holds nothing."""
-    held = data.draw(overlapping(shape))
-    some = st.none() | st.integers(0, len(held.boxes) - 1)
-    roots = data.draw(st.lists(some, min_size=1, max_size=6))
-    at, to = data.draw(worker_sets(len(held.boxes))), data.draw(worker_sets(len(roots)))
-    result = outcome(held, at, lambda lab, x: broadcast(x, lab.workers(to), roots))
-    nothing: Box = ((0, 0),) * len(shape)
-    target = [nothing if root is None else held.boxes[root] for root in roots]
-    matrix = copying(held.boxes, target, lambda sender, to, _: sender == roots[to])
-    assert_is(result, matrix)
-    assert result.operations == ["broadcast", "sum_reduce"]
+    assert result.operations == [name, ADJOINTS.get(name, name)]
     assert result.moved_bytes == moved_bytes(matrix, held.boxes, at, target, to)
 
 
-@few
+@settings(max_examples=12)
 @given(st.data(), shapes)
-def test_send_receive_of_parts_that_overlap(data: st.DataObject, shape: list[int]) -> None:
-    held = data.draw(overlapping(shape))
-    at, to = (data.draw(worker_sets(len(held.boxes))) for _ in range(2))
-    result = outcome(held, at, lambda lab, x: send_receive(x, lab.workers(to)))
-    assert_is(result, np.eye(len(memory(held.boxes))))
-
-
-@few
-@given(st.data(), shapes)
-def test_gather_sum_reduce_and_all_reduce(data: st.DataObject, shape: list[int]) -> None:
-    cover = data.draw(covers(shape))
-    at = data.draw(worker_sets(len(cover.boxes)))
-    gathered = outcome(cover, at, lambda lab, x: gather(x, lab.workers([0])))
-    assert_is(gathered, copying(cover.boxes, copies(shape, 1).boxes, always))
+def test_sum_reduce_and_all_reduce(data: st.DataObject, shape: list[int]) -> None:
     # Some parts are held by several workers; empty ones, which have no elements, once.
-    filled = [box for box in cover.boxes if all(low < high for low, high in box)]
+    filled = [box for box in data.draw(covers(shape)).boxes if all(low < high for low, high in box)]
     held = partition(
         shape, [*filled, *data.draw(st.lists(st.sampled_from(filled), max_size=NUM_DEVICES - len(filled)))]
     )
@@ -156,12 +154,52 @@ def test_gather_sum_reduce_and_all_reduce(data: st.DataObject, shape: list[int])
     devices = data.draw(worker_sets(len(held.boxes)))
     to = data.draw(worker_sets(len(filled)))
     reduction = copying(held.boxes, target.boxes, always)
-    summed = outcome(held, devices, lambda lab, x: sum_reduce(x, lab.workers(to), target))
-    assert_is(summed, reduction)
+    assert_is(outcome(held, devices, lambda lab, x: sum_reduce(x, lab.workers(to), target)), reduction)
     # R* = B, and A = B R.
     copied = copying(target.boxes, held.boxes, always)
     np.testing.assert_array_equal(reduction.T, copied)
-    assert_is(outcome(held, devices, lambda _, x: all_reduce(x)), copied @ reduction)
+    result = outcome(held, devices, lambda _, x: all_reduce(x))
+    assert_is(result, copied @ reduction)
+    assert result.operations == ["all_reduce", "all_reduce"]
+    # There and back 2 (k-1) n bytes for each group of k.
+    groups = Counter(held.boxes)
+    assert result.moved_bytes == 2 * 8 * sum(2 * (k - 1) * num_points(box) for box, k in groups.items())
+
+
+PINWHEEL = partition([3, 3], [((0, 1), (0, 2)), ((0, 2), (2, 3)), ((2, 3), (1, 3)), ((1, 3), (0, 1)), ((1, 2), (1, 2))])
+"""Five boxes around each other: no cut goes through from side to side."""
+
+
+@pytest.mark.parametrize("target", [blocks([3, 3], [1, 1]), blocks([3, 3], [2, 2]), PINWHEEL])
+def test_boxes_that_form_no_grid(target: Partition) -> None:
+    result = outcome(PINWHEEL, range(5), lambda lab, x: all_to_all(x, lab.workers(range(len(target.boxes))), target))
+    assert_is(result, copying(PINWHEEL.boxes, target.boxes, always))
+
+
+def test_operations_on_elements_stand_between_primitives() -> None:
+    """Parts of different shapes: what stands behind a part does not leak into results or gradients."""
+    held, target = blocks([7], [3]), blocks([7], [2])
+    result = outcome(
+        held,
+        [0, 1, 2],
+        lambda lab, x: all_to_all(Distributed(mtf.exp(x.tensor) + 1.0, held), lab.workers([3, 4]), target),
+    )
+    whole = together(result.x, held)
+    assert_parts(result.forward, [cut(np.exp(whole) + 1, box) for box in target.boxes])
+    expected = together(result.y, target) * np.exp(whole)
+    np.testing.assert_allclose(np.concatenate(result.adjoint), expected, rtol=1e-14)
+
+
+def test_workers_in_a_grid_with_several_axes() -> None:
+    held, target = blocks([4, 6], [2, 3]), blocks([4, 6], [3, 2])
+    result = outcome(
+        held,
+        [5, 4, 3, 2, 1, 0],
+        lambda lab, x: all_to_all(x, lab.workers(range(6), [("b", 3), ("h", 2)]), target),
+        axes=[("h", 2), ("w", 3)],
+    )
+    assert_parts(result.forward, [cut(together(result.x, held), box) for box in target.boxes])
+    assert_coherent(result, np.float64)
 
 
 # -- the halo exchange in its five operators
@@ -229,7 +267,7 @@ def test_halo_exchange(extent: int, kernel: Kernel, owned: list[int], outputs: l
 # -- any boxes
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(st.data(), st.lists(st.integers(2, 6), min_size=1, max_size=2))
 def test_windows_of_any_boxes(data: st.DataObject, shape: list[int]) -> None:
     """Exchanged halos hold what an all-to-all takes straight to the windows, there and back, for as many bytes."""
@@ -278,12 +316,9 @@ def test_what_does_not_slide_stays() -> None:
     assert buffers_of(uneven, [Kernel(extent=1)] * 2).outputs == uneven.boxes
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    pinwheel = partition(
-        [3, 3], [((0, 1), (0, 2)), ((0, 2), (2, 3)), ((2, 3), (1, 3)), ((1, 3), (0, 1)), ((1, 2), (1, 2))]
-    )
+def test_boxes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(PrimitiveError, match="of dim 0, which are not one after the other; give the outputs"):
-        buffers_of(pinwheel, [Kernel(extent=2)] * 2)
+        buffers_of(PINWHEEL, [Kernel(extent=2)] * 2)
     with pytest.raises(PrimitiveError, match="outputs of 1 workers, of which 2 own the tensor"):
         buffers_of(blocks([4], [2]), [Kernel(extent=3)], [((0, 2),)])
     with pytest.raises(PrimitiveError, match=r"worker 0 holds \[\(0, 3\)\], which is no part of .* shape \[2\]"):
@@ -296,3 +331,44 @@ def test_what_does_not_fit_is_refused() -> None:
         refused(lambda lab, x: scatter(x, lab.workers([0, 1]), blocks([5], [2])), copies([4], 1))
     with pytest.raises(PrimitiveError, match=r"all_to_all: the boxes .* must hold every element of \[4\] once"):
         refused(lambda lab, x: all_to_all(x, lab.workers([0, 1]), blocks([4], [2])), copies([4], 2))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with tf.Graph().as_default():
+        lab = Lab()
+        two, one = lab.workers([0, 1]), lab.workers([2])
+        halves, both = blocks([4], [2]), copies([4], 2)
+        x = lab.put(two, halves, [np.zeros(2), np.zeros(2)])
+        y = lab.put(two, both, [np.zeros(4), np.zeros(4)])
+        with pytest.raises(PrimitiveError, match=r"send_receive: 2 parts for the 1 workers of 'workers1'"):
+            send_receive(x, one)
+        with pytest.raises(PrimitiveError, match=r"scatter: one worker must hold the whole tensor; 2 hold"):
+            scatter(x, two, halves)
+        with pytest.raises(PrimitiveError, match=r"all_to_all: the partition is of a tensor of shape \[5\], not \[4\]"):
+            all_to_all(x, two, blocks([5], [2]))
+        with pytest.raises(PrimitiveError, match=r"gather: the boxes .* must hold every element of \[4\] once"):
+            gather(y, one)
+        with pytest.raises(PrimitiveError, match=r"broadcast: the roots \[2\] must be workers 0 to 1 of x"):
+            broadcast(x, one, [2])
+        with pytest.raises(PrimitiveError, match=r"sum_reduce: workers hold .*; every box must be one of the targets'"):
+            sum_reduce(x, one)
+        with pytest.raises(PrimitiveError, match=r"worker 1 holds a part of shape \[2\], not \[3\]"):
+            from_parts(two, halves, [tf.zeros([2]), tf.zeros([3])])
+        with pytest.raises(
+            PrimitiveError, match=r"3 parts of a partition for 2 workers on mesh 'workers0', which has 2"
+        ):
+            from_parts(two, halves, [tf.zeros([2])] * 3)
+        overlapping = partition([4], [((0, 3),), ((1, 4),)])
+        with pytest.raises(PrimitiveError, match=r"all_reduce: parts .* overlap"):
+            all_reduce(lab.put(two, overlapping, [np.zeros(3), np.zeros(3)]))
+
+
+def test_what_is_no_partition_is_refused() -> None:
+    with pytest.raises(PrimitiveError, match=r"shape \[\] cannot be parted; give a scalar the shape \[1\]"):
+        copies([], 2)
+    with pytest.raises(PrimitiveError, match=r"worker 1 holds \[\(3, 5\)\], which is no part of .* shape \[4\]"):
+        partition([4], [((0, 3),), ((3, 5),)])
+    with pytest.raises(PrimitiveError, match="needs at least one worker"):
+        partition([4], [])
+    with pytest.raises(PrimitiveError, match=r"parts \[2\] for a tensor of shape \[4, 4\]; give each dim a number"):
+        blocks([4, 4], [2])

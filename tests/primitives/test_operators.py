@@ -55,7 +55,7 @@ def _assert_is(result: Outcome, matrix: Array) -> None:
     assert_is_matrix(result, matrix, atol=1e-14, defect=5e-15)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(st.data(), subsets())
 def test_operators_are_their_matrices(data: st.DataObject, given_: tuple[Partition, Place, Place]) -> None:
     held, a, b = given_
