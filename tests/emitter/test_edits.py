@@ -1,5 +1,6 @@
-"""An emitted program edited by hand, or given data that do not fit it: one clear line before the first step."""
+"""An emitted program edited by hand computes the same, or is refused before the first step, as data that do not fit."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
 from pase.targets.mesh_tensorflow.runtime.script import main
 from tests.emitter.golden import GOLDEN
-from tests.runtime.training import builder_of
+from tests.runtime.networks import small
+from tests.runtime.training import builder_of, options
 
 Array = np.ndarray[Any, Any]
 
@@ -23,6 +26,23 @@ def refused(source: str, capsys: pytest.CaptureFixture[str], *arguments: str) ->
     (line,) = shown.err.splitlines()
     assert line.startswith("error: ")
     return line.removeprefix("error: ")
+
+
+def test_an_edited_file_computes_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    source = GOLDEN.read_text(encoding="utf-8")
+    edits = [
+        ('[("b", 4)]', '[("c", 2), ("n", 2)]'),
+        ('[("n", 2), ("c", 2)]', '[("b", 2)]'),
+        ("[0, 2, 1, 3]", "[3, 1, 0, 2]"),
+    ]
+    for old, new in edits:
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    main(builder_of(source), num_devices=4, arguments=["--steps", "5", "--dtype", "float64", "--json"])
+    expected = reference_losses(small("mlp"), options(5, rate=0.01))
+    first, *steps, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert [event["event"] for event in (first, *steps, last)] == ["built", *["step"] * 5, "done"]
+    assert [event["loss"] for event in steps] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -21,8 +22,11 @@ from pase.planning.plan_file import plan_document, plan_from_document
 from pase.sharding.layouts import tensor_dims
 from pase.targets.mesh_tensorflow import MESH_TENSORFLOW
 from pase.targets.programs import emit
+from pase.sharding.traffic import edge_bytes
+from pase.targets.emitter import emit
+from pase.targets.emitter.target import MESH_TENSORFLOW
 from tests.emitter.golden import GOLDEN, golden_plan
-from tests.runtime.networks import EXCHANGING, dropping, lines, mixed, small, sorting, tied, volumes
+from tests.runtime.networks import EXCHANGING, dropping, lines, mixed, small, sorting, tied, volumes, weightless
 from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.training import options
 
@@ -56,6 +60,20 @@ def check_style(sources: Iterable[str], folder: Path) -> None:
 
 def test_programs_are_formatted_and_lint_clean(tmp_path: Path) -> None:
     check_style(map(emit, plans()), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "graph", [weightless(), small("mlp"), mixed(), *(make() for make in EXCHANGING.values())], ids=str
+)
+def test_comments_tell_what_edges_move(graph: Graph) -> None:
+    plan = random_plan(graph, 4, 17)
+    told = sum(int(number) for number in re.findall(r"(\d+) B (?:forward|backward)", emit(plan)))
+    assert told == sum(sum(edge_bytes(plan, edge)) for edge in graph.edges) > 0
+
+
+def test_data_get_no_gradient() -> None:
+    graph = weightless()
+    assert [graph.has_gradient(graph[edge.consumer], edge.input) for edge in graph.edges] == [False, False, False, True]
 
 
 def test_a_layer_is_a_block_of_few_lines() -> None:

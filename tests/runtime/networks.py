@@ -224,6 +224,15 @@ def zeros() -> Graph:
     return net.build()
 
 
+def weightless() -> Graph:
+    """A network whose first layers hold no weights: nothing flows back to them."""
+    net = Builder("weightless")
+    x = net.add(pool2d, "pool", net.input((12, 2, 6, 6)), kernel=2, stride=2)
+    x = net.add(elementwise, "square", x, x, dims=("b", "c", "h", "w"), function="multiply")
+    net.add(softmax_loss, "loss", net.add(dense, "fc", net.reshape(x, (12, 18)), out=(("n", 6),)))
+    return net.build()
+
+
 def inception() -> Graph:
     """A module of an Inception network: convolutions of several kernels and a pooling read one tensor."""
     net = Builder("inception")
@@ -274,6 +283,6 @@ def sorting(name: str, x: tuple[int, ...]) -> Operator:
 MADE = {
     **EXCHANGING,
     **{made.__name__: made for made in (dense_block, dropping, functions, inception, lines, mixed)},
-    **{made.__name__: made for made in (rearranged, tied, volumes, zeros)},
+    **{made.__name__: made for made in (rearranged, tied, volumes, weightless, zeros)},
 }
 """Every network made here, by name."""

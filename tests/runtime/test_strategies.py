@@ -59,7 +59,7 @@ def plan_of(name: str, num_devices: int, how: str | int) -> Plan:
 
 def check_plan(name: str, plan: Plan) -> None:
     # Normalisations and the like exchange something in passes that a plan does not tell apart.
-    phases = name in ("mlp", "rnnlm", "lenet5", "alexnet", "mixed", "tied")
+    phases = name in ("mlp", "rnnlm", "lenet5", "alexnet", "mixed", "tied", "weightless")
     check(plan, reference(name), rate=rate(name), phases=phases)
 
 
@@ -70,6 +70,7 @@ QUICK: list[tuple[str, int, str | int]] = [
     *((name, 3, 3) for name in EXCHANGING),
     *(("gpt", 4, "searched"), ("volumes", 4, "searched")),
     *(("mixed", 4, 0), ("functions", 4, 0), ("rearranged", 4, 1), ("tied", 8, 1), ("lines", 8, 3)),
+    ("weightless", 4, 17),
 ]
 """Each network made here, each way to a strategy, each number of devices: not all of their products."""
 
