@@ -73,14 +73,6 @@ def test_figures(figure: str) -> None:
     assert unused(found) == expected_unused
 
 
-def test_figures_b6_to_b8_widths() -> None:
-    """Left and right workers share 3 points one way; upper and lower ones 2 and 4."""
-    across = regions(9, Kernel(extent=4, padding=(3, 0)), 2)
-    down = regions(11, Kernel(extent=7, padding=(4, 2)), 2)
-    assert halos(across) == [(0, 0), (3, 0)]
-    assert halos(down) == [(0, 2), (4, 0)]
-
-
 # ----------------------------------------------------------------------------------------------------- every position
 
 
@@ -183,23 +175,6 @@ def test_the_cost_model_fetches_what_the_worst_placed_worker_reads(
     assert halo_size(access, splits).tolist() == [max(map(len, lacking))]
     # Programs get the whole stretch from the first such point to the last.
     assert max(map(len, lacking)) <= max(sum(halo) for halo in halos(regions(extent, kernel, num_workers)))
-
-
-def test_halos_beyond_the_next_worker() -> None:
-    # Worker 0 needs five of worker 1's, 2's and 3's points; worker 4 begins beyond worker 5's first point.
-    assert halos(regions(8, Kernel(extent=6, padding=(0, 5)), 4))[0] == (0, 5)
-    pooled = regions(24, Kernel(extent=2, stride=2), 8)[4]
-    assert (pooled.owned, pooled.needed) == ((12, 15), (16, 18))
-    assert (pooled.halo_left, pooled.halo_right, pooled.unused_left, pooled.unused_right) == (0, 2, 3, 0)
-    assert pooled.segments == ((12, 15), (16, 18))
-
-
-def test_workers_with_nothing_to_do() -> None:
-    found = regions(3, Kernel(extent=2), 5)
-    assert [r.output for r in found] == [(0, 1), (1, 2), (2, 2), (2, 2), (2, 2)]
-    assert [len(range(*r.needed)) for r in found] == [2, 2, 0, 0, 0]
-    assert halos(found) == [(0, 1), (0, 1), (0, 0), (0, 0), (0, 0)]
-    assert unused(found) == [(0, 0), (0, 0), (0, 1), (0, 0), (0, 0)]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpu
 from pase.targets.mesh_tensorflow.runtime.layers import concat, dims, reshard
 from pase.targets.mesh_tensorflow.runtime.measure import crossed
 from pase.targets.mesh_tensorflow.runtime.program import Program
-from tests.runtime.geometry import Array, distinct_dot, held, meshes, moved, numbered, transfers
+from tests.runtime.geometry import Array, distinct_dot, held, meshes, numbered, transfers
 
 
 def implementation(axes: tuple[tuple[str, int], ...], traffic: Traffic) -> MeshImplementation:
@@ -322,22 +322,6 @@ def test_partitions_at_random(seed: int) -> None:
     expected_bytes = {ends: size for ends, size in expected_bytes.items() if size}
     assert lab.planned() == expected_bytes
     assert sent == expected_bytes
-
-
-def test_many_partitions_without_a_framework() -> None:
-    for seed in range(500):
-        case = Partitions.draw(random.Random(-1 - seed))
-        source = layout_of(case.source.mesh("a"), case.dims("a"))
-        target = layout_of(case.target.mesh("b"), case.dims("b"))
-        has, needs = case.source.owners(case.shape), case.target.owners(case.shape)
-        tensor = numbered(case.shape)
-        (hop,) = reshard_steps(source, target)
-        for step, layout, owned in ((hop, target, needs), (hop.adjoint, source, has)):
-            start = held(tensor, step.source)
-            for device, part in zip(layout.devices, moved(start, (step,)), strict=True):
-                np.testing.assert_array_equal(part.ravel(), tensor[owned[device]], err_msg=f"seed {seed}, {case}")
-        assert sum(point_to_point(hop).values()) == (needs & ~has).sum(), case
-        assert sum(point_to_point(hop.adjoint).values()) == (has & ~needs).sum(), case
 
 
 def test_what_does_not_fit_is_refused() -> None:
