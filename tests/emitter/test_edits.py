@@ -98,14 +98,3 @@ def test_data_that_do_not_fit(
     )
     assert line.startswith(expected)
     assert list(kept.iterdir()) == []
-
-
-def test_damaged_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "data.npz"
-    np.savez(path, inputs=np.zeros((48, 12)), labels=np.zeros(48, int))
-    whole = path.read_bytes()
-    for damaged in (whole[:300], whole[:2000] + bytes([whole[2000] ^ 1]) + whole[2001:], b""):
-        path.write_bytes(damaged)
-        line = refused(GOLDEN.read_text(encoding="utf-8"), capsys, "--data", str(path))
-        assert line.startswith(f"cannot read data from {path}: ")
-        assert line.endswith("; expected an .npz file written by numpy.savez")

@@ -161,11 +161,6 @@ def test_a_kernel_normalises_by_the_moments_that_are_kept() -> None:
     assert "normalise" not in [step.function for step in without.steps]
 
 
-def test_a_split_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(EmitError, match="layer 'fc' splits n = 6 in 4 parts"):
-        emit_forward(make_plan(network(), 4, {"fc": {"n": 4}}))
-
-
 # -- bodies in documents
 
 

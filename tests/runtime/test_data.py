@@ -83,16 +83,20 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     good = tmp_path / "good.npz"
     np.savez(good, **GOOD)
     assert set(read_arrays(good)) == {"inputs", "labels"}
+    whole = good.read_bytes()
     bad = {
         "missing.npz": None,
         "empty.npz": b"",
         "text.npz": b"no archive at all",
-        "truncated.npz": good.read_bytes()[:-40],
+        "truncated.npz": whole[:-40],
+        "flipped.npz": whole[:250] + bytes([whole[250] ^ 1]) + whole[251:],
     }
     for name, content in bad.items():
         if content is not None:
             (tmp_path / name).write_bytes(content)
-        with pytest.raises(ProgramError, match=rf"cannot read data from .*{name}"):
+        with pytest.raises(
+            ProgramError, match=rf"cannot read data from .*{name}: .*; expected an .npz file written by numpy.savez"
+        ):
             read_arrays(tmp_path / name)
     np.save(tmp_path / "single.npy", GOOD["inputs"])
     with pytest.raises(ProgramError, match=r"holds a single array; expected an .npz file"):

@@ -4,15 +4,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pase.errors import EmitError, ProgramError
-from pase.graph import Builder
-from pase.graph.operators import softmax_loss
+from pase.errors import ProgramError
 from pase.planning.plan import Plan
 from pase.targets.execute import max_relative_difference, run_plan
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
 from pase.targets.training.optimisers import make_rule
-from tests.runtime.networks import small, sorting
-from tests.runtime.plans import make_plan, random_plan
+from tests.runtime.networks import small
+from tests.runtime.plans import random_plan
 from tests.runtime.training import options
 
 
@@ -78,14 +76,6 @@ def test_the_program_ends_when_nobody_listens_any_more(plan: Plan, monkeypatch: 
 
     with pytest.raises(KeyboardInterrupt):
         run_plan(plan, options(10**9), on_progress=interrupt)
-
-
-def test_what_cannot_be_written_is_not_run() -> None:
-    net = Builder("net")
-    x = net.add(sorting, "sort", net.input((2, 48)))
-    net.add(softmax_loss, "loss", x)
-    with pytest.raises(EmitError, match=r"layer 'sort' is a 'sorting'"):
-        run_plan(make_plan(net.build(), 2, {}), options(1))
 
 
 def test_the_largest_relative_difference() -> None:

@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 
 from pase.errors import ProgramError
+from pase.targets.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.layers import dims, reshard
 from pase.targets.mesh_tensorflow.runtime.program import Program
+from pase.targets.mesh_tensorflow.runtime.reference import ReferenceUpdates, reference_training
 from pase.targets.mesh_tensorflow.runtime.training import Training
 from pase.targets.training.counted import initial_value
 from pase.targets.training.optimisers import OPTIMISERS, make_rule, name_of, options_of
+from pase.targets.training.options import Schedule, TrainingOptions
+from tests.runtime.networks import small
 
 Array = np.ndarray[Any, Any]
 Rates = Callable[[int], float]
@@ -59,7 +63,7 @@ def adam(
     return w
 
 
-def adafactor(w: Array, gradients: list[Array]) -> Array:
+def adafactor(w: Array, gradients: list[Array], clip: float = 1.0, decay: float = -0.8, floor: float = 1e-3) -> Array:
     def rms(x: Array) -> float:
         return float(np.sqrt((x**2).sum() / x.size))
 
@@ -69,7 +73,7 @@ def adafactor(w: Array, gradients: list[Array]) -> Array:
     back = np.argsort(order)
     rows = columns = v = np.float64(0)
     for t, g in enumerate(gradients, start=1):
-        beta = 1 - t**-0.8
+        beta = 1 - t**decay
         square = g**2 + 1e-30
         if w.ndim >= 2:
             square = square.transpose(order)
@@ -79,8 +83,8 @@ def adafactor(w: Array, gradients: list[Array]) -> Array:
         else:
             v = beta * v + (1 - beta) * square
         u = g / np.sqrt(v)
-        u = u / max(1.0, rms(u))
-        w = w - max(1e-3, rms(w)) * min(rates(t - 1), 1 / np.sqrt(t)) * u
+        u = u / max(1.0, rms(u) / clip)
+        w = w - max(floor, rms(w)) * min(rates(t - 1), 1 / np.sqrt(t)) * u
     return w
 
 
@@ -96,6 +100,11 @@ CASES: dict[str, tuple[str, dict[str, float | bool | None], Callable[[Array, lis
     "adam": ("adam", {"beta1": 0.7, "epsilon": 1e-3}, lambda w, g: adam(w, g, 0.7, eps=1e-3)),
     "adamw": ("adamw", {"weight_decay": 0.4}, lambda w, g: adam(w, g, decay=0.4)),
     "adafactor": ("adafactor", {}, adafactor),
+    "adafactor with options": (
+        "adafactor",
+        {"clip": 0.7, "decay": -0.6, "epsilon2": 0.3},
+        lambda w, g: adafactor(w, g, 0.7, -0.6, 0.3),
+    ),
 }
 
 
@@ -157,6 +166,36 @@ def test_five_steps_are_those_of_the_paper_under_random_strategies(case: str, se
         after = expected(start, gradients)
         assert np.abs(after - start).max() > 1e-4
         np.testing.assert_allclose(weights[name], after, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_updates_of_the_reference_are_those_of_the_paper(case: str) -> None:
+    """Written apart from those of programs."""
+    optimiser, options, expected = CASES[case]
+    with tf.Graph().as_default(), tf.Session() as session:
+        updates, fed, variables = ReferenceUpdates(make_rule(optimiser, options)), {}, {}
+        for name, shape in SHAPES.items():
+            start = initial_value(name, shape, 0.5, 7).astype(np.float64)
+            variables[name] = tf.get_variable(name, initializer=start, use_resource=True)
+            fed[name] = tf.placeholder(tf.float64, shape)
+            updates.add(variables[name], variables[name].read_value(), fed[name])
+        session.run(tf.global_variables_initializer())
+        for t in range(STEPS):
+            feeds = {fed[name]: of[t] for name, of in given_gradients().items()}
+            session.run(updates.operations, feeds | {updates.step: t + 1, updates.learning_rate: rates(t)})
+        weights = session.run(variables)
+    for name, gradients in given_gradients().items():
+        after = expected(initial_value(name, SHAPES[name], 0.5, 7).astype(np.float64), gradients)
+        np.testing.assert_allclose(weights[name], after, rtol=1e-12, atol=1e-14)
+
+
+def test_float32_is_close_after_many_steps() -> None:
+    """Powers of numbers near 1 are computed in 64 bits on both sides."""
+    results = []
+    for dtype in ("float32", "float64"):
+        given = TrainingOptions(steps=200, dtype=dtype, rule=make_rule("adam", {}), schedule=Schedule(peak=1e-4))
+        results.append(reference_training(small("mlp"), given).losses)
+    assert max_relative_difference(*results) < 1e-4
 
 
 def test_the_meshes_of_these_tests_do_split_what_adafactor_reduces() -> None:
@@ -235,6 +274,7 @@ def test_adafactor_keeps_a_row_and_a_column() -> None:
 def test_rules_have_names_and_options() -> None:
     for name in OPTIMISERS:
         assert name_of(make_rule(name, {})) == name
+    assert {rule for rule, _, _ in CASES.values()} == set(OPTIMISERS)
     assert options_of(make_rule("momentum", {"momentum": 0.5, "nesterov": None})) == {
         "momentum": 0.5,
         "nesterov": False,

@@ -11,7 +11,6 @@ from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.layers import convolve, dims, fn, pool, reshard, softmax_loss, window
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise
 from pase.targets.mesh_tensorflow.runtime.program import Program
-from pase.targets.mesh_tensorflow.runtime.script import main
 from pase.targets.mesh_tensorflow.runtime.training import Training, TrainingState
 from pase.targets.training.counted import initial_value
 from pase.targets.training.optimisers import make_rule
@@ -34,20 +33,6 @@ def dense_loss(program: Program, axes: list[tuple[str, int]], devices: list[int]
     x = reshard(inputs, mesh, [b, c])
     y = mtf.einsum([x, program.weight(mesh, "fc/w", [c, n], 0.4)], [b, n]) + program.weight(mesh, "fc/bias", [n])
     return softmax_loss(fn.relu(y), reshard(labels, mesh, [b]), n)
-
-
-@pytest.mark.parametrize(
-    ("axes", "devices", "message"),
-    [
-        ([("c", 4)], None, r"layer 'fc' splits c = 6 in 4 parts, which do not divide it; choose a divisor"),
-        ([("q", 2)], None, r"layer 'fc' has 2 parts along 'q', which is a dim of none of its tensors"),
-    ],
-)
-def test_meshes_that_do_not_fit_are_refused(
-    program: Program, axes: list[tuple[str, int]], devices: list[int] | None, message: str
-) -> None:
-    with pytest.raises(ProgramError, match=message):
-        start(program, dense_loss(program, axes, devices))
 
 
 def test_operations_on_two_meshes_are_refused(program: Program) -> None:
@@ -133,23 +118,6 @@ def test_weights_are_whole_and_those_that_were_drawn(program: Program) -> None:
     training.close()
 
 
-def test_a_loss_that_is_not_finite_ends_the_training(program: Program) -> None:
-    training = start(program, dense_loss(program, [("b", 2), ("n", 2)]))
-    batch = {"inputs": np.full((8, 6), np.inf), "labels": np.zeros(8, np.int32)}
-    with pytest.raises(ProgramError, match=r"the loss is nan; use a smaller learning rate"):
-        training.step(batch)
-    training.close()
-
-
-def test_main_prints_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    main(lambda program: dense_loss(program, [("b", 2)]), num_devices=2, arguments=["--steps", "2", "--measure"])
-    built, first, second, done = capsys.readouterr().out.splitlines()
-    assert built.startswith("built in ")
-    assert first.startswith("step 1  loss 1.")
-    assert second.startswith("step 2  loss 1.")
-    assert done.endswith("bytes moved between devices in a step")
-
-
 BATCH = {"inputs": np.ones((8, 6)), "labels": np.zeros(8, np.int32)}
 
 
@@ -190,17 +158,14 @@ def test_the_batch(program: Program) -> None:
     training = two_layers(program)
     training.step(BATCH)
     broken = {**BATCH, "inputs": np.where(np.arange(48).reshape(8, 6) == 40, np.nan, 1.0)}
-    failing(training, broken, r"^step 2: the loss is nan; .*the first values that are not finite are in the batch; the")
+    message = r"^step 2: the loss is nan; use a smaller learning rate, .*that are not finite are in the batch; the"
+    failing(training, broken, message)
 
 
-@pytest.mark.parametrize("weight", ["fc1/w", "fc2/w"])
-def test_a_weight(program: Program, weight: str) -> None:
+def test_a_weight(program: Program) -> None:
     training = two_layers(program)
-    changed(training, weight, np.nan)
-    layer = weight.partition("/")[0]
-    failing(
-        training, BATCH, rf"^step 1: the loss is nan; .*are in weight '{weight}' of layer '{layer}'; the step was not"
-    )
+    changed(training, "fc2/w", np.nan)
+    failing(training, BATCH, r"^step 1: the loss is nan; .*are in weight 'fc2/w' of layer 'fc2'; the step was not")
 
 
 def test_a_layer_that_overflows(program: Program) -> None:

@@ -20,7 +20,7 @@ from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpu
 from pase.targets.mesh_tensorflow.runtime.layers import concat, dims, reshard
 from pase.targets.mesh_tensorflow.runtime.measure import crossed
 from pase.targets.mesh_tensorflow.runtime.program import Program
-from tests.runtime.geometry import Array, distinct_dot, held, meshes, numbered, transfers
+from tests.runtime.geometry import Array, distinct_dot, held, numbered, transfers
 
 
 def implementation(axes: tuple[tuple[str, int], ...], traffic: Traffic) -> MeshImplementation:
@@ -194,45 +194,6 @@ def test_nothing_moves_between_equal_layouts() -> None:
         made = [op.type for op in tf.get_default_graph().get_operations()[before:] if "reshard" in op.name]
     assert made == []
     assert lab.traffic.total_bytes == 0
-
-
-@settings(max_examples=25)
-@given(st.data())
-def test_concat_and_its_gradient(data: st.DataObject) -> None:
-    lengths = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
-    total = sum(lengths)
-    num_devices = data.draw(st.sampled_from((1, 2, 4, 6)))
-    numbers = np.random.default_rng(1)
-    values = [numbers.standard_normal((4, n, 6)) for n in lengths]
-    with tf.Graph().as_default():
-        lab = Lab()
-        xs = []
-        for i, (n, value) in enumerate(zip(lengths, values, strict=True)):
-            b, c, h = dims((f"b{i}", 4), (f"c{i}", n), (f"h{i}", 6))
-            named = [(dim.name, dim.size) for dim in (b, c, h)]
-            mesh = lab.mesh(data.draw(meshes([_plain(*pair) for pair in named], num_devices)))
-            xs.append(lab.tensor(mesh, named, value))
-        b, c, h = dims(b=4, c=total, h=6)
-        target = lab.mesh(data.draw(meshes([_plain("b", 4), _plain("c", total), _plain("h", 6)], num_devices)))
-        y = concat(xs, target, [b, c, h], along=c)
-        cotangent = numbers.standard_normal((4, total, 6))
-        dy = lab.tensor(target, [("b", 4), ("c", total), ("h", 6)], cotangent)
-        gradients = mtf.gradients([y], xs, grad_ys=[dy])
-        ys, *dxs = lab.slices(y, *gradients)
-    whole = np.concatenate(values, axis=1)
-    layout = layout_of(target.devices, [_plain("b", 4), _plain("c", total), _plain("h", 6)])
-    for result, expected in zip(ys, held(whole, layout), strict=True):
-        np.testing.assert_array_equal(result, expected)
-    first = 0
-    for x, dx, n in zip(xs, dxs, lengths, strict=True):
-        own = layout_of(x.mesh.devices, [_plain(dim.name, dim.size) for dim in x.shape.dims])
-        for result, expected in zip(dx, held(cotangent[:, first : first + n], own), strict=True):
-            np.testing.assert_array_equal(result, expected)
-        first += n
-
-
-def _plain(name: str, extent: int) -> PlainDim:
-    return PlainDim(name, extent)
 
 
 @dataclass(frozen=True)
