@@ -56,9 +56,6 @@ CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 LOSSES = ("softmax_loss",)
 """Functions whose result is the loss: one number, whatever the dims of what their operator writes."""
 
-LOCAL = ("cut", "join", "repeat", "rows", "view")
-"""Functions that each device computes of whole dims that it holds."""
-
 TYPES = ("float16", "bfloat16", "float32", "float64")
 """Types of numbers that a source computes in."""
 

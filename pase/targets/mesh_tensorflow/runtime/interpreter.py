@@ -12,12 +12,15 @@ from typing import Any
 
 from pase.errors import ProgramError
 from pase.graph import Access, Operator, SliceOf, Window
-from pase.graph.body import LOCAL, MOVES, POINTWISE, Body, Step
+from pase.graph.body import POINTWISE, Body, Step
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.layers.points import functions_of_points
 
 Named = tuple[Any, tuple[str, ...]]
 """An array and the name of each of its dims."""
+
+Extents = Mapping[str, int]
+"""Of the iteration dims and of those that steps have of their own."""
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -57,22 +60,16 @@ def interpret(operator: Operator, body: Body, tensors: Mapping[str, Any], draw: 
         if constant.name in tensors:
             shape = [extents[dim] for dim in constant.dims]
             known[constant.name] = tf.reshape(tensors[constant.name], shape), constant.dims
-    for step in body.steps:
-        if step.function == "keep":
-            # What is kept takes no part in what is computed.
-            continue
-        if step.function in LOCAL:
-            operands = [known[operand] for operand in step.operands if isinstance(operand, str)]
-            known[step.result] = _LOCAL[step.function](extents, step, operands)
-        elif step.function in ("lstm", "recurrent"):
-            operands = [known[str(operand)] for operand in step.operands]
-            layers = _lstm(operator, operands) if step.function == "lstm" else _recurrent(operator, step, operands)
-            known[step.result], *states = layers
+    # What is kept takes no part in what is computed.
+    for step in (step for step in body.steps if step.function != "keep"):
+        operands = [known[operand] if isinstance(operand, str) else operand for operand in step.operands]
+        if step.function in _CHAINS:
+            known[step.result], *states = _CHAINS[step.function](operator, step, operands)
             known |= zip((f"{step.result}.hidden", f"{step.result}.kept"), states, strict=False)
         elif step.function == "dropout":
-            known[step.result] = _dropped(step, known, draw)
+            known[step.result] = _dropped(step, operands[0], draw)
         else:
-            known[step.result] = _step(operator, step, known)
+            known[step.result] = _step(operator, extents, step, operands)
     last = body.steps[-1]
     if operator.is_loss:
         return [known[last.result][0]]
@@ -83,10 +80,10 @@ def interpret(operator: Operator, body: Body, tensors: Mapping[str, Any], draw: 
     return [_shaped(y, write.shape), *found]
 
 
-def _dropped(step: Step, known: Mapping[str, Named], draw: Draw | None) -> Named:
+def _dropped(step: Step, x: Named, draw: Draw | None) -> Named:
     if draw is None:
         raise ProgramError(f"{step.result!r} drops points, and nothing tells which")
-    array = _broadcast(known[str(step.operands[0])], step.dims)
+    array = _broadcast(x, step.dims)
     return array * draw(step, tuple(array.shape.as_list())), step.dims
 
 
@@ -124,20 +121,17 @@ def _dims(operator: Operator, access: Access) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _step(operator: Operator, step: Step, known: Mapping[str, Named]) -> Named:
-    operands: list[Any] = [known[operand] if isinstance(operand, str) else operand for operand in step.operands]
+def _step(operator: Operator, extents: Extents, step: Step, operands: Sequence[Any]) -> Named:
     if step.function in POINTWISE:
         return _points(step.function, operands)
-    if step.function in MOVES:
-        return _MOVES[step.function](operator, step, operands)
     if step.function in _OVER:
         x, dims = operands[0]
         places = [dims.index(dim) for dim in step.dims]
         keeps = step.function in ("softmax", "log_softmax")
         return _OVER[step.function](x, places), dims if keeps else tuple(dim for dim in dims if dim not in step.dims)
-    if step.function in _OTHERS:
-        return _OTHERS[step.function](operator, step, operands)
-    raise ProgramError(f"layer {operator.name!r}: the reference cannot compute {step.function!r}")
+    if step.function not in _OF_STEP:
+        raise ProgramError(f"layer {operator.name!r}: the reference cannot compute {step.function!r}")
+    return _OF_STEP[step.function](operator, extents, step, operands)
 
 
 def _points(function: str, operands: Sequence[Any]) -> Named:
@@ -174,14 +168,14 @@ def _arranged(x: Named, dims: tuple[str, ...], operator: Operator) -> Named:
     return array if array.shape.as_list() == shape else tf.broadcast_to(array, shape), dims
 
 
-def _einsum(_: Operator, step: Step, operands: Sequence[Any]) -> Named:
+def _einsum(_: Operator, __: Extents, step: Step, operands: Sequence[Any]) -> Named:
     letters = dict(zip(dict.fromkeys(dim for _, own in operands for dim in own), _LETTERS, strict=False))
     told = ",".join("".join(letters[dim] for dim in own) for _, own in operands)
     dims = tuple(dim for dim in step.dims if dim in letters)
     return tf.einsum(f"{told}->{''.join(letters[dim] for dim in dims)}", *(x for x, _ in operands)), dims
 
 
-def _causal(_: Operator, step: Step, operands: Sequence[Any]) -> Named:
+def _causal(_: Operator, __: Extents, step: Step, operands: Sequence[Any]) -> Named:
     x, dims = operands[0]
     query, key = (dims.index(dim) for dim in step.dims)
     ranges = [
@@ -191,7 +185,7 @@ def _causal(_: Operator, step: Step, operands: Sequence[Any]) -> Named:
     return tf.where_v2(ranges[1] > ranges[0], tf.constant(-1e30, x.dtype), x), dims
 
 
-def _embedding(_: Operator, step: Step, operands: Sequence[Any]) -> Named:
+def _embedding(_: Operator, __: Extents, step: Step, operands: Sequence[Any]) -> Named:
     (table, rows), (indices, dims) = operands
     frozen = int(step.option("frozen", -1))
     if frozen >= 0:
@@ -199,7 +193,7 @@ def _embedding(_: Operator, step: Step, operands: Sequence[Any]) -> Named:
     return tf.gather(table, indices), (*dims, *rows[1:])
 
 
-def _pick(_: Operator, step: Step, operands: Sequence[Any]) -> Named:
+def _pick(_: Operator, __: Extents, step: Step, operands: Sequence[Any]) -> Named:
     x, (places, dims) = operands
     rows = _broadcast(x, (*dims, *step.dims))
     return tf.reduce_sum(rows * tf.one_hot(places, int(rows.shape[-1]), dtype=rows.dtype), axis=-1), dims
@@ -242,7 +236,7 @@ def _windows(operator: Operator, x: Named, fill: float) -> list[Any]:
     return found
 
 
-def _convolve(operator: Operator, _: Step, operands: Sequence[Any]) -> Named:
+def _convolve(operator: Operator, _: Extents, __: Step, operands: Sequence[Any]) -> Named:
     """A sum of products over windows, as TensorFlow's convolution of [batch, positions, channels], group by group."""
     x, (filters, own) = operands
     access = _windowed(operator)
@@ -280,7 +274,7 @@ def _split(array: Any, num_parts: int, axis: int) -> list[Any]:
     return [array] if num_parts == 1 else tf.split(array, num_parts, axis)
 
 
-def _convolve_transposed(operator: Operator, step: Step, operands: Sequence[Any]) -> Named:
+def _convolve_transposed(operator: Operator, _: Extents, step: Step, operands: Sequence[Any]) -> Named:
     """A sum of products: a point that is read is spread over those that its window's points write."""
     (x, own), (filters, names) = operands
     rank = len(step.dims) // 3
@@ -298,7 +292,7 @@ def _convolve_transposed(operator: Operator, step: Step, operands: Sequence[Any]
     return tf.einsum(f"{','.join(told)}->{''.join(letters[dim] for dim in written)}", *arrays), written
 
 
-def _pool(operator: Operator, step: Step, operands: Sequence[Any]) -> Named:
+def _pool(operator: Operator, _: Extents, step: Step, operands: Sequence[Any]) -> Named:
     x = operands[0]
     if step.option("reduction", "max") == "max":
         # Of equal values the first counts.
@@ -309,7 +303,7 @@ def _pool(operator: Operator, step: Step, operands: Sequence[Any]) -> Named:
     return tf.add_n(parts) / divisor, x[1]
 
 
-def _concat(operator: Operator, step: Step, operands: Sequence[Any]) -> Named:
+def _concat(operator: Operator, _: Extents, step: Step, operands: Sequence[Any]) -> Named:
     dims = _dims(operator, operator.writes[0])
     along = str(step.option("along", ""))
     arrays = []
@@ -320,7 +314,7 @@ def _concat(operator: Operator, step: Step, operands: Sequence[Any]) -> Named:
     return tf.concat(arrays, axis=dims.index(along)), dims
 
 
-def _padded(operator: Operator, _: Step, operands: Sequence[Any]) -> Named:
+def _padded(operator: Operator, _: Extents, __: Step, operands: Sequence[Any]) -> Named:
     x, dims = operands[0]
     pads = [(0, 0)] * len(dims)
     for axis in operator.reads[0].index_map:
@@ -329,7 +323,7 @@ def _padded(operator: Operator, _: Step, operands: Sequence[Any]) -> Named:
     return tf.pad(x, pads), dims
 
 
-def _piece(operator: Operator, _: Step, operands: Sequence[Any]) -> Named:
+def _piece(operator: Operator, _: Extents, __: Step, operands: Sequence[Any]) -> Named:
     return operands[0][0][piece_of(operands[0][1], operator.writes[0])], operands[0][1]
 
 
@@ -342,7 +336,7 @@ def piece_of(dims: Sequence[str], access: Access) -> tuple[slice, ...]:
     return tuple(index)
 
 
-def _lstm(operator: Operator, operands: Sequence[Any]) -> list[Named]:
+def _lstm(operator: Operator, _: Step, operands: Sequence[Any]) -> list[Named]:
     """A stack of layers; gates of its weights, [layers, …, gates, units], are in another order than PyTorch's."""
     x, w, u, bias = (array for array, _ in operands)
     order = [0, 1, 3, 2]
@@ -432,14 +426,14 @@ def _cell(cell: str, of_input: Any, of_hidden: Any, hidden: Any, kept: Any) -> t
             return tf.tanh(of_input + of_hidden), kept
 
 
-def _cut(extents: Mapping[str, int], step: Step, operands: Sequence[Named]) -> Named:
+def _cut(_: Operator, extents: Extents, step: Step, operands: Sequence[Any]) -> Named:
     ((x, dims),) = operands
     old, new = step.dims
     points = [int(step.option("start", 0)) + i * int(step.option("step", 1)) for i in range(extents[new])]
     return tf.gather(x, points, axis=dims.index(old)), tuple(new if dim == old else dim for dim in dims)
 
 
-def _join(_: Mapping[str, int], step: Step, operands: Sequence[Named]) -> Named:
+def _join(__: Operator, _: Extents, step: Step, operands: Sequence[Any]) -> Named:
     *own, whole = step.dims
     first = tuple(whole if dim == own[0] else dim for dim in operands[0][1])
     arrays = []
@@ -449,7 +443,7 @@ def _join(_: Mapping[str, int], step: Step, operands: Sequence[Named]) -> Named:
     return tf.concat(arrays, axis=first.index(whole)), first
 
 
-def _view(extents: Mapping[str, int], step: Step, operands: Sequence[Named]) -> Named:
+def _view(_: Operator, extents: Extents, step: Step, operands: Sequence[Any]) -> Named:
     ((x, dims),) = operands
     replaced = int(step.option("replaced", 1))
     old, new = step.dims[:replaced], step.dims[replaced:]
@@ -458,25 +452,21 @@ def _view(extents: Mapping[str, int], step: Step, operands: Sequence[Named]) -> 
     return tf.reshape(x, [extents[dim] for dim in (*rest, *new)]), (*rest, *new)
 
 
-def _rows(_: Mapping[str, int], step: Step, operands: Sequence[Named]) -> Named:
+def _rows(__: Operator, _: Extents, step: Step, operands: Sequence[Any]) -> Named:
     (table, own), (places, dims) = operands
     rest = tuple(dim for dim in own if dim not in step.dims)
     table = tf.transpose(table, [own.index(dim) for dim in (*step.dims, *rest)])
     return tf.gather(table, tf.cast(places, tf.int32)), (*dims, *rest)
 
 
-def _repeat(extents: Mapping[str, int], step: Step, operands: Sequence[Named]) -> Named:
+def _repeat(_: Operator, extents: Extents, step: Step, operands: Sequence[Any]) -> Named:
     (x,) = operands
     return tf.broadcast_to(_broadcast(x, step.dims), [extents[dim] for dim in step.dims]), step.dims
 
 
-_LOCAL: Mapping[str, Callable[[Mapping[str, int], Step, Sequence[Named]], Named]] = {
-    "cut": _cut,
-    "join": _join,
-    "repeat": _repeat,
-    "rows": _rows,
-    "view": _view,
-}
+def _log_softmax(x: Any, places: list[int]) -> Any:
+    return x - tf.reduce_logsumexp(x, places, keepdims=True)
+
 
 _OVER: Mapping[str, Callable[[Any, list[int]], Any]] = {
     "sum": tf.reduce_sum,
@@ -484,28 +474,28 @@ _OVER: Mapping[str, Callable[[Any, list[int]], Any]] = {
     "max": tf.reduce_max,
     "min": tf.reduce_min,
     "softmax": lambda x, places: tf.exp(_log_softmax(x, places)),
-    "log_softmax": lambda x, places: _log_softmax(x, places),
+    "log_softmax": _log_softmax,
 }
 
 
-def _log_softmax(x: Any, places: list[int]) -> Any:
-    return x - tf.reduce_logsumexp(x, places, keepdims=True)
-
-
-_MOVES: Mapping[str, Callable[[Operator, Step, Sequence[Any]], Named]] = {
-    "concat": _concat,
-    "copy": lambda _, __, operands: operands[0],
-    "padded": _padded,
-    "piece": _piece,
-}
-
-_OTHERS: Mapping[str, Callable[[Operator, Step, Sequence[Any]], Named]] = {
+_OF_STEP: Mapping[str, Callable[[Operator, Extents, Step, Sequence[Any]], Named]] = {
     "causal": _causal,
+    "concat": _concat,
     "convolve": _convolve,
     "convolve_transposed": _convolve_transposed,
+    "copy": lambda _, __, ___, operands: operands[0],
+    "cut": _cut,
     "einsum": _einsum,
-    "fan_out": lambda _, __, operands: operands[0],
     "embedding": _embedding,
+    "fan_out": lambda _, __, ___, operands: operands[0],
+    "join": _join,
+    "padded": _padded,
     "pick": _pick,
+    "piece": _piece,
     "pool": _pool,
+    "repeat": _repeat,
+    "rows": _rows,
+    "view": _view,
 }
+
+_CHAINS: Mapping[str, Callable[[Operator, Step, Sequence[Any]], list[Named]]] = {"lstm": _lstm, "recurrent": _recurrent}
