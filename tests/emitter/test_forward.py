@@ -1,6 +1,7 @@
 """Programs of a forward pass as text: what they say, what they refuse, and that names from outside stay names."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,8 @@ from pase.graph.body import Body, Constant, ModelInput, ModelOutput, Step, eleme
 from pase.graph.builder import Builder
 from pase.graph.operators import contract, pointwise, reduction
 from pase.targets.programs import emit, emit_forward
+from pase.planning.plan import Plan
+from pase.targets.emitter import emit, emit_forward
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan
 
@@ -59,42 +62,12 @@ def test_names_from_outside_stay_names() -> None:
     assert source.count('\\"); import os') >= 4
 
 
-@pytest.mark.parametrize("function", ["system", "__class__", "add(", ""])
-def test_a_function_that_is_not_known_is_refused(function: str) -> None:
-    body = replace(SUM, steps=(Step(result="t1", function=function, operands=("x0",)),))
-    with pytest.raises(
-        EmitError,
-        match=r"layer 'sum': a step of its body is not known: unknown function .* known functions are abs, ",
-    ):
-        emit_forward(make_plan(network(last=body), 1, {}))
-
-
-def test_a_layer_that_cannot_be_computed_is_refused_with_the_reason() -> None:
-    with pytest.raises(
-        EmitError, match=r"layer 'fc' \(dense\) cannot be written as a program: Foo: it is odd; replace"
-    ):
-        emit_forward(make_plan(network(Body(problem="Foo: it is odd")), 1, {}))
-
-
 def test_a_layer_that_leads_to_no_output_is_left_out() -> None:
     body = replace(DENSE, outputs=(ModelOutput(name="hidden", dims=("b", "n"), shape=(4, 6)),))
     last = replace(SUM, outputs=(), problem="never mind")
     source = emit_forward(make_plan(network(body, last), 1, {}))
     assert 'program.mesh("fc"' in source
     assert 'program.mesh("sum"' not in source
-
-
-def test_a_network_that_was_not_imported_is_refused() -> None:
-    with pytest.raises(EmitError, match="programs of a forward pass are written for imported models"):
-        emit_forward(make_plan(small("mlp"), 1, {}))
-
-
-def test_a_training_program_needs_one_loss() -> None:
-    with pytest.raises(EmitError, match=r"'net' has no loss that is known: none of its outputs is a single number; to"):
-        emit(make_plan(network(), 1, {}))
-    numbers = tuple(ModelOutput(name=name, dims=("b", "n"), shape=(1,)) for name in ("first", "second"))
-    with pytest.raises(EmitError, match="2 of its outputs are single numbers: first, second"):
-        emit(make_plan(network(last=replace(SUM, outputs=numbers)), 1, {}))
 
 
 def with_a_loss(first: Body = DENSE) -> Graph:
@@ -117,10 +90,29 @@ def test_a_training_program_returns_the_loss() -> None:
     assert "    return mean(x, [b, n])\n" in source
 
 
-def test_what_a_training_program_cannot_say_is_refused_by_layer_and_line() -> None:
-    graph = with_a_loss(Body(problem="aten.foo (model.py:7): it is odd"))
-    with pytest.raises(EmitError, match=r"layer 'fc' \(dense\) cannot be .*: aten.foo \(model.py:7\): it is odd"):
-        emit(make_plan(graph, 1, {}))
+NUMBERS = tuple(ModelOutput(name=name, dims=("b", "n"), shape=(1,)) for name in ("first", "second"))
+
+
+@pytest.mark.parametrize(
+    ("write", "graph", "message"),
+    [
+        *(
+            (emit_forward, network(last=replace(SUM, steps=(Step(result="t1", function=name, operands=("x0",)),))),
+             r"layer 'sum': a step of its body is not known: unknown function .* known functions are abs, ")
+            for name in ("system", "__class__", "add(", "")
+        ),
+        (emit_forward, network(Body(problem="Foo: it is odd")), r"'fc' \(dense\) cannot .*: Foo: it is odd; replace"),
+        (emit_forward, small("mlp"), "programs of a forward pass are written for imported models"),
+        (emit, network(), r"'net' has no loss that is known: none of its outputs is a single number; to"),
+        (emit, network(last=replace(SUM, outputs=NUMBERS)), "2 of its outputs are single numbers: first, second"),
+        (emit, with_a_loss(Body(problem="aten.foo (model.py:7): odd")), r"'fc' .*: aten.foo \(model.py:7\): odd"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_written_is_refused_with_the_reason(
+    write: Callable[[Plan], str], graph: Graph, message: str
+) -> None:
+    with pytest.raises(EmitError, match=message):
+        write(make_plan(graph, 1, {}))
 
 
 def test_normalisations_of_a_program_that_trains_are_by_the_moments_of_the_batch() -> None:

@@ -18,11 +18,8 @@ from tests.primitives.lab import (
     Array,
     Lab,
     assert_coherent,
-    assert_parts,
-    cut,
     dtypes,
     outcome,
-    together,
     worker_sets,
 )
 
@@ -87,52 +84,6 @@ def test_halo_exchange_in_place(data: st.DataObject, buffers: Buffers, dtype: An
     assert_coherent(result, dtype)
     assert result.operations == ["halo_exchange", "halo_adjoint"]
     assert result.moved_bytes == 2 * sum(int((~own).sum()) for own in is_own) * np.dtype(dtype).itemsize
-
-
-@settings(max_examples=8)
-@given(st.data(), exchanges(), dtypes)
-def test_windows_of_exchanged_buffers(data: st.DataObject, buffers: Buffers, dtype: Any) -> None:
-    """What a kernel is applied to is that part of the padded tensor, whoever owns it; the way back adds."""
-    devices = data.draw(worker_sets(len(buffers.workers)))
-    result = outcome(buffers.bulk, devices, lambda _, x: windows(halo_exchange(allocate(x, buffers))), dtype=dtype)
-    pad = 12
-    padded = np.pad(together(result.x, buffers.bulk), pad)
-    gradient = np.zeros_like(padded)
-    boxes = [tuple((low + pad, high + pad) for low, high in box) for box in buffers.windows.boxes]
-    assert_parts(result.forward, [cut(padded, box) for box in boxes])
-    for box, y in zip(boxes, result.y, strict=True):
-        gradient[tuple(slice(*limits) for limits in box)] += y
-    inner = gradient[tuple(slice(pad, -pad) for _ in buffers.shape)]
-    for box, back in zip(buffers.bulk.boxes, result.adjoint, strict=True):
-        np.testing.assert_allclose(back, cut(inner, box), rtol=0, atol=30 * TOLERANCE[dtype], strict=True)
-    # Halos along one dim are not used where the window lies in the padding of another.
-    assert_coherent(result, dtype, all_used=False)
-    assert result.operations == ["frame", "halo_exchange", "frame", "frame", "halo_adjoint", "frame"]
-
-
-def test_figures_b7_and_b8() -> None:
-    """2 x 2 workers: 3 points go right, 2 up and 4 down, with corners; the adjoint adds them where they are from."""
-    down, across = Kernel(extent=7, padding=(4, 2)), Kernel(extent=4, padding=(3, 0))
-    buffers = halo_buffers([11, 9], [down, across], [2, 2])
-    # Worker 3's buffer, for one: 4 rows of workers 0 and 1 above its own 5, 3 columns of 0 and 2 before its own 4.
-    assert buffers.extents == ((8, 5), (8, 7), (9, 5), (9, 7))
-    tensor = np.arange(99.0).reshape(11, 9)
-    result = outcome(
-        buffers.bulk,
-        range(4),
-        lambda _, x: halo_exchange(allocate(x, buffers)),
-        x=[tensor[:6, :5], tensor[:6, 5:], tensor[6:, :5], tensor[6:, 5:]],
-    )
-    assert_parts(result.forward, [tensor[:8, :5], tensor[:8, 2:], tensor[2:, :5], tensor[2:, 2:]])
-    y = result.y
-    expected = y[0][:6].copy()
-    expected[:, 2:] += y[1][:6, :3]
-    expected[2:] += y[2][:4]
-    expected[2:, 2:] += y[3][:4, :3]
-    np.testing.assert_allclose(result.adjoint[0], expected, rtol=1e-14)
-    lower_right = y[3][4:, 3:].copy()
-    lower_right[:2] += y[1][6:, 3:]
-    np.testing.assert_allclose(result.adjoint[3], lower_right, rtol=1e-14)
 
 
 def test_a_maximum_over_padding() -> None:

@@ -65,19 +65,24 @@ def test_a_dim_named_replica_keeps_its_axis() -> None:
     assert mesh.has_replicas
 
 
-def test_windows_overlap_and_stick_out() -> None:
-    # Five outputs would not divide: six windows of three points with stride two, one point of padding.
-    window = WindowDim(out="h", out_extent=6, kernel="r", kernel_extent=3, extent=11, stride=2, pad=1)
-    layout = layout_of(DeviceMesh((("h", 3),), (0, 1, 2)), [window])
-    assert [box for (box,) in layout.boxes] == [(-1, 4), (3, 8), (7, 12)]
-    assert len(set(layout.parts)) == 3
-
-
-def test_a_split_kernel_moves_the_window_and_counts_as_a_part() -> None:
-    window = WindowDim(out="h", out_extent=4, kernel="r", kernel_extent=3, extent=8, dilation=2)
-    layout = layout_of(DeviceMesh((("r", 3),), (2, 0, 1)), [window])
-    assert [box for (box,) in layout.boxes] == [(0, 4), (2, 6), (4, 8)]
-    assert len(set(layout.parts)) == 3
+@pytest.mark.parametrize(
+    ("axes", "window", "boxes"),
+    [
+        # Six windows of three points with stride two, one point of padding: they overlap and stick out.
+        ((("h", 3),), {"out": 6, "kernel": 3, "extent": 11, "stride": 2, "pad": 1}, [(-1, 4), (3, 8), (7, 12)]),
+        # A split kernel moves the window and counts as a part.
+        ((("r", 3),), {"out": 4, "kernel": 3, "extent": 8, "dilation": 2}, [(0, 4), (2, 6), (4, 8)]),
+        # Parts of other sizes.
+        ((("h", 2),), {"out": 5, "kernel": 2, "extent": 10, "stride": 2}, [(0, 6), (6, 10)]),
+    ],
+)  # fmt: skip
+def test_windows_of_parts(axes: tuple[tuple[str, int]], window: dict[str, int], boxes: list[tuple[int, int]]) -> None:
+    extents = {f"{name}_extent": window[name] for name in ("out", "kernel")}
+    others = {name: number for name, number in window.items() if name not in ("out", "kernel")}
+    dim = WindowDim(out="h", kernel="r", **extents, **others)
+    layout = layout_of(DeviceMesh(axes, tuple(range(len(boxes)))), [dim])
+    assert [box for (box,) in layout.boxes] == boxes
+    assert len(set(layout.parts)) == len(boxes)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +111,6 @@ def test_a_split_that_does_not_divide_leaves_the_first_parts_a_point_more() -> N
     ]
     with pytest.raises(ProgramError, match=r"layer 'fc1' splits b = 3 in 4 parts; choose at most as many as points"):
         layout_of(mesh, [PlainDim("b", 3)], layer="fc1")
-
-
-def test_windows_of_parts_of_other_sizes() -> None:
-    mesh = device_mesh("pool", [("h", 2)], 2)
-    dim = WindowDim(out="h", out_extent=5, kernel="r", kernel_extent=2, extent=10, stride=2)
-    assert [box for (box,) in layout_of(mesh, [dim], layer="pool").boxes] == [(0, 6), (6, 10)]
 
 
 def test_shifted_is_in_the_coordinates_of_the_whole() -> None:
