@@ -29,10 +29,8 @@ from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph, Traffic
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.program import Program
-from pase.targets.mesh_tensorflow.runtime.training import accuracy_of
-from pase.targets.programs import emit
-from pase.targets.training.counted import NOTHING_DROPPED, Key, step_key
 from pase.targets.mesh_tensorflow.runtime.training import accuracy_of, check_operations
+from pase.targets.programs import emit
 from pase.targets.training.counted import NOTHING_DROPPED, Key, initial_value, step_key
 from pase.targets.training.data import Array, Batches, DataInput
 

@@ -16,8 +16,6 @@ from pase.sharding.traffic import Movement, Phase, optimiser_numbers
 from pase.targets.emitter.target import Target
 from pase.targets.programs import emit, target_of
 from pase.targets.torch import TORCH
-from pase.targets.training.child import program_events
-from pase.targets.mesh_tensorflow.runtime.launch import check_packages
 from pase.targets.training.data import StepEvaluation
 from pase.targets.training.options import DeviceChoice, TrainingOptions, command_line
 from pase.targets.training.script import NOTHING_MOVED, program_events, tabulated

@@ -20,11 +20,9 @@ from pase.models import build
 from pase.planning.plan import Plan
 from pase.planning.plan_file import plan_document, plan_from_document
 from pase.sharding.layouts import tensor_dims
+from pase.sharding.traffic import edge_bytes
 from pase.targets.mesh_tensorflow import MESH_TENSORFLOW
 from pase.targets.programs import emit
-from pase.sharding.traffic import edge_bytes
-from pase.targets.emitter import emit
-from pase.targets.emitter.target import MESH_TENSORFLOW
 from tests.emitter.golden import GOLDEN, golden_plan
 from tests.runtime.networks import EXCHANGING, dropping, lines, mixed, small, sorting, tied, volumes, weightless
 from tests.runtime.plans import make_plan, random_plan

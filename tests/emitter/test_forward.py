@@ -12,9 +12,8 @@ from pase.graph import Edge, Graph, graph_document, graph_from_document
 from pase.graph.body import Body, Constant, ModelInput, ModelOutput, Step, elementary, is_before_layout
 from pase.graph.builder import Builder
 from pase.graph.operators import contract, pointwise, reduction
-from pase.targets.programs import emit, emit_forward
 from pase.planning.plan import Plan
-from pase.targets.emitter import emit, emit_forward
+from pase.targets.programs import emit, emit_forward
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan
 

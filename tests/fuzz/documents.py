@@ -23,7 +23,6 @@ from pase.machine.files import machine_text
 from pase.planning.plan_file import graph_hash, plan_document, plan_from_document, read_plan
 from pase.targets.mesh_tensorflow.runtime.cluster import VARIABLE, cluster_of, read_hosts
 from pase.targets.programs import emit_forward
-from pase.targets.training.metrics import MetricsFile
 from pase.targets.training.script import MetricsFile
 from pase.views.exports import FORMATS, ExportOptions, export
 from pase.views.reports.document import render, report_document

@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.models import build
-from pase.targets.mesh_tensorflow.primitives.compat import tf
-from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing, newest_checkpoint
 from pase.targets.mesh_tensorflow.runtime.script import main, train
 from pase.targets.mesh_tensorflow.runtime.training import Training

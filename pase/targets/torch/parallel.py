@@ -26,11 +26,10 @@ from pase.targets.torch.script import measured_bytes
 from pase.targets.torch.staged import Staged
 from pase.targets.torch.tensor import computing_in
 from pase.targets.torch.values import Source, from_file, from_first_rank, from_tensors, own_values, random_values
+from pase.targets.training.counted import generator, initial_moments
 from pase.targets.training.data import Array, Batches, DataInput, data_inputs, example_dims, micro_batch, read_arrays
-from pase.targets.training.initial import generator, initial_moments
 from pase.targets.training.optimisers import Adam, AdamW, Momentum, Rule, Sgd, name_of
 from pase.targets.training.options import TrainingOptions
-from pase.targets.training.counted import initial_moments, step_key
 
 
 def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0) -> Parallel:

@@ -25,11 +25,8 @@ from pase.targets.torch.program import Program, Traced, Weight
 from pase.targets.torch.states import Entry, Gradients, Pieces, gather_in_place, held_whole
 from pase.targets.torch.tensor import Tensor, computing_in, widened
 from pase.targets.training.checkpointing import called
-from pase.targets.training.counted import NOTHING_DROPPED, Key, step_key
-from pase.targets.training.data import Array, DataInput, Evaluation, micro_batch
-from pase.targets.training.initial import given_value, initial_value
 from pase.targets.training.counted import NOTHING_DROPPED, Key, given_value, initial_value, step_key
-from pase.targets.training.data import Array, DataInput, Evaluation
+from pase.targets.training.data import Array, DataInput, Evaluation, micro_batch
 from pase.targets.training.options import TrainingOptions
 from pase.targets.training.script import StepResult, given_values
 

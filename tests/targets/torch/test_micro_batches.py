@@ -17,6 +17,7 @@ from pase.planning.plan import Plan
 from pase.sharding.traffic import flows
 from pase.targets.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training
+from pase.targets.programs import emit
 from pase.targets.torch.parallel import parallelize
 from pase.targets.training.data import example_dims, micro_batch
 from tests.runtime.networks import batch_norms, small

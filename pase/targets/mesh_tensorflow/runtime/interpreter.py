@@ -67,7 +67,8 @@ def interpret(operator: Operator, body: Body, tensors: Mapping[str, Any], draw: 
             known[step.result], *states = _CHAINS[step.function](operator, step, operands)
             known |= zip((f"{step.result}.hidden", f"{step.result}.kept"), states, strict=False)
         elif step.function == "dropout":
-            known[step.result] = _dropped(step, operands[0], draw)
+            (x,) = (operand for operand in operands if isinstance(operand, tuple))
+            known[step.result] = _dropped(step, x, draw)
         else:
             known[step.result] = _step(operator, extents, step, operands)
     last = body.steps[-1]
