@@ -5,12 +5,12 @@ from math import prod
 
 import pytest
 
-import pase.sharding.configurations as configurations
+import pase.sharding.shards as configurations
 from pase.errors import ConfigurationError
 from pase.graph import Builder, Dim, Graph, Operator
 from pase.graph.operators import dense, pool2d
 from pase.models import build
-from pase.sharding.configurations import (
+from pase.sharding.shards import (
     check_batch,
     check_devices,
     check_splittable,

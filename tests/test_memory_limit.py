@@ -16,8 +16,8 @@ from pase.graph.operators import dense, elementwise, with_fan_outs
 from pase.machine import Machine
 from pase.models import MODELS
 from pase.planning.planner import WITHOUT_LIMIT
-from pase.planning.strategy import plan_layers, total_cost
-from pase.sharding.configurations import data_parallel
+from pase.planning.steps import plan_layers, total_cost
+from pase.sharding.shards import data_parallel
 from tests.networks import slow_machine, small_graph, small_plan, tiny_graph
 
 Splits = dict[str, int]

@@ -7,13 +7,13 @@ from math import prod
 import numpy as np
 import pytest
 
-from pase.analysis.placements import bytes_by_level, placed_anew
+from pase.analysis.differences import bytes_by_level, placed_anew
 from pase.machine import Level
 from pase.models import build
 from pase.planning.plan import Plan
 from pase.planning.planner import search
-from pase.sharding.configurations import prime_factors
 from pase.sharding.placement import choose_order, place
+from pase.sharding.shards import prime_factors
 from pase.sharding.traffic import flows
 from tests.networks import small_graph
 from tests.runtime.plans import random_plan

@@ -15,8 +15,8 @@ from pase.graph import Builder, Graph
 from pase.graph.operators import concat, dense
 from pase.models import build
 from pase.planning.planner import search
-from pase.sharding.configurations import enumerate_configurations, prime_factors
 from pase.sharding.placement import place
+from pase.sharding.shards import enumerate_configurations, prime_factors
 from tests.moved import EdgeOverlap, Splits, edge_overlaps, moved
 
 Devices = Sequence[Sequence[int]]

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from pase.analysis.placements import (
+from pase.analysis.differences import (
     PLACEMENTS,
     PlacementTraffic,
     bytes_by_level,

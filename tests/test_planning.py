@@ -16,7 +16,7 @@ from pase.graph import Edge
 from pase.graph.operators import dense, elementwise, softmax_loss
 from pase.models import MODELS
 from pase.planning.planner import MAX_DEVICES, problem_of
-from pase.planning.strategy import plan_layers, total_cost
+from pase.planning.steps import plan_layers, total_cost
 from pase.solver import solve
 from pase.solver.ordering import ORDERINGS, breadth_first, generate_seq
 from scripts.benchmarks.recurrences import find_best_strategy, naive_recurrence

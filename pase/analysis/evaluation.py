@@ -24,14 +24,12 @@ from typing import Any, TypedDict, Unpack
 
 from pase._version import __version__
 from pase.analysis.baselines.registry import BASELINES, baseline_of
-from pase.analysis.explanation.constrained_search import nearest
-from pase.analysis.explanation.improvement import Improvement, improvement
+from pase.analysis.explanation.constrained_search import Improvement, improvement, nearest
 from pase.common.codecs import choice
 from pase.common.documents import Field, StrPath
 from pase.common.names import short
 from pase.costs import DEFAULT_OPTIMISER, STATES, Allowance, Problem, TimeUpError, cost_model
 from pase.costs.modes import ModeSpace
-from pase.costs.schedules import schedule_of
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError, unknown_name
 from pase.graph import Graph, Precision
 from pase.graph.operators import with_fan_outs
@@ -67,8 +65,9 @@ from pase.planning.planner import (
     settings_of,
 )
 from pase.planning.spans import Setting
+from pase.planning.stages import schedule_of
 from pase.planning.steps import Step
-from pase.sharding.configurations import data_parallel_splits
+from pase.sharding.shards import data_parallel_splits
 from pase.solver import RELATIVE_TOLERANCE, default_solver_memory_bytes, solve
 
 OPTIMAL, DATA_PARALLEL = "optimal", "data_parallel"

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from pase.analysis.differences import PlacementTraffic, bytes_by_level, compare_placements
 from pase.analysis.explanation import (
     FARTHEST,
     TIE,
@@ -23,7 +24,6 @@ from pase.analysis.explanation import (
     other_schemes,
     sensitivity,
 )
-from pase.analysis.placements import PlacementTraffic, bytes_by_level, compare_placements
 from pase.cli.explain_step import (
     print_schemes,
     print_step,

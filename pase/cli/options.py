@@ -17,7 +17,6 @@ from pase.cli.output import say_all, warn
 from pase.common.names import short
 from pase.common.options import PATH, POSITIVE, SECONDS, Decorator, option, options_of_all
 from pase.costs import COST_MODELS, OPTIMISER_STATE
-from pase.costs.schedules import SEARCHED_SCHEDULES
 from pase.errors import PlanError
 from pase.graph import PRECISIONS, Graph, Scalar
 from pase.importers import MODEL_SUFFIXES, is_builtin, load
@@ -38,6 +37,7 @@ from pase.planning.constraints import (
 from pase.planning.plan import Plan
 from pase.planning.plan_file import read_plan
 from pase.planning.planner import AUTO_NUMBER, Progress, search
+from pase.planning.stages import SEARCHED_SCHEDULES
 from pase.solver.ordering import ORDERINGS
 from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, read_hosts
 from pase.targets.mesh_tensorflow.runtime.launch import local_clusters

@@ -40,7 +40,7 @@ from pase.planning.constraints import constraint_texts
 from pase.planning.plan import NOT_SEARCHED, Plan
 from pase.planning.plan_file import plan_document, write_plan
 from pase.planning.planner import ATTENTION, GATHER, WITHOUT_LIMIT, SearchOptions, check_search, problem_of, search
-from pase.sharding.configurations import data_parallel_splits, enumerate_configurations
+from pase.sharding.shards import data_parallel_splits, enumerate_configurations
 from pase.solver import solve
 from pase.solver.ordering import ORDERINGS, OrderingReport, report_ordering
 from pase.tables.files import export_cfn, read_problem, write_problem

@@ -16,7 +16,6 @@ from pase.costs.traffic import LayerTraffic, ReadTraits, layer_traffic, sum_name
 from pase.errors import SolverError
 from pase.graph import Access, Edge, Graph, Operator, SliceOf
 from pase.graph.operators import with_fan_outs
-from pase.sharding.configurations import enumerate_configurations
 from pase.sharding.edges import SharedWeight, edge_itemsizes, edge_sides, table_edges
 from pase.sharding.overlap import Overlap, Redistribution, layout_overlap, redistributions
 from pase.sharding.shards import (
@@ -26,6 +25,7 @@ from pase.sharding.shards import (
     IntArray,
     components,
     distinct_rows,
+    enumerate_configurations,
     split_columns,
     splits_of,
 )

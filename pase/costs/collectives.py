@@ -14,8 +14,7 @@ from math import isclose, prod
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pase.sharding.configurations import divisors
-from pase.sharding.shards import FloatArray, distinct_rows
+from pase.sharding.shards import FloatArray, distinct_rows, divisors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ import numpy as np
 
 from pase.common.frozen import FrozenDict
 from pase.graph import Intermediate, LayerTypes, Operator, Role, SliceOf, Window, Work
-from pase.graph.access import axis_dims, split_dim
 from pase.graph.body import COMPARISONS, POINTWISE
+from pase.graph.operator import axis_dims, split_dim
 from pase.machine import Kernels
 from pase.sharding.shards import FloatArray, Splits, shard_size
 

@@ -33,7 +33,7 @@ import numpy as np
 from pase.costs.memory import Keeping, edge_memory, held_points, keeping, state_size
 from pase.costs.modes import STATES, sharded, sums_moments
 from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Graph, Operator, Role
-from pase.graph.access import Indexed, Window
+from pase.graph.operator import Indexed, Window
 from pase.graph.parts import Stage
 from pase.sharding.edges import LayerMode, table_edges
 from pase.sharding.shards import IndexArray, IntArray, Splits, splits_of

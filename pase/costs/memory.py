@@ -21,9 +21,8 @@ import numpy as np
 from pase.costs.build import Problem
 from pase.errors import CostError, unknown_name
 from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Edge, Graph, Operator, Precision, Role, SliceOf, Window
-from pase.graph.access import Indexed, access_dims, named_dims
 from pase.graph.body import POINTWISE, REDUCTIONS
-from pase.graph.operator import FAN_OUT
+from pase.graph.operator import FAN_OUT, Indexed, access_dims, named_dims
 from pase.sharding.edges import PlacedGraph, SharedWeight, edge_itemsizes, edge_sides, shared_weights, table_edges
 from pase.sharding.shards import (
     FloatArray,

@@ -10,7 +10,7 @@ so that tables of edges have two classes for each layout, and layers have up to 
 choices that another of the same configuration beats in everything are left out.
 
 A step of m micro-batches pays some costs m times and some once, so that a choice has several figures (`Figures`), and
-its cost is only known with m, the stages and their order (`pase.costs.schedules`).
+its cost is only known with m, the stages and their order (`pase.planning.stages`).
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -39,9 +39,16 @@ from pase.costs.model import CostModel
 from pase.costs.traffic import LayerTraffic, Pattern, ReadTraits, layer_traffic, sum_name
 from pase.graph import ITEMSIZES, AllReduce, Edge, Graph, Operator
 from pase.graph.parts import Stage
-from pase.sharding.configurations import enumerate_configurations
 from pase.sharding.edges import SharedWeight, edge_sides, table_edges
-from pase.sharding.shards import FloatArray, IndexArray, IntArray, Splits, distinct_rows, fits_pieces
+from pase.sharding.shards import (
+    FloatArray,
+    IndexArray,
+    IntArray,
+    Splits,
+    distinct_rows,
+    enumerate_configurations,
+    fits_pieces,
+)
 from pase.sharding.traffic import is_needed_backward
 from pase.tables.cost_tables import EdgeTable
 

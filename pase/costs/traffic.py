@@ -25,7 +25,7 @@ from pase.graph import (
     Window,
     Work,
 )
-from pase.graph.access import axis_dims
+from pase.graph.operator import axis_dims
 from pase.sharding.boxes import even_bounds
 from pase.sharding.halos import halo_size
 from pase.sharding.shards import (

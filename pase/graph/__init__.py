@@ -1,23 +1,27 @@
 """The computation graph: iteration spaces, accesses, operators, and a builder to write networks with."""
 
-from pase.graph.access import Access, Dim, DimIndex, Role, SliceOf, Window
-from pase.graph.builder import Builder, Tensor
 from pase.graph.document import graph_document, graph_from_document
 from pase.graph.graph import Edge, Graph
 from pase.graph.operator import (
+    Access,
     AllReduce,
     AllToAll,
+    Dim,
+    DimIndex,
     Exchange,
     Handoff,
     Intermediate,
     Operator,
     Pipeline,
     Relayout,
+    Role,
     Scalar,
+    SliceOf,
+    Window,
+    Work,
 )
 from pase.graph.precision import ITEMSIZES, PRECISIONS, LayerTypes, Precision, precision_of, uniform
-from pase.graph.verify import verify, verify_operator
-from pase.graph.work import Work
+from pase.graph.verify import Builder, Tensor, verify, verify_operator
 
 __all__ = [
     "ITEMSIZES",

@@ -28,13 +28,25 @@ from pase.common.codecs import (
 )
 from pase.common.documents import Field
 from pase.errors import GraphError
-from pase.graph.access import Access, Dim, Role, SliceOf, Window
 from pase.graph.body import Body, Borrowed, Constant, InnerDim, ModelInput, ModelOutput, Operand, Step
 from pase.graph.graph import Edge, Graph
-from pase.graph.operator import AllReduce, AllToAll, Handoff, Intermediate, Operator, Pipeline, Relayout
+from pase.graph.operator import (
+    Access,
+    AllReduce,
+    AllToAll,
+    Dim,
+    Handoff,
+    Intermediate,
+    Operator,
+    Pipeline,
+    Relayout,
+    Role,
+    SliceOf,
+    Window,
+    Work,
+)
 from pase.graph.precision import OF_ITEMSIZE, Precision
 from pase.graph.verify import verify
-from pase.graph.work import Work
 
 _RECIPE = "forward"
 """The attribute in which plans held what layers compute before they had bodies."""

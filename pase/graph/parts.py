@@ -16,11 +16,10 @@ from typing import Any
 from pase.common.frozen import FrozenDict
 from pase.common.names import visible
 from pase.errors import ConfigurationError, GraphError
-from pase.graph.access import Access, Dim, DimIndex, SliceOf, Window
 from pase.graph.batch import Batch
 from pase.graph.body import Body
 from pase.graph.graph import Edge, Graph
-from pase.graph.operator import Operator
+from pase.graph.operator import Access, Dim, DimIndex, Operator, SliceOf, Window
 from pase.graph.operators import with_fan_outs
 from pase.graph.precision import LayerTypes
 from pase.graph.verify import verify

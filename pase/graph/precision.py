@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from pase.errors import GraphError, unknown_name
-from pase.graph.access import Access, Role
-from pase.graph.operator import AllReduce, Exchange, Intermediate, Operator
+from pase.graph.operator import Access, AllReduce, Exchange, Intermediate, Operator, Role
 
 ITEMSIZES: Mapping[str, int] = MappingProxyType(
     {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int32": 4}

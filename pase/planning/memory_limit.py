@@ -9,9 +9,8 @@ from pase.costs import MemoryTables, Problem, memory_tables
 from pase.costs.memory import keeping, layer_memory
 from pase.errors import ConfigurationError, MemoryLimitError
 from pase.graph import Graph
-from pase.sharding.configurations import enumerate_configurations
 from pase.sharding.edges import table_edges
-from pase.sharding.shards import IndexArray
+from pase.sharding.shards import IndexArray, enumerate_configurations
 from pase.solver import (
     ConstrainedProblem,
     LimitedSolution,

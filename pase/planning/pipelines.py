@@ -1,6 +1,6 @@
 """The search over micro-batches, stages and modes of layers: for each number of both, the cheapest stages there are.
 
-A step of m micro-batches on S stages of p / S devices each takes Σ t + (m - 1) max t + max o (`pase.costs.schedules`),
+A step of m micro-batches on S stages of p / S devices each takes Σ t + (m - 1) max t + max o (`pase.planning.stages`),
 with v chunks of layers for each group of devices Σ t / v + (m - 1 / v) max t + max o, t and o being of all of these.
 The stages are cut where a single tensor goes on, so that, with what handing it over takes told by either end, each is a
 problem of its own (`stage_problem`): α t + o for α = m - 1 / v, whose answers for equal stretches of layers are the
@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 from pase._version import __version__
 from pase.costs import cost_model
 from pase.costs.modes import STATES
-from pase.costs.schedules import INTERLEAVED, schedule_of, step_s
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError
 from pase.graph import Graph
 from pase.graph.parts import cuts, micro_batch, with_cuts
@@ -47,8 +46,9 @@ from pase.planning.spans import (
 )
 from pase.planning.stage_problem import Choice, StageProblem, StageSums
 from pase.planning.stage_search import StageFound, stage_front
+from pase.planning.stages import INTERLEAVED, schedule_of, step_s
 from pase.planning.steps import LayerChoice, Step
-from pase.sharding.configurations import data_parallel_splits, divisors
+from pase.sharding.shards import data_parallel_splits, divisors
 
 CLOSE_ENOUGH = 0.01
 """Share of a large step's time up to which a better one is not looked for."""

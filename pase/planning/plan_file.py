@@ -32,7 +32,6 @@ from pase.common.codecs import (
 from pase.common.documents import Field, StrPath, write_atomically
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, REPLICATED, STATES, DeviceMemory, cost_model
 from pase.costs.modes import ModeSpace, can_be_in_parts
-from pase.costs.schedules import INTERLEAVED
 from pase.errors import ConfigurationError, CostError, MachineError, PlanError
 from pase.graph import ITEMSIZES, Graph, Precision, graph_document
 from pase.graph.document import DIMS, GRAPH, SCALARS
@@ -50,10 +49,9 @@ from pase.planning.plan import (
     Transfer,
     hidden_cost,
 )
-from pase.planning.steps import Step
-from pase.planning.strategy import plan_layers, total_cost
-from pase.sharding.configurations import data_parallel_splits
-from pase.sharding.shards import splits_of
+from pase.planning.stages import INTERLEAVED
+from pase.planning.steps import Step, plan_layers, total_cost
+from pase.sharding.shards import data_parallel_splits, splits_of
 
 _RELATIVE_TOLERANCE = 1e-9
 """Costs are sums of doubles: another order of summation may change their last bits, an edit changes more."""

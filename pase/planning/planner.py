@@ -16,7 +16,6 @@ from pase.common.documents import StrPath
 from pase.costs import DEFAULT_OPTIMISER, Allowance, CostModel, Problem, TimeUpError, build_problem, cost_model
 from pase.costs.memory import Keeping, keeping, layer_memory, optimiser_state
 from pase.costs.modes import STATES, ModeSpace
-from pase.costs.schedules import ONE_FORWARD_ONE_BACKWARD, SEARCHED_SCHEDULES
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError, SolverError, unknown_name
 from pase.graph import Graph, Operator, Precision
 from pase.graph.operators import with_fan_outs
@@ -41,8 +40,9 @@ from pase.planning.memory_limit import search_within
 from pase.planning.pipelines import plan_of_step, search_schemes
 from pase.planning.plan import NOT_SEARCHED, SCHEDULES, Plan, SearchRecord
 from pase.planning.spans import Setting
-from pase.planning.strategy import plan_layers, total_cost
-from pase.sharding.configurations import (
+from pase.planning.stages import ONE_FORWARD_ONE_BACKWARD, SEARCHED_SCHEDULES
+from pase.planning.steps import plan_layers, total_cost
+from pase.sharding.shards import (
     check_batch,
     check_devices,
     check_splittable,

@@ -22,7 +22,6 @@ from pase.costs import CostModel, cost_model, hiding_layers, signature, traffic_
 from pase.costs.collectives import Link
 from pase.costs.memory import Keeping, keeping
 from pase.costs.modes import BoolArray, KnownModes, LayerModes, Links, ModeSpace, layer_choices, mode_tables
-from pase.costs.schedules import INTERLEAVED, ONE_FORWARD_ONE_BACKWARD, in_flight
 from pase.costs.traffic import LayerTraffic
 from pase.errors import ConfigurationError
 from pase.graph import Graph
@@ -41,7 +40,7 @@ from pase.planning.stage_problem import (
     times,
 )
 from pase.planning.stage_search import StageFound, climb, solve_stage
-from pase.planning.stages import group_links, under_way
+from pase.planning.stages import INTERLEAVED, ONE_FORWARD_ONE_BACKWARD, group_links, in_flight, under_way
 from pase.sharding.shards import FloatArray, IndexArray, IntArray
 
 MIN_RESTRICTED, SLACKS = 12_000, (0.12, 0.35)

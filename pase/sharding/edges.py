@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from pase.graph import ITEMSIZES, Access, Edge, Graph, Operator, SliceOf, Window
-from pase.graph.access import access_dims
+from pase.graph.operator import access_dims
 from pase.sharding.layouts import (
     DeviceMesh,
     Layout,

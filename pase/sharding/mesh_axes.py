@@ -17,8 +17,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.sharding.configurations import prime_factors
 from pase.sharding.edges import PlacedGraph
+from pase.sharding.shards import prime_factors
 
 _MAX_WAYS = 1000
 """Ways to write one layer's coordinates that are looked at; there is one where all factors are the same prime."""

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pase.graph import SliceOf
-from pase.graph.access import split_dim
+from pase.graph.operator import split_dim
 from pase.sharding.boxes import aligned_dims, common_dims, even_bounds
 from pase.sharding.shards import Component, FloatArray, IndexArray, IntArray, distinct_rows, part_labels
 

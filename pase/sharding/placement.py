@@ -15,11 +15,10 @@ from math import gcd, prod
 import numpy as np
 
 from pase.graph import Access, AllReduce, Edge, Graph, Operator
-from pase.graph.access import Indexed, access_dims
-from pase.sharding.configurations import prime_factors
+from pase.graph.operator import Indexed, access_dims
 from pase.sharding.edges import edge_itemsizes
 from pase.sharding.overlap import SharedSplit, shared_splits
-from pase.sharding.shards import components, shard_size, split_columns, splits_of
+from pase.sharding.shards import components, prime_factors, shard_size, split_columns, splits_of
 
 Slot = tuple[str, int]
 """A prime factor of a dim's split: (dim, position among the split's factors, the coarsest first)."""

@@ -26,7 +26,7 @@ from pase.graph import (
     Relayout,
     Role,
 )
-from pase.graph.access import access_dims, split_dim
+from pase.graph.operator import access_dims, split_dim
 from pase.sharding.boxes import Box, extents, num_points, whole
 from pase.sharding.edges import (
     JOINING_KINDS,

@@ -3,7 +3,6 @@
 The solver knows no cost model, no graph and no framework.
 """
 
-from pase.solver.bounds import near_optimal
 from pase.solver.constrained import (
     ConstrainedProblem,
     CutShortError,
@@ -12,6 +11,7 @@ from pase.solver.constrained import (
     lightest_strategy,
 )
 from pase.solver.overlap import solve, solve_limited
+from pase.solver.reductions import near_optimal
 from pase.solver.search import (
     WarmStart,
     check_limits,

@@ -28,8 +28,8 @@ from time import perf_counter
 import numpy as np
 
 from pase.errors import SolverError
-from pase.solver.bounds import tighten_bounds
 from pase.solver.pairwise import Edge, Mask, PairwiseModel
+from pase.solver.reductions import tighten_bounds
 from pase.solver.search import default_solver_memory_bytes, solve
 from pase.solver.solution import (
     RELATIVE_TOLERANCE,

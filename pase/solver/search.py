@@ -17,7 +17,6 @@ from itertools import count
 import numpy as np
 
 from pase.errors import SolverError
-from pase.solver.bounds import decode, sweep, tighten_bounds
 from pase.solver.elimination import Ordered, eliminate_exactly, eliminate_tree, optimal_strategy
 from pase.solver.ordering import (
     AUTO,
@@ -29,7 +28,7 @@ from pase.solver.ordering import (
     report_ordering,
 )
 from pase.solver.pairwise import PairwiseModel
-from pase.solver.reductions import contract, drop_dominated, merge_alike
+from pase.solver.reductions import contract, decode, drop_dominated, merge_alike, sweep, tighten_bounds
 from pase.solver.solution import (
     RELATIVE_TOLERANCE,
     Outcome,

@@ -26,7 +26,7 @@ from pase.costs.alpha_beta import step_cost_model
 from pase.graph import Scalar
 from pase.machine import Machine
 from pase.machine.machine import level_between
-from pase.planning.strategy import plan_layers, total_cost
+from pase.planning.steps import plan_layers, total_cost
 from pase.sharding.edges import edge_itemsizes, edge_steps, return_steps
 from pase.sharding.reshard import ReshardStep, point_to_point
 from scripts.benchmarks import figure6

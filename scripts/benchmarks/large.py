@@ -12,13 +12,13 @@ from typing import Any
 
 import pase
 from pase.costs.modes import ModeSpace
-from pase.costs.schedules import SEARCHED_SCHEDULES
 from pase.graph import Graph
 from pase.graph.precision import uniform
 from pase.machine import load_machine
 from pase.models import build
 from pase.planning.constraints import MODES
 from pase.planning.spans import Setting
+from pase.planning.stages import SEARCHED_SCHEDULES
 from scripts.benchmarks import megatron
 from scripts.benchmarks.published_steps import LLAMAS, llama
 from scripts.benchmarks.tables import markdown, publish

@@ -3,7 +3,7 @@
 Costs of single layers are those of a cost model (`layer_times`): of one micro-batch on the devices that split a layer.
 What the search has no choices for is composed of them by closed forms (`step_parts`):
 
-- a pipeline takes what its schedule says (`pase.costs.schedules`: 1F1B; interleaved for several chunks a device);
+- a pipeline takes what its schedule says (`pase.planning.stages`: 1F1B; interleaved for several chunks a device);
 - hand-overs between stages that nothing hides count in each t, v times;
 - recomputation: what is computed again, its messages included, counts once more in t;
 - gradients: one sum over the replicas at the end of the step, or, where weights lie in shards, gathers and
@@ -20,10 +20,10 @@ import numpy as np
 from pase.common.frozen import FrozenDict
 from pase.costs import AlphaBetaCostModel, cost_model, edge_cost, traffic_of
 from pase.costs.collectives import hierarchical_all_gather, hierarchical_all_reduce, hierarchical_reduce_scatter
-from pase.costs.schedules import step_s
 from pase.graph import Graph, Operator, Precision
 from pase.graph.operators import with_fan_outs
 from pase.machine import Machine
+from pase.planning.stages import step_s
 from pase.sharding.edges import SharedWeight, table_edges
 from pase.sharding.shards import shard_size
 

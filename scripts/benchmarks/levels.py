@@ -13,7 +13,7 @@ from pase.graph import Graph
 from pase.machine import Machine, load_machine
 from pase.planning.plan import LayerPlan, Plan
 from pase.planning.planner import SearchOptions, search
-from pase.planning.strategy import plan_layers, total_cost
+from pase.planning.steps import plan_layers, total_cost
 from pase.sharding.layouts import device_mesh
 from scripts.benchmarks.tables import markdown, publish
 

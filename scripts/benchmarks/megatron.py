@@ -18,15 +18,14 @@ import numpy as np
 from pase.analysis.baselines.rules import ATTENTION, TransformerDims, largest_split, largest_splits, transformer_dims
 from pase.costs import cost_model
 from pase.costs.modes import STATES, KnownModes, LayerModes, ModeSpace, layer_choices
-from pase.costs.schedules import INTERLEAVED, ONE_FORWARD_ONE_BACKWARD
 from pase.errors import ConfigurationError
 from pase.graph import Operator
 from pase.planning.pipelines import work_s
 from pase.planning.spans import Setting, batch_of, even_cuts, works_s
 from pase.planning.stage_problem import CRITERIA, StageSums
+from pase.planning.stages import INTERLEAVED, ONE_FORWARD_ONE_BACKWARD
 from pase.planning.steps import LayerChoice, Step, choice_in
-from pase.sharding.configurations import divisors
-from pase.sharding.shards import FloatArray, IntArray
+from pase.sharding.shards import FloatArray, IntArray, divisors
 
 
 class Degrees(NamedTuple):

@@ -14,13 +14,13 @@ from typing import Any
 
 import pase
 from pase.costs.modes import REPLICATED
-from pase.costs.schedules import schedule_of
 from pase.errors import MemoryLimitError
 from pase.graph import Graph, Operator
 from pase.graph.parts import micro_batch, with_cuts
 from pase.machine import Machine
 from pase.planning.constraints import MODES
 from pase.planning.plan import Plan
+from pase.planning.stages import schedule_of
 from pase.planning.steps import LayerChoice, Step
 from scripts.benchmarks.large_steps import layer_splits, stage_layers
 from scripts.benchmarks.published_steps import (

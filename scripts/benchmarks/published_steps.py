@@ -10,7 +10,7 @@ from typing import Any
 from pase.costs import AlphaBetaCostModel
 from pase.costs.collectives import hierarchical_all_gather
 from pase.graph import Builder, Graph, Operator, Precision, Tensor
-from pase.graph.access import Access, Dim, SliceOf
+from pase.graph.operator import Access, Dim, SliceOf
 from pase.graph.operators import (
     add_parameter,
     attention,

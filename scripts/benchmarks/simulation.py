@@ -17,7 +17,7 @@ from pase.calibration.measured import calibrate, measured_machine
 from pase.costs import cost_model
 from pase.graph import Scalar
 from pase.machine import Machine
-from pase.planning.strategy import plan_layers, total_cost
+from pase.planning.steps import plan_layers, total_cost
 from pase.targets.training.options import CPU, DEFAULT_GPU_MEMORY_MIB, DeviceChoice
 from scripts.benchmarks.tables import markdown, publish
 from scripts.benchmarks.trials import random_strategy

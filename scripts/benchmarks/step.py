@@ -11,8 +11,8 @@ from pase.machine import load_machine
 from pase.models import MODELS
 from pase.planning.plan import Plan
 from pase.planning.planner import search
-from pase.planning.strategy import plan_layers, total_cost
-from pase.sharding.configurations import data_parallel_splits
+from pase.planning.steps import plan_layers, total_cost
+from pase.sharding.shards import data_parallel_splits
 from scripts.benchmarks.tables import markdown, publish
 
 MACHINES = ("1080ti", "v100")

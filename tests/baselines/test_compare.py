@@ -13,7 +13,7 @@ from pase.errors import ConfigurationError
 from pase.graph import Scalar
 from pase.models import MODELS
 from pase.planning.planner import SearchOptions, data_parallel_cost, problem_of, search
-from pase.planning.strategy import total_cost
+from pase.planning.steps import total_cost
 from pase.solver import solve
 from tests.networks import small_graph, tiny_graph
 

@@ -7,7 +7,7 @@ import pytest
 
 from pase.costs import build_problem, cost_model
 from pase.machine import Machine, load_machine
-from pase.planning.strategy import plan_layers, total_cost
+from pase.planning.steps import plan_layers, total_cost
 from tests.costs.test_kernels import place
 from tests.costs.test_step import slow
 from tests.costs.test_step_ring import rings

@@ -17,8 +17,8 @@ from pase.graph.operators import add_parameter, conv2d, dense, elementwise, embe
 from pase.machine import Device, Level, Machine, load_machine
 from pase.models import build
 from pase.planning.planner import SearchOptions, search
-from pase.planning.strategy import plan_layers, total_cost
-from pase.sharding.configurations import data_parallel
+from pase.planning.steps import plan_layers, total_cost
+from pase.sharding.shards import data_parallel
 from tests.networks import small_graph
 
 FLOPS, A1, B1, A2, B2 = 1e12, 1e-5, 1e-10, 5e-5, 1e-9
@@ -332,7 +332,7 @@ def test_numbers_that_are_no_powers_of_two() -> None:
 
 @pytest.mark.parametrize("name", ["alexnet", "rnnlm"])
 def test_two_levels_keep_more_inside_a_node_than_a_flat_machine(name: str) -> None:
-    from pase.analysis.placements import bytes_by_level
+    from pase.analysis.differences import bytes_by_level
     from pase.sharding.traffic import flows
 
     graph, p = build(name), 32

@@ -13,7 +13,7 @@ import pytest
 from pase.costs import PaperCostModel, build_problem
 from pase.graph import Access, Builder, Graph, Operator
 from pase.graph.operators import attention, dense, elementwise, layer_norm, softmax_loss
-from pase.planning.strategy import plan_layers
+from pase.planning.steps import plan_layers
 from pase.solver import solve
 from tests.networks import small_graph
 

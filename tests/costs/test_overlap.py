@@ -16,9 +16,8 @@ from pase import load, search
 from pase.costs import edge_layouts, transfer_bytes
 from pase.graph import Access, Builder, Dim, DimIndex, Edge, Graph, Operator, SliceOf
 from pase.graph.operators import concat, dense, pool1d, softmax_loss
-from pase.sharding.configurations import enumerate_configurations
 from pase.sharding.overlap import Overlap, layout_overlap, shared_splits
-from pase.sharding.shards import Splits, components, split_columns, splits_of
+from pase.sharding.shards import Splits, components, enumerate_configurations, split_columns, splits_of
 from tests.costs.assignments import (
     Fetches,
     Side,

@@ -12,9 +12,9 @@ from pase.graph import Builder, Graph
 from pase.graph.operators import add_parameter, dense, elementwise
 from pase.machine import load_machine
 from pase.models import build
-from pase.planning.strategy import plan_layers, total_cost
-from pase.sharding.configurations import data_parallel
+from pase.planning.steps import plan_layers, total_cost
 from pase.sharding.overlap import Redistribution
+from pase.sharding.shards import data_parallel
 from tests.networks import small_graph
 
 R = 1000.0

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pase.costs.schedules import GPIPE, INTERLEAVED, ONE_FORWARD_ONE_BACKWARD, in_flight, step_s
+from pase.planning.stages import GPIPE, INTERLEAVED, ONE_FORWARD_ONE_BACKWARD, in_flight, step_s
 
 Pass = tuple[str, int, int]
 """f or b, the stage of all, the micro-batch."""

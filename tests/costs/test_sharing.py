@@ -6,7 +6,7 @@ from pase.costs import PaperCostModel, build_problem
 from pase.graph import Access, Builder, Dim, Edge, Graph, Operator, Role
 from pase.graph.operators import dense, embedding, softmax_loss
 from pase.planning.plan import Transfer
-from pase.planning.strategy import plan_layers, total_cost
+from pase.planning.steps import plan_layers, total_cost
 from pase.sharding.edges import shared_weights
 
 B, S, V, D = 8, 4, 32, 16

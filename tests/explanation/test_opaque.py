@@ -8,8 +8,8 @@ import pytest
 from pase import search
 from pase.analysis.explanation.sensitivity import held_by_opaque_layers
 from pase.graph import Graph, Operator
-from pase.graph.builder import Builder
 from pase.graph.operators import dense, opaque, pointwise, softmax_loss
+from pase.graph.verify import Builder
 from pase.machine import load_machine
 from pase.planning.planner import problem_of
 

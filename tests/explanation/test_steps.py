@@ -12,7 +12,7 @@ from pase.analysis.explanation import explain_step, other_schemes
 from pase.errors import PlanError
 from pase.planning.constraints import Forbid
 from pase.planning.steps import Step
-from pase.sharding.configurations import enumerate_configurations
+from pase.sharding.shards import enumerate_configurations
 from tests.networks import staged_plan
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from pase.graph import Graph
 from pase.planning.plan import Plan
-from pase.sharding.configurations import prime_factors
+from pase.sharding.shards import prime_factors
 from tests.runtime.plans import configurations, make_plan
 
 

@@ -11,7 +11,7 @@ from pase.graph import Access, Builder, Dim, Graph, Operator
 from pase.graph.operators import concat, conv2d, dense, elementwise
 from pase.planning.plan import Plan
 from pase.sharding import mesh_axes as module
-from pase.sharding.configurations import prime_factors
+from pase.sharding.shards import prime_factors
 from pase.targets.named_mesh import NamedMesh, named_mesh, notes
 from tests.exports.boxes import named_boxes, pairs, plan_boxes
 from tests.exports.placements import mesh_devices, mesh_plan

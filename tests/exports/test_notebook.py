@@ -16,7 +16,7 @@ import pytest
 from pase import Graph, Plan
 from pase.common.names import short, visible
 from pase.errors import ExportError, MissingExtraError, PaseError
-from pase.graph.html import MOST_ROWS, SHOWN_ROWS, page_html
+from pase.graph.graph import MOST_ROWS, SHOWN_ROWS, page_html
 from pase.views.exports import ExportOptions, export
 from tests.hostile import HOSTILE_NAMES, hostile_plan
 from tests.networks import small_graph, small_plan, tiny_plan

@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 
 from pase import Graph, Plan, emit, load, search
+from pase.analysis.differences import compare_placements
 from pase.analysis.explanation import ExplainOptions, explain
-from pase.analysis.placements import compare_placements
 from pase.analysis.simulation.simulation import simulate
 from pase.cli.main import cli
 from pase.common.documents import Field

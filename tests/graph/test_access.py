@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pase.graph import Access, Role, SliceOf, Window
-from pase.graph.access import access_dims, axis_dims, named_dims
+from pase.graph.operator import access_dims, axis_dims, named_dims
 
 NAMES = st.sampled_from(["b", "c", "h", "w", "n", "r", "s"])
 

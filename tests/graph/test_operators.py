@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pase.errors import GraphError
 from pase.graph import Access, Operator, SliceOf, Window, verify_operator
-from pase.graph.access import access_dims
+from pase.graph.operator import access_dims
 from pase.graph.operators import (
     add_parameter,
     attention,

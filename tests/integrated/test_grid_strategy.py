@@ -11,7 +11,7 @@ from pase.errors import IntegratedError
 from pase.graph.operators import conv2d, dense
 from pase.machine import Machine, load_machine
 from pase.planning.planner import data_parallel_choice
-from pase.planning.strategy import plan_layers, total_cost
+from pase.planning.steps import plan_layers, total_cost
 from pase.solver import solve
 from pase.studies.integrated.chain import chain_of
 from pase.studies.integrated.equations import Role

@@ -16,7 +16,7 @@ from tests.explanation.test_explain import data_parallel_plan
 from tests.hostile import hostile_plan
 from tests.networks import slow_machine, small_graph
 
-CHOICES = "pase.analysis.explanation.choices"
+CHOICES = "pase.analysis.explanation.alternatives"
 CONSTRAINED: dict[str, Any] = {"forbid": {"encoder1_ff_1": "e"}, "tie": ["encoder1_self_v, encoder1_self_k"]}
 
 
@@ -108,7 +108,7 @@ def test_constraints_of_the_plan_hold() -> None:
 @pytest.mark.parametrize(("most", "max_cells"), [(3, 10**9), (40, 20_000)])
 def test_what_is_not_listed_costs_more(most: int, max_cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned("transformer")
-    monkeypatch.setattr(f"{CHOICES}.MAX_CELLS", max_cells)
+    monkeypatch.setattr(f"{CHOICES}.MOST_CELLS", max_cells)
     whole = every_choice(plan, most=10**6)
     found = every_choice(plan, most=most)
     problem = problem_of_plan(plan)
@@ -145,7 +145,7 @@ def test_where_it_is_not_known_it_says_why(monkeypatch: pytest.MonkeyPatch) -> N
         (told,) = report_document({"": other}, explains=False, interactive=True)["plans"]
         assert told["choices"] is None
         assert text in told["choices_note"]
-    monkeypatch.setattr(f"{CHOICES}.MAX_CELLS", 0)
+    monkeypatch.setattr(f"{CHOICES}.MOST_CELLS", 0)
     monkeypatch.setattr(f"{CHOICES}.LIMITS", (9.0, 1.0))
     assert choices_document(plan) == (
         None,

@@ -13,10 +13,10 @@ from pase.analysis.explanation import explain_step
 from pase.costs import cost_model
 from pase.errors import EmitError
 from pase.graph import Window
-from pase.graph.access import access_dims
+from pase.graph.operator import access_dims
 from pase.planning.planner import SearchOptions
 from pase.planning.stages import step_bytes
-from pase.planning.strategy import plan_layers
+from pase.planning.steps import plan_layers
 from pase.sharding.layouts import device_mesh, layout_of, tensor_dims
 from pase.sharding.traffic import flows
 from pase.views.reports.document import PREDICTED, report_document

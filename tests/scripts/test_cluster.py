@@ -6,7 +6,7 @@ import pytest
 
 from pase import evaluate, load
 from pase.machine import Overlap
-from pase.planning.strategy import total_cost
+from pase.planning.steps import total_cost
 from scripts.benchmarks.cluster import (
     BY_NODES,
     DATA_PARALLEL,

@@ -19,13 +19,12 @@ from pase.analysis.simulation.pipeline import (
     simulate_stages,
 )
 from pase.analysis.simulation.simulation import simulate
-from pase.costs.schedules import step_s
 from pase.errors import PlanError
 from pase.graph import Graph
 from pase.graph.parts import cuts
 from pase.machine import Machine
 from pase.planning.plan import Plan
-from pase.planning.stages import actions
+from pase.planning.stages import actions, step_s
 from pase.planning.steps import Step
 from tests.costs.test_schedules import order_of, simulated
 from tests.networks import staged_plan, tiny_plan

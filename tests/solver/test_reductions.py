@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pase.solver import solve
-from pase.solver.bounds import decode, sweep
 from pase.solver.elimination import eliminate_exactly, eliminate_tree, plan_elimination, run_plan
 from pase.solver.pairwise import ClassAlgebra, PairwiseModel, Partition
-from pase.solver.reductions import contract, drop_dominated, merge_alike
+from pase.solver.reductions import contract, decode, drop_dominated, merge_alike, sweep
 from pase.solver.search import branch
 from pase.solver.solution import Outcome, SearchBudget
 from pase.tables.cost_tables import CostTables, EdgeTable

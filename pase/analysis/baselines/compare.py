@@ -29,7 +29,7 @@ from pase.planning.planner import (
 )
 from pase.planning.spans import even_cuts
 from pase.planning.steps import LayerChoice, Step
-from pase.sharding.configurations import data_parallel_splits
+from pase.sharding.shards import data_parallel_splits
 from pase.solver import solve
 
 OURS = "pase"

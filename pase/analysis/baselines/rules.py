@@ -13,12 +13,11 @@ from math import prod
 from pase.common.connected import connected
 from pase.costs import Problem
 from pase.graph import Access, Graph, Operator, Role, Window
-from pase.graph.access import access_dims, split_dim
+from pase.graph.operator import access_dims, split_dim
 from pase.machine import Machine
 from pase.sharding.boxes import aligned_dims
-from pase.sharding.configurations import divisors
 from pase.sharding.edges import shared_weights
-from pase.sharding.shards import Component, components
+from pase.sharding.shards import Component, components, divisors
 
 DimClass = int
 """A set of dims that are the same, by number."""

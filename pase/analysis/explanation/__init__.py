@@ -1,9 +1,8 @@
 """Why a plan is as it is: what binds each layer, what the next best would cost, and when the choice would change."""
 
-from pase.analysis.explanation.choices import Choice, LayerChoices, every_choice
-from pase.analysis.explanation.constrained_search import TIE
+from pase.analysis.explanation.alternatives import Choice, LayerChoices, every_choice
+from pase.analysis.explanation.constrained_search import TIE, Improvement, improvement
 from pase.analysis.explanation.explain import ExplainOptions, LayerOverview, Overview, explain, overview
-from pase.analysis.explanation.improvement import Improvement, improvement
 from pase.analysis.explanation.sensitivity import FARTHEST, Sensitivity, sensitivity
 from pase.analysis.explanation.steps import SchemeOutcome, StepExplanation, StepLayer, explain_step, other_schemes
 from pase.analysis.explanation.why_not import (

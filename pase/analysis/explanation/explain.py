@@ -12,11 +12,11 @@ from pase.analysis.explanation.constrained_search import (
     ConstrainedSearch,
     claimed_optimum,
     constrained_search,
+    improvement,
     nearest,
     planned_choice,
     present_optimum,
 )
-from pase.analysis.explanation.improvement import improvement
 from pase.analysis.explanation.sensitivity import FARTHEST, NO_FLIPS, Side, breakpoints, scaled_tables
 from pase.analysis.explanation.why_not import (
     CostParts,

@@ -33,7 +33,7 @@ from pase.graph import Access, Dim, DimIndex, Graph, Operator, Role, SliceOf, Wi
 from pase.machine import Machine
 from pase.planning.plan import Plan
 from pase.planning.planner import Progress, SearchOptions, problem_of, problem_of_plan, search
-from pase.sharding.configurations import divisors
+from pase.sharding.shards import divisors
 from pase.solver import Solution, solve
 from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, Hiding
 

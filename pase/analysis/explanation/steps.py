@@ -18,7 +18,6 @@ from pase.common.quantities import percent, quantity
 from pase.costs import REPLICATED, cost_model
 from pase.costs.memory import keeping
 from pase.costs.modes import STATES, KnownModes, ModeSpace, mode_tables
-from pase.costs.schedules import schedule_of
 from pase.errors import ConfigurationError, PlanError, unknown_name
 from pase.graph import Graph
 from pase.graph.parts import micro_batch, with_cuts
@@ -30,6 +29,7 @@ from pase.planning.plan import LayerPlan, Plan
 from pase.planning.planner import Progress
 from pase.planning.spans import Scheme, Setting
 from pase.planning.stage_problem import StageProblem, StageSums
+from pase.planning.stages import schedule_of
 from pase.planning.steps import Step
 from pase.sharding.shards import IndexArray
 

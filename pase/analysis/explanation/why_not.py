@@ -11,8 +11,7 @@ from math import prod
 from types import MappingProxyType
 
 from pase.analysis.explanation.alternatives import Alternative
-from pase.analysis.explanation.constrained_search import TIE
-from pase.analysis.explanation.improvement import Improvement
+from pase.analysis.explanation.constrained_search import TIE, Improvement
 from pase.common.quantities import percent, quantity
 from pase.costs import (
     CostModel,
@@ -30,8 +29,8 @@ from pase.costs.traffic import sum_name
 from pase.graph import Operator, Role
 from pase.planning.constraints import splits_text
 from pase.planning.plan import Plan
-from pase.sharding.configurations import data_parallel
 from pase.sharding.edges import table_edges
+from pase.sharding.shards import data_parallel
 from pase.tables.cost_tables import CostTables
 
 

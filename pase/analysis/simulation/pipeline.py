@@ -14,11 +14,10 @@ from functools import cached_property
 from pase.analysis.simulation.simulation import trace_event, trace_text
 from pase.common.documents import StrPath
 from pase.common.frozen import FrozenDict
-from pase.costs.schedules import ONE_FORWARD_ONE_BACKWARD, step_s
 from pase.machine import Machine, load_machine
 from pase.planning.plan import Plan
 from pase.planning.stage_problem import StageProblem
-from pase.planning.stages import Action, Kind, actions, check_stages, group_devices
+from pase.planning.stages import ONE_FORWARD_ONE_BACKWARD, Action, Kind, actions, check_stages, group_devices, step_s
 from pase.planning.steps import Step
 
 
@@ -114,7 +113,7 @@ class StagedSimulation:
 
     @cached_property
     def closed_form_s(self) -> float:
-        """What the search's closed form says of the same passes (`pase.costs.schedules.step_s`)."""
+        """What the search's closed form says of the same passes (`pase.planning.stages.step_s`)."""
         groups = [self.times_s[group :: self.plan.num_groups] for group in range(self.plan.num_groups)]
         once = [sum(times[Work.ONCE] for times in chunks) for chunks in groups]
         often = [sum(sum(times.values()) for times in chunks) - own for chunks, own in zip(groups, once, strict=True)]

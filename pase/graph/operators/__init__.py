@@ -1,7 +1,6 @@
 """Operators: functions that make one from its name, the shapes of its inputs and its options."""
 
-from pase.graph.operators.fan_out import fan_out, with_fan_outs
-from pase.graph.operators.movement import concat, embedding, gather, opaque, padded, reorder
+from pase.graph.operators.movement import concat, embedding, fan_out, gather, opaque, padded, reorder, with_fan_outs
 from pase.graph.operators.normalisation import batch_norm, layer_norm
 from pase.graph.operators.pointwise import (
     add_parameter,

@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 
-from pase.graph.access import Access, Role, dims_of, extents_of
 from pase.graph.body import Step
-from pase.graph.operator import AllReduce, Intermediate, Operator
+from pase.graph.operator import Access, AllReduce, Intermediate, Operator, Role, Work, dims_of, extents_of
 from pase.graph.operators.pointwise import check_activation, finished
 from pase.graph.operators.windows import position_names
-from pase.graph.work import Work
 
 EPSILON = 1e-5
 """Added to the variance: in both papers' common implementations of batch normalisation, and here for both kinds."""

@@ -6,11 +6,9 @@ What other operators apply to what they compute, a bias and an activation, is he
 from collections.abc import Sequence
 
 from pase.errors import GraphError, unknown_name
-from pase.graph.access import Access, Role, dims_of, extents_of
 from pase.graph.body import POINTWISE, Body, Step
 from pase.graph.body import REDUCTIONS as KNOWN_REDUCTIONS
-from pase.graph.operator import WORK_OF_BODY, AllReduce, Intermediate, Operator
-from pase.graph.work import Work
+from pase.graph.operator import WORK_OF_BODY, Access, AllReduce, Intermediate, Operator, Role, Work, dims_of, extents_of
 
 Shape = tuple[int, ...]
 Names = tuple[str, ...]

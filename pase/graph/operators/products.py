@@ -5,12 +5,23 @@ from math import sqrt
 from typing import TypeVar
 
 from pase.errors import GraphError
-from pase.graph.access import Access, Dim, DimIndex, Role, dims_of, extents_of
 from pase.graph.body import Body, Step
 from pase.graph.graph import Graph
-from pase.graph.operator import WORK_OF_BODY, AllReduce, Intermediate, Operator, Relayout
+from pase.graph.operator import (
+    WORK_OF_BODY,
+    Access,
+    AllReduce,
+    Dim,
+    DimIndex,
+    Intermediate,
+    Operator,
+    Relayout,
+    Role,
+    Work,
+    dims_of,
+    extents_of,
+)
 from pase.graph.operators.pointwise import check_activation, finished
-from pase.graph.work import Work
 
 Shape = tuple[int, ...]
 Names = tuple[str, ...]

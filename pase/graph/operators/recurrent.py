@@ -4,10 +4,21 @@ from collections.abc import Sequence
 from math import prod
 
 from pase.errors import GraphError
-from pase.graph.access import Access, Dim, DimIndex, Role, SliceOf
 from pase.graph.body import Body, Step
-from pase.graph.operator import AllReduce, Handoff, Intermediate, Operator, Pipeline, Relayout
-from pase.graph.work import Work
+from pase.graph.operator import (
+    Access,
+    AllReduce,
+    Dim,
+    DimIndex,
+    Handoff,
+    Intermediate,
+    Operator,
+    Pipeline,
+    Relayout,
+    Role,
+    SliceOf,
+    Work,
+)
 
 _LSTM_GATES = 4
 _LSTM_CELL_FLOP = 9

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, Required, TypedDict, Unpack
 
 from pase.errors import GraphError
-from pase.graph.access import Access, DimIndex, Role, Window, dims_of
 from pase.graph.body import Body, Step
-from pase.graph.operator import Operator
+from pase.graph.operator import Access, DimIndex, Operator, Role, Window, dims_of
 from pase.graph.operators.pointwise import check_activation, finished
 
 Shape = tuple[int, ...]

@@ -8,10 +8,9 @@ from math import prod
 from pase.common.connected import connected
 from pase.errors import ModelError
 from pase.graph import Access, Dim, Edge, Graph, Operator, Role, Scalar, SliceOf, verify
-from pase.graph.access import access_dims
 from pase.graph.batch import Span, given_spans
 from pase.graph.body import Body, Step
-from pase.graph.operator import SCANNED
+from pase.graph.operator import SCANNED, access_dims
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Leaf, Names, Node, Piece, Trace, Use, Value, piece_shape
 from pase.importers.ir.views import View

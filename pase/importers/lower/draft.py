@@ -7,9 +7,8 @@ from itertools import chain, count, islice, pairwise
 from math import prod
 
 from pase.graph import Access, AllReduce, AllToAll, Dim, Exchange, Operator, Relayout, Role, SliceOf, Window, Work
-from pase.graph.access import DimIndex, axis_dims
 from pase.graph.body import Body, Step
-from pase.graph.operator import EPILOGUE
+from pase.graph.operator import EPILOGUE, DimIndex, axis_dims
 from pase.graph.verify import IMPORTED_FUNCTIONS, OTHER_FUNCTION
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Folded, Node, Trace, Use

@@ -8,8 +8,8 @@ from typing import Any
 from pase.common.names import short
 from pase.errors import GraphError
 from pase.graph import Access, AllReduce, AllToAll, Dim, Intermediate, Operator, Role, SliceOf, Work
-from pase.graph.access import DimIndex, access_dims, axis_dims
 from pase.graph.body import Body
+from pase.graph.operator import DimIndex, access_dims, axis_dims
 from pase.graph.operators import (
     attention,
     batch_norm,

@@ -14,7 +14,7 @@ from operator import attrgetter
 
 from pase.errors import IntegratedError
 from pase.machine import Machine
-from pase.sharding.configurations import divisors
+from pase.sharding.shards import divisors
 from pase.studies.integrated.chain import Chain, Options, WeightedLayer
 
 MAX_PROCESSES = 1 << 20

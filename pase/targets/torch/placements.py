@@ -16,10 +16,10 @@ from math import prod
 from pase.errors import ProgramError
 from pase.importers.ir.views import View
 from pase.sharding.boxes import Box, Range, aligned_dims, extents, whole
-from pase.sharding.configurations import prime_factors
 from pase.sharding.layouts import Layout
 from pase.sharding.mesh_axes import orders
 from pase.sharding.reshard import ReshardStep, moved_pairs, reshard_steps
+from pase.sharding.shards import prime_factors
 
 Runs = tuple[Range, ...]
 """Points of a dim: half-open ranges that ascend and do not touch."""

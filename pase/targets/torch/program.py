@@ -18,8 +18,7 @@ from torch import fx, nn
 from pase.costs import REPLICATED, STATES
 from pase.errors import ProgramError, unknown_name
 from pase.sharding.boxes import Box, extents
-from pase.sharding.layouts import HOST, DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, in_pieces
-from pase.sharding.named_dims import check_shared
+from pase.sharding.layouts import HOST, DeviceMesh, Layout, PlainDim, TensorDim, check_shared, device_mesh, in_pieces
 from pase.sharding.reshard import ReshardStep, SumEnd, joint_steps, sum_groups
 from pase.sharding.shards import state_dim
 from pase.sharding.traffic import Movement, Phase

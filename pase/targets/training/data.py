@@ -20,6 +20,9 @@ from pase.graph.access import access_dims
 from pase.graph.batch import given_spans
 from pase.graph.body import LOSSES
 from pase.targets.training.counted import generator
+from pase.graph.body import LOSSES
+from pase.graph.operator import access_dims
+from pase.targets.training.initial import generator
 
 Array = np.ndarray[Any, Any]
 

@@ -14,7 +14,7 @@ from pase.common.documents import attributes, write_or_fail
 from pase.common.names import short, visible
 from pase.common.quantities import quantity
 from pase.errors import ExportError, missing_extra
-from pase.graph.html import bar_html, name_html, page_html
+from pase.graph.graph import bar_html, name_html, page_html
 from pase.planning.plan import Plan
 from pase.views.drawing.plans import certificate_text, split_text
 from pase.views.exports.registry import Exported, ExportOptions, export

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pase.errors import ProgramError
-from pase.sharding.layouts import HOST, DeviceMesh, check_split, device_mesh
-from pase.sharding.named_dims import check_shared
+from pase.sharding.layouts import HOST, DeviceMesh, check_shared, check_split, device_mesh
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import Assign, LayerMesh, Traffic
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus

@@ -1,6 +1,6 @@
 """Layers of programs: what their steps are written as. Dims are told by their names, whatever their order."""
 
-from pase.sharding.named_dims import window
+from pase.sharding.layouts import window
 from pase.targets.torch.layers.attention import attention, masked_attention
 from pase.targets.torch.layers.experts import grouped, routed
 from pase.targets.torch.layers.movement import concat, cut, dims, end_to_end, padded, piece, select_rows, view

@@ -8,8 +8,16 @@ import torch
 from torch.nn import functional
 
 from pase.sharding.boxes import extents
-from pase.sharding.layouts import Layout, PlainDim, layout_of, shifted
-from pase.sharding.named_dims import check_cut, not_joined, place_along, place_of_piece
+from pase.sharding.layouts import (
+    Layout,
+    PlainDim,
+    check_cut,
+    layout_of,
+    not_joined,
+    place_along,
+    place_of_piece,
+    shifted,
+)
 from pase.sharding.reshard import ReshardStep
 from pase.targets.torch.layers.points import arrange
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, local, reshard, resolved

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from pase.errors import ProgramError
 from pase.graph.precision import IN_FLOAT32
-from pase.sharding.named_dims import named
+from pase.sharding.layouts import named
 from pase.targets.torch.tensor import Dim, Tensor, in_float32, in_order, joined_dims, local
 from pase.targets.training.counted import ROUND, WORD, layer_key, threshold
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from pase.errors import ProgramError
-from pase.sharding.named_dims import named
+from pase.sharding.layouts import named
 from pase.sharding.traffic import Phase
 from pase.targets.torch.layers.points import apply, arrange
 from pase.targets.torch.tensor import Differentiated, Dim, Tensor, in_float32, local, one_mesh, resolved, shaped

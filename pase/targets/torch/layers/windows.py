@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from pase.sharding.layouts import WindowDim
-from pase.sharding.named_dims import check_filters, check_pooled, check_transposed, filter_dims, mean_weights
+from pase.sharding.layouts import WindowDim, check_filters, check_pooled, check_transposed, filter_dims, mean_weights
 from pase.targets.torch.tensor import Dim, Tensor, local, shaped
 
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)

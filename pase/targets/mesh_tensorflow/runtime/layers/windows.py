@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pase.sharding.layouts import WindowDim
-from pase.sharding.named_dims import check_filters, check_pooled, check_transposed, filter_dims, mean_weights
+from pase.sharding.layouts import WindowDim, check_filters, check_pooled, check_transposed, filter_dims, mean_weights
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.primitives.mesh import numbers
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, names_of
