@@ -69,12 +69,14 @@ class StageFound:
 class _Search:
     """One search: its problem, the strategies that it came by, and the best one that fits.
 
-    pool: strategies of problems by key, those of parts of stages, too; more are added. enough: a bound that is. loose:
-    a tolerance, and the cost up to which it is the one that counts.
+    pool: strategies of problems by key, those of parts of stages, too; more are added. tolerance: share of the cost that
+    may be left between bound and strategy. loose: another one, and the cost up to which that counts. enough: a bound
+    that is.
     """
 
     problem: StageProblem
     pool: dict[Hashable, list[Looked]]
+    tolerance: float
     loose: tuple[float, float] = (0.0, 0.0)
     optima: list[Looked] = field(default_factory=list)
     columns: list[FloatArray] = field(default_factory=list)
@@ -92,10 +94,10 @@ class _Search:
             self.cost, self.best = self.problem.cost(looked.sums), looked
         return looked
 
-    def goal(self, tolerance: float) -> float:
-        """Return a bound that is high enough, to what is known; tolerance: share of the cost that may be left."""
+    def goal(self) -> float:
+        """Return a bound that is high enough, to what is known."""
         loose, up_to = self.loose
-        return min(self.cost / (1 + (loose if self.cost <= up_to else tolerance)), self.enough)
+        return min(self.cost / (1 + (loose if self.cost <= up_to else self.tolerance)), self.enough)
 
     def note(self, choice: Choice) -> Looked:
         """Look at an optimum, which others are made of."""
@@ -142,13 +144,12 @@ class _Search:
         return total, float(total @ weights)
 
     def relax(
-        self, room: float, tolerance: float, cap: float = np.inf, near: FloatArray | None = None
+        self, room: float, cap: float = np.inf, near: FloatArray | None = None
     ) -> tuple[float, FloatArray, FloatArray]:
         """Return the best bound on all strategies that need no more than some room, by sums; and at which weights.
 
         Args:
             room: bytes; infinite without a limit.
-            tolerance: up to which share of the cost the bound is raised.
             cap: of what a layer works with, where whole strategies are sought.
             near: shares of the sides and price of a byte to begin at.
 
@@ -156,8 +157,8 @@ class _Search:
             The bound, infinite where there are none; its weights; and these as shares and price.
         """
         problem, has_blocks = self.problem, len(self.problem.segments) > 1
-        enough = self.goal(tolerance)
-        seek = partial(climb, sides=problem.sides, memory=problem.memory, room=room, tolerance=tolerance)
+        enough = self.goal()
+        seek = partial(climb, sides=problem.sides, memory=problem.memory, room=room, tolerance=self.tolerance)
         if not has_blocks:
             found = seek(partial(self.at, cap=cap), most=MAX_WHOLE_PLANES, near=near, enough=enough)
             return found.bound, found.weights, found.at
@@ -233,7 +234,7 @@ class _Search:
                     break
         return bound
 
-    def apart_by_weight(self, best: Looked, tolerance: float, near: FloatArray) -> float:
+    def apart_by_weight(self, best: Looked, near: FloatArray) -> float:
         """Return a bound on all strategies that fit, by two cases.
 
         With some layer as much comes and goes as with one of the best strategy, so that there is less room for the
@@ -244,12 +245,12 @@ class _Search:
         heaviest = max(
             float(passing[id(layer)][c]) for layer, c in zip(problem.tables.layers, best.choice, strict=True)
         )
-        some = self.relax(problem.limit_bytes - heaviest, tolerance, near=near)[0]
+        some = self.relax(problem.limit_bytes - heaviest, near=near)[0]
         lighter = problem.lighter(heaviest * (1 - TOLERANCE))
         if lighter is None:
             return some
-        search = _Search(lighter, self.pool, enough=some)
-        return min(some, search.relax(problem.limit_bytes - problem.least_buffers, tolerance, near=near)[0])
+        search = _Search(lighter, self.pool, self.tolerance, enough=some)
+        return min(some, search.relax(problem.limit_bytes - problem.least_buffers, near=near)[0])
 
     def splice(self) -> None:
         """Look at strategies that follow one optimum up to a layer and another from there on."""
@@ -282,15 +283,15 @@ def solve_stage(
         may_widen: whether nothing is looked for where choices that tables leave out keep the bound low.
         loose: another tolerance, and the cost up to which that is enough.
     """
-    search = _Search(problem, {} if pool is None else pool, enough=enough, loose=loose)
+    search = _Search(problem, {} if pool is None else pool, tolerance, loose, enough=enough)
     for choice in known:
         search.note(tuple(choice))
 
     def is_close() -> bool:
-        return bound >= search.goal(tolerance)
+        return bound >= search.goal()
 
     room = problem.limit_bytes - problem.least_buffers
-    bound, weights, at = search.relax(room, tolerance, near=near)
+    bound, weights, at = search.relax(room, near=near)
     if bound == np.inf:
         return StageFound(choice=(), sums=None, bound=bound, weights=weights, at=None)
     if may_widen and search.is_held_back and not is_close():
@@ -310,13 +311,13 @@ def solve_stage(
             if is_close() or room <= 0 or (share < 1 and search.best and len(problem.segments) > 1):
                 break
             cap = share * problem.limit_bytes
-            least, own, _ = search.relax(room, tolerance, cap, near=at)
+            least, own, _ = search.relax(room, cap, near=at)
             search.splice()
-            if least >= search.goal(tolerance) or bound >= enough:
+            if least >= search.goal() or bound >= enough:
                 break
             bound = search.look(own, is_close, bound, cap)
     if search.best and problem.limit_bytes < np.inf and not is_close():
-        bound = max(bound, search.apart_by_weight(search.best, tolerance, at))
+        bound = max(bound, search.apart_by_weight(search.best, at))
     if bound * (1 + TOLERANCE) < min(search.cost, enough):
         closed = _closed(problem, search, weights)
         bound = bound if closed is None else closed
