@@ -27,7 +27,7 @@ def pytest_configure() -> None:
     for name in THREADS:
         os.environ.setdefault(name, "1")
     # A machine that does something else is slow, which is no fault.
-    settings.register_profile("pase", deadline=None)
+    settings.register_profile("pase", deadline=None, max_examples=50)
     settings.load_profile("pase")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,36 +2,33 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.graph import Access, Edge, Graph, Operator, SliceOf, Window
+from pase.graph import Access, Edge, Graph, SliceOf, Window
 
 Splits = Mapping[str, int]
 
 
-def coordinates(operator: Operator, split: Splits, num_devices: int) -> NDArray[np.int64]:
+def coordinates(extents: Mapping[str, int], split: Splits, num_devices: int) -> NDArray[np.int64]:
     """[p, D] index of each logical part along each iteration dim: row-major over the dims, then the replicas."""
-    counts = [split[dim] for dim in operator.extents]
+    counts = [split.get(dim, 1) for dim in extents]
     replicas = num_devices // prod(counts)
     every = np.indices((*counts, replicas)).reshape(len(counts) + 1, -1)
     return every[:-1].T
 
 
-def _part_of(position: int, extent: int, parts: int) -> int:
-    """Return the balanced part that holds a position: the first extent % parts get one more."""
+@cache
+def _part_at(extent: int, parts: int) -> tuple[int, ...]:
+    """Return the balanced part that holds each position: the first extent % parts get one more."""
     small, extra = divmod(extent, parts)
-    at = 0
-    for part in range(parts):
-        at += small + (part < extra)
-        if position < at:
-            return part
-    raise AssertionError
+    return tuple(part for part in range(parts) for _ in range(small + (part < extra)))
 
 
-def _axis_columns(operator: Operator, access: Access) -> list[tuple[int, str | None, int, int]]:
+def _axis_columns(extents: Mapping[str, int], access: Access) -> list[tuple[int, str | None, int, int]]:
     """(length, iteration dim, extent that is split, offset in it) of each factor of each tensor dim."""
     found: list[tuple[int, str | None, int, int]] = []
     for length, axis in zip(access.shape, access.index_map, strict=True):
@@ -41,11 +38,11 @@ def _axis_columns(operator: Operator, access: Access) -> list[tuple[int, str | N
             case Window():
                 found.append((length, axis.out, length, 0))
             case SliceOf():
-                found.append((length, axis.dim, operator.extents[axis.dim], axis.offset))
+                found.append((length, axis.dim, extents[axis.dim], axis.offset))
             case str():
                 found.append((length, axis, length, 0))
             case _:
-                found.extend((operator.extents[d], d, operator.extents[d], 0) for d in axis)
+                found.extend((extents[d], d, extents[d], 0) for d in axis)
     return found
 
 
@@ -57,13 +54,13 @@ class Holdings:
     owned: list[NDArray[np.bool_]]
 
 
-def holdings(operator: Operator, access: Access, split: Splits, num_devices: int) -> Holdings:
-    parts = coordinates(operator, split, num_devices)
-    names = list(operator.extents)
+def holdings(extents: Mapping[str, int], access: Access, split: Splits, num_devices: int) -> Holdings:
+    parts = coordinates(extents, split, num_devices)
+    names = list(extents)
     lengths, owned = [], []
-    for length, dim, extent, offset in _axis_columns(operator, access):
-        ways = 1 if dim is None else split[dim]
-        labels = np.array([_part_of(i + offset, extent, ways) for i in range(length)])
+    for length, dim, extent, offset in _axis_columns(extents, access):
+        ways = 1 if dim is None else split.get(dim, 1)
+        labels = np.array(_part_at(extent, ways)[offset : offset + length])
         index = np.zeros(len(parts), dtype=np.int64) if dim is None else parts[:, names.index(dim)]
         lengths.append(length)
         owned.append(labels[None, :] == index[:, None])
@@ -113,8 +110,8 @@ def edge_overlaps(graph: Graph, splits: Sequence[Splits], num_devices: int) -> l
     found = []
     for edge in graph.edges:
         producer, consumer = graph[edge.producer], graph[edge.consumer]
-        u = holdings(producer, producer.writes[edge.output], by_name[edge.producer], num_devices)
-        v = holdings(consumer, consumer.reads[edge.input], by_name[edge.consumer], num_devices)
+        u = holdings(producer.extents, producer.writes[edge.output], by_name[edge.producer], num_devices)
+        v = holdings(consumer.extents, consumer.reads[edge.input], by_name[edge.consumer], num_devices)
         found.append(EdgeOverlap(edge, overlaps(u, v), sizes(u), sizes(v)))
     return found
 

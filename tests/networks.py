@@ -1,9 +1,15 @@
 """The built-in networks made small: searched in milliseconds, with every kind of layer that the large ones have."""
 
+from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import product
+from math import prod
 
-from pase import Graph, Machine, Plan, load, load_machine, search
-from pase.graph import Scalar
+import numpy as np
+
+from pase import Builder, Graph, Machine, Plan, load, load_machine, search
+from pase.graph import Operator, Scalar
+from pase.graph.operators import dense, elementwise
 from pase.machine import override_machine
 
 _TEXT: dict[str, Scalar] = {"batch": 16, "vocabulary": 64, "steps": 8, "model_width": 16, "heads": 4}
@@ -44,6 +50,42 @@ def small_plan(name: str, num_devices: int) -> Plan:
 def tiny_graph() -> Graph:
     """Return two dense layers and a softmax: few enough strategies to try them all."""
     return load("mlp", arguments={"layers": 2, "batch": 8, "inputs": 8, "hidden": 8, "classes": 4})
+
+
+def whole_splits(graph: Graph, splits: Mapping[str, Mapping[str, int]]) -> list[dict[str, int]]:
+    """Return the split factors of all dims of all layers; layers and dims that are not named are not split."""
+    return [{dim: splits.get(o.name, {}).get(dim, 1) for dim in o.extents} for o in graph.operators]
+
+
+def row_of(operator: Operator, split: Mapping[str, int]) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+    """Return [1, D] one configuration of an operator; dims that are not named are not split."""
+    return np.array([[split.get(dim, 1) for dim in operator.extents]], dtype=np.int32)
+
+
+def diamond() -> Graph:
+    """Return a graph with two paths between its ends."""
+    net = Builder("diamond")
+    x = net.add(dense, "fc1", net.input((4, 6)), out=(("n", 4),), bias=False)
+    left, right = (net.add(dense, name, x, out=(("n", 2),), bias=False) for name in ("left", "right"))
+    net.add(elementwise, "add", left, right, dims=("b", "n"))
+    return net.build()
+
+
+def every_strategy(graph: Graph, num_devices: int) -> Iterator[tuple[dict[str, int], ...]]:
+    """Yield every way to split all layers evenly into numbers of parts that divide p, by trying them all."""
+    domains = []
+    for operator in graph.operators:
+        extents = operator.extents
+        factors = product(*(range(1, min(extent, num_devices) + 1) for extent in extents.values()))
+        domains.append(
+            [
+                dict(zip(extents, split, strict=True))
+                for split in factors
+                if num_devices % prod(split) == 0
+                and all(extent % factor == 0 for extent, factor in zip(extents.values(), split, strict=True))
+            ]
+        )
+    yield from product(*domains)
 
 
 def slow_machine() -> Machine:

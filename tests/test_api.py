@@ -3,8 +3,6 @@
 import doctest
 import json
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from copy import copy, deepcopy
 from dataclasses import FrozenInstanceError, asdict, fields, is_dataclass, replace
@@ -43,8 +41,6 @@ PUBLIC = (
     "search",
     "simulate",
 )
-
-FRAMEWORKS = ("tensorflow", "mesh_tensorflow", "torch", "keras", "jax", "onnx", "scipy", "jsonschema", "jinja2")
 
 
 def test_the_public_names_are_these() -> None:
@@ -177,29 +173,6 @@ def test_a_plan_is_copied_pickled_compared_and_written_as_ever(tmp_path: Path) -
     layer = replace(plan["fc1"], splits=own)
     own["b"] = 99
     assert layer.splits == splits
-
-
-def _modules(code: str) -> set[str]:
-    """Return the top-level modules that are loaded after some code in a process of its own."""
-    finished = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return {name.partition(".")[0] for name in json.loads(finished.stdout.splitlines()[-1])}
-
-
-def test_importing_and_searching_load_no_framework() -> None:
-    code = "from pase.cli.main import run\nassert run(['search', 'alexnet', '-p', '8', '--json']) == 0"
-    loaded = _modules(code)
-    assert {"pase", "numpy", "click"} <= loaded
-    assert loaded.isdisjoint(FRAMEWORKS)
-
-
-def test_importing_the_library_does_not_load_the_command_line() -> None:
-    loaded = _modules("import pase")
-    assert loaded.isdisjoint({*FRAMEWORKS, "click", "rich"})
 
 
 # -- from a model to everything else, as a user's script has it

@@ -21,7 +21,6 @@ from pase.costs import strategy_memory
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError
 from pase.graph import Builder, Graph, Operator
 from pase.graph.operators import dense, elementwise, softmax_loss, with_fan_outs
-from pase.models import MODELS
 from pase.planning.constraints import (
     CONSTRAINTS,
     Forbid,
@@ -151,7 +150,7 @@ def _least(tables: CostTables, graph: Graph, configurations: Sequence[Any], mean
     return float(total.min())
 
 
-@pytest.mark.parametrize("problems", [150, pytest.param(1000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("problems", [75, pytest.param(1000, marks=pytest.mark.full)])
 def test_searches_with_constraints_find_what_trying_all_finds(problems: int) -> None:
     random = Random(19)
     machine, solved, refused, raised = slow_machine(), 0, 0, 0
@@ -223,7 +222,7 @@ def test_the_cheapest_strategy_that_keeps_to_constraints_and_fits() -> None:
         pase.search(graph, 4, machine=machine, constraints=document, device_memory_bytes=sizes[0] - 1)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", ["alexnet", "gpt", "rnnlm"])
 def test_a_pin_to_what_is_cheapest_changes_nothing(name: str) -> None:
     plan = pase.search(small_graph(name), 8, machine=slow_machine())
     middle = plan.layers[len(plan.layers) // 2]
@@ -289,18 +288,9 @@ def test_other_layers_stay_as_near_to_one_that_is_placed_by_hand(plan: pase.Plan
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda d: d["constraints"]["pin"].update(fc3="n=8"),
-            r"layers\[10\]\.splits is none that the plan's constraints",
-        ),
-        (
-            lambda d: d.update(constraints={"tie": ["fc1, fc3"]}),
-            r"constraints tie fc1, fc3, whose configurations differ",
-        ),
-        (
-            lambda d: d["constraints"]["pin"].update(fc3="n=5"),
-            r"constraints cannot be kept to: .*pin\.fc3: that leaves",
-        ),
+        (lambda d: d["constraints"]["pin"].update(fc3="n=8"), r"layers\[10\]\.splits is none that the plan's constrai"),
+        (lambda d: d.update(constraints={"tie": ["fc1, fc3"]}), r"constraints tie fc1, fc3, whose configurations diff"),
+        (lambda d: d["constraints"]["pin"].update(fc3="n=5"), r"constraints cannot be kept to: .*pin\.fc3: that leave"),
         (lambda d: d["constraints"].update(colour={}), r"constraints\.colour is no kind of constraint"),
     ],
 )

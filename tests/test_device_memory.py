@@ -217,20 +217,22 @@ NETWORKS = [*(name for name in SMALL if name not in ("vgg19", "googlenet", "bert
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize(("num_devices", "seed"), [(4, 0), (6, 1), (8, 2)])
+@pytest.mark.parametrize(
+    ("num_devices", "seed"), [(6, 1), *(pytest.param(*case, marks=pytest.mark.full) for case in ((4, 0), (8, 2)))]
+)
 def test_it_is_that_of_all_tensors(name: str, num_devices: int, seed: int) -> None:
     plan = random_plan(small(name), num_devices, seed)
     assert device_memory(plan) == plan.memory == tensor_by_tensor(plan)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("optimiser", ["sgd", "adam", "adafactor"])
-def test_layers_and_buffers_add_up_to_the_whole(name: str, optimiser: str) -> None:
+@pytest.mark.parametrize("name", ["alexnet", "densenet121", "gpt", "rnnlm"])
+def test_layers_and_buffers_add_up_to_the_whole(name: str) -> None:
     plan = random_plan(small(name), 8, 4)
-    kept = kept_by_layer(plan.graph, [layer.splits for layer in plan], optimiser=optimiser)
-    whole = device_memory(plan, optimiser=optimiser)
-    assert sum(kept) == whole.kept_bytes
-    assert sum(kept) + whole.buffers_bytes == whole.total_bytes
+    for optimiser in ("sgd", "adam", "adafactor"):
+        kept = kept_by_layer(plan.graph, [layer.splits for layer in plan], optimiser=optimiser)
+        whole = device_memory(plan, optimiser=optimiser)
+        assert sum(kept) == whole.kept_bytes
+        assert sum(kept) + whole.buffers_bytes == whole.total_bytes
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
@@ -240,8 +242,7 @@ def test_layers_of_a_plan_and_its_buffers_add_up_to_its_memory(optimiser: str) -
     assert plan.memory.kept_bytes + plan.memory.buffers_bytes == plan.memory.total_bytes
 
 
-@pytest.mark.parametrize("name", ["gpt", "transformer", "inception_v3", "resnet101"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("name", "seed"), [("gpt", 0), ("resnet101", 1)])
 def test_a_fan_out_is_a_view_where_it_lies_as_what_it_reads(name: str, seed: int) -> None:
     graph = small(name)
     plan = random_plan(with_fan_outs(graph), 4, seed)
@@ -253,13 +254,13 @@ def test_a_fan_out_is_a_view_where_it_lies_as_what_it_reads(name: str, seed: int
 
 
 @pytest.mark.parametrize("build", [*EXCHANGING.values(), tied])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_it_is_that_of_all_tensors_of_every_kind(build: Any, seed: int) -> None:
     plan = random_plan(build(), 6, seed)
     assert device_memory(plan) == tensor_by_tensor(plan)
 
 
-@pytest.mark.parametrize("name", [*SMALL, "tied", "lstm_lm"])
+@pytest.mark.parametrize("name", ["alexnet", "densenet121", "gpt", "rnnlm", "tied", "lstm_lm"])
 def test_the_state_of_every_optimiser_is_what_its_rule_keeps(name: str) -> None:
     graph = tied() if name == "tied" else small(name) if name == "lstm_lm" else small_graph(name)
     plan = random_plan(graph, 4, 3)
@@ -295,7 +296,7 @@ def test_a_loss_is_one_by_what_it_computes(changes: dict[str, Any]) -> None:
     )
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", ["alexnet", "bert_large", "densenet121", "rnnlm"])
 def test_tables_hold_the_memory_of_every_strategy(name: str) -> None:
     problem = problem_of(small_graph(name), 8, load_machine("1080ti"), "paper")
     tables = memory_tables(problem, optimiser="adam")
@@ -307,16 +308,8 @@ def test_tables_hold_the_memory_of_every_strategy(name: str) -> None:
         whole = strategy_memory(problem.graph, splits, optimiser="adam")
         assert weighted.usage(choice) == whole.total_bytes
         assert sum(weighted.greatest(choice)) == whole.buffers_bytes
-    if name in ("bert_large", "densenet121", "resnet101"):
+    if name in ("bert_large", "densenet121"):
         assert len({id(weights) for weights in tables.weights}) < len(tables.weights)
-
-
-def test_layers_keep_together_what_is_kept() -> None:
-    from pase import search
-
-    plan = search(small_graph("gpt"), 8)
-    kept = plan.memory.total_bytes - plan.memory.buffers_bytes
-    assert sum(layer.memory_bytes for layer in plan.layers) == kept
 
 
 def test_a_layer_that_nothing_trained_comes_before_keeps_nothing() -> None:

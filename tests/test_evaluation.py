@@ -36,22 +36,27 @@ def _all(problem: Problem) -> list[tuple[int, ...]]:
 # -- what is evaluated
 
 
-def test_all_built_in_networks_are_here() -> None:
-    assert set(MODELS) == set(SMALL)
-
-
 COST_MODELS = ("paper", "alpha_beta")
 DEEP = {"inception_v3", "resnet101", "densenet121", "googlenet"}
 """Of a hundred layers and more: all of their schemes take half a minute, however small the layers are."""
 
 
 @pytest.mark.parametrize("cost_model", COST_MODELS)
-@pytest.mark.parametrize("name", [name for name in SMALL if name not in DEEP])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("alexnet", "rnnlm", "gpt") else [pytest.mark.full])
+        for name in SMALL
+        if name not in DEEP
+    ],
+)
 def test_a_plan_and_all_schemes_cost_what_they_were_said_to(name: str, cost_model: str) -> None:
     check_known_strategies(small_graph(name), 4, cost_model)
 
 
-@pytest.mark.parametrize("name", sorted(DEEP))
+@pytest.mark.parametrize(
+    "name", ["densenet121", *(pytest.param(name, marks=pytest.mark.full) for name in DEEP - {"densenet121"})]
+)
 def test_so_do_plans_of_deep_networks(name: str) -> None:
     check_plan(pase.search(small_graph(name), 4, cost_model="alpha_beta"))
 
@@ -165,7 +170,7 @@ def test_without_time_there_is_a_bound_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", ["data_parallel", "owt", "mcmc"])
-@pytest.mark.parametrize("network", ["alexnet", "lenet5", "mlp"])
+@pytest.mark.parametrize("network", ["alexnet", "mlp"])
 def test_what_to_change_first_saves_what_is_said(name: str, network: str) -> None:
     if baseline_of(name).choose(problem_of(small_graph(network), 8, slow_machine(), "paper"), slow_machine()) is None:
         return
@@ -265,7 +270,7 @@ def test_what_cannot_be_replaced_is_named(layer: str, splits: dict[str, Any], sa
 # -- two plans
 
 
-@pytest.mark.parametrize("network", ["alexnet", "transformer", "rnnlm"])
+@pytest.mark.parametrize("network", ["alexnet", "rnnlm"])
 def test_differences_add_up(network: str) -> None:
     graph = small_graph(network)
     first, second = pase.evaluate(graph, "data_parallel", 8), small_plan(network, 8)

@@ -44,9 +44,7 @@ def renumbered(devices: Devices, order: Sequence[int], p: int) -> Devices:
     return [tuple(int(new[device]) for device in of_layer) for of_layer in devices]
 
 
-@pytest.mark.parametrize(
-    ("name", "p", "node"), [("rnnlm", 64, 8), ("rnnlm", 32, 8), ("alexnet", 32, 4), ("mlp", 16, 4)]
-)
+@pytest.mark.parametrize(("name", "p", "node"), [("rnnlm", 32, 8), ("alexnet", 32, 4), ("mlp", 16, 4)])
 def test_a_searched_plan_crosses_nodes_as_little_as_any_order_of_digits(name: str, p: int, node: int) -> None:
     graph = build(name)
     plan = search(graph, p)
@@ -70,8 +68,8 @@ def test_rnnlm_exchanges_a_fifth_less_between_nodes() -> None:
     assert totals[0] == totals[1]
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("p", "sizes"), [(8, (2,)), (8, (2, 4)), (12, (4,)), (12, (3,)), (12, (6,)), (16, (2, 8))])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("p", "sizes"), [(8, (2, 4)), (12, (3,)), (12, (6,)), (16, (2, 8))])
 def test_random_strategies_never_cross_much_more(p: int, sizes: tuple[int, ...], seed: int) -> None:
     plan = random_plan(small_graph("alexnet"), p, seed)
     splits = [layer.splits for layer in plan.layers]

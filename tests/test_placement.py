@@ -77,7 +77,10 @@ def test_every_device_has_one_part_of_every_layer(name: str, p: int, seed: int) 
 
 @pytest.mark.parametrize(
     ("name", "p"),
-    [("alexnet", 32), ("alexnet", 64), ("mlp", 8), ("mlp", 32), ("lenet5", 8), ("inception_v3", 8), ("transformer", 8)],
+    [
+        *[("alexnet", 32), ("lenet5", 8), ("transformer", 8)],
+        *(pytest.param(*case, marks=pytest.mark.full) for case in (("alexnet", 64), ("mlp", 32), ("inception_v3", 8))),
+    ],
 )
 def test_searched_strategies_are_placed_as_well_as_by_optimal_assignment(name: str, p: int) -> None:
     plan = search(build(name), p)
@@ -88,8 +91,7 @@ def test_searched_strategies_are_placed_as_well_as_by_optimal_assignment(name: s
     assert _total(graph, common, ours) <= 1.01 * _total(graph, common, _hungarian(graph, common, p))
 
 
-@pytest.mark.parametrize(("name", "p"), [("alexnet", 32), ("lenet5", 8), ("transformer", 8), ("mlp", 16)])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("name", "p", "seed"), [("alexnet", 32, 0), ("transformer", 8, 1), ("mlp", 16, 0)])
 def test_random_strategies_are_placed_nearly_as_well(name: str, p: int, seed: int) -> None:
     graph = build(name, arguments={"layers": 2} if name == "transformer" else {})
     splits = _random_splits(graph, p, seed)
@@ -169,6 +171,7 @@ def test_pieces_of_a_concatenation_stay_where_they_are() -> None:
     assert _forward(graph, common, [range(8)] * 3) > 0
 
 
+@pytest.mark.full
 def test_of_two_starts_the_better_one_counts() -> None:
     # At p = 32 each layer of InceptionV3's last modules at its own best leads to more than plain order.
     plan = search(build("inception_v3"), 32)
@@ -180,8 +183,8 @@ def test_of_two_starts_the_better_one_counts() -> None:
 
 
 def test_a_deep_network_on_many_devices() -> None:
-    graph = build("gpt", batch=1024, arguments={"layers": 90})
-    assert len(graph.operators) > 900
+    graph = build("gpt", batch=1024, arguments={"layers": 30})
+    assert len(graph.operators) > 300
     splits = _random_splits(graph, 1024, 0)
     _check_permutations(place(graph, 1024, splits), 1024)
 
@@ -200,7 +203,10 @@ def test_layers_are_placed_anew_among_all_their_neighbours() -> None:
     assert _total(graph, common, place(graph, 8, splits)) < 0.998 * _total(graph, common, _hungarian(graph, common, 8))
 
 
-@pytest.mark.parametrize(("name", "p", "batch", "bound"), [("inception_v3", 64, 128, 1.01), ("alexnet", 24, 120, 1.03)])
+@pytest.mark.parametrize(
+    ("name", "p", "batch", "bound"),
+    [pytest.param("inception_v3", 64, 128, 1.01, marks=pytest.mark.full), ("alexnet", 24, 120, 1.03)],
+)
 def test_hard_strategies(name: str, p: int, batch: int, bound: float) -> None:
     # At p = 24 convolutions split the batch 24 ways and 12 ways: backward through the layers shows in which order.
     plan = search(build(name, batch=batch), p)

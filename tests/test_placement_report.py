@@ -45,13 +45,13 @@ def greedy_by_elements(graph: Graph, plan: Plan) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", ["mlp", "rnnlm"])
-@pytest.mark.parametrize(("num_devices", "seed"), [(4, 0), (6, 1), (8, 2), (12, 3)])
+@pytest.mark.parametrize(("num_devices", "seed"), [(6, 1), (8, 2)])
 def test_the_greedy_assignment_takes_the_largest_overlaps(name: str, num_devices: int, seed: int) -> None:
     plan = random_plan(small(name), num_devices, seed)
     assert [list(devices) for devices in greedy_order(plan)] == greedy_by_elements(plan.graph, plan)
 
 
-@pytest.mark.parametrize("name", ["alexnet", "inception_v3", "transformer", "lenet5"])
+@pytest.mark.parametrize("name", ["alexnet", "transformer"])
 def test_every_placement_gives_every_device_one_part(name: str) -> None:
     plan = random_plan(small_graph(name), 8, 0)
     for place in PLACEMENTS.values():

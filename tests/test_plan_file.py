@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -90,7 +89,11 @@ def _name(path: Where) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "num_devices"), [(name, 4) for name in MODELS] + [(n, p) for n in ("alexnet", "rnnlm") for p in (1, 6, 16)]
+    ("name", "num_devices"),
+    [
+        *[("alexnet", 1), ("rnnlm", 6), ("gpt", 4), ("densenet121", 4)],
+        *(pytest.param(name, 4, marks=pytest.mark.full) for name in MODELS),
+    ],
 )
 def test_every_network_comes_back_exactly_and_fits_the_schema(name: str, num_devices: int, tmp_path: Path) -> None:
     plan = small_plan(name, num_devices)
@@ -205,17 +208,9 @@ def _verifiable_paths() -> list[Where]:
 def test_every_field_that_is_missing_is_named() -> None:
     document = _tiny()
     optional = {
-        "work",
-        "unsplittable",
-        "exchanges",
-        "pipeline",
-        "intermediates",
-        "attributes",
-        "body",
-        "partial_over",
-        "shared",
+        *("work", "unsplittable", "exchanges", "pipeline", "intermediates", "attributes", "body", "partial_over"),
+        *("shared", "memory", "memory_bandwidth_bytes_per_s", "precision", "overlap"),
     }
-    optional |= {"memory", "memory_bandwidth_bytes_per_s", "precision", "overlap"}
     checked = 0
     for path in _paths(document):
         of_step = path[-3:-2] == ("steps",) and path[-1] in ("dims", "options")
@@ -309,10 +304,7 @@ def _reverse_splits(document: Any) -> None:
         (_set("gap", to=0.1), r"gap is 0.1; total_cost and lower_bound make it 0.0"),
         (_scaled("baselines", "data_parallel", by=10), r"baselines.data_parallel is .*, but the strategy costs"),
         (_set("baselines", to={}), r"baselines.data_parallel is missing"),
-        (
-            _set("cost_model", to="papre"),
-            r"cost_model cannot be used: unknown cost model 'papre': did you mean 'paper'",
-        ),
+        (_set("cost_model", to="papre"), r"cost_model cannot be used: unknown cost model 'papre': did you mean 'paper"),
         (_set("cost_unit", to="s"), r"cost_unit is 's'; cost model 'paper' gives 'FLOP'"),
         (_set("model", "hash", to="0" * 64), r"model.hash is not the hash of the graph in this file"),
         (_set("model", "name", to="alexnet"), r"model.name is 'alexnet'; the graph in this file is 'mlp'"),
@@ -320,20 +312,14 @@ def _reverse_splits(document: Any) -> None:
         (_set("graph", "operators", 0, "dims", "b", to=16), r"graph is not a valid graph: layer 'fc1'"),
         (_set("graph", "word_bytes", to=2), r"model.hash is not the hash of the graph"),
         (_set("machine", "device", "peak_flop_per_s", "float32", to=1e12), r"layers\[1\].layer_cost is .*, but"),
-        (
-            _set("machine", "device", "peak_flop_per_s", to={"float16": 1e12}),
-            r"cost_model cannot be used: .* has no peak for fl",
-        ),
+        (_set("machine", "device", "peak_flop_per_s", to={"float16": 1e12}), r"cost_model cannot be used: .* has no p"),
         (_set("machine", "schema_version", to=2), r"machine.schema_version is 2; this version of PaSE reads 1"),
         (_set("machine", "levels", to=[]), r"machine.levels is empty; expected one"),
         (_repeat_layer, r"layers has 4 layers; the graph has 3"),
         (_replace_layer, r"layers\[1\].name is 'fc1'; the graph has 'fc2' here"),
         (_set("layers", 0, "kind", to="conv2d"), r"layers\[0\].kind is 'conv2d'; the graph has 'dense' here"),
         (_set("layers", 0, "dims", "n", to=16), r"layers\[0\].dims is .*16.*; layer 'fc1' of the graph has .*8"),
-        (
-            _set("layers", 0, "splits", "b", to=9),
-            r"layers\[0\].splits.b is 9, more than the dim's extent 8",
-        ),
+        (_set("layers", 0, "splits", "b", to=9), r"layers\[0\].splits.b is 9, more than the dim's extent 8"),
         (_set("layers", 0, "splits", "b", to=8), r"layers\[0\].splits makes \d+ parts, which do not divide 4 devices"),
         (_set("layers", 0, "splits", "b", to=0), r"layers\[0\].splits.b is 0; expected a whole number of 1 or more"),
         (_set("layers", 0, "splits", to={"b": 4}), r"layers\[0\].splits names dims b; expected b, n, c, in this order"),
@@ -343,27 +329,15 @@ def _reverse_splits(document: Any) -> None:
         (_set("layers", 0, "devices", to=[0, 1, 2]), r"layers\[0\].devices must name each device 0 … 3 once"),
         (_set("layers", 0, "devices", to=[1, 2, 3, 4]), r"layers\[0\].devices must name each device 0 … 3 once"),
         (_set("layers", 0, "devices", 0, to=-1), r"layers\[0\].devices\[0\] is -1; expected a whole number of 0"),
-        (
-            _set("memory", "optimiser", to="adam"),
-            r"memory.optimiser_bytes is 0, but the strategy needs \d+: search again",
-        ),
-        (
-            _set("memory", "optimiser", to="adem"),
-            r"memory.optimiser is 'adem'; expected one of sgd, momentum, adam, adamw",
-        ),
+        (_set("memory", "optimiser", to="adam"), r"memory.optimiser_bytes is 0, but the strategy needs \d+: search ag"),
+        (_set("memory", "optimiser", to="adem"), r"memory.optimiser is 'adem'; expected one of sgd, momentum, adam, a"),
         (_set("memory", "weights_bytes", to=1), r"memory.weights_bytes is 1, but the strategy needs \d+: search again"),
         (_set("memory", "total_bytes", to=1), r"memory.total_bytes is 1, but the strategy needs \d+: search again"),
         (_set("memory", "buffers_bytes", to=0.5), r"memory.buffers_bytes is 0.5; expected a whole number"),
         (_set("memory", to={}), r"memory.optimiser is missing"),
         (_set("memory", to=None), r"memory is None; expected an object"),
-        (
-            _set("memory_limit_bytes_per_device", to=9),
-            r"memory_limit_bytes_per_device is 9, but the strategy needs \d+",
-        ),
-        (
-            _set("memory_limit_bytes_per_device", to=0),
-            r"memory_limit_bytes_per_device is 0; expected a whole number of 1",
-        ),
+        (_set("memory_limit_bytes_per_device", to=9), r"memory_limit_bytes_per_device is 9, but the strategy needs \d"),
+        (_set("memory_limit_bytes_per_device", to=0), r"memory_limit_bytes_per_device is 0; expected a whole number o"),
         (_set("search", "peak_memory_bytes", to=0.5), r"search.peak_memory_bytes is 0.5; expected a whole number"),
         (_set("search", "time_s", to=float("nan")), r"search.time_s is nan; expected a number of 0 or more"),
     ],
@@ -416,7 +390,7 @@ def _three_plans() -> list[Plan]:
     return [tiny_plan(), small_plan("lenet5", 6), small_plan("rnnlm", 8)]
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.data())
 def test_a_plan_with_one_change_is_refused_or_means_what_it_says(data: st.DataObject) -> None:
     """No change leads to any other exception, is read as something else than what is written, or forges a strategy."""
@@ -457,7 +431,7 @@ def test_a_dim_that_a_forged_graph_invents_is_refused(key: str) -> None:
         _read(document)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.data())
 def test_a_forged_graph_is_refused_or_consistent(data: st.DataObject) -> None:
     """Whoever changes the graph can compute its hash anew; that must not lead to any other exception either."""
@@ -508,10 +482,7 @@ def test_a_file_that_was_cut_off_is_said_to_be_truncated(tmp_path: Path) -> None
         (b"\xff\xfe\x00", "cannot be read: it is not UTF-8 text"),
         (b"PK\x03\x04\x00\x00", "is no plan: it is not JSON"),
         (b"\x00" * 64, "is no plan: it is not JSON"),
-        (
-            b"layer,cost\nfc1,3\n",
-            "is no plan: it is not JSON; a plan is what 'pase search",
-        ),
+        (b"layer,cost\nfc1,3\n", "is no plan: it is not JSON; a plan is what 'pase search"),
     ],
     ids=lambda value: repr(value)[:24],
 )
@@ -529,39 +500,9 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         read_plan(tmp_path)
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "ctrl-c"])
-def test_the_old_file_survives_a_failure(
-    call: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "plan.json"
-    write_plan(tiny_plan(), path)
-    before = path.read_bytes()
-
-    def fail(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(os if call == "fsync" else Path, call, fail)
-    expected = PlanError if isinstance(error, OSError) else KeyboardInterrupt
-    with pytest.raises(expected, match="No space left on device" if expected is PlanError else "^$"):
-        write_plan(small_plan("lenet5", 4), path)
-    monkeypatch.undo()
-    assert path.read_bytes() == before
-    assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
-
-
 def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"missing/plan\.json cannot be written: No such file or directory"):
         write_plan(tiny_plan(), tmp_path / "missing" / "plan.json")
     with pytest.raises(PlanError, match=r"cannot be written: Is a directory"):
         write_plan(tiny_plan(), tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_link_to_a_plan_stays_a_link(tmp_path: Path) -> None:
-    target, link = tmp_path / "target.json", tmp_path / "link.json"
-    target.write_text("old", encoding="utf-8")
-    link.symlink_to(target)
-    write_plan(tiny_plan(), link)
-    assert link.is_symlink()
-    assert read_plan(target) == tiny_plan()

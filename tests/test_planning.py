@@ -1,8 +1,7 @@
 """The whole search: against every strategy of small graphs, against the recurrences, and against data parallelism."""
 
-import itertools
 from dataclasses import replace
-from math import inf, prod
+from math import inf
 from typing import Any
 from unittest.mock import Mock
 
@@ -10,58 +9,34 @@ import numpy as np
 import pytest
 
 from pase import Builder, Graph, Machine, PaseError, SearchOptions, load, load_machine, search
-from pase.costs import COST_MODELS, CostModel, cost_model
+from pase.costs import CostModel, cost_model
 from pase.errors import ConfigurationError, CostError, GraphError, MachineError, SolverError
 from pase.graph import Edge
-from pase.graph.operators import dense, elementwise, softmax_loss
+from pase.graph.operators import dense, softmax_loss
 from pase.models import MODELS
 from pase.planning.planner import MAX_DEVICES, problem_of
 from pase.planning.steps import plan_layers, total_cost
 from pase.solver import solve
 from pase.solver.ordering import ORDERINGS, breadth_first, generate_seq
 from scripts.benchmarks.recurrences import find_best_strategy, naive_recurrence
-from tests.networks import slow_machine, small_graph, small_plan, tiny_graph, tiny_plan
-
-Splits = dict[str, int]
+from tests.networks import diamond, every_strategy, slow_machine, small_graph, small_plan, tiny_graph, tiny_plan
 
 
 def _model(machine: Machine, num_devices: int) -> CostModel:
     return cost_model("paper", machine, num_devices)
 
 
-def _configurations(extents: dict[str, int], num_devices: int) -> list[Splits]:
-    """Return every way to split an iteration space evenly into a number of parts that divides p, by trying them all."""
-    factors = itertools.product(*(range(1, min(extent, num_devices) + 1) for extent in extents.values()))
-    return [
-        dict(zip(extents, split, strict=True))
-        for split in factors
-        if num_devices % prod(split) == 0
-        and all(extent % factor == 0 for extent, factor in zip(extents.values(), split, strict=True))
-    ]
-
-
 def _cheapest(graph: Graph, num_devices: int, machine: Machine) -> float:
     """Return the cost of the cheapest of all strategies, each costed as a whole."""
-    domains = [_configurations(operator.extents, num_devices) for operator in graph.operators]
-    model = _model(machine, num_devices)
-    return min(total_cost(plan_layers(graph, num_devices, model, list(s))) for s in itertools.product(*domains))
-
-
-def _diamond() -> Graph:
-    """Return a graph with two paths between its ends."""
-    net = Builder("diamond")
-    x = net.add(dense, "fc1", net.input((4, 6)), out=(("n", 4),), bias=False)
-    left = net.add(dense, "left", x, out=(("n", 2),), bias=False)
-    right = net.add(dense, "right", x, out=(("n", 2),), bias=False)
-    net.add(elementwise, "add", left, right, dims=("b", "n"))
-    return net.build()
+    model, devices = _model(machine, num_devices), [tuple(range(num_devices))] * len(graph.operators)
+    every = every_strategy(graph, num_devices)
+    return min(total_cost(plan_layers(graph, num_devices, model, s, devices)) for s in every)
 
 
 # ------------------------------------------------------------------------------------------------------- the optimum
 
 
-@pytest.mark.parametrize("machine", [load_machine("1080ti"), slow_machine()], ids=["fast", "slow"])
-@pytest.mark.parametrize("num_devices", [2, 4])
+@pytest.mark.parametrize(("num_devices", "machine"), [(2, load_machine("1080ti")), (4, slow_machine())])
 def test_no_strategy_of_a_chain_is_cheaper(num_devices: int, machine: Machine) -> None:
     plan = search(tiny_graph(), num_devices, machine=machine)
     assert plan.total_cost == pytest.approx(_cheapest(tiny_graph(), num_devices, machine), rel=1e-12)
@@ -73,8 +48,8 @@ def test_no_strategy_of_a_chain_is_cheaper(num_devices: int, machine: Machine) -
 @pytest.mark.parametrize("num_devices", [2, 3])
 def test_no_strategy_of_a_diamond_is_cheaper(num_devices: int) -> None:
     machine = slow_machine()
-    plan = search(_diamond(), num_devices, machine=machine)
-    assert plan.total_cost == pytest.approx(_cheapest(_diamond(), num_devices, machine), rel=1e-12)
+    plan = search(diamond(), num_devices, machine=machine)
+    assert plan.total_cost == pytest.approx(_cheapest(diamond(), num_devices, machine), rel=1e-12)
     assert any(layer.num_parts > 1 for layer in plan.layers)
 
 
@@ -96,7 +71,7 @@ ALIKE = ("vgg19", "transformer_big", "bert_large")
 @pytest.mark.parametrize(
     ("name", "num_devices"),
     [
-        pytest.param(name, p, marks=[pytest.mark.full] if name in ALIKE and p != 8 else [])
+        pytest.param(name, p, marks=[pytest.mark.full] if name in ALIKE or p != 8 else [])
         for name in MODELS
         for p in (4, 8, 16)
     ],
@@ -171,10 +146,12 @@ def test_a_search_without_time_still_answers() -> None:
     plan = search(small_graph("transformer"), 16, options=SearchOptions(time_limit_s=1e-9))
     assert plan.total_cost >= best.total_cost * (1 - 1e-12)
     assert plan.lower_bound <= best.total_cost * (1 + 1e-12)
-    assert plan.exact or plan.gap == pytest.approx(1 - plan.lower_bound / plan.total_cost)
+    assert plan.total_cost <= plan.baselines["data_parallel"]
+    assert not plan.exact
+    assert 0 < plan.gap == pytest.approx(1 - plan.lower_bound / plan.total_cost)
 
 
-@pytest.mark.parametrize("model", COST_MODELS)
+@pytest.mark.parametrize("model", ["paper", "step"])
 def test_a_time_limit_covers_the_making_of_tables(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = small_graph("transformer")
     best = search(graph, 16, options=SearchOptions(cost_model=model))
@@ -217,7 +194,7 @@ def test_a_memory_limit_covers_the_tables() -> None:
     assert search(graph, 16, options=SearchOptions(solver_memory_bytes=20 * needed)).exact
 
 
-@pytest.mark.parametrize("model", COST_MODELS)
+@pytest.mark.parametrize("model", ["paper", "step"])
 def test_large_tables_are_made_piece_by_piece(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, machine = small_graph("transformer"), slow_machine()
     whole = problem_of(graph, 8, machine, model).tables
@@ -225,12 +202,6 @@ def test_large_tables_are_made_piece_by_piece(model: str, monkeypatch: pytest.Mo
     pieces = problem_of(graph, 8, machine, model).tables
     for one, other in zip(whole.edge_tables, pieces.edge_tables, strict=True):
         np.testing.assert_array_equal(one.dense(), other.dense())
-
-
-def test_a_search_that_ran_out_of_time_says_so() -> None:
-    plan = search(small_graph("transformer"), 16, options=SearchOptions(time_limit_s=1e-9))
-    assert not plan.exact
-    assert 0 < plan.gap <= 1
 
 
 def test_a_machine_is_given_by_name_or_as_itself(tmp_path: Any) -> None:
@@ -277,32 +248,25 @@ def test_numbers_of_numpy_are_numbers() -> None:
 # ------------------------------------------------------------------------------------------------------------ errors
 
 
-@pytest.mark.parametrize("devices", [0, -3])
-def test_too_few_devices_are_refused(devices: int) -> None:
-    with pytest.raises(ConfigurationError, match=rf"^{devices} devices were asked for; expected a whole number of 1"):
-        search(tiny_graph(), devices)
-
-
-@pytest.mark.parametrize("devices", [7.5, "8", None, [8]])
-def test_what_is_no_number_of_devices_is_refused(devices: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"devices were asked for; expected a whole number of 1 or more"):
-        search(tiny_graph(), devices)
-
-
-def test_a_large_prime_of_devices_is_refused_with_a_number_to_use() -> None:
-    with pytest.raises(ConfigurationError, match=r"no layer of 'alexnet' can be split over 1000003 .* 524288$"):
-        search(load("alexnet"), 1_000_003)
-
-
-@pytest.mark.parametrize("devices", [MAX_DEVICES + 1, 2**60, 10**30])
-def test_too_many_devices_are_refused_at_once(devices: int) -> None:
-    with pytest.raises(ConfigurationError, match=rf"^{devices} devices were asked for; at most {MAX_DEVICES}"):
-        search(tiny_graph(), devices)
-
-
-def test_a_batch_that_nothing_divides_is_refused_with_one_to_use() -> None:
-    with pytest.raises(ConfigurationError, match=r"a batch of 7 cannot be split over 4 devices: .* such as 8"):
-        search(load("mlp", batch=7), 4)
+@pytest.mark.parametrize(
+    ("graph", "devices", "message"),
+    [
+        *(("mlp", devices, rf"^{devices} devices were asked for; expected a whole number of 1") for devices in (0, -3)),
+        *(
+            ("mlp", devices, r"devices were asked for; expected a whole number of 1 or more")
+            for devices in (7.5, "8", None, [8])
+        ),
+        *(
+            ("mlp", devices, rf"^{devices} devices were asked for; at most {MAX_DEVICES}")
+            for devices in (MAX_DEVICES + 1, 2**60, 10**30)
+        ),
+        ("alexnet", 1_000_003, r"no layer of 'alexnet' can be split over 1000003 .* 524288$"),
+        (load("mlp", batch=7), 4, r"a batch of 7 cannot be split over 4 devices: .* such as 8"),
+    ],
+)
+def test_numbers_of_devices_that_make_no_sense_are_refused(graph: str | Graph, devices: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        search(graph, devices)
 
 
 @pytest.mark.parametrize(
@@ -326,32 +290,12 @@ def test_an_unknown_machine_is_refused(machine: str) -> None:
         search(tiny_graph(), 4, machine=machine)
 
 
-def _edge(producer: str, consumer: str) -> Edge:
-    return Edge(producer=producer, output=0, consumer=consumer, input=0)
-
-
-def test_an_empty_graph_is_refused() -> None:
-    with pytest.raises(GraphError, match="graph 'none' is empty; a model needs at least one layer"):
-        search(Graph(name="none", operators=(), edges=()), 4)
-
-
 def test_a_cyclic_graph_is_refused() -> None:
     layers = tuple(dense(name, (8, 4), out=(("n", 4),)) for name in ("one", "two"))
-    graph = Graph(name="ring", operators=layers, edges=(_edge("one", "two"), _edge("two", "one")))
+    edges = tuple(Edge(producer=a, output=0, consumer=b, input=0) for a, b in (("one", "two"), ("two", "one")))
+    graph = Graph(name="ring", operators=layers, edges=edges)
     with pytest.raises(GraphError, match=r"graph 'ring' has a cycle: .*one.* a model must be acyclic"):
         search(graph, 4)
-
-
-def test_a_disconnected_graph_is_refused() -> None:
-    layers = tuple(dense(name, (8, 4), out=(("n", 4),)) for name in ("one", "two"))
-    with pytest.raises(GraphError, match="graph 'pair' is not connected: 1 of 2 layers, 'two' the first"):
-        search(Graph(name="pair", operators=layers, edges=()), 4)
-
-
-def test_a_graph_with_layers_of_one_name_is_refused() -> None:
-    layers = tuple(dense("fc", (8, 4), out=(("n", 4),)) for _ in range(2))
-    with pytest.raises(GraphError, match="2 layers of graph 'twins' are named 'fc'; names must be unique"):
-        search(Graph(name="twins", operators=layers, edges=()), 4)
 
 
 def test_figures_beyond_all_measure_are_refused() -> None:
@@ -369,10 +313,3 @@ def test_a_graph_without_a_batch_can_be_searched() -> None:
     plan = search(net.build(), 2, machine=slow_machine())
     assert plan.total_cost <= plan.baselines["data_parallel"]
     assert list(plan["fc"].dims) == ["x", "n", "c"]
-
-
-def test_a_search_that_is_cut_short_is_no_worse_than_data_parallelism() -> None:
-    plan = search(load("densenet121", batch=64), 16, options=SearchOptions(time_limit_s=1e-6))
-    assert not plan.exact
-    assert plan.total_cost <= plan.baselines["data_parallel"]
-    assert 0 < plan.lower_bound < plan.total_cost

@@ -13,8 +13,7 @@ from tests.runtime.networks import small, tied
 from tests.runtime.plans import make_plan, random_plan
 
 
-@pytest.mark.parametrize("name", ["mlp", "lenet5", "rnnlm", "transformer", "lstm_lm", "resnet101"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("name", "seed"), [("mlp", 0), ("lenet5", 1), ("transformer", 2), ("lstm_lm", 0)])
 def test_every_number_is_held(name: str, seed: int) -> None:
     plan = random_plan(small(name), 4, seed)
     weights = held_weights(plan)

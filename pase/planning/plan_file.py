@@ -199,11 +199,12 @@ def plan_from_document(document: Field) -> Plan:
     if with_fan_outs(plan.graph) is not plan.graph:
         raise document["graph"].fail("lacks the fan-outs that sum a gradient for several layers: search again")
     _verify_layers(document["layers"], plan)
-    _verify_memory(plan, document)
+    step = Step.of(plan) if plan.has_parts else None
+    _verify_memory(plan, step, document)
     _verify_constraints(plan, document)
     # A huge number in an edited file may overflow: it is then told apart from the right one, as infinity.
     with np.errstate(over="ignore", invalid="ignore"):
-        _verify_costs(plan, document)
+        _verify_costs(plan, step, document)
     return plan
 
 
@@ -264,17 +265,17 @@ def _verify_model(document: Field, graph: Graph) -> None:
         raise document["arguments"].fail(f"are {arguments}; the graph in this file has {dict(graph.arguments)}")
 
 
-def _verify_memory(plan: Plan, document: Field) -> None:
+def _verify_memory(plan: Plan, step: Step | None, document: Field) -> None:
     """Raise PlanError unless the memory is that of the strategy, and within the plan's own limit."""
     memory = document.get("memory")
     if memory is not None:
         for key in _MEMORY_BYTES:
-            expected = getattr(plan.memory, key)
+            expected = getattr((step or plan).memory, key)
             if memory[key].value != expected:
                 raise memory[key].fail(f"is {memory[key].value}, but the strategy needs {expected}: search again")
     limit = plan.device_memory_bytes
-    if limit is not None and plan.memory.total_bytes > limit:
-        raise document[_LIMIT].fail(f"is {limit}, but the strategy needs {plan.memory.total_bytes}: search again")
+    if limit is not None and (needed := (step or plan).memory.total_bytes) > limit:
+        raise document[_LIMIT].fail(f"is {limit}, but the strategy needs {needed}: search again")
 
 
 def _verify_constraints(plan: Plan, document: Field) -> None:
@@ -304,7 +305,7 @@ def _verify_constraints(plan: Plan, document: Field) -> None:
             raise member.fail(f"tie {', '.join(group)}, whose configurations differ: search again")
 
 
-def _verify_costs(plan: Plan, document: Field) -> None:
+def _verify_costs(plan: Plan, step: Step | None, document: Field) -> None:
     """Raise PlanError unless costs are those of the strategy under the plan's own machine and cost model."""
     try:
         model = cost_model(plan.cost_model, plan.machine, plan.num_devices, plan.precision)
@@ -315,7 +316,6 @@ def _verify_costs(plan: Plan, document: Field) -> None:
     # Any permutation of the devices is a placement: costs do not depend on it, so that a person may choose another.
     devices = [layer.devices for layer in plan.layers]
     chosen = [layer.splits for layer in plan.layers]
-    step = Step.of(plan) if plan.has_parts else None
     if step:
         expected = step.plans(devices)
     else:

@@ -73,21 +73,24 @@ APPLIES = {
 }
 
 
-def test_every_baseline_is_told_what_it_applies_to() -> None:
-    assert set(APPLIES) == set(BASELINES)
-
-
-@pytest.mark.parametrize("model", SMALL)
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(model, marks=[pytest.mark.full] if model in ("vgg19", "googlenet", "transformer_big") else [])
+        for model in SMALL
+    ],
+)
 def test_experts_apply_to_the_networks_that_they_are_for(model: str) -> None:
     problem = problem_of(small_graph(model), 4, MACHINE, "paper")
+    assert set(APPLIES) == set(BASELINES)
     for name in APPLIES:
         if name != "mcmc":
             choice = BASELINES[name].choose(problem, MACHINE)
             assert (choice is not None) == (model in APPLIES[name]), name
 
 
-@pytest.mark.parametrize("num_devices", [1, 2, 3, 6, 12, 100])
-@pytest.mark.parametrize("model", ["alexnet", "rnnlm", "transformer", "lenet5"])
+@pytest.mark.parametrize("num_devices", [1, 6, 100])
+@pytest.mark.parametrize("model", ["alexnet", "rnnlm", "transformer"])
 def test_any_number_of_devices_has_every_strategy(model: str, num_devices: int) -> None:
     """Where nothing divides, nothing is split; no rule makes more parts than there are devices."""
     problem = problem_of(small_graph(model), num_devices, MACHINE, "paper")
@@ -100,8 +103,8 @@ def test_any_number_of_devices_has_every_strategy(model: str, num_devices: int) 
 # -- data parallelism
 
 
-@pytest.mark.parametrize("num_devices", [4, 8, 32, 128])
-@pytest.mark.parametrize("model", ["alexnet", "vgg16", "rnnlm"])
+@pytest.mark.parametrize("num_devices", [8, 128])
+@pytest.mark.parametrize("model", ["alexnet", "rnnlm"])
 def test_data_parallelism_reduces_every_weight_once(model: str, num_devices: int) -> None:
     batch = (("batch", 128),)
     problem = _problem(model, num_devices, batch)
@@ -290,8 +293,8 @@ def test_megatron_stays_within_a_node_and_divides_all_heads() -> None:
 
 def test_megatron_is_never_cheaper_than_the_best_mesh() -> None:
     """Its strategies are some of the meshes."""
-    for p in (4, 16, 64):
-        problem = _problem("transformer", p)
+    for p in (4, 64):
+        problem = _problem("transformer", p, (("layers", 2),))
         costs = [
             problem.tables.evaluate(choice)
             for name in ("megatron", "mesh_tensorflow", "data_parallel")

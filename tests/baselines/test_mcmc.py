@@ -52,9 +52,9 @@ def test_a_change_is_the_difference_of_two_whole_evaluations(tables: CostTables,
     assert walk.choice == before
 
 
-@pytest.mark.parametrize("name", ["inception_v3", "transformer", "rnnlm", "alexnet"])
+@pytest.mark.parametrize("name", ["densenet121", "transformer"])
 def test_the_cost_of_a_long_walk_is_that_of_where_it_arrives(name: str) -> None:
-    """Transformer's tied weights, InceptionV3's concatenations: every kind of edge is passed many times."""
+    """Transformer's tied weights, DenseNet's concatenations: every kind of edge is passed many times."""
     tables = _problem(name).tables
     walk = Walk(tables, _random_choice(tables, 1))
     taken = sum(itertools.islice(walk.steps(0.0, np.random.default_rng(2)), 20_000))
@@ -138,7 +138,7 @@ def test_an_impossible_configuration_is_never_taken() -> None:
     assert {walk.choice[1] for _ in steps} == {0, 1}
 
 
-@pytest.mark.parametrize("name", ["alexnet", "rnnlm", "transformer"])
+@pytest.mark.parametrize("name", ["alexnet", "transformer"])
 @pytest.mark.parametrize("start", STARTS)
 def test_a_search_is_never_better_than_the_optimum_nor_worse_than_its_start(name: str, start: str) -> None:
     problem = _problem(name)
@@ -155,7 +155,7 @@ def test_a_search_is_never_better_than_the_optimum_nor_worse_than_its_start(name
 
 
 def test_the_same_seed_finds_the_same_strategy_and_another_one_walks_elsewhere() -> None:
-    tables = _problem("inception_v3").tables
+    tables = _problem("transformer").tables
     start = _random_choice(tables, 0)
     first, again, other = (sample(tables, start, Sampling(seed=seed, steps=3000)) for seed in (1, 1, 2))
     assert first == again
@@ -176,7 +176,7 @@ def test_a_search_that_finds_nothing_better_ends_after_a_tenth_of_the_steps() ->
     assert (found.steps, found.choice) == (500, best.choice)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_search_ends_when_half_of_it_has_brought_nothing(seed: int) -> None:
     """Its steps are told again from outside: when the best improved, and so when it must end."""
     tables = _problem("alexnet").tables

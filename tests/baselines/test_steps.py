@@ -14,7 +14,7 @@ from pase.planning.steps import Step
 
 @cache
 def _compared(stages: int) -> Comparison:
-    arguments = {"layers": 2, "model_width": 64, "heads": 4, "steps": 32, "vocabulary": 96}
+    arguments = {"layers": 1, "model_width": 64, "heads": 4, "steps": 32, "vocabulary": 96}
     options = SearchOptions(
         cost_model="step", stages=stages, micro_batches=4, modes=("zero1", "zero2", "zero3", "recompute")
     )
@@ -63,8 +63,8 @@ def test_even_stages_are_as_even_as_cuts_allow() -> None:
 
 
 def test_plans_of_others_are_read_back(tmp_path: pytest.TempPathFactory) -> None:
-    for name, plan in _plans(2).items():
-        path = f"{tmp_path}/{name}.json"
+    for name in (OURS, "even_stages", "zero3_recompute"):
+        plan, path = _plans(2)[name], f"{tmp_path}/{name}.json"
         plan.save(path)
         assert pase.load_plan(path) == plan
 

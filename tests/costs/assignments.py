@@ -17,6 +17,8 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from pase.graph import Access, DimIndex, SliceOf, Window
+from pase.graph.operator import axis_dims
+from tests.moved import Holdings, holdings, overlaps, sizes
 
 Splits = dict[str, int]
 
@@ -30,56 +32,13 @@ class Side:
 
     def layouts(self, num_devices: int) -> list[Splits]:
         """Every way in which the iteration dims that the tensor has can be split."""
-        dims = [dim for axis in self.access.index_map for dim in _dims(axis)]
+        dims = [dim for axis in self.access.index_map for dim in axis_dims(axis)]
         ways = [[k for k in range(1, num_devices + 1) if self.extents[dim] % k == 0] for dim in dims]
         return [dict(zip(dims, chosen, strict=True)) for chosen in product(*ways) if num_devices % prod(chosen) == 0]
 
-
-def _dims(axis: DimIndex) -> tuple[str, ...]:
-    match axis:
-        case None:
-            return ()
-        case str():
-            return (axis,)
-        case SliceOf():
-            return (axis.dim,)
-        case Window():
-            return (axis.out,)
-        case _:
-            return axis
-
-
-@cache
-def _part_at(extent: int, ways: int) -> tuple[int, ...]:
-    """Which of so many even parts each position is in: the first have one more element where they cannot be equal."""
-    sizes = [extent // ways + (number < extent % ways) for number in range(ways)]
-    return tuple(number for number, size in enumerate(sizes) for _ in range(size))
-
-
-def holders(side: Side, splits: Splits) -> tuple[NDArray[np.int64], int]:
-    """For each element of the tensor, in row-major order, the part that holds it; and how many parts there are."""
-    numbers, num_parts = np.zeros(1, dtype=np.int64), 1
-    for length, axis in zip(side.access.shape, side.access.index_map, strict=True):
-        # (positions along an iteration dim, its extent, its split) of each factor of the tensor's dim
-        factors = []
-        match axis:
-            case None:
-                factors.append((range(length), length, 1))
-            case str():
-                factors.append((range(length), length, splits[axis]))
-            case SliceOf():
-                inside = range(axis.offset, axis.offset + axis.extent)
-                factors.append((inside, side.extents[axis.dim], splits[axis.dim]))
-            case Window():
-                factors.append((range(length), length, splits[axis.out]))
-            case _:
-                factors += [(range(side.extents[d]), side.extents[d], splits[d]) for d in axis]
-        for positions, extent, ways in factors:
-            part_at = _part_at(extent, ways)
-            here = np.array([part_at[position] for position in positions])
-            numbers = (numbers[:, None] * ways + here[None, :]).reshape(-1)
-            num_parts *= ways
-    return numbers, num_parts
+    def holdings(self, num_devices: int) -> list[Holdings]:
+        """What each part holds under each of them."""
+        return [holdings(self.extents, self.access, own, num_devices) for own in self.layouts(num_devices)]
 
 
 @dataclass(frozen=True)
@@ -102,16 +61,9 @@ class Fetches:
         return self.held[:, None] - self.kept
 
 
-def fetches(u: tuple[NDArray[np.int64], int], v: tuple[NDArray[np.int64], int], num_devices: int) -> Fetches:
-    """What each pair of shares would have a device fetch; u, v: by `holders`."""
-    (held_by, num_u), (needed_by, num_v) = u, v
-    assert num_devices % num_u == num_devices % num_v == 0
-    kept = np.zeros((num_u, num_v), dtype=np.int64)
-    np.add.at(kept, (held_by, needed_by), 1)
-    held, needed = np.bincount(held_by, minlength=num_u), np.bincount(needed_by, minlength=num_v)
-    replicas_u, replicas_v = num_devices // num_u, num_devices // num_v
-    kept = np.repeat(np.repeat(kept, replicas_u, axis=0), replicas_v, axis=1)
-    return Fetches(kept, np.repeat(held, replicas_u), np.repeat(needed, replicas_v))
+def fetches(held: Holdings, needed: Holdings) -> Fetches:
+    """What each pair of shares would have a device fetch."""
+    return Fetches(overlaps(held, needed).T.astype(np.int64), sizes(held).astype(int), sizes(needed).astype(int))
 
 
 @cache

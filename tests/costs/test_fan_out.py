@@ -15,7 +15,7 @@ from pase.graph import Access, Builder, Graph, Operator
 from pase.graph.operators import attention, dense, elementwise, layer_norm, softmax_loss
 from pase.planning.steps import plan_layers
 from pase.solver import solve
-from tests.networks import small_graph
+from tests.networks import small_graph, whole_splits
 
 Splits = Mapping[str, int]
 R = 1.0
@@ -159,7 +159,7 @@ def test_the_layer_of_megatron_has_four_all_reduces(ways: int) -> None:
     own = {name: {"h": ways} for name in ("q", "k", "v", "attention", "o")} | {n: {"e": ways} for n in ("up", "down")}
     own |= {operator.name: {"g": ways} for operator in problem.graph.operators if operator.is_fan_out}
     assert "norm_1_fan_out" in own
-    splits = [{dim: own.get(o.name, {}).get(dim, 1) for dim in o.extents} for o in problem.graph.operators]
+    splits = whole_splits(problem.graph, own)
     layers = plan_layers(problem.graph, ways, MODEL, splits)
     found = sum(layer.communication_cost + sum(t.cost for t in layer.transfers) for layer in layers)
     assert found == pytest.approx(4 * _all_reduce(4 * batch * steps * width, ways), rel=1e-12)
@@ -169,7 +169,7 @@ def test_where_readers_differ_each_sums_its_own() -> None:
     """q by heads, k and v by the batch: no two leave parts of one kind, and the fan-out has nothing to sum."""
     problem = build_problem(block(4, 8, 16, heads=4), 4, MODEL)
     own = {"q": {"h": 4}, "k": {"b": 4}, "v": {"b": 2, "h": 2}}
-    splits = [{dim: own.get(o.name, {}).get(dim, 1) for dim in o.extents} for o in problem.graph.operators]
+    splits = whole_splits(problem.graph, own)
     layers = plan_layers(problem.graph, 4, MODEL, splits)
     cost = {
         layer.name: sum(t.cost for t in layer.transfers if t.producer == "norm_1_fan_out")

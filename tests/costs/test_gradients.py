@@ -27,6 +27,7 @@ from pase.graph.operators import (
     softmax_loss,
 )
 from pase.machine import load_machine
+from tests.networks import row_of
 
 MACHINE = load_machine("1080ti")
 
@@ -164,7 +165,7 @@ def _flop(graph: Graph, name: str = "", **split: int) -> float:
     total = 0.0
     for operator in graph.operators:
         if name in ("", operator.name):
-            row = np.array([[split.get(dim, 1) for dim in operator.extents]], dtype=np.int32)
+            row = row_of(operator, split)
             total += traffic_of(graph, operator, row).flop.item()
     return total
 

@@ -9,6 +9,7 @@ from pase.costs import Pattern, ReadTraits, layer_traffic
 from pase.graph import Operator
 from pase.graph.operators import lstm
 from pase.graph.precision import FLOAT32, uniform_types
+from tests.networks import row_of
 
 L, B, S, D = 4, 8, 8, 16
 LSTM = lstm("lstm", (B, S, D), layers=L, units=D)
@@ -16,7 +17,7 @@ READS = tuple(ReadTraits(has_gradient=True, is_fed=i == 0, is_owned=True) for i 
 
 
 def _row(operator: Operator, split: dict[str, int]) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
-    return np.array([[split.get(dim, 1) for dim in operator.extents]], dtype=np.int32)
+    return row_of(operator, split)
 
 
 def _flop(operator: Operator, **split: int) -> float:

@@ -1,6 +1,5 @@
 """What modes of layers cost and hold, beside the closed forms of ZeRO's states and of recomputation."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,10 @@ from pase.costs.modes import STATES, KnownModes, LayerModes, ModeSpace, mode_tab
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, softmax_loss
 from pase.graph.parts import cuts, stage, with_cuts
-from pase.machine import Machine
-from pase.machine.machine import Device, Level
+from tests.simulation.machines import machine
 
 BYTES_PER_S, FLOP_PER_S = 1e9, 1e12
-LEVEL: dict[str, Any] = {"latency_s": 0.0, "bandwidth_bytes_per_s": BYTES_PER_S, "source": "made up"}
-MACHINE = Machine(
-    name="flat",
-    description="one level, and nothing is lost on a message",
-    device=Device(name="d", peak_flop_per_s={"float32": FLOP_PER_S}, memory_bytes=2**30, source="made up"),
-    levels=(Level(name="link", num_devices=0, **LEVEL),),
-)
+MACHINE = machine((0, 0.0, BYTES_PER_S), flop_per_s=FLOP_PER_S)
 B, C, N = 8, 16, 24
 WEIGHTS = 4 * C * N
 
@@ -152,14 +144,10 @@ def test_what_is_sent_most_in_a_step_stays_within_nodes(micro_batches: int) -> N
     Two devices add up n bytes by sending n, and half of that where a part is all that each needs (the loss makes the
     rest); two of a node share the link to the other node.
     """
-    levels = (
-        Level(name="node", num_devices=2, latency_s=0.0, bandwidth_bytes_per_s=1e9, source="made up"),
-        Level(name="network", num_devices=0, latency_s=0.0, bandwidth_bytes_per_s=1e8, source="made up"),
-    )
-    machine = replace(MACHINE, levels=levels)
+    where = machine((2, 0.0, 1e9), (0, 0.0, 1e8), flop_per_s=FLOP_PER_S)
     graph = _graph()
     tables = mode_tables(
-        graph, 4, cost_model("alpha_beta", machine, 4), ModeSpace(), known=KnownModes(), is_whole=True,
+        graph, 4, cost_model("alpha_beta", where, 4), ModeSpace(), known=KnownModes(), is_whole=True,
         only={"fc2": np.array([[2, 1, 2]], dtype=np.int32)}, micro_batches=micro_batches,
     )  # fmt: skip
     figures = tables.layers[graph.index["fc2"]].figures

@@ -14,21 +14,20 @@ from numpy.typing import NDArray
 
 from pase import load, search
 from pase.costs import edge_layouts, transfer_bytes
-from pase.graph import Access, Builder, Dim, DimIndex, Edge, Graph, Operator, SliceOf
-from pase.graph.operators import concat, dense, pool1d, softmax_loss
+from pase.graph import Access, Builder, Dim, DimIndex, Operator, SliceOf
+from pase.graph.operators import dense
 from pase.sharding.overlap import Overlap, layout_overlap, shared_splits
 from pase.sharding.shards import Splits, components, enumerate_configurations, split_columns, splits_of
 from tests.costs.assignments import (
     Fetches,
     Side,
     fetches,
-    holders,
     least_by_matching,
     least_by_permutations,
     pieces,
     random_pair,
 )
-from tests.moved import holdings, overlaps, sizes
+from tests.moved import holdings
 
 
 def _operator(name: str, dims: dict[str, int], shape: tuple[int, ...], axes: tuple[DimIndex, ...]) -> Operator:
@@ -116,16 +115,16 @@ def _check(found: Overlap, i: int, j: int, expected: Fetches, *, has_gradient: b
 def _check_sides(u: Side, v: Side, p: int, *, has_gradient: bool) -> int:
     """Compare all pairs of two sides' layouts; return their number."""
     found = _volumes_of_sides(u, v, p, has_gradient=has_gradient)
-    held, needed = ([holders(side, layout) for layout in side.layouts(p)] for side in (u, v))
+    held, needed = u.holdings(p), v.holdings(p)
     for (i, a), (j, b) in product(enumerate(held), enumerate(needed)):
-        _check(found, i, j, fetches(a, b, p), has_gradient=has_gradient)
+        _check(found, i, j, fetches(a, b), has_gradient=has_gradient)
     return len(held) * len(needed)
 
 
 @pytest.mark.parametrize("p", range(2, 13))
 def test_any_pair_of_layouts_costs_what_the_best_assignment_fetches(p: int) -> None:
     rng, count = random.Random(p), 0
-    while count < int(os.environ.get("TRANSFER_PAIRS", "6600")) / 11:
+    while count < int(os.environ.get("TRANSFER_PAIRS", "3300")) / 11:
         u, v = random_pair(rng)
         for has_gradient in (True, False):
             count += _check_sides(u, v, p, has_gradient=has_gradient)
@@ -142,14 +141,16 @@ def test_trying_all_assignments_and_matching_under_bounds_agree(seed: int) -> No
     rng = random.Random(seed)
     for p in (3, 4, 6, 6, 6):
         u, v = random_pair(rng)
-        for a, b in product(u.layouts(p), v.layouts(p)):
-            found = fetches(holders(u, a), holders(v, b), p)
+        for a, b in product(u.holdings(p), v.holdings(p)):
+            found = fetches(a, b)
             for has_gradient in (True, False):
                 tried = least_by_permutations(found, has_gradient=has_gradient)
                 assert least_by_matching(found, has_gradient=has_gradient) == tried
 
 
-@pytest.mark.parametrize(("name", "p"), [("inception_v3", 16), ("densenet121", 32), ("googlenet", 24)])
+@pytest.mark.parametrize(
+    ("name", "p"), [pytest.param("inception_v3", 16, marks=pytest.mark.full), ("densenet121", 32), ("googlenet", 24)]
+)
 def test_edges_of_built_in_networks_cost_what_the_best_assignment_fetches(name: str, p: int) -> None:
     graph = load(name, arguments={"batch": 192} if p % 3 == 0 else {})
     rng = random.Random(p)
@@ -164,9 +165,9 @@ def test_edges_of_built_in_networks_cost_what_the_best_assignment_fetches(name: 
         us, vs = us[rng.choices(range(len(us)), k=4)], vs[rng.choices(range(len(vs)), k=4)]
         found = _volumes(u, v, us, vs, written=edge.output, read=edge.input)
         for (i, a), (j, b) in product(enumerate(us.tolist()), enumerate(vs.tolist())):
-            held = holdings(u, write, dict(zip(u.extents, a, strict=True)), p)
-            needed = holdings(v, read, dict(zip(v.extents, b, strict=True)), p)
-            _check(found, i, j, Fetches(overlaps(held, needed).T, sizes(held), sizes(needed)), has_gradient=True)
+            held = holdings(u.extents, write, dict(zip(u.extents, a, strict=True)), p)
+            needed = holdings(v.extents, read, dict(zip(v.extents, b, strict=True)), p)
+            _check(found, i, j, fetches(held, needed), has_gradient=True)
 
 
 @pytest.mark.parametrize(("name", "p"), [("googlenet", 12), pytest.param("inception_v3", 16, marks=pytest.mark.full)])
@@ -176,51 +177,13 @@ def test_the_edges_of_a_strategy_found_cost_what_the_best_assignments_fetch(name
     for edge in graph.edges:
         (transfer,) = (t for t in layers[edge.consumer].transfers if t.input == edge.input)
         u, v = graph[edge.producer], graph[edge.consumer]
-        held = holdings(u, u.writes[edge.output], layers[u.name].splits, p)
-        needed = holdings(v, v.reads[edge.input], layers[v.name].splits, p)
-        shares = Fetches(overlaps(held, needed).T.astype(np.int64), sizes(held), sizes(needed))
-        has_gradient = edge.producer in graph.trained
-        least = least_by_matching(shares, has_gradient=has_gradient)
+        held = holdings(u.extents, u.writes[edge.output], layers[u.name].splits, p)
+        needed = holdings(v.extents, v.reads[edge.input], layers[v.name].splits, p)
+        least = least_by_matching(fetches(held, needed), has_gradient=edge.producer in graph.trained)
         assert (transfer.forward_bytes, transfer.backward_bytes) == (4 * least[0], 4 * least[1]), edge
 
 
 # -- by hand
-
-
-def _moved(graph: Graph, edge: Edge, u: dict[str, int], v: dict[str, int]) -> tuple[float, float]:
-    rows = [
-        np.array([[split.get(dim, 1) for dim in graph[name].extents]], dtype=np.int32)
-        for name, split in ((edge.producer, u), (edge.consumer, v))
-    ]
-    moved = transfer_bytes(graph, edge, *edge_layouts(graph, edge, *rows))
-    return moved.forward.item(), moved.backward.item()
-
-
-def test_a_replica_that_finds_no_place_beside_its_part_is_paid() -> None:
-    # y of 4 + 2 channels has parts of 3: of `one`'s 4 the second device needs 1, and its gradient of the other 3.
-    net = Builder("joined")
-    one, two = (net.add(dense, name, net.input((2, 8)), out=(("n", n),)) for name, n in (("one", 4), ("two", 2)))
-    net.add(concat, "both", one, two, dims=("b", "c"))
-    graph = net.build()
-    assert _moved(graph, graph.edges[0], {}, {"c": 2}) == (0, 4 * 2 * 3)
-
-
-def test_a_window_over_an_odd_width_is_read_in_parts_of_two_sizes() -> None:
-    # Of 5 one device has 3 and the other 2: the gradient of what it does not have each fetches from the other.
-    net = Builder("odd")
-    x = net.add(dense, "fc", net.input((2, 8)), out=(("n", 1), ("w", 5)))
-    net.add(pool1d, "pool", x, kernel=2, stride=1)
-    graph = net.build()
-    assert _moved(graph, graph.edges[0], {}, {"w": 2}) == (0, 4 * 2 * 3)
-
-
-def test_parts_that_lie_across_each_other_are_not_all_beside_their_best() -> None:
-    # [4, 3, 4, 4] read as [4, 48]: a half of h is 8 of every 16, an eighth of 48 are 6, which may lie in both halves.
-    net = Builder("flat")
-    x = net.add(dense, "one", net.input((4, 8)), out=(("n", 3), ("h", 4), ("w", 4)))
-    net.add(dense, "two", net.reshape(x, (4, 48)), out=(("n", 8),))
-    graph = net.build()
-    assert sum(_moved(graph, graph.edges[0], {"h": 2}, {"c": 8})) == 4 * 88
 
 
 @pytest.mark.parametrize("case", NESTED)
@@ -234,38 +197,6 @@ def test_an_edge_costs_the_same_in_either_direction(case: str, p: int) -> None:
         for found in (_volumes(u, v, us, vs), _volumes(v, u, vs, us))
     )
     assert np.array_equal(one, other.T)
-
-
-@pytest.mark.parametrize("p", [2, 3, 4, 6, 8, 12])
-def test_what_lies_alike_does_not_move(p: int) -> None:
-    dims = {"b": 12, "h": 24, "g": 2, "n": 6}
-    operator = _operator("o", dims, (12, 24, 12), ("b", "h", ("g", "n")))
-    rows = enumerate_configurations(operator, p)
-    found = _volumes(operator, operator, rows, rows)
-    alike = np.arange(len(rows))
-    assert not (found.needed_forward - found.kept_forward)[alike, alike].any()
-    assert not (found.needed_backward - found.kept_backward)[alike, alike].any()
-
-
-def test_fully_connected_layers_that_alternate_move_nothing() -> None:
-    # Table II: FC 1 and FC 3 n 4, c 8; FC 2 n 8, c 4. Each layer's n is the next one's c.
-    net = Builder("net")
-    x = net.input((128, 4096))
-    for number in (1, 2, 3):
-        x = net.add(dense, f"fc{number}", x, out=(("n", 4096),))
-    net.add(softmax_loss, "softmax", x)
-    graph = net.build()
-    splits = {"fc1": (1, 4, 8), "fc2": (1, 8, 4), "fc3": (1, 4, 8)}
-    for edge in graph.edges[:2]:
-        rows = (np.array([splits[name]], dtype=np.int32) for name in (edge.producer, edge.consumer))
-        moved = transfer_bytes(graph, edge, *edge_layouts(graph, edge, *rows))
-        assert moved.forward == 0
-        assert moved.backward == 0
-    # Without the alternation all but a quarter of the eighth that is needed, 128 · 4096 / 4 words, stays away.
-    same = (np.array([splits["fc1"]], dtype=np.int32),) * 2
-    moved = transfer_bytes(graph, graph.edges[0], *edge_layouts(graph, graph.edges[0], *same))
-    assert moved.forward == 0  # an eighth lies within the quarter that is held
-    assert moved.backward == 4 * 128 * (4096 // 4 - 4096 // 8)
 
 
 def test_an_edge_by_hand() -> None:

@@ -5,17 +5,16 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from pase.costs import COST_MODELS, PaperCostModel, Problem, build_problem, cost_model
+from pase.costs import PaperCostModel, build_problem, cost_model
 from pase.costs.traffic import Communication, PassWork, Pattern
-from pase.errors import CostError
 from pase.graph import Builder, Graph
-from pase.graph.operators import add_parameter, dense, elementwise
+from pase.graph.operators import add_parameter, elementwise
 from pase.machine import load_machine
 from pase.models import build
 from pase.planning.steps import plan_layers, total_cost
 from pase.sharding.overlap import Redistribution
 from pase.sharding.shards import data_parallel
-from tests.networks import small_graph
+from tests.networks import small_graph, whole_splits
 
 R = 1000.0
 MODEL = PaperCostModel(flop_per_byte=R)
@@ -25,7 +24,7 @@ def _cost(
     graph: Graph, num_devices: int, splits: Mapping[str, Mapping[str, int]], model: PaperCostModel = MODEL
 ) -> float:
     """Total cost of a strategy; layers and dims that are not named are not split."""
-    full = [{dim: splits.get(o.name, {}).get(dim, 1) for dim in o.extents} for o in graph.operators]
+    full = whole_splits(graph, splits)
     return total_cost(plan_layers(graph, num_devices, model, full))
 
 
@@ -67,12 +66,6 @@ def test_r_is_that_of_the_slowest_link_in_use() -> None:
     assert cost_model("paper", machine, 8).unit == "FLOP"
 
 
-def test_an_unknown_cost_model_is_answered_with_the_nearest() -> None:
-    with pytest.raises(CostError, match="unknown cost model 'papers': did you mean 'paper'"):
-        cost_model("papers", load_machine("1080ti"), 4)
-    assert "paper" in COST_MODELS
-
-
 # -- data parallelism of whole networks
 
 
@@ -91,7 +84,7 @@ def _alexnet_flop(batch: int) -> int:
     return batch * (flop + 2 * 4 * 1000)
 
 
-@pytest.mark.parametrize("p", [1, 2, 8, 32, 128])
+@pytest.mark.parametrize("p", [1, 32])
 def test_data_parallelism_of_alexnet(p: int) -> None:
     graph = build("alexnet", batch=128)
     expected = _alexnet_flop(128) / p + _all_reduce(61_100_840, p)
@@ -102,13 +95,14 @@ def test_data_parallelism_of_alexnet(p: int) -> None:
     ("name", "num_values"),
     [
         ("lenet5", 61_706),
-        ("vgg16", 138_357_544),
         # The weights (torchvision's resnet101) and each of 52,672 channels' mean and mean square.
         ("resnet101", 44_549_160 + 105_344),
         # Tied embeddings are reduced once (GPT-2 small, BERT-large).
         ("gpt", 124_439_808),
-        ("bert_large", 335_174_458),
-        ("transformer", 69_701_632),
+        *(
+            pytest.param(name, count, marks=pytest.mark.full)
+            for name, count in (("vgg16", 138_357_544), ("bert_large", 335_174_458), ("transformer", 69_701_632))
+        ),
         ("rnnlm", 100_000 * 2048 * 2 + 100_000 + 2 * 4 * 2048 * (2 * 2048 + 1)),
     ],
 )
@@ -118,16 +112,10 @@ def test_data_parallelism_splits_all_work_and_reduces_all_gradients(name: str, n
     assert _data_parallel(graph, p) == pytest.approx(alone / p + _all_reduce(num_values, p), rel=1e-14)
 
 
-@pytest.mark.parametrize("name", ["alexnet", "inception_v3", "rnnlm", "transformer", "densenet121", "gpt"])
-def test_without_communication_p_devices_are_p_times_as_fast(name: str) -> None:
-    free, graph = PaperCostModel(flop_per_byte=0.0), small_graph(name)
-    assert _data_parallel(graph, 16, free) == pytest.approx(_data_parallel(graph, 1, free) / 16, rel=1e-14)
-
-
-@pytest.mark.parametrize("name", ["alexnet", "transformer", "rnnlm"])
+@pytest.mark.parametrize("name", ["alexnet", "rnnlm"])
 def test_no_configuration_beats_its_share_of_the_work(name: str) -> None:
     # With free communication each layer costs at least 1 / p of what it costs alone, and one reaches at most that.
-    graph = build(name)
+    graph = small_graph(name)
     problem = build_problem(graph, 8, PaperCostModel(flop_per_byte=0.0))
     costly = build_problem(graph, 8, MODEL)
     for vertex in range(len(graph.operators)):
@@ -140,27 +128,6 @@ def test_no_configuration_beats_its_share_of_the_work(name: str) -> None:
 
 
 # -- known strategies
-
-
-def test_a_pair_split_by_columns_then_by_rows_needs_one_all_reduce_each_way() -> None:
-    # Shoeybi et al. 2019, Fig. 3: y = f(x a) b with a's columns and b's rows split needs none in between.
-    batch, d, e, k = 16, 64, 256, 8
-    net = Builder("mlp")
-    x = net.add(add_parameter, "before", net.input((batch, d)), dims=("b", "d"), over=("b", "d"))
-    x = net.add(dense, "a", x, out=(("n", e),), activation="relu", bias=False)
-    x = net.add(dense, "b", x, out=(("n", d),), bias=False)
-    net.add(elementwise, "after", x, dims=("b", "d"), function="relu")
-    graph = net.build()
-    splits = {"a": {"n": k}, "b": {"c": k}}
-    free = _cost(graph, k, splits, PaperCostModel(flop_per_byte=0.0))
-    assert _cost(graph, k, splits) - free == pytest.approx(2 * _all_reduce(batch * d, k))
-    # By columns twice, the tensor in between is gathered too, and its gradient is summed.
-    twice = {"a": {"n": k}, "b": {"n": k}}
-    gathered = R * 4 * batch * (e - e / k)
-    after = R * 4 * batch * (d - d / k)
-    assert _cost(graph, k, twice) - free == pytest.approx(
-        _all_reduce(batch * d, k) + gathered + _all_reduce(batch * e, k) + after
-    )
 
 
 def test_a_residual_and_a_branch_each_cost_their_own_edge() -> None:
@@ -200,23 +167,3 @@ def _blocks(names: tuple[str, ...]) -> tuple[str, str]:
     blocks = [name.split("_")[0] for name in names if name.split("_")[0][-1].isdigit()]
     distinct = list(dict.fromkeys(blocks))
     return distinct[1], distinct[-1]
-
-
-def test_a_configuration_is_found_by_its_splits() -> None:
-    problem = build_problem(build("mlp"), 8, MODEL)
-    for index in range(len(problem.configurations[0])):
-        splits = tuple(problem.splits(0, index).values())
-        assert problem.choice(0, splits) == index
-    assert problem.choice(0, (3, 1, 1)) is None
-
-
-def test_progress_is_told_to_the_end() -> None:
-    told: list[tuple[str, float]] = []
-    problem: Problem = build_problem(build("mlp"), 4, MODEL, lambda what, share: told.append((what, share)))
-    stages = list(dict.fromkeys(what for what, _ in told))
-    assert len(stages) == 2
-    for stage in stages:
-        shares = [share for what, share in told if what == stage]
-        assert shares == sorted(shares)
-        assert shares[-1] == 1
-    assert problem.num_devices == 4

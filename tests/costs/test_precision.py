@@ -20,6 +20,7 @@ from pase.machine import Machine, load_machine
 from pase.planning.plan import Plan
 from pase.planning.plan_file import plan_document, plan_from_document
 from pase.sharding.traffic import edge_bytes, flows
+from tests.networks import row_of
 
 MIXED, BF16, FP8 = (PRECISIONS[name] for name in ("bf16-mixed", "bf16", "fp8-mixed"))
 B, C, N, K = 8, 16, 32, 4
@@ -37,7 +38,7 @@ def _network(precision: Precision | str = "float32") -> Graph:
 
 def _traffic(graph: Graph, name: str, **split: int) -> LayerTraffic:
     operator = graph[name]
-    return traffic_of(graph, operator, np.array([[split.get(dim, 1) for dim in operator.extents]], dtype=np.int32))
+    return traffic_of(graph, operator, row_of(operator, split))
 
 
 def _sent(graph: Graph, name: str, **split: int) -> dict[str, int]:
@@ -89,7 +90,7 @@ def test_one_type_for_all_is_a_factor(name: str) -> None:
     size = ITEMSIZES[PRECISIONS[name].parameters]
     for operator in graph.operators:
         for split in ({"b": 2}, {"n": 2}, {"c": 2}):
-            row = np.array([[split.get(dim, 1) for dim in operator.extents]], dtype=np.int32)
+            row = row_of(operator, split)
             ours, theirs = traffic_of(half, operator, row), traffic_of(graph, operator, row)
             assert [size * m.size_bytes / 4 for m in theirs.messages] == [m.size_bytes for m in ours.messages]
     ours, theirs = (search(each, 1, machine="a100", keep_batch=True).memory.kept_bytes for each in (half, graph))

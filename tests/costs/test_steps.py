@@ -26,7 +26,7 @@ def _steps(count: int) -> Graph:
     return net.build()
 
 
-@pytest.mark.parametrize("num_devices", [2, 3, 4, 6, 8, 16])
+@pytest.mark.parametrize("num_devices", [4, 6])
 @pytest.mark.parametrize("model", ["paper", "alpha_beta", "program"])
 def test_every_step_costs_what_it_costs_by_itself(num_devices: int, model: str) -> None:
     costs = cost_model(model, MACHINE, num_devices)

@@ -16,6 +16,7 @@ from pase.graph.operators import (
     global_pool,
 )
 from pase.graph.precision import FLOAT32, uniform_types
+from tests.networks import row_of
 
 Found = dict[str, tuple[float, int, int]]
 
@@ -24,7 +25,7 @@ def _traffic(
     operator: Operator, *, fed: bool = True, precision: Precision = FLOAT32, **split: int
 ) -> tuple[float, Found]:
     """Return (FLOP, {tensor: (bytes, group, times)}) under one configuration; dims that are not named are whole."""
-    row = np.array([[split.get(dim, 1) for dim in operator.extents]], dtype=np.int32)
+    row = row_of(operator, split)
     reads = tuple(
         ReadTraits(
             has_gradient=access.is_differentiable and (fed or access in operator.parameters),

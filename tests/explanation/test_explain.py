@@ -53,7 +53,9 @@ def data_parallel_plan(name: str, num_devices: int, model: str) -> Plan:
 
 
 @pytest.mark.parametrize("model", sorted(COST_MODELS))
-@pytest.mark.parametrize("name", ["alexnet", pytest.param("transformer", marks=pytest.mark.full), "rnnlm"])
+@pytest.mark.parametrize(
+    "name", ["alexnet", *(pytest.param(name, marks=pytest.mark.full) for name in ("transformer", "rnnlm"))]
+)
 def test_parts_are_the_costs_of_the_plan(name: str, model: str) -> None:
     plan, explanation = planned(name, 8, model), explained(name, 8, model)
     for layer in plan.layers:
@@ -128,11 +130,9 @@ def test_runner_ups_and_flips_of_a_network_are_those_of_all_its_strategies(model
 
 
 def test_repeated_layers_are_explained_like_the_first() -> None:
-    explanation = explained("transformer", 8, "paper")
-    assert [layer.name for layer in explanation.layers] == [
-        layer.name for layer in planned("transformer", 8, "paper").layers
-    ]
-    alone = explain(planned("transformer", 8, "paper"), [explanation.layers[9].name])
+    explanation = explained("gpt", 8, "paper")
+    assert [layer.name for layer in explanation.layers] == [layer.name for layer in planned("gpt", 8, "paper")]
+    alone = explain(planned("gpt", 8, "paper"), [explanation.layers[9].name])
     assert alone.layers == (explanation.layers[9],)
 
 
@@ -140,7 +140,12 @@ def test_repeated_layers_are_explained_like_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "model"), [*product(["alexnet", "rnnlm"], sorted(COST_MODELS)), ("transformer", "alpha_beta")]
+    ("name", "model"),
+    [
+        *(("alexnet", model) for model in sorted(COST_MODELS)),
+        ("rnnlm", "alpha_beta"),
+        pytest.param("transformer", "alpha_beta", marks=pytest.mark.full),
+    ],
 )
 def test_sentences_say_what_the_tables_say(name: str, model: str) -> None:
     plan, explanation = planned(name, 8, model), explained(name, 8, model)
@@ -171,8 +176,7 @@ def test_sentences_say_what_the_tables_say(name: str, model: str) -> None:
             rises = {p.name: p.cost - mine.get(p.name, 0.0) for p in other}
             assert max(rises, key=lambda key: rises[key]) == part.name
             num_checked += 1
-    unsaid = [("rnnlm", "ring"), ("rnnlm", "step")]
-    assert num_checked > 0 or (name, model) in unsaid
+    assert num_checked > 0
 
 
 def test_the_published_reason_for_dense_layers() -> None:
@@ -199,7 +203,7 @@ def test_configurations_in_words() -> None:
 # -- plans that are not the optimum
 
 
-@pytest.mark.parametrize("model", sorted(COST_MODELS))
+@pytest.mark.parametrize("model", ["paper", "step"])
 def test_a_plan_that_is_not_the_optimum(model: str) -> None:
     plan = data_parallel_plan("alexnet", 8, model)
     best = planned("alexnet", 8, model)

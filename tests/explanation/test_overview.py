@@ -19,8 +19,8 @@ WITHOUT_FLIPS = ExplainOptions(max_solutions=0)
     [
         ("alexnet", "paper"),
         ("rnnlm", "alpha_beta"),
-        ("transformer_big", "paper"),
         ("tiny", "alpha_beta"),
+        pytest.param("transformer_big", "paper", marks=pytest.mark.full),
         pytest.param("densenet121", "alpha_beta", marks=pytest.mark.full),
     ],
 )

@@ -21,10 +21,13 @@ TEXTS = (*HOSTILE_NAMES, CODE, "relu)(x", "relu\n", "relu#", "exit", "mtf.einsum
 """The last are words that a program might hold, but none of a vocabulary."""
 
 PAIRS = sorted(
-    (kind, name)
-    for kind, attributes in ATTRIBUTES.items()
-    if kind != "fan_out"  # which no other layer can be said to be
-    for name in (*attributes, *IMPORTED)
+    {
+        # What is checked the same way is checked for one kind.
+        (name, id(found)): (kind, name)
+        for kind, attributes in ATTRIBUTES.items()
+        if kind != "fan_out"  # which no other layer can be said to be
+        for name, found in (attributes | IMPORTED).items()
+    }.values()
 )
 FREE = {"function": {"opaque"}, "scanned": set(ATTRIBUTES)}
 """Attributes that are for people: of them no program is made."""

@@ -203,8 +203,8 @@ def test_bert_large_s_vertices() -> None:
     ("layers", "model_width", "heads", "num_parameters"),
     [
         (12, 768, 12, 124_439_808),
-        (24, 1024, 16, 354_823_168),
-        (36, 1280, 20, 774_030_080),
+        pytest.param(24, 1024, 16, 354_823_168, marks=pytest.mark.full),
+        pytest.param(36, 1280, 20, 774_030_080, marks=pytest.mark.full),
         (48, 1600, 25, 1_557_611_200),
     ],
 )
@@ -216,7 +216,7 @@ def test_gpt_s_parameters_are_those_of_gpt2(layers: int, model_width: int, heads
 
 @pytest.mark.parametrize(
     ("layers", "model_width", "heads", "billions"),
-    [(32, 4096, 32, 6.7), (96, 12_288, 96, 175.0)],
+    [(32, 4096, 32, 6.7), pytest.param(96, 12_288, 96, 175.0, marks=pytest.mark.full)],
 )
 def test_gpt_s_parameters_are_those_of_gpt3(layers: int, model_width: int, heads: int, billions: float) -> None:
     """Brown et al. 2020, table 2.1; its 2,048 tokens of context."""

@@ -10,20 +10,14 @@ from pase.errors import ConfigurationError, MemoryLimitError
 from pase.graph import Builder, Graph
 from pase.graph.operators import attention, dense
 from pase.graph.operators.products import with_rings
-from pase.machine import Machine
-from pase.machine.machine import Device, Level
 from pase.planning.plan import Plan
+from tests.simulation.machines import machine
 
 DEVICES, WIDTH = 8, 64
 FLOP_PER_S, BYTES_PER_S = 1e12, 1e9
 
 
-MACHINE = Machine(
-    name="test",
-    description="one level, without latency to speak of",
-    device=Device(name="gpu", peak_flop_per_s={"float32": FLOP_PER_S}, memory_bytes=2**40, source="made up"),
-    levels=(Level(name="link", num_devices=0, latency_s=1e-15, bandwidth_bytes_per_s=BYTES_PER_S, source="made up"),),
-)
+MACHINE = machine((0, 1e-15, BYTES_PER_S), flop_per_s=FLOP_PER_S)
 TOKENS_SPLIT = {"pin": dict.fromkeys(("query", "key", "value", "output"), f"s={DEVICES}")}
 """All layers around the attention have a part of the tokens on each device."""
 

@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from itertools import combinations, pairwise, product
 from math import inf, prod
 from pathlib import Path
@@ -23,13 +24,14 @@ from pase.graph import Builder, Graph
 from pase.graph.operators import dense, elementwise, layer_norm, softmax_loss
 from pase.graph.parts import cuts, micro_batch, stage, with_cuts
 from pase.machine import Machine, load_machine
-from pase.machine.machine import Device, Level, Overlap
+from pase.machine.machine import Overlap
 from pase.planning import pipelines, spans, stage_problem, stage_search
 from pase.planning.pipelines import plan_of_step, solve_scheme
 from pase.planning.plan import STAGES_IN_TURNS
 from pase.planning.spans import Scheme, Setting, batch_of
 from pase.planning.stages import group_links
 from tests.costs.test_schedules import order_of
+from tests.simulation.machines import machine
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 MOST = 400_000
@@ -39,22 +41,9 @@ MOST = 400_000
 def _machine(numbers: random.Random) -> Machine:
     """A machine of two levels on which computing, sending and waiting take about as long, at random."""
     overlap = Overlap(share=numbers.choice([0.3, 0.8]), source="made up")
-    level: dict[str, Any] = {"latency_s": numbers.choice([0.0, 1e-6]), "source": "made up"}
-    return Machine(
-        name="random",
-        description="made up",
-        device=Device(
-            name="device",
-            peak_flop_per_s={"float32": 10 ** numbers.uniform(8, 10)},
-            memory_bytes=2**30,
-            source="made up",
-        ),
-        levels=(
-            Level(name="node", num_devices=2, bandwidth_bytes_per_s=10 ** numbers.uniform(8, 9.5), **level),
-            Level(name="network", num_devices=0, bandwidth_bytes_per_s=10 ** numbers.uniform(7, 9), **level),
-        ),
-        overlap=overlap,
-    )
+    latency_s, flop_per_s = numbers.choice([0.0, 1e-6]), 10 ** numbers.uniform(8, 10)
+    levels = (2, latency_s, 10 ** numbers.uniform(8, 9.5)), (0, latency_s, 10 ** numbers.uniform(7, 9))
+    return replace(machine(*levels, flop_per_s=flop_per_s), overlap=overlap)
 
 
 def _network(numbers: random.Random) -> Graph:
@@ -214,11 +203,10 @@ def _case_in_turns(seed: int) -> tuple[Setting, Scheme] | None:
 
 
 def _check_in_turns(seed: int) -> bool:
-    case = _case_in_turns(seed)
-    expected = _brute_force_in_turns(*case) if case else None
-    if case is None or expected is None:
+    case = _expected(seed, in_turns=True)
+    if case is None:
         return False
-    setting, scheme = case
+    setting, scheme, expected = case
     found = solve_scheme(setting, scheme)
     assert found.bound <= expected * (1 + 1e-9)
     assert found.cost == pytest.approx(expected, rel=1e-9), (seed, scheme)
@@ -232,7 +220,7 @@ def _check_in_turns(seed: int) -> bool:
 
 
 def test_stages_in_turns_are_found_as_brute_force_does() -> None:
-    assert sum(_check_in_turns(seed) for seed in range(36)) > 20
+    assert sum(_check_in_turns(seed) for seed in range(18)) > 10
 
 
 @pytest.mark.full
@@ -284,12 +272,10 @@ def _random_case(seed: int) -> tuple[Setting, Scheme]:
 
 
 def _check(seed: int) -> bool:
-    setting, scheme = _random_case(seed)
-    if scheme.stages > len(cuts(with_cuts(micro_batch(setting.graph, scheme.micro_batches)))) + 1:
+    case = _expected(seed, in_turns=False)
+    if case is None:
         return False
-    expected = _brute_force(setting, scheme)
-    if expected is None:
-        return False
+    setting, scheme, expected = case
     found = solve_scheme(setting, scheme)
     assert found.bound <= expected * (1 + 1e-9)
     assert found.cost == pytest.approx(expected, rel=1e-9), (seed, scheme)
@@ -298,7 +284,17 @@ def _check(seed: int) -> bool:
 
 
 def test_the_search_finds_what_brute_force_does() -> None:
-    assert sum(_check(seed) for seed in range(40)) > 20
+    assert sum(_check(seed) for seed in range(20)) > 10
+
+
+@cache
+def _expected(seed: int, in_turns: bool) -> tuple[Setting, Scheme, float] | None:
+    """A random case and what brute force says of it; None where it says nothing."""
+    case = _case_in_turns(seed) if in_turns else _random_case(seed)
+    if case is None or case[1].stages > len(cuts(with_cuts(micro_batch(case[0].graph, case[1].micro_batches)))) + 1:
+        return None
+    expected = (_brute_force_in_turns if in_turns else _brute_force)(*case)
+    return None if expected is None else (*case, expected)
 
 
 @pytest.mark.parametrize("in_turns", [False, True])
@@ -315,21 +311,12 @@ def test_bounds_hold_without_going_through_what_is_left(
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
     num = 0
-    for seed in range(2000, 2024):
-        case = _case_in_turns(seed) if in_turns else _random_case(seed)
-        if case is None:
-            continue
-        setting, scheme = case
-        if scheme.stages > len(cuts(with_cuts(micro_batch(setting.graph, scheme.micro_batches)))) + 1:
-            continue
-        expected = (_brute_force_in_turns if in_turns else _brute_force)(setting, scheme)
-        if expected is None:
-            continue
+    for setting, scheme, expected in filter(None, (_expected(seed, in_turns) for seed in range(2000, 2014))):
         found = solve_scheme(setting, scheme)
-        assert found.bound <= expected * (1 + 1e-9), seed
-        assert found.cost >= expected * (1 - 1e-9), seed
+        assert found.bound <= expected * (1 + 1e-9)
+        assert found.cost >= expected * (1 - 1e-9)
         num += found.bound > 0.8 * expected
-    assert num > 4
+    assert num > 2
 
 
 @pytest.mark.full
@@ -337,8 +324,8 @@ def test_the_search_finds_what_brute_force_does_1000_times() -> None:
     assert sum(_check(seed) for seed in range(100, 1250)) >= 1000
 
 
-def _gpt(batch: int) -> Graph:
-    arguments = {"layers": 4, "model_width": 64, "heads": 4, "steps": 32, "vocabulary": 96}
+def _gpt(batch: int, layers: int = 2) -> Graph:
+    arguments = {"layers": layers, "model_width": 64, "heads": 4, "steps": 32, "vocabulary": 96}
     return pase.load("gpt", batch=batch, arguments=arguments)
 
 
@@ -432,14 +419,14 @@ def test_numbers_that_are_chosen_are_the_best_of_all() -> None:
     assert chosen.lower_bound >= min(plan.lower_bound for plan in each.values()) * (1 - 1e-9) or chosen.gap < 2e-3
 
 
-@pytest.mark.parametrize("layer", ["layer2_ff_1", "layer3_ff_1"])
-def test_constraints_hold_for_the_layers_that_they_are_about_alone(layer: str) -> None:
+def test_constraints_hold_for_the_layers_that_they_are_about_alone() -> None:
     """Stages of equal layers share their answers only where these may have the same configurations."""
+    layer = "layer3_ff_1"
     settings: dict[str, Any] = {"devices": 8, "machine": "v100", "cost_model": "alpha_beta", "micro_batches": 4}
-    free = pase.search(_gpt(16), stages=4, **settings)
+    free = pase.search(_gpt(16, layers=4), stages=4, **settings)
     dims = {"e": 2, "b": 1} if free[layer].splits["e"] == 1 else {"b": 2, "e": 1}
     text = next(f"{dim}={k}" for dim, k in dims.items() if k > 1)
-    pinned = pase.search(_gpt(16), stages=4, constraints={"pin": {layer: text}}, **settings)
+    pinned = pase.search(_gpt(16, layers=4), stages=4, constraints={"pin": {layer: text}}, **settings)
     assert {dim: pinned[layer].splits[dim] for dim in dims} == dims
     others = [name for name in ("layer1_ff_1", "layer2_ff_1", "layer3_ff_1", "layer4_ff_1") if name != layer]
     assert any(pinned[name].splits == free[name].splits for name in others)
@@ -448,7 +435,7 @@ def test_constraints_hold_for_the_layers_that_they_are_about_alone(layer: str) -
 def test_modes_of_single_layers_are_searched_as_brute_force_does() -> None:
     """A layer may have less to choose from than others: the optimum is that of what is left."""
     checked = 0
-    for seed in range(40):
+    for seed in range(12):
         setting, scheme = _random_case(seed)
         space = ModeSpace(
             states=STATES, recompute=True, layers={"fc0": ModeSpace(states=("zero2",)), "head": ModeSpace()}
@@ -471,18 +458,18 @@ def test_modes_of_single_layers_are_searched_as_brute_force_does() -> None:
         assert modes["fc0"] in (("zero2", False), ("replicated", False))
         assert modes["head"] == ("replicated", False)
         checked += 1
-    assert checked > 10
+    assert checked > 3
 
 
-@pytest.mark.parametrize("text", ["zero3", "zero3 recompute"])
-def test_what_is_forbidden_is_in_no_layer(text: str, tmp_path: Path) -> None:
+def test_what_is_forbidden_is_in_no_layer(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"devices": 4, "machine": "v100", "cost_model": "alpha_beta", "optimiser": "adamw"}
     free = pase.search(_gpt(8), micro_batches=2, **settings)
     limit = int(0.7 * free.memory.total_bytes)
     settings |= {"micro_batches": 2, "modes": ["zero2", "zero3", "recompute"], "device_memory_bytes": limit}
-    plan = pase.search(_gpt(8), constraints={"forbid": {"*": text}, "pin": {"layer2_ff_1": "zero2"}}, **settings)
-    assert not any(layer.state == "zero3" for layer in plan)
-    assert "recompute" not in text or not any(layer.is_recomputed for layer in plan)
+    plan = pase.search(
+        _gpt(8), constraints={"forbid": {"*": "zero3 recompute"}, "pin": {"layer2_ff_1": "zero2"}}, **settings
+    )
+    assert not any(layer.state == "zero3" or layer.is_recomputed for layer in plan)
     assert plan["layer2_ff_1"].state == "zero2"
     plan.save(tmp_path / "plan.json")
     assert pase.load_plan(tmp_path / "plan.json") == plan

@@ -239,7 +239,7 @@ def _chunked(seed: int) -> Plan:
     return replace(plan, layers=tuple(layers), num_groups=groups, schedule="interleaved")
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_groups_of_several_stages_have_them_in_turns(seed: int) -> None:
     """What a step costs is the closed form of its passes' times; memory is walked through in Megatron-LM's order."""
     plan = _chunked(seed)

@@ -101,7 +101,7 @@ def limited_problems(draw: st.DrawFn) -> tuple[CostTables, tuple[np.ndarray, ...
     return tables, weights, float(np.floor(low + draw(st.floats(-0.1, 1)) * (high - low))) if low else low
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(limited_problems())
 def test_no_strategy_that_fits_is_cheaper(problem):
     tables, weights, limit = problem
@@ -109,7 +109,7 @@ def test_no_strategy_that_fits_is_cheaper(problem):
         check(tables, weights, limit)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(small_problems(max_vertices=5), st.integers(0, 2**32 - 1))
 def test_every_limit_from_nothing_to_enough(tables, seed):
     """At each weight that a strategy has, and just below it; the cost never rises with the limit."""
@@ -124,7 +124,7 @@ def test_every_limit_from_nothing_to_enough(tables, seed):
             check(tables, weights, limit - 1, everything)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(limited_problems(), st.integers(0, 2**32 - 1))
 def test_weights_of_edges_and_the_greatest_peak_count(limited, seed):
     tables, weights, limit = limited

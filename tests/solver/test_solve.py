@@ -71,7 +71,7 @@ def test_the_optimum_with_bounding_and_with_branching(how, request):
     given(small_problems())(lambda tables: check_optimal(tables))()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("shape", ["tree", "cycle", "dense", "single"])
 def test_trees_cycles_and_dense_graphs(shape, seed, bounded_first):
     rng = np.random.default_rng(seed)
@@ -94,7 +94,7 @@ def test_frustrated_problems_are_split_and_solved(branching):
 
 
 def test_recurrence_2_recurrence_4_and_the_solver_agree(bounded_first):
-    for seed in range(30):
+    for seed in range(15):
         rng = np.random.default_rng(seed)
         num_vertices = int(rng.integers(2, 12))
         extra = [(int(a), int(b)) for a, b in rng.integers(0, num_vertices, (6, 2)) if a != b]
@@ -197,16 +197,6 @@ def test_out_of_time_gives_a_strategy_a_bound_and_a_gap(branching):
     assert not hopeless.exact
     assert 0 <= hopeless.lower_bound <= solution.cost
     assert hopeless.cost == pytest.approx(total_cost(tables, hopeless.choice))
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_bound_never_exceeds_the_optimum(seed, branching):
-    tables = frustrated(seed, 7, 4)
-    optimum = find_best_strategy(tables, range(7)).cost
-    for limit_s in (0.001, 0.003, 0.01):
-        solution = solve(tables, time_limit_s=limit_s)
-        assert solution.lower_bound <= optimum * (1 + 1e-12) <= solution.cost * (1 + 2e-12)
-        assert not solution.exact or solution.cost == pytest.approx(optimum, rel=1e-9)
 
 
 @pytest.mark.parametrize("calls", [1, 3, 10, 40])
