@@ -1,4 +1,4 @@
-"""`verify`: the checks that every graph passes before anything is derived from it; and `Builder`, which makes graphs."""
+"""`verify`: the checks that every graph passes before anything is derived from it; and `Builder`, which makes them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping

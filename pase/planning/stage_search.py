@@ -69,9 +69,9 @@ class StageFound:
 class _Search:
     """One search: its problem, the strategies that it came by, and the best one that fits.
 
-    pool: strategies of problems by key, those of parts of stages, too; more are added. tolerance: share of the cost that
-    may be left between bound and strategy. loose: another one, and the cost up to which that counts. enough: a bound
-    that is.
+    pool: strategies of problems by key, those of parts of stages, too; more are added. tolerance: share of the cost
+    that may be left between bound and strategy. loose: another one, and the cost up to which that counts. enough: a
+    bound that is.
     """
 
     problem: StageProblem

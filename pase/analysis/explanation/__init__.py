@@ -1,7 +1,7 @@
 """Why a plan is as it is: what binds each layer, what the next best would cost, and when the choice would change."""
 
-from pase.analysis.explanation.alternatives import Choice, LayerChoices, every_choice
-from pase.analysis.explanation.constrained_search import TIE, Improvement, improvement
+from pase.analysis.explanation.alternatives import every_choice
+from pase.analysis.explanation.constrained_search import TIE, Improvement
 from pase.analysis.explanation.explain import ExplainOptions, LayerOverview, Overview, explain, overview
 from pase.analysis.explanation.sensitivity import FARTHEST, Sensitivity, sensitivity
 from pase.analysis.explanation.steps import SchemeOutcome, StepExplanation, StepLayer, explain_step, other_schemes
@@ -9,7 +9,6 @@ from pase.analysis.explanation.why_not import (
     Explanation,
     Flip,
     LayerExplanation,
-    MemoryBinding,
     Part,
     PartKind,
     RunnerUp,
@@ -20,15 +19,12 @@ from pase.analysis.explanation.why_not import (
 __all__ = [
     "FARTHEST",
     "TIE",
-    "Choice",
     "ExplainOptions",
     "Explanation",
     "Flip",
     "Improvement",
-    "LayerChoices",
     "LayerExplanation",
     "LayerOverview",
-    "MemoryBinding",
     "Overview",
     "Part",
     "PartKind",
@@ -41,7 +37,6 @@ __all__ = [
     "every_choice",
     "explain",
     "explain_step",
-    "improvement",
     "other_schemes",
     "overview",
     "own_parts",
