@@ -62,11 +62,11 @@ def row_of(operator: Operator, split: Mapping[str, int]) -> np.ndarray[tuple[int
     return np.array([[split.get(dim, 1) for dim in operator.extents]], dtype=np.int32)
 
 
-def diamond() -> Graph:
+def diamond(inputs: int = 6, outputs: int = 2) -> Graph:
     """Return a graph with two paths between its ends."""
     net = Builder("diamond")
-    x = net.add(dense, "fc1", net.input((4, 6)), out=(("n", 4),), bias=False)
-    left, right = (net.add(dense, name, x, out=(("n", 2),), bias=False) for name in ("left", "right"))
+    x = net.add(dense, "fc1", net.input((4, inputs)), out=(("n", 4),), bias=False)
+    left, right = (net.add(dense, name, x, out=(("n", outputs),), bias=False) for name in ("left", "right"))
     net.add(elementwise, "add", left, right, dims=("b", "n"))
     return net.build()
 

@@ -116,7 +116,7 @@ def test_a_plan_with_a_gap_comes_back_exactly() -> None:
 
 def test_a_plan_of_another_machine_comes_back_exactly() -> None:
     machine = override_machine(load_machine("2080ti"), flop_per_s=1.25e12, bandwidth_bytes_per_s=3e9)
-    plan = search(small_graph("lenet5"), 12, machine=machine, options=SearchOptions(keep_batch=True))
+    plan = search(small_graph("lenet5"), 12, machine=machine, keep_batch=True)
     assert _read(json.loads(json.dumps(plan_document(plan)))) == plan
 
 

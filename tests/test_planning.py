@@ -56,7 +56,7 @@ def test_no_strategy_of_a_diamond_is_cheaper(num_devices: int) -> None:
 @pytest.mark.parametrize(("name", "num_devices"), [("lenet5", 8), ("alexnet", 8), ("rnnlm", 12), ("mlp", 16)])
 def test_the_search_agrees_with_both_recurrences_of_the_paper(name: str, num_devices: int) -> None:
     machine = load_machine("1080ti")
-    plan = search(small_graph(name), num_devices, machine=machine, options=SearchOptions(keep_batch=True))
+    plan = search(small_graph(name), num_devices, machine=machine, keep_batch=True)
     tables = problem_of(small_graph(name), num_devices, machine, "paper").tables
     fourth = find_best_strategy(tables, generate_seq(tables.neighbours, tables.domain_sizes))
     second = naive_recurrence(tables, breadth_first(tables.neighbours, tables.domain_sizes))
@@ -136,14 +136,14 @@ def test_the_same_search_has_the_same_result() -> None:
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_every_ordering_leads_to_the_optimum(ordering: str) -> None:
-    plan = search(small_graph("transformer"), 4, options=SearchOptions(ordering=ordering))
+    plan = search(small_graph("transformer"), 4, ordering=ordering)
     assert plan.search.ordering == ordering
     assert plan.total_cost == pytest.approx(small_plan("transformer", 4).total_cost, rel=1e-12)
 
 
 def test_a_search_without_time_still_answers() -> None:
     best = small_plan("transformer", 16)
-    plan = search(small_graph("transformer"), 16, options=SearchOptions(time_limit_s=1e-9))
+    plan = search(small_graph("transformer"), 16, time_limit_s=1e-9)
     assert plan.total_cost >= best.total_cost * (1 - 1e-12)
     assert plan.lower_bound <= best.total_cost * (1 + 1e-12)
     assert plan.total_cost <= plan.baselines["data_parallel"]
@@ -154,14 +154,14 @@ def test_a_search_without_time_still_answers() -> None:
 @pytest.mark.parametrize("model", ["paper", "step"])
 def test_a_time_limit_covers_the_making_of_tables(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = small_graph("transformer")
-    best = search(graph, 16, options=SearchOptions(cost_model=model))
+    best = search(graph, 16, cost_model=model)
     looks, cut, bounds = 1, True, []
     while cut:  # a clock that runs out after ever more looks at it, as tables are made
         left = iter([0.0] * looks)
         monkeypatch.setattr("pase.costs.build.perf_counter", lambda left=left: next(left, inf))
         solved = Mock(side_effect=solve)
         monkeypatch.setattr("pase.planning.planner.solve", solved)
-        plan = search(graph, 16, options=SearchOptions(cost_model=model, time_limit_s=1e9))
+        plan = search(graph, 16, cost_model=model, time_limit_s=1e9)
         cut = max(solved.call_args.args[0].domain_sizes) == 1
         if cut:
             assert not plan.exact
@@ -190,8 +190,8 @@ def test_a_memory_limit_covers_the_tables() -> None:
         (needed, "the transfer costs between"),
     ):
         with pytest.raises(SolverError, match=f"{what} .* more than the memory limit of .*; use fewer devices"):
-            search(graph, 16, options=SearchOptions(solver_memory_bytes=limit))
-    assert search(graph, 16, options=SearchOptions(solver_memory_bytes=20 * needed)).exact
+            search(graph, 16, solver_memory_bytes=limit)
+    assert search(graph, 16, solver_memory_bytes=20 * needed).exact
 
 
 @pytest.mark.parametrize("model", ["paper", "step"])
@@ -233,7 +233,7 @@ def test_progress_is_told_in_fractions() -> None:
 
 def test_a_batch_that_nothing_divides_can_be_kept() -> None:
     graph = load("mlp", batch=7)
-    plan = search(graph, 4, options=SearchOptions(keep_batch=True))
+    plan = search(graph, 4, keep_batch=True)
     assert all(layer.splits["b"] == 1 for layer in plan.layers)
     assert any(layer.num_parts > 1 for layer in plan.layers)
     assert plan.baselines["data_parallel"] >= plan.total_cost

@@ -319,6 +319,7 @@ def layer_modes(
     blocking = blocking + received_s + returned_s
     copies = _sums_of_copies(graph, operator, splits, links)
     whole = _saved_bytes(graph, operator, splits, optimiser)[3]
+    weights_s = _work_of_weights(graph, operator, traffic, model) if is_whole else np.zeros(num)
     has_weights = bool(np.any(whole))
     may_repeat = space.recompute and operator.name in graph.trained and not operator.is_loss
     rows, states, again, found, passes = [], [], [], [], []
@@ -357,7 +358,7 @@ def layer_modes(
                         remade=there_s * is_again,
                         received=received_s,
                         returned=returned_s,
-                        weights=_work_of_weights(graph, operator, traffic, model) + scattered_s,
+                        weights=weights_s + scattered_s,
                     )
                 )
             rows.append(np.arange(num))

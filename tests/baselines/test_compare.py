@@ -12,7 +12,7 @@ from pase.costs import COST_MODELS
 from pase.errors import ConfigurationError
 from pase.graph import Scalar
 from pase.models import MODELS
-from pase.planning.planner import SearchOptions, data_parallel_cost, problem_of, search
+from pase.planning.planner import data_parallel_cost, problem_of, search
 from pase.planning.steps import total_cost
 from pase.solver import solve
 from tests.networks import small_graph, tiny_graph
@@ -76,7 +76,7 @@ def test_figures_of_a_comparison_are_those_of_its_plans(cost_model: str) -> None
         assert plan.lower_bound == pytest.approx(found.contenders[0].plan.total_cost, rel=1e-12)
         assert plan.exact == (plan.gap == 0)
         assert contender.search_time_s >= 0
-    searched = search(graph, 8, machine=machine, options=SearchOptions(cost_model=cost_model))
+    searched = search(graph, 8, machine=machine, cost_model=cost_model)
     assert found.contenders[0].plan.total_cost == pytest.approx(searched.total_cost, rel=1e-12)
     problem = problem_of(graph, 8, machine, cost_model)
     assert found.contenders[1].plan.total_cost == pytest.approx(data_parallel_cost(problem), rel=1e-12)

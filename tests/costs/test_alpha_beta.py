@@ -210,7 +210,7 @@ def test_resharding_fetches_from_its_own_node_first() -> None:
 def test_costs_grow_with_every_figure_of_the_machine(name: str) -> None:
     graph, p = build(name, batch=64), 16
     where = _machine(memory_bandwidth=4e11)
-    plan = search(graph, p, machine=where, options=SearchOptions(cost_model="alpha_beta"))
+    plan = search(graph, p, machine=where, cost_model="alpha_beta")
     assert plan.exact
     assert plan.cost_unit == "s"
     assert plan.total_cost <= plan.baselines["data_parallel"]
@@ -223,7 +223,7 @@ def test_costs_grow_with_every_figure_of_the_machine(name: str) -> None:
             levels=(where.levels[0], replace(where.levels[1], bandwidth_bytes_per_s=0.5 / B2)),
         ),
     ):
-        other = search(graph, p, machine=worse, options=SearchOptions(cost_model="alpha_beta"))
+        other = search(graph, p, machine=worse, cost_model="alpha_beta")
         assert plan.total_cost <= other.total_cost <= 2 * plan.total_cost * (1 + 1e-12)
 
 
@@ -265,9 +265,7 @@ def test_a_shared_embedding_costs_what_its_layouts_differ_by() -> None:
 
 def test_devices_that_do_not_fill_their_nodes_are_refused() -> None:
     with pytest.raises(MachineError, match="12"):
-        search(
-            build("mlp", batch=24), 12, machine=load_machine("1080ti"), options=SearchOptions(cost_model="alpha_beta")
-        )
+        search(build("mlp", batch=24), 12, machine=load_machine("1080ti"), cost_model="alpha_beta")
 
 
 # -- how axes lie over levels

@@ -11,7 +11,7 @@ from pase.costs.alpha_beta import AlphaBetaCostModel, pairwise_all_reduce
 from pase.costs.collectives import Link
 from pase.machine import load_machine
 from pase.models import build
-from pase.planning.planner import SearchOptions, search
+from pase.planning.planner import search
 from pase.sharding.layouts import device_mesh
 from pase.sharding.reshard import all_reduce_pairs
 
@@ -51,7 +51,7 @@ def test_on_one_node_large_sums_cost_what_alpha_beta_says() -> None:
     machine = load_machine("v100")
     machine = replace(machine, levels=tuple(replace(level, latency_s=0.0) for level in machine.levels))
     for name in ("alexnet", "rnnlm"):
-        plans = [search(build(name), 8, machine=machine, options=SearchOptions(cost_model=m)) for m in MODELS]
+        plans = [search(build(name), 8, machine=machine, cost_model=m) for m in MODELS]
         assert plans[0].baselines["data_parallel"] == pytest.approx(plans[1].baselines["data_parallel"], rel=1e-9)
 
 
@@ -64,9 +64,7 @@ MODELS = ("alpha_beta", "program")
 def test_on_several_nodes_its_strategies_are_faster_as_programs(name: str, p: int) -> None:
     graph, machine = build(name), load_machine("1080ti")
     steps = {
-        model: simulate(
-            search(graph, p, machine=machine, options=SearchOptions(cost_model=model)), collectives="program"
-        ).step_time_s
+        model: simulate(search(graph, p, machine=machine, cost_model=model), collectives="program").step_time_s
         for model in ("paper", "program")
     }
     assert steps["program"] < 0.95 * steps["paper"]
@@ -75,9 +73,6 @@ def test_on_several_nodes_its_strategies_are_faster_as_programs(name: str, p: in
 def test_it_is_dearer_than_alpha_beta_between_nodes() -> None:
     machine = load_machine("1080ti")
     graph = build("gpt", arguments={"layers": 2})
-    costs = [
-        search(graph, 32, machine=machine, options=SearchOptions(cost_model=model)).baselines["data_parallel"]
-        for model in MODELS
-    ]
+    costs = [search(graph, 32, machine=machine, cost_model=model).baselines["data_parallel"] for model in MODELS]
     assert costs[1] > 2 * costs[0]
     assert isinstance(cost_model("program", machine, 32), AlphaBetaCostModel)

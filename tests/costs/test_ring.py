@@ -11,7 +11,7 @@ from pase.analysis.simulation.simulation import simulate
 from pase.analysis.simulation.step import COLLECTIVES, FabricTasks
 from pase.costs.alpha_beta import ring_all_reduce
 from pase.costs.collectives import Link
-from pase.planning.planner import SearchOptions, search
+from pase.planning.planner import search
 from pase.sharding.layouts import device_mesh
 from pase.sharding.reshard import sum_groups
 from pase.sharding.traffic import Phase
@@ -60,7 +60,7 @@ def test_gradients_of_weights_have_no_latency_of_their_own() -> None:
         alone = machine((0, latency_s, 1e9))
         costs.append(
             {
-                name: search(graph, 4, machine=alone, options=SearchOptions(cost_model=name)).baselines["data_parallel"]
+                name: search(graph, 4, machine=alone, cost_model=name).baselines["data_parallel"]
                 for name in ("program", "ring")
             }
         )
@@ -73,9 +73,7 @@ def test_where_sums_are_slow_its_strategies_are_faster_in_a_ring() -> None:
     """What `paper` finds, which knows of no levels, beside what `ring` finds: steps whose sums go round in rings."""
     graph, slow = small_graph("gpt"), machine((2, 1e-4, 5e7), (0, 5e-4, 1.25e7), flop_per_s=1e10)
     steps = {
-        model: simulate(
-            search(graph, 8, machine=slow, options=SearchOptions(cost_model=model)), collectives="ring"
-        ).step_time_s
+        model: simulate(search(graph, 8, machine=slow, cost_model=model), collectives="ring").step_time_s
         for model in ("paper", "ring")
     }
     assert steps["ring"] <= steps["paper"]

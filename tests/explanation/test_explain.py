@@ -16,8 +16,8 @@ from pase.analysis.explanation.why_not import CostParts
 from pase.common.quantities import percent, quantity
 from pase.costs import COST_MODELS, cost_model
 from pase.errors import PlanError
-from pase.planning.planner import SearchOptions, data_parallel_choice, plan_of, problem_of
-from pase.solver import Solution, solve
+from pase.planning.planner import data_parallel_choice, given_solution, plan_of, problem_of
+from pase.solver import solve
 from tests.networks import slow_machine, small_graph, tiny_graph
 from tests.solver.problems import total_cost
 from tests.solver.test_hiding import step_cost
@@ -26,7 +26,7 @@ from tests.solver.test_hiding import step_cost
 @cache
 def planned(name: str, num_devices: int, model: str) -> Plan:
     graph = tiny_graph() if name == "tiny" else small_graph(name)
-    return search(graph, num_devices, machine=slow_machine(), options=SearchOptions(cost_model=model))
+    return search(graph, num_devices, machine=slow_machine(), cost_model=model)
 
 
 @cache
@@ -37,18 +37,7 @@ def explained(name: str, num_devices: int, model: str) -> Explanation:
 def data_parallel_plan(name: str, num_devices: int, model: str) -> Plan:
     plan = planned(name, num_devices, model)
     problem = problem_of(plan.graph, num_devices, plan.machine, model)
-    choice = data_parallel_choice(problem)
-    cost = problem.tables.evaluate(choice)
-    found = Solution(
-        cost=cost,
-        lower_bound=0.0,
-        exact=False,
-        choice=choice,
-        ordering="none",
-        largest_dependent_set=0,
-        time_s=0.0,
-        peak_memory_bytes=0,
-    )
+    found = given_solution(problem, data_parallel_choice(problem), time_s=0.0)
     return plan_of(problem, found, plan.machine, model, time_s=0.0)
 
 

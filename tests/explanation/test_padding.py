@@ -20,12 +20,12 @@ def _mlp(hidden: int, classes: int, batch: int = 16) -> Graph:
 @pytest.mark.parametrize("model", ["paper", "alpha_beta"])
 @pytest.mark.parametrize("hidden", [4099, 9001])
 def test_a_padded_extent_costs_what_the_network_built_so_costs(hidden: int, model: str) -> None:
-    plan = pase.search(_mlp(hidden, 8), 8, options=pase.SearchOptions(cost_model=model))
+    plan = pase.search(_mlp(hidden, 8), 8, cost_model=model)
     (found,) = worthwhile_padding(plan, _mlp(hidden, 8), time_limit_s=60)
     padded = -(-hidden // 8) * 8
     assert (found.extent, found.padded, found.ways) == (hidden, padded, 8)
     assert found.dims == (("fc1", "n"), ("fc2", "c"))
-    built = pase.search(_mlp(padded, 8), 8, options=pase.SearchOptions(cost_model=model))
+    built = pase.search(_mlp(padded, 8), 8, cost_model=model)
     assert found.total_cost == built.total_cost < 0.99 * plan.total_cost
 
 
@@ -49,5 +49,5 @@ def test_images_and_the_batch_are_left_alone() -> None:
     x = net.reshape(x, (127, 8 * 63 * 63))
     net.add(softmax_loss, "softmax", net.add(dense, "fc", x, out=(("n", 8),)))
     graph = net.build({"batch": 127})
-    plan = pase.search(graph, 8, options=pase.SearchOptions(keep_batch=True))
+    plan = pase.search(graph, 8, keep_batch=True)
     assert worthwhile_padding(plan, graph, time_limit_s=60) == ()

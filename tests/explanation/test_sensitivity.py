@@ -8,7 +8,7 @@ from pase import Machine, Plan, search
 from pase.analysis.explanation import Sensitivity, sensitivity
 from pase.analysis.explanation.sensitivity import figures
 from pase.machine import load_machine
-from pase.planning.planner import SearchOptions, problem_of
+from pase.planning.planner import problem_of
 from tests.networks import slow_machine, small_graph
 
 
@@ -24,12 +24,12 @@ def of(found: tuple[Sensitivity, ...], figure: str, factor: float) -> Sensitivit
 
 
 def searched(plan: Plan, machine: Machine) -> Plan:
-    return search(plan.graph, plan.num_devices, machine=machine, options=SearchOptions(cost_model=plan.cost_model))
+    return search(plan.graph, plan.num_devices, machine=machine, cost_model=plan.cost_model)
 
 
 def test_seconds_are_those_of_plain_searches() -> None:
     machine = slow_machine()
-    plan = search(small_graph("alexnet"), 16, machine=machine, options=SearchOptions(cost_model="alpha_beta"))
+    plan = search(small_graph("alexnet"), 16, machine=machine, cost_model="alpha_beta")
     found = sensitivity(plan)
     node = machine.levels[0]
     changed = {

@@ -1,6 +1,7 @@
 """Operators: shapes, parameters, FLOP and partial sums against NumPy, and every message for options that do not fit."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pase.errors import GraphError
-from pase.graph import Access, Operator, SliceOf, Window, verify_operator
-from pase.graph.operator import access_dims
+from pase.graph import Access, Operator, Role, SliceOf, Window, verify_operator
+from pase.graph.operator import access_dims, axis_dims, named_dims
 from pase.graph.operators import (
     add_parameter,
     attention,
@@ -42,6 +43,19 @@ def _contraction_flop(operator: Operator) -> float:
 
 def _num_parameters(operator: Operator) -> int:
     return sum(access.size for access in operator.parameters)
+
+
+# -- accesses
+
+
+def test_each_kind_of_axis_is_split_by_its_own_dims() -> None:
+    axes = [None, "b", ("g", "n"), Window(out="h", kernel="r", stride=2), SliceOf(dim="c", offset=3, extent=2)]
+    assert list(map(axis_dims, axes)) == [(), ("b",), ("g", "n"), ("h",), ("c",)]
+    access = Access(tensor="x", shape=(8, 3, 9), index_map=("b", "c", Window(out="h", kernel="r")))
+    assert access_dims(access) == {"b", "c", "h"}
+    assert named_dims(access) == {"b", "c", "h", "r"}
+    roles = {role: replace(access, role=role).is_differentiable for role in Role}
+    assert roles == {Role.ACTIVATION: True, Role.PARAMETER: True, Role.INDEX: False}
 
 
 # -- contractions: every dim that an access lacks leaves partial sums, shown by computing the parts
