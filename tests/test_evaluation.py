@@ -41,13 +41,16 @@ DEEP = {"inception_v3", "resnet101", "densenet121", "googlenet"}
 """Of a hundred layers and more: all of their schemes take half a minute, however small the layers are."""
 
 
-@pytest.mark.parametrize("cost_model", COST_MODELS)
 @pytest.mark.parametrize(
-    "name",
+    ("name", "cost_model"),
     [
-        pytest.param(name, marks=[] if name in ("alexnet", "rnnlm", "gpt") else [pytest.mark.full])
-        for name in SMALL
-        if name not in DEEP
+        *[("alexnet", "paper"), ("rnnlm", "paper"), ("gpt", "alpha_beta")],
+        *(
+            pytest.param(name, cost_model, marks=pytest.mark.full)
+            for name in SMALL
+            if name not in DEEP
+            for cost_model in COST_MODELS
+        ),
     ],
 )
 def test_a_plan_and_all_schemes_cost_what_they_were_said_to(name: str, cost_model: str) -> None:

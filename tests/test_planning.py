@@ -64,16 +64,11 @@ def test_the_search_agrees_with_both_recurrences_of_the_paper(name: str, num_dev
     assert plan.total_cost == pytest.approx(second.cost, rel=1e-12)
 
 
-ALIKE = ("vgg19", "transformer_big", "bert_large")
-"""Networks of the layers of VGG-16 and the Transformer."""
-
-
 @pytest.mark.parametrize(
     ("name", "num_devices"),
     [
-        pytest.param(name, p, marks=[pytest.mark.full] if name in ALIKE or p != 8 else [])
-        for name in MODELS
-        for p in (4, 8, 16)
+        *[("alexnet", 4), ("rnnlm", 16), ("gpt", 8), ("densenet121", 8)],
+        *(pytest.param(name, p, marks=pytest.mark.full) for name in MODELS for p in (4, 8, 16)),
     ],
 )
 def test_no_network_is_dearer_than_data_parallelism(name: str, num_devices: int) -> None:

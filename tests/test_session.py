@@ -69,21 +69,26 @@ def _some_changes(random: Random, session: Session) -> Changes:
     )
 
 
-@pytest.mark.parametrize("cost_model", ["paper", "alpha_beta"])
-@pytest.mark.parametrize("name", ["gpt", "mlp", "rnnlm"])
+@pytest.mark.parametrize(
+    ("name", "cost_model"),
+    [
+        *[("gpt", "paper"), ("mlp", "paper"), ("mlp", "alpha_beta"), ("rnnlm", "alpha_beta")],
+        *(pytest.param(name, "alpha_beta", marks=pytest.mark.full) for name in ("gpt", "transformer")),
+    ],
+)
 def test_answers_are_those_of_searches_from_the_start(name: str, cost_model: str) -> None:
     graph, random = small_graph(name), Random(f"{name} {cost_model}")
     session = Session(graph, 8, slow_machine(), cost_model=cost_model)
     _agrees(graph, session.answer)
     failures = 0
-    for _ in range(12):
+    for _ in range(9):
         try:
             session.replan(**_some_changes(random, session))
         except PaseError:  # no layer has such a dim, or nothing fits
             failures += 1
         _agrees(graph, session.answer)
         assert session.plan is session.answer.plan
-    assert failures < 6
+    assert failures < 5
 
 
 def test_a_pin_is_kept_to_until_others_are_given() -> None:
