@@ -168,13 +168,7 @@ def test_other_options_are_checked_as_ever() -> None:
 
 def test_the_devices_of_a_machine_are_a_limit() -> None:
     machine = load_machine("1080ti")
-    plan = search(
-        load("rnnlm"),
-        4,
-        machine=machine,
-        device_memory_bytes=machine.device.memory_bytes,
-        optimiser="adam",
-    )
+    plan = search(load("rnnlm"), 4, machine=machine, device_memory_bytes=machine.device.memory_bytes, optimiser="adam")
     assert plan.exact
     assert plan.memory.total_bytes <= machine.device.memory_bytes < _data_parallel_bytes(plan.graph, 4)
 

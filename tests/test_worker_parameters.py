@@ -38,12 +38,7 @@ def test_parts_lie_on_the_devices_that_the_plan_names() -> None:
     plan = make_plan(small("mlp"), 4, {"fc1": {"n": 2, "c": 2}}, {"fc1": (3, 1, 0, 2)})
     (weight,) = (weight for weight in held_weights(plan) if weight.name == "fc1/w")
     # Positions are row-major over n, then c; weights are [c, n] = [12, 24].
-    assert weight.parts == (
-        ((0, 6), (12, 24)),
-        ((6, 12), (0, 12)),
-        ((6, 12), (12, 24)),
-        ((0, 6), (0, 12)),
-    )
+    assert weight.parts == (((0, 6), (12, 24)), ((6, 12), (0, 12)), ((6, 12), (12, 24)), ((0, 6), (0, 12)))
 
 
 def test_what_an_optimiser_keeps_written_out() -> None:

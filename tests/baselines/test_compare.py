@@ -38,10 +38,7 @@ SOME = ALL[:: len(COST_MODELS) + 1]
 
 @pytest.mark.parametrize(
     ("model", "cost_model", "numbers"),
-    [
-        *((*pair, DEVICES) for pair in SOME),
-        *(pytest.param(*pair, (8, 32, 64), marks=pytest.mark.full) for pair in ALL),
-    ],
+    [*((*pair, DEVICES) for pair in SOME), *(pytest.param(*pair, (8, 32, 64), marks=pytest.mark.full) for pair in ALL)],
 )
 def test_ours_is_never_dearer_than_a_baseline(model: str, cost_model: str, numbers: tuple[int, ...]) -> None:
     graph = load(model, arguments=SHALLOW.get(model, {}))

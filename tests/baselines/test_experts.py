@@ -66,7 +66,7 @@ APPLIES = {
     "mesh_tensorflow": {"transformer", "transformer_big", "bert_large", "gpt"},
     "megatron": {"transformer", "transformer_big", "bert_large", "gpt"},
     "integrated_grid": {
-        *("alexnet", "inception_v3", "lenet5", "vgg16", "vgg19", "googlenet", "resnet101", "densenet121", "mlp"),
+        *("alexnet", "inception_v3", "lenet5", "vgg16", "vgg19", "googlenet", "resnet101", "densenet121", "mlp")
     },
     "data_parallel": set(MODELS),
     "mcmc": set(MODELS),

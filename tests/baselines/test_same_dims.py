@@ -3,14 +3,7 @@
 import pytest
 
 from pase import load_machine
-from pase.analysis.baselines.rules import (
-    dense_product,
-    follows,
-    is_convolution,
-    leads_to,
-    same_dims,
-    transformer_dims,
-)
+from pase.analysis.baselines.rules import dense_product, follows, is_convolution, leads_to, same_dims, transformer_dims
 from pase.graph import Access, Builder, Dim, Edge, Graph, Operator, SliceOf
 from pase.graph.operators import attention, dense, embedding, layer_norm, softmax_loss
 from pase.planning.planner import problem_of
@@ -57,11 +50,7 @@ def _attention_of_one_projection() -> Graph:
         net.add(dense, name, x, out=(("n", shape[-1]),), **lead)
         for name, shape in (("q", wide), ("k", narrow), ("v", narrow))
     ]
-    net.add(
-        _grouped,
-        "attention",
-        *(net.reshape(y, shape) for y, shape in zip(heads, (q, k, k), strict=True)),
-    )
+    net.add(_grouped, "attention", *(net.reshape(y, shape) for y, shape in zip(heads, (q, k, k), strict=True)))
     return net.build()
 
 

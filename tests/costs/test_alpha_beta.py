@@ -218,10 +218,7 @@ def test_costs_grow_with_every_figure_of_the_machine(name: str) -> None:
         replace(where, device=replace(where.device, peak_flop_per_s={"float32": FLOPS / 2})),
         replace(where, device=replace(where.device, memory_bandwidth_bytes_per_s=2e11)),
         replace(where, levels=tuple(replace(level, latency_s=2 * level.latency_s) for level in where.levels)),
-        replace(
-            where,
-            levels=(where.levels[0], replace(where.levels[1], bandwidth_bytes_per_s=0.5 / B2)),
-        ),
+        replace(where, levels=(where.levels[0], replace(where.levels[1], bandwidth_bytes_per_s=0.5 / B2))),
     ):
         other = search(graph, p, machine=worse, cost_model="alpha_beta")
         assert plan.total_cost <= other.total_cost <= 2 * plan.total_cost * (1 + 1e-12)

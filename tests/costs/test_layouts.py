@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from pase.graph import Access, Dim, Operator, SliceOf, Window
 from pase.sharding.boxes import even_bounds
 from pase.sharding.halos import halo_size
-from pase.sharding.shards import (
-    components,
-    distinct_rows,
-    part_labels,
-    shard_size,
-    split_columns,
-    splits_of,
-)
+from pase.sharding.shards import components, distinct_rows, part_labels, shard_size, split_columns, splits_of
 
 
 def _operator(dims: dict[str, int], access: Access) -> Operator:

@@ -6,15 +6,7 @@ import numpy as np
 
 from pase.costs import Pattern, ReadTraits, layer_traffic
 from pase.graph import PRECISIONS, Operator, Precision, SliceOf
-from pase.graph.operators import (
-    attention,
-    batch_norm,
-    concat,
-    conv2d,
-    dense,
-    gather,
-    global_pool,
-)
+from pase.graph.operators import attention, batch_norm, concat, conv2d, dense, gather, global_pool
 from pase.graph.precision import FLOAT32, uniform_types
 from tests.networks import row_of
 
@@ -114,11 +106,7 @@ def test_attention() -> None:
     # Parts of the keys: partial outputs, maximum, sum and, backward, one sum of each query; its gradient too.
     assert _traffic(heads, t=4) == (
         (products + exponentials) / 4,
-        {
-            "y": (4 * b * s * h * k, 4, 1),
-            "gradient of q": (4 * b * s * h * k, 4, 1),
-            "softmax": (4 * b * h * s, 4, 3),
-        },
+        {"y": (4 * b * s * h * k, 4, 1), "gradient of q": (4 * b * s * h * k, 4, 1), "softmax": (4 * b * h * s, 4, 3)},
     )
     # Parts of the queries: each holds all keys and values, whose gradients are summed.
     keys = 4 * b * t * h * k

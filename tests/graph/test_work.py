@@ -112,10 +112,7 @@ def test_inner_dims_count_at_each_point() -> None:
         inner=(InnerDim(name="i", extent=5),),
         constants=(Constant(name="mask", dims=("i",)),),
     )
-    assert layer.work == (
-        Work(dims=("b",), flop_per_point=5),
-        Work(dims=("b",), flop_per_point=5, inputs=(0,)),
-    )
+    assert layer.work == (Work(dims=("b",), flop_per_point=5), Work(dims=("b",), flop_per_point=5, inputs=(0,)))
 
 
 def test_recurrent_work_is_declared() -> None:

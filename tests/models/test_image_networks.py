@@ -143,14 +143,7 @@ MODULES = ("3a", "3b", "4a", "4b", "4c", "4d", "4e", "5a", "5b")
 def test_googlenet_s_vertices_and_depth() -> None:
     """Szegedy et al. 2015, section 5: 22 layers deep when only layers with parameters are counted."""
     graph = build("googlenet")
-    assert _kinds(graph) == {
-        "conv2d": 57,
-        "pool2d": 13,
-        "concat": 9,
-        "global_pool": 1,
-        "dense": 1,
-        "softmax_loss": 1,
-    }
+    assert _kinds(graph) == {"conv2d": 57, "pool2d": 13, "concat": 9, "global_pool": 1, "dense": 1, "softmax_loss": 1}
     depth: dict[str, int] = {}
     for operator in graph.operators:
         before = [depth[edge.producer] for edge in graph.edges if edge.consumer == operator.name]

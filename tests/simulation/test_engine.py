@@ -163,5 +163,5 @@ def test_the_links_of_a_fabric() -> None:
                 assert found.devices == (device // behind * behind, device // behind * behind + behind)
     path = NODES.path(1, 2)
     assert [(links[i].level, links[i].direction.value, links[i].devices[0]) for i in path.links] == [
-        *((0, "out", 1), (1, "out", 0), (1, "in", 2), (0, "in", 2)),
+        *((0, "out", 1), (1, "out", 0), (1, "in", 2), (0, "in", 2))
     ]

@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 
 import pase
-from pase.analysis.simulation.pipeline import (
-    Pass,
-    StagedSimulation,
-    Work,
-    chrome_trace,
-    run_passes,
-    simulate_stages,
-)
+from pase.analysis.simulation.pipeline import Pass, StagedSimulation, Work, chrome_trace, run_passes, simulate_stages
 from pase.analysis.simulation.simulation import simulate
 from pase.errors import PlanError
 from pase.graph import Graph

@@ -157,11 +157,7 @@ def test_without_cost_of_communication_a_step_is_its_computation(plan: Plan, way
 def slower(found: Machine, factor: float) -> Machine:
     device = replace(found.device, peak_flop_per_s={"float32": found.peak_flop_per_s() / factor})
     levels = tuple(
-        replace(
-            level,
-            latency_s=level.latency_s * factor,
-            bandwidth_bytes_per_s=level.bandwidth_bytes_per_s / factor,
-        )
+        replace(level, latency_s=level.latency_s * factor, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s / factor)
         for level in found.levels
     )
     return replace(found, device=device, levels=levels)

@@ -6,12 +6,7 @@ from hypothesis import strategies as st
 from pase.errors import SolverError
 from pase.solver.ordering import breadth_first, generate_seq
 from pase.tables.cost_tables import CostTables
-from scripts.benchmarks.recurrences import (
-    dependent_sets,
-    find_best_strategy,
-    naive_dependent_sets,
-    naive_recurrence,
-)
+from scripts.benchmarks.recurrences import dependent_sets, find_best_strategy, naive_dependent_sets, naive_recurrence
 from tests.solver.problems import brute_force, complete, random_tables, small_problems, total_cost
 
 
