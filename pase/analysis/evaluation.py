@@ -200,13 +200,7 @@ class _Setting:
     optimiser: str
 
     @classmethod
-    def of(
-        cls,
-        model: object,
-        strategy: Strategy,
-        devices: int | None,
-        settings: EvaluationSettings,
-    ) -> "_Setting":
+    def of(cls, model: object, strategy: Strategy, devices: int | None, settings: EvaluationSettings) -> "_Setting":
         """Return what is asked for, the rest as in the strategy's plan if it has one."""
         plan, machine, precision = strategy.plan, settings.get("machine"), settings.get("precision")
         graph = load(model).in_precision(plan.precision if plan and precision is None else precision)
@@ -333,11 +327,7 @@ def _step_evaluation(
             f"{short(graph.name)!r} with this batch: give the batch that it was searched with (--batch)"
         )
     step = replace(
-        Step.of(plan),
-        graph=graph,
-        machine=setting.machine,
-        cost_model=setting.cost_model,
-        optimiser=setting.optimiser,
+        Step.of(plan), graph=graph, machine=setting.machine, cost_model=setting.cost_model, optimiser=setting.optimiser
     )
     limit = plan.device_memory_bytes or int((setting.machine.device.memory_bytes or 0) * (1 - RESERVED_SHARE))
     found, bound = None, 0.0

@@ -312,8 +312,7 @@ def layer_hiding(traffic: LayerTraffic, model: CostModel) -> LayerHiding:
     sums = zip(traffic.messages, model.messages(traffic), strict=True)
     own = (cost for message, cost in sums if message.is_of_weight)
     return LayerHiding(
-        hideable=sum(own, np.zeros(len(traffic.splits.values))),
-        cover=model.overlap * model.work(traffic.backward),
+        hideable=sum(own, np.zeros(len(traffic.splits.values))), cover=model.overlap * model.work(traffic.backward)
     )
 
 

@@ -261,11 +261,7 @@ def keeping(graph: Graph) -> Keeping:
                 reads.update(needing)
     copies.update((weight.consumer, weight.input) for weight in shared_weights(graph))
     return Keeping(
-        writes=frozenset(writes),
-        reads=frozenset(reads),
-        copies=frozenset(copies),
-        lanes=_lanes(graph),
-        saved=saved_of,
+        writes=frozenset(writes), reads=frozenset(reads), copies=frozenset(copies), lanes=_lanes(graph), saved=saved_of
     )
 
 
@@ -286,12 +282,7 @@ def _lanes(graph: Graph) -> dict[tuple[str, int], int]:
 
 
 def layer_memory(
-    graph: Graph,
-    operator: Operator,
-    splits: IndexArray,
-    keeps: Keeping,
-    *,
-    optimiser: str = DEFAULT_OPTIMISER,
+    graph: Graph, operator: Operator, splits: IndexArray, keeps: Keeping, *, optimiser: str = DEFAULT_OPTIMISER
 ) -> LayerMemory:
     """Return what a layer takes on each device under configurations [K, D].
 
@@ -375,10 +366,7 @@ def edge_memory(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray) -> Edg
 
 
 def strategy_memory(
-    graph: Graph,
-    splits: Sequence[Mapping[str, int]],
-    *,
-    optimiser: str = DEFAULT_OPTIMISER,
+    graph: Graph, splits: Sequence[Mapping[str, int]], *, optimiser: str = DEFAULT_OPTIMISER
 ) -> DeviceMemory:
     """Return what a whole strategy takes on each device; splits: for each layer, a factor for each iteration dim."""
     layers, copies = _strategy(graph, splits, optimiser)

@@ -554,10 +554,7 @@ def source_call(step: Step, where: str) -> SourceCall:
             f"{where} calls {operator!r} with arguments that cannot be read: {short(str(error))}"
         ) from None
     return SourceCall(
-        operator=operator,
-        arguments=(positional, keywords),
-        layouts=found,
-        number=int(step.option("number", 0)),
+        operator=operator, arguments=(positional, keywords), layouts=found, number=int(step.option("number", 0))
     )
 
 

@@ -156,11 +156,7 @@ _STEP = record(
     options=table(_OPTION).mapped(lambda found: tuple(found.items()), dict).optional(()),
 )
 _INNER_DIM = record(
-    InnerDim,
-    name=TEXT,
-    extent=POSITIVE,
-    tensor=TEXT.optional(""),
-    axis=WHOLE.optional(0, beside="tensor"),
+    InnerDim, name=TEXT, extent=POSITIVE, tensor=TEXT.optional(""), axis=WHOLE.optional(0, beside="tensor")
 )
 _CONSTANT = record(Constant, name=TEXT, dims=array(TEXT), is_given=FLAG.optional(False))
 _OF_BODY: dict[str, Codec[Any]] = {

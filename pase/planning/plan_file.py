@@ -40,15 +40,7 @@ from pase.graph.precision import INDEX, PRECISIONS
 from pase.machine.files import MACHINE, machine_descriptions
 from pase.planning.constraints import CONSTRAINTS, allowed, constraints_descriptions, mode_space
 from pase.planning.pipelines import data_parallel_step
-from pase.planning.plan import (
-    SCHEDULES,
-    SCHEMA_VERSION,
-    LayerPlan,
-    Plan,
-    SearchRecord,
-    Transfer,
-    hidden_cost,
-)
+from pase.planning.plan import SCHEDULES, SCHEMA_VERSION, LayerPlan, Plan, SearchRecord, Transfer, hidden_cost
 from pase.planning.stages import INTERLEAVED
 from pase.planning.steps import Step, plan_layers, total_cost
 from pase.sharding.shards import data_parallel_splits, splits_of
@@ -94,9 +86,7 @@ _MEMORY: Codec[dict[str, Any]] = record(
 _PLAN = record(
     Plan,
     schema_version=version(
-        SCHEMA_VERSION,
-        minimum=1,
-        hint=lambda found: ": update PaSE" if found > SCHEMA_VERSION else ": search again",
+        SCHEMA_VERSION, minimum=1, hint=lambda found: ": update PaSE" if found > SCHEMA_VERSION else ": search again"
     ),
     tool_version=TEXT,
     model=record(

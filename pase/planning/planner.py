@@ -42,12 +42,7 @@ from pase.planning.plan import NOT_SEARCHED, SCHEDULES, Plan, SearchRecord
 from pase.planning.spans import Setting
 from pase.planning.stages import ONE_FORWARD_ONE_BACKWARD, SEARCHED_SCHEDULES
 from pase.planning.steps import plan_layers, total_cost
-from pase.sharding.shards import (
-    check_batch,
-    check_devices,
-    check_splittable,
-    data_parallel,
-)
+from pase.sharding.shards import check_batch, check_devices, check_splittable, data_parallel
 from pase.solver import RELATIVE_TOLERANCE, CutShortError, Solution, check_limits, default_solver_memory_bytes, solve
 from pase.tables.cost_tables import IndexArray
 
@@ -250,11 +245,7 @@ def search(
     plan = finished(problem, solution, time_s=time_s, constraints=options.constraints)
     # What fits is a strategy without a limit, too: no search for one that was cut short need be dearer.
     cheapest = min(limited.unlimited.cost, plan.total_cost)
-    return replace(
-        plan,
-        device_memory_bytes=limit,
-        baselines={**plan.baselines, WITHOUT_LIMIT: cheapest},
-    )
+    return replace(plan, device_memory_bytes=limit, baselines={**plan.baselines, WITHOUT_LIMIT: cheapest})
 
 
 def prepared(graph: Graph, options: SearchOptions) -> Graph:

@@ -376,10 +376,7 @@ class _Search:
 
     @property
     def _limits(self) -> dict[str, Any]:
-        return {
-            "solver_memory_bytes": self.options.solver_memory_bytes,
-            "time_limit_s": self.options.time_limit_s,
-        }
+        return {"solver_memory_bytes": self.options.solver_memory_bytes, "time_limit_s": self.options.time_limit_s}
 
     @cached_property
     def _near(self) -> tuple[int, ...]:

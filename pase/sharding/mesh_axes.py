@@ -200,8 +200,7 @@ def mesh_axes(plan: PlacedGraph) -> tuple[dict[str, int], tuple[int, ...], tuple
     ]
     counts = Counter(demands)
     digits = sorted(
-        common_digits([demand for demand, _ in counts.most_common()], plan.num_devices),
-        key=lambda digit: -digit.weight,
+        common_digits([demand for demand, _ in counts.most_common()], plan.num_devices), key=lambda digit: -digit.weight
     )
     exact = {demand: demand.way_on(digits) for demand in counts}
     ways = {demand: _elsewhere(demand, digits) if way is None else way for demand, way in exact.items()}

@@ -13,19 +13,7 @@ from functools import cached_property, partial
 from itertools import chain, takewhile
 from math import gcd, prod
 
-from pase.graph import (
-    ITEMSIZES,
-    Access,
-    AllReduce,
-    AllToAll,
-    Edge,
-    Exchange,
-    Graph,
-    Handoff,
-    Operator,
-    Relayout,
-    Role,
-)
+from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Edge, Exchange, Graph, Handoff, Operator, Relayout, Role
 from pase.graph.operator import access_dims, split_dim
 from pase.sharding.boxes import Box, extents, num_points, whole
 from pase.sharding.edges import (

@@ -31,14 +31,7 @@ from pase.errors import SolverError
 from pase.solver.pairwise import Edge, Mask, PairwiseModel
 from pase.solver.reductions import tighten_bounds
 from pase.solver.search import default_solver_memory_bytes, solve
-from pase.solver.solution import (
-    RELATIVE_TOLERANCE,
-    Outcome,
-    OutOfTimeError,
-    Progress,
-    SearchBudget,
-    Solution,
-)
+from pase.solver.solution import RELATIVE_TOLERANCE, Outcome, OutOfTimeError, Progress, SearchBudget, Solution
 from pase.solver.two_pass import Limits, TooManyError, TooWideError, cheapest_within, num_thinnings
 from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, IndexArray
 

@@ -300,11 +300,7 @@ def _sides(
 
 
 def _side(
-    tables: CostTables,
-    excess: Sequence[FloatArray],
-    of_edges: Sequence[FloatArray | None],
-    unit: float,
-    sign: int,
+    tables: CostTables, excess: Sequence[FloatArray], of_edges: Sequence[FloatArray | None], unit: float, sign: int
 ) -> tuple[ConstrainedProblem, float]:
     """Return the problem of the strategies whose excess, times a sign, is not above 0."""
     units = [np.rint(sign * values / unit) for values in excess]

@@ -110,12 +110,7 @@ def _indices(problem: Problem, splits: tuple[Splits, ...]) -> tuple[int, ...] | 
 
 
 def _strategy(
-    graph: Graph,
-    chain: Chain,
-    pr: int,
-    pc: int,
-    roles: Mapping[str, Role] | None,
-    convolutions: Grid | None = None,
+    graph: Graph, chain: Chain, pr: int, pc: int, roles: Mapping[str, Role] | None, convolutions: Grid | None = None
 ) -> tuple[Splits, ...]:
     weighted = {layer.name: layer for layer in chain.layers}
     splits: dict[str, Splits] = {}

@@ -219,9 +219,7 @@ def split_in_turn(operator: Operator, dims: Iterable[str], ways: int) -> dict[st
 
 
 def largest_splits(
-    operator: Operator,
-    classes: Mapping[tuple[str, str], DimClass],
-    rule: Sequence[tuple[frozenset[DimClass], int]],
+    operator: Operator, classes: Mapping[tuple[str, str], DimClass], rule: Sequence[tuple[frozenset[DimClass], int]]
 ) -> dict[str, int]:
     """Return the splits of a layer by a rule: (dims, ways) for each axis of a mesh of devices.
 

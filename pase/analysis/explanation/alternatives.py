@@ -389,11 +389,7 @@ class LayerChoices:
 
 
 def every_choice(
-    plan: Plan,
-    *,
-    most: int = MOST_CHOICES,
-    time_limit_s: float | None = None,
-    on_progress: Progress | None = None,
+    plan: Plan, *, most: int = MOST_CHOICES, time_limit_s: float | None = None, on_progress: Progress | None = None
 ) -> tuple[LayerChoices | None, ...]:
     """Return [layers] what their configurations would cost in the cheapest strategy that has them.
 
@@ -470,11 +466,7 @@ def _choices(
 
     own = [Choice(splits=splits(v, c), difference=0.0, changes=()) for v, c in enumerate(choice)]
     found: list[LayerChoices | None] = [
-        LayerChoices(
-            choices=(own[v],),
-            num_configurations=tables.domain_sizes[v],
-            beyond=slack * cost,
-        )
+        LayerChoices(choices=(own[v],), num_configurations=tables.domain_sizes[v], beyond=slack * cost)
         for v in range(len(choice))
     ]
     for island, marginals in known:

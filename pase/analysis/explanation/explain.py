@@ -105,12 +105,7 @@ class Work:
         self.plan_cost = problem.tables.evaluate(choice)
         self._free = optimum if search.limited is None else search.unlimited(problem.tables, [optimum.choice])
         self.free = Alternatives(problem.tables, self._free, search)
-        self._alternatives = FeasibleAlternatives(
-            tables=problem.tables,
-            optimum=optimum,
-            search=search,
-            free=self.free,
-        )
+        self._alternatives = FeasibleAlternatives(tables=problem.tables, optimum=optimum, search=search, free=self.free)
         self.parts = CostParts(problem, cost_model(plan.cost_model, plan.machine, plan.num_devices, plan.precision))
         self._reasons = Reasons(plan, problem, choice, self.parts)
 
@@ -293,9 +288,7 @@ def overview(plan: Plan, *, time_limit_s: float | None = None, on_progress: Prog
             )
         )
     return Overview(
-        layers=tuple(layers),
-        is_optimal=work.plan_cost <= optimum.cost * (1 + TIE),
-        optimum_cost=optimum.cost,
+        layers=tuple(layers), is_optimal=work.plan_cost <= optimum.cost * (1 + TIE), optimum_cost=optimum.cost
     )
 
 

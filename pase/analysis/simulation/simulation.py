@@ -329,11 +329,7 @@ class Simulation:
 
 
 def simulate(
-    plan: Plan,
-    *,
-    machine: Machine | StrPath | None = None,
-    collectives: str | None = None,
-    overlaps: bool = True,
+    plan: Plan, *, machine: Machine | StrPath | None = None, collectives: str | None = None, overlaps: bool = True
 ) -> Simulation:
     """Return one training step of a placed plan, task by task; the same arguments always give the same step.
 
@@ -390,11 +386,7 @@ def chrome_trace(simulation: Simulation) -> str:
 
 def trace_text(plan: Plan, events: list[dict[str, object]], others: dict[str, str]) -> str:
     """Return events as the document that viewers of traces read."""
-    document = {
-        "traceEvents": events,
-        "displayTimeUnit": "ms",
-        "otherData": {"model": plan.graph.name, **others},
-    }
+    document = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"model": plan.graph.name, **others}}
     return json.dumps(document, separators=(",", ":"))
 
 

@@ -87,13 +87,7 @@ def add_parameter(name: str, x: Shape, *, dims: Names, over: Names) -> Operator:
 
 
 def pointwise(
-    name: str,
-    *inputs: Shape,
-    dims: Names,
-    out: Shape,
-    function: str,
-    flop_per_point: float = 1.0,
-    mixes: Names = (),
+    name: str, *inputs: Shape, dims: Names, out: Shape, function: str, flop_per_point: float = 1.0, mixes: Names = ()
 ) -> Operator:
     """Return ``y[dims] = function(x0, x1, …)``; inputs: shapes that are broadcast to `out`, [dims…], as NumPy does.
 
