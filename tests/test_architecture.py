@@ -267,7 +267,7 @@ PROGRAMS = (
     "import pase",
     "from pase.cli.main import run; assert run(['search', 'alexnet', '--devices', '8', '--json']) == 0",
     "from pase.cli.main import run; assert run(['models']) == 0",
-    "import pase.targets.emitter",
+    "import pase.targets.programs",
     "from pase.cli.main import run; assert run(['easgd-model', '--workers', '2']) == 0",
     "import pase.targets.mesh_tensorflow.primitives",
     "import pase.targets.mesh_tensorflow.runtime",

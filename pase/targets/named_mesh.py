@@ -11,7 +11,7 @@ from math import prod
 
 from pase.common.names import listed
 from pase.graph import Access, DimIndex, Operator, Role, SliceOf, Window
-from pase.graph.access import access_dims
+from pase.graph.operator import access_dims
 from pase.planning.plan import Plan
 from pase.sharding.mesh_axes import Assignment, mesh_axes
 from pase.targets.emitter.text import printable

@@ -11,10 +11,9 @@ from pase.errors import EmitError, PlanError
 from pase.graph import Edge, Graph, graph_document, graph_from_document
 from pase.graph.body import Body, Constant, ModelInput, ModelOutput, Step, elementary, is_before_layout
 from pase.graph.operators import contract, pointwise, reduction
+from pase.graph.verify import Builder
 from pase.planning.plan import Plan
 from pase.targets.programs import emit, emit_forward
-from pase.graph.verify import Builder
-from pase.targets.emitter import emit, emit_forward
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan
 

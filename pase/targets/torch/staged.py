@@ -17,11 +17,8 @@ from pase.importers.torch.live import LiveModel
 from pase.planning.plan import Plan
 from pase.planning.stages import stage_plan
 from pase.sharding.boxes import Range
-from pase.sharding.configurations import prime_factors
-from pase.targets.programs import emit
 from pase.sharding.shards import prime_factors
-from pase.targets.emitter import emit
-from pase.targets.torch.gradients import Gradients
+from pase.targets.programs import emit
 from pase.targets.torch.launch import naming_lost_ranks, told_by_all
 from pase.targets.torch.module import Parallel, hold_together, run_text
 from pase.targets.torch.parameters import (

@@ -23,7 +23,7 @@ import numpy as np
 
 from pase.errors import GraphError, ProgramError
 from pase.graph import Access, Graph, Operator
-from pase.graph.access import access_dims, named_dims
+from pase.graph.operator import access_dims, named_dims
 from pase.sharding.boxes import Range
 from pase.sharding.traffic import parameter_name
 

@@ -16,13 +16,10 @@ from pase.common.documents import write_or_fail
 from pase.common.names import listed, short
 from pase.errors import EmitError, ProgramError
 from pase.graph import Access, Graph, Operator, Role
-from pase.graph.access import access_dims
 from pase.graph.batch import given_spans
 from pase.graph.body import LOSSES
-from pase.targets.training.counted import generator
-from pase.graph.body import LOSSES
 from pase.graph.operator import access_dims
-from pase.targets.training.initial import generator
+from pase.targets.training.counted import generator
 
 Array = np.ndarray[Any, Any]
 

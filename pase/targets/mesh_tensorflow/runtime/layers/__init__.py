@@ -1,8 +1,6 @@
 """Layers of emitted programs: what their steps are written as. Dims are told by their names, whatever their order."""
 
-from pase.sharding.named_dims import window
 from pase.sharding.layouts import window
-from pase.targets.mesh_tensorflow.runtime.layers.loss import softmax_loss
 from pase.targets.mesh_tensorflow.runtime.layers.movement import (
     concat,
     cut,

@@ -11,11 +11,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from pase.sharding.boxes import extents
-from pase.sharding.layouts import Layout, PlainDim, TensorDim, WindowDim, check_split, layout_of, shifted
-from pase.sharding.named_dims import check_cut, not_joined, place_along, place_of_piece
+from pase.sharding.layouts import (
+    Layout,
+    PlainDim,
+    TensorDim,
+    WindowDim,
+    check_cut,
+    check_split,
+    layout_of,
+    not_joined,
+    place_along,
+    place_of_piece,
+    shifted,
+)
 from pase.sharding.reshard import ReshardStep, SumEnd, joint_steps, reshard_steps
-from pase.sharding.layouts import PlainDim, check_cut, not_joined, place_along, place_of_piece, shifted
-from pase.sharding.reshard import ReshardStep
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.parts import Reshard, run_step
