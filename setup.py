@@ -108,7 +108,7 @@ setup(
     packages=PACKAGES,
     package_dir=PACKAGE_DIR,
     package_data={
-        "pase": ["py.typed", "**/*.json", "**/*.toml", "views/reports/page/**/*", "views/served/page/*"],
+        "pase": ["py.typed", "**/*.json", "**/*.toml", "views/reports/page/**/*"],
         "pase.models": ["**/*.json", "**/*.toml"],
     },
     include_package_data=False,

@@ -18,7 +18,7 @@ from pase.costs import Problem
 from pase.errors import ConfigurationError, IntegratedError, MemoryLimitError, PaseError, PlanError
 from pase.models import MODELS
 from pase.planning.planner import problem_of
-from pase.views.reports.sections import sweep
+from pase.views.reports.document import sweep
 from tests.networks import SMALL, slow_machine, small_graph, small_plan, tiny_graph, tiny_plan
 
 TINY = {"machine": slow_machine()}

@@ -14,15 +14,16 @@ from pase.analysis.baselines.registry import BASELINES, chosen
 from pase.cli.options import (
     ModelArguments,
     choice_option,
+    headline,
     json_option,
     keep_batch_option,
     model_argument,
     model_options,
     output_option,
     step_options,
+    step_text,
 )
 from pase.cli.output import print_json, print_table, say, warn
-from pase.cli.plans import headline, step_text
 from pase.cli.progress import READING, progress
 from pase.common.documents import attributes
 from pase.common.options import WholeNumber, option

@@ -29,8 +29,7 @@ from pase.common.options import WholeNumber, option
 from pase.errors import ConfigurationError
 from pase.planning.plan_file import plan_schema
 from pase.views.exports import FORMATS, ExportOptions, export
-from pase.views.reports.document import render, report_document
-from pase.views.reports.sections import device_numbers, sweep
+from pase.views.reports.document import device_numbers, render, report_document, sweep
 
 _HELP = "\n".join(
     [
@@ -125,7 +124,7 @@ def serve_command(plan: str, model: ModelArguments, port: int, time_limit_s: flo
 
     The page is for this machine alone, and for those who have the address that is printed. Ctrl-C ends it.
     """
-    from pase.views.served.server import serve  # what plans again, which writing does without
+    from pase.views.reports.served import serve  # what plans again, which writing does without
 
     with progress() as on_progress:
         found = chosen_plan(plan, model, on_progress)

@@ -24,7 +24,7 @@ from pase.common.quantities import percentage, quantity
 from pase.graph import Graph, Scalar
 from pase.importers import load
 from pase.machine import Machine, load_machine
-from pase.studies.easgd_costs.iteration import (
+from pase.studies.easgd_costs import (
     ALGORITHMS,
     Algorithm,
     Computation,
@@ -41,8 +41,7 @@ from pase.studies.easgd_costs.iteration import (
     weak_scaling,
     weights_of,
 )
-from pase.studies.easgd_costs.paper import CORES_OF_A_NODE, PARTS, TABLE_4, ScalingSeries
-from pase.studies.easgd_costs.statements import statements, table_3
+from pase.studies.easgd_paper import CORES_OF_A_NODE, PARTS, TABLE_4, ScalingSeries, statements, table_3
 from pase.studies.integrated.equations import Network
 
 WIDTH = 96

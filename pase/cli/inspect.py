@@ -12,11 +12,11 @@ from pase.cli.options import (
     flag,
     json_option,
     model_argument,
+    print_layers,
     schema_option,
     strict_option,
 )
 from pase.cli.output import print_facts, print_json, print_table, say, warn
-from pase.cli.plans import print_layers
 from pase.cli.progress import READING, progress
 from pase.common.documents import attributes
 from pase.common.names import visible

@@ -10,11 +10,14 @@ import click
 from pase.analysis.explanation.sensitivity import Held, held_by_opaque_layers, worthwhile_padding
 from pase.cli.options import (
     ModelArguments,
+    all_layers_option,
     byte_size,
     choice_option,
     constraint_options,
     cost_model_option,
     flag,
+    headline,
+    hidden_text,
     json_option,
     keep_batch_option,
     model_argument,
@@ -22,13 +25,15 @@ from pase.cli.options import (
     optimiser_option,
     ordering_option,
     output_option,
+    print_layers,
     step_options,
+    step_text,
     strict_option,
     time_limit_option,
+    total_cost_text,
     writable,
 )
 from pase.cli.output import print_facts, print_json, print_table, say, warn
-from pase.cli.plans import all_layers_option, headline, hidden_text, print_layers, step_text, total_cost_text
 from pase.cli.progress import READING, progress
 from pase.common.documents import attributes
 from pase.common.names import listed, short

@@ -16,13 +16,14 @@ from pase.cli.options import (
     choice_option,
     chosen_plan,
     flag,
+    headline,
     json_option,
     model_options,
     plan_argument,
+    step_text,
     writable,
 )
 from pase.cli.output import print_facts, print_json, print_table, say
-from pase.cli.plans import headline, step_text
 from pase.cli.progress import progress
 from pase.common.documents import attributes, write_atomically
 from pase.common.names import short

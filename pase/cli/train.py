@@ -44,7 +44,7 @@ from pase.easgd.job import (
     task_ranks,
 )
 from pase.errors import TrainingError
-from pase.studies.easgd_costs.paper import PARTS
+from pase.studies.easgd_paper import PARTS
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text
 from pase.targets.training.checkpointing import NEWEST, checkpoint_flags

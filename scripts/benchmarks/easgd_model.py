@@ -4,9 +4,18 @@ from pase.common.quantities import quantity
 from pase.easgd.algorithms import Exchange
 from pase.importers import load
 from pase.machine import load_machine
-from pase.studies.easgd_costs.iteration import ALGORITHMS, Algorithm, bandwidth_for, weights_of
-from pase.studies.easgd_costs.paper import CORES_OF_A_NODE, PARTS, TABLE_4
-from pase.studies.easgd_costs.statements import node, predicted, scaled_s, statements, table_3, weights
+from pase.studies.easgd_costs import ALGORITHMS, Algorithm, bandwidth_for, weights_of
+from pase.studies.easgd_paper import (
+    CORES_OF_A_NODE,
+    PARTS,
+    TABLE_4,
+    node,
+    predicted,
+    scaled_s,
+    statements,
+    table_3,
+    weights,
+)
 from pase.studies.integrated.equations import network_of
 from scripts.benchmarks.tables import markdown, publish
 

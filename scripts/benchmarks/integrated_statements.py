@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pase.studies.easgd_costs.statements import Statement
+from pase.studies.easgd_paper import Statement
 from pase.studies.integrated.chain import Chain, Options
 from pase.studies.integrated.equations import (
     Grid,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pase.studies.easgd_costs.iteration import ALGORITHMS
+from pase.studies.easgd_costs import ALGORITHMS
 from tests.cli.conftest import Command, document_of
 
 MLP = ("easgd-model", "--network", "mlp")

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.views.drawing.arrangement import Arrangement, Frame, arranged
-from pase.views.drawing.folding import FoldedGraph, Repeat, fold, folded
+from pase.views.drawing.folding import Arrangement, FoldedGraph, Frame, Repeat, arranged, fold, folded
 from tests.drawing.graphs import SIZES, Edges, check_no_box_is_hit, deep_network, overlap
 from tests.drawing.test_folding import repeated_graphs
 

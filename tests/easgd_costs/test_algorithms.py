@@ -7,7 +7,7 @@ from pase.easgd.algorithms import ALGORITHMS as TRAINED
 from pase.errors import MachineError, TrainingError
 from pase.graph.operators import softmax_loss
 from pase.models import MODELS
-from pase.studies.easgd_costs.iteration import (
+from pase.studies.easgd_costs import (
     ALGORITHMS,
     Computation,
     algorithm_named,

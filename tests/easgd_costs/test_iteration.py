@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pase.easgd.algorithms import Exchange, Place
-from pase.studies.easgd_costs.iteration import ALGORITHMS, Breakdown, Iteration, Platform, Weights, iteration
+from pase.studies.easgd_costs import ALGORITHMS, Breakdown, Iteration, Platform, Weights, iteration
 from pase.studies.integrated.equations import Network
 from tests.easgd_costs.events import broadcast, queue, round_robin
 

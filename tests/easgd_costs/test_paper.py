@@ -4,10 +4,14 @@ import pytest
 
 from pase.errors import TrainingError
 from pase.machine import load_machine
-from pase.studies.easgd_costs.iteration import ALGORITHMS, Weights, bandwidth_for, iteration, num_stages, weak_scaling
-from pase.studies.easgd_costs.paper import CORES_OF_A_NODE, TABLE_2, TABLE_3, TABLE_4, Printed
-from pase.studies.easgd_costs.statements import (
+from pase.studies.easgd_costs import ALGORITHMS, Weights, bandwidth_for, iteration, num_stages, weak_scaling
+from pase.studies.easgd_paper import (
     CALIBRATED,
+    CORES_OF_A_NODE,
+    TABLE_2,
+    TABLE_3,
+    TABLE_4,
+    Printed,
     gpu_platform,
     judged,
     message_s,

@@ -25,8 +25,7 @@ from pase.targets.mesh_tensorflow.runtime.cluster import VARIABLE, cluster_of, r
 from pase.targets.programs import emit_forward
 from pase.targets.training.script import MetricsFile
 from pase.views.exports import FORMATS, ExportOptions, export
-from pase.views.reports.document import render, report_document
-from pase.views.reports.sections import device_numbers
+from pase.views.reports.document import device_numbers, render, report_document
 from tests.fuzz.harness import MOST_CHARACTERS, Reader, Target
 from tests.fuzz.mutations import NUMBERS, WORDS, change_document, change_text, near, word
 from tests.networks import slow_machine, small_graph, tiny_graph

@@ -552,7 +552,7 @@ def test_stages_are_drawn_over_time(look: Look) -> None:
 
 
 def test_the_beginning_of_a_long_step_says_that_it_is_one(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pase.views.reports.sections.MOST_PASSES", 7)
+    monkeypatch.setattr("pase.views.reports.document.MOST_PASSES", 7)
     page = look(report_document({"gpt": staged_plan()}, explains=False), viewport=PHONE)
     assert "The first " in page.locator("#stages .note").inner_text()
     assert page.evaluate(OVERFLOW) == 0

@@ -10,8 +10,7 @@ import pase
 from pase import Plan
 from pase.analysis.explanation import every_choice
 from pase.planning.planner import problem_of_plan
-from pase.views.reports.document import report_document
-from pase.views.reports.sections import choices_document
+from pase.views.reports.document import choices_document, report_document
 from tests.explanation.test_explain import data_parallel_plan
 from tests.hostile import hostile_plan
 from tests.networks import slow_machine, small_graph

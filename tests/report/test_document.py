@@ -257,6 +257,6 @@ def test_bytes_of_a_plan_in_stages_are_those_of_its_programs() -> None:
 
 
 def test_a_long_step_is_shown_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pase.views.reports.sections.MOST_PASSES", 7)
+    monkeypatch.setattr("pase.views.reports.document.MOST_PASSES", 7)
     stages = only(staged_plan(), explains=False)["stages"]
     assert len(stages["passes"]) == 7 < stages["num_passes"]

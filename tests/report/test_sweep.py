@@ -4,7 +4,7 @@ import pytest
 
 from pase import search
 from pase.errors import ConfigurationError
-from pase.views.reports.sections import device_numbers, sweep
+from pase.views.reports.document import device_numbers, sweep
 from tests.networks import slow_machine, small_graph
 
 

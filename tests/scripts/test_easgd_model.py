@@ -1,7 +1,6 @@
 """docs/easgd-model.md: it is what `scripts/bench easgd-model --write` makes now, and its text says what that shows."""
 
-from pase.studies.easgd_costs.paper import TABLE_4
-from pase.studies.easgd_costs.statements import scaled_s
+from pase.studies.easgd_paper import TABLE_4, scaled_s
 from scripts.benchmarks.__main__ import BENCHMARKS
 from scripts.benchmarks.easgd_model import tables
 from scripts.benchmarks.tables import ROOT

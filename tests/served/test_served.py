@@ -17,7 +17,7 @@ import pytest
 import pase
 from pase.common.quantities import quantity
 from pase.machine import load_machine, override_machine
-from pase.views.served.planner import Planner, rows_of, told
+from pase.views.reports.served import Planner, rows_of, told
 from tests.networks import small_graph
 from tests.report.browser import started
 

@@ -18,7 +18,7 @@ from pase.views.drawing.plans import (
     title_lines,
     vertex_lines,
 )
-from pase.views.exports.registry import Exported, ExportOptions
+from pase.views.exports import Exported, ExportOptions
 
 
 def write_dot(plan: Plan, options: ExportOptions) -> Exported:

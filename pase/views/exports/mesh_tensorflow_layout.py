@@ -13,7 +13,7 @@ from math import prod
 from pase.common.names import listed, short, visible
 from pase.planning.plan import Plan, check_even, check_plain
 from pase.targets.emitter.text import Grammar, Text, joined
-from pase.views.exports.registry import Exported, ExportOptions
+from pase.views.exports import Exported, ExportOptions
 
 Splits = Mapping[str, int]
 """Split factor of each iteration dim of a layer."""

@@ -17,7 +17,7 @@ from pase.common.names import visible
 from pase.common.quantities import quantity
 from pase.planning.plan import LayerPlan, Plan
 from pase.targets.emitter.text import Grammar, Text, joined, word
-from pase.views.drawing.arrangement import Arrangement, Frame, arranged
+from pase.views.drawing.folding import Arrangement, Frame, arranged
 from pase.views.drawing.layered import Point
 from pase.views.drawing.plans import (
     FILLS,
@@ -29,7 +29,7 @@ from pase.views.drawing.plans import (
     extents_text,
     split_text,
 )
-from pase.views.exports.registry import Exported, ExportOptions
+from pase.views.exports import Exported, ExportOptions
 
 _THIN = frozenset("ijl.,:'| ")
 _NARROW = frozenset("frtI()[];/\\-!")

@@ -17,7 +17,7 @@ from pase.errors import ExportError, missing_extra
 from pase.graph.graph import bar_html, name_html, page_html
 from pase.planning.plan import Plan
 from pase.views.drawing.plans import certificate_text, split_text
-from pase.views.exports.registry import Exported, ExportOptions, export
+from pase.views.exports import Exported, ExportOptions, export
 
 
 def layer_rows(plan: Plan) -> list[dict[str, Any]]:

@@ -1,1 +1,1 @@
-"""A plan as one page to look at: what is said of it, and the file that shows it."""
+"""A plan as one page to look at: a file that shows it, or what this machine serves and plans again."""

@@ -1,1 +1,0 @@
-"""A page on this machine that plans again while its sliders are moved."""
