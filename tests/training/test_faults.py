@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, cycle, islice
 from typing import Any
@@ -87,17 +87,27 @@ def of_kind(events: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[str,
     return [event for event in events if event["event"] == kind]
 
 
+@pytest.mark.parametrize(
+    ("steps", "num_refused", "is_lost"),
+    [({2}, 1, False), ({0, 1, 3, 4, 6}, 5, False), (range(99), 3, True)],
+    ids=["once", "never three times in a row", "always"],
+)
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
-def test_a_gradient_that_is_no_number_is_refused(name: str) -> None:
+def test_gradients_that_are_no_numbers_are_refused(
+    name: str, steps: Collection[int], num_refused: int, is_lost: bool
+) -> None:
     job = job_of(name, 3, 8, arrivals=(0, 1, 2))
-    spoilt = Spoilt(1, with_nan)
+    spoilt = Spoilt(1, with_nan, frozenset(steps))
     outcome, snapshots, events = spoilt_run(job, spoilt)
-    (refused,) = of_kind(events, "refused")
-    assert (refused["worker"], refused["step"], refused["what"]) == (1, 3, "the gradient is not finite")
-    assert (outcome.num_events, outcome.num_refused, outcome.lost) == (24, 1, ())
+    told = [(event["worker"], event["step"], event["what"]) for event in of_kind(events, "refused")]
+    assert told == [(1, step + 1, "the gradient is not finite") for step in sorted(steps)[:num_refused]]
+    assert (outcome.num_events, outcome.num_refused, outcome.lost) == (24, num_refused, (1,) * is_lost)
     assert len(snapshots) == 8
     assert all(np.isfinite(array).all() for snapshot in snapshots for array in arrays(snapshot))
-    assert spoilt.calls[:8] == list(range(8))  # and it went on
+    assert is_lost or spoilt.calls[:8] == list(range(8))  # and it went on
+    lost = of_kind(events, "lost")
+    assert [event["worker"] for event in lost] == [1] * is_lost
+    assert all("worker 1, step 3: the gradient is not finite, 3 times in a row" in event["what"] for event in lost)
 
 
 @pytest.mark.parametrize("name", [name for name in ASYNCHRONOUS if not name.startswith("original")])
@@ -142,31 +152,12 @@ def test_a_batch_that_is_refused_is_as_if_it_did_not_exist(name: str, wrong: Cal
 
 
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
-def test_a_worker_that_finds_no_gradient_at_all_is_given_up(name: str) -> None:
-    job = job_of(name, 3, 8, arrivals=(0, 1, 2))
-    outcome, snapshots, events = spoilt_run(job, Spoilt(2, with_nan, frozenset(range(99))))
-    (lost,) = of_kind(events, "lost")
-    assert lost["worker"] == 2
-    assert "worker 2, step 3: the gradient is not finite, 3 times in a row" in lost["what"]
-    assert (outcome.num_events, outcome.num_refused, outcome.lost) == (24, 3, (2,))
-    assert all(np.isfinite(array).all() for snapshot in snapshots for array in arrays(snapshot))
-
-
-@pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_a_run_with_a_refusal_is_resumed_exactly(name: str) -> None:
     job = job_of(name, 3, 8, arrivals=(0, 1, 2))
     _, snapshots, _ = spoilt_run(job, Spoilt(1, with_nan))
     for i, snapshot in enumerate(snapshots[:-1]):
         _, rest = trained(job, snapshot, objectives=[Noisy(0), Spoilt(1, with_nan), Noisy(2)])
         assert_same(rest, snapshots[i + 1 :])
-
-
-@pytest.mark.parametrize("name", ASYNCHRONOUS)
-def test_a_worker_that_stumbles_now_and_then_is_kept(name: str) -> None:
-    # Five refusals, never three in a row.
-    steps = frozenset({0, 1, 3, 4, 6})
-    outcome, _, _ = spoilt_run(job_of(name, 3, 12, arrivals=(0, 1, 2)), Spoilt(2, with_nan, steps))
-    assert (outcome.num_events, outcome.num_refused, outcome.lost) == (36, 5, ())
 
 
 @pytest.mark.parametrize("name", ["async-easgd", "async-measgd", "hogwild-easgd", "original-easgd"])
@@ -181,11 +172,19 @@ def test_weights_that_are_no_numbers_never_come_to_the_centre(name: str) -> None
     assert all(np.isfinite(snapshot.master.centre).all() for snapshot in snapshots)
 
 
-@pytest.mark.parametrize("worker", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("worker", "wrong", "message"),
+    [
+        *((worker, with_nan, f"worker {worker}, step 3: the gradient is not finite") for worker in (0, 1, 3)),
+        (2, out_of_paper, "worker 2: ValueError: out of paper"),
+    ],
+)
 @pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_without_a_gradient_a_round_cannot_be(name: str, worker: int) -> None:
-    with pytest.raises(TrainingError, match=f"worker {worker}, step 3: the gradient is not finite"):
-        spoilt_run(job_of(name, 4, 8), Spoilt(worker, with_nan))
+def test_without_a_gradient_a_round_cannot_be(
+    name: str, worker: int, wrong: Callable[[Gradient], Gradient], message: str
+) -> None:
+    with pytest.raises(TrainingError, match=message):
+        spoilt_run(job_of(name, 4, 8), Spoilt(worker, wrong))
 
 
 @pytest.mark.parametrize("name", ["original-easgd", "async-sgd", "async-msgd", "hogwild-sgd"])
@@ -233,12 +232,6 @@ def test_in_original_easgd_a_loss_elsewhere_leaves_whose_turn_it_is() -> None:
 def test_nobody_is_left(name: str) -> None:
     with pytest.raises(TrainingError, match=r"no worker is left after \d+ of 16 events"):
         spoilt_run(job_of(name, 2, 8), Spoilt(0, out_of_paper), Spoilt(1, out_of_paper))
-
-
-@pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_without_a_worker_a_round_cannot_be(name: str) -> None:
-    with pytest.raises(TrainingError, match="worker 2: ValueError: out of paper"):
-        spoilt_run(job_of(name, 4, 8), Spoilt(2, out_of_paper))
 
 
 # ------------------------------------------------------------------------------------------------------ a slow worker

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pase.easgd.algorithms import ALGORITHMS
-from pase.easgd.job import Reduction, make_job
+from pase.easgd.algorithms import ALGORITHMS, Rates, algorithm_named
+from pase.easgd.job import Job, Reduction, make_job
 from pase.errors import TrainingError
 
 ASYNCHRONOUS = "original-easgd, async-easgd, async-measgd, hogwild-easgd, async-sgd, async-msgd and hogwild-sgd"
@@ -70,3 +70,17 @@ def test_a_training_of_few_steps_shows_the_last_one() -> None:
 def test_what_cannot_be_is_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         make_job(**asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "message"),
+    [
+        ("async-easgd", {"save_every": 0}, "save-every is 0; expected 1 or more"),
+        ("async-easgd", {"until_accuracy": 0.9}, "to end at an accuracy, tests are needed between the steps"),
+        ("async-easgd", {"until_accuracy": 0.9, "test_every": 1, "tests_wait": True}, "give test-every, and let them"),
+        ("sync-sgd", {"arrivals": (0, 1, 2)}, "sync-sgd takes every step with all workers together"),
+    ],
+)
+def test_what_no_job_can_be_is_refused(name: str, asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(TrainingError, match=message):
+        Job(algorithm=algorithm_named(name), rates=Rates(learning_rate=0.1), num_workers=3, num_steps=9, **asked)

@@ -1,61 +1,24 @@
 """The runtime in threads: where it goes, what is saved, who is lost, and when it ends."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pase.easgd.actors import Gradient
-from pase.easgd.algorithms import ALGORITHMS, Array, Rates, algorithm_named
-from pase.easgd.job import Job, Reduction, Snapshot, begun
+from pase.easgd.algorithms import Array, Rates, algorithm_named
+from pase.easgd.job import Job, Reduction, begun
 from pase.easgd.ranks import train_in_threads
 from pase.errors import TrainingError
 from tests.training.objectives import quadratics
+from tests.training.plain import Kept
 
 
 def job_of(name: str, *, num_workers: int = 3, num_steps: int = 300, **others: Any) -> Job:
     algorithm = algorithm_named(name)
     rates = Rates(learning_rate=0.1 if algorithm.has_rho else 0.03, rho=1.0, momentum=0.3)
     return Job(algorithm=algorithm, rates=rates, num_workers=num_workers, num_steps=num_steps, **others)
-
-
-@dataclass
-class Kept:
-    snapshots: list[Snapshot]
-
-    def __call__(self, snapshot: Snapshot) -> Path:
-        self.snapshots.append(snapshot)
-        return Path(f"event-{snapshot.num_events}")
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_centre_goes_where_all_workers_together_want_it(name: str) -> None:
-    """The minimum of the sum of quadratics is the mean of their points; served in turn, no worker weighs more."""
-    is_synchronous = algorithm_named(name).is_synchronous
-    objectives = quadratics(3)
-    job = job_of(name, arrivals=() if is_synchronous else (0, 1, 2), save_every=100)
-    kept = Kept([])
-    events: list[Mapping[str, Any]] = []
-    outcome = train_in_threads(job, begun(job, np.zeros(5)), objectives=objectives, save=kept, report=events.append)
-    mean = np.mean([objective.centre for objective in objectives], axis=0)
-    np.testing.assert_allclose(outcome.centre, mean, atol=0.06)
-    assert outcome.num_events == job.num_events
-    assert outcome.num_samples == 300 * 3 * 2
-    assert [worker.num_steps for worker in outcome.workers if worker] == [300] * 3
-    per_step = job.events_per_step
-    assert [snapshot.num_events for snapshot in kept.snapshots] == [100 * per_step, 200 * per_step, 300 * per_step]
-    for snapshot in kept.snapshots:
-        assert {worker.num_steps for worker in snapshot.workers} == {snapshot.num_events // per_step}
-    np.testing.assert_array_equal(kept.snapshots[-1].master.centre, outcome.centre)
-    steps = [event for event in events if event["event"] == "step"]
-    assert len(steps) == 3 * 30
-    assert all(0 <= event["communication_share"] <= 1 and event["examples_per_s"] > 0 for event in steps)
-    assert [event["path"] for event in events if event["event"] == "saved"] == [
-        f"event-{snapshot.num_events}" for snapshot in kept.snapshots
-    ]
 
 
 @pytest.mark.parametrize("reduction", Reduction)
@@ -167,27 +130,6 @@ def test_a_round_in_which_weights_overflow_is_not_taken() -> None:
         train_in_threads(
             job, begun(job, np.zeros(5)), objectives=[replace(quadratics(1)[0], centre=np.zeros(5)), Huge()]
         )
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"num_steps": 0}, "the number of steps is 0; expected 1 or more"),
-        ({"arrivals": (0, 3)}, "arrivals name worker 3; expected 0 to 2"),
-        ({"arrivals": (0, 2)}, "arrivals never name worker 1; name each of 3 workers"),
-        ({"save_every": 0}, "save-every is 0; expected 1 or more"),
-        ({"until_accuracy": 0.9}, "to end at an accuracy, tests are needed between the steps"),
-        ({"until_accuracy": 0.9, "test_every": 1, "tests_wait": True}, "give test-every, and let them not wait"),
-    ],
-)
-def test_jobs_are_checked(change: dict[str, Any], match: str) -> None:
-    with pytest.raises(TrainingError, match=match):
-        job_of("async-easgd", **change)
-
-
-def test_rounds_have_no_order_of_arrival() -> None:
-    with pytest.raises(TrainingError, match="sync-sgd takes every step with all workers together"):
-        job_of("sync-sgd", arrivals=(0, 1, 2))
 
 
 def test_there_is_an_objective_for_each_worker() -> None:
