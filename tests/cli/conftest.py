@@ -1,6 +1,7 @@
 """The command line as a function: what it printed where, and its status."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
@@ -37,6 +38,24 @@ def pase(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
         status = run([str(argument) for argument in arguments])
         captured = capsys.readouterr()
         return Finished(status=status, out=captured.out, err=captured.err)
+
+    return call
+
+
+Shown = Callable[..., str]
+
+
+@pytest.fixture
+def terminal(pase: Command, monkeypatch: pytest.MonkeyPatch) -> Shown:
+    """Return a function that runs one command in this process and returns what a terminal of some columns is shown."""
+
+    def call(*arguments: object, columns: int = 80, **environment: str) -> str:
+        for name, value in {"TERM": "xterm-256color", "COLUMNS": str(columns), **environment}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        finished = pase(*arguments)
+        assert finished.status == 0
+        return finished.out
 
     return call
 

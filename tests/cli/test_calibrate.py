@@ -68,26 +68,6 @@ def test_json_has_the_samples_and_the_errors(pase: Command, choices: list[tuple[
     assert len(document["samples"]["copies"]) == len(synthetic().copies)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["--devices", "1"], 2, "1 is not in the range x>=2"),
-        (["--devices", "two"], 2, "'two' is not usable; expected a whole number of 2 or more"),
-        (["--device", "TPU"], 2, "'TPU' is not one of 'CPU', 'GPU'"),
-        (["--virtual"], 1, "--virtual is of GPUs, and CPU devices are virtual as they are"),
-        (["-o", "/nowhere/machine.toml"], 1, "folder /nowhere does not exist; make it first"),
-    ],
-)
-def test_what_cannot_be_measured_is_said_at_once(
-    pase: Command, choices: list[tuple[Any, ...]], arguments: list[str], status: int, message: str
-) -> None:
-    finished = pase("calibrate", *arguments)
-    assert finished.status == status
-    assert message in finished.err
-    assert "Traceback" not in finished.err
-    assert not choices
-
-
 def test_failures_of_the_measuring_process_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(_source: str, _arguments: list[str]) -> Any:
         yield {"event": "text", "text": "hello"}
@@ -203,9 +183,3 @@ def test_kernels_of_this_device(pase: Command, monkeypatch: pytest.MonkeyPatch, 
     document = json.loads(alone.out)
     assert len(document["samples"]) == len([*made()])
     assert "samples" not in document["machine"]["kernels"]
-
-
-def test_a_machine_is_kept_for_kernels_alone(pase: Command) -> None:
-    finished = pase("calibrate", "--machine", "v100")
-    assert finished.status == 1
-    assert "--machine is for --kernels, which keeps a machine's links; without, links are measured" in finished.err

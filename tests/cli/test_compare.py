@@ -108,44 +108,6 @@ def test_the_random_search_is_told_its_seed_and_its_start(pase: Command) -> None
     assert from_data_parallel["strategies"][1]["ratio_to_data_parallel"] == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--only", "megatrom"), "unknown baseline 'megatrom': did you mean 'megatron'"),
-        (("--coldness", "-1"), "coldness -1.0 is not usable; expected a number of 0 or more"),
-        (("--coldness", "nan"), "coldness nan is not usable"),
-        (("-b", "7"), "a batch of 7 cannot be split over 8 devices"),
-        (("--machine", "abacus"), "unknown machine 'abacus'"),
-    ],
-)
-def test_bad_input_gets_one_line(pase: Command, arguments: tuple[str, ...], message: str) -> None:
-    finished = pase("compare", "alexnet", "-p", "8", *arguments)
-    assert (finished.status, finished.out) == (1, "")
-    assert message in finished.err
-    assert finished.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [("missing/plans", "folder .*missing/plans cannot be made: No such file"), ("file", "cannot be made: File exists")],
-)
-def test_a_folder_that_cannot_be_made_is_found_out_first(
-    pase: Command, tmp_path: Path, place: str, message: str
-) -> None:
-    (tmp_path / "file").touch()
-    finished = pase("compare", *ALEXNET, "-o", tmp_path / place)
-    assert (finished.status, finished.out) == (1, "")
-    assert re.search(message, finished.err)
-
-
-def test_steps_and_seed_are_whole_numbers(pase: Command) -> None:
-    for flag in ("--steps", "--seed"):
-        for value in ("-1", "many"):
-            finished = pase("compare", *ALEXNET, flag, value)
-            assert finished.status == 2
-            assert flag in finished.err
-
-
 def test_steps_are_compared_with_those_that_people_train_with(pase: Command, tmp_path: Path) -> None:
     arguments = [
         "mlp",

@@ -123,31 +123,3 @@ def test_the_documentation_has_its_commands(pase: Command) -> None:
     for command in commands:
         if "gpt" not in command:  # whose graph takes a second
             assert pase(*command.split()).status == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (("--network", "googlnet"), 1, r"^pase: unknown model 'googlnet': did you mean 'googlenet'"),
-        (("--workers", "1,two"), 2, r"'1,two' is no list of numbers; expected one such as 1,2,4,8"),
-        (("--workers", ""), 2, r"'' is no list of numbers"),
-        (("--workers", "0"), 1, r"^pase: 0 workers were asked for; expected a whole number from 1 to 1048576"),
-        (("--workers", "2000000"), 1, r"^pase: 2000000 workers were asked for"),
-        (("--workers", ",".join(map(str, range(1, 66)))), 2, r"there are 65 numbers; expected 64 at most"),
-        (
-            ("--machine", "cori-knl", "--workers", "10000"),
-            1,
-            r"^pase: machine cori-knl, line \d+: levels\[0\]\.devices",
-        ),
-        (("--machine", "knl"), 1, r"^pase: unknown machine 'knl': did you mean"),
-        (("--algorithm", "easgd"), 2, r"'easgd' is not one of 'original-easgd-star', 'original-easgd'"),
-        (("--iteration-time", "0"), 2, r"0\.0 is not possible; expected a number of seconds above 0"),
-        (("--iteration-time", "nan"), 2, r"nan is not possible"),
-        (("--iterations", "0"), 2, r"0 is not in the range"),
-    ],
-)
-def test_what_does_not_fit_is_refused(arguments: tuple[object, ...], status: int, message: str, pase: Command) -> None:
-    finished = pase("easgd-model", *arguments)
-    assert (finished.status, finished.out) == (status, "")
-    assert re.search(message, finished.err)
-    assert "Traceback" not in finished.err

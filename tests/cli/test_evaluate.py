@@ -1,13 +1,11 @@
 """`pase evaluate` and `pase diff`: strategies of one's own as tables, as JSON and as plans."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pase import load_plan
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, document_of
 
 MODEL = ("alexnet", "-b", "16", "--arg", "image=64", "--arg", "width=8", "--arg", "classes=16")
 ALEXNET = (*MODEL, "-p", "8")
@@ -21,29 +19,22 @@ rest = "data_parallel"
 """
 
 
-def _json(pase: Command, *arguments: object) -> dict[str, Any]:
-    finished = pase(*arguments, "--json")
-    assert (finished.status, finished.err) == (0, "")
-    document: dict[str, Any] = json.loads(finished.out)
-    return document
-
-
 def test_a_file_is_evaluated_written_and_read(pase: Command, tmp_path: Path) -> None:
     strategy, plan = tmp_path / "hand.toml", tmp_path / "plan.json"
     strategy.write_text(HAND)
     model, *others = ALEXNET
-    document = _json(pase, "evaluate", model, strategy, *others, "-o", plan)
+    document = document_of(pase, "evaluate", model, strategy, *others, "-o", plan)
     assert load_plan(plan).total_cost == document["total_cost"]
     splits = {layer["name"]: layer["splits"] for layer in document["layers"]}
     assert splits["fc2"] == {"b": 1, "n": 2, "c": 4}
     assert splits["conv1"]["b"] == 8
-    best = _json(pase, "search", *ALEXNET)
+    best = document_of(pase, "search", *ALEXNET)
     assert document["optimum"]["total_cost"] == pytest.approx(best["total_cost"])
     assert document["lower_bound"] == pytest.approx(best["total_cost"])
     assert document["improvement"]["saving"] > 0
     assert document["improvement"]["total_cost"] < document["total_cost"]
     # A plan's devices, machine and cost model are its own.
-    again = _json(pase, "evaluate", *MODEL[:1], plan, *MODEL[1:])
+    again = document_of(pase, "evaluate", *MODEL[:1], plan, *MODEL[1:])
     times = {"search": None, "tool_version": None}
     assert again | times == document | times
 
@@ -66,13 +57,13 @@ def test_what_is_printed(pase: Command) -> None:
 def test_explain_says_what_to_change_first(pase: Command, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     model, *others = ALEXNET
-    evaluated = _json(pase, "evaluate", model, "data_parallel", *others, "-o", plan)
-    assert _json(pase, "explain", plan)["improvement"] == evaluated["improvement"]
+    evaluated = document_of(pase, "evaluate", model, "data_parallel", *others, "-o", plan)
+    assert document_of(pase, "explain", plan)["improvement"] == evaluated["improvement"]
     assert "  change first  " in pase("explain", plan).out
 
 
 def test_differences_of_two_schemes_add_up(pase: Command) -> None:
-    document = _json(pase, "diff", "data_parallel", "optimal", *OF_ALEXNET)
+    document = document_of(pase, "diff", "data_parallel", "optimal", *OF_ALEXNET)
     first, second = (plan["total_cost"] for plan in document["plans"])
     assert document["difference"] == pytest.approx(second - first)
     assert sum(row["difference"] for row in document["layers"]) == pytest.approx(second - first)
@@ -88,24 +79,8 @@ def test_a_plan_beside_a_file_that_starts_from_it(pase: Command, tmp_path: Path)
     plan, other = tmp_path / "plan.json", tmp_path / "other.toml"
     assert pase("search", *ALEXNET, "-o", plan).status == 0
     other.write_text('start = "plan.json"\n[pin]\nconv2 = "not split"\n')
-    document = _json(pase, "diff", plan, other)
+    document = document_of(pase, "diff", plan, other)
     assert document["plans"][0]["total_cost"] == load_plan(plan).total_cost
     assert "conv2" in [row["name"] for row in document["layers"]]
     same = pase("diff", plan, plan).out
     assert "0 of 12 layers have another configuration" in same
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "says"),
-    [
-        (("evaluate", "alexnet", "owt"), 2, "--devices is needed: strategy 'owt' does not say how many there are"),
-        (("evaluate", "alexnet", "owtt", "-p", 8), 1, "pase: unknown scheme 'owtt': did you mean 'owt'?"),
-        (("evaluate", "alexnet", "missing.toml", "-p", 8), 1, "pase: strategy file missing.toml cannot be read"),
-        (("diff", "owt", "optimal"), 2, "--model is needed: neither of the two is a plan"),
-        (("diff", "owt", "optimal", "--model", "alexnet"), 2, "--devices is needed"),
-    ],
-)
-def test_wrong_usage(pase: Command, arguments: tuple[object, ...], status: int, says: str) -> None:
-    finished = pase(*arguments)
-    assert (finished.status, finished.out) == (status, "")
-    assert says in finished.err

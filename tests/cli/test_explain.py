@@ -93,12 +93,6 @@ def test_nodes_are_told_apart(pase: Command, tmp_path: Path) -> None:
     assert "edges across nodes" in pase("explain", path).out
 
 
-def test_a_layer_that_is_not_there(pase: Command, plan: Path) -> None:
-    finished = pase("explain", plan, "fc9")
-    assert (finished.status, finished.out) == (1, "")
-    assert finished.err.startswith("pase: unknown layer 'fc9': did you mean 'fc")
-
-
 # -- why
 
 

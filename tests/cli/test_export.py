@@ -1,4 +1,4 @@
-"""`pase export`: every format, to a file and to standard output, and what is said of wrong input."""
+"""`pase export`: every format, to a file and to standard output."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 from pase.planning.plan_file import plan_schema, read_plan, write_plan
 from pase.views.exports import FORMATS, ExportOptions, export
 from tests.cli.conftest import Command
-from tests.cli.processes import in_pipe
 from tests.hostile import hostile_plan
 from tests.networks import small_plan, tiny_plan
 
@@ -38,12 +37,11 @@ def test_every_format_is_printed_and_written_alike(name: str, pase: Command, pla
     assert document == {"format": name, "text": expected.text, "notes": list(expected.notes), "output": None}
 
 
-def test_a_process_prints_the_same_bytes(plan: Path, tmp_path: Path) -> None:
-    hostile = tmp_path / "hostile.json"
-    write_plan(hostile_plan(), hostile)
-    finished = in_pipe("export", "hostile.json", "--to", "csv", "-o", "out.csv", folder=tmp_path)
-    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
-    assert (tmp_path / "out.csv").read_bytes() == export(read_plan(hostile), "csv").text.encode()
+def test_hostile_names_are_written_as_they_are(pase: Command, tmp_path: Path) -> None:
+    write_plan(hostile_plan(), tmp_path / "hostile.json")
+    finished = pase("export", tmp_path / "hostile.json", "--to", "csv", "-o", tmp_path / "out.csv")
+    assert (finished.status, finished.out, finished.err) == (0, "", "")
+    assert (tmp_path / "out.csv").read_bytes() == export(read_plan(tmp_path / "hostile.json"), "csv").text.encode()
 
 
 def test_blocks_are_folded_unless_told_otherwise(pase: Command, tmp_path: Path) -> None:
@@ -65,10 +63,6 @@ def test_the_schema_is_printed(pase: Command) -> None:
 
 
 def test_an_old_file_stays_where_the_new_one_cannot_be_written(pase: Command, plan: Path, tmp_path: Path) -> None:
-    assert pase("export", plan, "--to", "csv", "-o", tmp_path / "no" / "x.csv").err.startswith(
-        f"pase: {tmp_path / 'no' / 'x.csv'} cannot be written: folder {tmp_path / 'no'} does not exist"
-    )
-    assert pase("export", plan, "--to", "csv", "-o", tmp_path).err.startswith(f"pase: {tmp_path} is a folder")
     before = _names(tmp_path)
     (tmp_path / "broken.json").write_text("{", encoding="utf-8")
     out = tmp_path / "out.csv"
@@ -78,31 +72,3 @@ def test_an_old_file_stays_where_the_new_one_cannot_be_written(pase: Command, pl
     assert "is not complete JSON" in finished.err
     assert out.read_text(encoding="utf-8") == "old"
     assert _names(tmp_path) == sorted([*before, "broken.json", "out.csv"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        ((), 2, "Error: Missing argument 'PLAN|MODEL'."),
-        (("plan.json",), 2, "Error: Missing option '--to'. Choose from:\n\tcsv,\n"),
-        (("plan.json", "--to", "cvs"), 2, "'cvs' is not one of 'csv', 'dot', "),
-        (
-            ("missing.json", "--to", "csv"),
-            1,
-            "pase: plan file missing.json cannot be read: No such file or directory\n",
-        ),
-    ],
-)
-def test_wrong_input_is_told_in_one_line(
-    arguments: tuple[str, ...],
-    status: int,
-    message: str,
-    pase: Command,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_plan(tiny_plan(), tmp_path / "plan.json")
-    finished = pase("export", *arguments)
-    assert (finished.status, finished.out) == (status, "")
-    assert message in finished.err

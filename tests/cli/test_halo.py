@@ -65,24 +65,3 @@ def test_workers_with_nothing_to_do_are_shown(pase: Command) -> None:
     finished = pase("halo", "--extent", 3, "--kernel", 2, "--workers", 4)
     assert finished.status == 0
     assert finished.out.splitlines()[-3].split() == ["3", "none", "none", "none", *(["0", "|", "0"] * 3)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (("--kernel", "5", "--workers", "3"), 1, r"^pase: a kernel that reaches over 5 points .* use a smaller one"),
-        (("--kernel", "2", "--dilation", "4", "--workers", "3"), 1, r"reaches over 5 points \(kernel 2, dilation 4\)"),
-        (("--kernel", "1", "--workers", "9999999"), 1, r"^pase: 9999999 workers were asked for; expected 1 to 1048576"),
-        (("--kernel", "9" * 30, "--workers", "3"), 1, r"^pase: 9{30} points are too many"),
-        (("--kernel", "0", "--workers", "3"), 2, r"Invalid value for '--kernel': 0 is not in the range x>=1"),
-        (("--kernel", "1", "--workers", "two"), 2, r"'--workers': 'two' is not usable; expected a whole number of 1"),
-        (("--kernel", "1", "--workers", "2", "--padding", "-1"), 2, r"'--padding': -1 is not in the range x>=0"),
-        (("--kernel", "1", "--workers", "2", "--stride", "0"), 2, r"'--stride': 0 is not in the range x>=1"),
-        (("--kernel", "1"), 2, r"Missing option '--workers'"),
-    ],
-)
-def test_what_is_impossible_is_refused(arguments: tuple[str, ...], status: int, message: str, pase: Command) -> None:
-    finished = pase("halo", "--extent", "4", *arguments)
-    assert (finished.status, finished.out) == (status, "")
-    assert re.search(message, finished.err, re.MULTILINE)
-    assert "Traceback" not in finished.err

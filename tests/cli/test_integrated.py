@@ -100,41 +100,6 @@ def test_the_documentation_has_its_command_and_every_convention(pase: Command) -
     assert all(f"`{name}`" in text and name in listed for name in CONVENTIONS)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (("alexnet", "-p", "8", "--grid", "2x3"), 1, r"^pase: a grid of 2x3 has 6 processes, not 8; possible are 1x8"),
-        (("alexnet", "-p", "8", "--grid", "two"), 1, r"^pase: 'two' is no grid of processes; expected PrxPc"),
-        (
-            ("alexnet", "-p", "8", "-b", "4", "--grid", "1x8"),
-            1,
-            r"^pase: a batch of 4 cannot be shared by the 8",
-        ),
-        (("alexnet", "-p", "9" * 30), 1, r"^pase: .*9{30}"),
-        (("alexnet", "-p", "8", "-b", "9" * 400), 1, r"^pase: a batch of 9+…9+ was asked for; .* up to 1099511627776"),
-        (("alexnet", "-p", "0"), 2, r"'--processes' / '-p': 0 is not in the range x>=1"),
-        (("alexnet", "-p", "8", "-b", "0"), 2, r"'--batch' / '-b': 0 is not in the range x>=1"),
-        (("alexnet",), 2, r"Missing option '--processes'"),
-        (("alexnet", "-p", "8", "--version", "3"), 2, r"'3' is not one of '1', '2'"),
-        (("alexnet", "-p", "8", "--convention", "grouped"), 2, r"'grouped' is not of the form NAME=yes or NAME=no"),
-        (("alexnet", "-p", "8", "--convention", "group=no"), 1, r"^pase: unknown convention 'group': did you mean"),
-        (("alexnet", "-p", "8", "--overlap"), 2, r"--overlap needs --compute-time"),
-        (("alexnet", "-p", "8", "--compute-time", "-1"), 2, r"-1.0 is not in the range x>=0"),
-        (("alexnet", "-p", "8", "--compute-time", "32=1,8=2"), 2, r"expected each batch once, in ascending order"),
-        (("alexnet", "-p", "8", "--compute-time", "8=0"), 2, r"0.0 is not in the range x>0"),
-        (("alexnet", "-p", "8", "--convolutions", "2x2"), 1, r"^pase: a grid of 2x2 has 4 processes, not 8"),
-        (("alexnet", "-p", "8", "--machine", "cori"), 1, r"^pase: unknown machine 'cori'"),
-        (("gpt", "-p", "8"), 1, r"^pase: layer 'positions' holds weights and is of kind add_parameter"),
-        (("alexnt", "-p", "8"), 1, r"^pase: .*'alexnt'"),
-    ],
-)
-def test_what_is_impossible_is_refused(arguments: tuple[str, ...], status: int, message: str, pase: Command) -> None:
-    finished = pase("integrated", *arguments)
-    assert (finished.status, finished.out) == (status, "")
-    assert re.search(message, finished.err, re.MULTILINE)
-    assert "Traceback" not in finished.err
-
-
 def test_computation_by_batch_and_grids_of_their_own(pase: Command) -> None:
     arguments = (*PAPER[:-3], 1024, "--batch", 512, "--compute-time", "1=0.02,256=0.6")
     document = json.loads(pase(*arguments, "--json").out)

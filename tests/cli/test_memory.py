@@ -4,8 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from pase import SearchOptions, load, search
 from pase.common.quantities import quantity
 from pase.planning.plan_file import read_plan
@@ -75,10 +73,3 @@ def test_nothing_fits(pase: Command) -> None:
         r"smaller batch",
         line,
     )
-
-
-@pytest.mark.parametrize("size", ["0", "-1GB", "eight", "8 gigs", "", "machines"])
-def test_what_is_no_size_is_wrong_usage(size: str, pase: Command) -> None:
-    finished = pase("search", "lenet5", "-p", 4, "--memory-per-device", size)
-    assert finished.status == 2
-    assert "is not a size; expected a number of bytes or one with a unit" in finished.err.splitlines()[-1]

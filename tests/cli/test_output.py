@@ -8,17 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from rich.cells import cell_len
 
 import pase as library
 from pase.cli import output
 from pase.common.names import visible
-from pase.common.quantities import duration, quantity
+from pase.common.quantities import quantity
 from pase.machine import preset_names
 from pase.models import MODELS
 from pase.planning.plan_file import plan_schema, read_plan
 from tests.cli.conftest import Command
-from tests.cli.processes import WITHOUT_PROGRESS, in_terminal
 from tests.networks import SMALL
 
 _SIZES = ("layers=6", "vocabulary=64", "steps=16", "model_width=16", "heads=4")
@@ -28,11 +26,6 @@ LENET = ("lenet5", "--devices", "4", "--batch", "16")
 
 def _arguments(name: str) -> list[str]:
     return [word for key, value in SMALL[name].items() for word in ("--arg", f"{key}={value}")]
-
-
-def _unstyled(text: str) -> str:
-    """Return what stays on a terminal, without its colours: bars of progress, which slow machines show, are erased."""
-    return re.sub(r"[^\n]*\x1b\[K|\x1b\[[0-9;]*m", "", text)
 
 
 # ---------------------------------------------------------------------------------------------------------- search
@@ -263,89 +256,3 @@ def test_what_is_printable_stays_and_the_rest_is_written_out(text: str) -> None:
     assert shown.encode("utf-8").decode("utf-8") == shown
     if text.isprintable():
         assert shown == text
-
-
-# ---------------------------------------------------------------------------------------------------------- terminal
-
-
-@pytest.mark.parametrize(("name", "columns"), [("alexnet", 80), ("transformer", 132)])
-def test_tables_fit_a_terminal(name: str, columns: int) -> None:
-    written = in_terminal("search", name, "-p", "32", "--all-layers", columns=columns, command=WITHOUT_PROGRESS)
-    assert "\x1b[1m" in written  # a header in bold
-    lines = _unstyled(written).split("\n\n")[0].splitlines()
-    header = next(i for i, line in enumerate(lines) if line.startswith("layer "))
-    assert all(cell_len(line) <= columns for line in lines[header - 1 :])
-    table = lines[header:]
-    plan = library.search(library.load(name), 32)
-    words = " ".join(table).split()
-    # Nothing is broken within a word, and nothing is lost.
-    for layer in plan.layers:
-        assert layer.name in words
-        for dim, extent in layer.dims.items():
-            assert f"{dim}={extent}" in words
-        for dim, factor in layer.splits.items():
-            assert factor == 1 or f"{dim}={factor}" in words
-    assert sum("%" in line for line in table) == len(plan.layers)
-
-
-def test_a_block_that_repeats_is_told_from_others_on_a_terminal() -> None:
-    shown, whole = (
-        _unstyled(in_terminal("search", *SMALL_GPT, *flag, columns=132, command=WITHOUT_PROGRESS))
-        for flag in ([], ["--all-layers"])
-    )
-    assert len(shown.splitlines()) < 60 < len(whole.splitlines())
-    assert re.search(r"^× 6 *\n  layer1_", shown.replace("\r", ""), re.MULTILINE)
-
-
-def test_a_terminal_that_is_far_too_narrow_loses_nothing() -> None:
-    table = _unstyled(in_terminal("search", *LENET, columns=20)).split("\n\n")[0]
-    for word in ("conv1", "b=16", "softmax", "configuration", "share"):
-        assert word in table
-
-
-def test_models_fit_a_terminal() -> None:
-    lines = _unstyled(in_terminal("models", columns=80)).splitlines()
-    assert all(cell_len(line) <= 80 for line in lines)
-    assert [name for name in MODELS if not any(line.startswith(f"{name} ") for line in lines)] == []
-
-
-# ----------------------------------------------------------------------------------------------------------- numbers
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (0, "0 B"),
-        (1, "1.00 B"),
-        (999, "999 B"),
-        (999.4, "999 B"),
-        (999.6, "1.00 kB"),
-        (9994, "9.99 kB"),
-        (9996, "10.0 kB"),
-        (99_960, "100 kB"),
-        (12_345_678, "12.3 MB"),
-        (3.4e10, "34.0 GB"),
-        (1e24, "1000 ZB"),
-        (0.25, "250 mB"),
-        (2e-6, "2.00 µB"),
-        (0.0009996, "1.00 mB"),
-    ],
-)
-def test_a_quantity_has_three_digits(value: float, expected: str) -> None:
-    assert quantity(value, "B") == expected
-
-
-@given(st.floats(1e-12, 1e23))
-def test_a_quantity_is_right_to_three_digits(value: float) -> None:
-    number, unit = quantity(value, "B").split(" ")
-    factor = {"p": 1e-12, "n": 1e-9, "µ": 1e-6, "m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-    factor |= {"E": 1e18, "Z": 1e21}
-    assert float(number) * factor[unit[:-1]] == pytest.approx(value, rel=0.0051)
-    assert len(number.replace(".", "")) == 3
-
-
-@pytest.mark.parametrize(
-    ("time_s", "expected"), [(0, "0 ms"), (0.0123, "12 ms"), (0.9994, "999 ms"), (3.44, "3.4 s"), (125, "2 min 5 s")]
-)
-def test_a_duration_has_a_fitting_unit(time_s: float, expected: str) -> None:
-    assert duration(time_s) == expected

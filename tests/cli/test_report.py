@@ -54,32 +54,3 @@ def test_json_is_what_the_page_shows(pase: Command, plan_file: Path) -> None:
 def test_without_saying_why(pase: Command, plan_file: Path) -> None:
     found = json.loads(pase("report", plan_file, "--no-why", "--json").out)
     assert {layer["why"] for layer in found["plans"][0]["layers"]} == {None}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["missing.json"], "plan file missing.json cannot be read: No such file or directory"),
-        (
-            ["plan.json", "-o", "nowhere/page.html"],
-            "nowhere/page.html cannot be written: folder nowhere does not exist",
-        ),
-        (["plan.json", "-o", "."], ". is a folder; name a file to write to"),
-        (["plan.json", "--sweep", "many"], "'many' says no numbers of devices; expected 1..64"),
-        (["broken.json"], "plan file broken.json is not complete JSON"),
-    ],
-)
-def test_what_it_refuses(
-    pase: Command, plan_file: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
-) -> None:
-    monkeypatch.chdir(plan_file.parent)
-    Path("broken.json").write_text('{"schema_version": 1,', encoding="utf-8")
-    finished = pase("report", *arguments)
-    assert (finished.status, finished.out) == (1, "")
-    assert message in finished.err
-    assert finished.err.count("\n") == 1
-    assert not Path("report.html").exists()
-
-
-def test_without_a_plan_the_usage_is_wrong(pase: Command) -> None:
-    assert pase("report").status == 2

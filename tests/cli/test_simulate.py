@@ -68,26 +68,6 @@ def test_it_writes_a_trace(pase: Command, plan: Path, tmp_path: Path) -> None:
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["plan.json", "step.json"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "text"),
-    [
-        (["--machine", "1080"], 1, "unknown machine '1080': did you mean '1080ti'"),
-        (["--collectives", "rings"], 2, "'rings' is not one of"),
-        (["--trace", "missing/step.json"], 1, "folder missing does not exist"),
-    ],
-)
-def test_what_cannot_be_used_is_named(pase: Command, plan: Path, arguments: list[str], status: int, text: str) -> None:
-    finished = pase("simulate", plan, *arguments)
-    assert (finished.status, finished.out) == (status, "")
-    assert text in finished.err
-
-
-def test_a_file_that_is_no_plan_is_named(pase: Command, tmp_path: Path) -> None:
-    finished = pase("simulate", tmp_path / "none.json")
-    assert finished.status == 1
-    assert "none.json" in finished.err
-
-
 def test_devices_that_do_not_fill_the_machine_are_named_with_the_field(pase: Command, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     write_plan(small_plan("mlp", 12), path)

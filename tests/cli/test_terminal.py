@@ -16,11 +16,10 @@ from pase.cli import output, progress
 from pase.cli.progress import bar_line
 from pase.cli.run import _print_parameters as print_parameters
 from pase.common.names import visible
-from pase.common.quantities import clock
 from pase.planning.plan_file import write_plan
 from pase.sharding.traffic import held_weights
-from tests.cli.conftest import Command
-from tests.cli.processes import ENTRY, in_pipe, in_terminal, interrupted
+from tests.cli.conftest import Command, Shown, document_of
+from tests.cli.processes import ENTRY, WITHOUT_PROGRESS, in_terminal, interrupted
 from tests.hostile import HOSTILE_NAMES, hostile_plan
 
 WITHOUT_COLOUR = ({"NO_COLOR": "1"}, {"TERM": "dumb"})
@@ -35,13 +34,8 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _lines(written: str) -> list[str]:
-    """Return the lines that a terminal shows in the end, without bold and colours, and without warnings.
-
-    Those are one line, however long, which the terminal folds.
-    """
-    shown = re.sub(r"[^\n]*\r\x1b\[K", "", re.sub(r"\x1b\[[0-9;]*m", "", written))
-    return [line for line in shown.split("\n") if not line.startswith("pase: ")]
+def _unstyled(written: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", written)
 
 
 # ------------------------------------------------------------------------------------------------------------ tables
@@ -50,6 +44,7 @@ def _lines(written: str) -> list[str]:
 @pytest.mark.parametrize(
     ("columns", "arguments"),
     [
+        (80, ("models",)),
         (80, ("explain", "alexnet.json")),
         (80, ("explain", "hostile.json", "--no-why")),
         (80, ("search", "alexnet", "-p", "8", "--explain-ordering", "--memory-per-device", "machine")),
@@ -59,36 +54,59 @@ def _lines(written: str) -> list[str]:
     ids=lambda value: value if isinstance(value, int) else "-".join(value[:2]),
 )
 def test_every_line_fits_and_no_name_steers_the_terminal(
-    columns: int, arguments: tuple[str, ...], plans: Path, monkeypatch: pytest.MonkeyPatch
+    columns: int, arguments: tuple[str, ...], plans: Path, terminal: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(plans)
-    lines = _lines(in_terminal(*arguments, columns=columns))
+    lines = _unstyled(terminal(*arguments, columns=columns)).splitlines()
     assert len(lines) > 8
     assert [line for line in lines if cell_len(line) > columns or not line.isprintable()] == []
     # It is the terminal's width that decides, and not 80.
     assert columns == 80 or max(map(cell_len, lines)) > 80
 
 
+@pytest.mark.parametrize(("name", "columns"), [("alexnet", 80), ("transformer", 132)])
+def test_tables_are_folded_between_words_and_nothing_is_lost(name: str, columns: int, terminal: Shown) -> None:
+    written = terminal("search", name, "-p", "32", "--all-layers", columns=columns)
+    assert "\x1b[1m" in written  # a header in bold
+    lines = _unstyled(written).split("\n\n")[0].splitlines()
+    assert all(cell_len(line) <= columns for line in lines)
+    plan = library.search(library.load(name), 32)
+    words = " ".join(lines).split()
+    for layer in plan.layers:
+        assert layer.name in words
+        for dim, extent in layer.dims.items():
+            assert f"{dim}={extent}" in words
+        for dim, factor in layer.splits.items():
+            assert factor == 1 or f"{dim}={factor}" in words
+    assert sum("%" in line for line in lines) == len(plan.layers)
+
+
+def test_a_terminal_that_is_far_too_narrow_loses_nothing() -> None:
+    command = ("search", "lenet5", "--devices", "4", "--batch", "16")
+    table = _unstyled(in_terminal(*command, columns=20, command=WITHOUT_PROGRESS)).split("\n\n")[0]
+    for word in ("conv1", "b=16", "softmax", "configuration", "share"):
+        assert word in table
+
+
 def test_what_is_shortened_says_so_and_is_whole_elsewhere(
-    plans: Path, pase: Command, monkeypatch: pytest.MonkeyPatch
+    plans: Path, pase: Command, terminal: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(plans)
     long = HOSTILE_NAMES[-1]
-    shown = "\n".join(_lines(in_terminal("simulate", "hostile.json", columns=80)))
+    piped = pase("simulate", "hostile.json")
+    assert piped.status == 0
+    assert long in piped.out
+    assert all(c.isprintable() or c == "\n" for c in piped.out + piped.err)
+    names = [layer["name"] for layer in document_of(pase, "explain", "hostile.json", "--no-why")["layers"]]
+    assert long in names
+    shown = _unstyled(terminal("simulate", "hostile.json"))
     assert re.search(r"^long.*…", shown, re.MULTILINE)
     assert long.strip() not in shown
-    assert long in [
-        layer["name"] for layer in json.loads(pase("explain", "hostile.json", "--no-why", "--json").out)["layers"]
-    ]
-    piped = in_pipe("simulate", "hostile.json", folder=plans)
-    assert piped.returncode == 0
-    assert long in piped.stdout
-    assert all(c.isprintable() or c == "\n" for c in piped.stdout + piped.stderr)
 
 
 @pytest.mark.parametrize("environment", WITHOUT_COLOUR)
-def test_colours_can_be_declined(environment: dict[str, str], plans: Path) -> None:
-    written = in_terminal("explain", str(plans / "alexnet.json"), "--no-why", environment=environment)
+def test_colours_can_be_declined(environment: dict[str, str], plans: Path, terminal: Shown) -> None:
+    written = terminal("explain", plans / "alexnet.json", "--no-why", **environment)
     assert "configuration" in written
     assert "\x1b" not in written
 
@@ -213,11 +231,6 @@ def test_a_line_of_progress_leaves_the_last_column_free(
     assert line.isprintable()
 
 
-@pytest.mark.parametrize(("time_s", "shown"), [(0, "0:00"), (7.9, "0:07"), (754, "12:34"), (3723, "1:02:03")])
-def test_a_clock(time_s: float, shown: str) -> None:
-    assert clock(time_s) == shown
-
-
 # ------------------------------------------------------------------------------------------------------------ Ctrl-C
 
 SLOW_SEARCH = (
@@ -255,21 +268,21 @@ SLOW_PROGRAM = (
 MLP = ("mlp", "-p", "2")
 
 
-@pytest.mark.parametrize(("at_terminal", "times"), [(True, 2), (False, 1)], ids=["terminal", "pipe"])
 @pytest.mark.parametrize(
-    ("code", "arguments", "marker"),
+    ("code", "arguments", "marker", "at_terminal", "times"),
     [
-        (SLOW_SEARCH, ("search", *MLP, "-o", "plan.json"), "searching"),
-        (SLOW_PROGRAM, ("run", *MLP), "building the program"),
+        (SLOW_SEARCH, ("search", *MLP, "-o", "plan.json"), "searching", True, 2),
+        (SLOW_PROGRAM, ("run", *MLP), "building the program", True, 2),
+        (SLOW_PROGRAM, ("run", *MLP), "building the program", False, 1),
     ],
-    ids=["search", "run"],
+    ids=["search-terminal", "run-terminal", "run-pipe"],
 )
 def test_ctrl_c_ends_with_130_and_one_line_and_leaves_nothing(
     code: str,
     arguments: tuple[str, ...],
     marker: str,
-    times: int,
     at_terminal: bool,
+    times: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

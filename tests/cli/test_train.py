@@ -145,88 +145,6 @@ def test_a_program_is_executed_and_that_is_said(pase: Command, tmp_path: Path) -
     assert kept_bytes(tmp_path / "one") == kept_bytes(tmp_path / "other")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--algorithm", "easgd"], "unknown algorithm 'easgd': did you mean 'sync-easgd3' or"),
-        (["--momentum", "0.5"], "sync-easgd3 takes no --momentum; async-measgd and async-msgd do: leave it out"),
-        (["--average"], "sync-easgd3 takes no --average; sync-sgd does: leave it out"),
-        (["--arrivals", "0,1"], "sync-easgd3 takes no --arrivals; original-easgd, async-easgd,"),
-        (["--algorithm", "async-sgd", "--rho", "1"], "async-sgd takes no --rho; original-easgd,"),
-        (["--algorithm", "async-sgd", "--reduction", "tree"], "async-sgd takes no --reduction; sync-easgd1,"),
-        (["--algorithm", "async-sgd", "--arrivals", "0,2"], "arrivals name worker 2; expected 0 to 1, the first"),
-        (["--workers", "0"], "the number of workers is 0; expected 1 to 1024"),
-        (["--steps", "0"], "the number of steps is 0; expected 1 or more"),
-        (["--learning-rate", "-1"], "the learning rate is -1; expected a number above 0"),
-        (["--seed", "-1"], "the seed is -1; expected 0 to"),
-        (["--data", "nowhere.npz"], "there are no data 'nowhere.npz'; expected digits, mnist:FOLDER, cifar10:PATH,"),
-        (["--test-every", "2"], "--test-every needs data to test on: --test-data PATH, or --data that have a test"),
-        (["--until-accuracy", "0.5"], "--until-accuracy needs --test-every K, how often to look, and data to test on"),
-        (["--resume"], "--resume and --save-every need --checkpoint DIR, the folder of the checkpoints"),
-        (["--save-every", "3"], "--resume and --save-every need --checkpoint DIR, the folder of the checkpoints"),
-        (["--checkpoint", "kept", "--save-every", "0"], "save-every is 0; expected 1 or more"),
-        (["--checkpoint", "kept", "--resume", "nowhere"], "cannot read checkpoint nowhere"),
-        (["--virtual"], "--virtual is of GPUs, and CPU devices are virtual as they are"),
-        (["--machine", "nothing"], "unknown machine 'nothing'"),
-        (["--processes", "0"], "0 processes were asked for, for 2 workers; expected 1 to 2"),
-        (["--processes", "3"], "3 processes were asked for, for 2 workers; expected 1 to 2"),
-        (["--hosts", "a:1,b", "--task", "0"], "host list a:1,b: 'b' is no address of a process"),
-        (["--hosts", "a:1,b:1,c:1", "--task", "0"], "a:1 is another host, which cannot reach a process that listens"),
-        (
-            ["--hosts", "a:1,b:1", "--task", "0", "--checkpoint", "kept", "--resume"],
-            "with --hosts name the file to go on from, which every host can read: --resume FILE",
-        ),
-    ],
-)
-def test_input_at_fault(
-    options: list[str], message: str, pase: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    finished = pase("train", *TINY, *options)
-    assert (finished.status, finished.out) == (1, "")
-    assert message in finished.err
-    assert len(finished.err.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "Missing argument 'MODEL|PLAN|train.py'"),
-        ([*TINY, "--arrivals", "0,x"], "'0,x' is no list of numbers; expected one such as 1,2,4,8"),
-        ([*TINY, "--arrivals", "9" * 5000], "is no list of numbers; expected one such as 1,2,4,8"),
-        ([*TINY, "--reduction", "ring"], "Invalid value for '--reduction'"),
-        (
-            [*TINY, "--processes", "2", "--hosts", "a:1"],
-            "give --processes N for this machine, or --hosts with --task K",
-        ),
-        ([*TINY, "--hosts", "a:1,b:1"], "--hosts and --task belong together"),
-        ([*TINY, "--processes", "2", "--task", "1"], "--hosts and --task belong together"),
-        ([*TINY, "--timeout", "0"], "Invalid value for '--timeout'"),
-    ],
-)
-def test_wrong_usage(arguments: list[str], message: str, pase: Command) -> None:
-    finished = pase("train", *arguments)
-    assert (finished.status, finished.out) == (2, "")
-    assert message in finished.err
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("x = (", "is no Python program"),
-        ("x = 1", "has no call of main with num_devices"),
-        ("main(build, num_devices=2)\n1 / 0", "raised ZeroDivisionError: division by zero"),
-    ],
-)
-def test_what_is_no_emitted_program_is_said(text: str, message: str, pase: Command, tmp_path: Path) -> None:
-    program = tmp_path / "train.py"
-    head = "" if "main" not in text else "def main(*_, **__): ...\ndef build(_): ...\n"
-    program.write_text(head + text, encoding="utf-8")
-    finished = pase("train", program)
-    assert (finished.status, finished.out) == (1, "")
-    assert message in finished.err.splitlines()[-1]
-
-
 def test_the_help_names_every_algorithm(pase: Command) -> None:
     words = pase("train", "--help").out.split()
     assert [name for name in ALGORITHMS if name not in words] == []
@@ -278,9 +196,3 @@ def test_a_step_can_be_checked_by_hand(split: str, pase: Command, data: list[str
 
 
 TRACED = ("weights", "gradient", "centre", "weights after")
-
-
-def test_a_trace_is_of_one_process(pase: Command, tmp_path: Path) -> None:
-    finished = pase("train", *TINY, "--trace", tmp_path / "trace.npz", "--processes", "2")
-    assert (finished.status, finished.out) == (1, "")
-    assert finished.err == "pase: --trace is of a training in one process: leave out --processes and --hosts\n"

@@ -4,11 +4,13 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pase.cli.output import print_facts
 from pase.common.documents import attributes
 from pase.common.names import listed, shortened
-from pase.common.quantities import binary, large, signed
+from pase.common.quantities import binary, clock, duration, large, quantity, signed
 
 
 def test_attributes_are_members_under_their_own_name_or_another() -> None:
@@ -63,3 +65,35 @@ def test_names_that_are_left_out_are_counted() -> None:
 def test_facts_stand_below_one_another_and_empty_ones_do_not(capsys: pytest.CaptureFixture[str]) -> None:
     print_facts({"cost": "1 s", "hidden": "", "step": None, "moved": ["1 B", "2 B"], "none": ()}, width=6)
     assert capsys.readouterr().out == "  cost    1 s\n  moved   1 B\n          2 B\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((0, "0 B"), (1, "1.00 B"), (999.4, "999 B"), (999.6, "1.00 kB"), (9994, "9.99 kB"), (9996, "10.0 kB")),
+        *((99_960, "100 kB"), (3.4e10, "34.0 GB"), (1e24, "1000 ZB"), (2e-6, "2.00 µB"), (0.0009996, "1.00 mB")),
+    ],
+)
+def test_a_quantity_has_three_digits(value: float, text: str) -> None:
+    assert quantity(value, "B") == text
+
+
+@given(st.floats(1e-12, 1e23))
+def test_a_quantity_is_right_to_three_digits(value: float) -> None:
+    number, unit = quantity(value, "B").split(" ")
+    factor = {"p": 1e-12, "n": 1e-9, "µ": 1e-6, "m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+    factor |= {"E": 1e18, "Z": 1e21}
+    assert float(number) * factor[unit[:-1]] == pytest.approx(value, rel=0.0051)
+    assert len(number.replace(".", "")) == 3
+
+
+@pytest.mark.parametrize(
+    ("time_s", "expected"), [(0, "0 ms"), (0.0123, "12 ms"), (0.9994, "999 ms"), (3.44, "3.4 s"), (125, "2 min 5 s")]
+)
+def test_a_duration_has_a_fitting_unit(time_s: float, expected: str) -> None:
+    assert duration(time_s) == expected
+
+
+@pytest.mark.parametrize(("time_s", "shown"), [(0, "0:00"), (7.9, "0:07"), (754, "12:34"), (3723, "1:02:03")])
+def test_a_clock(time_s: float, shown: str) -> None:
+    assert clock(time_s) == shown
