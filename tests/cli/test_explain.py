@@ -3,12 +3,13 @@
 import json
 import re
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
 
 from pase import search
-from pase.analysis.explanation import explain_step
+from pase.analysis.explanation import SchemeOutcome, explain_step
 from pase.costs import strategy_memory
 from pase.planning.plan_file import read_plan, write_plan
 from pase.planning.planner import SearchOptions, data_parallel_choice, plan_of, problem_of
@@ -151,20 +152,6 @@ def test_a_certificate_is_part_of_the_document(pase: Command, plan: Path) -> Non
         assert key not in document_of(pase, "explain", plan, "--no-why")
 
 
-def test_repeated_layers_share_a_row(pase: Command, tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    small = ("vocabulary=64", "steps=8", "model_width=16", "heads=4", "hidden=32", "layers=2")
-    arguments = ("-b", "16", *(part for text in small for part in ("--arg", text)), "--flops", "1e9")
-    assert pase("search", "transformer", *arguments, "-p", "4", "--cost-model", "alpha_beta", "-o", path).status == 0
-    shown, document = pase("explain", path).out, document_of(pase, "explain", path)
-    table = shown.partition("\n\nWhy:\n")[0].split("\n\n")[1].splitlines()[1:]
-    counts = [int(found[1]) if (found := re.match(r"\S+ × (\d+) ", row)) else 1 for row in table]
-    assert sum(counts) == len(document["layers"])
-    assert len(table) < len(document["layers"])
-    assert "× n: n layers with the same row" in shown
-    assert document["flop_per_byte"] is None
-
-
 def test_sensitivity_says_what_does_not_matter(pase: Command, plan: Path) -> None:
     shown, document = pase("explain", plan, "--sensitivity"), document_of(pase, "explain", plan, "--sensitivity")
     assert "Costs by paper do not depend on: device memory bandwidth, node latency" in shown.out
@@ -259,27 +246,26 @@ def test_what_is_explained_is_what_a_run_moves(pase: Command, plan: Path) -> Non
 
 
 @pytest.fixture
-def staged(tmp_path: Path) -> Path:
-    path = tmp_path / "stages.json"
-    write_plan(staged_plan(), path)
-    return path
+def staged(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have every file be a plan in stages, which takes a second to read: that its figures are checked, others try."""
+    monkeypatch.setattr("pase.cli.explain.chosen_plan", lambda *_, **__: staged_plan())
+    return "stages.json"
 
 
-def test_a_plan_in_stages_says_what_bounds_the_step(pase: Command, staged: Path) -> None:
+def test_a_plan_in_stages_says_what_bounds_the_step(pase: Command, staged: str) -> None:
     shown = pase("explain", staged)
     assert (shown.status, shown.err) == (0, "")
     for text in ("longest stage ", "devices wait ", "limited by              memory: ", "\nlayer ", "does not fit"):
         assert text in shown.out
     document = document_of(pase, "explain", staged)
-    plan = read_plan(staged)
     assert (document["step"]["micro_batches"], document["step"]["limited_by"]) == (4, "memory")
-    why = explain_step(plan)
+    why = explain_step(staged_plan())
     assert [layer["why"]["reason"] for layer in document["layers"]] == [layer.reason for layer in why.layers]
     (placement,) = document["placements"]
-    assert placement["edge_bytes"] + placement["layer_bytes"] == sum(step_bytes(plan).values())
+    assert placement["edge_bytes"] + placement["layer_bytes"] == sum(step_bytes(staged_plan()).values())
 
 
-def test_a_layer_of_a_stage_alone(pase: Command, staged: Path) -> None:
+def test_a_layer_of_a_stage_alone(pase: Command, staged: str) -> None:
     name = next(layer.name for layer in staged_plan() if layer.is_recomputed and layer.stage)
     shown = pase("explain", staged, name)
     assert (shown.status, shown.err) == (0, "")
@@ -291,14 +277,22 @@ def test_a_layer_of_a_stage_alone(pase: Command, staged: Path) -> None:
 
 
 def test_other_schemes_are_searched_where_they_are_asked_for(
-    pase: Command, staged: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
+    pase: Command, staged: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = "explain", staged, "tokens", "--no-why", "--schemes"
-    document = document_of(pase, *asked)
-    assert [(one["stages"], one["micro_batches"]) for one in document["schemes"] if one["is_own"]] == [(2, 4)]
-    assert len(document["schemes"]) == 5
-    monkeypatch.setattr("pase.cli.explain.other_schemes", lambda *_, **__: ())
-    assert "With other numbers of stages" in pase(*asked).out
+    own = SchemeOutcome(stages=2, micro_batches=4, chunks=1, step_s=1e-3, bound_s=9e-4, is_own=True)
+    schemes = (own, replace(own, stages=4, step_s=None, bound_s=inf, is_own=False))
+    asked = "explain", staged, "tokens", "--no-why"
+    assert "schemes" not in document_of(pase, *asked)
+    monkeypatch.setattr("pase.cli.explain.other_schemes", lambda *_, **__: schemes)
+    told = document_of(pase, *asked, "--schemes")["schemes"]
+    assert [(one["stages"], one["is_own"], one["bound_s"]) for one in told] == [(2, True, 9e-4), (4, False, None)]
+    shown = pase(*asked, "--schemes").out
+    assert "With other numbers of stages" in shown
+    assert re.search(r"^ +2 +4 +1\.00 ms +the plan's", shown, re.MULTILINE)
+    assert re.search(r"^ +4 +4 +none is known to fit +nothing fits", shown, re.MULTILINE)
+
+
+def test_schemes_are_of_plans_in_parts(pase: Command, plan: Path) -> None:
     refused = pase("explain", plan, "--schemes")
     assert refused.status == 1
     assert "--schemes is for plans with these" in refused.err

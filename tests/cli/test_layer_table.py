@@ -45,7 +45,7 @@ def expanded(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     return [row for times, block in blocks(rows) for row in block * times]
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", ["transformer", pytest.param("resnet101", marks=pytest.mark.full)])
 def test_a_folded_table_holds_all_layers(network: str, pase: Command, tmp_path: Path) -> None:
     arguments, expected = NETWORKS[network]
     path = tmp_path / "plan.json"
@@ -101,9 +101,12 @@ def test_programs_get_every_layer(pase: Command, tmp_path: Path) -> None:
 
 def test_why_names_layers_with_the_same_row_once(pase: Command, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    assert pase("search", *SMALL, "-p", "4", "-o", path).status == 0
+    sizes = ("vocabulary=64", "steps=8", "model_width=16", "heads=4", "hidden=32", "layers=2")
+    model = ("transformer", "-b", "16", *(f"--arg={text}" for text in sizes), "--flops", "1e9")
+    assert pase("search", *model, "-p", "4", "--cost-model", "alpha_beta", "-o", path).status == 0
     brief, whole = pase("explain", path).out, pase("explain", path, "--all-layers").out
     (_, rows), (_, all_rows) = table(brief), table(whole)
+    assert "× n: n layers with the same row" in brief
 
     def without_names(cells: Sequence[str]) -> tuple[str, ...]:
         configuration, binding, *rest = cells

@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import tomllib
-from pathlib import Path
 
 import click
 import pytest
@@ -169,10 +167,3 @@ def test_without_a_verb_the_help_is_shown_as_wrong_usage(pase: Command) -> None:
 
 def test_the_version_is_that_of_the_package(pase: Command) -> None:
     assert pase("--version").out == f"pase, version {__version__}\n"
-
-
-def test_the_program_is_installed_under_its_name() -> None:
-    """The entry point that setup.py names is the function that these tests call."""
-    root = Path(__file__).parents[2]
-    assert '"console_scripts": ["pase = pase.cli:main"]' in (root / "setup.py").read_text(encoding="utf-8")
-    assert "scripts" not in tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})

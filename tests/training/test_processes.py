@@ -231,7 +231,7 @@ def test_an_asynchronous_training_goes_on_without_a_process(tmp_path: Path) -> N
     assert sorted(events[-1]["lost"]) == [2, 3]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_master_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     # In an order of its own, so that there is something to compare with.
     halt, folder = tmp_path / "halted", tmp_path / "kept"
