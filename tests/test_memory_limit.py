@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pase import Graph, Plan, SearchOptions, load, load_machine, search
-from pase.common.quantities import quantity
+from pase.common.words import quantity
 from pase.costs import cost_model, strategy_memory
 from pase.errors import CostError, MemoryLimitError, SolverError
 from pase.graph.operators import with_fan_outs

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pase.common.names import short
+from pase.common.words import short
 from pase.errors import PlanError
 from pase.machine import Level
 from pase.machine.machine import level_between

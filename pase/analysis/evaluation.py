@@ -27,7 +27,7 @@ from pase.analysis.baselines.registry import BASELINES, baseline_of
 from pase.analysis.explanation.constrained_search import Improvement, improvement, nearest
 from pase.common.codecs import choice
 from pase.common.documents import Field, StrPath
-from pase.common.names import short
+from pase.common.words import short
 from pase.costs import DEFAULT_OPTIMISER, STATES, Allowance, Problem, TimeUpError, cost_model
 from pase.costs.modes import ModeSpace
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError, unknown_name

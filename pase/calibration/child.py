@@ -27,7 +27,7 @@ from pase.calibration.measured import (
     processor_name,
 )
 from pase.common.options import ProgramCommand, option
-from pase.common.quantities import binary
+from pase.common.words import binary
 from pase.errors import PaseError
 from pase.sharding.layouts import DeviceMesh
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf

@@ -16,7 +16,7 @@ import numpy as np
 
 from pase.common.codecs import POSITIVE, TEXT, array, number, record, table
 from pase.common.documents import Field
-from pase.common.quantities import binary
+from pase.common.words import binary
 from pase.costs.collectives import Link, hierarchical_all_reduce
 from pase.errors import CalibrationError, ProgramError
 from pase.machine import Device, KernelSample, Level, Machine, Overlap

@@ -37,7 +37,7 @@ from pase.calibration.measured import (
 )
 from pase.common.documents import write_atomically
 from pase.common.options import PATH, ProgramCommand, option
-from pase.common.quantities import binary
+from pase.common.words import binary
 from pase.errors import PaseError
 from pase.machine import Machine, machine_text
 

@@ -18,7 +18,7 @@ from pase.cli.output import print_facts, print_json, print_table, say, warn
 from pase.cli.progress import progress
 from pase.common.documents import write_or_fail
 from pase.common.options import WholeNumber, option
-from pase.common.quantities import binary, duration, quantity
+from pase.common.words import binary, duration, quantity
 from pase.errors import CalibrationError, missing_extra
 from pase.machine import Kernels, Machine, load_machine, machine_document, machine_text
 from pase.machine.files import KERNELS

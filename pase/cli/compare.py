@@ -27,7 +27,7 @@ from pase.cli.output import print_json, print_table, say, warn
 from pase.cli.progress import READING, progress
 from pase.common.documents import attributes
 from pase.common.options import WholeNumber, option
-from pase.common.quantities import duration, quantity
+from pase.common.words import duration, quantity
 from pase.costs import COST_MODELS
 from pase.errors import PlanError
 from pase.planning.plan import Plan

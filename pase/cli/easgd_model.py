@@ -20,7 +20,7 @@ from pase.cli.options import (
 from pase.cli.output import print_json, print_table, say
 from pase.common.documents import attributes
 from pase.common.options import POSITIVE, option
-from pase.common.quantities import percentage, quantity
+from pase.common.words import percentage, quantity
 from pase.graph import Graph, Scalar
 from pase.importers import load
 from pase.machine import Machine, load_machine

@@ -24,9 +24,8 @@ from pase.cli.output import print_facts, print_json, print_table, say, warn
 from pase.cli.progress import READING, progress
 from pase.cli.search import print_plan
 from pase.common.documents import attributes
-from pase.common.names import listed
 from pase.common.options import option
-from pase.common.quantities import percent, quantity, signed
+from pase.common.words import listed, percent, quantity, signed
 from pase.planning.plan import Plan
 from pase.planning.plan_file import plan_document, write_plan
 from pase.planning.planner import Progress

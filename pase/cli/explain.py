@@ -49,9 +49,8 @@ from pase.cli.options import (
 from pase.cli.output import print_facts, print_json, print_table, say
 from pase.cli.progress import progress
 from pase.common.documents import attributes
-from pase.common.names import listed
 from pase.common.options import option
-from pase.common.quantities import number, percent, percentage, quantity, signed
+from pase.common.words import listed, number, percent, percentage, quantity, signed
 from pase.errors import PlanError, unknown_name
 from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.layouts import device_mesh

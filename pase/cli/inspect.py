@@ -19,9 +19,8 @@ from pase.cli.options import (
 from pase.cli.output import print_facts, print_json, print_table, say, warn
 from pase.cli.progress import READING, progress
 from pase.common.documents import attributes
-from pase.common.names import visible
 from pase.common.options import option
-from pase.common.quantities import binary, percentage, quantity
+from pase.common.words import binary, percentage, quantity, visible
 from pase.graph import Graph, Operator
 from pase.importers import is_builtin, load
 from pase.importers.frameworks import ImportedModel, import_model

@@ -11,7 +11,7 @@ from pase.cli.options import arguments_option, choice_option, flag, json_option,
 from pase.cli.output import print_json, print_table, say, warn
 from pase.common.documents import attributes
 from pase.common.options import POSITIVE, SECONDS, WholeNumber, option
-from pase.common.quantities import quantity
+from pase.common.words import quantity
 from pase.graph import Scalar
 from pase.importers import load
 from pase.machine import load_machine

@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from pase._version import __version__
 from pase.cli.progress import EXIT_INTERRUPTED, Interrupts, interrupted, is_interrupted
-from pase.common.names import visible
+from pase.common.words import visible
 from pase.errors import MissingExtraError, PaseError, unknown_name
 
 COMMANDS = {

@@ -14,9 +14,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from pase.cli.output import print_table, say, say_all, warn
-from pase.common.names import short
 from pase.common.options import PATH, POSITIVE, SECONDS, Decorator, option, options_of_all
-from pase.common.quantities import quantity
+from pase.common.words import quantity, short
 from pase.costs import COST_MODELS, OPTIMISER_STATE
 from pase.errors import PlanError
 from pase.graph import PRECISIONS, Graph, Scalar

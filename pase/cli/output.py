@@ -10,8 +10,8 @@ from typing import Any, TextIO
 
 import click
 
-from pase.common import names
-from pase.common.names import visible
+from pase.common.words import shortened as shortened_text
+from pase.common.words import visible
 
 _LEAST_TEXT = 12
 """A column of names or text is not made narrower than this."""
@@ -60,7 +60,7 @@ def shortened(text: str, columns: int) -> str:
     """Return a text in some columns of a terminal, with an ellipsis in its middle for what does not fit."""
     from rich.cells import cell_len
 
-    return names.shortened(text, columns, cell_len, narrowest=0.1)
+    return shortened_text(text, columns, cell_len, narrowest=0.1)
 
 
 def print_facts(facts: Mapping[str, str | Sequence[str] | None], *, width: int = _TITLE) -> None:

@@ -12,8 +12,7 @@ from time import monotonic
 import click
 
 from pase.cli.output import has_colour, is_terminal, shortened, warn
-from pase.common.names import visible
-from pase.common.quantities import clock
+from pase.common.words import clock, visible
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the fraction of it that is done, 0 to 1."""

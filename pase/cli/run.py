@@ -31,7 +31,7 @@ from pase.cli.output import print_facts, print_json, print_table, say, warn
 from pase.cli.progress import progress
 from pase.common.documents import write_or_fail
 from pase.common.options import option
-from pase.common.quantities import duration, percentage, quantity
+from pase.common.words import duration, percentage, quantity
 from pase.datasets.dataset import Part, fit_to
 from pase.datasets.registry import SOURCES, load_dataset
 from pase.errors import EmitError, ModelError

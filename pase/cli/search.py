@@ -36,9 +36,8 @@ from pase.cli.options import (
 from pase.cli.output import print_facts, print_json, print_table, say, warn
 from pase.cli.progress import READING, progress
 from pase.common.documents import attributes
-from pase.common.names import listed, short
 from pase.common.options import PATH, POSITIVE, option
-from pase.common.quantities import duration, large, percentage, quantity
+from pase.common.words import duration, large, listed, percentage, quantity, short
 from pase.costs import DEFAULT_OPTIMISER, strategy_memory
 from pase.graph import Graph
 from pase.planning.constraints import constraint_texts

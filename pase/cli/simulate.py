@@ -26,9 +26,8 @@ from pase.cli.options import (
 from pase.cli.output import print_facts, print_json, print_table, say
 from pase.cli.progress import progress
 from pase.common.documents import attributes, write_atomically
-from pase.common.names import short
 from pase.common.options import PATH, option
-from pase.common.quantities import percentage, quantity
+from pase.common.words import percentage, quantity, short
 from pase.errors import SimulationError
 
 _SHOWN_PARTS = 10

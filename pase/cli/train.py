@@ -25,9 +25,8 @@ from pase.cli.options import (
 )
 from pase.cli.output import is_terminal, print_table, say, warn
 from pase.cli.progress import REDRAW_S, interrupted, progress
-from pase.common.names import visible
 from pase.common.options import PATH, option, options_of_all
-from pase.common.quantities import duration, percentage, quantity
+from pase.common.words import duration, percentage, quantity, visible
 from pase.easgd.job import (
     DEFAULT_ALGORITHM,
     DEFAULT_LEARNING_RATE,

@@ -13,7 +13,7 @@ from pathlib import Path
 from sys import float_info
 from typing import Any
 
-from pase.common.names import short
+from pase.common.words import short
 from pase.errors import PaseError
 
 StrPath = str | os.PathLike[str]

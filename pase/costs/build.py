@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.common.names import visible
-from pase.common.quantities import quantity
+from pase.common.words import quantity, visible
 from pase.costs.model import CostModel, PaperCostModel
 from pase.costs.traffic import LayerTraffic, ReadTraits, layer_traffic, sum_name
 from pase.errors import SolverError

@@ -13,7 +13,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from pase.common.names import short
+from pase.common.words import short
 from pase.errors import GraphError, unknown_name
 
 Operand = str | float

@@ -14,7 +14,7 @@ from math import gcd, prod
 from typing import Any
 
 from pase.common.frozen import FrozenDict
-from pase.common.names import visible
+from pase.common.words import visible
 from pase.errors import ConfigurationError, GraphError
 from pase.graph.batch import Batch
 from pase.graph.body import Body

@@ -8,7 +8,7 @@ from math import isfinite, prod
 from types import MappingProxyType
 
 from pase.common.connected import connected
-from pase.common.names import listed, short
+from pase.common.words import listed, short
 from pase.errors import GraphError
 from pase.graph.body import FUNCTIONS as BODY_FUNCTIONS
 from pase.graph.body import verify_body

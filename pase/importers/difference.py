@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from math import isclose, isnan
 
-from pase.common.names import short
+from pase.common.words import short
 from pase.graph import Access, AllToAll, Graph, Operator, Role
 from pase.graph.body import Body, Step, without_casts
 from pase.graph.operators.products import ring_attention

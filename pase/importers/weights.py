@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pase.common.names import short
+from pase.common.words import short
 from pase.errors import ModelError
 from pase.graph import Scalar
 from pase.importers.frameworks import FRONT_ENDS, import_model

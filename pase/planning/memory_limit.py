@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
-from pase.common.quantities import quantity
+from pase.common.words import quantity
 from pase.costs import MemoryTables, Problem, memory_tables
 from pase.costs.memory import keeping, layer_memory
 from pase.errors import ConfigurationError, MemoryLimitError

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from pase.common.names import listed
+from pase.common.words import listed
 from pase.graph import Access, DimIndex, Operator, Role, SliceOf, Window
 from pase.graph.operator import access_dims
 from pase.planning.plan import Plan

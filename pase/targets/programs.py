@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from textwrap import dedent, wrap
 from types import MappingProxyType
 
-from pase.common.names import short
+from pase.common.words import short
 from pase.errors import EmitError, GraphError, unknown_name
 from pase.graph import Edge, Operator, Role, SliceOf, verify_operator
 from pase.graph.body import Body, Borrowed, elementary

@@ -1,6 +1,6 @@
 """You et al. 2017 from its cost model: Tables 3 and 4 beside what is predicted, and what its text states."""
 
-from pase.common.quantities import quantity
+from pase.common.words import quantity
 from pase.easgd.algorithms import Exchange
 from pase.importers import load
 from pase.machine import load_machine

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pase import load, load_machine
-from pase.common.quantities import quantity
+from pase.common.words import quantity
 from pase.costs import Problem, memory_tables
 from pase.models import MODELS
 from pase.planning.memory_limit import weighted_problem

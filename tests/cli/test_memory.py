@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from pase import SearchOptions, load, search
-from pase.common.quantities import quantity
+from pase.common.words import quantity
 from pase.planning.plan_file import read_plan
 from tests.cli.conftest import Command
 

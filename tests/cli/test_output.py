@@ -11,8 +11,7 @@ from jsonschema import Draft202012Validator
 
 import pase as library
 from pase.cli import output
-from pase.common.names import visible
-from pase.common.quantities import quantity
+from pase.common.words import quantity, visible
 from pase.machine import preset_names
 from pase.models import MODELS
 from pase.planning.plan_file import plan_schema, read_plan

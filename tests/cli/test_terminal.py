@@ -15,7 +15,7 @@ import pase as library
 from pase.cli import output, progress
 from pase.cli.progress import bar_line
 from pase.cli.run import _print_parameters as print_parameters
-from pase.common.names import visible
+from pase.common.words import visible
 from pase.planning.plan_file import write_plan
 from pase.sharding.traffic import held_weights
 from tests.cli.conftest import Command, Shown, document_of

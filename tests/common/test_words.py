@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from pase.cli.output import print_facts
 from pase.common.documents import attributes
-from pase.common.names import listed, shortened
-from pase.common.quantities import binary, clock, duration, large, quantity, signed
+from pase.common.words import binary, clock, duration, large, listed, quantity, shortened, signed
 
 
 def test_attributes_are_members_under_their_own_name_or_another() -> None:

@@ -13,7 +13,7 @@ from pase.analysis.explanation import ExplainOptions, Explanation, Part, PartKin
 from pase.analysis.explanation.constrained_search import planned_choice
 from pase.analysis.explanation.sensitivity import FARTHEST, scaled_links
 from pase.analysis.explanation.why_not import CostParts
-from pase.common.quantities import percent, quantity
+from pase.common.words import percent, quantity
 from pase.costs import COST_MODELS, cost_model
 from pase.errors import PlanError
 from pase.planning.planner import data_parallel_choice, given_solution, plan_of, problem_of

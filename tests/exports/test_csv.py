@@ -9,7 +9,7 @@ import pandas
 import pytest
 
 from pase import Plan
-from pase.common.names import visible
+from pase.common.words import visible
 from pase.errors import PlanError
 from pase.views.exports import export
 from pase.views.exports.tables import text_cell

@@ -6,7 +6,7 @@ import pytest
 
 from pase import Builder, Plan
 from pase.analysis.explanation.why_not import configuration_text
-from pase.common.names import short, visible
+from pase.common.words import short, visible
 from pase.graph.operators import dense
 from pase.views.exports import ExportOptions, export
 from pase.views.exports.graph_text import MOST_CHARACTERS, MOST_EDGES, mermaid

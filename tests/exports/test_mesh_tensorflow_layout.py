@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase import Builder, Plan
-from pase.common.names import visible
+from pase.common.words import visible
 from pase.graph.operators import dense
 from pase.targets.mesh_tensorflow.primitives.compat import mtf
 from pase.views.exports import export

@@ -14,7 +14,7 @@ import pandas
 import pytest
 
 from pase import Graph, Plan
-from pase.common.names import short, visible
+from pase.common.words import short, visible
 from pase.errors import ExportError, MissingExtraError, PaseError
 from pase.graph.graph import MOST_ROWS, SHOWN_ROWS, page_html
 from pase.views.exports import ExportOptions, export

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import pase
-from pase.common.quantities import quantity
+from pase.common.words import quantity
 from pase.graph.operator import SCANNED
 from pase.planning.constraints import with_ties
 from pase.planning.planner import problem_of

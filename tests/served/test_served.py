@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import pase
-from pase.common.quantities import quantity
+from pase.common.words import quantity
 from pase.machine import load_machine, override_machine
 from pase.views.reports.served import Planner, rows_of, told
 from tests.networks import small_graph

@@ -14,7 +14,7 @@ import numpy as np
 from pase.analysis.explanation.constrained_search import TIE
 from pase.analysis.explanation.why_not import configuration_text
 from pase.analysis.simulation.pipeline import StagedSimulation, simulate_stages
-from pase.common.quantities import percent, quantity
+from pase.common.words import percent, quantity
 from pase.costs import REPLICATED, cost_model
 from pase.costs.memory import keeping
 from pase.costs.modes import STATES, KnownModes, ModeSpace, mode_tables

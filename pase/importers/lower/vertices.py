@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from pase.common.names import short
+from pase.common.words import short
 from pase.errors import GraphError
 from pase.graph import Access, AllReduce, AllToAll, Dim, Intermediate, Operator, Role, SliceOf, Work
 from pase.graph.body import Body

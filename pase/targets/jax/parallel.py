@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pase.common.names import listed, short
+from pase.common.words import listed, short
 from pase.errors import ProgramError
 from pase.importers.difference import difference
 from pase.importers.frameworks import imported

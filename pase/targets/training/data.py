@@ -13,7 +13,7 @@ import numpy as np
 
 from pase.common.array_files import mapped_array, opened_archive, reading
 from pase.common.documents import write_or_fail
-from pase.common.names import listed, short
+from pase.common.words import listed, short
 from pase.errors import EmitError, ProgramError
 from pase.graph import Access, Graph, Operator, Role
 from pase.graph.batch import given_spans

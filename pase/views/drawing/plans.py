@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from pase.analysis.explanation.why_not import configuration_text
-from pase.common.names import short
-from pase.common.quantities import quantity
+from pase.common.words import quantity, short
 from pase.graph import Graph
 from pase.planning.plan import LayerPlan, Plan
 from pase.views.drawing.folding import FoldedEdge, FoldedGraph, Repeat, fold, folded

@@ -6,7 +6,7 @@ Colours say what is split, the width of an edge how many bytes move.
 import re
 from collections.abc import Iterator
 
-from pase.common.names import short, visible
+from pase.common.words import short, visible
 from pase.planning.plan import Plan
 from pase.targets.emitter.text import Grammar, Text, figure, joined, word
 from pase.views.drawing.plans import (

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from pase.common.names import listed, short, visible
+from pase.common.words import listed, short, visible
 from pase.planning.plan import Plan, check_even, check_plain
 from pase.targets.emitter.text import Grammar, Text, joined
 from pase.views.exports import Exported, ExportOptions

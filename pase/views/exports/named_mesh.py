@@ -6,8 +6,7 @@ For JAX the table has the PartitionSpec of each tensor, for PyTorch the placemen
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from pase.common.names import listed
-from pase.common.quantities import quantity
+from pase.common.words import listed, quantity
 from pase.graph import Graph, Operator
 from pase.graph.operator import SCANNED
 from pase.planning.constraints import with_ties

@@ -12,9 +12,8 @@ from math import dist, sqrt
 from unicodedata import combining, east_asian_width
 
 from pase.analysis.explanation.why_not import configuration_text
-from pase.common import names
-from pase.common.names import visible
-from pase.common.quantities import quantity
+from pase.common.words import quantity, visible
+from pase.common.words import shortened as shortened_text
 from pase.planning.plan import LayerPlan, Plan
 from pase.targets.emitter.text import Grammar, Text, joined, word
 from pase.views.drawing.folding import Arrangement, Frame, arranged
@@ -63,7 +62,7 @@ def _ems(character: str) -> float:
 
 def shortened(text: str, size: float, widest: float) -> str:
     """Return a line that is no wider than that, with an ellipsis in its middle where some of it had to go."""
-    return names.shortened(text, widest, lambda line: text_width(line, size), narrowest=0.34 * size)
+    return shortened_text(text, widest, lambda line: text_width(line, size), narrowest=0.34 * size)
 
 
 def xml_text(text: str) -> str:

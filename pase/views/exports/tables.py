@@ -11,8 +11,7 @@ from typing import Any
 
 from pase.analysis.explanation.why_not import configuration_text
 from pase.common.documents import attributes, write_or_fail
-from pase.common.names import short, visible
-from pase.common.quantities import quantity
+from pase.common.words import quantity, short, visible
 from pase.errors import ExportError, missing_extra
 from pase.graph.graph import bar_html, name_html, page_html
 from pase.planning.plan import Plan

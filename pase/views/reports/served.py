@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Any
 
 from pase.analysis.explanation.why_not import configuration_text
-from pase.common.quantities import duration, quantity
+from pase.common.words import duration, quantity
 from pase.errors import PaseError, missing_extra
 from pase.graph import Graph
 from pase.machine import Machine
