@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from pase.common.frozen import FrozenDict
+from pase.common.containers import FrozenDict
 from pase.graph import Intermediate, LayerTypes, Operator, Role, SliceOf, Window, Work
 from pase.graph.body import COMPARISONS, POINTWISE
 from pase.graph.operator import axis_dims, split_dim

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.common.frozen import FrozenDict
+from pase.common.containers import FrozenDict
 from pase.costs.build import between, edge_signature, hiding_layers, signature, traffic_of
 from pase.costs.collectives import Link, point_to_point
 from pase.costs.memory import (

@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 from pase.common.frozen import FrozenDict
 from pase.graph.operator import Access, AllToAll, Operator, Role, SliceOf, Window, access_dims, axis_dims
+from pase.common.containers import FrozenDict
+from pase.graph.access import Access, Role, SliceOf, Window, access_dims, axis_dims
+from pase.graph.operator import AllToAll, Operator
 
 
 class Span(NamedTuple):

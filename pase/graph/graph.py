@@ -13,6 +13,7 @@ from math import inf, prod
 from pase.common.frozen import FrozenDict
 from pase.common.names import listed, short, visible
 from pase.common.quantities import quantity
+from pase.common.containers import FrozenDict
 from pase.common.words import listed, quantity, short
 from pase.errors import EmitError, GraphError
 from pase.graph.batch import Batch, batches

@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import gcd, prod
 from typing import Any
 
-from pase.common.frozen import FrozenDict
+from pase.common.containers import FrozenDict
 from pase.common.words import visible
 from pase.errors import ConfigurationError, GraphError
 from pase.graph.batch import Batch

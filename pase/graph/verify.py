@@ -7,7 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 from math import isfinite, prod
 from types import MappingProxyType
 
-from pase.common.connected import connected
+from pase.common.containers import connected
 from pase.common.words import listed, short
 from pase.errors import GraphError
 from pase.graph.body import FUNCTIONS as BODY_FUNCTIONS

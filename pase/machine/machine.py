@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pase.common.frozen import FrozenDict
+from pase.common.containers import FrozenDict
 from pase.errors import MachineError
 
 BY_LEVEL, RING = "hierarchical", "ring"

@@ -39,8 +39,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pase.common.codecs import POSITIVE, TEXT, Codec, array, defined, descriptions, json_schema, record, table, wholes
+from pase.common.containers import FrozenDict
 from pase.common.documents import Field, StrPath
-from pase.common.frozen import FrozenDict
 from pase.costs import Problem
 from pase.costs.modes import STATES, ModeSpace
 from pase.errors import ConfigurationError

@@ -7,8 +7,8 @@ from math import prod
 from typing import Any
 
 from pase._loading import method_of_plans
+from pase.common.containers import FrozenDict
 from pase.common.documents import StrPath
-from pase.common.frozen import FrozenDict
 from pase.common.words import quantity, short
 from pase.costs import DEFAULT_OPTIMISER, REPLICATED, DeviceMemory, Peak, device_memory, step_peak
 from pase.errors import PlanError

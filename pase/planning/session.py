@@ -17,8 +17,8 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
+from pase.common.containers import FrozenDict
 from pase.common.documents import StrPath
-from pase.common.frozen import FrozenDict
 from pase.costs import Alike, Allowance, Known, MemoryTables, Problem, alike, cost_model, costed, memory_tables
 from pase.errors import ConfigurationError, unknown_name
 from pase.graph import Graph, precision_of

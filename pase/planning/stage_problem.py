@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pase.common.frozen import FrozenDict
+from pase.common.containers import FrozenDict
 from pase.costs.modes import BoolArray, EdgeModes, LayerModes, ModeTables
 from pase.sharding.shards import IntArray
 from pase.solver import solve

@@ -12,7 +12,7 @@ from math import fsum, inf, isnan
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.common.connected import connected
+from pase.common.containers import connected
 from pase.errors import TablesError
 
 FloatArray = NDArray[np.float64]

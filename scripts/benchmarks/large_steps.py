@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pase.common.frozen import FrozenDict
+from pase.common.containers import FrozenDict
 from pase.costs import AlphaBetaCostModel, cost_model, edge_cost, traffic_of
 from pase.costs.collectives import hierarchical_all_gather, hierarchical_all_reduce, hierarchical_reduce_scatter
 from pase.graph import Graph, Operator, Precision

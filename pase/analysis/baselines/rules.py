@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from pase.common.connected import connected
+from pase.common.containers import connected
 from pase.costs import Problem
 from pase.graph import Access, Graph, Operator, Role, Window
 from pase.graph.operator import access_dims, split_dim

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import prod
 
-from pase.common.connected import connected
+from pase.common.containers import connected
 from pase.errors import ModelError
 from pase.graph import Access, Dim, Edge, Graph, Operator, Role, Scalar, SliceOf, verify
 from pase.graph.batch import Span, given_spans

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import _functional_collectives as functional
 
-from pase.common.connected import connected
+from pase.common.containers import connected
 from pase.sharding.boxes import Box, extents, offsets
 from pase.sharding.reshard import ReshardStep, pieces
 from pase.sharding.traffic import Movement, Phase

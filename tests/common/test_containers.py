@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pase.common.connected import connected
+from pase.common.containers import connected
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,6 +1,6 @@
-"""`FrozenDict`: what is by name in a value that cannot be changed."""
+"""Containers: a dict that cannot be changed, and items in groups of those that pairs connect."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 K = TypeVar("K")
@@ -31,3 +31,27 @@ class FrozenDict(dict[K, V]):
 
     def __deepcopy__(self, _: object) -> "FrozenDict[K, V]":
         return self
+
+
+T = TypeVar("T", bound=Hashable)
+
+
+def connected(items: Iterable[T], pairs: Iterable[tuple[T, T]]) -> list[list[T]]:
+    """Return the items in groups of those that pairs connect, directly or by others; items and groups in their order.
+
+    items: each one once. pairs: of them.
+    """
+    above = {item: item for item in items}
+
+    def root(item: T) -> T:
+        while above[item] != item:
+            above[item] = above[above[item]]
+            item = above[item]
+        return item
+
+    for one, other in pairs:
+        above[root(one)] = root(other)
+    found: dict[T, list[T]] = {}
+    for item in above:
+        found.setdefault(root(item), []).append(item)
+    return [*found.values()]
