@@ -261,3 +261,8 @@ def algorithm_named(name: str) -> Algorithm:
     if name not in ALGORITHMS:
         raise TrainingError(unknown_name("algorithm", name, ALGORITHMS))
     return ALGORITHMS[name]
+
+
+def num_rounds(num_workers: int) -> int:
+    """Return ⌈log2 P⌉: the rounds of a broadcast or a sum by tree among P, the one with the centre included."""
+    return (num_workers - 1).bit_length()

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from pase.easgd.actors import Keeper, StopAskedError, Worker, exchange_part, is_finite
-from pase.easgd.algorithms import Array, Place, Sends
+from pase.easgd.algorithms import Array, Place, Sends, num_rounds
 from pase.easgd.job import Job, Reduction
 from pase.easgd.messages import Endpoint, Kind, Message
 from pase.errors import TrainingError
@@ -21,11 +21,6 @@ _OVER = 1
 
 
 # -- the tree
-
-
-def num_rounds(num_workers: int) -> int:
-    """Return ⌈log2 P⌉."""
-    return (num_workers - 1).bit_length()
 
 
 def children(worker: int, num_workers: int) -> tuple[int, ...]:

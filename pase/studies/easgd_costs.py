@@ -8,8 +8,8 @@ import numpy as np
 
 from pase.costs.build import traffic_of
 from pase.easgd import algorithms as training
-from pase.easgd.algorithms import Exchange, Place
-from pase.errors import TrainingError, unknown_name
+from pase.easgd.algorithms import Exchange, Place, num_rounds
+from pase.errors import TrainingError
 from pase.graph import Graph, Operator
 from pase.machine import Machine
 from pase.studies.integrated.equations import Network, network_of
@@ -83,13 +83,6 @@ def _with_star(algorithms: Iterable[Algorithm]) -> Iterator[Algorithm]:
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
     {algorithm.name: algorithm for algorithm in _with_star(map(_costed, training.ALGORITHMS.values()))}
 )
-
-
-def algorithm_named(name: str) -> Algorithm:
-    """Return an algorithm; TrainingError lists them where there is none of that name."""
-    if name not in ALGORITHMS:
-        raise TrainingError(unknown_name("algorithm", name, ALGORITHMS))
-    return ALGORITHMS[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +207,7 @@ def iteration(
     at_master = algorithm.place is Place.MASTER
     link = platform.host_link if at_master else platform.worker_link
     is_together = algorithm.is_synchronous
-    exchange_s = 2 * (num_stages(num_workers) if is_together else 1) * weights.message_s(link, packed=packed)
+    exchange_s = 2 * (num_rounds(num_workers) if is_together else 1) * weights.message_s(link, packed=packed)
     worker_passes = algorithm.worker_passes + (0 if at_master else algorithm.centre_passes)
     # All work, one part after the other.
     work = Breakdown(
@@ -244,11 +237,6 @@ def iteration(
         num_bytes=num_transfers * weights.num_bytes,
         num_batches=num_workers if is_together else 1,
     )
-
-
-def num_stages(num_workers: int) -> int:
-    """Return ⌈log2 P⌉: the stages of a broadcast or a reduction by tree among P, the one with the centre included."""
-    return (num_workers - 1).bit_length()
 
 
 def _queued(work: Breakdown, num_workers: int, bottleneck_s: float) -> Breakdown:
@@ -367,6 +355,6 @@ def check_workers(num_workers: int) -> None:
 
 def bandwidth_for(weights: Weights, num_workers: int, exchange_s: float, *, latency_s: float) -> float | None:
     """Return the bytes a second at which 2⌈log2 P⌉ packed messages take so long; None where no bandwidth does."""
-    messages = 2 * num_stages(num_workers)
+    messages = 2 * num_rounds(num_workers)
     left_s = exchange_s - messages * latency_s
     return messages * weights.num_bytes / left_s if messages and left_s > 0 else None

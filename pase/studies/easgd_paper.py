@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
+from pase.easgd.algorithms import num_rounds
 from pase.importers import load
 from pase.machine import Machine, load_machine
 from pase.studies.easgd_costs import (
@@ -19,7 +20,6 @@ from pase.studies.easgd_costs import (
     Platform,
     Weights,
     iteration,
-    num_stages,
     platform_of,
     step_flop,
     weights_of,
@@ -238,7 +238,7 @@ def gpu_platform() -> Platform:
     of one worker. Sync EASGD2 moves them 2⌈log2 P⌉ times between GPUs.
     """
     alone, together = row_of("original-easgd-star"), row_of("sync-easgd2")
-    between_gpus_s = together.part_s("worker_exchange_s") / (2 * num_stages(TABLE_3_WORKERS))
+    between_gpus_s = together.part_s("worker_exchange_s") / (2 * num_rounds(TABLE_3_WORKERS))
     return Platform(
         worker_link=Network(latency_s=0.0, s_per_byte=between_gpus_s),
         host_link=Network(latency_s=0.0, s_per_byte=alone.part_s("host_exchange_s") / 2),
@@ -279,7 +279,7 @@ def table_3() -> tuple[PredictedRow, ...]:
 def message_s(row: MeasuredRow) -> Mapping[str, float]:
     """Return what a row's exchange gives for one message of all weights, by the part that holds it."""
     algorithm = ALGORITHMS[row.algorithm]
-    messages = 2 * num_stages(TABLE_3_WORKERS) if algorithm.is_synchronous else 2
+    messages = 2 * num_rounds(TABLE_3_WORKERS) if algorithm.is_synchronous else 2
     parts = ("worker_exchange_s", "host_exchange_s")
     return {name: row.part_s(name) / messages for name in parts if row.percent[name].value >= 2}
 
@@ -455,7 +455,7 @@ def _scaled(series: ScalingSeries) -> Iterator[Statement]:
         f"overlapped {hidden_s:.0f} s, {100 * alone_s / hidden_s:.0f} %",
         verdict=f"{NO}: {lost_s:.2f} s an iteration are lost, {exchange_s:.2f} s are the exchange's",
     )
-    share = num_stages(2) / num_stages(LAST)
+    share = num_rounds(2) / num_rounds(LAST)
     yield Statement(
         where="Table 4",
         what=f"{series.network}: what is lost grows as ⌈log2 P⌉, so that 2 nodes lose {share:.0%} of what 64 do",

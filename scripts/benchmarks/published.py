@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import median
 
-import numpy as np
-
 from scripts.benchmarks.large_steps import StepParts
 from scripts.benchmarks.published_steps import (
     PeakMemory,
@@ -18,6 +16,7 @@ from scripts.benchmarks.published_steps import (
     torchtitan_memory,
     torchtitan_step,
 )
+from scripts.benchmarks.simulation import spearman
 from scripts.benchmarks.tables import markdown, publish
 
 PEAK_FLOP_PER_S = {"a100": 312e12, "h100": 989.4e12}
@@ -78,12 +77,6 @@ def leave_one_out(found: Sequence[Outcome]) -> list[Outcome]:
     return fitted
 
 
-def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return Spearman's ρ of two lists of numbers that all differ."""
-    ranks = [np.argsort(np.argsort(each)) for each in (one, other)]
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-
-
 def _rows(fitted: Sequence[Outcome], found: Sequence[Outcome]) -> str:
     plain = {each.row.id: each for each in found}
     rows = []
@@ -141,7 +134,7 @@ def _errors(found: Sequence[Outcome], fitted: Sequence[Outcome]) -> str:
             cells += [
                 f"{median(map(abs, errors)):.1%}",
                 f"{max(errors, key=abs):+.1%}",
-                f"{rank_correlation(*mfu):.3f}",
+                f"{spearman(*mfu):.3f}",
             ]
         rows.append([*cells[:4], f"{chosen[0].factor:.3f}" if name in SOURCES else "", *cells[4:]])
     headers = ["rows of", "median absolute error", "worst", "ρ of MFU"]
@@ -171,7 +164,7 @@ def _figures(found: Sequence[Outcome]) -> str:
             everywhere = [abs(each.error) for each in outcomes]
             mfu = [each.mfu(measured_s(each.row)) for each in outcomes], [each.mfu(each.step_s) for each in outcomes]
             cells += [f"{median(map(abs, chosen)):.1%}", f"{max(chosen, key=abs):+.1%}", f"{median(everywhere):.1%}"]
-            cells.append(f"{rank_correlation(*mfu):.3f}")
+            cells.append(f"{spearman(*mfu):.3f}")
         rows.append(cells)
     headers = ["torchtitan's rows: median", "worst", "all rows: median", "ρ of MFU"]
     return markdown(["products, attention", *headers, *(f"with the factor: {header}" for header in headers)], rows)

@@ -87,7 +87,7 @@ def test_search_names_an_extent_that_is_worth_padding_and_no_other(pase: Command
     assert f"total cost              {said[1]}," in even.out
 
 
-@pytest.mark.parametrize("name", ["lenet5", "rnnlm", "gpt"])
+@pytest.mark.parametrize("name", ["lenet5", "rnnlm"])
 def test_search_prints_one_json_object_that_is_the_plan(name: str, pase: Command, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     finished = pase("search", name, "-p", 4, *_arguments(name), "--json", "-o", path)
@@ -168,13 +168,9 @@ def test_tables_are_written_for_other_solvers(pase: Command, tmp_path: Path) -> 
     assert document["distinct_edge_tables"] <= 7
     exported = json.loads(path.read_text(encoding="utf-8"))
     assert document["largest_domain"] == max(len(values) for values in exported["variables"].values())
-
-
-def test_solve_exports_for_other_solvers(pase: Command, tmp_path: Path) -> None:
     pase("tables", *LENET, "-o", tmp_path / "tables.npz")
-    assert pase("solve", tmp_path / "tables.npz", "--export", tmp_path / "tables.cfn").status == 0
-    exported = json.loads((tmp_path / "tables.cfn").read_text(encoding="utf-8"))
-    assert len(exported["variables"]) == 8
+    assert pase("solve", tmp_path / "tables.npz", "--export", tmp_path / "solved.cfn").status == 0
+    assert json.loads((tmp_path / "solved.cfn").read_text(encoding="utf-8"))["variables"] == exported["variables"]
 
 
 # ------------------------------------------------------------------------------------------------------------ lists

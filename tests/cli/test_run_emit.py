@@ -7,11 +7,12 @@ import subprocess
 import sys
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pase.targets.mesh_tensorflow.runtime.devices import physical_gpus
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, document_of
 from tests.cli.processes import CLEAN, in_pipe
 
 # Devices this slow are worth using even for tiny layers, so that there is something to move between them.
@@ -112,6 +113,7 @@ def test_a_plan_runs_and_its_program_runs_on_its_own(pase: Command, tmp_path: Pa
     assert all(0 < held <= parameters["total"] for held in parameters["per_device"])
     kept = result["predicted_memory"]["optimiser_bytes"]
     assert kept == 8 * parameters["per_device"][0] == result["predicted_memory"]["weights_bytes"]
+    check_bytes(result, document_of(pase, "explain", plan))
 
     assert pase("emit", plan, "-o", program).status == 0
     alone = subprocess.run(
@@ -127,6 +129,22 @@ def test_a_plan_runs_and_its_program_runs_on_its_own(pase: Command, tmp_path: Pa
     printed = [float(loss) for loss in re.findall(r"^step \d+ +loss (\S+)", alone.stdout, re.MULTILINE)]
     assert printed == pytest.approx(result["losses"], rel=1e-7)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["plan.json", "train.py"]
+
+
+def check_bytes(result: dict[str, Any], explained: dict[str, Any]) -> None:
+    """What a run counts between devices is what is explained, edge by edge."""
+    rows = [*result["edges"], *result["layers"]]
+    ours = explained["placements"][0]
+    assert result["predicted_bytes"] == sum(row["predicted_bytes"] for row in rows)
+    assert result["predicted_bytes"] == ours["edge_bytes"] + ours["layer_bytes"]
+    assert result["measured_bytes"] == sum(row["measured_bytes"] for row in rows)
+    assert all(row["measured_bytes"] <= row["predicted_bytes"] for row in rows)
+    assert result["host_bytes"] > 0
+    moved = {(edge["producer"], edge["consumer"]): edge["placements"][0]["bytes"] for edge in explained["edges"]}
+    for row in result["edges"]:
+        assert moved[row["producer"], row["consumer"]] == row["predicted_bytes"]
+    for row in rows:
+        assert row["measured_bytes"] == sum(row[phase]["measured_bytes"] for phase in ("forward", "backward", "update"))
 
 
 @pytest.mark.slow

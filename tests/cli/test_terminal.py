@@ -15,7 +15,6 @@ import pase as library
 from pase.cli import output, progress
 from pase.cli.progress import bar_line
 from pase.cli.run import _print_parameters as print_parameters
-from pase.common.words import visible
 from pase.planning.plan_file import write_plan
 from pase.sharding.traffic import held_weights
 from tests.cli.conftest import Command, Shown, document_of
@@ -109,20 +108,6 @@ def test_colours_can_be_declined(environment: dict[str, str], plans: Path, termi
     written = terminal("explain", plans / "alexnet.json", "--no-why", **environment)
     assert "configuration" in written
     assert "\x1b" not in written
-
-
-@given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=60), st.integers(3, 40))
-def test_a_shortened_text_fits_and_keeps_its_ends(text: str, columns: int) -> None:
-    text = visible(text)
-    shown = output.shortened(text, columns)
-    assert cell_len(shown) <= columns
-    if cell_len(text) <= columns:
-        assert shown == text
-    else:
-        begin, ellipsis, end = shown.rpartition("…") if not text.endswith("…") else shown.partition("…")
-        assert ellipsis
-        assert text.startswith(begin) or "…" in text
-        assert text.endswith(end) or "…" in text
 
 
 @given(

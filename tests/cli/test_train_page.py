@@ -2,19 +2,15 @@
 
 import json
 import re
-import shlex
 from pathlib import Path
 
 import click
-import pytest
 
 from pase.cli.main import cli
 from pase.easgd.algorithms import ALGORITHMS
 from tests.cli.conftest import Command
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training-across-workers.md").read_text(encoding="utf-8")
-
-COMMANDS = [shlex.split(line.strip()) for line in re.findall(r"^    (pase .*)$", PAGE, re.MULTILINE)]
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -36,18 +32,6 @@ def test_every_option_is_described() -> None:
     assert command is not None
     opts = [flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)]
     assert set(re.findall(r"--[a-z][a-z-]*", PAGE)) == {flag for flag in opts if flag.startswith("--")}
-
-
-@pytest.mark.parametrize("line", COMMANDS, ids=" ".join)
-def test_every_example_parses(line: list[str]) -> None:
-    command = cli.get_command(click.Context(cli), line[1])
-    assert command is not None
-    with command.make_context(line[1], line[2:]) as context:
-        assert context.args == []
-
-
-def test_there_are_examples() -> None:
-    assert len(COMMANDS) >= 5
 
 
 def test_every_field_of_an_event_is_described(pase: Command, tmp_path: Path) -> None:

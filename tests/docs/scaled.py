@@ -1,19 +1,24 @@
-"""Command lines with a hundredth of the steps, and a GPT of few layers: what takes long on a page takes a moment."""
+"""Command lines with a hundredth of the steps, and networks of few layers: what takes long on a page takes a moment."""
 
 from collections.abc import Sequence
 
 _SCALE = 100
 _FEW = 5
+_SMALL = {"--stages": "2", "--micro-batches": "2"}
 _COUNTS = ("--steps", "--save-every", "--test-every", "--warmup-steps", "--schedule-steps")
 
 
 def scaled(arguments: Sequence[str]) -> list[str]:
     """The arguments, with every number of steps divided by a hundred, one at least; a few steps stay as they are.
 
-    A training that does not say how many does one. A GPT whose steps have stages has two layers.
+    A training that does not say how many does one. A GPT whose steps have stages has two layers, two stages and two
+    micro-batches; the simulated network has few blocks.
     """
     if arguments[1:2] == ["gpt"] and {"--stages", "pipeline.json"} & set(arguments) and "--arg" not in arguments:
-        arguments = [*arguments, "--arg", "layers=2"]
+        pairs = zip(("", *arguments), arguments, strict=False)
+        arguments = [*(_SMALL.get(option, argument) for option, argument in pairs), "--arg", "layers=2"]
+    if list(arguments[:2]) == ["search", "inception_v3"]:
+        arguments = [*arguments, "--arg", "blocks=1,1,1"]
     if arguments[:1] == ["train"] and "--steps" not in arguments:
         arguments = [*arguments, "--steps", "1"]
     options = ("", *arguments)

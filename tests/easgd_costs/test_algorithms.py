@@ -10,7 +10,6 @@ from pase.models import MODELS
 from pase.studies.easgd_costs import (
     ALGORITHMS,
     Computation,
-    algorithm_named,
     computation_of,
     platform_of,
     step_flop,
@@ -25,11 +24,6 @@ def test_names_are_those_that_train_and_the_one_that_is_not_overlapped() -> None
         assert costed.exchange.value == trained.exchange.value
         assert costed.place.value == trained.place.value
         assert costed.title == trained.title
-
-
-def test_an_unknown_algorithm_is_refused() -> None:
-    with pytest.raises(TrainingError, match=r"unknown algorithm 'sync-easgd4': did you mean 'sync-easgd\d'"):
-        algorithm_named("sync-easgd4")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from pase.errors import TrainingError
 from pase.machine import load_machine
-from pase.studies.easgd_costs import ALGORITHMS, Weights, bandwidth_for, iteration, num_stages, weak_scaling
+from pase.studies.easgd_costs import ALGORITHMS, Weights, bandwidth_for, iteration, weak_scaling
 from pase.studies.easgd_paper import (
     CALIBRATED,
     CORES_OF_A_NODE,
@@ -146,10 +146,6 @@ def test_numbers_of_workers_are_bounded(num_workers: int) -> None:
             weights("vgg19"),
             num_batches=1,
         )
-
-
-def test_stages_of_a_tree() -> None:
-    assert [num_stages(p) for p in (1, 2, 3, 4, 5, 8, 9, 64, 65)] == [0, 1, 2, 2, 3, 3, 4, 6, 7]
 
 
 def test_what_reproduces_and_what_does_not() -> None:

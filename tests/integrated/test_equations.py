@@ -1,7 +1,7 @@
 """Eqs. 3 to 9 beside hand-worked numbers, their limits, and what the papers say of them."""
 
 from dataclasses import replace
-from math import ceil, log2
+from math import log2
 
 import pytest
 from hypothesis import given
@@ -164,37 +164,6 @@ def test_equation_9_with_all_layers_in_l_m_is_equation_8(batch: int, rows: int, 
         model_and_batch(chain, batch, grid, CORI, DEFAULT),
     )
     assert nine.as_dict() == pytest.approx(eight.as_dict())
-
-
-@given(batch=st.integers(1, 4096), rows=st.integers(1, 64), columns=st.integers(1, 64), factor=st.floats(0.01, 100))
-def test_times_scale_with_the_network(batch: int, rows: int, columns: int, factor: float) -> None:
-    slower = Network(latency_s=CORI.latency_s * factor, s_per_byte=CORI.s_per_byte * factor)
-    times = [model_and_batch(alexnet(), batch, Grid(rows, columns), n, DEFAULT).time_s for n in (CORI, slower)]
-    assert times[1] == pytest.approx(factor * times[0])
-
-
-@given(rows=st.integers(1, 40), columns=st.integers(1, 40), batch=st.integers(1, 512))
-def test_alexnet_from_a_loop_over_its_sizes(rows: int, columns: int, batch: int) -> None:
-    """Eq. 8 once more, as it is printed, from sizes written down by hand."""
-    d = [150528, 290400, 186624, 64896, 64896, 43264, 4096, 4096, 1000]
-    inputs = [150528, 69984, 43264, 64896, 64896, 9216, 4096, 4096]
-    w = [34848, 307200, 884736, 663552, 442368, 37748736, 16777216, 4096000]
-    alpha, beta, share = 2e-6, 4 / 6e9, batch / columns
-    expected = 0.0
-    for i in range(1, 9):
-        expected += alpha * ceil(log2(rows)) + beta * share * (rows - 1) / rows * d[i]
-        if i >= 2:
-            expected += 2 * (alpha * ceil(log2(rows)) + beta * share * (rows - 1) / rows * inputs[i - 1])
-        expected += 2 * (alpha * ceil(log2(columns)) + beta * (columns - 1) / columns * w[i - 1] / rows)
-    found = model_and_batch(alexnet(), batch, Grid(rows, columns), CORI, DEFAULT)
-    assert found.time_s == pytest.approx(expected, rel=1e-12, abs=1e-15)
-
-
-def test_a_redistribution_costs_a_third_of_the_step_after_it() -> None:
-    layer = next(x for x in alexnet().layers if x.name == "fc2")
-    alone = Chain(model="fc2", batch=1, layers=(layer,))
-    step = pure_model(alone, 256, 32, CORI, DEFAULT).time_s
-    assert step == pytest.approx(3 * redistribution(4096, 256, 32, CORI, DEFAULT))
 
 
 def test_steps_and_epochs() -> None:

@@ -86,7 +86,13 @@ def test_a_grid_of_other_devices_is_refused(pr: int, pc: int) -> None:
         grid_strategy(load("lenet5"), 8, pr, pc)
 
 
-@pytest.mark.parametrize("name", ["alexnet", "lenet5", "vgg16", "resnet101", "densenet121", "inception_v3", "mlp"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("alexnet", "lenet5", "mlp"),
+        *(pytest.param(each, marks=pytest.mark.full) for each in ("vgg16", "resnet101", "densenet121", "inception_v3")),
+    ],
+)
 @pytest.mark.parametrize("num_devices", [4, 6])
 def test_every_grid_is_in_the_search_space_and_the_best_is_chosen(name: str, num_devices: int) -> None:
     space = problem(small_graph(name), num_devices)

@@ -98,7 +98,9 @@ def test_of_each_two_products_the_first_is_split_by_columns_and_the_second_by_ro
     assert [found[name] for name in ("fc1", "fc2", "fc3")] == [{"n": 2, "b": 2}, {"c": 2, "b": 2}, {"b": 4}]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", ["mlp", *(pytest.param(name, marks=pytest.mark.full) for name in MODELS if name != "mlp")]
+)
 def test_every_strategy_is_predicted_and_the_searched_one_is_the_cheapest(model: str) -> None:
     plans = strategies(load(model, arguments=MODELS[model]), 4, MACHINE)
     assert list(plans) == [OURS, BY_NODES, DATA_PARALLEL, MEGATRON, "random 0", "random 1", "random 2"]

@@ -1,7 +1,6 @@
 """docs/easgd-model.md: it is what `scripts/bench easgd-model --write` makes now, and its text says what that shows."""
 
 from pase.studies.easgd_paper import TABLE_4, scaled_s
-from scripts.benchmarks.__main__ import BENCHMARKS
 from scripts.benchmarks.easgd_model import tables
 from scripts.benchmarks.tables import ROOT
 
@@ -31,7 +30,3 @@ def test_the_text_says_what_the_tables_show() -> None:
     offsets = [series.excess_s(2) - (series.excess_s(64) - series.excess_s(2)) / 5 for series in (google, vgg)]
     assert f"leaves {offsets[0]:.2f} s of GoogLeNet's 5.1 s iteration and {offsets[1]:.1f} s of VGG's 16.5 s" in PAGE
     assert google.excess_s(64) / google.excess_s(8) < 1.35
-
-
-def test_the_benchmark_is_known_by_its_name() -> None:
-    assert "docs/easgd-model.md" in BENCHMARKS["easgd-model"]

@@ -95,13 +95,13 @@ def _run_without(package: str, arguments: list[str], environment: dict[str, str]
     ("package", "extra", "arguments"),
     [
         ("tensorflow", "mesh", ["run", "lenet5", "--devices", "4", "--steps", "1"]),
-        ("sklearn", "data", ["train", "lenet5", "--data", "digits", "--steps", "1"]),
+        ("onnx", "onnx", ["search", "net.onnx", "--devices", "4"]),
     ],
 )
 def test_a_command_that_needs_more_asks_its_launcher_for_it(
     launcher: Path, tmp_path: Path, package: str, extra: str, arguments: list[str]
 ) -> None:
-    asked = {"PASE_LAUNCHER": str(launcher), "PASE_LAUNCHER_EXTRAS": "mesh,data"}
+    asked = {"PASE_LAUNCHER": str(launcher), "PASE_LAUNCHER_EXTRAS": "mesh,onnx"}
     done = _run_without(package, arguments, asked)
     assert done.stdout == f"install {extra}, then: {' '.join(arguments)}\n", done.stderr
     assert done.returncode == 0

@@ -1,13 +1,11 @@
 """docs/integrated.md and its figures: they are what `scripts/bench integrated --write` makes of the equations now."""
 
-import re
 from xml.etree import ElementTree
 
 import pytest
 
 from pase.studies.integrated.chain import Options
 from pase.studies.integrated.equations import Grid, Network, model_and_batch, pure_batch
-from scripts.benchmarks.charts import Bar, Curve, Panel, Part, curves, stacked_bars
 from scripts.benchmarks.integrated import FOLDER, tables
 from scripts.benchmarks.integrated_figures import alexnet, figures
 from scripts.benchmarks.integrated_statements import compute_for, statements
@@ -60,27 +58,3 @@ def test_a_computation_time_is_found_where_there_is_one() -> None:
     assert compute_for(10.0, 2.0, 3.0) == pytest.approx(2.0)
     assert compute_for(10.0, 2.0, (12 - 4 / 3) / (4 - 4 / 3), overlap=True) == pytest.approx(2.0)
     assert compute_for(10.0, 2.0, 5.1) is None
-
-
-def test_bars_are_as_high_as_their_values() -> None:
-    parts = (Part(name="a & b", colour="#111"), Part(name="c", colour="#222", hatched=True))
-    bars = (Bar(label="one", heights=(1.0, 3.0), note="best"), Bar(label="two", heights=(40.0, 1.0)))
-    drawn = ElementTree.fromstring(stacked_bars([Panel(title="t", bars=bars, limit=8.0)], parts, unit="s"))
-    heights = {
-        colour: [float(r.get("height", "0")) for r in drawn.iter(f"{SVG}rect") if r.get("fill") == colour][1:]
-        for colour in ("#111", "#222")
-    }
-    full = heights["#111"][1]
-    assert heights["#111"][0] == pytest.approx(full / 8, abs=0.01)
-    assert heights["#222"] == pytest.approx([full * 3 / 8, 0.0], abs=0.01)
-    texts = [t.text for t in drawn.iter(f"{SVG}text")]
-    assert {"a & b", "best", "41", "one", "two"} <= set(texts)
-
-
-def test_curves_go_through_their_points() -> None:
-    line = Curve(name="l", colour="#333", points=((0.0, 1.0), (2.0, 2.0)))
-    drawn = curves([line], title="t", x_label="x", y_label="y")
-    (points,) = re.findall(r"points='([^']+)'", drawn)
-    (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in points.split())
-    assert x1 > x0
-    assert y1 < y0

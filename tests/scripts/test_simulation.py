@@ -20,7 +20,7 @@ def test_spearman_compares_ranks_alone() -> None:
     assert spearman([1, 2, 3, 4, 5], [2, 1, 4, 3, 5]) == pytest.approx(1 - 6 * 4 / (5 * 24))
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", ["mlp", *(pytest.param(n, marks=pytest.mark.full) for n in NETWORKS if n != "mlp")])
 def test_random_strategies_take_different_times(network: str) -> None:
     plan = search(load(network, arguments=NETWORKS[network]), 4, machine=slow_machine())
     times = {simulate(random_strategy(plan, seed), collectives="program").step_time_s for seed in range(3)}

@@ -26,6 +26,7 @@ from tests.runtime import plans
 MLP = Trial(network="mlp", arguments=tuple(NETWORKS["mlp"].items()), num_devices=2, seed=None, steps=3)
 
 
+@pytest.mark.full
 def test_every_built_in_network_is_tried() -> None:
     from pase.models import MODELS
 

@@ -115,12 +115,6 @@ def test_a_bias_of_another_layer_travels_alone() -> None:
     assert packing.layout(packed=False) == ((0, 1), (1, 3), (3, 6))
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_messages_cover_the_vector_without_gaps(packed: bool) -> None:
-    layout = PACKING.layout(packed=packed)
-    assert [0, *(end for _, end in layout)] == [*(begin for begin, _ in layout), PACKING.num_weights]
-
-
 def test_what_does_not_fit_is_named() -> None:
     given = arrays()
     with pytest.raises(TrainingError, match="there is no weight 'norm/scale'; the network has conv/w"):

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pase.easgd.synchronous import children, num_rounds, parent, tree_sum
+from pase.easgd.algorithms import num_rounds
+from pase.easgd.synchronous import children, parent, tree_sum
 
 
 @pytest.mark.parametrize(("num_workers", "rounds"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4), (64, 6)])
