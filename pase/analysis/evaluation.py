@@ -26,7 +26,7 @@ from pase._version import __version__
 from pase.analysis.baselines.registry import BASELINES, baseline_of
 from pase.analysis.explanation.constrained_search import Improvement, improvement, nearest
 from pase.common.codecs import choice
-from pase.common.documents import Field, StrPath
+from pase.common.documents import Field, StrPath, toml_field
 from pase.common.words import short
 from pase.costs import DEFAULT_OPTIMISER, STATES, Allowance, Problem, TimeUpError, cost_model
 from pase.costs.modes import ModeSpace
@@ -45,7 +45,6 @@ from pase.planning.constraints import (
     allowed,
     constraints_of,
     file_text,
-    toml_document,
 )
 from pase.planning.pipelines import data_parallel_step, search_schemes
 from pase.planning.plan import NOT_SEARCHED, Plan, SearchRecord
@@ -501,7 +500,7 @@ def _from_file(path: Path) -> Strategy:
             return Strategy(rest=plan_from_document(Field(document, "", PlanError, where)), where=where)
         field = Field(document, "", ConfigurationError, source)
     else:
-        field = toml_document(text, source)
+        field = toml_field(text, ConfigurationError, source)
     return _from_document(field, path.parent)
 
 

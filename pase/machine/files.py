@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -30,9 +29,8 @@ from pase.common.codecs import (
     table,
     version,
 )
-from pase.common.documents import Field, StrPath
+from pase.common.documents import Field, StrPath, toml_field
 from pase.errors import MachineError, unknown_name
-from pase.machine.lines import field_lines
 from pase.machine.machine import BY_LEVEL, RING, Device, Kernels, KernelSample, Level, Machine, Origin, Overlap
 
 DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
@@ -244,11 +242,7 @@ def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse(text: str, source: str) -> Machine:
-    try:
-        document = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets thousands deep
-        raise MachineError(f"{source} is not TOML: {error}{_quoted_line(text, str(error))}") from None
-    field = Field(document, "", MachineError, source, field_lines(text, document))
+    field = toml_field(text, MachineError, source)
     _refuse_unknown_keys(field, _FILE)
     peaks = field["device"]["peak_flop_per_s"]
     if not peaks.get(REQUIRED_DTYPE):
@@ -256,15 +250,6 @@ def _parse(text: str, source: str) -> Machine:
             f"has no {REQUIRED_DTYPE}, which costs are computed for; expected {REQUIRED_DTYPE}, {UNITS[REQUIRED_DTYPE]}"
         )
     return _WITH_SAMPLES.read(field)
-
-
-def _quoted_line(text: str, error: str) -> str:
-    """Return the line of a text that an error of the TOML parser names by its number."""
-    found = re.search(r"\(at line (\d+), column \d+\)", error)
-    lines = text.split("\n")
-    if not found or int(found[1]) > len(lines):
-        return ""
-    return f": {lines[int(found[1]) - 1].strip()[:60]!r}"
 
 
 def override_machine(machine: Machine, *, flop_per_s: float | None, bandwidth_bytes_per_s: float | None) -> Machine:

@@ -26,7 +26,6 @@ weights, "n=4 zero2", and what is forbidden may be states, and that a layer is r
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -40,13 +39,15 @@ from numpy.typing import NDArray
 
 from pase.common.codecs import POSITIVE, TEXT, Codec, array, defined, descriptions, json_schema, record, table, wholes
 from pase.common.containers import FrozenDict
-from pase.common.documents import Field, StrPath
+from pase.common.documents import Field, StrPath, toml_field
 from pase.costs import Problem
 from pase.costs.modes import STATES, ModeSpace
 from pase.errors import ConfigurationError
 from pase.graph import Graph, Operator
 from pase.machine.lines import field_lines
 from pase.sharding.shards import IndexArray, enumerate_configurations
+from pase.sharding.configurations import enumerate_configurations
+from pase.sharding.shards import IndexArray
 from pase.tables.cost_tables import EdgeTable
 
 Mask = NDArray[np.bool_]
@@ -305,7 +306,7 @@ def combined(constraints: Iterable[Constraint]) -> Constraints:
 def load_constraints(path: StrPath) -> Constraints:
     """Return the constraints in a TOML file; ConfigurationError names the file, the line and the field."""
     source = f"constraints file {path}"
-    return CONSTRAINTS.read(toml_document(file_text(path, source), source))
+    return CONSTRAINTS.read(toml_field(file_text(path, source), ConfigurationError, source))
 
 
 def file_text(path: StrPath, source: str) -> str:
@@ -315,15 +316,6 @@ def file_text(path: StrPath, source: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigurationError(f"{source} cannot be read: {reason}") from None
-
-
-def toml_document(text: str, source: str) -> Field:
-    """Return a TOML text as a document whose errors name lines; ConfigurationError where it is none."""
-    try:
-        document = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{source} is not TOML: {error}") from None
-    return Field(document, "", ConfigurationError, source, field_lines(text, document))
 
 
 def constraints_of(given: object) -> Constraints:

@@ -4,6 +4,7 @@ import json
 import sys
 import tomllib
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from pase.cli import calibrate as command
 from pase.errors import CalibrationError, ProgramError
 from pase.machine import load_machine, machine_schema, parse_machine
 from pase.targets.training.options import GPU, DeviceChoice
-from tests.calibration.synthetic import made, synthetic
+from tests.calibration.synthetic import TRUE, made, synthetic
 from tests.cli.conftest import Command
 
 
@@ -161,9 +162,12 @@ def test_a_gpu_is_described_by_its_driver_and_the_least_memory(monkeypatch: pyte
 
 
 def test_kernels_of_this_device(pase: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Times are made up; the machine keeps what another has of links and peaks."""
+    """Times and figures are made up; the machine keeps what another has of links and peaks."""
     kernels = pytest.importorskip("pase.calibration.kernels")
     monkeypatch.setattr(kernels, "measure_kernels", lambda *_: tuple(made()))
+    monkeypatch.setattr(
+        kernels, "fit_kernels", lambda samples, *_: replace(TRUE, samples=tuple(samples), error=0.01, beyond=None)
+    )
     path = tmp_path / "mine.toml"
     finished = pase("calibrate", "--kernels", "--machine", "v100", "-o", path)
     assert finished.status == 0

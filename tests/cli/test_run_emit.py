@@ -132,17 +132,17 @@ def test_a_plan_runs_and_its_program_runs_on_its_own(pase: Command, tmp_path: Pa
 
 
 def check_bytes(result: dict[str, Any], explained: dict[str, Any]) -> None:
-    """What a run counts between devices is what is explained, edge by edge."""
+    """What a run in float64 counts between devices is twice what is explained, of float32, edge by edge."""
     rows = [*result["edges"], *result["layers"]]
     ours = explained["placements"][0]
     assert result["predicted_bytes"] == sum(row["predicted_bytes"] for row in rows)
-    assert result["predicted_bytes"] == ours["edge_bytes"] + ours["layer_bytes"]
+    assert result["predicted_bytes"] == 2 * (ours["edge_bytes"] + ours["layer_bytes"])
     assert result["measured_bytes"] == sum(row["measured_bytes"] for row in rows)
     assert all(row["measured_bytes"] <= row["predicted_bytes"] for row in rows)
     assert result["host_bytes"] > 0
     moved = {(edge["producer"], edge["consumer"]): edge["placements"][0]["bytes"] for edge in explained["edges"]}
     for row in result["edges"]:
-        assert moved[row["producer"], row["consumer"]] == row["predicted_bytes"]
+        assert 2 * moved[row["producer"], row["consumer"]] == row["predicted_bytes"]
     for row in rows:
         assert row["measured_bytes"] == sum(row[phase]["measured_bytes"] for phase in ("forward", "backward", "update"))
 

@@ -191,7 +191,7 @@ HEADERS = range(0, 6 * (512 + 3584), 512 + 3584)
 
 
 @given(st.data())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_archives_give_our_error_or_whole_records(tmp_path: Path, data: st.DataObject) -> None:
     content = bytearray(tar(SMALL, "w:"))
     for _ in range(data.draw(st.integers(1, 4))):

@@ -19,7 +19,7 @@ from pase.errors import DatasetError
 from tests.datasets.written import digits_of, idx, mnist_files, outcome, plain_idx, write
 
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=4, max_side=6)
-FUZZ = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @given(arrays.arrays(np.uint8, SHAPES), st.booleans())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.machine.lines import field_lines
+from pase.common.documents import field_lines
 
 SCALARS = [
     "1",
