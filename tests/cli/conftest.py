@@ -11,6 +11,7 @@ import pytest
 
 from pase.cli import progress
 from pase.cli.main import run
+from tests.networks import staged_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,14 @@ def terminal(pase: Command, monkeypatch: pytest.MonkeyPatch) -> Shown:
         return finished.out
 
     return call
+
+
+@pytest.fixture
+def staged(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have every file be a plan in stages, which takes a second to read: that its figures are checked, others try."""
+    for command in ("explain", "simulate"):
+        monkeypatch.setattr(f"pase.cli.{command}.chosen_plan", lambda *_, **__: staged_plan())
+    return "stages.json"
 
 
 def document_of(pase: Command, *arguments: object) -> dict[str, Any]:

@@ -75,6 +75,9 @@ run {300 nines} -p 4 | unknown model '9+
 run none.json | plan file none.json cannot be read: No such file or directory
 run mlpp -p 4 | unknown model 'mlpp': did you mean 'mlp'
 run file | file is no plan: it is not JSON; a plan is what 'pase search MODEL
+run lenet5 -p 2 --data mnist | data 'mnist': mnist needs a path; expected mnist:FOLDER
+run lenet5 -p 2 --data mnist:none | .*none does not exist; expected the folder of the MNIST files
+run lenet5 -p 2 --data cifar11:x | .*expected an .npz file written by numpy.savez
 run mlp -p 4 -b 8 --virtual | --virtual is of GPUs, and CPU devices are virtual as they are; leave it out
 emit {300 nines} | there is no plan file '9+…', and no built-in network of that name either
 emit none.json | plan file none.json cannot be read: No such file or directory

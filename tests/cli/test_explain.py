@@ -225,13 +225,6 @@ def test_memory_binds(pase: Command, plan: Path) -> None:
 # -- plans in stages
 
 
-@pytest.fixture
-def staged(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Have every file be a plan in stages, which takes a second to read: that its figures are checked, others try."""
-    monkeypatch.setattr("pase.cli.explain.chosen_plan", lambda *_, **__: staged_plan())
-    return "stages.json"
-
-
 def test_a_plan_in_stages_says_what_bounds_the_step(pase: Command, staged: str) -> None:
     shown = pase("explain", staged)
     assert (shown.status, shown.err) == (0, "")

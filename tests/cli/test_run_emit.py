@@ -149,7 +149,8 @@ def check_bytes(result: dict[str, Any], explained: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_a_model_runs_in_one_command() -> None:
-    finished = in_pipe("run", *LENET, "--steps", "2")
+    pytest.importorskip("sklearn")
+    finished = in_pipe("run", *LENET, "--steps", "2", "--data", "digits", "--test-data", "digits")
     assert finished.returncode == 0, finished.stderr
     header, first, second = finished.stdout.splitlines()[:3]
     assert re.split(r"  +", header) == ["step", "loss", "on one device", "difference", "accuracy"]
@@ -164,31 +165,11 @@ def test_a_model_runs_in_one_command() -> None:
     assert re.search(r"^weight +shape +worker 0 holds .* worker 3 holds$", finished.stdout, re.MULTILINE)
     assert re.search(r"^conv1/w +6 × 1 × 5 × 5 +all +all +all +all$", finished.stdout, re.MULTILINE)
     assert re.search(r"^  bytes between devices +[1-9].* a step predicted$", finished.stdout, re.MULTILINE)
+    # 357 digits are kept to test with: 44 batches of 8.
+    assert re.search(r"^ +2 +352 +", finished.stdout, re.MULTILINE)
     assert "\x1b" not in finished.stdout + finished.stderr
     assert "Traceback" not in finished.stderr
     assert "tensorflow" not in finished.stderr.lower()
-
-
-def test_run_takes_data_by_name_as_train_does(pase: Command) -> None:
-    pytest.importorskip("sklearn")
-    options = ("--steps", 2, "--dtype", "float64", "--data", "digits", "--test-data", "digits", "--json")
-    finished = pase("run", "lenet5", "-p", "2", "-b", "16", *options)
-    assert finished.status == 0, finished.err
-    document = json.loads(finished.out)
-    assert document["max_relative_difference"] < 1e-12
-    # 357 digits are kept to test with: 22 batches of 16.
-    assert [test["num_examples"] for test in document["tests"]] == [352]
-
-
-def test_data_that_are_none_are_named_before_anything_is_built(pase: Command, tmp_path: Path) -> None:
-    for given, message in {
-        "mnist": "data 'mnist': mnist needs a path; expected mnist:FOLDER",
-        f"mnist:{tmp_path / 'none'}": "does not exist; expected the folder of the MNIST files",
-        "cifar11:x": "expected an .npz file written by numpy.savez",
-    }.items():
-        finished = pase("run", "lenet5", "-p", "2", "--data", given)
-        assert (finished.status, finished.out) == (1, "")
-        assert message in finished.err.splitlines()[-1]
 
 
 @pytest.mark.skipif(bool(physical_gpus()), reason="there is a GPU")

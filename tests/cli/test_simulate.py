@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-import pase as library
 from pase.analysis.simulation.pipeline import simulate_stages
 from pase.analysis.simulation.simulation import simulate
 from pase.machine import load_machine
@@ -79,14 +78,7 @@ def test_devices_that_do_not_fill_the_machine_are_named_with_the_field(pase: Com
 # -- plans in stages
 
 
-@pytest.fixture
-def staged(tmp_path: Path) -> Path:
-    path = tmp_path / "stages.json"
-    write_plan(staged_plan(), path)
-    return path
-
-
-def test_a_plan_in_stages_is_simulated_pass_by_pass(pase: Command, staged: Path) -> None:
+def test_a_plan_in_stages_is_simulated_pass_by_pass(pase: Command, staged: str) -> None:
     finished = pase("simulate", staged)
     assert (finished.status, finished.err) == (0, "")
     assert "4 micro-batches through 2 stages of 4 devices (1f1b)" in finished.out
@@ -95,9 +87,9 @@ def test_a_plan_in_stages_is_simulated_pass_by_pass(pase: Command, staged: Path)
     assert max(map(len, finished.out.splitlines())) <= 100
 
 
-def test_json_of_stages_has_what_the_library_finds(pase: Command, staged: Path) -> None:
+def test_json_of_stages_has_what_the_library_finds(pase: Command, staged: str) -> None:
     document = json.loads(pase("simulate", staged, "--json").out)
-    found = simulate_stages(library.load_plan(staged))
+    found = simulate_stages(staged_plan())
     assert (document["step_time_s"], document["closed_form_s"]) == (found.step_time_s, found.closed_form_s)
     assert [stage["memory_bytes"] for stage in document["stages"]] == [use.memory_bytes for use in found.stages]
     assert document["stages"][0]["times_s"]["forward"] == found.times_s[0]["forward"]
@@ -106,7 +98,7 @@ def test_json_of_stages_has_what_the_library_finds(pase: Command, staged: Path) 
     assert document["critical_path"][-1]["end_s"] == found.step_time_s
 
 
-def test_a_trace_of_stages_is_written_and_collectives_are_refused(pase: Command, staged: Path, tmp_path: Path) -> None:
+def test_a_trace_of_stages_is_written_and_collectives_are_refused(pase: Command, staged: str, tmp_path: Path) -> None:
     assert "trace written to" in pase("simulate", staged, "--trace", tmp_path / "step.json").out
     assert {event["pid"] for event in json.loads((tmp_path / "step.json").read_text())["traceEvents"]} == {0, 1}
     finished = pase("simulate", staged, "--collectives", "ring")

@@ -181,7 +181,7 @@ def test_one_process_gives_the_bits_of_threads() -> None:
     assert outcome.centre.tobytes() == in_threads(request).centre.tobytes()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_processes_and_a_master_give_the_bits_of_threads() -> None:
     events, centre = trained(Request(algorithm="sync-easgd1", packed=False))
     # Whose centre it is makes no difference, either.

@@ -17,11 +17,17 @@ LISTENS = """\
 import json, os, signal, socket, sys, time
 cluster = json.loads(os.environ["PASE_CLUSTER"])
 task = cluster["task"]
+gone = __file__ + ".gone"
+def after(time_s):
+    while not os.path.exists(gone):  # until another task is about to end, or to stop
+        time.sleep(0.02)
+    time.sleep(time_s)
 def listen():
     return socket.create_server(("127.0.0.1", int(cluster["tasks"][task].partition(":")[2])))
 def myself(number):
     if "listener" in globals():
         listener.accept()  # when it was seen that this process is up, however busy the machine is
+    open(gone, "w").close()
     os.kill(os.getpid(), number)
 """
 
@@ -60,7 +66,7 @@ def test_a_worker_that_dies_ends_a_synchronous_job(tmp_path: Path) -> None:
 
 
 def test_an_asynchronous_job_goes_on_without_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    lines = ["if task == 0: time.sleep(3); print('the end'); sys.exit(3)"]
+    lines = ["if task == 0: after(1); print('the end'); sys.exit(3)"]
     command = program(tmp_path, LISTEN, WORKER_DIES, *lines)
     assert train_here(command, num_tasks=3, is_synchronous=False) == 3
     out, errors = capfd.readouterr()
@@ -76,7 +82,7 @@ def test_it_cannot_begin_without_it(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_is_stopped_for_too_long_is_given_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    lines = ["if task == 1: myself(signal.SIGSTOP)", "if task == 0: time.sleep(3); sys.exit(0)"]
+    lines = ["if task == 1: myself(signal.SIGSTOP)", "if task == 0: after(1.5); sys.exit(0)"]
     command = program(tmp_path, LISTEN, *lines)
     assert train_here(command, num_tasks=2, is_synchronous=False, step_timeout_s=0.5) == 0
     assert re.match(
@@ -100,9 +106,12 @@ def test_nothing_goes_on_without_the_master(
         train_here(command, num_tasks=2, is_synchronous=is_synchronous, step_timeout_s=0.5, checkpoints=tmp_path)
 
 
-def test_what_a_worker_said_at_its_end_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    fails = "if task == 1: time.sleep(0.5); sys.exit('error: there is no such file')"
-    command = program(tmp_path, LISTEN, fails, "if task == 0: time.sleep(3.3); sys.exit(0)")
+def test_what_a_worker_said_at_its_end_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pase.targets.mesh_tensorflow.runtime.launch._GRACE_S", 0.3)
+    fails = "if task == 1: time.sleep(0.5); open(gone, 'w').close(); sys.exit('error: there is no such file')"
+    command = program(tmp_path, LISTEN, fails, "if task == 0: after(1.3); sys.exit(0)")
     assert train_here(command, num_tasks=2, is_synchronous=False) == 0
     assert re.match(r"note: task 1 .* ended with status 1: there is no such file; the others", capfd.readouterr().err)
 

@@ -9,6 +9,8 @@ from pase.common.documents import StrPath, write_or_fail
 from pase.errors import ExportError, unknown_name
 from pase.planning.plan import Plan
 
+__all__ = ["FORMATS", "ExportOptions", "Exported", "Format", "export"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
