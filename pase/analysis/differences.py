@@ -7,7 +7,6 @@ from math import fsum
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.common.names import short
 from pase.common.words import short
 from pase.errors import PlanError
 from pase.machine import Level

@@ -29,7 +29,6 @@ from pase.analysis.explanation import (
     sensitivity,
 )
 from pase.analysis.explanation.steps import LayerMode
-from pase.analysis.placements import PlacementTraffic, bytes_by_level, compare_placements
 from pase.cli.options import (
     ModelArguments,
     all_layers_option,

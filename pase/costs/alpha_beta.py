@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pase.common.frozen import FrozenDict
+from pase.common.containers import FrozenDict
 from pase.costs.collectives import Link, hierarchical_all_gather, hierarchical_all_reduce, hierarchical_reduce_scatter
 from pase.costs.kernels import pass_seconds
 from pase.costs.traffic import Communication, LayerTraffic, PassWork, Pattern

@@ -13,11 +13,8 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import NamedTuple
 
-from pase.common.frozen import FrozenDict
-from pase.graph.operator import Access, AllToAll, Operator, Role, SliceOf, Window, access_dims, axis_dims
 from pase.common.containers import FrozenDict
-from pase.graph.access import Access, Role, SliceOf, Window, access_dims, axis_dims
-from pase.graph.operator import AllToAll, Operator
+from pase.graph.operator import Access, AllToAll, Operator, Role, SliceOf, Window, access_dims, axis_dims
 
 
 class Span(NamedTuple):

@@ -10,11 +10,8 @@ from functools import cached_property
 from html import escape
 from math import inf, prod
 
-from pase.common.frozen import FrozenDict
-from pase.common.names import listed, short, visible
-from pase.common.quantities import quantity
 from pase.common.containers import FrozenDict
-from pase.common.words import listed, quantity, short
+from pase.common.words import listed, quantity, short, visible
 from pase.errors import EmitError, GraphError
 from pase.graph.batch import Batch, batches
 from pase.graph.operator import Access, AllToAll, Exchange, Operator, Role, Scalar

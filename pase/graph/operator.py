@@ -14,8 +14,8 @@ from math import prod
 from types import MappingProxyType
 from typing import TypeVar
 
-from pase.common.frozen import FrozenDict
-from pase.common.names import short
+from pase.common.containers import FrozenDict
+from pase.common.words import short
 from pase.errors import GraphError
 from pase.graph.body import COMPARISONS, LOSSES, MOVES, POINTWISE, REDUCTIONS, Body, Step, elementary, verify_body
 

@@ -44,10 +44,7 @@ from pase.costs import Problem
 from pase.costs.modes import STATES, ModeSpace
 from pase.errors import ConfigurationError
 from pase.graph import Graph, Operator
-from pase.machine.lines import field_lines
 from pase.sharding.shards import IndexArray, enumerate_configurations
-from pase.sharding.configurations import enumerate_configurations
-from pase.sharding.shards import IndexArray
 from pase.tables.cost_tables import EdgeTable
 
 Mask = NDArray[np.bool_]

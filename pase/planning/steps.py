@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-from pase.common.frozen import FrozenDict
+from pase.common.containers import FrozenDict
 from pase.costs import (
     DEFAULT_OPTIMISER,
     CostModel,

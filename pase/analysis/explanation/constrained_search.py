@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pase.common.connected import connected
 from pase.common.containers import connected
 from pase.costs import Problem, memory_tables
 from pase.errors import PlanError

@@ -12,9 +12,6 @@ from types import MappingProxyType
 
 from pase.analysis.explanation.alternatives import Alternative
 from pase.analysis.explanation.constrained_search import TIE, Improvement
-from pase.common.quantities import percent, quantity
-from pase.analysis.explanation.constrained_search import TIE
-from pase.analysis.explanation.improvement import Improvement
 from pase.common.words import percent, quantity
 from pase.costs import (
     CostModel,

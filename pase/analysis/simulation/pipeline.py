@@ -14,8 +14,6 @@ from functools import cached_property
 from pase.analysis.simulation.simulation import trace_event, trace_text
 from pase.common.containers import FrozenDict
 from pase.common.documents import StrPath
-from pase.common.frozen import FrozenDict
-from pase.costs.schedules import ONE_FORWARD_ONE_BACKWARD, step_s
 from pase.machine import Machine, load_machine
 from pase.planning.plan import Plan
 from pase.planning.stage_problem import StageProblem

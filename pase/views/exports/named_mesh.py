@@ -16,9 +16,6 @@ from pase.solver import solve
 from pase.targets.emitter.text import Part as TextPart
 from pase.targets.emitter.text import Text, code, comment, docstring, joined, printable
 from pase.targets.named_mesh import NamedDim, NamedLayer, NamedMesh, NamedTensor, named_mesh, notes, without_miscomputed
-from pase.views.exports.registry import Exported, ExportOptions
-from pase.targets.jax.miscomputed import without_miscomputed
-from pase.targets.named_mesh import NamedDim, NamedLayer, NamedMesh, NamedTensor, named_mesh, notes
 from pase.views.exports import Exported, ExportOptions
 
 _WIDTH = 110
