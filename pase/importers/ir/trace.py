@@ -14,6 +14,12 @@ from pase.importers.ir.views import View
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "float8"})
 
 
+def dtype_name(dtype: object) -> str:
+    """Return the name of a framework's type here; a complex number, which has a gradient too, counts as a float."""
+    name = str(dtype).removeprefix("torch.")
+    return "float8" if name.startswith("float8") else "float64" if name.startswith("complex") else name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
     """A tensor; dtype: "float32", "bfloat16", "int64", "bool", …."""
@@ -272,11 +278,7 @@ class Trace:
     @property
     def num_parameters(self) -> int:
         """Values of weights; tied ones count once."""
-        sizes: dict[str, int] = {}
-        for leaf in self.leaves:
-            if leaf.role == "parameter":
-                sizes[leaf.storage or leaf.value.name] = prod(leaf.value.shape)
-        return sum(sizes.values())
+        return _num_weights(self.leaves)
 
 
 def piece_shape(shape: Sequence[int], piece: Piece | None) -> tuple[int, ...]:
@@ -402,9 +404,9 @@ def gates(op: ops.Recurrent) -> int:
 def live_parameters(trace: Trace) -> int:
     """Return the number of trained values that any node of a trace reads; tied weights count once."""
     read = {use.value for node in trace.nodes for use in node.inputs}
-    sizes = {
-        leaf.storage or leaf.value.name: prod(leaf.value.shape)
-        for leaf in trace.leaves
-        if leaf.role == "parameter" and leaf.value.name in read
-    }
+    return _num_weights(leaf for leaf in trace.leaves if leaf.value.name in read)
+
+
+def _num_weights(leaves: Iterable[Leaf]) -> int:
+    sizes = {leaf.storage or leaf.value.name: prod(leaf.value.shape) for leaf in leaves if leaf.role == "parameter"}
     return sum(sizes.values())

@@ -5,7 +5,7 @@ and k in the order of the base, which the dims of the view take in their own ord
 of the base.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -49,6 +49,18 @@ class View:
         return tuple(found[i] for i in range(len(found)))
 
     @property
+    def homes(self) -> tuple[range, ...]:
+        """For each dim of the base, the positions of the factors that it is made of."""
+        extents, found, position = self.factors, list[range](), 0
+        for extent in self.base:
+            first, size = position, 1
+            while size < extent:
+                size *= extents[position]
+                position += 1
+            found.append(range(first, position))
+        return tuple(found)
+
+    @property
     def is_plain(self) -> bool:
         """Whether the view is the tensor itself."""
         return self.is_reshape and self.shape == self.base
@@ -86,41 +98,37 @@ class View:
         assert prod(shape) == prod(self.shape), f"{self.shape} cannot be seen as {tuple(shape)}"
         if prod(shape) == 0:
             return None
-        view = self
-        position = 0
-        dims: list[list[int]] = []
-        # Factors by their position in the flattened view; a dim that ends within one splits it in two.
+        # Factors that no dim has yet, the next one last: (extent, position in the base, extents of it that lie inside).
+        left = [(f.extent, f.base, 1) for dim in reversed(self.dims) for f in reversed(dim)]
+        dims: list[list[tuple[int, int | None, int]]] = []
         for extent in shape:
             dims.append([])
-            left = extent
-            while left > 1:
-                flat = [factor for dim in view.dims for factor in dim]
-                factor = flat[position]
-                if left % factor.extent == 0:
-                    left //= factor.extent
-                elif factor.extent % left == 0:
-                    view = view._split(position, left)
-                    left = 1
-                else:
+            while extent > 1:
+                size, base, inside = left.pop()
+                if extent % size and size % extent:
                     return None
-                dims[-1].append(position)
-                position += 1
-        flat = [factor for dim in view.dims for factor in dim]
-        return View(base=self.base, dims=tuple(tuple(flat[i] for i in dim) for dim in dims)).simplified()
+                if extent % size:
+                    # The dim ends within the factor, whose inner part is left for the next one.
+                    left.append((size // extent, base, inside))
+                    inside, size = inside * (size // extent), extent
+                dims[-1].append((size, base, inside))
+                extent //= size
+        places = sorted({(base, -inside) for own in dims for _, base, inside in own if base is not None})
+        number = {place: i for i, place in enumerate(places)}
+        return View(
+            base=self.base,
+            dims=tuple(
+                tuple(Factor(size, None if base is None else number[base, -inside]) for size, base, inside in own)
+                for own in dims
+            ),
+        ).simplified()
 
     def simplified(self) -> "View":
         """Return the view with factors that lie side by side, in it as in a dim of its base, as one.
 
         Views that read the same elements in the same way are equal then.
         """
-        home, position = list[int](), 0
-        extents = self.factors
-        for dim, extent in enumerate(self.base):
-            size = 1
-            while size < extent:
-                size *= extents[position]
-                home.append(dim)
-                position += 1
+        home = [dim for dim, own in enumerate(self.homes) for _ in own]
         joins: set[int] = set()
         dims: list[list[Factor]] = []
         for factors in self.dims:
@@ -172,28 +180,16 @@ class View:
         None where the piece is scattered over the base.
         """
         factors = self.dims[dim]
-        if not factors or any(factor.base is None for factor in factors):
-            return None
-        first = factors[0].base
         bases = [factor.base for factor in factors]
-        assert first is not None
-        if bases != list(range(first, first + len(factors))):
+        # The dim of the base that begins with these factors, and may go on with others inside of them.
+        found = next(((i, own) for i, own in enumerate(self.homes) if bases and bases == [*own[: len(bases)]]), None)
+        if found is None:
             return None
-        # The dim of the base that the factors lie in, those outside of them in it, and those inside.
-        extents, position, at = self.factors, 0, 0
-        for i, extent in enumerate(self.base):
-            at, size_left, begin = i, extent, position
-            while size_left > 1:
-                size_left //= extents[position]
-                position += 1
-            if begin <= first < position:
-                break
-        if first != begin or bases[-1] not in range(begin, position):
-            return None
-        inner = prod(extents[first + len(factors) : position])
+        at, own = found
+        first = own.start
+        inner = prod(self.factors[first + len(factors) : own.stop])
         base = (*self.base[:at], size * inner, *self.base[at + 1 :])
-        own = Factor(size, first)
-        dims = [(own,) if i == dim else other for i, other in enumerate(self.dims)]
+        dims = [(Factor(size, first),) if i == dim else other for i, other in enumerate(self.dims)]
         # Of a single element no factor is left.
         shift = len(factors) - (size > 1)
         moved = tuple(
@@ -228,27 +224,6 @@ class View:
                 found.append((dim, [factor]))
             last = dim, place
         return tuple((dim, tuple(factors)) for dim, factors in found)
-
-    def _split(self, position: int, outer: int) -> "View":
-        """Return the view with one factor, by its position in the flattened view, split into two."""
-        flat = [factor for dim in self.dims for factor in dim]
-        split = flat[position]
-
-        def parts(place: int, factor: Factor) -> Iterator[Factor]:
-            base = factor.base
-            if base is not None and split.base is not None and base > split.base:
-                base += 1
-            if place != position:
-                yield Factor(factor.extent, base)
-                return
-            yield Factor(outer, base)
-            yield Factor(factor.extent // outer, None if base is None else base + 1)
-
-        count, dims = 0, []
-        for dim in self.dims:
-            dims.append(tuple(part for i, factor in enumerate(dim) for part in parts(count + i, factor)))
-            count += len(dim)
-        return View(base=self.base, dims=tuple(dims))
 
 
 def _follows(home: Sequence[int], joins: set[int], last: Factor, factor: Factor) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from pase.errors import ModelError
 from pase.importers.ir import ops
 from pase.importers.ir.call import Array, Call
-from pase.importers.ir.trace import Leaf, Node, Origin, Use, Value
+from pase.importers.ir.trace import Leaf, Node, Origin, Use, Value, dtype_name
 
 _WRAPPED = re.compile(r"^(?:jit|pjit|vmap|remat|checkpoint|rematted_computation|jvp|transpose|custom_\w+)\((.*)\)$")
 
@@ -209,12 +209,6 @@ def shape_of(aval: Any, name: str) -> tuple[int, ...]:
                 "numbers"
             )
     return whole(shape)
-
-
-def dtype_name(dtype: Any) -> str:
-    """Return a type as the intermediate form has it; a complex number, which has a gradient too, counts as a float."""
-    name = str(dtype)
-    return "float8" if name.startswith("float8") else "float64" if name.startswith("complex") else name
 
 
 # -- where an equation comes from: the scope that names its vertex, and the line of the user's source

@@ -24,8 +24,8 @@ from typing import Any, Literal
 from pase.errors import ModelError, PaseError
 from pase.graph import Scalar
 from pase.importers.front_end import FrontEnd, first_line, framework
-from pase.importers.ir.trace import Leaf, Names, Trace, Value, check_trace
-from pase.importers.jax.call import dtype_name, shape_of
+from pase.importers.ir.trace import Leaf, Names, Trace, Value, check_trace, dtype_name
+from pase.importers.jax.call import shape_of
 from pase.importers.jax.program import Read, read_program, values_of
 from pase.importers.jax.training_steps import check_forward
 

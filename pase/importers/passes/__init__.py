@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 from pase.importers.ir.trace import Trace, check_trace
 from pase.importers.passes.attention import recover_attention
-from pase.importers.passes.constants import drop_constants
 from pase.importers.passes.fold import add_biases, fold_pointwise
 from pase.importers.passes.merged import split_merged_dims
 from pase.importers.passes.regions import collapse_regions
-from pase.importers.passes.views import drop_noops, see_views
+from pase.importers.passes.views import drop_constants, drop_noops, see_views
 
 Pass = Callable[[Trace], Trace]
 

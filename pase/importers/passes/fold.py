@@ -162,25 +162,12 @@ def _needed_whole(node: Node, user: Node, value: str) -> tuple[tuple[int, int], 
             return None
         view = use.view or plain
         for dim in node.op.mixes:
-            bases = _factors_of(view, dim)
+            bases = list(view.homes[dim])
             own = [i for i, factors in enumerate(view.dims) if [factor.base for factor in factors] == bases]
             if len(own) != 1:
                 return None
             found.append((position, own[0]))
     return tuple(found)
-
-
-def _factors_of(view: View, dim: int) -> list[int]:
-    """Return the positions of the factors that a dim of a view's base is made of."""
-    extents, position = view.factors, 0
-    for i, extent in enumerate(view.base):
-        first, size = position, 1
-        while size < extent:
-            size *= extents[position]
-            position += 1
-        if i == dim:
-            return list(range(first, position))
-    return []
 
 
 def _whole_weight(trace: Trace, use: Use) -> Use:

@@ -61,7 +61,10 @@ class _State:
         old = node.outputs[0]
         if not parts or old.name in self.trace.outputs:
             return
-        own = [self._apart(use, operand, parts) for use, operand in zip(node.inputs, op.operands, strict=False)]
+        own = [
+            self._seen_as(use, _expanded(self._shape(use), operand, parts))
+            for use, operand in zip(node.inputs, op.operands, strict=False)
+        ]
         inputs = [use for use in own if use is not None]
         shape = _expanded(old.shape, op.output, parts)
         readers = self._following(old, shape)
@@ -99,7 +102,7 @@ class _State:
         for use, before, is_led in zip(node.inputs, own, led, strict=True):
             is_repeated = len(before) == len(whole) and before[0] == 1
             lead = extents if is_led else (1,) * len(extents)
-            seen = self._led(use, before, lead) if is_led or is_repeated else use
+            seen = self._seen_as(use, (*lead, *before[1:])) if is_led or is_repeated else use
             if seen is None:
                 return
             inputs.append(seen)
@@ -110,12 +113,13 @@ class _State:
             return use.seen_as
         return use.view.shape if use.view is not None else piece_shape(self.shapes[use.value], use.piece)
 
-    def _led(self, use: Use, shape: tuple[int, ...], extents: tuple[int, ...]) -> Use | None:
-        """Return a use with its leading dim as several; None where it cannot be told so."""
-        new = (*extents, *shape[1:])
+    def _seen_as(self, use: Use, shape: tuple[int, ...]) -> Use | None:
+        """Return a use in another shape; None where it cannot be told so."""
         if use.seen_as is not None:
-            return replace(use, seen_as=new)
-        view = View.plain(shape).reshaped(new)
+            return replace(use, seen_as=shape)
+        if shape == self._shape(use):
+            return use
+        view = View.plain(self._shape(use)).reshaped(shape)
         return None if view is None else composed(Use(value=use.value, view=view), use, self.shapes[use.value])
 
     def _following(self, old: Value, shape: tuple[int, ...]) -> list[Node] | None:
@@ -185,17 +189,6 @@ class _State:
         root = None if maker is None else self._roots.get(maker.name, maker)
         self._roots.update(dict.fromkeys(chain, root))
         return root
-
-    def _apart(self, use: Use, operand: str, parts: Parts) -> Use | None:
-        if use.seen_as is not None:
-            shape = _expanded(use.seen_as, operand, parts)
-            return replace(use, seen_as=shape)
-        held, shape = self.shapes[use.value], self._shape(use)
-        new = _expanded(shape, operand, parts)
-        if new == shape:
-            return use
-        view = View.plain(shape).reshaped(new)
-        return None if view is None else composed(Use(value=use.value, view=view), use, held)
 
 
 def _expanded(shape: tuple[int, ...], letters: str, parts: Parts) -> tuple[int, ...]:

@@ -68,8 +68,7 @@ def _plain(shape: tuple[int, ...]) -> tuple[Label, ...]:
 
 def _base_labels(trace: Trace, entry: Use) -> tuple[Label, ...] | None:
     """Return the labels of the tensor behind the entry."""
-    base = trace.values[entry.value].shape
-    view = entry.view or View.plain(base)
+    view = entry.view or View.plain(trace.values[entry.value].shape)
     atoms: dict[int, Atom] = {}
     for dim, factors in enumerate(view.dims):
         inner = 1
@@ -78,14 +77,7 @@ def _base_labels(trace: Trace, entry: Use) -> tuple[Label, ...] | None:
                 return None
             atoms[factor.base] = Atom(dim=dim, inner=inner, extent=factor.extent)
             inner *= factor.extent
-    labels, position = [], 0
-    for extent in base:
-        label: list[Atom] = []
-        while prod(atom.extent for atom in label) < extent:
-            label.append(atoms[position])
-            position += 1
-        labels.append(tuple(label))
-    return tuple(labels)
+    return tuple(tuple(atoms[i] for i in own) for own in view.homes)
 
 
 def _labels(trace: Trace, node: Node, found: Alignment) -> tuple[Label, ...] | None:
@@ -186,12 +178,7 @@ def _viewed(labels: tuple[Label, ...], view: View) -> tuple[Label, ...] | None:
     """Return the labels of a view: those of the base, cut where its factors are."""
     extents = view.factors
     parts: dict[int, Label] = {}
-    position = 0
-    for label, extent in zip(labels, view.base, strict=True):
-        own: list[int] = []
-        while prod(extents[i] for i in own) < extent:
-            own.append(position)
-            position += 1
+    for label, own in zip(labels, view.homes, strict=True):
         if not label:
             parts |= dict.fromkeys(own, ())
             continue

@@ -16,7 +16,7 @@ from typing import Any
 
 from pase.errors import ModelError
 from pase.graph import Scalar
-from pase.importers.front_end import framework
+from pase.importers.front_end import first_line, framework
 from pase.importers.ir.trace import Trace, check_trace
 from pase.importers.torch.operators import TRANSLATIONS
 from pase.importers.torch.program import constant_values, is_framework, read_program, without_known_masks
@@ -460,8 +460,7 @@ def failure(error: BaseException) -> str:
     place, text = _place(error), _explanation(error)
     if text:
         return text.format(place=place, operator=_operator(error) or "a branch or loop on a tensor's values")
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-    return f"the module cannot be traced{place}: {type(error).__name__}: {line}"
+    return f"the module cannot be traced{place}: {first_line(error)}"
 
 
 def _explanation(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
+from operator import getitem
 from types import MappingProxyType
 from typing import Any
 
@@ -20,9 +21,9 @@ from pase.importers.frameworks import ImportedModel, imported
 from pase.importers.front_end import framework
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Node, Trace, Use, Value, check_trace
-from pase.importers.passes.constants import Depends, dependencies
+from pase.importers.passes.views import Depends, dependencies
 from pase.importers.torch.export import call_of, exported, recorded_call, unwrapped
-from pase.importers.torch.program import Reader, flat_items, tied_weights, trace_of
+from pase.importers.torch.program import Reader, behind, flat_items, tied_weights, trace_of
 
 Layer = str
 Tensor = str
@@ -167,7 +168,7 @@ def trace_live(source: Any, *, batch: int | None = None) -> LiveModel:
 
     Returns:
         The graph and the module's side of it. To compare the graph with that of a plan, see
-        `pase.importers.difference`.
+        `pase.importers.frameworks.difference`.
 
     Raises:
         ModelError: The module cannot be traced, or is given without inputs.
@@ -331,14 +332,7 @@ class _Program:
 
     def needed(self, names: Iterable[str]) -> list[Any]:
         """Return the nodes of the program that values are computed by, in order."""
-        frontier = [node for name in names for node in self._nodes(name)]
-        needed = set[Any]()
-        while frontier:
-            node = frontier.pop()
-            if node not in needed:
-                needed.add(node)
-                frontier += node.all_input_nodes
-        return [node for node in self.program.graph.nodes if node in needed]
+        return behind(self.program, [node for name in names for node in self._nodes(name)])
 
     def _nodes(self, name: str) -> list[Any]:
         """Return the nodes of the program that a value, perhaps one between two steps of a translation, needs."""
@@ -400,19 +394,12 @@ class _Program:
         if name not in values:
             if name in self.made:
                 node, i = self.made[name]
-                values[name] = env[node] if i is None else graph.call_function(_GETITEM, (env[node], i))
+                values[name] = env[node] if i is None else graph.call_function(getitem, (env[node], i))
             else:
                 step = self.trace.producer[name]
                 operands = [self._value(graph, env, values, use.value) for use in step.inputs]
                 values[name] = _step(self.torch, graph, step, operands, self.trace)
         return values[name]
-
-
-def _getitem(items: Any, place: int) -> Any:
-    return items[place]
-
-
-_GETITEM = _getitem
 
 
 def _step(torch: Any, graph: Any, node: Node, operands: Sequence[Any], trace: Trace) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pase.errors import ModelError
 from pase.importers.ir import ops
 from pase.importers.ir.call import Call, values_of
-from pase.importers.ir.trace import Leaf, Node, Origin, Trace, Use, Value, frozen_notes
+from pase.importers.ir.trace import Leaf, Node, Origin, Trace, Use, Value, dtype_name, frozen_notes
 from pase.importers.torch.operators import TRANSLATIONS
 from pase.importers.torch.sources import source_of
 
@@ -111,16 +111,10 @@ def _evaluated(
     most_points: of a tensor on the way, without those that others repeat. of_held: whether weights, buffers and
     literals may be on the way.
     """
-    needed, frontier = set[Any](), list(nodes)
-    while frontier:
-        node = frontier.pop()
-        if node not in needed:
-            needed.add(node)
-            frontier += node.all_input_nodes
     known: dict[Any, Any] = {}
     with torch.no_grad():
-        for node in program.graph.nodes:
-            if node not in needed or (most_points is not None and _stored_points(node) > most_points):
+        for node in behind(program, nodes):
+            if most_points is not None and _stored_points(node) > most_points:
                 continue
             if node.op != "call_function":
                 found = _held(program, node) if of_held else None
@@ -133,6 +127,17 @@ def _evaluated(
                     keywords = {**keywords, "device": torch.device("cpu")}
                 known[node] = node.target(*arguments, **keywords)
     return known
+
+
+def behind(program: Any, nodes: Iterable[Any]) -> list[Any]:
+    """Return nodes of a program, and all that they are computed of, in order."""
+    needed, frontier = set[Any](), list(nodes)
+    while frontier:
+        node = frontier.pop()
+        if node not in needed:
+            needed.add(node)
+            frontier += node.all_input_nodes
+    return [node for node in program.graph.nodes if node in needed]
 
 
 def _held(program: Any, node: Any) -> Any:
@@ -327,7 +332,7 @@ class Reader:
         while name in self._taken:
             name = f"{name}'"
         self._taken.add(name)
-        return Value(name=name, shape=tuple(example.shape), dtype=_type(example))
+        return Value(name=name, shape=tuple(example.shape), dtype=dtype_name(example.dtype))
 
     def _call(self, node: Any) -> None:
         if _is_getitem(node):
@@ -399,12 +404,6 @@ class Reader:
 
 def _is_getitem(node: Any) -> bool:
     return getattr(node.target, "__name__", "") == "getitem"
-
-
-def _type(example: Any) -> str:
-    """Return a type as the intermediate form has it; a complex number, which has a gradient too, counts as a float."""
-    name = str(example.dtype).removeprefix("torch.")
-    return "float8" if name.startswith("float8") else "float64" if name.startswith("complex") else name
 
 
 def _function(node: Any) -> str:

@@ -11,8 +11,7 @@ import numpy as np
 
 from pase.common.words import listed, short
 from pase.errors import ProgramError
-from pase.importers.difference import difference
-from pase.importers.frameworks import imported
+from pase.importers.frameworks import difference, imported
 from pase.importers.front_end import framework
 from pase.importers.jax.call import Place
 from pase.importers.jax.function import Traced, arrays_of, source_of, traced

@@ -11,7 +11,7 @@ from torch import nn
 
 import pase
 from pase.costs.build import traffic_of
-from pase.importers.difference import difference as difference_of
+from pase.importers.frameworks import difference as difference_of
 from pase.importers.torch.live import trace_live
 from pase.planning.plan import Plan
 from pase.planning.plan_file import read_plan, write_plan
