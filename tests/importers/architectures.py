@@ -68,15 +68,16 @@ _SEQ2SEQ = {
 }  # fmt: skip
 
 
-def _of_transformers(config: str, model: str, sizes: Mapping[str, object], *kinds: str) -> Make:
+def _of_transformers(model: str, sizes: Mapping[str, object], kinds: str) -> Make:
     """Return what makes a network with its own loss; kinds: of its inputs, "tokens" and the like."""
 
     def make(batch: int) -> Any:
         import transformers
 
-        made = getattr(transformers, model)(getattr(transformers, config)(**sizes))
+        network = getattr(transformers, model)
+        made = network(network.config_class(**sizes))
         inputs: dict[str, Any] = {}
-        for kind in kinds:
+        for kind in kinds.split():
             inputs |= _INPUTS[kind](batch)
         more = {"use_cache": False} if hasattr(made.config, "use_cache") and "tokens" in kinds else {}
         return made, inputs, more
@@ -84,16 +85,10 @@ def _of_transformers(config: str, model: str, sizes: Mapping[str, object], *kind
     return make
 
 
-def _speech(batch: int) -> dict[str, Any]:
+def _zeros(*shape: int) -> Any:
     import torch
 
-    return {"input_features": torch.zeros(batch, 8, 32), "labels": _tokens(batch, 6)}
-
-
-def _waves(batch: int) -> dict[str, Any]:
-    import torch
-
-    return {"input_values": torch.zeros(batch, 400), "labels": _classes(batch, 2)}
+    return torch.zeros(shape)
 
 
 _INPUTS: Mapping[str, Callable[[int], dict[str, Any]]] = {
@@ -102,109 +97,71 @@ _INPUTS: Mapping[str, Callable[[int], dict[str, Any]]] = {
     "targets": lambda batch: {"labels": _tokens(batch, 6)},
     "class": lambda batch: {"labels": _classes(batch)},
     "image": lambda batch: {"pixel_values": _images(batch)},
-    "large image": lambda batch: {"pixel_values": _images(batch, 64)},
-    "speech": _speech,
-    "waves": _waves,
+    "large_image": lambda batch: {"pixel_values": _images(batch, 64)},
+    "speech": lambda batch: {"input_features": _zeros(batch, 8, 32), "labels": _tokens(batch, 6)},
+    "waves": lambda batch: {"input_values": _zeros(batch, 400), "labels": _classes(batch, 2)},
 }
 
-_TRANSFORMERS: dict[str, Make] = {
-    "gpt2": _of_transformers("GPT2Config", "GPT2LMHeadModel", _GPT, "tokens", "next"),
-    "gpt_neo": _of_transformers(
-        "GPTNeoConfig",
-        "GPTNeoForCausalLM",
-        {"vocab_size": TOKENS, "hidden_size": WIDTH, "num_layers": 2, "num_heads": HEADS, "window_size": 4,
-         "max_position_embeddings": 32, "attention_types": [[["global", "local"], 1]], "bos_token_id": 1,
-         "eos_token_id": 2},
-        "tokens", "next",
-    ),
-    "gptj": _of_transformers("GPTJConfig", "GPTJForCausalLM", {**_GPT, "rotary_dim": 4}, "tokens", "next"),
-    "gpt_neox": _of_transformers("GPTNeoXConfig", "GPTNeoXForCausalLM", _DECODER, "tokens", "next"),
-    "llama": _of_transformers("LlamaConfig", "LlamaForCausalLM", _DECODER, "tokens", "next"),
-    "mistral": _of_transformers("MistralConfig", "MistralForCausalLM", _DECODER, "tokens", "next"),
-    "qwen2": _of_transformers("Qwen2Config", "Qwen2ForCausalLM", _DECODER, "tokens", "next"),
-    "gemma": _of_transformers("GemmaConfig", "GemmaForCausalLM", {**_DECODER, "head_dim": 8}, "tokens", "next"),
-    "phi": _of_transformers("PhiConfig", "PhiForCausalLM", _DECODER, "tokens", "next"),
-    "olmo": _of_transformers("OlmoConfig", "OlmoForCausalLM", _DECODER, "tokens", "next"),
-    "falcon": _of_transformers(
-        "FalconConfig", "FalconForCausalLM", {**_DECODER, "new_decoder_architecture": False}, "tokens", "next"
-    ),
-    "opt": _of_transformers(
-        "OPTConfig", "OPTForCausalLM", {**_DECODER, "ffn_dim": 64, "word_embed_proj_dim": WIDTH}, "tokens", "next"
-    ),
-    "bloom": _of_transformers(
-        "BloomConfig",
-        "BloomForCausalLM",
-        {"vocab_size": TOKENS, "hidden_size": WIDTH, "n_layer": 2, "n_head": HEADS, "bos_token_id": 1,
-         "eos_token_id": 2},
-        "tokens", "next",
-    ),
-    "mixtral": _of_transformers(
-        "MixtralConfig", "MixtralForCausalLM", {**_DECODER, "num_local_experts": 4}, "tokens", "next"
-    ),
-    "bert": _of_transformers("BertConfig", "BertForMaskedLM", _ENCODER, "tokens", "next"),
-    "roberta": _of_transformers("RobertaConfig", "RobertaForMaskedLM", _ENCODER, "tokens", "next"),
-    "albert": _of_transformers(
-        "AlbertConfig", "AlbertForMaskedLM", {**_ENCODER, "embedding_size": 16}, "tokens", "next"
-    ),
-    "electra": _of_transformers(
-        "ElectraConfig", "ElectraForMaskedLM", {**_ENCODER, "embedding_size": 16}, "tokens", "next"
-    ),
-    "distilbert": _of_transformers(
-        "DistilBertConfig",
-        "DistilBertForMaskedLM",
-        {"vocab_size": TOKENS, "dim": WIDTH, "hidden_dim": 64, "n_layers": 2, "n_heads": HEADS,
-         "max_position_embeddings": 32},
-        "tokens", "next",
-    ),
-    "bert of sentences": _of_transformers(
-        "BertConfig", "BertForSequenceClassification", {**_ENCODER, "num_labels": CLASSES}, "tokens", "class"
-    ),
-    "t5": _of_transformers(
-        "T5Config",
-        "T5ForConditionalGeneration",
-        {"vocab_size": TOKENS, "d_model": WIDTH, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": HEADS,
-         "decoder_start_token_id": 0},
-        "tokens", "targets",
-    ),
-    "bart": _of_transformers("BartConfig", "BartForConditionalGeneration", _SEQ2SEQ, "tokens", "targets"),
-    "marian": _of_transformers("MarianConfig", "MarianMTModel", _SEQ2SEQ, "tokens", "targets"),
-    "whisper": _of_transformers(
-        "WhisperConfig",
-        "WhisperForConditionalGeneration",
-        {**_SEQ2SEQ, "num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 16},
-        "speech",
-    ),
-    "vit": _of_transformers("ViTConfig", "ViTForImageClassification", _VISION, "image", "class"),
-    "deit": _of_transformers("DeiTConfig", "DeiTForImageClassification", _VISION, "image", "class"),
-    "beit": _of_transformers("BeitConfig", "BeitForImageClassification", _VISION, "image", "class"),
-    "swin": _of_transformers(
-        "SwinConfig",
-        "SwinForImageClassification",
-        {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4,
-         "num_labels": CLASSES},
-        "image", "class",
-    ),
-    "convnext": _of_transformers(
-        "ConvNextConfig",
-        "ConvNextForImageClassification",
-        {"image_size": 32, "hidden_sizes": [8, 16, 32, 64], "depths": [1, 1, 2, 1], "num_labels": CLASSES},
-        "image", "class",
-    ),
-    "segformer": _of_transformers(
-        "SegformerConfig",
-        "SegformerForImageClassification",
-        {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "decoder_hidden_size": 16, "num_labels": CLASSES},
-        "large image", "class",
-    ),
-    "wav2vec2": _of_transformers(
-        "Wav2Vec2Config",
-        "Wav2Vec2ForSequenceClassification",
-        {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": HEADS,
-         "conv_dim": [8, 8], "conv_kernel": [4, 4], "conv_stride": [2, 2], "num_feat_extract_layers": 2,
-         "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4, "classifier_proj_size": 16},
-        "waves",
-    ),
+_ENDS = {"bos_token_id": 1, "eos_token_id": 2}
+_NETWORKS: Mapping[str, tuple[str, str, Mapping[str, object]]] = {
+    "gpt2": ("GPT2LMHeadModel", "tokens next", _GPT),
+    "gpt_neo": ("GPTNeoForCausalLM", "tokens next", {
+        "vocab_size": TOKENS, "hidden_size": WIDTH, "num_layers": 2, "num_heads": HEADS, "window_size": 4,
+        "max_position_embeddings": 32, "attention_types": [[["global", "local"], 1]], **_ENDS,
+    }),
+    "gptj": ("GPTJForCausalLM", "tokens next", {**_GPT, "rotary_dim": 4}),
+    "gpt_neox": ("GPTNeoXForCausalLM", "tokens next", _DECODER),
+    "llama": ("LlamaForCausalLM", "tokens next", _DECODER),
+    "mistral": ("MistralForCausalLM", "tokens next", _DECODER),
+    "qwen2": ("Qwen2ForCausalLM", "tokens next", _DECODER),
+    "gemma": ("GemmaForCausalLM", "tokens next", {**_DECODER, "head_dim": 8}),
+    "phi": ("PhiForCausalLM", "tokens next", _DECODER),
+    "olmo": ("OlmoForCausalLM", "tokens next", _DECODER),
+    "falcon": ("FalconForCausalLM", "tokens next", {**_DECODER, "new_decoder_architecture": False}),
+    "opt": ("OPTForCausalLM", "tokens next", {**_DECODER, "ffn_dim": 64, "word_embed_proj_dim": WIDTH}),
+    "bloom": ("BloomForCausalLM", "tokens next", {
+        "vocab_size": TOKENS, "hidden_size": WIDTH, "n_layer": 2, "n_head": HEADS, **_ENDS,
+    }),
+    "mixtral": ("MixtralForCausalLM", "tokens next", {**_DECODER, "num_local_experts": 4}),
+    "bert": ("BertForMaskedLM", "tokens next", _ENCODER),
+    "roberta": ("RobertaForMaskedLM", "tokens next", _ENCODER),
+    "albert": ("AlbertForMaskedLM", "tokens next", {**_ENCODER, "embedding_size": 16}),
+    "electra": ("ElectraForMaskedLM", "tokens next", {**_ENCODER, "embedding_size": 16}),
+    "distilbert": ("DistilBertForMaskedLM", "tokens next", {
+        "vocab_size": TOKENS, "dim": WIDTH, "hidden_dim": 64, "n_layers": 2, "n_heads": HEADS,
+        "max_position_embeddings": 32,
+    }),
+    "bert of sentences": ("BertForSequenceClassification", "tokens class", {**_ENCODER, "num_labels": CLASSES}),
+    "t5": ("T5ForConditionalGeneration", "tokens targets", {
+        "vocab_size": TOKENS, "d_model": WIDTH, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": HEADS,
+        "decoder_start_token_id": 0,
+    }),
+    "bart": ("BartForConditionalGeneration", "tokens targets", _SEQ2SEQ),
+    "marian": ("MarianMTModel", "tokens targets", _SEQ2SEQ),
+    "whisper": ("WhisperForConditionalGeneration", "speech", {
+        **_SEQ2SEQ, "num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 16,
+    }),
+    "vit": ("ViTForImageClassification", "image class", _VISION),
+    "deit": ("DeiTForImageClassification", "image class", _VISION),
+    "beit": ("BeitForImageClassification", "image class", _VISION),
+    "swin": ("SwinForImageClassification", "image class", {
+        "image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4,
+        "num_labels": CLASSES,
+    }),
+    "convnext": ("ConvNextForImageClassification", "image class", {
+        "image_size": 32, "hidden_sizes": [8, 16, 32, 64], "depths": [1, 1, 2, 1], "num_labels": CLASSES,
+    }),
+    "segformer": ("SegformerForImageClassification", "large_image class", {
+        "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "decoder_hidden_size": 16, "num_labels": CLASSES,
+    }),
+    "wav2vec2": ("Wav2Vec2ForSequenceClassification", "waves", {
+        "hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": HEADS,
+        "conv_dim": [8, 8], "conv_kernel": [4, 4], "conv_stride": [2, 2], "num_feat_extract_layers": 2,
+        "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4, "classifier_proj_size": 16,
+    }),
 }  # fmt: skip
+"""By name, the class of transformers', what its inputs are, and what its configuration says."""
+_TRANSFORMERS = {name: _of_transformers(model, sizes, kinds) for name, (model, kinds, sizes) in _NETWORKS.items()}
 
 
 # -- images, with a cross-entropy of ours
@@ -238,17 +195,15 @@ def _of_timm(name: str, size: int = 64, **options: Any) -> Make:
     return make
 
 
-_TIMM: dict[str, Make] = {
+_SWIN = {"img_size": 64, "window_size": 4, "depths": (2, 2), "num_heads": (3, 6)}
+_TIMM = {
     "resnet18": _of_timm("resnet18"),
     "resnext50": _of_timm("resnext50_32x4d"),
-    "regnety_002": _of_timm("regnety_002"),
-    "efficientnet_b0": _of_timm("efficientnet_b0"),
+    **{name: _of_timm(name) for name in ("regnety_002", "efficientnet_b0", "densenet121", "convnext_atto")},
     "mobilenetv3_small": _of_timm("mobilenetv3_small_050"),
-    "densenet121": _of_timm("densenet121"),
-    "convnext_atto": _of_timm("convnext_atto"),
     "vit_tiny": _of_timm("vit_tiny_patch16_224", img_size=64, depth=2),
     "deit3_small": _of_timm("deit3_small_patch16_224", img_size=64, depth=2),
-    "swin_tiny": _of_timm("swin_tiny_patch4_window7_224", img_size=64, window_size=4, depths=(2, 2), num_heads=(3, 6)),
+    "swin_tiny": _of_timm("swin_tiny_patch4_window7_224", **_SWIN),
     "mixer": _of_timm("mixer_s32_224", img_size=64),
     "xception": _of_timm("legacy_xception"),
 }
@@ -276,23 +231,17 @@ def _segmenting(name: str) -> Make:
     return make
 
 
-_TORCHVISION: dict[str, Make] = {
+_PLAIN = """
+    resnet18 densenet121 mobilenet_v2 mobilenet_v3_small efficientnet_b0 convnext_tiny swin_t shufflenet_v2:_x0_5
+    squeezenet:1_1 mnasnet:0_5 regnet:_y_400mf
+"""
+_TORCHVISION = {
+    **{name: _of_torchvision(name + more) for name, _, more in (each.partition(":") for each in _PLAIN.split())},
     "alexnet": _of_torchvision("alexnet", 224),
     "vgg11": _of_torchvision("vgg11", 224),
-    "resnet18": _of_torchvision("resnet18"),
-    "densenet121": _of_torchvision("densenet121"),
     "googlenet": _of_torchvision("googlenet", aux_logits=False, init_weights=False),
     "inception_v3": _of_torchvision("inception_v3", 96, aux_logits=False, init_weights=False),
-    "mobilenet_v2": _of_torchvision("mobilenet_v2"),
-    "mobilenet_v3_small": _of_torchvision("mobilenet_v3_small"),
-    "shufflenet_v2": _of_torchvision("shufflenet_v2_x0_5"),
-    "squeezenet": _of_torchvision("squeezenet1_1"),
-    "mnasnet": _of_torchvision("mnasnet0_5"),
-    "efficientnet_b0": _of_torchvision("efficientnet_b0"),
-    "regnet": _of_torchvision("regnet_y_400mf"),
-    "convnext_tiny": _of_torchvision("convnext_tiny"),
     "vit_b_16": _of_torchvision("vit_b_16", image_size=64),
-    "swin_t": _of_torchvision("swin_t"),
     "fcn_resnet50": _segmenting("fcn_resnet50"),
     "deeplabv3_resnet50": _segmenting("deeplabv3_resnet50"),
 }
@@ -369,12 +318,7 @@ def _autoencoder(batch: int) -> Any:
     return _with_loss(net, _images(batch, 32), _images(batch, 32), "mse_loss")
 
 
-_DIFFUSERS: dict[str, Make] = {
-    "unet": _unet,
-    "unet of texts": _unet_of_texts,
-    "dit": _dit,
-    "autoencoder": _autoencoder,
-}
+_DIFFUSERS = {"unet": _unet, "unet of texts": _unet_of_texts, "dit": _dit, "autoencoder": _autoencoder}
 
 # -- keras.applications, with a cross-entropy of classes
 
@@ -411,9 +355,8 @@ ARCHITECTURES: dict[str, dict[str, Make]] = {
 
 
 _IN_THE_SUITE = {
-    "transformers": ("gpt2", "llama", "mixtral", "bert", "t5", "vit", "swin", "wav2vec2"),
-    "diffusers": ("dit",),
-    "keras": ("MobileNetV3Small", "ResNet50", "EfficientNetB0", "ConvNeXtTiny"),
+    "transformers": ("llama", "mixtral", "bert", "vit", "swin"),
+    "keras": ("MobileNetV3Small", "ConvNeXtTiny"),
 }
 """Networks that stand for the others of their package, which have about the same layers, or are slow."""
 

@@ -3,6 +3,7 @@
 The oracle knows nothing of views or names: a dim carries the batch if, and only if, its extent doubles with it.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
@@ -77,7 +78,7 @@ def test_networks_of_pytorch(name: str) -> None:
 
 def test_a_network_of_scanned_states() -> None:
     """One layer: the next one reads what the first one writes, as the first reads its embeddings."""
-    check_data_parallelism(lambda batch: pase.load(torch_zoo.transformers_model("mamba", batch=batch, steps=4)))
+    check_data_parallelism(lambda batch: pase.load(torch_zoo.transformers_model("mamba", batch=batch, steps=2)))
 
 
 @pytest.mark.parametrize("name", ["cnn", "sequences", "recurrent", "transformer"])
@@ -110,21 +111,16 @@ def test_a_network_in_onnx(tmp_path: Path) -> None:
     check_data_parallelism(load)
 
 
-class _StepsFirst(torch.nn.Module):  # type: ignore[misc]
+def test_a_batch_that_an_attention_reads_as_its_second_dim() -> None:
     """Attention over [steps, batch, width], as nn.MultiheadAttention has it by default."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention, self.out = torch.nn.MultiheadAttention(16, 2), torch.nn.Linear(16, 5)
-
-    def forward(self, x: Any) -> Any:
+    def forward(self: Any, x: Any) -> Any:
         y = x.transpose(0, 1)
         y, _ = self.attention(y, y, y, need_weights=False)
         return self.out(y.transpose(0, 1))
 
-
-def test_a_batch_that_an_attention_reads_as_its_second_dim() -> None:
-    graph = check_data_parallelism(lambda batch: pase.load((_StepsFirst().eval(), (torch.zeros(batch, 6, 16),))))
+    net = torch_zoo.module(forward, attention=torch.nn.MultiheadAttention(16, 2), out=torch.nn.Linear(16, 5))
+    graph = check_data_parallelism(lambda batch: pase.load((net.eval(), (torch.zeros(batch, 6, 16),))))
     # The projection's dim that is named b counts the steps.
     assert graph["attention"].extents["b"] == 6
     assert dict(graph.batch["attention"].dims) == {"s": BATCH}
@@ -145,15 +141,8 @@ def test_data_parallelism_costs_what_the_batch_split_in_every_layer_costs() -> N
     from pase.graph import Builder
     from pase.graph.operators import dense
 
-    class Net(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = torch.nn.Linear(64, 96), torch.nn.Linear(96, 32)
-
-        def forward(self, x: Any) -> Any:
-            return self.second(self.first(x))
-
-    imported = pase.load((Net(), (torch.zeros(64, 64),)))
+    layers = OrderedDict(first=torch.nn.Linear(64, 96), second=torch.nn.Linear(96, 32))
+    imported = pase.load((torch.nn.Sequential(layers), (torch.zeros(64, 64),)))
     net = Builder("net")
     x = net.add(dense, "first", net.input((64, 64)), out=(("n", 96),))
     net.add(dense, "second", x, out=(("n", 32),))
@@ -175,24 +164,18 @@ def test_architectures_of_other_packages_with_their_losses(package: str, name: s
     check_batch_splits(model.graph, wider.graph)
 
 
-class _Speech(torch.nn.Module):  # type: ignore[misc]
-    """Scores of letters at each step, and the loss of texts that lie anywhere in them."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.letters, self.loss = torch.nn.Linear(16, 7), torch.nn.CTCLoss(**options)
-
-    def forward(self, x: Any, texts: Any, steps: Any, lengths: Any) -> Any:
-        return self.loss(self.letters(x).log_softmax(-1).transpose(0, 1), texts, steps, lengths)
-
-
 @pytest.mark.parametrize("options", [{}, {"reduction": "sum", "zero_infinity": True}, {"reduction": "none"}])
 def test_a_ctc_loss_keeps_examples_apart(options: dict[str, Any]) -> None:
     """Of the loss itself its costs alone are known; its examples do not meet before their mean."""
+    net = torch_zoo.module(
+        lambda self, x, *texts: self.loss(self.letters(x).log_softmax(-1).transpose(0, 1), *texts),
+        letters=torch.nn.Linear(16, 7),
+        loss=torch.nn.CTCLoss(**options),
+    )
 
     def load(batch: int) -> Graph:
         texts = torch.ones(batch, 3, dtype=torch.long)
-        return pase.load((_Speech(**options), (torch.zeros(batch, 12, 16), texts, texts[:, 0] * 12, texts[:, 0] * 3)))
+        return pase.load((net, (torch.zeros(batch, 12, 16), texts, texts[:, 0] * 12, texts[:, 0] * 3)))
 
     graph = check_data_parallelism(load)
     (loss,) = (op for op in graph.operators if op.kind == "opaque")
@@ -202,22 +185,17 @@ def test_a_ctc_loss_keeps_examples_apart(options: dict[str, Any]) -> None:
     assert flop == pytest.approx(BATCH * 12 * 7 * 10, rel=0.01)
 
 
-class _BiasOfPlaces(torch.nn.Module):  # type: ignore[misc]
+def test_the_gradient_of_what_is_the_same_for_all_examples_is_summed_once() -> None:
     """A bias for each place, computed from a table, that two layers add to all examples."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.project = torch.nn.Embedding(32, 8), torch.nn.Linear(8, 16)
-        self.first, self.second = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
-
-    def forward(self, x: Any) -> Any:
+    def forward(self: Any, x: Any) -> Any:
         bias = self.project(self.table(torch.arange(12)))
         y = torch.tanh(self.first(x) * bias)
         return (torch.tanh(self.second(y)) * bias).sum()
 
-
-def test_the_gradient_of_what_is_the_same_for_all_examples_is_summed_once() -> None:
-    graph = check_data_parallelism(lambda batch: pase.load((_BiasOfPlaces(), (torch.zeros(batch, 12, 16),))))
+    parts = {"table": torch.nn.Embedding(32, 8), "project": torch.nn.Linear(8, 16)}
+    net = torch_zoo.module(forward, **parts, first=torch.nn.Linear(16, 16), second=torch.nn.Linear(16, 16))
+    graph = check_data_parallelism(lambda batch: pase.load((net, (torch.zeros(batch, 12, 16),))))
     problem = problem_of(graph, BATCH, load_machine(DEFAULT_MACHINE), "paper")
     (fan_out,) = (op for op in problem.graph.operators if op.is_fan_out)
     splits = dict(zip(fan_out.extents, data_parallel(problem.graph, fan_out, BATCH), strict=True))

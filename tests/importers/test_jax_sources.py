@@ -108,36 +108,13 @@ def test_variables_of_nnx_that_are_no_param_are_constants() -> None:
 
 
 def test_a_batch_takes_the_place_of_the_leading_dim_of_the_inputs() -> None:
-    graph = import_model((dense, PARAMS, f32(2, 8)), batch=32).graph
-    assert graph.operators[0].extents["b"] == 32
-
-
-def test_a_batch_leaves_random_keys_alone() -> None:
+    """Random keys are none."""
     key = jax.eval_shape(lambda: jax.random.key(0))
-    graph = import_model((lambda p, _, x: dense(p, x), PARAMS, key, f32(2, 8)), batch=32).graph
-    assert graph.operators[0].extents["b"] == 32
-
-
-def test_a_batch_needs_one_leading_dim() -> None:
-    with pytest.raises(ModelError, match="leading dims 2, 3; --batch needs one that all share"):
-        import_model((lambda p, x, y: dense(p, x).sum() + y, PARAMS, f32(2, 8), f32(3)), batch=8)
+    for source in ((dense, PARAMS, f32(2, 8)), (lambda p, _, x: dense(p, x), PARAMS, key, f32(2, 8))):
+        assert import_model(source, batch=32).graph.operators[0].extents["b"] == 32
 
 
 # -- what cannot be imported
-
-
-def test_control_flow_says_which_operator_and_where() -> None:
-    def chosen(p: Tree, x: Any) -> Any:
-        return jax.lax.cond(x.sum() > 0, dense, lambda p, x: -dense(p, x), p, x)
-
-    def repeated(p: Tree, x: Any) -> Any:
-        return jax.lax.while_loop(lambda y: y.sum() > 0, lambda y: y - 1, dense(p, x))
-
-    at = r"\(test_jax_sources\.py:\d+, in {}\)"
-    with pytest.raises(ModelError, match=f"operator cond is control flow {at.format('chosen')}: it chooses between"):
-        import_model((chosen, PARAMS, f32(2, 8)))
-    with pytest.raises(ModelError, match=f"operator while is control flow {at.format('repeated')}: it runs as often"):
-        import_model((repeated, PARAMS, f32(2, 8)))
 
 
 def test_a_branch_that_no_data_chooses_is_taken() -> None:
@@ -148,36 +125,47 @@ def test_a_branch_that_no_data_chooses_is_taken() -> None:
     assert [operator.kind for operator in import_model((apply, PARAMS, f32(2, 8))).graph.operators] == ["dense"]
 
 
-def test_python_control_flow_says_where() -> None:
-    def apply(p: Tree, x: Any) -> Any:
-        return dense(p, x) if x.sum() > 0 else x
-
-    with pytest.raises(ModelError, match=r"TracerBoolConversionError.*\(test_jax_sources\.py:\d+\); .* jnp.where"):
-        import_model((apply, PARAMS, f32(2, 8)))
+def chosen(p: Tree, x: Any) -> Any:
+    return jax.lax.cond(x.sum() > 0, dense, lambda p, x: -dense(p, x), p, x)
 
 
-def test_what_the_function_raises_is_told_with_its_line() -> None:
-    with pytest.raises(ModelError, match=r"cannot trace the function: TypeError: .*\(test_jax_sources\.py:\d+\)$"):
-        import_model((dense, PARAMS, f32(2, 9)))
+def repeated(p: Tree, x: Any) -> Any:
+    return jax.lax.while_loop(lambda y: y.sum() > 0, lambda y: y - 1, dense(p, x))
 
 
-def test_code_outside_of_the_program_is_refused() -> None:
-    def apply(p: Tree, x: Any) -> Any:
-        return dense(p, jax.pure_callback(lambda a: a, x, x))
-
-    with pytest.raises(ModelError, match=r"operator pure_callback \(test_jax_sources.py:\d+, in apply\) runs code"):
-        import_model((apply, PARAMS, f32(2, 8)))
+def called_back(p: Tree, x: Any) -> Any:
+    return dense(p, jax.pure_callback(lambda a: a, x, x))
 
 
-def test_a_function_needs_its_arguments() -> None:
-    with pytest.raises(ModelError, match=r"needs its arguments: give \(function, parameters, inputs…\)"):
-        import_model(dense)
-    with pytest.raises(ModelError, match="given as a dict has no 'inputs'"):
-        import_model({"function": dense})
-    with pytest.raises(ModelError, match="given as a dict has an entry 'weights'"):
-        import_model({"function": dense, "weights": PARAMS, "inputs": f32(2, 8)})
-    with pytest.raises(ModelError, match="takes no argument 'layers': bind it in the function"):
-        import_model((dense, PARAMS, f32(2, 8)), arguments={"layers": 2})
+X, AT = f32(2, 8), r"\(test_jax_sources\.py:\d+, in {}\)"
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ((chosen, PARAMS, X), {}, f"operator cond is control flow {AT.format('chosen')}: it chooses between"),
+        ((repeated, PARAMS, X), {}, f"operator while is control flow {AT.format('repeated')}: it runs as often"),
+        (
+            (lambda p, x: dense(p, x) if x.sum() > 0 else x, PARAMS, X),
+            {},
+            r"TracerBoolConversionError.*\(test_jax_sources\.py:\d+\); .* jnp.where",
+        ),
+        ((dense, PARAMS, f32(2, 9)), {}, r"cannot trace the function: TypeError: .*\(test_jax_sources\.py:\d+\)$"),
+        ((called_back, PARAMS, X), {}, f"operator pure_callback {AT.format('called_back')} runs code"),
+        (dense, {}, r"needs its arguments: give \(function, parameters, inputs…\)"),
+        ({"function": dense}, {}, "given as a dict has no 'inputs'"),
+        ({"function": dense, "weights": PARAMS, "inputs": X}, {}, "given as a dict has an entry 'weights'"),
+        ((dense, PARAMS, X), {"arguments": {"layers": 2}}, "takes no argument 'layers': bind it in the function"),
+        (
+            (lambda p, x, y: dense(p, x).sum() + y, PARAMS, X, f32(3)),
+            {"batch": 8},
+            "leading dims 2, 3; --batch needs one that all share",
+        ),
+    ],
+)
+def test_what_cannot_be_imported_is_told(source: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        import_model(source, **options)
 
 
 def test_a_module_of_flax_that_cannot_be_initialised_says_why() -> None:

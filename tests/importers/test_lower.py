@@ -1,6 +1,7 @@
 """Lowering: which elements each vertex reads, beside NumPy; that nothing is lost; the vertices of each operator."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase import search
-from pase.costs import Pattern, ReadTraits, build_problem, layer_traffic
+from pase.costs import Pattern, ReadTraits, layer_traffic
 from pase.costs.traffic import LayerTraffic
 from pase.errors import GraphError, ModelError
 from pase.graph import Access, Graph, Operator, Role, SliceOf, verify
@@ -23,7 +24,7 @@ from pase.importers.ir.views import View
 from pase.importers.lower import lower
 from pase.importers.lower.draft import fitted
 from pase.importers.passes import run_passes
-from tests.importers.test_passes import traces
+from tests.importers.test_passes import qkv, traces, turned
 from tests.importers.test_views import chains
 from tests.importers.traces import Array, Tracer, seen
 
@@ -249,11 +250,8 @@ def test_towers_that_share_nothing_are_joined_at_no_cost() -> None:
 
 def test_a_rotary_embedding_keeps_heads_whole() -> None:
     t = Tracer()
-    x = t.leaf("x", (2, 4, 8))
-    q, k, v = (t.transpose(t.reshape(t.linear(x, t.weight(f"w{i}", 8, 8)), 2, 4, 2, 4), 0, 2, 1, 3) for i in "qkv")
-    cos = t.leaf("cos", (4, 4), "constant")
-    turned = t.concat(3, t.slice(q, 3, 2, 2), t.slice(q, 3, 0, 2))
-    q = t.point("add", t.point("multiply", q, cos), t.point("multiply", turned, cos))
+    q, k, v = (t.transpose(x, 0, 2, 1, 3) for x in qkv(t))
+    q = turned(t, q, t.leaf("cos", (5, 4), "constant"))
     y = t.einsum("bhst,bhtk->bhsk", t.softmax(t.einsum("bhsk,bhtk->bhst", q, k)), v)
     (attention,) = [op for op in _graph(t, y).operators if op.kind == "attention"]
     assert "k" in attention.unsplittable
@@ -261,23 +259,22 @@ def test_a_rotary_embedding_keeps_heads_whole() -> None:
 
 def test_a_bias_of_scores_lies_along_them() -> None:
     t = Tracer()
-    x = t.leaf("x", (2, 4, 8))
-    q, k, v = (t.reshape(t.linear(x, t.weight(f"w{i}", 8, 8)), 2, 4, 2, 4) for i in "qkv")
-    scores = t.point("add", t.einsum("bshk,bthk->bhst", q, k), t.weight("bias", 2, 4, 4))
+    q, k, v = qkv(t)
+    scores = t.point("add", t.einsum("bshk,bthk->bhst", q, k), t.weight("bias", 3, 5, 5))
     y = t.einsum("bhst,bthk->bshk", t.softmax(scores), v)
     (attention,) = [op for op in _graph(t, y).operators if op.kind == "attention"]
     assert attention.parameters[0].index_map == ("h", "s", "t")
 
 
-RECURRENT = [
-    ("lstm", 1, False, 4 * (3 + 5) * 5),
-    ("lstm", 2, True, 2 * 4 * ((3 + 5) * 5 + (10 + 5) * 5)),
-    ("gru", 1, True, 2 * 3 * (3 + 5) * 5),
-    ("rnn", 3, False, (3 + 5) * 5 + 2 * (5 + 5) * 5),
-]
-
-
-@pytest.mark.parametrize(("cell", "layers", "both", "products"), RECURRENT)
+@pytest.mark.parametrize(
+    ("cell", "layers", "both", "products"),
+    [
+        ("lstm", 1, False, 4 * (3 + 5) * 5),
+        ("lstm", 2, True, 2 * 4 * ((3 + 5) * 5 + (10 + 5) * 5)),
+        ("gru", 1, True, 2 * 3 * (3 + 5) * 5),
+        ("rnn", 3, False, (3 + 5) * 5 + 2 * (5 + 5) * 5),
+    ],
+)
 def test_recurrent_layers_have_their_products_and_split_their_units(
     cell: str, layers: int, both: bool, products: int
 ) -> None:
@@ -297,25 +294,19 @@ def test_recurrent_layers_have_their_products_and_split_their_units(
     (vertex,) = graph.operators
     assert graph.forward_flop(contractions_only=True) == 2 * 2 * 7 * products
     assert {d for d in vertex.extents if d not in vertex.unsplittable} == {"b", "e"}
-    assert build_problem  # the tables of its exchanges are those of the search below
     assert search(graph, devices=2).exact
+
+
+_CONVOLUTION = ops.Convolve(
+    channels=1, spatial=(2, 3), filters=(0, 1, 2, 3), stride=(1, 1), dilation=(1, 1), pads=((1, 1), (1, 1))
+)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_transposed_convolution_has_its_channels(groups: int) -> None:
     t = Tracer()
     x, w, b = t.leaf("x", (2, 4, 5, 5)), t.weight("w", 4, 6 // groups, 3, 3), t.weight("b", 6)
-    op = ops.Convolve(
-        channels=1,
-        spatial=(2, 3),
-        filters=(0, 1, 2, 3),
-        stride=(2, 2),
-        dilation=(1, 1),
-        pads=((1, 1), (1, 1)),
-        groups=groups,
-        is_transposed=True,
-        has_bias=True,
-    )
+    op = replace(_CONVOLUTION, stride=(2, 2), groups=groups, is_transposed=True, has_bias=True)
     graph = _graph(t, t.add(op, x, w, b, shape=(2, 6, 9, 9)))
     (vertex,) = graph.operators
     assert graph.forward_flop(contractions_only=True) == 2 * 2 * 4 * 25 * (6 // groups) * 9
@@ -325,10 +316,7 @@ def test_a_transposed_convolution_has_its_channels(groups: int) -> None:
 def test_a_convolution_with_computed_filters_is_a_convolution() -> None:
     t = Tracer()
     x, w, s = t.leaf("x", (2, 4, 5, 5)), t.weight("w", 6, 4, 3, 3), t.leaf("s", (6, 1, 1, 1))
-    op = ops.Convolve(
-        channels=1, spatial=(2, 3), filters=(0, 1, 2, 3), stride=(1, 1), dilation=(1, 1), pads=((1, 1), (1, 1))
-    )
-    graph = _graph(t, t.add(op, x, t.point("multiply", w, s), shape=(2, 6, 5, 5)))
+    graph = _graph(t, t.add(_CONVOLUTION, x, t.point("multiply", w, s), shape=(2, 6, 5, 5)))
     assert [op.kind for op in graph.operators] == ["pointwise", "conv2d"]
     assert graph.operators[1].parameters == ()
 

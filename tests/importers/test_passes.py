@@ -1,6 +1,7 @@
 """Passes: what they keep, by running traces before and after them in NumPy, and what they make of known patterns."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Trace, live_parameters, product_flop
 from pase.importers.passes import PASSES, run_passes
-from pase.importers.passes.regions import aligned
 from tests.importers.traces import Array, Tracer, evaluate, read, values_of
 
 EXACT = ("drop no-ops", "drop constants and indices", "see through views", "split merged dims")
@@ -25,6 +25,10 @@ def _kinds(trace: Trace) -> Counter[str]:
 
 def _after(trace: Trace, name: str) -> Trace:
     return run_passes(trace)[list(PASSES).index(name) + 1]
+
+
+def _final(t: Tracer, *outputs: str) -> Trace:
+    return run_passes(t.trace(*outputs))[-1]
 
 
 # -- values stay what they are
@@ -137,27 +141,16 @@ def test_no_pass_loses_products_or_weights(trace: Trace) -> None:
         assert live_parameters(after) == live_parameters(before), name
 
 
-# -- no-ops
+# -- no-ops, constants, indices, choices
 
 
-def test_what_changes_nothing_goes() -> None:
+def test_what_changes_nothing_goes_and_a_flip_stays() -> None:
     t = Tracer()
-    x = t.leaf("x", (2, 3))
-    y = t.add(ops.Identity(), t.point("relu", x), shape=(2, 3))
+    y = t.add(ops.Identity(), t.point("relu", t.leaf("x", (2, 3))), shape=(2, 3))
     y = t.reshape(t.transpose(y, 0, 1), 2, 3)
-    found = _after(t.trace(t.point("tanh", y)), "drop no-ops")
-    assert [node.op.functions for node in found.nodes if isinstance(node.op, ops.Pointwise)] == [("relu",), ("tanh",)]
-
-
-def test_a_flip_is_no_no_op() -> None:
-    t = Tracer()
-    x = t.leaf("x", (2, 3))
-    flipped = t.add(ops.Slice(starts=(0, 2), steps=(1, -1)), x, shape=(2, 3))
+    flipped = t.add(ops.Slice(starts=(0, 2), steps=(1, -1)), y, shape=(2, 3))
     found = _after(t.trace(t.point("tanh", flipped)), "drop no-ops")
-    assert _kinds(found) == {"Slice": 1, "Pointwise": 1}
-
-
-# -- constants, indices, choices
+    assert _kinds(found) == {"Pointwise": 2, "Slice": 1}
 
 
 def test_masks_and_positions_vanish() -> None:
@@ -168,11 +161,8 @@ def test_masks_and_positions_vanish() -> None:
     floats = t.add(ops.Pointwise(functions=("cast",)), tokens, shape=(2, 4))
     y = t.point("add", t.point("multiply", x, t.point("negate", ones)), t.point("negate", floats))
     found = _after(t.trace(y), "drop constants and indices")
-    assert [node.op for node in found.nodes] == [
-        ops.Pointwise(functions=("multiply",)),
-        ops.Pointwise(functions=("add",)),
-    ]
-    assert {leaf.value.name: leaf.role for leaf in found.leaves}[found.nodes[1].inputs[1].value] == "constant"
+    assert [node.op for node in found.nodes] == [ops.Pointwise(functions=(name,)) for name in ("multiply", "add")]
+    assert found.leaf[found.nodes[1].inputs[1].value].role == "constant"
 
 
 def test_rows_looked_up_by_tokens_stay() -> None:
@@ -186,9 +176,9 @@ def test_a_product_of_two_weights_is_work() -> None:
     """A matrix made of two factors is computed in every step, by the framework's counter too."""
     t = Tracer()
     x, a, b = t.leaf("x", (8, 4)), t.weight("a", 4, 2), t.weight("b", 2, 6)
-    trace = t.trace(t.linear(x, t.linear(a, b)))
-    assert product_flop(run_passes(trace)[-1]) == 2 * 4 * 2 * 6 + 2 * 8 * 4 * 6
-    assert len(run_passes(trace)[-1].nodes) == 2
+    found = _final(t, t.linear(x, t.linear(a, b)))
+    assert product_flop(found) == 2 * 4 * 2 * 6 + 2 * 8 * 4 * 6
+    assert len(found.nodes) == 2
 
 
 def test_whole_numbers_chosen_by_activations_keep_what_chose_them() -> None:
@@ -209,8 +199,7 @@ def test_tensors_without_elements_vanish() -> None:
     t = Tracer()
     x, none = t.leaf("x", (2, 4)), t.leaf("none", (2, 0))
     empty = t.point("negate", none)
-    y = t.concat(1, empty, t.point("relu", x))
-    found = run_passes(t.trace(t.point("tanh", y)))[-1]
+    found = _final(t, t.point("tanh", t.concat(1, empty, t.point("relu", x))))
     assert sum(isinstance(node.op, ops.Pointwise) for node in found.nodes) >= 1
     assert all(leaf.role == "constant" for leaf in found.leaves if leaf.value.name == empty)
 
@@ -224,49 +213,60 @@ def _layer_norm(t: Tracer, x: str, *over: int) -> str:
     return t.point("multiply", middle, t.point("rsqrt", square))
 
 
-def _one(trace: Trace) -> Trace:
-    found = _after(trace, "collapse regions")
-    assert len(found.nodes) == 1, [node.op for node in found.nodes]
-    return found
+def _scaled(t: Tracer, x: str, *shape: int, name: str = "scale") -> str:
+    return t.point("multiply", x, t.weight(name, *shape))
 
 
-def test_a_layer_norm_is_one_operator() -> None:
-    t = Tracer()
-    x, scale, shift = t.leaf("x", (2, 3, 8)), t.weight("scale", 8), t.weight("shift", 8)
-    y = t.point("add", t.point("multiply", _layer_norm(t, x, 2), scale), shift)
-    (node,) = _one(t.trace(y)).nodes
-    assert node.op == ops.Normalise(kind="layer", over=(2,), channels=(2,))
-    assert [use.value for use in node.inputs] == ["x", "scale", "shift"]
-
-
-def test_an_instance_norm_has_its_scale_along_channels() -> None:
-    t = Tracer()
-    x, scale = t.leaf("x", (2, 3, 4, 3)), t.weight("scale", 3, 1, 1)
-    (node,) = _one(t.trace(t.point("multiply", _layer_norm(t, x, 2, 3), scale))).nodes
-    assert node.op == ops.Normalise(kind="layer", over=(2, 3), channels=(1,), has_shift=False)
-
-
-def test_a_group_norm_over_a_reshaped_tensor_is_one_operator() -> None:
-    t = Tracer()
-    x, scale = t.leaf("x", (2, 6, 4, 4)), t.weight("scale", 6, 1, 1)
-    y = t.reshape(_layer_norm(t, t.reshape(x, 2, 3, 2, 4, 4), 2, 3, 4), 2, 6, 4, 4)
-    (node,) = _one(t.trace(t.point("multiply", y, scale))).nodes
-    assert node.op == ops.Normalise(kind="group", over=(1, 2, 3), channels=(1,), groups=3, has_shift=False)
-
-
-def test_a_softmax_is_one_operator() -> None:
-    t = Tracer()
-    x = t.leaf("x", (2, 3, 8))
+def _softmax(t: Tracer, x: str) -> str:
     powers = t.point("exp", t.point("subtract", x, t.reduce("max", x, 2)))
-    (node,) = _one(t.trace(t.point("divide", powers, t.reduce("sum", powers, 2)))).nodes
-    assert node.op == ops.Softmax(dim=2)
+    return t.point("divide", powers, t.reduce("sum", powers, 2))
+
+
+def _group_norm(t: Tracer, x: str) -> str:
+    return t.reshape(_layer_norm(t, t.reshape(x, 2, 3, 2, 4, 4), 2, 3, 4), 2, 6, 4, 4)
+
+
+def turned(t: Tracer, x: str, *by: str) -> str:
+    """A rotary embedding; by: its cosines and sines."""
+    dim, half = len(t.shapes[x]) - 1, t.shapes[x][-1] // 2
+    halves = t.concat(dim, t.point("negate", t.slice(x, dim, half, half)), t.slice(x, dim, 0, half))
+    return t.point("add", t.point("multiply", x, by[0]), t.point("multiply", halves, by[-1]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "made", "op"),
+    [
+        (
+            (2, 3, 8),
+            lambda t, x: t.point("add", _scaled(t, _layer_norm(t, x, 2), 8), t.weight("shift", 8)),
+            ops.Normalise(kind="layer", over=(2,), channels=(2,)),
+        ),
+        (
+            (2, 3, 4, 3),
+            lambda t, x: _scaled(t, _layer_norm(t, x, 2, 3), 3, 1, 1),
+            ops.Normalise(kind="layer", over=(2, 3), channels=(1,), has_shift=False),
+        ),
+        (
+            (2, 6, 4, 4),
+            lambda t, x: _scaled(t, _group_norm(t, x), 6, 1, 1),
+            ops.Normalise(kind="group", over=(1, 2, 3), channels=(1,), groups=3, has_shift=False),
+        ),
+        ((2, 3, 8), _softmax, ops.Softmax(dim=2)),
+    ],
+)
+def test_what_is_spelled_out_is_one_operator(
+    shape: tuple[int, ...], made: Callable[[Tracer, str], str], op: ops.Op
+) -> None:
+    t = Tracer()
+    (node,) = _after(t.trace(made(t, t.leaf("x", shape))), "collapse regions").nodes
+    assert node.op == op
+    assert [use.value for use in node.inputs] == [leaf.value.name for leaf in t.leaves]
 
 
 def test_two_norms_in_a_row_are_two_operators() -> None:
     t = Tracer()
-    x, a, b = t.leaf("x", (2, 8)), t.weight("a", 8), t.weight("b", 8)
-    y = t.point("multiply", _layer_norm(t, t.point("multiply", _layer_norm(t, x, 1), a), 1), b)
-    found = _after(t.trace(y), "collapse regions")
+    y = _scaled(t, _layer_norm(t, t.leaf("x", (2, 8)), 1), 8, name="a")
+    found = _after(t.trace(_scaled(t, _layer_norm(t, y, 1), 8, name="b")), "collapse regions")
     assert [node.op.kind for node in found.nodes if isinstance(node.op, ops.Normalise)] == ["layer", "layer"]
     assert [[use.value for use in node.inputs][1:] for node in found.nodes] == [["a"], ["b"]]
 
@@ -274,9 +274,7 @@ def test_two_norms_in_a_row_are_two_operators() -> None:
 def test_a_rotary_embedding_reads_across_its_dim() -> None:
     t = Tracer()
     x, cos, sin = t.leaf("x", (2, 3, 8)), t.leaf("cos", (3, 8), "constant"), t.leaf("sin", (3, 8), "constant")
-    turned = t.concat(2, t.point("negate", t.slice(x, 2, 4, 4)), t.slice(x, 2, 0, 4))
-    y = t.point("add", t.point("multiply", x, cos), t.point("multiply", turned, sin))
-    (node,) = _one(t.trace(y)).nodes
+    (node,) = _after(t.trace(turned(t, x, cos, sin)), "collapse regions").nodes
     assert isinstance(node.op, ops.Pointwise)
     assert (node.op.functions, node.op.mixes) == (("rotary",), (2,))
 
@@ -284,8 +282,7 @@ def test_a_rotary_embedding_reads_across_its_dim() -> None:
 def test_a_tensor_and_its_transpose_are_not_read_point_by_point() -> None:
     t = Tracer()
     x = t.leaf("x", (4, 4))
-    y = t.point("tanh", t.point("add", x, t.transpose(x, 1, 0)))
-    found = run_passes(t.trace(y))[-1]
+    found = _final(t, t.point("tanh", t.point("add", x, t.transpose(x, 1, 0))))
     assert all(isinstance(node.op, ops.Pointwise) for node in found.nodes)
     # Both reads are still there: as it is, and transposed.
     assert len({(use.value, use.view) for node in found.nodes for use in node.inputs if use.value == "x"}) == 2
@@ -361,110 +358,97 @@ def test_a_region_depends_on_other_points_only_where_it_says(trace: Trace) -> No
             assert set(changed[:, i].tolist()) <= {position[i]}, (node.op, position)
 
 
-def test_alignment_refuses_what_is_not_alike() -> None:
-    t = Tracer()
-    x = t.leaf("x", (4, 4))
-    trace = _after(t.trace(t.point("add", t.point("tanh", x), t.transpose(x, 1, 0))), "see through views")
-    assert aligned(trace, trace.nodes, trace.nodes[0].inputs[0]) is None
-
-
 # -- attention
 
 
-def _heads(t: Tracer, x: str, w: str, heads: int) -> str:
-    b, s, d = t.shapes[x]
-    return t.reshape(t.linear(x, w), b, s, heads, d // heads)
-
-
-def _qkv(t: Tracer) -> tuple[str, str, str]:
+def qkv(t: Tracer) -> list[str]:
     x = t.leaf("x", (2, 5, 12))
-    q, k, v = (_heads(t, x, t.weight(f"w{i}", 12, 12), 3) for i in "qkv")
-    return q, k, v
+    return [t.reshape(t.linear(x, t.weight(f"w{i}", 12, 12)), 2, 5, 3, 4) for i in "qkv"]
 
 
-ATTENTION_FLOP = 2 * 2 * 3 * 5 * 5 * (4 + 4)
+def _scores(t: Tracer, q: str, k: str) -> str:
+    return t.einsum("bshk,bthk->bhst", q, k)
 
 
-def _check_attention(trace: Trace, num_inputs: int = 3) -> None:
-    found = run_passes(trace)[-1]
-    (node,) = [node for node in found.nodes if isinstance(node.op, ops.Attention)]
-    assert [found.shape(use) for use in node.inputs[:3]] == [(2, 3, 5, 4)] * 3
-    assert len(node.inputs) == num_inputs
-    assert product_flop(found) == product_flop(trace)
-    assert _kinds(found)["Contract"] == 3
-    assert len(found.nodes) == 4 + (not isinstance(found.producer[found.outputs[0]].op, ops.Attention))
+def _attended(t: Tracer, scores: str, v: str) -> str:
+    return t.reshape(t.einsum("bhst,bthk->bshk", t.softmax(scores), v), 2, 5, 12)
 
 
-def test_attention_by_matrix_products_over_heads() -> None:
-    t = Tracer()
-    q, k, v = (t.transpose(x, 0, 2, 1, 3) for x in _qkv(t))
-    scores = t.point(
-        "multiply", t.einsum("bhsk,bhkt->bhst", q, t.transpose(k, 0, 1, 3, 2)), t.leaf("c", (), "constant")
-    )
+def _by_products_over_heads(t: Tracer) -> str:
+    q, k, v = (t.transpose(x, 0, 2, 1, 3) for x in qkv(t))
+    scores = t.einsum("bhsk,bhkt->bhst", q, t.transpose(k, 0, 1, 3, 2))
+    scores = t.point("multiply", scores, t.leaf("c", (), "constant"))
     y = t.transpose(t.einsum("bhst,bhtk->bhsk", t.softmax(scores), v), 0, 2, 1, 3)
-    _check_attention(t.trace(t.point("tanh", t.reshape(y, 2, 5, 12))))
+    return t.point("tanh", t.reshape(y, 2, 5, 12))
 
 
-def test_attention_by_einsum_with_steps_before_heads() -> None:
-    t = Tracer()
-    q, k, v = _qkv(t)
-    y = t.einsum("bhst,bthk->bshk", t.softmax(t.einsum("bshk,bthk->bhst", q, k)), v)
-    _check_attention(t.trace(t.point("tanh", t.reshape(y, 2, 5, 12))))
+def _by_einsums(t: Tracer) -> str:
+    q, k, v = qkv(t)
+    return t.point("tanh", _attended(t, _scores(t, q, k), v))
 
 
-def test_attention_with_heads_and_batch_as_one_dim_and_a_mask_between() -> None:
-    t = Tracer()
-    q, k, v = (t.reshape(t.transpose(x, 0, 2, 1, 3), 6, 5, 4) for x in _qkv(t))
+def _with_heads_and_batch_as_one_dim_and_a_mask_between(t: Tracer) -> str:
+    q, k, v = (t.reshape(t.transpose(x, 0, 2, 1, 3), 6, 5, 4) for x in qkv(t))
     scores = t.reshape(t.einsum("bsk,bkt->bst", q, t.transpose(k, 0, 2, 1)), 2, 3, 5, 5)
     scores = t.reshape(t.point("add", scores, t.leaf("mask", (2, 1, 5, 5), "constant")), 6, 5, 5)
     y = t.transpose(t.reshape(t.einsum("bst,btk->bsk", t.softmax(scores), v), 2, 3, 5, 4), 0, 2, 1, 3)
-    _check_attention(t.trace(t.point("tanh", t.reshape(y, 2, 5, 12))))
+    return t.point("tanh", t.reshape(y, 2, 5, 12))
 
 
-def test_attention_with_a_trained_bias_of_the_scores() -> None:
-    t = Tracer()
-    q, k, v = _qkv(t)
-    bias = t.weight("bias", 3, 5, 5)
-    y = t.einsum("bhst,bthk->bshk", t.softmax(t.point("add", t.einsum("bshk,bthk->bhst", q, k), bias)), v)
-    trace = t.trace(t.reshape(y, 2, 5, 12))
-    _check_attention(trace, num_inputs=4)
-    assert live_parameters(run_passes(trace)[-1]) == 3 * 144 + 75
+def _with_a_trained_bias(t: Tracer) -> str:
+    q, k, v = qkv(t)
+    return _attended(t, t.point("add", _scores(t, q, k), t.weight("bias", 3, 5, 5)), v)
 
 
-def test_attention_with_a_bias_that_is_computed() -> None:
-    t = Tracer()
-    q, k, v = _qkv(t)
-    pairs, w = t.leaf("pairs", (2, 5, 5, 7)), t.weight("wb", 7, 3)
-    bias = t.transpose(t.linear(pairs, w), 0, 3, 1, 2)
-    y = t.einsum("bhst,bthk->bshk", t.softmax(t.point("add", t.einsum("bshk,bthk->bhst", q, k), bias)), v)
-    found = run_passes(t.trace(t.reshape(y, 2, 5, 12)))[-1]
-    (node,) = [node for node in found.nodes if isinstance(node.op, ops.Attention)]
-    assert [found.shape(use) for use in node.inputs] == [(2, 3, 5, 4)] * 3 + [(2, 3, 5, 5)]
+def _with_a_bias_that_is_computed(t: Tracer) -> str:
+    q, k, v = qkv(t)
+    bias = t.transpose(t.linear(t.leaf("pairs", (2, 5, 5, 7)), t.weight("wb", 7, 3)), 0, 3, 1, 2)
+    return _attended(t, t.point("add", _scores(t, q, k), bias), v)
 
 
-def test_attention_of_normalised_queries_over_windows() -> None:
+def _of_normalised_queries_over_windows(t: Tracer) -> str:
     """Windows that were cut out of images are known of the values alone: queries and keys are computed since."""
-    t = Tracer()
     x = t.leaf("x", (2, 3, 5, 12))
     q, k, v = (t.reshape(t.linear(x, t.weight(f"w{i}", 12, 12)), 6, 5, 3, 4) for i in "qkv")
     q, k, v = (t.transpose(y, 0, 2, 1, 3) for y in (q, k, v))
     q, k = (t.point("divide", y, t.reduce("sum", t.point("multiply", y, y), 3)) for y in (q, k))
     scores = t.point("multiply", t.einsum("bhsk,bhtk->bhst", q, k), t.weight("scale", 3, 1, 1))
     y = t.einsum("bhst,bhtk->bhsk", t.softmax(scores), v)
-    trace = t.trace(t.reshape(t.transpose(y, 0, 2, 1, 3), 2, 3, 5, 12))
+    return t.reshape(t.transpose(y, 0, 2, 1, 3), 2, 3, 5, 12)
+
+
+@pytest.mark.parametrize(
+    ("made", "shapes", "counts"),
+    [
+        (_by_products_over_heads, [], (3, 5)),
+        (_by_einsums, [], (3, 5)),
+        (_with_heads_and_batch_as_one_dim_and_a_mask_between, [], (3, 5)),
+        (_with_a_trained_bias, [(3, 5, 5)], (3, 4)),
+        (_with_a_bias_that_is_computed, [(2, 3, 5, 5)], (4, 5)),
+        (_of_normalised_queries_over_windows, [(3, 1, 1)], (3, 6)),
+    ],
+)
+def test_attention_is_one_operator(
+    made: Callable[[Tracer], str], shapes: list[tuple[int, ...]], counts: tuple[int, int]
+) -> None:
+    """shapes: of what it reads beside queries, keys and values. counts: of products, of nodes."""
+    t = Tracer()
+    trace = t.trace(made(t))
     found = run_passes(trace)[-1]
     (node,) = [node for node in found.nodes if isinstance(node.op, ops.Attention)]
-    assert [found.shape(use) for use in node.inputs[:3]] == [(6, 3, 5, 4)] * 3
+    heads = (6 if made is _of_normalised_queries_over_windows else 2, 3, 5, 4)
+    assert [found.shape(use) for use in node.inputs] == [heads] * 3 + shapes
     assert product_flop(found) == product_flop(trace)
+    assert live_parameters(found) == live_parameters(trace)
+    assert (_kinds(found)["Contract"], len(found.nodes)) == counts
 
 
 def test_scores_that_are_returned_stay() -> None:
     t = Tracer()
-    q, k, v = _qkv(t)
-    scores = t.einsum("bshk,bthk->bhst", q, k)
+    q, k, v = qkv(t)
+    scores = _scores(t, q, k)
     y = t.einsum("bhst,bthk->bshk", t.softmax(scores), v)
-    found = run_passes(t.trace(y, scores))[-1]
-    assert _kinds(found) == {"Contract": 5, "Softmax": 1}
+    assert _kinds(_final(t, y, scores)) == {"Contract": 5, "Softmax": 1}
 
 
 # -- folding
@@ -473,7 +457,7 @@ def test_scores_that_are_returned_stay() -> None:
 def test_a_bias_along_another_dim_is_no_bias() -> None:
     t = Tracer()
     x, w, column = t.leaf("x", (8, 4)), t.weight("w", 4, 8), t.weight("column", 8, 1)
-    (node,) = run_passes(t.trace(t.point("add", t.linear(x, w), column)))[-1].nodes
+    (node,) = _final(t, t.point("add", t.linear(x, w), column)).nodes
     assert isinstance(node.op, ops.Contract)
     assert (node.op.has_bias, node.epilogue, len(node.inputs)) == (False, ("add",), 3)
 
@@ -482,7 +466,7 @@ def test_functions_go_into_what_makes_them() -> None:
     t = Tracer()
     x, w, b = t.leaf("x", (8, 4)), t.weight("w", 4, 6), t.weight("b", 6)
     y = t.point("relu", t.point("add", t.linear(x, w), b))
-    (node,) = run_passes(t.trace(t.point("multiply", y, t.leaf("c", (6,), "constant"))))[-1].nodes
+    (node,) = _final(t, t.point("multiply", y, t.leaf("c", (6,), "constant"))).nodes
     assert isinstance(node.op, ops.Contract)
     assert node.op.has_bias
     # ReLU and a product with a constant; the bias is the contraction's own.
@@ -493,7 +477,7 @@ def test_what_is_folded_works_backward_for_each_factor_and_for_no_summand() -> N
     t = Tracer()
     x, w, scale = t.leaf("x", (8, 4)), t.weight("w", 4, 6), t.weight("scale", 8, 6)
     y = t.point("add", t.point("multiply", t.linear(x, w), scale), t.weight("shift", 8, 6))
-    (node,) = run_passes(t.trace(y))[-1].nodes
+    (node,) = _final(t, y).nodes
     # A product and a sum forward; backward a product for each of the two factors.
     assert [(folded.flop, folded.backward_flop) for folded in node.folded] == [(2 * 48, 2 * 48)]
 
@@ -501,22 +485,16 @@ def test_what_is_folded_works_backward_for_each_factor_and_for_no_summand() -> N
 def test_what_is_folded_before_works_backward_for_what_is_read_alone() -> None:
     t = Tracer()
     data, w = t.leaf("x", (8, 4)), t.weight("w", 4, 6)
-    (node,) = run_passes(t.trace(t.linear(t.point("relu", data), w)))[-1].nodes
+    (node,) = _final(t, t.linear(t.point("relu", data), w)).nodes
     assert [(folded.flop, folded.argument) for folded in node.folded] == [(8 * 4, "x")]
 
 
 def test_a_rotary_embedding_goes_into_attention_and_holds_its_dim() -> None:
     t = Tracer()
-    x = t.leaf("x", (2, 5, 12))
-    q, k, v = (t.transpose(_heads(t, x, t.weight(f"w{i}", 12, 12), 3), 0, 2, 1, 3) for i in "qkv")
+    q, k, v = (t.transpose(x, 0, 2, 1, 3) for x in qkv(t))
     cos = t.leaf("cos", (5, 4), "constant")
-
-    def turned(y: str) -> str:
-        halves = t.concat(3, t.point("negate", t.slice(y, 3, 2, 2)), t.slice(y, 3, 0, 2))
-        return t.point("add", t.point("multiply", y, cos), t.point("multiply", halves, cos))
-
-    scores = t.einsum("bhsk,bhtk->bhst", turned(q), turned(k))
-    found = run_passes(t.trace(t.einsum("bhst,bhtk->bhsk", t.softmax(scores), v)))[-1]
+    scores = t.einsum("bhsk,bhtk->bhst", turned(t, q, cos), turned(t, k, cos))
+    found = _final(t, t.einsum("bhst,bhtk->bhsk", t.softmax(scores), v))
     (node,) = [node for node in found.nodes if isinstance(node.op, ops.Attention)]
     assert set(node.whole) == {(0, 3), (1, 3)}
     assert _kinds(found) == {"Contract": 3, "Attention": 1}
@@ -527,7 +505,7 @@ def test_nothing_that_mixes_points_goes_into_a_product_that_makes_it() -> None:
     x, w = t.leaf("x", (8, 4)), t.weight("w", 4, 6)
     y = t.linear(x, w)
     rolled = t.concat(1, t.slice(y, 1, 2, 4), t.slice(y, 1, 0, 2))
-    found = run_passes(t.trace(t.point("add", t.point("tanh", y), rolled)))[-1]
+    found = _final(t, t.point("add", t.point("tanh", y), rolled))
     mixing = [node for node in found.nodes if isinstance(node.op, ops.Pointwise)]
     assert [node.op.mixes for node in mixing if isinstance(node.op, ops.Pointwise)] == [(1,)]
 
@@ -536,6 +514,6 @@ def test_an_input_and_a_transposed_input_that_are_returned() -> None:
     t = Tracer()
     x = t.leaf("x", (2, 3))
     y = t.point("tanh", x)
-    found = run_passes(t.trace(y, "x", t.transpose(x, 1, 0)))[-1]
+    found = _final(t, y, "x", t.transpose(x, 1, 0))
     assert _kinds(found) == {"Pointwise": 1, "Transpose": 1}
     assert isinstance(found.nodes[-1].op, ops.Transpose)

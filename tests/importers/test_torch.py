@@ -13,6 +13,7 @@ from pase.importers.ir.trace import Names
 from pase.importers.torch.export import TorchFrontEnd, trace_module
 from pase.importers.torch.tensors import _ctc_loss, ctc_operator
 from tests.importers.torch_zoo import OWN, TRANSFORMERS, resnet, tied_language_model, transformers_model
+from tests.importers.torch_zoo import module as module_of
 
 torch = pytest.importorskip("torch")
 
@@ -58,6 +59,7 @@ def test_parameters_and_flop_are_what_the_framework_counts(name: str) -> None:
     assert model.graph.forward_flop(contractions_only=True) == _counted_flop(module, given) + _UNCOUNTED.get(name, 0)
 
 
+@pytest.mark.full
 def test_resnet_101_has_the_published_vertices() -> None:
     with TorchFrontEnd().without_weights():
         module, given = resnet()
@@ -113,16 +115,9 @@ def test_a_module_is_left_as_it_was() -> None:
 @pytest.mark.parametrize("weights", ["cpu", "meta"])
 @pytest.mark.parametrize("inputs", ["cpu", "meta"])
 def test_weights_and_inputs_may_lie_apart(weights: str, inputs: str) -> None:
-    class Shifted(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.shift = torch.nn.Linear(4, 5), torch.ones(5)
-
-        def forward(self, x: Any) -> Any:
-            return self.layer(x) + self.shift + torch.arange(5)
-
     with torch.device(weights):
-        module = Shifted()
+        parts = {"layer": torch.nn.Linear(4, 5), "shift": torch.ones(5)}
+    module = module_of(lambda self, x: self.layer(x) + self.shift + torch.arange(5), **parts)
     graph = load((module, torch.zeros(2, 4, device=inputs)))
     assert graph.num_parameters == 25
     assert module.layer.weight.device.type == module.shift.device.type == weights
@@ -167,35 +162,25 @@ def test_caches_are_no_results() -> None:
 
 
 def test_complex_numbers_are_not_left_out() -> None:
-    class Mixing(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.before, self.after = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
-
-        def forward(self, x: Any) -> Any:
-            return self.after(torch.fft.fft(self.before(x)).real)
-
-    model = _imported(Mixing(), (torch.zeros(2, 8),))
+    parts = {name: torch.nn.Linear(8, 8) for name in ("before", "after")}
+    mixing = module_of(lambda self, x: self.after(torch.fft.fft(self.before(x)).real), **parts)
+    model = _imported(mixing, (torch.zeros(2, 8),))
     assert [operator for _, operator in model.generic] == ["aten.fft_fft.default"]
     assert model.graph.num_parameters == 2 * 72
     assert len(model.graph.edges) >= 2
 
 
 def test_control_flow_on_what_the_module_makes_itself_is_followed() -> None:
-    class Masked(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 8)
+    def masked(self: Any, x: Any) -> Any:
+        mask = torch.ones(x.shape[:2], device=x.device)
+        mask[:, 0] = 0
+        chosen = self.layer if (mask > 0).any().item() else self.other
+        if torch.zeros_like(x).sum() > 0:
+            return self.other(x)
+        return chosen(x) * mask[:, :, None]
 
-        def forward(self, x: Any) -> Any:
-            mask = torch.ones(x.shape[:2], device=x.device)
-            mask[:, 0] = 0
-            chosen = self.layer if (mask > 0).any().item() else self.other
-            if torch.zeros_like(x).sum() > 0:
-                return self.other(x)
-            return chosen(x) * mask[:, :, None]
-
-    graph = load((Masked(), torch.zeros(2, 3, 4)))
+    module = module_of(masked, layer=torch.nn.Linear(4, 4), other=torch.nn.Linear(4, 8))
+    graph = load((module, torch.zeros(2, 3, 4)))
     assert graph.num_parameters == 20
 
 
@@ -230,18 +215,10 @@ def test_weights_that_are_not_used_are_told() -> None:
 
 
 def test_a_tied_weight_takes_part_by_any_of_its_names() -> None:
-    class Tied(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.emb, self.out = torch.nn.Embedding(16, 4), torch.nn.Linear(4, 16, bias=False)
-            self.out.weight = self.emb.weight
-            self.spare, self.other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4, bias=False)
-            self.other.weight = self.spare.weight
-
-        def forward(self, x: Any) -> Any:
-            return self.out(self.emb(x))
-
-    module, tokens = Tied(), torch.zeros(2, 3, dtype=torch.long)
+    parts = {"emb": torch.nn.Embedding(16, 4), "out": torch.nn.Linear(4, 16, bias=False)}
+    parts |= {"spare": torch.nn.Linear(4, 4), "other": torch.nn.Linear(4, 4, bias=False)}
+    parts["out"].weight, parts["other"].weight = parts["emb"].weight, parts["spare"].weight
+    module, tokens = module_of(lambda self, x: self.out(self.emb(x)), **parts), torch.zeros(2, 3, dtype=torch.long)
     found = "2 weights take no part in what the module returns: spare.weight, spare.bias"
     assert trace_module(module, (tokens,), {}).notes == (found,)
     del module.spare, module.other
@@ -263,7 +240,7 @@ def test_the_source_is_told() -> None:
         def forward(self, x: Any) -> Any:
             return self.inner["first"](x)
 
-    (node,) = (n for n in trace_module(Layer(), (torch.zeros(2, 4),), {}).nodes)
+    (node,) = trace_module(Layer(), (torch.zeros(2, 4),), {}).nodes
     assert node.origin.operator == "aten.linear.default"
     assert node.origin.scope == "inner.first"
     assert node.origin.line.startswith("test_torch.py:")
@@ -277,19 +254,14 @@ def test_the_precision_of_weights_is_noted() -> None:
 def test_regions_are_in_line() -> None:
     from torch.utils.checkpoint import checkpoint
 
-    class Regions(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 4)
+    def regions(self: Any, x: Any) -> Any:
+        x = checkpoint(self.layer, x, use_reentrant=False)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = self.layer(x)
+        with torch.no_grad():
+            return self.layer(x.float())
 
-        def forward(self, x: Any) -> Any:
-            x = checkpoint(self.layer, x, use_reentrant=False)
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                x = self.layer(x)
-            with torch.no_grad():
-                return self.layer(x.float())
-
-    trace = trace_module(Regions(), (torch.zeros(2, 4),), {})
+    trace = trace_module(module_of(regions, layer=torch.nn.Linear(4, 4)), (torch.zeros(2, 4),), {})
     assert sum(node.origin.operator == "aten.linear.default" for node in trace.nodes) == 3
     assert not any(isinstance(node.op, ops.Generic) for node in trace.nodes)
 
@@ -309,21 +281,12 @@ def test_a_factory_makes_a_module_without_weights(tmp_path: Any, monkeypatch: py
 def test_assertions_need_no_second_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torch.export` puts an assertion before each cast; a second trace takes as long as the first."""
 
-    class Cast(torch.nn.Module):  # type: ignore[misc]
-        """A layer whose result is cast to what it is."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = torch.nn.Linear(8, 4)
-
-        def forward(self, x: Any) -> Any:
-            return torch.relu(self.fc(x).to(torch.float32))
-
     def again(*_: object) -> None:
         raise AssertionError("the program is traced again")
 
     monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", again)
-    graph = import_model((Cast(), (torch.zeros(2, 8),))).graph
+    cast = module_of(lambda self, x: torch.relu(self.fc(x).to(torch.float32)), fc=torch.nn.Linear(8, 4))
+    graph = import_model((cast, (torch.zeros(2, 8),))).graph
     assert [operator.kind for operator in graph.operators] == ["dense"]
 
 

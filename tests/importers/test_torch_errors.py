@@ -86,53 +86,48 @@ def test_what_cannot_be_traced_is_told_in_one_line(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_call_that_fails_is_told() -> None:
-    with pytest.raises(ModelError, match=r"cannot be traced: TypeError: missing a required argument: 'input'"):
-        load((torch.nn.Linear(4, 4), {"y": torch.zeros(2, 4)}))
+_LINEAR, _X = torch.nn.Linear(4, 4), torch.zeros(2, 4)
+
+
+def _sparse() -> Any:
+    module = torch.nn.Linear(4, 4)
+    module.weight = torch.nn.Parameter(torch.eye(4).to_sparse(), requires_grad=False)
+    return module
+
+
+def _script() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(_LINEAR)
 
 
 @pytest.mark.parametrize(
-    ("source", "text"),
+    ("source", "options", "text"),
     [
-        (lambda: torch.nn.Linear(4, 4), "a torch module needs example inputs"),
-        (lambda: (torch.nn.Linear(4, 4),), "a torch module needs example inputs"),
-        (lambda: (torch.nn.Linear(4, 4), torch.zeros(2, 4), torch.zeros(2, 4)), "third item is a dict of inputs"),
+        (lambda: (_LINEAR, {"y": _X}), {}, "cannot be traced: TypeError: missing a required argument: 'input'"),
+        (lambda: _LINEAR, {}, "a torch module needs example inputs"),
+        (lambda: (_LINEAR,), {}, "a torch module needs example inputs"),
+        (lambda: (_LINEAR, _X, _X), {}, "third item is a dict of inputs by name, or a loss; found a Tensor"),
+        (lambda: (_LINEAR, (_X,), torch.nn.MSELoss()), {}, "a loss needs targets: give them as the last of the inputs"),
+        (
+            lambda: (torch.nn.Bilinear(4, 4, 4), (_X, torch.zeros(3, 4))),
+            {"batch": 8},
+            "leading dims 2, 3; --batch needs one that all share",
+        ),
+        (lambda: (_LINEAR, _X), {"batch": 0}, "the batch is 0; expected 1 or more"),
+        (
+            lambda: (_LINEAR, _X),
+            {"arguments": {"depth": 3}},
+            "takes no argument 'depth' here; arguments are those of a factory",
+        ),
+        (lambda: (torch.nn.LazyLinear(4), _X), {}, "weight 'weight' of the module has no shape yet"),
+        (lambda: (_sparse(), _X), {}, r"weight 'weight' of the module is sparse.*to_dense"),
+        (lambda: (_script(), _X), {}, "a TorchScript module has no Python source"),
     ],
 )
-def test_inputs_have_to_be_given(source: Callable[[], Any], text: str) -> None:
+def test_what_cannot_be_taken_is_told(source: Callable[[], Any], options: dict[str, Any], text: str) -> None:
     with pytest.raises(ModelError, match=text):
-        load(source())
-
-
-def test_a_batch_needs_one_leading_dim() -> None:
-    module = torch.nn.Bilinear(4, 4, 4)
-    with pytest.raises(ModelError, match="leading dims 2, 3; --batch needs one that all share"):
-        load((module, (torch.zeros(2, 4), torch.zeros(3, 4))), batch=8)
-    with pytest.raises(ModelError, match="the batch is 0; expected 1 or more"):
-        load((torch.nn.Linear(4, 4), torch.zeros(2, 4)), batch=0)
-
-
-def test_arguments_are_of_factories() -> None:
-    with pytest.raises(ModelError, match="takes no argument 'depth' here; arguments are those of a factory"):
-        load((torch.nn.Linear(4, 4), torch.zeros(2, 4)), arguments={"depth": 3})
-
-
-def test_weights_have_to_be_dense_arrays() -> None:
-    lazy = torch.nn.LazyLinear(4)
-    with pytest.raises(ModelError, match="weight 'weight' of the module has no shape yet"):
-        load((lazy, torch.zeros(2, 4)))
-    sparse = torch.nn.Linear(4, 4)
-    sparse.weight = torch.nn.Parameter(torch.eye(4).to_sparse(), requires_grad=False)
-    with pytest.raises(ModelError, match=r"weight 'weight' of the module is sparse.*to_dense"):
-        load((sparse, torch.zeros(2, 4)))
-
-
-def test_torchscript_is_refused() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        script = torch.jit.script(torch.nn.Linear(4, 4))
-    with pytest.raises(ModelError, match="a TorchScript module has no Python source"):
-        load((script, torch.zeros(2, 4)))
+        load(source(), **options)
 
 
 def test_torch_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import pase
 from pase.importers.frameworks import import_model
 from pase.importers.ir.trace import Trace
+from tests.importers.torch_zoo import module
 from tests.importers.traces import evaluate
 
 torch = pytest.importorskip("torch")
@@ -95,64 +97,72 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "complex": (lambda x: torch.view_as_real(torch.view_as_complex(x) * torch.view_as_complex(x)), ((2, 3, 2),)),
     "in place": (lambda x: torch.relu_(x + 1), ((2, 3),)),
 }
+_WRITING = ("pieces replaced", "written over", "in place")
+"""These are written anew before they are read, each in a program of its own."""
 
 
 _F = torch.nn.functional
 _CLASSES = torch.tensor([3, 0, 5, 5, 2, 1])
 _WEIGHTS = torch.linspace(0.5, 2.0, 6, dtype=torch.float64)
 _SHAPES = {"one": (6,), "rows": (6, 6), "image": (2, 6, 3)}
+_REDUCTIONS = ("none", "mean", "sum")
+
+Calls = Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]]
+"""By a name, a function and what it is called with."""
 
 
-def _losses() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
-    """Return losses of classes, in every form, reduction and weighting, and what they are called with."""
+def _of_classes(form: str) -> Calls:
+    """Return losses of classes, in every reduction and weighting."""
+    (x, shares), shape = _arrays(_SHAPES[form], _SHAPES[form]), _SHAPES[form]
+    rows = (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
+    target = _CLASSES[: 1 if not rows else 6].reshape(rows)
+    options = {"plain": {}, "weighted": {"weight": _WEIGHTS, "ignore_index": 0}, "ignoring": {"ignore_index": 5}}
     found: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
-    for form, shape in _SHAPES.items():
-        (x, shares) = _arrays(shape, shape)
-        rows = (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
-        target = _CLASSES[: 1 if not rows else 6].reshape(rows)
-        for reduction in ("none", "mean", "sum"):
-            for name, options in (
-                ("plain", {}),
-                ("ignoring", {"ignore_index": 5}),
-                ("weighted", {"weight": _WEIGHTS, "ignore_index": 0}),
-            ):
-                given = {"reduction": reduction, **options}
-                found[f"nll {form} {reduction} {name}"] = partial(_F.nll_loss, **given), (x, target)
-                found[f"cross-entropy {form} {reduction} {name}"] = partial(_F.cross_entropy, **given), (x, target)
-                smooth = partial(_F.cross_entropy, label_smoothing=0.1, **given)
-                found[f"smoothed {form} {reduction} {name}"] = smooth, (x, target)
-                if name != "ignoring":
-                    weighted = {key: value for key, value in given.items() if key != "ignore_index"}
-                    shared = partial(_F.cross_entropy, **weighted)
-                    found[f"probabilities {form} {reduction} {name}"] = shared, (x, shares)
-                    found[f"smoothed probabilities {form} {reduction} {name}"] = (
-                        partial(shared, label_smoothing=0.1),
-                        (x, shares),
-                    )
-    x = _arrays((2, 6, 3, 4))[0]
-    target = torch.arange(24).reshape(2, 3, 4) % 6
-    found["nll of images"] = _F.nll_loss, (x, target)
-    (x,) = _arrays((3, 5))
-    found["gathered"] = lambda x, at: x.gather(1, at), (x, torch.tensor([[1, 4], [0, 0], [3, 2]]))
-    found["an element of each row"] = lambda x, at: x[torch.arange(3), at], (x, torch.tensor([4, 0, 3]))
-    found["a row of each"] = lambda x, at: x[range(3), at], (_arrays((3, 5, 2))[0], torch.tensor([4, 0, 3]))
-    found["the last but one"] = lambda x, at: x[:, [-2]] + at, (x, torch.tensor([4]))
-    found["rows that follow"] = lambda x, at: _F.embedding(torch.arange(1, 3), x) + at, (x, torch.tensor([4]))
-    found["columns that follow"] = lambda x, at: x.index_select(1, torch.arange(2, 5)) + at, (x, torch.tensor([4]))
-    found["gathered of less"] = lambda x, at: x.gather(0, at), (x, torch.tensor([[1, 2, 0, 0]]))
+    for reduction, (name, given) in product(_REDUCTIONS, options.items()):
+        entropy = partial(_F.cross_entropy, reduction=reduction, **given)
+        end = f"{form} {reduction} {name}"
+        found[f"nll {end}"] = partial(_F.nll_loss, reduction=reduction, **given), (x, target)
+        found[f"cross-entropy {end}"] = entropy, (x, target)
+        found[f"smoothed {end}"] = partial(entropy, label_smoothing=0.1), (x, target)
+        if name != "ignoring":
+            shared = partial(entropy, ignore_index=-100)
+            found[f"probabilities {end}"] = shared, (x, shares)
+            found[f"smoothed probabilities {end}"] = partial(shared, label_smoothing=0.1), (x, shares)
     return found
 
 
-LOSSES = _losses()
+def _gathered() -> Calls:
+    (x,), (y,), (z,) = _arrays((2, 6, 3, 4)), _arrays((3, 5)), _arrays((3, 5, 2))
+    at, four = torch.tensor([4, 0, 3]), torch.tensor([4])
+    return {
+        "nll of images": (_F.nll_loss, (x, torch.arange(24).reshape(2, 3, 4) % 6)),
+        "gathered": (lambda x, at: x.gather(1, at), (y, torch.tensor([[1, 4], [0, 0], [3, 2]]))),
+        "an element of each row": (lambda x, at: x[torch.arange(3), at], (y, at)),
+        "a row of each": (lambda x, at: x[range(3), at], (z, at)),
+        "the last but one": (lambda x, at: x[:, [-2]] + at, (y, four)),
+        "rows that follow": (lambda x, at: _F.embedding(torch.arange(1, 3), x) + at, (y, four)),
+        "columns that follow": (lambda x, at: x.index_select(1, torch.arange(2, 5)) + at, (y, four)),
+        "gathered of less": (lambda x, at: x.gather(0, at), (y, torch.tensor([[1, 2, 0, 0]]))),
+    }
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_the_steps_compute_what_the_loss_does(name: str) -> None:
-    function, given = LOSSES[name]
-    _check(function, given)
+CALLS: Mapping[str, Calls] = {
+    "losses of one": _of_classes("one"),
+    "losses of rows": _of_classes("rows"),
+    "losses of images": _of_classes("image"),
+    "gathered": _gathered(),
+    "operators": {name: (f, tuple(_arrays(*shapes))) for name, (f, shapes) in CASES.items() if name not in _WRITING},
+    **{name: {name: (CASES[name][0], tuple(_arrays(*CASES[name][1])))} for name in _WRITING},
+}
+"""What one program computes: tracing takes much longer than an operator."""
 
 
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("program", CALLS)
+def test_the_steps_compute_what_the_operators_do(program: str) -> None:
+    _check(CALLS[program])
+
+
+@pytest.mark.parametrize("reduction", _REDUCTIONS)
 def test_the_steps_compute_the_multilabel_margin(reduction: str) -> None:
     """Which pairs of classes count is told by whole numbers of the input alone: that mask is made here."""
     (x,) = _arrays((2, 4))
@@ -162,25 +172,23 @@ def test_the_steps_compute_the_multilabel_margin(reduction: str) -> None:
         for j, _ in enumerate(own):
             counts[i, j, list(others)] = True
     function = partial(_F.multilabel_margin_loss, reduction=reduction)
-    _check(function, (x, target), made={"counted": counts})
+    _check({"": (function, (x, target))}, made={"counted": counts})
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_steps_compute_what_the_operator_does(name: str) -> None:
-    function, shapes = CASES[name]
-    _check(function, tuple(_arrays(*shapes)))
-
-
-def _check(function: Callable[..., Any], given: tuple[Any, ...], made: Mapping[str, Any] | None = None) -> None:
-    """Check the trace of a function, done again; made: values of nodes without inputs, by the ends of their names."""
+def _check(calls: Calls, made: Mapping[str, Any] | None = None) -> None:
+    """Check the trace of a program of these calls, done again; made: values of nodes without inputs, by their names'
+    ends.
+    """
     from pase.importers.torch.export import trace_module
 
-    class Module(torch.nn.Module):  # type: ignore[misc]
-        def forward(self, *inputs: Any) -> Any:
-            return function(*inputs)
+    def every(_: Any, *inputs: Any) -> list[Any]:
+        given = iter(inputs)
+        return [function(*islice(given, len(own))) for function, own in calls.values()]
 
-    expected = function(*(x.clone() for x in given))
-    trace = trace_module(Module(), given, {})
+    expected = {name: function(*(x.clone() for x in own)) for name, (function, own) in calls.items()}
+    # Each has its own inputs: one tensor given twice would be one input.
+    inputs = [x.clone() for _, own in calls.values() for x in own]
+    trace = trace_module(module(every), tuple(inputs), {})
     leaves = [leaf.value.name for leaf in trace.leaves if leaf.role == "input"]
     constants = {leaf.value.name: np.ones(leaf.value.shape) for leaf in trace.leaves if leaf.role == "constant"}
     for leaf in trace.leaves:
@@ -191,13 +199,11 @@ def _check(function: Callable[..., Any], given: tuple[Any, ...], made: Mapping[s
     for node in trace.nodes:
         if not node.inputs:
             constants |= {v.name: x for v in node.outputs for end, x in (made or {}).items() if v.name.endswith(end)}
-    held = constants | dict(zip(leaves, (x.numpy() for x in given), strict=True))
+    held = constants | dict(zip(leaves, (x.numpy() for x in inputs), strict=True))
     values = evaluate(Trace(name="x", leaves=trace.leaves, nodes=nodes, outputs=trace.outputs), held)
-    found = [values[name] for name in trace.outputs]
-    wanted = expected if isinstance(expected, tuple | list) else [expected]
-    assert len(found) == len(wanted)
-    for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(one, other.numpy(), atol=1e-12)
+    wanted = [(n, x) for n, each in expected.items() for x in (each if isinstance(each, tuple | list) else [each])]
+    for output, (name, other) in zip(trace.outputs, wanted, strict=True):
+        np.testing.assert_allclose(values[output], other.numpy(), atol=1e-12, err_msg=name)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, torch.finfo(torch.float32).eps), (0.0, 0.0), (1e-6, 1e-6)])

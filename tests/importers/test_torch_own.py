@@ -62,7 +62,7 @@ OWN: Mapping[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["mixtral", "swin", "t5"])
+@pytest.mark.parametrize("name", ["mixtral", *(pytest.param(n, marks=pytest.mark.full) for n in ("swin", "t5"))])
 def test_models_of_transformers_train_as_by_themselves(ranks: Pool, name: str) -> None:
     """The others that people train, under more strategies, are in tests/targets/torch."""
     pytest.importorskip("transformers")

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 torch = pytest.importorskip("torch")
 
-from pase.errors import EmitError, ModelError, ProgramError  # noqa: E402
+from pase.errors import EmitError, ProgramError  # noqa: E402
 from pase.graph import Graph, uniform  # noqa: E402
 from pase.graph.operators import with_fan_outs  # noqa: E402
 from pase.importers.frameworks import ImportedModel, import_model  # noqa: E402
@@ -65,12 +66,12 @@ class Gpt(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(12, 8), nn.Embedding(4, 8)
-        self.blocks = nn.Sequential(Block(8, 2), Block(8, 2))
+        self.block = Block(8, 2)
         self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 12, bias=False)
         self.head.weight = self.words.weight
 
     def forward(self, ids: Any, targets: Any) -> Any:
-        x = self.blocks(self.words(ids) + self.places(torch.arange(ids.shape[1])))
+        x = self.block(self.words(ids) + self.places(torch.arange(ids.shape[1])))
         logits = self.head(self.norm(x))
         return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
@@ -193,20 +194,6 @@ class Tagger(nn.Module):  # type: ignore[misc]
         return F.cross_entropy(self.classes(found).flatten(0, 1), labels.flatten())
 
 
-class Series(nn.Module):  # type: ignore[misc]
-    """Numbers, steps first, through a GRU and plain recurrent layers, of which the last step is classified."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.classes = nn.GRU(1, 8, bidirectional=True), nn.Linear(4, 3)
-        self.second, self.third = nn.RNN(16, 8), nn.RNN(8, 4, num_layers=2, nonlinearity="relu", bias=False)
-
-    def forward(self, x: Any, labels: Any) -> Any:
-        for layer in (self.first, self.second, self.third):
-            x, _ = layer(x)
-        return F.cross_entropy(self.classes(x[-1]), labels)
-
-
 class Translator(nn.Module):  # type: ignore[misc]
     """An encoder and a decoder that goes on from its last states, and so does a GRU from all or a piece of them."""
 
@@ -225,22 +212,6 @@ class Translator(nn.Module):  # type: ignore[misc]
         return F.cross_entropy(self.head(found).flatten(0, 1), ids.flatten()) + what
 
 
-class Classifier(nn.Module):  # type: ignore[misc]
-    """A model of transformers as it is, and a loss of its logits."""
-
-    def __init__(self, kind: str, **options: Any) -> None:
-        super().__init__()
-        transformers = pytest.importorskip("transformers")
-        heads = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0) | {"num_attention_heads": 2}
-        sizes = {"hidden_size": 8, "num_hidden_layers": 2, "intermediate_size": 12}
-        config = getattr(transformers, f"{kind}Config")(num_labels=3, **heads, **sizes, **options)
-        what = "Sequence" if kind == "Bert" else "Image"
-        self.model = getattr(transformers, f"{kind}For{what}Classification")(config)
-
-    def forward(self, x: Any, labels: Any) -> Any:
-        return F.cross_entropy(self.model(x).logits, labels)
-
-
 def of(model: Callable[[], Any], **inputs: Any) -> Source:
     torch.manual_seed(0)
     return model().double(), inputs
@@ -248,10 +219,6 @@ def of(model: Callable[[], Any], **inputs: Any) -> Source:
 
 def translator(units: int) -> Source:
     return of(lambda: Translator(units), ids=whole(12, 4, 3), targets=whole(12, 4, 3))
-
-
-def classifier(kind: str, x: Any, **options: Any) -> Source:
-    return of(lambda: Classifier(kind, **options), x=x, labels=whole(3, len(x)))
 
 
 def numbers(*shape: int) -> Any:
@@ -280,31 +247,27 @@ class WithLoss(nn.Module):  # type: ignore[misc]
 
 
 MODELS: Mapping[str, Callable[[], Source]] = {
-    "gpt": lambda: of(Gpt, ids=whole(12, 4, 4), targets=whole(12, 4, 4) * 5 % 12),
-    "fine-tuned": lambda: of(FineTuned, images=numbers(4, 2, 4, 4), labels=whole(6, 4)),
-    "convolutional": lambda: of(Convolutional, images=numbers(4, 2, 8, 8), labels=whole(6, 4)),
-    "generative": lambda: of(Generative, x=numbers(4, 2, 4, 4), y=numbers(4, 4, 3, 3, 19)),
-    "regression": lambda: of(Regression, x=numbers(8, 6), y=numbers(8, 4)),
-    "tagger": lambda: of(Tagger, ids=whole(12, 4, 5), labels=whole(5, 4, 5)),
-}
-
-ARCHITECTURES: Mapping[str, Callable[[], Source]] = {
     "alike": lambda: of(Alike, x=numbers(4, 4, 6), y=numbers(4, 4, 4)),
     "taken": lambda: of(
         Taken, x=numbers(4, 4, 6), several=whole(8, 4, 4, 4), one=whole(8, 4, 4, 1), y=numbers(4, 4, 4)
     ),
     "rotary": lambda: of(Rotary, ids=whole(12, 4, 6), targets=whole(12, 4, 6) * 5 % 12),
-    "translator": lambda: translator(4),
-    "series": lambda: of(Series, x=numbers(5, 4, 1), labels=whole(3, 4)),
-    "bert": lambda: classifier("Bert", whole(12, 4, 6), vocab_size=12, max_position_embeddings=8),
-    "convnext": lambda: classifier(
-        "ConvNext", numbers(4, 3, 16, 16), patch_size=2, num_stages=2, hidden_sizes=[4, 8], depths=[2, 1]
-    ),
+    "gpt": lambda: of(Gpt, ids=whole(12, 4, 4), targets=whole(12, 4, 4) * 5 % 12),
+    "fine-tuned": lambda: of(FineTuned, images=numbers(4, 2, 4, 4), labels=whole(6, 4)),
+    "convolutional": lambda: of(Convolutional, images=numbers(4, 2, 8, 8), labels=whole(6, 4)),
+    "regression": lambda: of(Regression, x=numbers(8, 6), y=numbers(8, 4)),
 }
-"""Each under one strategy beside one device, or under two where the reference cannot compute it."""
+"""Each under one strategy beside one device."""
 
-WITHOUT_REFERENCE = ("translator", "series", "bert")
-"""Tensors that are read whole, steps before examples, numbers that stand for what is masked."""
+LARGER: Mapping[str, Callable[[], Source]] = {
+    "generative": lambda: of(Generative, x=numbers(4, 2, 4, 4), y=numbers(4, 4, 3, 3, 19)),
+    "tagger": lambda: of(Tagger, ids=whole(12, 4, 3), labels=whole(5, 4, 3)),
+    "translator": lambda: translator(4),
+}
+"""Of what they are made, smaller ones train in the suite: of ONNX, of JAX, with units that are split."""
+
+WITHOUT_REFERENCE = ("translator",)
+"""Tensors that are read whole."""
 
 
 def by_pytorch(model: Any, inputs: Mapping[str, Any]) -> tuple[list[float], dict[str, Array]]:
@@ -371,18 +334,20 @@ def graph_of(source: Any) -> Graph:
 @pytest.mark.parametrize(
     ("name", "seeds"),
     [
-        *((name, (0, 1) if name in WITHOUT_REFERENCE else (0,)) for name in (*MODELS, *ARCHITECTURES)),
-        *(pytest.param(name, (0, 1, 2, 3), marks=pytest.mark.full) for name in (*MODELS, *ARCHITECTURES)),
+        *((name, (0,)) for name in MODELS),
+        *(pytest.param(name, (0, 1, 2, 3), marks=pytest.mark.full) for name in (*MODELS, *LARGER)),
     ],
 )
 def test_losses_and_weights_are_those_of_pytorch_under_any_strategy(
     name: str, seeds: tuple[int, ...], tmp_path: Path
 ) -> None:
-    source = (MODELS | ARCHITECTURES)[name]()
+    source = {**MODELS, **LARGER}[name]()
     model, weights = import_model(source), double(source)
     graph, batch = with_fan_outs(model.graph), arrays(source[1])
     given = None if name in WITHOUT_REFERENCE else options_of(source, weights, tmp_path, STEPS)
     expected, parameters = by_pytorch(*source)
+    kept = {f"{layer}/{name}": use.value for (layer, name), use in model.lowered.constants.items()}
+    statistics = {name: x.numpy() for name, x in source[0].named_buffers() if "running" in name}
     first = reference_losses(graph, given) if given else None
     if first:
         np.testing.assert_allclose(first, expected, rtol=SAME_AS_PYTORCH)
@@ -400,6 +365,10 @@ def test_losses_and_weights_are_those_of_pytorch_under_any_strategy(
             for name in parameters
             if name != "words.weight"  # which is head.weight
         }
+        assert statistics.keys() <= {kept[key] for key in kept.keys() & found.keys()}
+        for key in kept.keys() & found.keys():
+            if kept[key] in statistics:
+                np.testing.assert_allclose(found[key], statistics[kept[key]], rtol=1e-10, atol=1e-10)
         first = first or losses
         np.testing.assert_allclose(losses, first, rtol=SAME_AS_EACH_OTHER)
 
@@ -414,7 +383,7 @@ def options_of(source: Source, weights: Mapping[str, Array], folder: Path, steps
 
 
 def test_a_run_is_that_of_one_device(tmp_path: Path) -> None:
-    source = MODELS["convolutional"]()
+    source = MODELS["regression"]()
     given = options_of(source, double(source), tmp_path, 2)
     result = run_plan(random_plan(graph_of(source), 2, 1), given, target="mesh_tensorflow", measure=True)
     assert result.max_relative_difference < SAME_AS_EACH_OTHER
@@ -435,7 +404,7 @@ def test_a_run_is_that_of_one_device(tmp_path: Path) -> None:
 def test_the_units_of_recurrent_layers_are_split_and_gathered_in_each_step(
     name: str, splits: Mapping[str, int]
 ) -> None:
-    source = translator(8) if name == "translator" else MODELS[name]()
+    source = translator(8) if name == "translator" else LARGER[name]()
     graph, weights = graph_of(source), double(source)
     plan = make_plan(graph, 4, {layer.name: splits for layer in graph.operators if layer.kind == "recurrent"})
     expected, _ = by_pytorch(*source)
@@ -502,58 +471,46 @@ def test_a_model_and_its_loss_are_given_apart(by_name: bool) -> None:
     np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
 
 
-def test_a_loss_needs_targets() -> None:
-    model, inputs, loss = with_a_loss(by_name=False)
-    with pytest.raises(ModelError, match=r"a loss needs targets: give them as the last of the inputs"):
-        import_model((model, inputs[:1], loss))
-    with pytest.raises(ModelError, match=r"a dict of inputs by name, or a loss; found a int"):
-        import_model((model, inputs, 3))
+def check_onnx(
+    nodes: list[Any],
+    x: Any,
+    shapes: Mapping[str, tuple[int, ...]],
+    loss_of: Callable[[Mapping[str, Any], Any, Any], Any],
+    constants: Mapping[str, Array] = MappingProxyType({}),
+) -> None:
+    """Assert that an ONNX model of the loss of four labels, given x, trains as PyTorch does.
 
-
-def onnx_network(nodes: list[Any], shape: list[int], held: Mapping[str, Array]) -> Any:
-    """Return an ONNX model of the loss of four labels, given x of a shape; held: the tensors that it stores."""
+    shapes: of its weights; constants: the other tensors that it stores. loss_of: the same loss in PyTorch, of the
+    weights, x and the labels.
+    """
     import onnx
 
+    torch.manual_seed(3)
+    held = {name: (torch.randn(shape) * 0.5).numpy() for name, shape in shapes.items()}
+    given = {"x": x, "labels": whole(5, 4)}
     helper, kinds = onnx.helper, onnx.TensorProto
-    x = helper.make_tensor_value_info("x", kinds.FLOAT, shape)
+    image = helper.make_tensor_value_info("x", kinds.FLOAT, list(x.shape))
     labels = helper.make_tensor_value_info("labels", kinds.INT64, [4])
     loss = helper.make_tensor_value_info("loss", kinds.FLOAT, [])
-    stored = [onnx.numpy_helper.from_array(array, name) for name, array in held.items()]
-    graph = helper.make_graph(nodes, "net", [x, labels], [loss], stored)
+    stored = [onnx.numpy_helper.from_array(array, name) for name, array in {**held, **constants}.items()]
+    graph = helper.make_graph(nodes, "net", [image, labels], [loss], stored)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     onnx.checker.check_model(model)
-    return model
-
-
-def check_onnx(
-    model: Any,
-    held: Mapping[str, Array],
-    inputs: Mapping[str, Any],
-    loss_of: Callable[[Mapping[str, Any]], Any],
-    *,
-    num_strategies: int,
-) -> None:
-    """Assert that a model trains as PyTorch does; loss_of: the same loss there, of the weights."""
     w = {name: torch.from_numpy(array).double().requires_grad_() for name, array in held.items()}
     expected = []
     for _ in range(STEPS):
-        loss = loss_of(w)
+        loss = loss_of(w, *given.values())
         gradients = torch.autograd.grad(loss, list(w.values()))
         expected.append(loss.item())
         w = {n: (t - RATE * g).detach().requires_grad_() for (n, t), g in zip(w.items(), gradients, strict=True)}
     weights = {name: array.astype(np.float64) for name, array in read_weights(model).items()}
-    for seed in range(num_strategies):
-        losses, _ = trained(random_plan(graph_of(model), 4, seed), weights, arrays(inputs))
-        np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+    losses, _ = trained(random_plan(graph_of(model), 4, 0), weights, arrays(given))
+    np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
 
 
-def onnx_model() -> tuple[Any, dict[str, Array]]:
-    """Return a convolutional network with its loss, and the weights that it holds."""
-    onnx = pytest.importorskip("onnx")
-    helper = onnx.helper
-    torch.manual_seed(2)
+def test_an_onnx_network_trains_as_pytorch_does() -> None:
+    helper = pytest.importorskip("onnx").helper
     shapes = {"w1": (4, 2, 3, 3), "b1": (4,), "scale": (4,), "shift": (4,), "w2": (48, 5), "b2": (5,)}
-    held = {name: (torch.randn(shape) * 0.5).numpy() for name, shape in shapes.items()}
     kept = {"mean": np.zeros(4, np.float32), "variance": np.ones(4, np.float32), "one": np.array([1])}
     nodes = [
         helper.make_node("Conv", ["x", "w1", "b1"], ["c"], pads=[1, 1, 0, 0], strides=[2, 1]),
@@ -568,32 +525,29 @@ def onnx_model() -> tuple[Any, dict[str, Array]]:
         helper.make_node("Neg", ["picked"], ["negative"]),
         helper.make_node("ReduceMean", ["negative"], ["loss"], keepdims=0),
     ]
-    model = onnx_network(nodes, [4, 2, 8, 9], held | kept)
-    return model, held
 
-
-def test_an_onnx_network_trains_as_pytorch_does() -> None:
-    model, held = onnx_model()
-    inputs = {"x": numbers(4, 2, 8, 9), "labels": whole(5, 4)}
-
-    def loss_of(w: Mapping[str, Any]) -> Any:
-        x = F.conv2d(F.pad(inputs["x"], (1, 0, 1, 0)), w["w1"], w["b1"], stride=(2, 1))
+    def loss_of(w: Mapping[str, Any], x: Any, labels: Any) -> Any:
+        x = F.conv2d(F.pad(x, (1, 0, 1, 0)), w["w1"], w["b1"], stride=(2, 1))
         x = F.batch_norm(x, None, None, w["scale"], w["shift"], training=True)
         x = F.max_pool2d(torch.sigmoid(x), 2, (1, 2)).flatten(1)
-        return F.cross_entropy(x @ w["w2"] + w["b2"], inputs["labels"])
+        return F.cross_entropy(x @ w["w2"] + w["b2"], labels)
 
-    check_onnx(model, held, inputs, loss_of, num_strategies=2)
+    check_onnx(nodes, numbers(4, 2, 8, 9), shapes, loss_of, kept)
 
 
 def by_jax(loss: Callable[..., Any], weights: Any, *given: Array) -> list[float]:
     """Return the losses of some steps of gradient descent in JAX."""
     import jax
 
-    gradient, losses = jax.jit(jax.value_and_grad(loss)), []
+    @jax.jit
+    def step(weights: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(weights, *given)
+        return value, jax.tree.map(lambda w, g: w - RATE * g, weights, gradients)
+
+    losses = []
     for _ in range(STEPS):
-        value, found = gradient(weights, *given)
+        value, weights = step(weights)
         losses.append(float(value))
-        weights = jax.tree.map(lambda w, g: w - RATE * g, weights, found)
     return losses
 
 
@@ -609,7 +563,7 @@ def test_a_jax_transformer_trains_as_jax_does() -> None:
     jax = pytest.importorskip("jax")
     from tests.importers.jax_zoo import gpt2
 
-    function, shapes = gpt2(layers=2, width=8, heads=2, vocabulary=12, positions=8)
+    function, shapes = gpt2(layers=1, width=8, heads=2, vocabulary=12, positions=8)
     ids, targets = whole(12, 4, 6).numpy(), whole(12, 4, 6).numpy() * 5 % 12
 
     def loss(weights: Any, ids: Any, targets: Any) -> Any:
@@ -638,11 +592,8 @@ def test_a_jax_transformer_trains_as_jax_does() -> None:
 
 def test_an_onnx_generator_trains_as_pytorch_does() -> None:
     """Transposed convolutions, neighbouring channels and ONNX's own loss, which leaves no target out."""
-    onnx = pytest.importorskip("onnx")
-    helper = onnx.helper
-    torch.manual_seed(3)
+    helper = pytest.importorskip("onnx").helper
     shapes = {"w1": (3, 4, 3, 2), "b1": (4,), "w2": (4, 3, 3, 4), "w3": (6, 5), "b3": (5,)}
-    held = {name: (torch.randn(shape) * 0.5).numpy() for name, shape in shapes.items()}
     spread = {"strides": [2, 1], "dilations": [1, 2], "pads": [1, 0, 0, 1], "output_padding": [1, 0]}
     nodes = [
         helper.make_node("ConvTranspose", ["x", "w1", "b1"], ["c"], **spread),
@@ -654,29 +605,24 @@ def test_an_onnx_generator_trains_as_pytorch_does() -> None:
         helper.make_node("Gemm", ["f", "w3", "b3"], ["y"]),
         helper.make_node("SoftmaxCrossEntropyLoss", ["y", "labels"], ["loss"], ignore_index=-1),
     ]
-    model = onnx_network(nodes, [4, 3, 3, 5], held)
-    inputs = {"x": numbers(4, 3, 3, 5), "labels": whole(5, 4)}
 
-    def loss_of(w: Mapping[str, Any]) -> Any:
-        x = F.conv_transpose2d(inputs["x"], w["w1"], w["b1"], stride=(2, 1), dilation=(1, 2), output_padding=(1, 0))
+    def loss_of(w: Mapping[str, Any], x: Any, labels: Any) -> Any:
+        x = F.conv_transpose2d(x, w["w1"], w["b1"], stride=(2, 1), dilation=(1, 2), output_padding=(1, 0))
         x = F.local_response_norm(x[:, :, 1:, :-1], 3, alpha=0.25, beta=0.5, k=1.5)
         # 7 rows of windows of 3 and 6 columns of windows of 4 reach 15 and 14: one and two more than twice as many.
         x = F.conv_transpose2d(x, w["w2"], stride=2, groups=2)[:, :, :-1, 1:-1]
-        return F.cross_entropy(torch.relu(x).mean((2, 3)) @ w["w3"] + w["b3"], inputs["labels"])
+        return F.cross_entropy(torch.relu(x).mean((2, 3)) @ w["w3"] + w["b3"], labels)
 
-    check_onnx(model, held, inputs, loss_of, num_strategies=2)
+    check_onnx(nodes, numbers(4, 3, 3, 5), shapes, loss_of)
 
 
 def test_recurrent_layers_of_onnx_train_as_pytorchs_do() -> None:
     """An LSTM, a GRU and a plain layer, whose gates ONNX has in an order of its own; first states are zeros or none."""
-    onnx = pytest.importorskip("onnx")
-    helper = onnx.helper
-    torch.manual_seed(4)
+    helper = pytest.importorskip("onnx").helper
     sizes = {"l": (4, 3, 8), "g": (3, 8, 4), "r": (1, 4, 8)}
     shapes = {f"{n}w": (1, gates * units, width) for n, (gates, width, units) in sizes.items()}
     shapes |= {f"{n}u": (1, gates * units, units) for n, (gates, _, units) in sizes.items()}
     shapes |= {f"{n}b": (1, 2 * gates * units) for n, (gates, _, units) in sizes.items() if n != "r"}
-    held = {name: (torch.randn(shape) * 0.5).numpy() for name, shape in (shapes | {"w": (8, 5)}).items()}
     kept = {"zero": np.zeros((1, 4, 8), np.float32), "one": np.array([1]), "last": np.array(4)}
     nodes = [
         helper.make_node("LSTM", ["x", "lw", "lu", "lb", "", "zero", "zero"], ["y1"], hidden_size=8),
@@ -689,8 +635,6 @@ def test_recurrent_layers_of_onnx_train_as_pytorchs_do() -> None:
         helper.make_node("MatMul", ["h", "w"], ["z"]),
         helper.make_node("SoftmaxCrossEntropyLoss", ["z", "labels"], ["loss"]),
     ]
-    model = onnx_network(nodes, [5, 4, 3], held | kept)
-    inputs = {"x": numbers(5, 4, 3), "labels": whole(5, 4)}
     options = {"num_layers": 1, "dropout": 0.0, "train": True, "bidirectional": False, "batch_first": False}
 
     def of(w: Mapping[str, Any], name: str, order: list[int]) -> list[Any]:
@@ -701,14 +645,14 @@ def test_recurrent_layers_of_onnx_train_as_pytorchs_do() -> None:
         biases = w[f"{name}b"][0].chunk(2) if f"{name}b" in w else ()
         return [turned(x) for x in (w[f"{name}w"][0], w[f"{name}u"][0], *biases)]
 
-    def loss_of(w: Mapping[str, Any]) -> Any:
+    def loss_of(w: Mapping[str, Any], x: Any, labels: Any) -> Any:
         state = torch.zeros(1, 4, 8, dtype=torch.float64)
-        x, *_ = torch.lstm(inputs["x"], (state, state), of(w, "l", [0, 2, 3, 1]), has_biases=True, **options)
+        x, *_ = torch.lstm(x, (state, state), of(w, "l", [0, 2, 3, 1]), has_biases=True, **options)
         x, _ = torch.gru(x, state[..., :4], of(w, "g", [1, 0, 2]), has_biases=True, **options)
         x, _ = torch.rnn_relu(x, state, of(w, "r", [0]), has_biases=False, **options)
-        return F.cross_entropy(x[4] @ w["w"], inputs["labels"])
+        return F.cross_entropy(x[4] @ w["w"], labels)
 
-    check_onnx(model, held, inputs, loss_of, num_strategies=1)
+    check_onnx(nodes, numbers(5, 4, 3), shapes | {"w": (8, 5)}, loss_of, kept)
 
 
 def test_a_jax_generator_trains_as_jax_does() -> None:
@@ -731,10 +675,9 @@ def test_a_jax_generator_trains_as_jax_does() -> None:
         expected = by_jax(loss, weights, x, labels)
     given = given_to(model, held)
     names = [leaf.value.name for leaf in model.traces[0].leaves if leaf.role == "input"]
-    for seed in range(2):
-        batch = dict(zip(names, (x, labels.astype(np.int32)), strict=True))
-        losses, _ = trained(random_plan(with_fan_outs(model.graph), 4, seed), given, batch)
-        np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+    batch = dict(zip(names, (x, labels.astype(np.int32)), strict=True))
+    losses, _ = trained(random_plan(with_fan_outs(model.graph), 4, 0), given, batch)
+    np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
 
 
 def mobilenet(keras: Any, image: Any) -> Any:
@@ -781,14 +724,13 @@ def test_a_keras_network_trains_as_keras_does() -> None:
         keras.config.set_floatx("float32")
         keras.config.set_dtype_policy("float32")
     (targets,) = {item.name for o in graph.operators if o.body for item in o.body.inputs} - {"image"}
-    for seed in range(2):
-        losses, found = trained(random_plan(graph, 4, seed), weights, {"image": images, targets: labels})
-        np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
-        statistics = {f"{layer}/{name}": use.value for (layer, name), use in imported.lowered.constants.items()}
-        statistics = {name: path for name, path in statistics.items() if path in kept and name in found}
-        assert len(statistics) == len(kept)
-        for name, path in statistics.items():
-            np.testing.assert_allclose(found[name], kept[path], rtol=SAME_AS_PYTORCH, atol=SAME_AS_PYTORCH)
+    losses, found = trained(random_plan(graph, 4, 0), weights, {"image": images, targets: labels})
+    np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+    statistics = {f"{layer}/{name}": use.value for (layer, name), use in imported.lowered.constants.items()}
+    statistics = {name: path for name, path in statistics.items() if path in kept and name in found}
+    assert len(statistics) == len(kept)
+    for name, path in statistics.items():
+        np.testing.assert_allclose(found[name], kept[path], rtol=SAME_AS_PYTORCH, atol=SAME_AS_PYTORCH)
 
 
 def by_keras(model: Any, images: Array, labels: Array) -> list[float]:
@@ -849,27 +791,12 @@ def test_points_are_dropped_as_in_built_in_networks() -> None:
     program = emit(plan, target="mesh_tensorflow")
     assert program.count("= dropout(") + program.count("(dropout(") == 3
     assert "dropout" not in emit_forward(plan)
-    for seed in range(2):
-        losses, found = trained(random_plan(graph, 4, seed), weights, batch)
-        np.testing.assert_allclose(losses, expected, rtol=SAME_AS_EACH_OTHER)
-        for name, array in held.items():
-            np.testing.assert_allclose(found[name], array, rtol=SAME_AS_EACH_OTHER, atol=SAME_AS_EACH_OTHER)
+    losses, found = trained(random_plan(graph, 4, 0), weights, batch)
+    np.testing.assert_allclose(losses, expected, rtol=SAME_AS_EACH_OTHER)
+    for name, array in held.items():
+        np.testing.assert_allclose(found[name], array, rtol=SAME_AS_EACH_OTHER, atol=SAME_AS_EACH_OTHER)
     without = source[0].eval()
     assert abs(without(**source[1]).item() - expected[0]) > 0.01
-
-
-def test_batch_normalisation_keeps_its_statistics() -> None:
-    source = MODELS["convolutional"]()
-    graph, weights, batch = graph_of(source), double(source), arrays(source[1])
-    model = import_model(source)
-    by_pytorch(*source)
-    kept = {f"{layer}/{name}": use.value for (layer, name), use in model.lowered.constants.items()}
-    buffers = dict(source[0].named_buffers())
-    for seed in range(2):
-        _, found = trained(random_plan(graph, 4, seed), weights, batch)
-        assert {kept[name] for name in kept.keys() & found.keys()} >= {"first.running_mean", "second.running_var"}
-        for name in kept.keys() & found.keys():
-            np.testing.assert_allclose(found[name], buffers[kept[name]].numpy(), rtol=1e-10, atol=1e-10)
 
 
 def test_constants_of_a_model_are_asked_for() -> None:

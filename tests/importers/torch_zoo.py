@@ -10,6 +10,22 @@ from typing import Any
 Made = tuple[Any, dict[str, Any] | tuple[Any, ...]]
 
 
+def module(function: Callable[..., Any], **parts: Any) -> Any:
+    """Return a module of named parts that calls a function of itself and of what it is given."""
+    from torch import nn
+
+    class Computing(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            for name, part in parts.items():
+                setattr(self, name, part)
+
+        def forward(self, *inputs: Any) -> Any:
+            return function(self, *inputs)
+
+    return Computing()
+
+
 def alexnet(batch: int = 2) -> Made:
     """AlexNet of one tower (Krizhevsky 2014)."""
     import torch
