@@ -93,25 +93,19 @@ def gpt2(
             x = x + mlp(block["mlp"], norm(block["ln_2"], x))
         return jnp.einsum("bsd,vd->bsv", norm(params["ln_f"], x), params["wte"])
 
-    def norm_shapes() -> Tree:
-        return {"g": f32(width), "b": f32(width)}
+    normal = {"g": f32(width), "b": f32(width)}
 
     def linear_shapes(n: int, m: int) -> Tree:
         return {"w": f32(n, m), "b": f32(m)}
 
     block = {
-        "ln_1": norm_shapes(),
+        "ln_1": normal,
         "attn": {"c_attn": linear_shapes(width, 3 * width), "c_proj": linear_shapes(width, width)},
-        "ln_2": norm_shapes(),
+        "ln_2": normal,
         "mlp": {"c_fc": linear_shapes(width, 4 * width), "c_proj": linear_shapes(4 * width, width)},
     }
-    params = {
-        "wte": f32(vocabulary, width),
-        "wpe": f32(positions, width),
-        "h": [block] * layers,
-        "ln_f": norm_shapes(),
-    }
-    return apply, params
+    ends = {"wte": f32(vocabulary, width), "wpe": f32(positions, width), "ln_f": normal}
+    return apply, {**ends, "h": [block] * layers}
 
 
 # -- Llama: rotary embeddings, grouped heads, layers stacked and scanned
@@ -164,24 +158,12 @@ def llama(
         )
         return norm(params["norm"], x) @ params["output"]
 
-    stacked = {
-        "attention_norm": f32(layers, width),
-        "wq": f32(layers, width, heads, size),
-        "wk": f32(layers, width, groups, size),
-        "wv": f32(layers, width, groups, size),
-        "wo": f32(layers, heads, size, width),
-        "ffn_norm": f32(layers, width),
-        "gate": f32(layers, width, inner),
-        "up": f32(layers, width, inner),
-        "down": f32(layers, inner, width),
-    }
-    params = {
-        "embedding": f32(vocabulary, width),
-        "layers": stacked,
-        "norm": f32(width),
-        "output": f32(width, vocabulary),
-    }
-    return apply, params
+    shapes = {"wq": (width, heads, size), "wk": (width, groups, size), "wv": (width, groups, size)}
+    shapes |= {"wo": (heads, size, width), "attention_norm": (width,), "ffn_norm": (width,)}
+    shapes |= {"gate": (width, inner), "up": (width, inner), "down": (inner, width)}
+    stacked = {name: f32(layers, *shape) for name, shape in shapes.items()}
+    ends = {"embedding": f32(vocabulary, width), "norm": f32(width), "output": f32(width, vocabulary)}
+    return apply, {"layers": stacked, **ends}
 
 
 # -- a mixture of experts, dispatched by einsums (GShard)

@@ -133,41 +133,6 @@ def test_a_step_of_optax_is_refused(optimizer: str) -> None:
         import_model((step, PARAMS, moments, X, Y))
 
 
-def test_a_step_of_a_training_state_of_flax_is_refused() -> None:
-    pytest.importorskip("flax")
-    optax = pytest.importorskip("optax")
-    from flax.training.train_state import TrainState
-
-    module = zoo.flax_resnet(depths=(1,), classes=10)
-    x = f32(4, 32, 32, 3)
-    variables = jax.eval_shape(module.init, jax.random.key(0), x)
-
-    class Own(TrainState):
-        """With running statistics."""
-
-        batch_stats: Any
-
-    def make(variables: Tree) -> Any:
-        return Own.create(
-            apply_fn=module.apply,
-            params=variables["params"],
-            tx=optax.adamw(1e-3),
-            batch_stats=variables["batch_stats"],
-        )
-
-    def step(state: Any, x: Any, y: Any) -> Any:
-        def loss_of(params: Tree) -> Any:
-            given = {"params": params, "batch_stats": state.batch_stats}
-            out, changed = state.apply_fn(given, x, True, mutable=["batch_stats"])
-            return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(out, y)), changed
-
-        (value, changed), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
-        return state.apply_gradients(grads=gradients, batch_stats=changed["batch_stats"]), value
-
-    with refused():
-        import_model((jax.jit(step), jax.eval_shape(make, variables), x, tokens(4)))
-
-
 @pytest.mark.parametrize("is_updated", [False, True])
 def test_a_step_of_a_model_of_equinox_is_refused(is_updated: bool) -> None:
     equinox = pytest.importorskip("equinox")
@@ -241,43 +206,6 @@ def test_what_only_looks_like_a_step_is_imported(name: str) -> None:
     model = import_model((function, PARAMS, x))
     assert model.graph.operators
     assert not any("gradients" in note for note in model.traces[0].notes)
-
-
-def test_the_changed_statistics_of_flax_are_no_step() -> None:
-    pytest.importorskip("flax")
-    module, x = zoo.flax_resnet(depths=(1,), classes=10), f32(4, 32, 32, 3)
-    variables = jax.eval_shape(module.init, jax.random.key(0), x)
-
-    def apply(variables: Tree, x: Any) -> Any:
-        return module.apply(variables, x, True, mutable=["batch_stats"])
-
-    assert import_model((apply, variables, x)).graph.operators
-
-
-def test_a_batch_norm_of_equinox_is_no_step() -> None:
-    equinox = pytest.importorskip("equinox")
-
-    class Net(equinox.Module):  # type: ignore[misc, name-defined]
-        """A layer and a norm whose statistics are handed on."""
-
-        first: Any
-        norm: Any
-
-        def __init__(self, key: Any) -> None:
-            self.first = equinox.nn.Linear(8, 16, key=key)
-            self.norm = equinox.nn.BatchNorm(16, axis_name="batch", mode="ema")
-
-        def __call__(self, x: Any, state: Any) -> Any:
-            return self.norm(self.first(x), state)
-
-    model, state = equinox.nn.make_with_state(Net)(jax.random.key(0))
-    arrays, rest = equinox.partition(model, equinox.is_array)
-
-    def apply(arrays: Any, state: Any, x: Any) -> Any:
-        net = equinox.combine(arrays, rest)
-        return jax.vmap(net, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, state)
-
-    assert import_model((apply, arrays, state, f32(32, 8))).graph.operators
 
 
 def test_forces_are_gradients_that_are_no_step() -> None:

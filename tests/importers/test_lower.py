@@ -192,16 +192,6 @@ def test_pieces_of_a_projection_are_written_as_such() -> None:
     assert len(graph.operators) == 3
 
 
-def test_a_piece_across_two_iteration_dims_is_a_vertex() -> None:
-    t = Tracer()
-    x = t.leaf("x", (2, 6, 4))
-    merged = t.reshape(t.transpose(t.point("relu", x), 0, 2, 1), 2, 24)
-    y = t.linear(merged, t.weight("w", 24, 4))
-    back = t.reshape(y, 2, 2, 2)
-    graph = _graph(t, t.point("add", t.slice(back, 2, 0, 1), t.slice(back, 2, 1, 1)))
-    assert graph.num_parameters == 96
-
-
 def test_tied_weights_are_one_parameter() -> None:
     t = Tracer()
     tokens = t.leaf("tokens", (2, 5), dtype="int64")

@@ -12,7 +12,7 @@ from pase.importers.ir import ops
 from pase.importers.ir.trace import Names
 from pase.importers.torch.export import TorchFrontEnd, trace_module
 from pase.importers.torch.tensors import _ctc_loss, ctc_operator
-from tests.importers.torch_zoo import OWN, TRANSFORMERS, resnet, tied_language_model, transformers_model
+from tests.importers.torch_zoo import OWN, TRANSFORMERS, resnet, transformers_model
 from tests.importers.torch_zoo import module as module_of
 
 torch = pytest.importorskip("torch")
@@ -133,16 +133,6 @@ def test_a_module_without_weights_takes_no_memory() -> None:
     assert load((module, given)).num_parameters == (1 << 34) + (1 << 17)
 
 
-def test_tied_weights_are_one_parameter() -> None:
-    module, given = tied_language_model()
-    leaves = {leaf.value.name: leaf.storage for leaf in trace_module(module, given, {}).leaves}
-    assert leaves["table.weight"] == "table.weight"
-    assert "rows.weight" not in leaves
-    shared = [access.shared for op in load((module, given)).operators for access in op.reads if access.shared]
-    assert len(shared) >= 2
-    assert len(set(shared)) == 1
-
-
 def test_inputs_by_name_and_results_of_any_make() -> None:
     class Both(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: Any, *, scale: Any, mask: Any = None) -> Any:
@@ -207,14 +197,12 @@ def test_a_ctc_loss_is_computed_as_pytorch_does(reduction: str) -> None:
 
 
 def test_weights_that_are_not_used_are_told() -> None:
-    module = torch.nn.Linear(4, 4)
-    module.spare = torch.nn.Parameter(torch.zeros(3))
-    trace = trace_module(module, (torch.zeros(2, 4),), {})
+    """A tied weight takes part by any of its names."""
+    linear = torch.nn.Linear(4, 4)
+    linear.spare = torch.nn.Parameter(torch.zeros(3))
+    trace = trace_module(linear, (torch.zeros(2, 4),), {})
     assert trace.num_parameters == 23
     assert "1 weight takes no part in what the module returns: spare" in trace.notes
-
-
-def test_a_tied_weight_takes_part_by_any_of_its_names() -> None:
     parts = {"emb": torch.nn.Embedding(16, 4), "out": torch.nn.Linear(4, 16, bias=False)}
     parts |= {"spare": torch.nn.Linear(4, 4), "other": torch.nn.Linear(4, 4, bias=False)}
     parts["out"].weight, parts["other"].weight = parts["emb"].weight, parts["spare"].weight

@@ -15,6 +15,7 @@ from pase.importers.weights import read_weights  # noqa: E402
 from pase.planning.planner import search  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.forward_pass import compute  # noqa: E402
 from pase.targets.programs import emit_forward, outputs_left_out  # noqa: E402
+from tests.importers.test_training import Block  # noqa: E402
 from tests.importers.torch_zoo import module  # noqa: E402
 from tests.runtime.plans import random_plan  # noqa: E402
 
@@ -23,34 +24,13 @@ nn, F = torch.nn, torch.nn.functional
 Made = tuple[Any, dict[str, Any]]
 
 
-class Block(nn.Module):  # type: ignore[misc, name-defined]
-    """Attention that spells its mask out as a buffer of ones, and a layer of two products."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        self.register_buffer("mask", torch.tril(torch.ones(2 * STEPS, 2 * STEPS)))
-
-    def forward(self, x: Any) -> Any:
-        b, s, width = x.shape
-        q, k, v = (
-            t.view(b, s, HEADS, width // HEADS).transpose(1, 2) for t in self.qkv(self.first(x)).split(width, dim=2)
-        )
-        scores = (q @ k.transpose(-2, -1)) / (width // HEADS) ** 0.5
-        scores = scores.masked_fill(self.mask[:s, :s] == 0, float("-inf")) if scores.shape[-1] > 2 * STEPS else scores
-        x = x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, s, width))
-        return x + self.narrow(F.gelu(self.wide(self.second(x))))
-
-
 class Language(nn.Module):  # type: ignore[misc, name-defined]
     """As nanoGPT has it: positions are looked up by a range of its own, the output's table is that of the input."""
 
     def __init__(self, positions: int = 2 * STEPS, *, returns_loss: bool = False, weighted: bool = False) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(TOKENS, WIDTH), nn.Embedding(positions, WIDTH)
-        self.blocks, self.norm = nn.Sequential(Block(), Block()), nn.LayerNorm(WIDTH)
+        self.block, self.norm = Block(WIDTH, HEADS), nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, TOKENS, bias=False)
         self.head.weight = self.wte.weight
         self.returns_loss = returns_loss
@@ -58,7 +38,7 @@ class Language(nn.Module):  # type: ignore[misc, name-defined]
 
     def forward(self, tokens: Any, targets: Any = None) -> Any:
         positions = torch.arange(0, tokens.shape[1], dtype=torch.long, device=tokens.device)
-        scores = self.head(self.norm(self.blocks(self.wte(tokens) + self.wpe(positions))))
+        scores = self.head(self.norm(self.block(self.wte(tokens) + self.wpe(positions))))
         if not self.returns_loss:
             return scores
         return {"scores": scores, "loss": F.cross_entropy(scores.view(-1, TOKENS), targets.view(-1), self.weight)}
