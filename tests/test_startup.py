@@ -75,7 +75,7 @@ def test_names_are_there_before_and_after_they_are_loaded() -> None:
     code = (
         "import json, pase\n"
         "before = [name for name in pase.__all__ if name not in dir(pase)]\n"
-        "import pase.planning.planner, pase.graph, pase.importers.front_end, pase.machine, pase.planning.plan\n"
+        "import pase.planning.planner, pase.graph, pase.importers, pase.machine, pase.planning.plan\n"
         "import pase.targets.programs\n"
         "import pase.views.exports.tables, pase.analysis.explanation.explain, pase.analysis.simulation.engine\n"
         "import pase.views.reports.document, pase.analysis.baselines.compare\n"

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 from pase.errors import ModelError  # noqa: E402
 from pase.graph import Graph  # noqa: E402
 from pase.graph.operators import with_fan_outs  # noqa: E402
+from pase.importers import load  # noqa: E402
 from pase.importers.frameworks import difference  # noqa: E402
-from pase.importers.front_end import load  # noqa: E402
 from pase.importers.torch.live import LiveModel, trace_live  # noqa: E402
 from tests.importers.torch_zoo import module as module_of  # noqa: E402
 
