@@ -140,10 +140,9 @@ def _function(module_name: str, path: str, source: str) -> Callable[..., object]
 def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter] | None:
     """Return the parameters that can be given by name; None where any can, or where they are not known."""
     try:
-        parameters = inspect.signature(function).parameters
+        return inspect.signature(function).parameters
     except (TypeError, ValueError):
         return None
-    return parameters
 
 
 def _check_arguments(

@@ -8,7 +8,7 @@ from pase.graph.operators.pointwise import function_work
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Folded, Node, Trace, Use, computed_together, lying
 from pase.importers.ir.views import View
-from pase.importers.passes.views import composed
+from pase.importers.passes.views import composed, reading
 
 _NOT_INTO = ops.Slice | ops.Concat | ops.Pad | ops.Reshape | ops.Transpose | ops.Broadcast
 """These move data alone; what is computed stays an operator of its own beside them."""
@@ -121,16 +121,12 @@ class _State:
         shape = self.trace.values[read.value].shape
         found = []
         for name in self.users.get(value, ()):
-            user = self.nodes[name]
-            inputs: list[Use] = []
-            for use in user.inputs:
-                seen = composed(use, read, shape) if use.value == value else use
-                if seen is None:
-                    return None
-                inputs.append(seen)
+            user = reading(self.nodes[name], value, read, shape)
+            if user is None:
+                return None
             told = tuple(replace(f, argument=read.value) if f.argument == value else f for f in user.folded)
-            together = computed_together(makers, user.elementary)
-            found.append(replace(user, inputs=tuple(inputs), folded=told, computes=together))
+            together = computed_together(makers, self.nodes[name].elementary)
+            found.append(replace(user, folded=told, computes=together))
         return found
 
     def _replace(self, node: Node) -> None:

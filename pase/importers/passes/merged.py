@@ -10,7 +10,7 @@ from math import prod
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Node, Trace, Use, Value, piece_shape
 from pase.importers.ir.views import View
-from pase.importers.passes.views import composed
+from pase.importers.passes.views import composed, reading
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -128,16 +128,10 @@ class _State:
         if whole is None:
             return None
         behind = Use(value=old.name, view=None if whole.is_plain else whole)
-        readers: list[Node] = []
-        for reader in self.trace.users.get(old.name, ()):
-            uses: list[Use] = []
-            for use in self.nodes[reader.name].inputs:
-                seen = composed(use, behind, shape) if use.value == old.name else use
-                if seen is None:
-                    return None
-                uses.append(seen)
-            readers.append(replace(self.nodes[reader.name], inputs=tuple(uses)))
-        return readers
+        users = self.trace.users.get(old.name, ())
+        readers = [reading(self.nodes[user.name], old.name, behind, shape) for user in users]
+        told = [reader for reader in readers if reader is not None]
+        return told if len(told) == len(readers) else None
 
     def _replace(self, node: Node, shape: tuple[int, ...], readers: list[Node]) -> None:
         """Put a node in its place, whose first output has another shape, and its readers."""

@@ -51,23 +51,14 @@ def seen_through(trace: Trace, use: Use, view: View | None) -> Use | None:
     return None if view is None else composed(Use(value=use.value, view=view), use, trace.values[use.value].shape)
 
 
-def redirected(trace: Trace, aliases: Mapping[str, Use], *, without: frozenset[str]) -> Trace:
-    """Return the trace with values replaced by plain uses of others, and without some nodes, by name."""
+def reading(node: Node, value: str, behind: Use, shape: tuple[int, ...]) -> Node | None:
+    """Return a node that reads what is behind a value in place of it; None where it cannot.
 
-    def follow(use: Use) -> Use:
-        while use.value in aliases:
-            other = aliases[use.value]
-            assert other == Use(value=other.value), "only plain aliases can be followed"
-            use = replace(use, value=other.value)
-        return use
-
-    nodes = tuple(
-        replace(node, inputs=tuple(follow(use) for use in node.inputs))
-        for node in trace.nodes
-        if node.name not in without
-    )
-    outputs = tuple(follow(Use(value=name)).value for name in trace.outputs)
-    return replace(trace, nodes=nodes, outputs=outputs)
+    shape: of the value that `behind` is a use of.
+    """
+    inputs = [composed(use, behind, shape) if use.value == value else use for use in node.inputs]
+    told = tuple(use for use in inputs if use is not None)
+    return replace(node, inputs=told) if len(told) == len(inputs) else None
 
 
 def without_dead_nodes(trace: Trace) -> Trace:
@@ -86,7 +77,7 @@ def without_dead_nodes(trace: Trace) -> Trace:
 
 def drop_noops(trace: Trace) -> Trace:
     """Return the trace without operators that give what they are given."""
-    aliases: dict[str, Use] = {}
+    aliases: dict[str, str] = {}
     dropped: set[str] = set()
     rates: dict[str, float] = {}
     for node in trace.nodes:
@@ -94,23 +85,31 @@ def drop_noops(trace: Trace) -> Trace:
             continue
         dropped.add(node.name)
         if node.inputs and node.outputs:
-            aliases[node.outputs[0].name] = node.inputs[0]
+            aliases[node.outputs[0].name] = aliases.get(node.inputs[0].value, node.inputs[0].value)
         if isinstance(node.op, ops.Identity) and node.op.rate:
-            value, is_alone = _behind(trace, node, aliases)
-            rates[value] = node.op.rate if is_alone and value not in rates else -1.0
-    trace = replace(trace, nodes=tuple(_dropping(node, rates) for node in trace.nodes))
-    return without_dead_nodes(redirected(trace, aliases, without=frozenset(dropped)))
+            _note_rate(rates, trace, node, node.op.rate, aliases)
+    nodes = [
+        replace(
+            _dropping(node, rates),
+            inputs=tuple(replace(use, value=aliases.get(use.value, use.value)) for use in node.inputs),
+        )
+        for node in trace.nodes
+        if node.name not in dropped
+    ]
+    outputs = tuple(aliases.get(name, name) for name in trace.outputs)
+    return without_dead_nodes(replace(trace, nodes=tuple(nodes), outputs=outputs))
 
 
-def _behind(trace: Trace, node: Node, aliases: Container[str]) -> tuple[str, bool]:
-    """Return the value behind what a node reads, and whether nothing else reads it, or what is between."""
+def _note_rate(rates: dict[str, float], trace: Trace, node: Node, rate: float, aliases: Container[str]) -> None:
+    """Note at which rate points of the value behind what a node reads are dropped: -1 where others read it, too."""
     is_alone = True
     while True:
         value = node.inputs[0].value
         is_alone &= len(trace.users[value]) == 1 and value not in trace.outputs
         if value not in aliases:
-            return value, is_alone
+            break
         node = trace.producer[value]
+    rates[value] = rate if is_alone and value not in rates else -1.0
 
 
 def _dropping(node: Node, rates: Mapping[str, float]) -> Node:
@@ -194,8 +193,7 @@ def see_views(trace: Trace) -> Trace:
     rates: dict[str, float] = {}
     for name, (_, view) in aliases.items():
         if view.rate:
-            value, is_alone = _behind(trace, trace.producer[name], aliases)
-            rates[value] = view.rate if is_alone and value not in rates else -1.0
+            _note_rate(rates, trace, trace.producer[name], view.rate, aliases)
     nodes = [_dropping(node, rates) for node in nodes]
     return without_dead_nodes(replace(trace, nodes=tuple(nodes), outputs=outputs, returned=tuple(returned)))
 
