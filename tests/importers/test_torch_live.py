@@ -3,6 +3,7 @@
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -47,6 +48,13 @@ def language() -> tuple[Any, dict[str, Any]]:
     return Language(), {"tokens": tokens, "labels": tokens.clone()}
 
 
+@cache
+def traced() -> tuple[Any, dict[str, Any], LiveModel]:
+    """For tests that leave the module as it is."""
+    module, inputs = language()
+    return module, inputs, trace_live((module, inputs))
+
+
 def state_of(module: Any) -> dict[str, Any]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
@@ -56,8 +64,7 @@ def values(live: LiveModel, module: Any, given: Mapping[str, Any], names: Any) -
 
 
 def test_what_a_model_computes_of_its_inputs_is_had_of_these() -> None:
-    module, inputs = language()
-    live = trace_live((module, inputs))
+    module, inputs, live = traced()
     given = live.call.bound((), inputs)
     assert given == inputs
     by_name = {item.name: item for item in live.inputs.values()}
@@ -72,7 +79,7 @@ def test_what_a_model_computes_of_its_inputs_is_had_of_these() -> None:
 
 
 def test_weights_that_are_tied_are_one_parameter() -> None:
-    live = trace_live(language())
+    _, _, live = traced()
     names = {weight.parameter for weight in live.weights.values()}
     assert names == {"table.weight"}
     assert len(live.weights) == 2
@@ -120,8 +127,7 @@ def test_what_is_made_in_the_shape_of_another_value_needs_no_value() -> None:
 
 
 def test_what_a_module_returns_is_had_in_its_structure() -> None:
-    module, inputs = language()
-    live = trace_live((module, inputs))
+    module, inputs, live = traced()
     expected = module(**inputs)
     tensors = []
     for output in live.outputs:
@@ -197,8 +203,7 @@ def test_a_module_on_the_device_meta_is_traced() -> None:
 
 
 def test_inputs_may_be_given_by_position_and_by_name() -> None:
-    module, inputs = language()
-    live = trace_live((module, inputs))
+    _, inputs, live = traced()
     tokens, labels = inputs["tokens"], inputs["labels"]
     for args, kwargs in (
         ((tokens, labels), {}),
@@ -221,8 +226,7 @@ def test_inputs_may_be_given_by_position_and_by_name() -> None:
     ],
 )
 def test_another_call_is_refused(change: Mapping[str, Any], message: str) -> None:
-    module, inputs = language()
-    live = trace_live((module, inputs))
+    _, inputs, live = traced()
     with pytest.raises(ModelError, match=message):
         live.call.bound((), {**inputs, **change})
     with pytest.raises(ModelError, match="missing"):
@@ -243,8 +247,7 @@ def test_a_value_that_was_given_to_the_trace_stays_what_it_is() -> None:
 def test_a_graph_that_was_traced_again_is_the_same() -> None:
     """So it is in other numbers, with fan-outs, under another name."""
     module, inputs = language()
-    graph = load((module, inputs))
-    found = trace_live((module, inputs)).model.graph
+    graph, found = load((module, inputs)), traced()[2].model.graph
     assert found == graph
     renamed = replace(graph, name="other", arguments=(("batch", 4),))
     double = trace_live((module.double(), inputs)).model.graph
