@@ -11,7 +11,7 @@ from math import isclose, isnan
 from os import PathLike, fspath
 from pathlib import PurePath
 
-from pase.common.names import short
+from pase.common.words import short
 from pase.errors import ModelError
 from pase.graph import Access, AllToAll, Graph, Operator, Role, Scalar
 from pase.graph.body import Body, Step, without_casts

@@ -25,8 +25,6 @@ from pase.planning.plan import Plan  # noqa: E402
 from pase.planning.planner import search  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.forward_pass import Computed, compute  # noqa: E402
 from pase.targets.programs import emit_forward  # noqa: E402
-from tests.importers import keras_zoo  # noqa: E402
-from tests.runtime.plans import data_parallel_plan, random_plan  # noqa: E402
 from tests.runtime.plans import random_plan  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(

@@ -20,9 +20,7 @@ from pase.importers.frameworks import ImportedModel, import_model  # noqa: E402
 from pase.importers.ir.trace import Use  # noqa: E402
 from pase.importers.weights import read_as, read_weights  # noqa: E402
 from pase.planning.plan import Plan  # noqa: E402
-from pase.sharding.traffic import flows  # noqa: E402
 from pase.sharding.traffic import bytes_by_movement, flows  # noqa: E402
-from pase.targets.emitter import emit, emit_forward  # noqa: E402
 from pase.targets.execute import run_plan  # noqa: E402
 from pase.targets.mesh_tensorflow.primitives.compat import tf  # noqa: E402
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph  # noqa: E402

@@ -14,15 +14,10 @@ from torch.utils import _pytree as pytree
 
 from pase.errors import ProgramError
 from pase.graph import Scalar
-from pase.importers.difference import difference
+from pase.importers.frameworks import difference
 from pase.importers.front_end import call_factory
 from pase.importers.torch.export import call_inputs, call_of, unwrapped
 from pase.importers.torch.live import LiveModel, trace_live
-from pase.errors import ModelError, ProgramError
-from pase.importers.frameworks import difference
-from pase.importers.ir.trace import Use
-from pase.importers.torch.export import call_inputs
-from pase.importers.torch.live import LiveModel, Part, trace_live
 from pase.planning.plan import Plan, check_even
 from pase.targets.torch.launch import join, naming_lost_ranks
 from pase.targets.torch.module import Parallel, loss_of
