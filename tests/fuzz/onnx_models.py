@@ -1,7 +1,6 @@
 """The reader of ONNX files: models that stand for common ones with attributes, shapes and operators changed."""
 
 import ast
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from pase.errors import PaseError
 from pase.graph import graph_document, verify
 from pase.importers.onnx.native import Native, native
 from pase.targets.programs import emit_forward
+from pase.targets.emitter import emit_forward
 from tests.fuzz.harness import Reader, Target
 from tests.fuzz.mutations import change_bytes, word
 
@@ -32,7 +32,7 @@ def _onnx_files() -> Reader:
 
     bases = [small.convolutional(17).SerializeToString(), small.convolutional(9).SerializeToString()]
     bases += [small.transformer(2).SerializeToString(), _various(helper).SerializeToString()]
-    file.native = _shared_process  # type: ignore[assignment]
+    file.native = small.kept_native  # type: ignore[assignment]
     schemas = [schema for schema in onnx.defs.get_all_schemas() if schema.domain in ("", "ai.onnx.ml")]
 
     def read(rng: Random, folder: Path) -> None:
@@ -58,27 +58,6 @@ def _onnx_files() -> Reader:
                 assert array.shape is not None, name
 
     return read
-
-
-class _Shared(Native):
-    """A process for many models: that they are read one after the other makes no difference."""
-
-    def close(self) -> None:
-        pass
-
-
-_processes: dict[int, _Shared] = {}
-"""By the process that started it."""
-
-
-def _shared_process() -> Native:
-    found = _processes.get(os.getpid())
-    if found is None or found._process.poll() is not None:
-        _processes.clear()
-        started = native()
-        started.close()
-        found = _processes[os.getpid()] = _Shared(str(started._process.args[-1]))  # type: ignore[index]
-    return found
 
 
 def _various(helper: Any) -> Any:

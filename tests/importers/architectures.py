@@ -355,8 +355,8 @@ ARCHITECTURES: dict[str, dict[str, Make]] = {
 
 
 _IN_THE_SUITE = {
-    "transformers": ("llama", "mixtral", "bert", "vit", "swin"),
-    "keras": ("MobileNetV3Small", "ConvNeXtTiny"),
+    "transformers": ("mixtral", "swin"),
+    "keras": ("MobileNetV3Small",),
 }
 """Networks that stand for the others of their package, which have about the same layers, or are slow."""
 

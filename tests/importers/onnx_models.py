@@ -1,14 +1,49 @@
-"""Small ONNX models for tests, built with onnx.helper."""
+"""Small ONNX models for tests, built with onnx.helper, and one process that many of them are read with."""
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
+
+from pase.importers.onnx.native import Native, native
 
 NEWEST = onnx.defs.onnx_opset_version()
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+
+
+class _Kept(Native):
+    """A process for many models, one after the other: starting one takes most of a small model's time."""
+
+    def close(self) -> None:
+        pass
+
+
+_kept: dict[int, _Kept] = {}
+"""By the process that started it."""
+
+
+def kept_native() -> Native:
+    """Return this process's one, as long as it lives."""
+    found = _kept.get(os.getpid())
+    if found is None or found._process.poll() is not None:
+        _kept.clear()
+        with native() as started:
+            found = _kept[os.getpid()] = _Kept(str(started._process.args[-1]))  # type: ignore[index]
+    return found
+
+
+@pytest.fixture(scope="module")
+def one_process() -> Iterator[None]:
+    """Have all models of a module's tests read with one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pase.importers.onnx.file.native", kept_native)
+        yield
+    while _kept:
+        Native.close(_kept.popitem()[1])
 
 
 def weight(name: str, *shape: int) -> Any:

@@ -71,7 +71,10 @@ def _growing(operator: Operator, wider: Operator) -> set[str]:
 SIZED = [n for n, make in torch_zoo.OWN.items() if "batch" in signature(make).parameters and n != "alexnet"]
 
 
-@pytest.mark.parametrize("name", SIZED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.full if n in ("shufflenet", "unet", "volumes") else ()) for n in SIZED],
+)
 def test_networks_of_pytorch(name: str) -> None:
     check_data_parallelism(lambda batch: pase.load(torch_zoo.OWN[name](batch=batch)))
 
@@ -81,7 +84,7 @@ def test_a_network_of_scanned_states() -> None:
     check_data_parallelism(lambda batch: pase.load(torch_zoo.transformers_model("mamba", batch=batch, steps=2)))
 
 
-@pytest.mark.parametrize("name", ["cnn", "sequences", "recurrent", "transformer"])
+@pytest.mark.parametrize("name", ["cnn", "recurrent", "transformer"])
 def test_networks_of_keras(name: str) -> None:
     pytest.importorskip("keras")
     from tests.importers import keras_zoo

@@ -65,7 +65,10 @@ def _function(module: str, name: str) -> dict[str, Any]:
     return {"class_name": "function", "module": module, "config": name, "registered_name": name}
 
 
-@pytest.mark.parametrize("name", ["images", "nested", "operations", "recurrent", "transformer"])
+_LARGER = [pytest.param(name, marks=pytest.mark.full) for name in ("images", "transformer")]
+
+
+@pytest.mark.parametrize("name", ["nested", "operations", "recurrent", *_LARGER])
 def test_a_file_is_what_was_saved(name: str, tmp_path: Path) -> None:
     model = ZOO[name]()
     model.compile("adam", "mse")

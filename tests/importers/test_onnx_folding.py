@@ -1,6 +1,6 @@
 """Shapes that a model computes are worked out: against what the same is in NumPy, written by hand."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ from onnx import helper, numpy_helper
 from pase.errors import ModelError
 from pase.importers.onnx.file import trace_onnx
 from pase.importers.onnx.model import open_model
-from pase.importers.onnx.native import Native, native
+from pase.importers.onnx.native import Native
 from pase.importers.onnx.walk import MAX_ELEMENTS, Walk
-from tests.importers.onnx_models import NEWEST, feed, model, node, whole
+from tests.importers.onnx_models import NEWEST, feed, kept_native, model, node, one_process, whole  # noqa: F401
 
 A = np.array([[3, -4, 5], [6, 7, -8]])
 B = np.array([[2, 3, -2], [4, -5, 3]])
@@ -59,10 +59,12 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any], list[Any]]] = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
+
 @pytest.fixture(scope="module")
-def process() -> Iterator[Native]:
-    with native() as found:
-        yield found
+def process() -> Native:
+    return kept_native()
 
 
 def _known(process: Native, made: Any, inputs: Sequence[Any], opset: int = NEWEST) -> list[Any]:

@@ -18,8 +18,10 @@ from pase.importers.lower import lower
 from pase.importers.onnx.file import trace_onnx
 from pase.importers.onnx.model import open_model
 from pase.importers.passes import run_passes
-from tests.importers.onnx_models import BOOL, INT64, feed, model, node, number, weight, whole
+from tests.importers.onnx_models import BOOL, INT64, feed, model, node, number, one_process, weight, whole  # noqa: F401
 from tests.importers.traces import Array, evaluate
+
+pytestmark = pytest.mark.usefixtures("one_process")
 
 
 def _trace(proto: Any, **arguments: Any) -> Trace:
