@@ -19,7 +19,7 @@ from pase.importers.ir.trace import Piece, Trace, Use
 from pase.importers.ir.views import View
 from pase.importers.jax import function as jax_function
 from pase.importers.keras import model as keras_model
-from pase.importers.onnx import weights as onnx_weights
+from pase.importers.onnx import model as onnx_model
 from pase.importers.torch.export import values_of
 
 Array = np.ndarray[Any, Any]
@@ -111,7 +111,7 @@ def _onnx_values(
     """Return stored tensors, and what is computed of them alone: by running that part of the model."""
     onnx = framework("onnx", "onnx")
     wanted = set(names)
-    stored = onnx_weights.read_weights(source)
+    stored = onnx_model.read_weights(source)
     found = {name: np.asarray(stored[name]) for name in sorted(wanted) if name in stored}
     if len(found) < len(wanted):
         proto = onnx.load(source) if isinstance(source, str) else source

@@ -19,7 +19,7 @@ from pase.common.documents import Field
 from pase.errors import EmitError, GraphError, ModelError, PlanError, ProgramError, TablesError
 from pase.graph import graph_document, graph_from_document
 from pase.graph.operators import dense, softmax_loss
-from pase.importers.onnx.native import Native, NativeError, native
+from pase.importers.isolated import Native, NativeError, native
 from pase.importers.weights import read_weights
 from pase.planning.plan_file import plan_document, plan_from_document
 from pase.tables.files import read_problem

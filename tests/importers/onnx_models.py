@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from pase.importers.onnx.native import Native, native
+from pase.importers.isolated import Native, native
 
 NEWEST = onnx.defs.onnx_opset_version()
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

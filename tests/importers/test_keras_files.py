@@ -14,7 +14,7 @@ import pytest
 
 from pase import load
 from pase.errors import MissingExtraError, ModelError
-from pase.importers.keras import file as keras_file
+from pase.importers import isolated
 from pase.importers.keras import model as keras_model
 from pase.importers.keras.model import KerasFrontEnd, read_weights
 from tests.importers.keras_zoo import ZOO
@@ -385,8 +385,8 @@ def test_weights_that_are_more_than_arrays_are_refused(
 
 
 def test_weights_that_end_their_reader_are_told(small: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = tmp_path / "h5_copy.py"
+    program = tmp_path / "isolated.py"
     program.write_text("import os; os.abort()", encoding="utf-8")
-    monkeypatch.setattr(keras_file, "__file__", str(tmp_path / "file.py"))
+    monkeypatch.setattr(isolated, "__file__", str(program))
     with pytest.raises(ModelError, match=r"the weights in '.*' cannot be read: reading them ended in signal 6"):
         read_weights(str(small))

@@ -22,7 +22,7 @@ from pase.importers.ir import ops
 from pase.importers.ir.trace import Piece, Trace, Use, live_parameters, product_flop
 from pase.importers.ir.views import View
 from pase.importers.lower import lower
-from pase.importers.lower.draft import fitted
+from pase.importers.lower.build import fitted
 from pase.importers.passes import run_passes
 from tests.importers.test_passes import qkv, traces, turned
 from tests.importers.test_views import chains

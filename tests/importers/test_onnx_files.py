@@ -14,8 +14,7 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from pase.errors import ModelError
 from pase.importers.ir.trace import Trace
 from pase.importers.onnx.file import OnnxFrontEnd, trace_onnx
-from pase.importers.onnx.model import MAX_READ_BYTES, open_model
-from pase.importers.onnx.weights import read_weights
+from pase.importers.onnx.model import MAX_READ_BYTES, open_model, read_weights
 from tests.importers.onnx_models import (
     FLOAT,
     convolutional,

@@ -11,10 +11,9 @@ pytest.importorskip("onnx")
 from onnx import helper, numpy_helper
 
 from pase.errors import ModelError
-from pase.importers.onnx.file import trace_onnx
+from pase.importers.isolated import Native
+from pase.importers.onnx.file import MAX_ELEMENTS, Walk, trace_onnx
 from pase.importers.onnx.model import open_model
-from pase.importers.onnx.native import Native
-from pase.importers.onnx.walk import MAX_ELEMENTS, Walk
 from tests.importers.onnx_models import NEWEST, feed, kept_native, model, node, one_process, whole  # noqa: F401
 
 A = np.array([[3, -4, 5], [6, 7, -8]])

@@ -1,7 +1,7 @@
 """What the source takes apart and puts together again is computed in an operator's dims where that is the same."""
 
 from pase.graph.body import Body, Constant, InnerDim, Step
-from pase.importers.lower.own_dims import with_own_dims
+from pase.importers.lower.steps import with_own_dims
 
 READS = {"x": {"s", "d"}, "y": {"s", "d"}}
 

@@ -6,8 +6,6 @@ stands, has to be one that is listed here. Keras never sees the file: it is give
 
 import json
 import re
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -17,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from pase.errors import ModelError
+from pase.importers.isolated import copy_arrays
 
 _MAX_BYTES = 64 * 2**20
 """Of the configuration; that of a model of a thousand layers has about one million."""
@@ -181,19 +180,10 @@ def clean_copy(keras: Any, path: str) -> Iterator[str]:
         try:
             with zipfile.ZipFile(path) as archive, archive.open(_WEIGHTS) as stream, stored.open("wb") as target:
                 _copy_bytes(stream, target, Path(path).stat().st_size)
+            copy_arrays(stored, copied)
         except Exception as error:
             # Damaged data make the decompressors raise errors of their own.
             raise ModelError(f"the weights in {path!r} cannot be read: {error}") from error
-        size_bytes = stored.stat().st_size
-        command = [sys.executable, "-P", str(Path(__file__).with_name("h5_copy.py")), str(stored), str(copied)]
-        try:
-            done = subprocess.run(command, capture_output=True, timeout=60 + size_bytes / 5e6, check=False)
-        except subprocess.TimeoutExpired:
-            raise ModelError(f"the weights in {path!r} cannot be read: it takes too long") from None
-        if done.returncode:
-            lines = done.stderr.decode(errors="replace").splitlines()
-            how = lines[-1] if lines and done.returncode > 0 else f"reading them ended in signal {-done.returncode}"
-            raise ModelError(f"the weights in {path!r} cannot be read: {how}")
         with zipfile.ZipFile(clean, "w") as archive:
             archive.writestr("config.json", json.dumps(config))
             archive.writestr("metadata.json", json.dumps({"keras_version": keras.__version__}))

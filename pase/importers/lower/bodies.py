@@ -25,8 +25,7 @@ from pase.importers.lower.builder import (
     names,
     seen,
 )
-from pase.importers.lower.own_dims import with_own_dims
-from pase.importers.lower.steps import COMPUTE
+from pase.importers.lower.steps import COMPUTE, with_own_dims
 from pase.importers.passes.views import composed
 
 _MOVES = ops.Concat | ops.Pad | ops.Reshape | ops.Transpose | ops.Broadcast | ops.Slice

@@ -1,22 +1,48 @@
-"""`lower`: from a trace after its passes to a graph: vertices, edges, and where each weight comes from."""
+"""`lower`: from a trace after its passes to a graph: vertices with their names, what was folded into them, and reads as
+the tensors behind their views lie; edges; and where each weight comes from.
+"""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import count, islice, pairwise, zip_longest
 from math import prod
 
 from pase.common.containers import connected
 from pase.errors import ModelError
-from pase.graph import Access, Dim, Edge, Graph, Operator, Role, Scalar, SliceOf, verify
+from pase.graph import (
+    Access,
+    AllReduce,
+    AllToAll,
+    Dim,
+    Edge,
+    Exchange,
+    Graph,
+    Operator,
+    Relayout,
+    Role,
+    Scalar,
+    SliceOf,
+    Window,
+    Work,
+    verify,
+)
+from pase.graph.access import DimIndex, access_dims, axis_dims
 from pase.graph.batch import Span, given_spans
 from pase.graph.body import Body, Step
-from pase.graph.operator import SCANNED, access_dims
+from pase.graph.operator import EPILOGUE, SCANNED
 from pase.importers.ir import ops
-from pase.importers.ir.trace import Leaf, Names, Node, Piece, Trace, Use, Value, piece_shape
+from pase.importers.ir.trace import Folded, Leaf, Names, Node, Piece, Trace, Use, Value, piece_shape
 from pase.importers.ir.views import View
 from pase.importers.lower.bodies import Lowering, Read, with_body, with_moved
-from pase.importers.lower.draft import LoweredOperator, fitted, suggested_names, with_epilogue
-from pase.importers.lower.vertices import LOWER, draft_of_view, lower_slice, with_routes
+from pase.importers.lower.vertices import (
+    LOWER,
+    LoweredOperator,
+    draft_of_view,
+    functions_text,
+    lower_slice,
+    with_routes,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +63,6 @@ class Weights:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._pieces = pieces_read(trace)
         reads: dict[str, list[tuple[Leaf, Use]]] = {}
         for node in trace.nodes:
             for use in node.inputs:
@@ -58,29 +83,29 @@ class Weights:
         everywhere, unless the parts make it up.
         """
         leaf = self._trace.leaf[use.value]
-        is_part = use.piece is not None and _storage(leaf) in self._tiled
-        if use.seen_as is not None or (use.piece is not None and not is_part):
+        if self.is_held_whole(use):
             over = access.partial_over
             # Parts that differ by dims of the parts it was told to be read in leave sums, too.
             over = None if over is None else tuple(dict.fromkeys((*over, *sorted(access_dims(access)))))
             whole = leaf.value.shape
             access = replace(access, shape=whole, index_map=(None,) * len(whole), partial_over=over)
         key = self._key(leaf, use)
-        source = WeightSource(
-            layer=layer, tensor=access.tensor, source=leaf.value.name, piece=use.piece if is_part else None
-        )
+        piece = use.piece if self._is_part(use) else None
+        source = WeightSource(layer=layer, tensor=access.tensor, source=leaf.value.name, piece=piece)
         shared, is_trained = key if self._readers[key] > 1 else "", use.value not in self._trace.frozen
         return replace(access, role=Role.PARAMETER, shared=shared, is_trained=is_trained), source
 
     def is_held_whole(self, use: Use) -> bool:
         """Return whether a weight is read in a way that tells nothing of its parts."""
-        return use.seen_as is not None or (
-            use.piece is not None and _storage(self._trace.leaf[use.value]) not in self._tiled
-        )
+        return use.seen_as is not None or (use.piece is not None and not self._is_part(use))
+
+    def _is_part(self, use: Use) -> bool:
+        """Whether a use is of one of the pieces that make a weight up."""
+        return use.piece is not None and _storage(self._trace.leaf[use.value]) in self._tiled
 
     def _key(self, leaf: Leaf, use: Use) -> str:
         storage = _storage(leaf)
-        if use.piece is None or storage not in self._tiled:
+        if use.piece is None or not self._is_part(use):
             return storage
         return f"{storage}[{use.piece.dim}:{use.piece.start}:{use.piece.start + use.piece.size}]"
 
@@ -384,11 +409,11 @@ def joined(operators: Sequence[Operator], edges: Sequence[Edge]) -> tuple[list[O
     That element is the same on every device: it costs nothing, whatever the strategy, so that the optimum of the
     whole is the sum of those of the parts.
     """
-    parts = _connected_parts(operators, edges)
+    index = {operator.name: i for i, operator in enumerate(operators)}
+    parts = connected(index.values(), ((index[edge.producer], index[edge.consumer]) for edge in edges))
     if len(parts) == 1:
         return list(operators), list(edges)
-    names = {operator.name for operator in operators}
-    name = next(wish for i in range(len(names) + 1) if (wish := f"outputs_{i + 1}" if i else "outputs") not in names)
+    name = next(wish for i in range(len(index) + 1) if (wish := f"outputs_{i + 1}" if i else "outputs") not in index)
     last = {part[-1] for part in parts}
     token = Access(tensor="token", shape=(1,), index_map=(None,), partial_over=())
     told = [replace(op, writes=(*op.writes, token)) if i in last else op for i, op in enumerate(operators)]
@@ -403,7 +428,302 @@ def joined(operators: Sequence[Operator], edges: Sequence[Edge]) -> tuple[list[O
     return [*told, end], [*edges, *more]
 
 
-def _connected_parts(operators: Sequence[Operator], edges: Sequence[Edge]) -> list[list[int]]:
-    """Return the positions of the operators of each part, in order."""
-    index = {operator.name: i for i, operator in enumerate(operators)}
-    return connected(index.values(), ((index[edge.producer], index[edge.consumer]) for edge in edges))
+# -- names of vertices: the module or layer of the source, and what it does there where it does several things
+
+
+def suggested_names(trace: Trace) -> dict[str, str]:
+    """Return what the vertex of each node had best be named, by the node's name; not unique yet.
+
+    A module that does one thing gives its name to it. Of several things that it does, those with weights of its own do.
+    """
+    count = Counter(node.origin.scope for node in trace.nodes)
+    found = {}
+    for node in trace.nodes:
+        scope = node.origin.scope
+        if not scope:
+            found[node.name] = node.name
+        elif count[scope] == 1 or _has_own_weights(trace, node):
+            found[node.name] = scope
+        else:
+            found[node.name] = f"{scope}/{_does(node)}"
+    return found
+
+
+def _has_own_weights(trace: Trace, node: Node) -> bool:
+    return any(trace.is_parameter(use) and use.value.startswith(node.origin.scope) for use in node.inputs)
+
+
+def _does(node: Node) -> str:
+    """Return a word for what a node does."""
+    op = node.op
+    if isinstance(op, ops.Pointwise):
+        return op.functions[-1] if op.functions else "identity"
+    if isinstance(op, ops.Reduce):
+        return op.function
+    if isinstance(op, ops.Pool):
+        return f"{op.function}_pool"
+    if isinstance(op, ops.Normalise):
+        return op.kind if op.kind == "statistics" else f"{op.kind}_norm"
+    return _WORDS.get(type(op), node.name)
+
+
+_WORDS: dict[type, str] = {
+    ops.Attention: "attention",
+    ops.Concat: "concat",
+    ops.Contract: "product",
+    ops.Convolve: "convolution",
+    ops.Gather: "gather",
+    ops.Lookup: "lookup",
+    ops.Pad: "pad",
+    ops.Recurrent: "recurrent",
+    ops.Slice: "piece",
+    ops.Softmax: "softmax",
+}
+
+
+# -- what passes folded into a node: FLOP, names of functions, weights, dims that must stay whole
+
+
+def with_epilogue(trace: Trace, node: Node, draft: LoweredOperator) -> LoweredOperator:
+    """Return the draft with what was folded into it, and with weights that its kind does not tell of."""
+    read = {use.value for use in draft.sources}
+    others = [(i, use) for i, use in enumerate(node.inputs) if trace.is_parameter(use) and use.value not in read]
+    if not node.folded and not node.epilogue and not node.whole and not others:
+        return draft
+    operator = draft.operator
+    write = operator.writes[0]
+    # The dims of what is written, in the order that the trace has them in.
+    order = draft.orders[0] or range(len(write.index_map))
+    written = [(write.shape[i], write.index_map[i]) for i in order]
+    points = tuple(dict.fromkeys(dim for axis in write.index_map for dim in axis_dims(axis)))
+    size, values = prod(operator.extents[dim] for dim in points), [use.value for use in draft.sources]
+    work = (*operator.work, *(more for folded in node.folded for more in _work(points, size, folded, values)))
+    reads, sources = list(operator.reads), list(draft.sources)
+    for position, use in others:
+        shape = trace.shape(use)
+        axes = _aligned(shape, written)
+        named = {dim for axis in axes for dim in axis_dims(axis)}
+        summed = tuple(dim for dim in points if dim not in named)
+        reads.append(
+            Access(tensor=f"e{position}", shape=shape, index_map=axes, role=Role.PARAMETER, partial_over=summed)
+        )
+        sources.append(use)
+    told = ((EPILOGUE, functions_text(node.epilogue)),) if node.epilogue else ()
+    held = dict.fromkeys(dim for i, j in node.whole for dim in axis_dims(operator.reads[i].index_map[j]))
+    operator = replace(
+        operator,
+        work=work,
+        reads=tuple(reads),
+        attributes=(*operator.attributes, *told),
+        unsplittable=tuple(dict.fromkeys((*operator.unsplittable, *held))),
+    )
+    return replace(draft, operator=operator, sources=tuple(sources))
+
+
+def _work(points: tuple[str, ...], size: int, folded: Folded, reads: Sequence[str]) -> tuple[Work, ...]:
+    """Return the work of what was folded into an operator that reads these values."""
+    own = tuple(i for i, value in enumerate(reads) if value == folded.argument)
+    argument = own or tuple(range(len(reads)))
+    # As often again, backward, as each of its factors has a gradient: in part once more than the rest.
+    times = int(folded.backward_flop // folded.flop) if folded.flop else 0
+    more = folded.backward_flop - times * folded.flop
+    works = (
+        Work(dims=points, flop_per_point=(folded.flop - more) / size, inputs=(argument,) * times),
+        Work(dims=points, flop_per_point=more / size, inputs=(argument,) * (times + 1)),
+    )
+    return tuple(work for work in works if work.flop_per_point)
+
+
+def _aligned(shape: tuple[int, ...], written: list[tuple[int, DimIndex]]) -> tuple[DimIndex, ...]:
+    """Return the axes of a tensor that is broadcast to what is written; None for the dims that are not alike."""
+    if len(shape) > len(written):
+        return (None,) * len(shape)
+    last = written[len(written) - len(shape) :]
+    return tuple(
+        axis if isinstance(axis, str | tuple) and extent == full and extent > 1 else None
+        for extent, (full, axis) in zip(shape, last, strict=True)
+    )
+
+
+# -- a read fitted to the tensor behind its view: the iteration dims are told in the dims of the producer's tensor
+#
+# A dim of the operator that the view puts together from several places of the tensor (heads and channels, gathered to
+# one dim after a transpose) is refined: it becomes as many iteration dims. What cannot be told so is None, and the view
+# stays a vertex that moves the data.
+
+
+Pieces = Mapping[str, tuple[str, ...]]
+"""What a refined dim has become."""
+
+
+def fitted(operator: Operator, views: Sequence[View | None]) -> Operator | None:
+    """Return the operator with every read that has a view in the shape of that view's base; None where it cannot.
+
+    views: [reads], each of the very shape of the read.
+    """
+    cuts: dict[str, set[int]] = {}
+    for access, view in zip(operator.reads, views, strict=True):
+        if view is not None and not view.is_reshape:
+            found = _cuts(access, view)
+            if found is None:
+                return None
+            for dim, inner in found.items():
+                cuts.setdefault(dim, set()).update(inner)
+    refined = _refined(operator, cuts)
+    if refined is None:
+        return None
+    operator = refined
+    reads = []
+    for access, view in zip(operator.reads, views, strict=True):
+        new = access if view is None else _on_base(access, view, operator.extents)
+        if new is None:
+            return None
+        reads.append(new)
+    return replace(operator, reads=tuple(reads))
+
+
+def _cuts(access: Access, view: View) -> dict[str, set[int]] | None:
+    """Return where the dims of an operator must be cut: for each, the extents that lie within a cut."""
+    runs = view.runs()
+    found: dict[str, set[int]] = {}
+    for dim, (axis, factors) in enumerate(zip(access.index_map, view.dims, strict=True)):
+        starts = {own[0] for run_dim, own in runs if run_dim == dim}
+        # A cut before each factor that begins a run or is broadcast, and after each that ends one.
+        bounds: set[int] = set()
+        for i, factor in enumerate(factors):
+            begins = factor in starts and factor.base is not None
+            is_apart = factor.base is None or (i > 0 and factors[i - 1].base is None)
+            if i > 0 and (begins or is_apart):
+                bounds.add(prod(f.extent for f in factors[i:]))
+        if bounds and not isinstance(axis, str):
+            return None
+        if bounds and isinstance(axis, str):
+            found[axis] = found.get(axis, set()) | bounds
+    return found
+
+
+def _refined(operator: Operator, cuts: Mapping[str, set[int]]) -> Operator | None:
+    pieces: dict[str, tuple[str, ...]] = {}
+    extents: dict[str, int] = {}
+    for dim, bounds in cuts.items():
+        whole = operator.extents[dim]
+        chain = [whole, *sorted((b for b in bounds if 1 < b < whole), reverse=True), 1]
+        if any(outer % inner for outer, inner in pairwise(chain)):
+            return None
+        if len(chain) == 2:
+            continue
+        free = (name for number in count(1) if (name := f"{dim}{number}") not in operator.extents)
+        names = tuple(islice(free, len(chain) - 1))
+        pieces[dim] = names
+        extents |= {name: chain[i] // chain[i + 1] for i, name in enumerate(names)}
+    if not pieces:
+        return operator
+    used: list[Sequence[DimIndex]] = [access.index_map for access in (*operator.reads, *operator.writes)]
+    used += [work.dims for work in operator.work]
+    if any(isinstance(a, Window | SliceOf) and not {*_named(a)}.isdisjoint(pieces) for axes in used for a in axes):
+        return None
+
+    def expanded(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(part for name in names for part in pieces.get(name, (name,)))
+
+    def points(dims: Sequence[str | SliceOf]) -> tuple[str | SliceOf, ...]:
+        return tuple(new for dim in dims for new in ((dim,) if isinstance(dim, SliceOf) else expanded([dim])))
+
+    def axes(old: tuple[DimIndex, ...]) -> tuple[DimIndex, ...]:
+        return tuple(_axis(axis, pieces) for axis in old)
+
+    def access(old: Access) -> Access:
+        over = None if old.partial_over is None else expanded(old.partial_over)
+        return replace(old, index_map=axes(old.index_map), partial_over=over)
+
+    def exchange(old: Exchange) -> Exchange | None:
+        match old:
+            case AllReduce() | AllToAll():
+                return replace(old, index_map=axes(old.index_map), over=expanded(old.over))
+            case Relayout():
+                return replace(old, index_map=axes(old.index_map), read=axes(old.read))
+            case _:
+                return None
+
+    exchanges = [exchange(old) for old in operator.exchanges]
+    if any(new is None for new in exchanges):
+        return None
+    dims = tuple(
+        Dim(part, extents.get(part, dim.extent)) for dim in operator.dims for part in pieces.get(dim.name, (dim.name,))
+    )
+    return replace(
+        operator,
+        dims=dims,
+        reads=tuple(access(old) for old in operator.reads),
+        writes=tuple(access(old) for old in operator.writes),
+        work=tuple(replace(work, dims=points(work.dims)) for work in operator.work),
+        unsplittable=expanded(operator.unsplittable),
+        exchanges=tuple(new for new in exchanges if new is not None),
+        intermediates=tuple(replace(old, index_map=axes(old.index_map)) for old in operator.intermediates),
+    )
+
+
+def _named(axis: Window | SliceOf) -> tuple[str, ...]:
+    return (axis.out, axis.kernel) if isinstance(axis, Window) else (axis.dim,)
+
+
+def _axis(axis: DimIndex, pieces: Pieces) -> DimIndex:
+    match axis:
+        case str():
+            parts = pieces.get(axis, (axis,))
+            return parts[0] if len(parts) == 1 else parts
+        case tuple():
+            return tuple(part for name in axis for part in pieces.get(name, (name,)))
+        case _:
+            return axis
+
+
+def _on_base(access: Access, view: View, extents: Mapping[str, int]) -> Access | None:
+    """Return a read in the shape of the tensor behind its view."""
+    if view.is_reshape:
+        return access
+    shape: list[int] = []
+    axes: list[DimIndex] = []
+    done: dict[int, int] = {}
+    for dim, factors in view.runs():
+        size = prod(factor.extent for factor in factors)
+        axis = access.index_map[dim]
+        match axis:
+            case None:
+                found: DimIndex = None
+            case Window() | SliceOf():
+                if size != access.shape[dim]:
+                    return None
+                found = axis
+            case _:
+                names = (axis,) if isinstance(axis, str) else axis
+                own = _covered(names, extents, view.dims[dim], factors)
+                if own is None:
+                    return None
+                found = own[0] if len(own) == 1 else own
+        shape.append(size)
+        axes.append(found)
+        done[dim] = done.get(dim, 0) + 1
+    for dim, factors in enumerate(view.dims):
+        # Of one element: where it stands does not matter.
+        if not factors and isinstance(access.index_map[dim], str | Window):
+            shape.append(1)
+            axes.append(access.index_map[dim])
+    return replace(access, shape=tuple(shape), index_map=tuple(axes))
+
+
+def _covered(
+    names: tuple[str, ...], extents: Mapping[str, int], every: Sequence[object], factors: Sequence[object]
+) -> tuple[str, ...] | None:
+    """Return those of the dims that a run of a view's factors covers; None where they do not end where it does."""
+    start = every.index(factors[0])
+    before = prod(factor.extent for factor in every[:start])  # type: ignore[attr-defined]
+    size = prod(factor.extent for factor in factors)  # type: ignore[attr-defined]
+    outer, found, at = 1, list[str](), 1
+    for name in names:
+        if outer == before and at < size:
+            found.append(name)
+            at *= extents[name]
+        elif outer < before:
+            outer *= extents[name]
+    return tuple(found) if at == size and outer == before else None

@@ -1,7 +1,10 @@
-"""The vertices of operators: functions of points, reductions, what moves data, look-ups, products, windows."""
+"""`LoweredOperator`: a vertex as its kind defines it, and where its tensors are from; those of functions of points,
+reductions, what moves data, look-ups, products, windows.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import chain, count, islice
 from math import prod
 from typing import Any
 
@@ -10,6 +13,8 @@ from pase.errors import GraphError
 from pase.graph import Access, AllReduce, AllToAll, Dim, Intermediate, Operator, Role, SliceOf, Work
 from pase.graph.body import Body
 from pase.graph.operator import DimIndex, access_dims, axis_dims
+from pase.graph.access import DimIndex, access_dims, axis_dims
+from pase.graph.body import Body, Step
 from pase.graph.operators import (
     attention,
     batch_norm,
@@ -34,19 +39,82 @@ from pase.graph.operators import (
     transposed_convolution,
 )
 from pase.graph.operators.normalisation import normalising
+from pase.graph.verify import IMPORTED_FUNCTIONS, OTHER_FUNCTION
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Node, Trace, Use, gates, recurrent_flop
 from pase.importers.ir.views import View
-from pase.importers.lower.draft import (
-    LoweredOperator,
-    functions_text,
-    moving,
-    reordered,
-    repeated,
-    shaped,
-    shapes,
-    spare,
-)
+from pase.importers.passes.views import seen_through
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweredOperator:
+    """operator: reads and writes in the shapes of its kind. sources: [reads] what each one reads, in that very shape.
+
+    orders: [writes] for each dim of the value in the trace, the dim of the write; None where they are alike.
+    approximations: what is not charged as it is, in words.
+    """
+
+    operator: Operator
+    sources: tuple[Use, ...]
+    orders: tuple[tuple[int, ...] | None, ...] = (None,)
+    approximations: tuple[str, ...] = field(default=())
+
+
+def moving(operator: Operator, function: str) -> Operator:
+    """Return an operator whose body moves the first tensor that it reads."""
+    step = Step(result="moved", function=function, operands=(operator.reads[0].tensor,))
+    return replace(operator, body=Body(steps=(step,)))
+
+
+def functions_text(functions: Sequence[str]) -> str:
+    """Return names of functions as an attribute holds them; what is in no vocabulary has one name for all."""
+    return ",".join(name if name in IMPORTED_FUNCTIONS else OTHER_FUNCTION for name in functions)
+
+
+def shaped(trace: Trace, use: Use, shape: tuple[int, ...]) -> Use:
+    """Return a use in another shape of the same size."""
+    if trace.shape(use) == shape:
+        return use
+    view = View.plain(trace.shape(use)).reshaped(shape) if use.seen_as is None else None
+    return seen_through(trace, use, view) or replace(use, piece=None, view=None, seen_as=shape)
+
+
+def spare(taken: Sequence[str], num: int, letters: str) -> tuple[str, ...]:
+    """Return so many names of dims that are not taken, the letters first."""
+    names = chain(letters, (f"i{number}" for number in count(1)))
+    return tuple(islice((name for name in names if name not in taken), num))
+
+
+def repeated(trace: Trace, use: Use, heads: int) -> Use:
+    """Return a use of [b, g, t, k] with each of the g heads repeated to give so many."""
+    shape = trace.shape(use)
+    if use.seen_as is not None:
+        return replace(use, seen_as=(shape[0], heads, *shape[2:]))
+    plain = View.plain(shape)
+    apart = plain.reshaped((*shape[:2], 1, *shape[2:]))
+    assert apart is not None
+    wide = apart.broadcast((*shape[:2], heads // shape[1], *shape[2:]), range(5))
+    view = wide.reshaped((shape[0], heads, *shape[2:]))
+    assert view is not None
+    return seen_through(trace, use, view) or replace(use, piece=None, view=None, seen_as=view.shape)
+
+
+def reordered(trace: Trace, use: Use, order: Sequence[int]) -> Use:
+    """Return a use with its dims in another order."""
+    shape = trace.shape(use)
+    if tuple(order) == tuple(range(len(shape))):
+        return use
+    if use.seen_as is not None:
+        return replace(use, seen_as=tuple(shape[i] for i in order))
+    seen = seen_through(trace, use, View.plain(shape).transposed(order))
+    assert seen is not None, "dims can always be put in another order"
+    return seen
+
+
+def shapes(trace: Trace, node: Node) -> list[tuple[int, ...]]:
+    """Return the shapes in which a node reads its inputs."""
+    return [trace.shape(use) for use in node.inputs]
+
 
 OPERATORS: dict[str, Callable[..., Operator]] = {}
 """Operators of one's own for what front ends know nothing of, by its name in the source, without an overload.
@@ -594,49 +662,28 @@ def lower_convolution(trace: Trace, node: Node, op: ops.Convolve, name: str) -> 
     """Return a convolution with its dims as [b, channels, …]."""
     order = (op.batch, op.channels, *op.spatial)
     x, w = (reordered(trace, use, o) for use, o in zip(node.inputs[:2], (order, op.filters), strict=True))
-    x_shape, w_shape = trace.shape(x), trace.shape(w)
-    output = node.outputs[0].shape
-    if op.is_transposed:
-        written = tuple(output[i] for i in order)
-        if (x_shape[0], *w_shape[:2]) != (written[0], x_shape[1], written[1] // op.groups):
-            raise GraphError(
-                f"layer {name!r} reads shapes {x_shape} and {w_shape}, in {op.groups} groups, and writes {written}"
-            )
-        transposed = transposed_convolution(
-            name,
-            x_shape,
-            out=written[1],
-            kernel=w_shape[2:],
-            stride=op.stride,
-            padding=op.pads,
-            dilation=op.dilation,
-            groups=op.groups,
-            bias=op.has_bias,
-            positions=written[2:],
+    (x_shape, w_shape), output = (trace.shape(x), trace.shape(w)), node.outputs[0].shape
+    _, channels, *extents = written = tuple(output[i] for i in order)
+    alike: dict[str, Any] = {"stride": op.stride, "dilation": op.dilation, "groups": op.groups, "bias": op.has_bias}
+    if not op.is_transposed:
+        pads = _pads(x_shape[2:], extents, w_shape[2:], op.stride, op.dilation, op.pads)
+        make = _CONVOLUTIONS[len(op.spatial)]
+        operator = make(name, x_shape, out=w_shape[0], kernel=w_shape[2:], padding=pads, **alike)
+    elif (x_shape[0], *w_shape[:2]) != (written[0], x_shape[1], channels // op.groups):
+        raise GraphError(
+            f"layer {name!r} reads shapes {x_shape} and {w_shape}, in {op.groups} groups, and writes {written}"
         )
-        assert transposed.body is not None
-        if op.is_reversed and transposed.body.steps:
-            spread, *others = transposed.body.steps
+    else:
+        operator = transposed_convolution(
+            name, x_shape, out=channels, kernel=w_shape[2:], padding=op.pads, positions=tuple(extents), **alike
+        )
+        assert operator.body is not None
+        if op.is_reversed and operator.body.steps:
+            spread, *others = operator.body.steps
             turned = replace(spread, options=(*spread.options, ("backwards", True)))
-            transposed = replace(transposed, body=Body(steps=(turned, *others)))
-        return LoweredOperator(
-            operator=transposed, sources=(x, w, *node.inputs[2 : 2 + op.has_bias]), orders=(_inverse(order),)
-        )
-    extents = tuple(output[i] for i in op.spatial)
-    operator = _CONVOLUTIONS[len(op.spatial)](
-        name,
-        x_shape,
-        out=w_shape[0],
-        kernel=w_shape[2:],
-        stride=op.stride,
-        dilation=op.dilation,
-        padding=_pads(x_shape[2:], extents, w_shape[2:], op.stride, op.dilation, op.pads),
-        groups=op.groups,
-        bias=op.has_bias,
-    )
-    return LoweredOperator(
-        operator=operator, sources=(x, w, *node.inputs[2 : 2 + op.has_bias]), orders=(_inverse(order),)
-    )
+            operator = replace(operator, body=Body(steps=(turned, *others)))
+    sources = (x, w, *node.inputs[2 : 2 + op.has_bias])
+    return LoweredOperator(operator=operator, sources=sources, orders=(_inverse(order),))
 
 
 def lower_pool(trace: Trace, node: Node, op: ops.Pool, name: str) -> LoweredOperator:

@@ -1,14 +1,71 @@
-"""ONNX's operators in the vocabulary: functions of points, along dims, what moves elements, products and windows."""
+"""`OnnxCall`, an operator of an ONNX model; how each is told in the vocabulary: functions of points, along dims, what
+moves elements, products and windows.
+"""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf, prod
+from typing import Any
 
 from pase.importers.ir import ops
-from pase.importers.ir.call import Shape, Translation, place, places, table, with_extent
+from pase.importers.ir.call import Call, Shape, Translation, place, places, table, with_extent
 from pase.importers.ir.shared import FUNCTIONS, concatenate, loss_of_classes, reduction, run, snake, window_pads
 from pase.importers.ir.shared import pool as pool_windows
 from pase.importers.ir.trace import Piece, Step, Use, Value
-from pase.importers.onnx.walk import OnnxCall
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnnxCall(Call):
+    """An operator of the model. Its arguments are its attributes: numbers, texts, tuples of them, stored tensors.
+
+    domain: of the operator, "" for ONNX's own. node: its name in the model. opset: of the domain. read: results that
+    are read.
+    """
+
+    domain: str
+    node: str
+    opset: int
+    read: frozenset[str]
+
+    @property
+    def where(self) -> str:
+        """The operator, for messages."""
+        return f"operator {self.name} {self.node!r}" + (f" of domain {self.domain}" if self.domain else "")
+
+    @property
+    def result(self) -> Value:
+        """The first result; ValueError where it is left out."""
+        found = self.outputs[0] if self.outputs else None
+        if found is None:
+            raise ValueError(f"{self.name} has no first result")
+        return found
+
+    def further(self, position: int) -> Value | None:
+        """Return a result; None where nobody reads it."""
+        found = self.outputs[position] if position < len(self.outputs) else None
+        return found if found is not None and found.name in self.read else None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an attribute; TypeError where it is of another type than its default."""
+        found = self.arguments.get(name, default)
+        expected = int | float if isinstance(default, float) else type(default)
+        if default is not None and not isinstance(found, expected):
+            what = {int: "a whole number", str: "a text"}.get(type(default), "a number")
+            raise TypeError(f"attribute {name} is {found!r}; expected {what}")
+        return found
+
+    def wholes(self, name: str, position: int | None = None) -> tuple[int, ...] | None:
+        """Return whole numbers, given as an attribute or as the constant input at a position; None if not given."""
+        found = self.arguments.get(name)
+        if found is None and position is not None:
+            found = self.integers(position)
+        if found is not None and (not isinstance(found, tuple) or not all(isinstance(value, int) for value in found)):
+            raise TypeError(f"{name} is {found!r}; expected whole numbers")
+        return found
+
+    def axis(self, default: int) -> int:
+        """Return the attribute axis, counted from 0."""
+        return self.dim(default, "axis")
+
 
 SOFTMAX_PER_DIM_SINCE = 13
 """The opset from which a softmax is over one dim; before, it was over all dims from its axis on."""
