@@ -5,11 +5,15 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tests.fuzz import arrays, documents, keras_models, onnx_models
 from tests.fuzz.harness import Outcome, Target, generator, run
-from tests.fuzz.targets import TARGETS
+
+TARGETS = (*documents.TARGETS, *arrays.TARGETS, *onnx_models.TARGETS, *keras_models.TARGETS)
+"""By the files that they read."""
 
 _PIECE = 20_000
 """Inputs of one target at a time."""
@@ -43,10 +47,13 @@ def main() -> None:
         outcomes[target.name].add(outcome)
         for failure in outcome.failures:
             print(f"{failure.target} --seed {failure.seed} --only {failure.number}: {failure.what}", file=sys.stderr)
+    found = {name: {"inputs": outcome.total, **asdict(outcome)} for name, outcome in outcomes.items()}
     if arguments.json:
-        print(json.dumps({name: _counts(outcome) for name, outcome in outcomes.items()}))
+        print(json.dumps(found))
     else:
-        _print(outcomes)
+        for name, counts in found.items():
+            told = ", ".join(f"{counts[key]:,} {key}" for key in ("inputs", "accepted", "refused"))
+            print(f"{name}: {told}, {len(counts['failures']):,} failed")
     sys.exit(any(outcome.failures for outcome in outcomes.values()))
 
 
@@ -64,43 +71,12 @@ def _runs(
     done = dict.fromkeys(readers, 0)
     while time.monotonic() < end_s:
         for target in targets:
-            outcome = run(
-                target,
-                readers[target.name],
-                seed=seed,
-                first=done[target.name],
-                count=_PIECE,
-                until_s=_until(end_s, target, whole),
-            )
+            # Each target has its share of a round's time.
+            until_s = min(end_s, time.monotonic() + 120 * target.share / whole)
+            reader, first = readers[target.name], done[target.name]
+            outcome = run(target, reader, seed=seed, first=first, count=_PIECE, until_s=until_s)
             done[target.name] += outcome.total
             yield target, outcome
-
-
-def _until(end_s: float, target: Target, whole: float) -> float:
-    """Return when a piece of a target's inputs is to end: each has its share of a round's time."""
-    return min(end_s, time.monotonic() + 120 * target.share / whole)
-
-
-def _counts(outcome: Outcome) -> dict[str, object]:
-    return {
-        "inputs": outcome.total,
-        "accepted": outcome.accepted,
-        "refused": outcome.refused,
-        "failures": [{"number": f.number, "seed": f.seed, "what": f.what} for f in outcome.failures],
-    }
-
-
-def _print(outcomes: dict[str, Outcome]) -> None:
-    print(f"{'target':12} {'inputs':>10} {'accepted':>10} {'refused':>10} {'failed':>8}")
-    total = Outcome()
-    for name, outcome in outcomes.items():
-        total.add(outcome)
-        _row(name, outcome)
-    _row("all", total)
-
-
-def _row(name: str, outcome: Outcome) -> None:
-    print(f"{name:12} {outcome.total:>10,} {outcome.accepted:>10,} {outcome.refused:>10,} {len(outcome.failures):>8,}")
 
 
 if __name__ == "__main__":

@@ -127,18 +127,9 @@ def _changed_plan(document: dict[str, Any], rng: Random) -> Plan:
             operator["kind"] = rng.choice((*_KINDS, word(rng)))
         elif kind < 0.75:
             access = rng.choice([*operator["reads"], *operator["writes"]] or [{"shape": [], "axes": []}])
-            access[rng.choice(("tensor", "role", "shared", "axes", "shape", "partial_over"))] = rng.choice(
-                (
-                    word(rng),
-                    "parameter",
-                    "activation",
-                    "index",
-                    [],
-                    [None],
-                    near(access["shape"], rng),
-                    near(access["axes"], rng),
-                )
-            )
+            others = near(access["shape"], rng), near(access["axes"], rng)
+            key = rng.choice(("tensor", "role", "shared", "axes", "shape", "partial_over"))
+            access[key] = rng.choice((word(rng), "parameter", "activation", "index", [], [None], *others))
         elif kind < 0.85:
             graph["name"] = word(rng)
             graph["arguments"] = {word(rng): _scalar(None, rng)}
@@ -156,15 +147,13 @@ def _changed_plan(document: dict[str, Any], rng: Random) -> Plan:
 
 _KINDS = (
     "dense", "conv2d", "conv1d", "conv3d", "max_pool2d", "mean_pool2d", "global_pool", "softmax_loss", "embedding",
-    "lstm", "attention",
-    "layer_norm", "batch_norm", "concat", "dropout", "elementwise", "add", "opaque", "softmax", "view",
-    "transposed_conv2d",
+    "lstm", "attention", "layer_norm", "batch_norm", "concat", "dropout", "elementwise", "add", "opaque", "softmax",
+    "view", "transposed_conv2d",
 )  # fmt: skip
 
 _ATTRIBUTES = (
     "activation", "bias", "reduction", "forward", "rate", "stride", "padding", "groups", "function", "epsilon",
-    "causal", "layers",
-    "momentum", "counts_padding", "scale", "axis", "function_1", "operands",
+    "causal", "layers", "momentum", "counts_padding", "scale", "axis", "function_1", "operands",
 )  # fmt: skip
 
 
@@ -275,24 +264,13 @@ def _toml(rng: Random) -> str:
         return str(number) if abs(number) < 1e300 else rng.choice(("inf", "nan", "1e400", "9" * 5000))
     if kind < 0.7:
         return json.dumps(word(rng))
-    return rng.choice(
-        (
-            "true",
-            "[]",
-            "{}",
-            "[1, 2",
-            "[[1]]",
-            "{a = 1}",
-            "1979-05-27",
-            "07:32:00",
-            "0x_1",
-            "'''",
-            '"""',
-            "[" * 3000,
-            "{a = " * 500,
-            "",
-        )
-    )
+    return rng.choice(_TOML)
+
+
+_TOML = (
+    "true", "[]", "{}", "[1, 2", "[[1]]", "{a = 1}", "1979-05-27", "07:32:00", "0x_1", "'''", '"""', "[" * 3000, "",
+    "{a = " * 500,
+)  # fmt: skip
 
 
 # -- smaller texts

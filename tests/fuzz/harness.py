@@ -6,17 +6,15 @@ exception, a warning, a process that dies, that takes too long, or that needs to
 
 import faulthandler
 import json
-import mmap
 import os
 import resource
 import select
 import signal
-import struct
 import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,92 +100,70 @@ def problem_of(error: BaseException) -> str:
 
 def run(target: Target, reader: Reader, *, seed: int, first: int, count: int, until_s: float | None = None) -> Outcome:
     """Read `count` inputs from the one of number `first` on, in forked processes; until_s: of time.monotonic."""
-    outcome = Outcome()
-    at, end = first, first + count
+    outcome, at, end = Outcome(), first, first + count
     with tempfile.TemporaryDirectory(prefix="pase-fuzz-") as folder:
         while at < end and (until_s is None or time.monotonic() < until_s):
-            at = _worker(target, reader, seed, at, end, outcome, Path(folder), until_s)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of threads, which numpy's BLAS and JAX have
+                receiving, sending = os.pipe()
+                child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    os.close(receiving)
+                    os.setpgid(0, 0)
+                    _read_inputs(target, reader, seed, range(at, end), sending, Path(folder), until_s)
+                    status = 0
+                finally:
+                    os._exit(status)
+            os.close(sending)
+            at = _heard(child, receiving, outcome, target, seed, at)
     return outcome
 
 
-_COUNTS = struct.Struct("=qqqd")  # number of the input at work, accepted, refused, when it began
+def _heard(child: int, receiving: int, outcome: Outcome, target: Target, seed: int, at: int) -> int:
+    """Add what a process says of each input from one on until it ends, and how it died; return the next input."""
 
+    def failed(what: str) -> None:
+        outcome.failures.append(Failure(target=target.name, seed=seed, number=at, what=what))
 
-def _worker(
-    target: Target,
-    reader: Reader,
-    seed: int,
-    first: int,
-    end: int,
-    outcome: Outcome,
-    folder: Path,
-    until_s: float | None,
-) -> int:
-    """Fork a process that reads inputs until it dies or has no more; return the number of the next one."""
-    shared = mmap.mmap(-1, _COUNTS.size)
-    shared[:] = _COUNTS.pack(first, 0, 0, time.monotonic())
-    receiving, sending = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads, which numpy's BLAS and JAX have
-        child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.close(receiving)
-            os.setpgid(0, 0)
-            _work(target, reader, seed, first, end, shared, sending, folder, until_s)
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(sending)
-    died = _wait(child, receiving, shared, outcome)
-    number, accepted, refused, _ = _COUNTS.unpack(shared[:])
-    shared.close()
-    outcome.accepted += accepted
-    outcome.refused += refused
-    if died:
-        outcome.failures.append(Failure(target=target.name, seed=seed, number=number, what=died))
-        return int(number) + 1
-    return int(number)
-
-
-def _wait(child: int, receiving: int, shared: mmap.mmap, outcome: Outcome) -> str:
-    """Wait for a process, and return how it died, "" if it did not; failures that it reports are added."""
-    kept = b""
-    killed = False
+    left, last_s, is_killed = b"", time.monotonic(), False
     with os.fdopen(receiving, "rb", buffering=0) as stream:
         while True:
-            ready, _, _ = select.select([stream], [], [], 1.0)
-            if ready:
-                data = stream.read(1 << 16)
-                if not data:
-                    break
-                kept += data
-            elif time.monotonic() - _COUNTS.unpack(shared[:])[3] > WALL_S:
-                killed = True
-                with suppress(ProcessLookupError):
-                    os.killpg(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    outcome.failures += [Failure(**json.loads(line)) for line in kept.splitlines() if line]
-    if killed:
-        return f"more than {WALL_S:g} s"
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        return f"more than {CPU_S} s of CPU time" if number == signal.SIGXCPU else signal.Signals(number).name
-    return "" if os.waitstatus_to_exitcode(status) == 0 else f"exit status {os.waitstatus_to_exitcode(status)}"
+            if not select.select([stream], [], [], 1.0)[0]:
+                if time.monotonic() - last_s > WALL_S:
+                    is_killed = True
+                    with suppress(ProcessLookupError):
+                        os.killpg(child, signal.SIGKILL)
+                continue
+            data = stream.read(1 << 16)
+            if not data:
+                break
+            *lines, left = (left + data).split(b"\n")
+            for line in lines:
+                problem, is_refused = json.loads(line)
+                if problem:
+                    failed(problem)
+                outcome.refused += is_refused and not problem
+                outcome.accepted += not is_refused
+                at += 1
+            last_s = time.monotonic()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == 0:
+        return at
+    if is_killed:
+        failed(f"more than {WALL_S:g} s")
+    elif code == -signal.SIGXCPU:
+        failed(f"more than {CPU_S} s of CPU time")
+    else:
+        failed(signal.Signals(-code).name if code < 0 else f"exit status {code}")
+    return at + 1
 
 
-def _work(
-    target: Target,
-    reader: Reader,
-    seed: int,
-    first: int,
-    end: int,
-    shared: mmap.mmap,
-    sending: int,
-    folder: Path,
-    until_s: float | None,
+def _read_inputs(
+    target: Target, reader: Reader, seed: int, numbers: range, sending: int, folder: Path, until_s: float | None
 ) -> None:
+    """Read inputs within the limits, and say of each what is wrong ("" for nothing), and whether it was refused."""
     faulthandler.disable()  # pytest's: a process that ends is told by its parent
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
@@ -198,39 +174,15 @@ def _work(
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
     warnings.simplefilter("error")
-    accepted = refused = 0
-    number = first
-    while number < end:
-        now = time.monotonic()
-        if until_s is not None and now > until_s:
+    for number in numbers:
+        if until_s is not None and time.monotonic() > until_s:
             break
-        shared[:] = _COUNTS.pack(number, accepted, refused, now)
         used = resource.getrusage(resource.RUSAGE_SELF)
-        resource.setrlimit(
-            resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + CPU_S + 1, resource.RLIM_INFINITY)
-        )
-        problem, refusal = outcome_of(reader, generator(target.name, seed, number), folder)
-        if problem:
-            failure = {"target": target.name, "seed": seed, "number": number, "what": problem}
-            os.write(sending, json.dumps(failure).encode() + b"\n")
-        elif refusal:
-            refused += 1
-        else:
-            accepted += 1
-        number += 1
-    shared[:] = _COUNTS.pack(number, accepted, refused, time.monotonic())
-
-
-def outcome_of(reader: Reader, numbers: Random, folder: Path) -> tuple[str, bool]:
-    """Have one input read; return what is wrong ("" for nothing), and whether it was refused."""
-    try:
-        reader(numbers, folder)
-    except Exception as error:  # noqa: BLE001 whatever it is
-        return problem_of(error), True
-    return "", False
-
-
-def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield (first, count) of pieces of a number of inputs."""
-    for first in range(0, total, size):
-        yield first, min(size, total - first)
+        most_s = int(used.ru_utime + used.ru_stime) + CPU_S + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (most_s, resource.RLIM_INFINITY))
+        problem, is_refused = "", False
+        try:
+            reader(generator(target.name, seed, number), folder)
+        except Exception as error:  # noqa: BLE001 whatever it is
+            problem, is_refused = problem_of(error), True
+        os.write(sending, json.dumps([problem, is_refused]).encode() + b"\n")

@@ -1,7 +1,7 @@
 """The reader of ONNX files: models that stand for common ones with attributes, shapes and operators changed."""
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -18,6 +18,8 @@ from tests.fuzz.mutations import change_bytes, word
 
 _SMALL = (0, 1, 1, 2, 2, 3, -1, -1, -2, 4)
 _EXTENTS = (0, 1, 1, 2, 2, 3, 4, 5, 7, 16, -1, -2, 1000, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63))
+_TEXTS = ("", "SAME_UPPER", "SAME_LOWER", "VALID", "linear", "bk,kn", "->", "...ij,...jk->...ik", "x" * 5000)
+_ATTRIBUTES = ["axis", "axes", "perm", "kernel_shape", "pads", "strides", "group", "num_outputs", "to", "value"]
 _FLOATS = (0.0, 1.0, -1.0, 0.5, 1e-5, 1e38, float("inf"), float("nan"))
 
 
@@ -81,13 +83,10 @@ def _various(helper: Any) -> Any:
         node("Reshape", ["z", "zs"], ["y"], name="reshape"),
     ]
     nodes.insert(1, node("Transpose", ["e"], ["e_t"], name="turn", perm=[1, 0, 2]))
-    weights = [
-        weight("table", 9, 3), weight("lw", 1, 16, 3), weight("lr", 1, 16, 4), weight("lb", 1, 32), whole("one",
-        1), weight("scale", 4),
-        weight("shift", 4), whole("starts", 0), whole("ends", 3), whole("axes", 1), whole("pads", 0, 1, 0, 1),
-        number("two", 2.0),
-        weight("ew", 6, 5),
-    ]  # fmt: skip
+    shapes = {"table": (9, 3), "lw": (1, 16, 3), "lr": (1, 16, 4), "lb": (1, 32), "scale": (4,), "shift": (4,)}
+    wholes = {"one": [1], "starts": [0], "ends": [3], "axes": [1], "pads": [0, 1, 0, 1]}
+    weights = [*(weight(n, *shape) for n, shape in shapes.items()), *(whole(n, *v) for n, v in wholes.items())]
+    weights += [weight("ew", 6, 5), number("two", 2.0)]
     return model(nodes, [feed("ids", (2, 5), INT64)], ["y"], weights, opset=18)
 
 
@@ -95,51 +94,28 @@ def _whole(rng: Random) -> int:
     return rng.choice(_SMALL if rng.random() < 0.8 else _EXTENTS)
 
 
+def _name(rng: Random) -> str:
+    """Return a text that a protocol buffer holds."""
+    return word(rng).replace("\ud800", "")
+
+
+def _text(rng: Random) -> bytes:
+    return rng.choice((*_TEXTS, word(rng))).encode("utf-8", "surrogatepass")
+
+
 def _attribute(helper: Any, kinds: Any, name: str, rng: Random, kind: int | None = None) -> Any:
     """Return an attribute of a type, or of any."""
-    kind = kind if kind is not None and rng.random() < 0.8 else rng.choice((1, 2, 3, 4, 6, 7, 8, 5))
-    values: dict[int, Any] = {
+    values: dict[int, Callable[[], Any]] = {
         kinds.FLOAT: lambda: rng.choice(_FLOATS),
         kinds.INT: lambda: _whole(rng),
-        kinds.STRING: lambda: rng.choice(
-            (
-                "",
-                "SAME_UPPER",
-                "SAME_LOWER",
-                "VALID",
-                "linear",
-                "bk,kn",
-                "->",
-                "...ij,...jk->...ik",
-                "x" * 5000,
-                word(rng),
-            )
-        ),
+        kinds.STRING: lambda: _text(rng),
         kinds.FLOATS: lambda: [rng.choice(_FLOATS) for _ in range(rng.randrange(1, 4))],
         kinds.INTS: lambda: [_whole(rng) for _ in range(rng.choice((1, 2, 2, 3, 4, 4, 6)))],
-        kinds.STRINGS: lambda: [word(rng) for _ in range(rng.randrange(1, 3))],
+        kinds.STRINGS: lambda: [_text(rng) for _ in range(rng.randrange(1, 3))],
         kinds.TENSOR: lambda: _tensor(helper, "t", rng),
     }
-    made = kinds()
-    made.name = name
-    made.type = kind if kind in values else kinds.INT
-    value = values[made.type]()
-    match made.type:
-        case kinds.FLOAT:
-            made.f = value
-        case kinds.INT:
-            made.i = value
-        case kinds.STRING:
-            made.s = value.encode("utf-8", "surrogatepass")
-        case kinds.FLOATS:
-            made.floats.extend(value)
-        case kinds.INTS:
-            made.ints.extend(value)
-        case kinds.STRINGS:
-            made.strings.extend(text.encode("utf-8", "surrogatepass") for text in value)
-        case _:
-            made.t.CopyFrom(value)
-    return made
+    kind = kind if kind in values and rng.random() < 0.8 else rng.choice([*values])
+    return helper.make_attribute(name, values[kind](), attr_type=kind)
 
 
 def _tensor(helper: Any, name: str, rng: Random) -> Any:
@@ -176,90 +152,52 @@ def _single(helper: Any, kinds: Any, schema: Any, rng: Random) -> Any:
     from tests.importers.onnx_models import feed, model, weight
 
     count = rng.choice((schema.min_input, max(schema.min_input, min(schema.max_input, 6)), rng.randrange(5)))
-    inputs, initialisers = [], []
-    names = []
+    inputs, initialisers, names = [], [], list[str]()
     rank = rng.choice((0, 1, 2, 3, 4, 4, 4, 5))
-    extents = [rng.choice((1, 2, 3, 4, 6, 8)) for _ in range(5)]
-    if rng.random() < 0.5:
-        extents = [4] * 5
+    extents = [4] * 5 if rng.random() < 0.5 else [rng.choice((1, 2, 3, 4, 6, 8)) for _ in range(5)]
     for i in range(min(count, 8)):
-        name = f"x{i}"
-        if rng.random() < 0.1:
-            names.append("")
+        names.append("" if rng.random() < 0.1 else f"x{i}")
+        if not names[-1]:
             continue
-        names.append(name)
         if rng.random() < 0.6:
             shape = extents[: rank if rng.random() < 0.85 else rng.randrange(5)]
-            inputs.append(feed(name, shape, rng.choice((1, 1, 1, 1, 7, 9, 6))))
+            inputs.append(feed(names[-1], shape, rng.choice((1, 1, 1, 1, 7, 9, 6))))
+        elif rng.random() < 0.5:
+            initialisers.append(_tensor(helper, names[-1], rng))
         else:
-            initialisers.append(
-                _tensor(helper, name, rng)
-                if rng.random() < 0.5
-                else weight(name, *extents[: rank if rng.random() < 0.6 else 1])
-            )
-    if not inputs:
-        inputs.append(feed("x", [2, 3]))
+            initialisers.append(weight(names[-1], *extents[: rank if rng.random() < 0.6 else 1]))
     outputs = [f"y{i}" for i in range(rng.choice((1, 1, 1, 2, 3, max(1, min(5, schema.max_output)))))]
-    node = helper.make_node(
-        schema.name,
-        names,
-        outputs,
-        name=rng.choice(("op", "op", word(rng).replace("\ud800", ""))),
-        domain=schema.domain,
-    )
+    name = rng.choice(("op", "op", _name(rng)))
+    node = helper.make_node(schema.name, names, outputs, name=name, domain=schema.domain)
     for name, described in schema.attributes.items():
         if described.required or rng.random() < 0.4:
-            node.attribute.append(
-                _attribute(helper, kinds, name, rng, int(getattr(described.type, "value", described.type)))
-            )
-    nodes = [node, helper.make_node("MatMul", [outputs[0], "w"], ["z"], name="product")]
-    opset = rng.choice((7, 9, 11, 12, 13, 16, 18, 21, 23, 99))
-    more = [helper.make_opsetid("ai.onnx.ml", rng.choice((1, 3, 5)))]
+            kind = int(getattr(described.type, "value", described.type))
+            node.attribute.append(_attribute(helper, kinds, name, rng, kind))
     return model(
-        nodes,
-        inputs,
+        [node, helper.make_node("MatMul", [outputs[0], "w"], ["z"], name="product")],
+        inputs or [feed("x", [2, 3])],
         ["z" if rng.random() < 0.7 else outputs[0]],
         [*initialisers, weight("w", rng.choice((2, 3, 4)), 5)],
-        opset=opset,
-        more=more,
+        opset=rng.choice((7, 9, 11, 12, 13, 16, 18, 21, 23, 99)),
+        more=[helper.make_opsetid("ai.onnx.ml", rng.choice((1, 3, 5)))],
     )
 
 
 def _change(helper: Any, kinds: Any, proto: Any, schemas: Sequence[Any], rng: Random) -> None:
-    graph = proto.graph
-    kind = rng.random()
-    node = rng.choice(graph.node) if graph.node else None
-    if node is None:
+    graph, kind = proto.graph, rng.random()
+    if not graph.node:
         return
+    node = rng.choice(graph.node)
     if kind < 0.35:
-        names = [a.name for a in node.attribute] + [
-            "axis",
-            "axes",
-            "perm",
-            "kernel_shape",
-            "pads",
-            "strides",
-            "group",
-            "num_outputs",
-            "to",
-            "value",
-        ]
-        name = rng.choice(names)
+        name = rng.choice([*(a.name for a in node.attribute), *_ATTRIBUTES])
         old = next((a for a in node.attribute if a.name == name), None)
         made = _attribute(helper, kinds, name, rng, old.type if old is not None else None)
-        if old is not None:
-            old.CopyFrom(made)
-        else:
-            node.attribute.append(made)
+        (node.attribute.add() if old is None else old).CopyFrom(made)
     elif kind < 0.45:
-        node.op_type = rng.choice(schemas).name if rng.random() < 0.9 else word(rng).replace("\ud800", "")
+        node.op_type = rng.choice(schemas).name if rng.random() < 0.9 else _name(rng)
     elif kind < 0.55:
         where = node.input if rng.random() < 0.6 else node.output
-        names = [o for n in graph.node for o in (*n.output, *n.input)] + [
-            "",
-            "nothing",
-            word(rng).replace("\ud800", ""),
-        ]
+        names = [*(o for n in graph.node for o in (*n.output, *n.input)), "", "nothing", _name(rng)]
         if where and rng.random() < 0.7:
             where[rng.randrange(len(where))] = rng.choice(names)
         elif where and rng.random() < 0.5:
@@ -267,29 +205,9 @@ def _change(helper: Any, kinds: Any, proto: Any, schemas: Sequence[Any], rng: Ra
         else:
             where.append(rng.choice(names))
     elif kind < 0.7 and graph.initializer:
-        tensor = rng.choice(graph.initializer)
-        choice = rng.random()
-        if choice < 0.5 and tensor.dims:
-            tensor.dims[rng.randrange(len(tensor.dims))] = rng.choice(_EXTENTS)
-        elif choice < 0.6:
-            tensor.dims.append(rng.choice(_EXTENTS))
-        elif choice < 0.8:
-            tensor.data_type = rng.choice((0, 1, 6, 7, 9, 10, 11, 16, 8, 99))
-        else:
-            tensor.CopyFrom(_tensor(helper, tensor.name, rng))
+        _change_tensor(helper, rng.choice(graph.initializer), rng)
     elif kind < 0.8:
-        info = rng.choice([*graph.input, *graph.output])
-        shape = info.type.tensor_type.shape
-        if shape.dim and rng.random() < 0.7:
-            dim = rng.choice(shape.dim)
-            if rng.random() < 0.7:
-                dim.dim_value = rng.choice(_EXTENTS)
-            else:
-                dim.dim_param = word(rng).replace("\ud800", "")
-        elif rng.random() < 0.5:
-            info.type.tensor_type.elem_type = rng.choice((0, 1, 7, 8, 9, 16, 99))
-        else:
-            info.type.sequence_type.elem_type.tensor_type.elem_type = 1
+        _change_info(rng.choice([*graph.input, *graph.output]), rng)
     elif kind < 0.85:
         for entry in proto.opset_import:
             entry.version = rng.choice((0, 1, 6, 7, 8, 10, 11, 13, 17, 18, 19, 22, 25, 1000, -1, 2**62))
@@ -301,15 +219,39 @@ def _change(helper: Any, kinds: Any, proto: Any, schemas: Sequence[Any], rng: Ra
     elif kind < 0.95:
         graph.node.append(node)
     else:
-        function = proto.functions.add()
-        function.name, function.domain = node.op_type, node.domain or rng.choice(("", "own"))
-        function.input.extend(["a"])
-        function.output.extend(["b"])
-        function.node.append(helper.make_node(rng.choice(("Relu", node.op_type)), ["a"], [rng.choice(("b", "c"))]))
-        function.opset_import.extend(proto.opset_import)
+        domain = node.domain or rng.choice(("", "own"))
+        inner = helper.make_node(rng.choice(("Relu", node.op_type)), ["a"], [rng.choice(("b", "c"))])
+        function = helper.make_function(domain, node.op_type, ["a"], ["b"], [inner], [*proto.opset_import])
+        proto.functions.append(function)
         if rng.random() < 0.5:
-            node.domain = function.domain
+            node.domain = domain
             proto.opset_import.append(helper.make_opsetid("own", 1))
+
+
+def _change_tensor(helper: Any, tensor: Any, rng: Random) -> None:
+    choice = rng.random()
+    if choice < 0.5 and tensor.dims:
+        tensor.dims[rng.randrange(len(tensor.dims))] = rng.choice(_EXTENTS)
+    elif choice < 0.6:
+        tensor.dims.append(rng.choice(_EXTENTS))
+    elif choice < 0.8:
+        tensor.data_type = rng.choice((0, 1, 6, 7, 9, 10, 11, 16, 8, 99))
+    else:
+        tensor.CopyFrom(_tensor(helper, tensor.name, rng))
+
+
+def _change_info(info: Any, rng: Random) -> None:
+    dims = info.type.tensor_type.shape.dim
+    if dims and rng.random() < 0.7:
+        dim = rng.choice(dims)
+        if rng.random() < 0.7:
+            dim.dim_value = rng.choice(_EXTENTS)
+        else:
+            dim.dim_param = _name(rng)
+    elif rng.random() < 0.5:
+        info.type.tensor_type.elem_type = rng.choice((0, 1, 7, 8, 9, 16, 99))
+    else:
+        info.type.sequence_type.elem_type.tensor_type.elem_type = 1
 
 
 TARGETS = (Target(name="onnx", prepare=_onnx_files, share=2),)

@@ -27,6 +27,8 @@ from pase.targets.programs import emit_forward
 from pase.targets.training.data import Batches, DataInput, read_arrays
 from pase.targets.training.script import MetricsFile
 from tests.importers.onnx_models import feed, model, node, number, weight, whole
+from pase.targets.training.metrics import MetricsFile
+from tests.importers.onnx_models import feed, model, node, number, saved, weight, whole
 from tests.networks import tiny_plan
 
 # -- messages
@@ -217,33 +219,24 @@ def test_an_operand_that_no_number_of_the_machine_holds_is_refused() -> None:
 # -- ONNX
 
 
-def _saved(proto: Any, folder: Path) -> str:
-    path = folder / "model.onnx"
-    path.write_bytes(proto.SerializeToString())
-    return str(path)
-
-
 def test_an_operator_that_aborts_onnx_is_one_line(tmp_path: Path) -> None:
     nodes = [node("Split", ["x"], ["a", "b", "c"], name="cut", num_outputs=2, axis=0)]
     nodes += [node("MatMul", ["a", "w"], ["y"], name="product")]
     proto = model(nodes, [feed("x", (6, 4))], ["y"], [weight("w", 4, 3)], opset=18)
-    for source in (_saved(proto, tmp_path), proto):
+    for source in (saved(proto, tmp_path), proto):
         with pytest.raises(ModelError, match=r"^operator Split 'cut' cannot take tensors of shapes \[6, 4\]: "):
             load(source)
 
 
-def test_a_process_that_ends_is_told() -> None:
+# The second is what its limit of time sends.
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [(signal.SIGKILL, r"ends its process at it \(SIGKILL\)"), (signal.SIGPROF, "took more than 10 s")],
+)
+def test_a_process_that_ends_is_told(sent: int, told: str) -> None:
     with native() as process:
-        os.kill(process._process.pid, signal.SIGKILL)
-        with pytest.raises(NativeError, match=r"ends its process at it \(SIGKILL\)"):
-            process.ask("inline", b"")
-
-
-def test_a_process_that_takes_too_long_is_told() -> None:
-    with native() as process:
-        # What its limit of time sends.
-        os.kill(process._process.pid, signal.SIGPROF)
-        with pytest.raises(NativeError, match=r"took more than 10 s"):
+        os.kill(process._process.pid, sent)
+        with pytest.raises(NativeError, match=told):
             process.ask("inline", b"")
 
 
@@ -273,13 +266,13 @@ UNUSUAL = {
 def test_unusual_attributes_name_their_operator(nodes: list[Any], tmp_path: Path) -> None:
     proto = model(nodes, [feed("x", (2, 3))], ["y"], [whole("n", 3, 2)], opset=17)
     with pytest.raises(ModelError, match=r"operator [A-Za-z]+ 'op'"):
-        load(_saved(proto, tmp_path))
+        load(saved(proto, tmp_path))
 
 
 def test_a_bias_of_another_shape_is_not_written(tmp_path: Path) -> None:
     nodes = [node("Conv", ["x", "w", "bias"], ["y"], name="conv")]
     proto = model(nodes, [feed("x", (4, 3, 8, 8))], ["y"], [weight("w", 6, 3, 3, 3), weight("bias", 6, 2)])
-    plan = search(load(_saved(proto, tmp_path)), devices=2)
+    plan = search(load(saved(proto, tmp_path)), devices=2)
     with pytest.raises(
         EmitError,
         match=r"^layer 'conv' \(conv2d\) cannot be written as a program: Conv: a tensor of more dims is broadcast; ",
@@ -291,7 +284,7 @@ def test_channels_that_a_tensor_has_not_are_refused(tmp_path: Path) -> None:
     nodes = [node("BatchNormalization", ["x", "s", "s", "s", "s"], ["n"], name="norm"), node("Relu", ["n"], ["y"])]
     proto = model(nodes, [feed("x", (4,))], ["y"], [weight("s", 1)])
     with pytest.raises(ModelError, match="operator 'norm' is over dim 1 of tensors of 1 dims"):
-        load(_saved(proto, tmp_path))
+        load(saved(proto, tmp_path))
 
 
 def test_values_that_cannot_be_computed_are_one_line(tmp_path: Path) -> None:
@@ -305,7 +298,7 @@ def test_values_that_cannot_be_computed_are_one_line(tmp_path: Path) -> None:
     stored = [number("c", 2.0), whole("shape", 300, 300), weight("w", 300, 3)]
     proto = model(nodes, [feed("x", (300, 300))], ["y"], stored, more=[helper.make_opsetid("com.microsoft", 1)])
     with pytest.raises(ModelError, match="'k' cannot be computed of the stored tensors: "):
-        read_weights(_saved(proto, tmp_path))
+        read_weights(saved(proto, tmp_path))
 
 
 def test_values_that_are_computed_of_few_take_no_more_than_these(tmp_path: Path) -> None:
@@ -317,4 +310,4 @@ def test_values_that_are_computed_of_few_take_no_more_than_these(tmp_path: Path)
     ]
     stored = [weight("one", 1, 1, 1, 1), whole("sizes", 1, 1, 10**6, 10**7), weight("w", 4, 4)]
     with pytest.raises(ModelError, match=r"'k' cannot be computed .* takes 10,000,000,000,000 elements, many more"):
-        read_weights(_saved(model(nodes, [feed("x", (2, 4))], ["y"], stored), tmp_path))
+        read_weights(saved(model(nodes, [feed("x", (2, 4))], ["y"], stored), tmp_path))

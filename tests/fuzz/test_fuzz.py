@@ -15,8 +15,8 @@ import pytest
 
 from pase.errors import PlanError
 from tests.fuzz import harness
+from tests.fuzz.__main__ import TARGETS
 from tests.fuzz.harness import Outcome, Target, problem_of, run
-from tests.fuzz.targets import TARGETS
 
 INPUTS = 500
 ROOT = Path(__file__).parents[2]

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from pase.importers.ir.trace import Trace
 from pase.importers.isolated import Native, native
+from pase.importers.onnx.file import OnnxFrontEnd
 
 NEWEST = onnx.defs.onnx_opset_version()
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -84,7 +87,7 @@ def model(
     return helper.make_model(graph, opset_imports=imports, functions=list(functions), ir_version=10)
 
 
-node = helper.make_node
+node, domain = helper.make_node, helper.make_opsetid
 
 
 def convolutional(opset: int, batch: int | str = 2) -> Any:
@@ -140,3 +143,15 @@ def transformer(batch: int, *, steps: int = 5, heads: int = 2, width: int = 8, i
     nodes.append(node("Add", ["x", last], ["y"], name="residual"))
     weights = [weight(f"w{name}", width, width) for name in "qkvo"]
     return model(nodes, [feed("x", shape)], ["y"], [*weights, *targets, number("root", size**0.5)])
+
+
+def traced(source: Any, batch: int | None = None, **arguments: Any) -> Trace:
+    """Return the trace of a model, or of its file."""
+    return OnnxFrontEnd().trace(str(source) if isinstance(source, Path) else source, batch=batch, arguments=arguments)
+
+
+def saved(proto: Any, folder: Path) -> str:
+    """Return the path of a model's file."""
+    path = folder / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return str(path)

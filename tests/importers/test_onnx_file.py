@@ -16,8 +16,6 @@ from pase.errors import ModelError
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Trace
 from pase.importers.lower import lower
-from pase.importers.onnx.file import OnnxFrontEnd, trace_onnx
-from pase.importers.onnx.model import open_model
 from pase.importers.passes import run_passes
 from tests.importers.onnx_models import (
     BOOL,
@@ -29,6 +27,7 @@ from tests.importers.onnx_models import (
     node,
     number,
     one_process,  # noqa: F401
+    traced,
     transformer,
     weight,
     whole,
@@ -53,11 +52,6 @@ ZOO = {
 """Operators before, vertices after, and parameters: of AlexNet, GoogLeNet, ResNet-50, SqueezeNet and VGG-19 those that
 are published; DenseNet-121 has a second scale and shift behind each of its normalisations.
 """
-
-
-def _trace(source: Any, batch: int | None = None, **arguments: Any) -> Trace:
-    source = str(source) if isinstance(source, Path) else source
-    return OnnxFrontEnd().trace(source, batch=batch, arguments=arguments)
 
 
 def _flop(proto: Any, batch: int = 1) -> int:
@@ -87,7 +81,7 @@ IN_THE_SUITE = ("resnet50", "shufflenet", "squeezenet", "bvlc_alexnet")
 def test_a_model_of_the_zoo_comes_to_its_vertices_parameters_and_flop(name: str) -> None:
     before, after, parameters = ZOO[name]
     path = LIGHT / f"light_{name}.onnx"
-    trace = _trace(path)
+    trace = traced(path)
     graph = lower(run_passes(trace)[-1]).graph
     assert trace.num_source_operators == before == len(onnx.load(path).graph.node)
     assert len(graph.operators) == after
@@ -99,7 +93,7 @@ def test_a_model_of_the_zoo_comes_to_its_vertices_parameters_and_flop(name: str)
 @pytest.mark.parametrize("name", ["resnet50", "shufflenet"])
 def test_a_model_of_the_zoo_takes_another_batch(name: str) -> None:
     path = LIGHT / f"light_{name}.onnx"
-    one, many = _trace(path), _trace(path, batch=6)
+    one, many = traced(path), traced(path, batch=6)
     assert [type(each.op) for each in one.nodes] == [type(each.op) for each in many.nodes]
     for a, b in zip(one.nodes, many.nodes, strict=True):
         for before, after in zip(a.outputs, b.outputs, strict=True):
@@ -120,7 +114,7 @@ _OTHERS = [pytest.param(opset, marks=pytest.mark.full) for opset in range(8, NEW
 def test_every_opset_is_read_alike(opset: int) -> None:
     # LayerNormalization and the like apart, these operators are in all of them, in other forms.
     proto = convolutional(opset)
-    trace = _trace(proto)
+    trace = traced(proto)
     graph = lower(run_passes(trace)[-1]).graph
     assert [op.kind for op in graph.operators] == ["conv2d", "batch_norm", "pool2d", "dense", "softmax"]
     assert graph.num_parameters == 6 * 27 + 6 + 2 * 6 + 960 + 10
@@ -128,7 +122,7 @@ def test_every_opset_is_read_alike(opset: int) -> None:
 
 
 def test_an_opset_that_is_newer_than_what_is_installed_is_read_as_the_newest() -> None:
-    trace = _trace(convolutional(NEWEST + 3))
+    trace = traced(convolutional(NEWEST + 3))
     assert trace.notes == (
         f"operators are of opset {NEWEST + 3}, read as those of {NEWEST}, the newest that is installed",
     )
@@ -145,8 +139,8 @@ def _shapes(trace: Trace) -> dict[str, tuple[int, ...]]:
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("steps", [1, 5])
 def test_a_batch_that_is_written_into_reshapes_is_replaced(exported: int, batch: int, steps: int) -> None:
-    found = _trace(transformer(exported, steps=steps), batch=batch)
-    assert _shapes(found) == _shapes(_trace(transformer(batch, steps=steps)))
+    found = traced(transformer(exported, steps=steps), batch=batch)
+    assert _shapes(found) == _shapes(traced(transformer(batch, steps=steps)))
     changed = any("instead of" in note for note in found.notes)
     assert changed == (exported != batch)
 
@@ -155,8 +149,8 @@ def test_a_batch_that_is_written_into_reshapes_is_replaced(exported: int, batch:
 @pytest.mark.parametrize("batch", [3, 4])
 def test_a_batch_that_is_put_together_with_heads_and_steps_is_replaced(exported: int, batch: int) -> None:
     proto = transformer(exported, is_first=False)
-    found = _trace(proto, **{"x.1": batch})
-    assert _shapes(found) == _shapes(_trace(transformer(batch, is_first=False)))
+    found = traced(proto, **{"x.1": batch})
+    assert _shapes(found) == _shapes(traced(transformer(batch, is_first=False)))
 
 
 def _class_token(batch: int, *, is_expanded: bool) -> Any:
@@ -171,7 +165,7 @@ def _class_token(batch: int, *, is_expanded: bool) -> Any:
 
 @pytest.mark.parametrize(("exported", "is_expanded"), [(1, False), (1, True), (2, True)])
 def test_a_token_of_one_example_is_repeated_for_all(exported: int, is_expanded: bool) -> None:
-    found = _trace(_class_token(exported, is_expanded=is_expanded), batch=3)
+    found = traced(_class_token(exported, is_expanded=is_expanded), batch=3)
     assert _shapes(found)["y"] == (3, 6, 4)
     assert any(isinstance(each.op, ops.Broadcast) and each.outputs[0].shape == (3, 1, 4) for each in found.nodes)
     assert found.num_parameters == 4 + 24
@@ -180,7 +174,7 @@ def test_a_token_of_one_example_is_repeated_for_all(exported: int, is_expanded: 
 def test_sizes_of_a_resize_follow_the_batch() -> None:
     resize = node("Resize", ["x", "", "", "sizes"], ["y"], mode="nearest")
     proto = model([resize], [feed("x", (1, 3, 4, 4))], ["y"], [whole("sizes", 1, 3, 8, 6)])
-    (found,) = _trace(proto, batch=7).nodes
+    (found,) = traced(proto, batch=7).nodes
     assert found.outputs[0].shape == (7, 3, 8, 6)
     assert found.op == ops.Generic(passes=((0, 0), (1, 1)))
 
@@ -191,7 +185,7 @@ def test_a_batch_that_cannot_be_replaced_is_said_to_be_written_into_the_model() 
     with pytest.raises(
         ModelError, match=r"operator Squeeze 'drop' cannot take .*the batch may be written into the model"
     ):
-        _trace(proto, batch=4)
+        traced(proto, batch=4)
 
 
 @pytest.mark.parametrize(
@@ -204,16 +198,16 @@ def test_a_batch_that_contradicts_a_shape_in_the_file_is_refused(
     nodes = [node(operator, ["x", "how"], ["s"], name="op"), node("Relu", ["s"], ["y"])]
     proto = model(nodes, [feed("x", shape), feed("how", (2,) if operator == "Tile" else (1,), INT64)], ["y"])
     proto.graph.value_info.append(feed("s", made))
-    assert _shapes(_trace(proto))["y"] == made
+    assert _shapes(traced(proto))["y"] == made
     with pytest.raises(ModelError, match=rf"operator {operator} 'op' .*makes \[.*\] of \["):
-        _trace(proto, **{"x.0": 5})
+        traced(proto, **{"x.0": 5})
 
 
 def test_a_batch_that_is_left_open_need_not_be_one() -> None:
     # Written for pairs of examples: a batch of one, that of the reference, has no half.
     nodes = [node("Reshape", ["x", "pairs"], ["p"]), node("Relu", ["p"], ["y"])]
     proto = model(nodes, [feed("x", ("batch", 3))], ["y"], [whole("pairs", -1, 2, 3)])
-    assert _shapes(_trace(proto, batch=6))["y"] == (3, 2, 3)
+    assert _shapes(traced(proto, batch=6))["y"] == (3, 2, 3)
 
 
 # -- inputs
@@ -224,12 +218,12 @@ def _dense(*dims: int | str | None) -> Any:
 
 
 def test_dims_that_are_left_open_are_given_by_name_or_position() -> None:
-    assert _shapes(_trace(_dense("batch", "sequence", 8), batch=3, sequence="16"))["y"] == (3, 16, 4)
-    assert _shapes(_trace(_dense("batch", "sequence", 8), batch=5, sequence=2))["y"] == (5, 2, 4)
-    assert _shapes(_trace(_dense(None, None, 8), **{"tokens.0": 2, "tokens.1": 7}))["y"] == (2, 7, 4)
-    assert _shapes(_trace(_dense(None, "past + new", 8), batch=2, past=3, new=4))["y"] == (2, 7, 4)
+    assert _shapes(traced(_dense("batch", "sequence", 8), batch=3, sequence="16"))["y"] == (3, 16, 4)
+    assert _shapes(traced(_dense("batch", "sequence", 8), batch=5, sequence=2))["y"] == (5, 2, 4)
+    assert _shapes(traced(_dense(None, None, 8), **{"tokens.0": 2, "tokens.1": 7}))["y"] == (2, 7, 4)
+    assert _shapes(traced(_dense(None, "past + new", 8), batch=2, past=3, new=4))["y"] == (2, 7, 4)
     # A dim that is named so is the batch wherever it stands.
-    assert _shapes(_trace(_dense("sequence", "batch_size", 8), batch=2, sequence=9))["y"] == (9, 2, 4)
+    assert _shapes(traced(_dense("sequence", "batch_size", 8), batch=2, sequence=9))["y"] == (9, 2, 4)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +238,7 @@ def test_dims_that_are_left_open_are_given_by_name_or_position() -> None:
 )
 def test_the_batch_is_that_of_every_input(first: Any, second: Any) -> None:
     proto = model([node("Concat", ["a", "b"], ["y"], axis=1)], [feed("a", first), feed("b", second)], ["y"])
-    trace = _trace(proto, batch=5)
+    trace = traced(proto, batch=5)
     assert _shapes(trace)["y"] == (5, 7)
     assert trace.notes[0] == "the batch is dim 0 of 'a', dim 0 of 'b'"
 
@@ -269,13 +263,13 @@ def test_the_batch_is_that_of_every_input(first: Any, second: Any) -> None:
 def test_dims_without_an_extent_are_named(dims: Any, given: dict[str, Any], message: str) -> None:
     batch = given.pop("batch", None) if "batch" in given and "batch" not in dims else None
     with pytest.raises(ModelError, match=message):
-        _trace(_dense(*dims), batch, **given)
+        traced(_dense(*dims), batch, **given)
 
 
 def test_an_initialiser_that_is_listed_as_an_input_is_a_weight() -> None:
     proto = _dense(2, 3, 8)
     proto.graph.input.append(feed("w", (8, 4)))
-    trace = _trace(proto)
+    trace = traced(proto)
     assert [(leaf.value.name, leaf.role) for leaf in trace.leaves] == [("tokens", "input"), ("w", "parameter")]
 
 
@@ -283,7 +277,7 @@ def test_an_initialiser_that_is_listed_as_an_input_is_a_weight() -> None:
 
 
 def _roles(nodes: list[Any], initialisers: list[Any], inputs: list[Any]) -> dict[str, str]:
-    trace = _trace(model(nodes, inputs, [nodes[-1].output[0]], initialisers))
+    trace = traced(model(nodes, inputs, [nodes[-1].output[0]], initialisers))
     return {leaf.value.name: leaf.role for leaf in trace.leaves if leaf.role != "input"}
 
 
@@ -344,7 +338,7 @@ def test_weights_that_are_read_twice_are_one() -> None:
         node("Transpose", ["same"], ["t"]),
         node("MatMul", ["e", "t"], ["y"]),
     ]
-    trace = _trace(model(nodes, [feed("ids", (2, 5), INT64)], ["y"], [weight("table", 9, 6)]))
+    trace = traced(model(nodes, [feed("ids", (2, 5), INT64)], ["y"], [weight("table", 9, 6)]))
     graph = lower(run_passes(trace)[-1]).graph
     assert trace.num_parameters == graph.num_parameters == 54
     assert len(graph.operators) == 2
@@ -372,7 +366,7 @@ def test_shapes_that_a_model_computes_are_worked_out() -> None:
     stored = [whole("zeros", 0), whole("one", 1), whole("three", 3), whole("two", 2)]
     stored += [onnx.numpy_helper.from_array(np.asarray(v), n) for n, v in (("zero", 0), ("count", 6), ("step", 1))]
     proto = model(nodes, [feed("x", ("n", 4, 3))], ["y"], stored)
-    trace = _trace(proto, batch=5)
+    trace = traced(proto, batch=5)
     assert [each.origin.operator for each in trace.nodes] == ["Reshape", "Add", "Mul"]
     assert _shapes(trace)["y"] == (5, 2, 6)
     assert trace.num_parameters == 0
@@ -393,7 +387,7 @@ def test_an_if_of_a_known_condition_is_its_branch() -> None:
     ]
     two = onnx.numpy_helper.from_array(np.asarray(2), "two")
     for shape, operator in (((2, 3), "Relu"), ((2, 3, 3), "Tanh")):
-        trace = _trace(model(nodes, [feed("x", shape)], ["y"], [two]))
+        trace = traced(model(nodes, [feed("x", shape)], ["y"], [two]))
         assert [each.origin.operator for each in trace.nodes] == [operator, "Mul", "Identity", "Add"]
         assert trace.num_parameters == 3
 
@@ -417,7 +411,7 @@ def test_what_cannot_be_imported_is_named(operator: str, inputs: list[str], mess
     nodes = [node(operator, inputs, ["c"], name="flow", **attributes)]
     proto = model(nodes, [feed("x", (2, 3)), feed("flag", (), BOOL)], ["c"])
     with pytest.raises(ModelError, match=message):
-        _trace(proto)
+        traced(proto)
 
 
 @pytest.mark.parametrize(
@@ -430,7 +424,7 @@ def test_what_cannot_be_imported_is_named(operator: str, inputs: list[str], mess
 )
 def test_graphs_that_do_not_hang_together_are_refused(nodes: list[Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        _trace(model(nodes, [feed("x", (2, 3))], ["y"]))
+        traced(model(nodes, [feed("x", (2, 3))], ["y"]))
 
 
 def test_layers_are_named_as_in_the_source() -> None:
@@ -438,6 +432,6 @@ def test_layers_are_named_as_in_the_source() -> None:
         node("MatMul", ["x", "w"], ["p"], name="/encoder/dense/MatMul"),
         node("Div", ["p", "root"], ["y"], name="plain"),
     ]
-    trace = _trace(model(nodes, [feed("x", (2, 3))], ["y"], [weight("w", 3, 3), number("root", 2.0)]))
+    trace = traced(model(nodes, [feed("x", (2, 3))], ["y"], [weight("w", 3, 3), number("root", 2.0)]))
     assert [each.origin.scope for each in trace.nodes] == ["encoder/dense", "plain"]
-    assert trace_onnx(open_model(convolutional(13))).nodes[0].name == "conv"
+    assert traced(convolutional(13)).nodes[0].name == "conv"

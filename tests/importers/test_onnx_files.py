@@ -12,17 +12,18 @@ import onnx
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 from pase.errors import ModelError
-from pase.importers.ir.trace import Trace
-from pase.importers.onnx.file import OnnxFrontEnd, trace_onnx
+from pase.importers.onnx.file import OnnxFrontEnd
 from pase.importers.onnx.model import MAX_READ_BYTES, open_model, read_weights
-from tests.importers.onnx_models import (
+from tests.importers.onnx_models import (  # noqa: F401
     FLOAT,
     convolutional,
     feed,
     model,
     node,
     number,
-    one_process,  # noqa: F401
+    one_process,
+    saved,
+    traced,
     transformer,
     weight,
     whole,
@@ -31,21 +32,11 @@ from tests.importers.onnx_models import (
 pytestmark = pytest.mark.usefixtures("one_process")
 
 
-def _import(path: Path | str) -> Trace:
-    return OnnxFrontEnd().trace(str(path), batch=None, arguments={})
-
-
-def _saved(proto: Any, folder: Path, name: str = "model.onnx") -> Path:
-    path = folder / name
-    path.write_bytes(proto.SerializeToString())
-    return path
-
-
 def test_a_weight_of_terabytes_in_another_file_is_a_shape(tmp_path: Path) -> None:
     proto = model([node("MatMul", ["x", "w"], ["y"])], [feed("x", (2, 1 << 20))], ["y"])
     proto.graph.initializer.append(TensorProto(name="w", dims=[1 << 20, 1 << 23], data_type=FLOAT, data_location=1))
-    assert _import(_saved(proto, tmp_path)).num_parameters == 1 << 43
-    assert trace_onnx(open_model(proto)).num_parameters == 1 << 43
+    assert traced(saved(proto, tmp_path)).num_parameters == 1 << 43
+    assert traced(proto).num_parameters == 1 << 43
 
 
 def test_a_file_that_is_too_large_for_a_model_is_not_read(tmp_path: Path) -> None:
@@ -53,7 +44,7 @@ def test_a_file_that_is_too_large_for_a_model_is_not_read(tmp_path: Path) -> Non
     with path.open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(ModelError, match=r"has 1,099,511,627,776 bytes; .* at most 2 GiB: .*save_as_external_data"):
-        _import(path)
+        traced(path)
 
 
 @pytest.mark.parametrize("proto", [convolutional(9), transformer(2), convolutional(22)], ids=["cnn9", "block", "cnn22"])
@@ -86,7 +77,7 @@ def test_a_file_of_which_a_byte_is_wrong_is_refused_or_is_another_model(proto: A
 
 def _refused_or_read(path: Path) -> None:
     try:
-        trace = _import(path)
+        trace = traced(path)
     except ModelError as error:
         text = str(error)
         assert text
@@ -110,14 +101,14 @@ def test_what_is_no_model_is_refused(data: bytes, message: str, tmp_path: Path) 
     path = tmp_path / "model.onnx"
     path.write_bytes(data)
     with pytest.raises(ModelError, match=message):
-        _import(path)
+        traced(path)
 
 
 def test_a_file_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"none.onnx' cannot be read: No such file"):
-        _import(tmp_path / "none.onnx")
+        traced(tmp_path / "none.onnx")
     with pytest.raises(ModelError, match=r"cannot be read: Is a directory"):
-        _import(tmp_path)
+        traced(tmp_path)
 
 
 def test_graphs_within_graphs_have_an_end(tmp_path: Path) -> None:
@@ -135,7 +126,7 @@ def test_graphs_within_graphs_have_an_end(tmp_path: Path) -> None:
     path = tmp_path / "deep.onnx"
     path.write_bytes(b"\x08\x08" + field(7, graph))
     with pytest.raises(ModelError, match="is no ONNX model, or is truncated or damaged"):
-        _import(path)
+        traced(path)
 
 
 def test_a_model_in_memory_has_an_end_too() -> None:
@@ -151,11 +142,11 @@ def test_absurd_shapes_are_refused() -> None:
     huge = TensorProto(name="w", dims=[2**62, 4], data_type=FLOAT)
     proto = model([node("MatMul", ["x", "w"], ["y"])], [feed("x", (2, 4))], ["y"], [huge])
     with pytest.raises(ModelError, match=r"tensor 'w' has shape \(4611686018427387904, 4\); the file is damaged"):
-        trace_onnx(open_model(proto))
+        traced(proto)
     fill = node("ConstantOfShape", ["s"], ["c"], name="fill")
     proto = model([fill, node("Add", ["x", "c"], ["y"])], [feed("x", (2, 4))], ["y"], [whole("s", 2**61, 2**61)])
     with pytest.raises(ModelError, match=r"tensor 'c' has shape"):
-        trace_onnx(open_model(proto))
+        traced(proto)
 
 
 def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
@@ -163,7 +154,7 @@ def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(data.replace(b"abc", b"a\xffc"))
     with pytest.raises(ModelError, match="is no ONNX model, or is truncated or damaged: a name in it is no text"):
-        _import(path)
+        traced(path)
 
 
 @pytest.mark.parametrize("opset", [1, 6])
@@ -203,7 +194,7 @@ def test_a_function_is_what_it_is_made_of() -> None:
         more=[helper.make_opsetid("own", 1)],
         opset=20,
     )
-    trace = trace_onnx(open_model(proto))
+    trace = traced(proto)
     assert [each.origin.operator for each in trace.nodes] == ["Add", "Add"]
 
 
@@ -212,7 +203,7 @@ def test_a_function_is_what_it_is_made_of() -> None:
 
 def test_values_are_read_one_by_one(tmp_path: Path) -> None:
     proto = convolutional(13)
-    path = _saved(proto, tmp_path)
+    path = saved(proto, tmp_path)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
     assert stored["dense"].nbytes < MAX_READ_BYTES < 90 * 70 * 4
     weights = read_weights(str(path))
@@ -223,7 +214,7 @@ def test_values_are_read_one_by_one(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read_weights(proto)[name], array)
     big = model([node("MatMul", ["x", "w"], ["y"])], [feed("x", (2, 90))], ["y"], [weight("w", 90, 70)])
     np.testing.assert_array_equal(
-        read_weights(str(_saved(big, tmp_path)))["w"], numpy_helper.to_array(big.graph.initializer[0])
+        read_weights(str(saved(big, tmp_path)))["w"], numpy_helper.to_array(big.graph.initializer[0])
     )
     assert "v" not in weights
 
@@ -240,7 +231,7 @@ def test_values_beside_the_file_are_not_needed_and_are_read_when_asked_for(tmp_p
     path, array = _external(tmp_path)
     np.testing.assert_array_equal(read_weights(str(path))["w"], array)
     (tmp_path / "w.bin").unlink()
-    assert _import(path).num_parameters == 90 * 70
+    assert traced(path).num_parameters == 90 * 70
     with pytest.raises(ModelError, match=r"values of 'w' cannot be read: .*w.bin, but it is not regular file"):
         read_weights(str(path))["w"]
 
@@ -272,8 +263,7 @@ def test_a_model_in_memory_is_taken_as_a_file_is(tmp_path: Path) -> None:
     assert front_end.takes("a/MODEL.ONNX")
     assert not front_end.takes("model.keras")
     assert not front_end.takes(None)
-    in_memory = front_end.trace(proto, batch=None, arguments={})
-    in_file = _import(_saved(proto, tmp_path, "small.onnx"))
-    assert in_memory == in_file
-    assert in_file.name == "small"
+    path = Path(saved(proto, tmp_path)).rename(tmp_path / "small.onnx")
+    assert traced(proto) == traced(path)
+    assert traced(path).name == "small"
     assert number("n", 1.0).dims == []

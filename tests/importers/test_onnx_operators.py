@@ -15,17 +15,23 @@ from pase.errors import ModelError
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Node, Trace
 from pase.importers.lower import lower
-from pase.importers.onnx.file import trace_onnx
-from pase.importers.onnx.model import open_model
 from pase.importers.passes import run_passes
-from tests.importers.onnx_models import BOOL, INT64, feed, model, node, number, one_process, weight, whole  # noqa: F401
+from tests.importers.onnx_models import (  # noqa: F401
+    BOOL,
+    INT64,
+    domain,
+    feed,
+    model,
+    node,
+    number,
+    one_process,
+    traced,
+    weight,
+    whole,
+)
 from tests.importers.traces import Array, evaluate
 
 pytestmark = pytest.mark.usefixtures("one_process")
-
-
-def _trace(proto: Any, **arguments: Any) -> Trace:
-    return trace_onnx(open_model(proto), **arguments)
 
 
 def _evaluated(trace: Trace, proto: Any, fed: Mapping[str, Array]) -> dict[str, Array]:
@@ -144,7 +150,7 @@ def _single(name: str) -> tuple[Any, dict[str, Array]]:
 def test_a_translation_computes_what_the_operator_does(name: str) -> None:
     proto, fed = _single(name)
     expected = dict(zip([o.name for o in proto.graph.output], ReferenceEvaluator(proto).run(None, fed), strict=True))
-    trace = _trace(proto)
+    trace = traced(proto)
     found = _evaluated(trace, proto, fed)
     assert set(trace.outputs) == set(expected)
     for output, array in expected.items():
@@ -158,7 +164,7 @@ def test_a_softmax_was_once_over_all_dims_from_its_axis_on(opset: int, shape: tu
     proto = model([node("Softmax", ["x"], ["y"], axis=axis)], [feed("x", shape)], ["y"], opset=opset)
     x = np.random.default_rng(0).random(shape).astype(np.float32)
     flat = np.exp(x.reshape(shape[0] if axis else 1, -1))
-    found = _evaluated(_trace(proto), proto, {"x": x})["y"]
+    found = _evaluated(traced(proto), proto, {"x": x})["y"]
     np.testing.assert_allclose(found, (flat / flat.sum(1, keepdims=True)).reshape(shape), rtol=1e-5)
 
 
@@ -166,7 +172,7 @@ def test_a_softmax_was_once_over_all_dims_from_its_axis_on(opset: int, shape: tu
 
 
 def _only(proto: Any) -> Node:
-    trace = _trace(proto)
+    trace = traced(proto)
     (found,) = trace.nodes
     values = {value.name: value.shape for value in found.outputs}
     shapes = [np.asarray(a).shape for a in ReferenceEvaluator(proto).run(None, _zeros(proto))]
@@ -214,7 +220,7 @@ def test_a_recurrent_layer_is_one_node(operator: str, direction: str) -> None:
     cell = node(operator, ["x", "w", "r", "b", "", "h"], ["y", "last"], hidden_size=6, direction=direction, name="cell")
     weights = [weight("w", n, gates * 6, 5), weight("r", n, gates * 6, 6), weight("b", n, 2 * gates * 6)]
     proto = model([cell], [feed("x", (7, 2, 5))], ["y", "last"], [*weights, weight("h", n, 2, 6)])
-    trace = _trace(proto)
+    trace = traced(proto)
     first = trace.nodes[0]
     assert first.op == ops.Recurrent(cell=operator.lower(), units=6, is_bidirectional=n == 2, is_batch_first=False)  # type: ignore[arg-type]
     assert first.outputs[0].shape == (7, 2, 6 * n)
@@ -245,7 +251,7 @@ def test_what_a_recurrent_layer_computes_is_told_where_pytorch_has_it_too(
     names = ["x", "w", "r", "b", *(stored[i].name if i in stored else "" for i in range(4, 8))]
     cell = node("LSTM", names, ["y"], hidden_size=6, name="cell", **attributes)
     weights = [weight("w", 1, 24, 5), weight("r", 1, 24, 6), weight("b", 1, 48), *stored.values()]
-    trace = _trace(model([cell], [feed("x", (7, 2, 5))], ["y"], weights))
+    trace = traced(model([cell], [feed("x", (7, 2, 5))], ["y"], weights))
     op = trace.nodes[0].op
     assert isinstance(op, ops.Recurrent)
     assert op.equations == equations
@@ -253,21 +259,21 @@ def test_what_a_recurrent_layer_computes_is_told_where_pytorch_has_it_too(
 
 
 def test_neighbouring_channels_are_read_whole() -> None:
-    trace = _trace(model([node("LRN", ["x"], ["y"], size=3)], [feed("x", (4, 6, 5, 5))], ["y"]))
+    trace = traced(model([node("LRN", ["x"], ["y"], size=3)], [feed("x", (4, 6, 5, 5))], ["y"]))
     (operator,) = lower(run_passes(trace)[-1]).graph.operators
     assert operator.kind == "response_norm"
     assert operator.unsplittable == (operator.dims[1].name,)
     assert operator.exchanges == ()
     with pytest.raises(ModelError, match="'lrn' is not well formed: size is 0; expected a number of channels"):
-        _trace(model([node("LRN", ["x"], ["y"], size=0, name="lrn")], [feed("x", (4, 6, 5, 5))], ["y"]))
+        traced(model([node("LRN", ["x"], ["y"], size=0, name="lrn")], [feed("x", (4, 6, 5, 5))], ["y"]))
 
 
 def test_what_is_not_known_passes_the_leading_dim_if_it_has_one() -> None:
     foreign = node("Blur", ["x"], ["y"], domain="org.example", name="blur")
-    proto = model([foreign], [feed("x", (4, 3, 5))], ["y"], more=[_opset("org.example", 1)])
+    proto = model([foreign], [feed("x", (4, 3, 5))], ["y"], more=[domain("org.example", 1)])
     del proto.graph.output[:]
     proto.graph.output.append(feed("y", (4, 9)))
-    (found,) = _trace(proto).nodes
+    (found,) = traced(proto).nodes
     assert found.op == ops.Generic(passes=((0, 0),))
     assert found.origin.operator == "Blur"
     assert found.outputs[0].shape == (4, 9)
@@ -275,9 +281,9 @@ def test_what_is_not_known_passes_the_leading_dim_if_it_has_one() -> None:
 
 def test_an_operator_of_which_nothing_tells_the_shape_is_refused() -> None:
     foreign = node("Blur", ["x"], ["y"], domain="org.example", name="blur")
-    proto = model([foreign], [feed("x", (4, 3, 5))], ["y"], more=[_opset("org.example", 1)])
+    proto = model([foreign], [feed("x", (4, 3, 5))], ["y"], more=[domain("org.example", 1)])
     with pytest.raises(ModelError, match=r"nothing tells the shape of 'y', which operator Blur 'blur' of domain org"):
-        _trace(proto)
+        traced(proto)
 
 
 def test_operators_of_the_runtime_are_known() -> None:
@@ -287,8 +293,8 @@ def test_operators_of_the_runtime_are_known() -> None:
         node("MultiHeadAttention", ["g", "g", "g"], ["y"], domain="com.microsoft", name="mha", num_heads=2),
     ]
     inputs = [feed("x", (2, 5, 8)), feed("z", (2, 5, 8))]
-    proto = model(nodes, inputs, ["y"], [weight("s", 8), weight("b", 8)], more=[_opset("com.microsoft", 1)])
-    trace = _trace(proto)
+    proto = model(nodes, inputs, ["y"], [weight("s", 8), weight("b", 8)], more=[domain("com.microsoft", 1)])
+    trace = traced(proto)
     kinds = [type(each.op) for each in trace.nodes]
     assert kinds[:4] == [ops.Pointwise, ops.Normalise, ops.Pointwise, ops.Pointwise]
     assert kinds.count(ops.Attention) == 1
@@ -314,7 +320,7 @@ def test_a_transformer_that_was_optimised_for_the_runtime_is_known() -> None:
     ]
     weights += [weight("qkv", 8, 24), weight("qb", 24), weight("wo", 8, 8)]
     inputs = [feed("ids", (3, 5), INT64), feed("segments", (3, 5), INT64)]
-    trace = _trace(model(nodes, inputs, ["y"], weights, more=[_opset(ms, 1)]))
+    trace = traced(model(nodes, inputs, ["y"], weights, more=[domain(ms, 1)]))
     graph = lower(run_passes(trace)[-1]).graph
     # A position's row is 5 of 16, so that the table is held whole.
     assert graph.num_parameters == trace.num_parameters == (11 + 16 + 2 + 2 + 24 + 3 + 8) * 8
@@ -323,12 +329,6 @@ def test_a_transformer_that_was_optimised_for_the_runtime_is_known() -> None:
     assert [op.kind for op in graph.operators if op.kind in ("attention", "dense", "embedding")] == [
         "embedding", "embedding", "dense", "attention", "dense",
     ]  # fmt: skip
-
-
-def _opset(domain: str, version: int) -> Any:
-    from onnx import helper
-
-    return helper.make_opsetid(domain, version)
 
 
 @pytest.mark.parametrize(
@@ -347,4 +347,4 @@ def test_an_operator_that_does_not_fit_is_named(operator: Any, initialisers: lis
     with pytest.raises(
         ModelError, match=rf"operator {operator.op_type} 'bad' (cannot take tensors|is not well formed)"
     ):
-        _trace(proto)
+        traced(proto)

@@ -230,11 +230,9 @@ def read_config(path: str) -> dict[str, Any]:
                 text = stream.read(_MAX_BYTES + 1)
     except KeyError:
         raise ModelError(f"{path!r} holds no config.json; expected what model.save('model.keras') writes") from None
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError) as error:
-        raise ModelError(f"{path!r} is no .keras file, or it is damaged: {_cause(error)}") from error
     except Exception as error:
         # Damaged data make the decompressors raise errors of their own.
-        raise ModelError(f"{path!r} is damaged: {error}") from error
+        raise ModelError(f"{path!r} is no .keras file, or it is damaged: {_cause(error)}") from error
     if len(text) > _MAX_BYTES:
         raise ModelError(f"{path!r}: its configuration is larger than {_MAX_BYTES >> 20} MiB; this is no model")
     try:

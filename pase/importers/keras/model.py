@@ -1,10 +1,9 @@
 """Keras models, traced by JAX; `.keras` files, of which the configuration alone is read."""
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import import_module
 from math import prod
 from pathlib import PurePath
@@ -111,11 +110,8 @@ def read_trace(keras: Any, opened: _Opened, *, batch: int | None, arguments: Map
     model's own code cannot be followed.
     """
     followed = _follow(keras, opened, batch=batch, arguments=arguments)
-    with followed.following.on_jax():
-        try:
-            trace = traced(followed.source).trace
-        except ModelError as error:
-            raise (error if error.__cause__ is None else _not_followed(opened.model, error.__cause__)) from error
+    with _followed_on_jax(followed.following):
+        trace = traced(followed.source).trace
     read = {use.value for node in trace.nodes for use in node.inputs}
     trained, scope = followed.trained, followed.following.scope
 
@@ -151,7 +147,9 @@ def _follow(keras: Any, opened: _Opened, *, batch: int | None, arguments: Mappin
     following = Following(keras=keras, jax=jax, model=model)
     if not (model.built and is_keras(type(model).call)):
         # Its variables are made when it is called.
-        _build(keras, following, found)
+        symbols = keras.tree.map_structure(lambda item: keras.KerasTensor(item.shape, dtype=item.dtype), found)
+        with _followed_on_jax(following):
+            import_module("keras.src.backend.jax").compute_output_spec(model, symbols)
     names, trained = Names("~"), trained_of(model)
     kept = {id(variable) for variable in trained}
     # Long whole numbers, which JAX has only where it is told to, count what was seen.
@@ -164,7 +162,9 @@ def _follow(keras: Any, opened: _Opened, *, batch: int | None, arguments: Mappin
         mapping = [(parameters[name], value) for name, value in p.items()] + [(others[n], v) for n, v in c.items()]
         with keras.StatelessScope(mapping, initialize_variables=False):
             following.num_operations, following.notes = 0, []
-            return _call_of(model)(keras.tree.map_structure(lambda _: next(values), found))
+            # As outside training.
+            options = {"training": False} if getattr(model, "_call_has_training_arg", False) else {}
+            return model.call(keras.tree.map_structure(lambda _: next(values), found), **options)
 
     shapes = [{name: _shape(jax, variable) for name, variable in part.items()} for part in (parameters, others)]
     source = Source(
@@ -185,26 +185,21 @@ def _shape(jax: Any, item: Any) -> Any:
     return jax.ShapeDtypeStruct(tuple(item.shape), str(item.dtype))
 
 
-def _build(keras: Any, following: Following, found: Any) -> None:
-    """Have a model make its variables, by calling it on shapes."""
-    given = keras.tree.map_structure(lambda item: keras.KerasTensor(item.shape, dtype=item.dtype), found)
+@contextmanager
+def _followed_on_jax(following: Following) -> Iterator[None]:
+    """Have a model's code compute with JAX; ModelError where it cannot be followed."""
     try:
         with following.on_jax():
-            import_module("keras.src.backend.jax").compute_output_spec(following.model, given)
+            yield
     except Exception as error:
-        raise _not_followed(following.model, error) from error
-
-
-def _call_of(model: Any) -> Callable[..., Any]:
-    """Return what a model does outside training."""
-    return partial(model.call, training=False) if getattr(model, "_call_has_training_arg", False) else model.call
-
-
-def _not_followed(model: Any, error: BaseException) -> ModelError:
-    return ModelError(
-        f"Keras model {model.name!r} cannot be followed: {first_line(error).partition('. ')[0].rstrip('.')}; what its "
-        "layers do has to be written with keras.layers and keras.ops"
-    )
+        cause = error.__cause__ if isinstance(error, ModelError) else error
+        if cause is None:
+            raise
+        raise ModelError(
+            f"Keras model {following.model.name!r} cannot be followed: "
+            f"{first_line(cause).partition('. ')[0].rstrip('.')}; what its layers do has to be written with "
+            "keras.layers and keras.ops"
+        ) from error
 
 
 def _with_losses(keras: Any, followed: _Followed, opened: _Opened) -> Source:
@@ -212,13 +207,9 @@ def _with_losses(keras: Any, followed: _Followed, opened: _Opened) -> Source:
     jax, source = followed.following.jax, followed.source
     if opened.losses is None:
         return source
-    with followed.following.on_jax():
-        try:
-            outputs = keras.tree.flatten(
-                jax.eval_shape(source.function, source.parameters, source.constants, *source.inputs)
-            )
-        except Exception as error:
-            raise _not_followed(opened.model, error) from error
+    with _followed_on_jax(followed.following):
+        found = jax.eval_shape(source.function, source.parameters, source.constants, *source.inputs)
+    outputs = keras.tree.flatten(found)
     names = list(getattr(opened.model, "output_names", ()))
     if len(names) != len(outputs):
         names = [f"output_{i}" for i in range(len(outputs))]

@@ -1,6 +1,7 @@
 """`BodyBuilder`: the steps of a body while they are written, and the iteration dims that make up each tensor's dims."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from math import gcd, prod
 from typing import Any
@@ -409,16 +410,7 @@ class BodyBuilder:
 
     def mark(self) -> "BodyBuilder":
         """Return what there is so far, to which `reset` goes back."""
-        return replace(
-            self,
-            taken=set(self.taken),
-            steps=[*self.steps],
-            constants=[*self.constants],
-            sources=dict(self.sources),
-            inner=dict(self.inner),
-            borrowed=dict(self.borrowed),
-            _whole=dict(self._whole),
-        )
+        return replace(self, **{own.name: copy(getattr(self, own.name)) for own in fields(self)})
 
     def reset(self, mark: "BodyBuilder") -> None:
         """Forget what was written since a mark."""
