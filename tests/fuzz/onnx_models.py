@@ -34,7 +34,7 @@ def _onnx_files() -> Reader:
 
     bases = [small.convolutional(17).SerializeToString(), small.convolutional(9).SerializeToString()]
     bases += [small.transformer(2).SerializeToString(), _various(helper).SerializeToString()]
-    file.native = small.kept_native  # type: ignore[assignment]
+    file.native = small.kept_native  # type: ignore[attr-defined]
     schemas = [schema for schema in onnx.defs.get_all_schemas() if schema.domain in ("", "ai.onnx.ml")]
 
     def read(rng: Random, folder: Path) -> None:

@@ -93,10 +93,12 @@ WAYS: dict[str, tuple[Callable[[], object], str]] = {
 def test_each_failure_is_that_of_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = list(WAYS.values())
     monkeypatch.setattr(harness, "generator", lambda _target, _seed, number: number)
-    target = Target(name="fails", prepare=list)
+
+    def read(number: Any, _folder: Path) -> None:
+        ways[number][0]()
 
     def outcome(first: int, count: int) -> Outcome:
-        return run(target, lambda number, _folder: ways[number][0](), seed=0, first=first, count=count)  # type: ignore[call-overload]
+        return run(Target(name="fails", prepare=lambda: read), read, seed=0, first=first, count=count)
 
     with monkeypatch.context() as patch:
         patch.setattr(harness, "WALL_S", 3.0)

@@ -393,7 +393,7 @@ class _Vertex:
     def _cast(self, node: Node, inputs: list[TensorRef]) -> list[TensorRef]:
         """Return inputs in the type of numbers in which their source computes with them: that of the result."""
         to = node.outputs[0].dtype
-        types = [self._values[use.value].dtype if not use.of else self._values[use.of].dtype for use in node.inputs]
+        types = [self._values[use.of or use.value].dtype for use in node.inputs]
         sizes = [TYPES.index(dtype) if dtype in TYPES else -1 for dtype in types]
         if to not in TYPES or all(dtype == to or size < 0 for dtype, size in zip(types, sizes, strict=True)):
             return inputs
@@ -640,13 +640,7 @@ class _Vertex:
         sheet = self._sheet
         if not any(isinstance(axis, Window | SliceOf) for axis in access.index_map):
             extents = self._operator.extents
-            dims = [
-                ()
-                if axis is None
-                else tuple(Atom(name, extents[name]) for name in (axis if isinstance(axis, tuple) else (axis,)))
-                for axis in access.index_map
-                if not isinstance(axis, Window | SliceOf)
-            ]
+            dims = [tuple(Atom(name, extents[name]) for name in axis_dims(axis)) for axis in access.index_map]
             return sheet.read(access.tensor, dims, access.shape)
         axes = [self._told(axis, extent) for axis, extent in zip(access.index_map, access.shape, strict=True)]
         return sheet.from_where_it_is(access.tensor, axes, access.shape)

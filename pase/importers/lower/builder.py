@@ -262,8 +262,7 @@ class BodyBuilder:
 
     def whole(self, tensor: str, shape: Sequence[int]) -> TensorRef:
         """Return a weight that every device holds whole."""
-        axes = tuple(() if e == 1 else (self._dim_of(tensor, i, e),) for i, e in enumerate(shape))
-        return TensorRef(operand=tensor, shape=tuple(shape), axes=axes)
+        return self.read(tensor, [()] * len(shape), shape)
 
     def _dim_of(self, tensor: str, axis: int, extent: int) -> Atom:
         found = (dim.name for dim in self.inner.values() if (dim.tensor, dim.axis) == (tensor, axis))

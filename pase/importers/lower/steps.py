@@ -124,7 +124,9 @@ def normalise(sheet: BodyBuilder, op: ops.Normalise, node: Node, inputs: Sequenc
         operands = [x.operand, scale, shift, *statistics[:2]]
         name = sheet.step("batch_norm", operands, dims, epsilon=float(op.epsilon), **moments)
     elif op.kind == "rms":
-        name = _scaled(sheet, str(x.operand), over, op.epsilon)
+        spread = _reduced(sheet, "mean", sheet.step("square", [x.operand]), over)
+        root = sheet.step("rsqrt", [sheet.step("add", [spread, op.epsilon])])
+        name = sheet.step("multiply", [x.operand, root])
         name = sheet.step("multiply", [name, scale]) if op.has_scale else name
         name = sheet.step("add", [name, shift]) if op.has_shift else name
     else:
@@ -158,12 +160,6 @@ def _within_groups(channels: Axis, groups: int) -> Axis:
     if found is None:
         raise NoBodyError("the groups of its channels are none of its iteration space")
     return found[1]
-
-
-def _scaled(sheet: BodyBuilder, x: str, over: Sequence[Axis], epsilon: float) -> str:
-    """Return a tensor by the root of the mean of its squares."""
-    spread = _reduced(sheet, "mean", sheet.step("square", [x]), over)
-    return sheet.step("multiply", [x, sheet.step("rsqrt", [sheet.step("add", [spread, epsilon])])])
 
 
 def _along(sheet: BodyBuilder, known: TensorRef, channels: Axes) -> Operand:
