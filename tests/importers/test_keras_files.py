@@ -222,6 +222,7 @@ def test_an_enormous_layer_takes_no_memory(small: Path, tmp_path: Path) -> None:
         (" " * (65 * 2**20), "its configuration is larger than 64 MiB"),
         ("{", "its config.json is no JSON"),
         ('{"class_name": "Functional", "config": ' + "[" * 100_000 + "]" * 100_000 + "}", "is no JSON"),
+        ('{"class_name": "A", "config": {"a": ' + "[" * 250 + "]" * 250 + "}}", "lies more than 200 deep in itself"),
         ("[1]", "its config.json describes no model"),
         (
             '{"class_name": "Dense", "module": "keras.layers", "config": {"units": 2}}',

@@ -46,7 +46,11 @@ LOSSES: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LOSSES)
+_ALIKE = ("mae", "mape", "msle", "poisson", "log_cosh", "huber", "hinge", "squared_hinge", "tversky")
+"""Those that are computed as others are."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full if n in _ALIKE else ()) for n in LOSSES])
 def test_a_loss_is_known_and_keeps_examples_and_steps_apart(name: str) -> None:
     model = import_model(_model(LOSSES[name]()), is_strict=True)
     assert model.traces[0].notes == ()

@@ -1,5 +1,6 @@
 """ONNX files: read without their weights, and refused in words where they are damaged, hostile or no models."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 from pase.errors import ModelError
 from pase.importers.onnx.file import OnnxFrontEnd
-from pase.importers.onnx.model import MAX_READ_BYTES, open_model, read_weights
+from pase.importers.onnx.model import MAX_READ_BYTES, read_weights
 from tests.importers.onnx_models import (  # noqa: F401
     FLOAT,
     convolutional,
@@ -86,32 +87,13 @@ def _refused_or_read(path: Path) -> None:
         assert trace.nodes
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", r"is empty; expected an ONNX model"),
-        (b"hello, world", r"is no ONNX model, or is truncated or damaged"),
-        (b"\x80\x02}q\x00.", r"is no ONNX model, or is truncated or damaged"),
-        (b"\x3a\xff\xff\xff\xff\x0f", r"is no ONNX model, or is truncated or damaged"),
-        (b"\x08\x08", r"has no operators; expected a model"),
-        (b"\x08\x08\x3a\x00", r"has no operators; expected a model"),
-    ],
-)
-def test_what_is_no_model_is_refused(data: bytes, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    path.write_bytes(data)
-    with pytest.raises(ModelError, match=message):
-        traced(path)
+def _relu(**options: Any) -> Any:
+    return model([node("Relu", ["x"], ["y"], name="abc")], [feed("x", (2,))], ["y"], **options)
 
 
-def test_a_file_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"none.onnx' cannot be read: No such file"):
-        traced(tmp_path / "none.onnx")
-    with pytest.raises(ModelError, match=r"cannot be read: Is a directory"):
-        traced(tmp_path)
+def _deep_file() -> bytes:
+    """Return graphs within operators within graphs, of which no protocol buffer is made."""
 
-
-def test_graphs_within_graphs_have_an_end(tmp_path: Path) -> None:
     def field(number: int, content: bytes) -> bytes:
         length, size = b"", len(content)
         while size >= 0x80:
@@ -123,64 +105,78 @@ def test_graphs_within_graphs_have_an_end(tmp_path: Path) -> None:
     for _ in range(4000):
         # A graph's operator's attribute's graph.
         graph = field(1, field(5, field(6, graph)))
-    path = tmp_path / "deep.onnx"
-    path.write_bytes(b"\x08\x08" + field(7, graph))
-    with pytest.raises(ModelError, match="is no ONNX model, or is truncated or damaged"):
-        traced(path)
+    return b"\x08\x08" + field(7, graph)
 
 
-def test_a_model_in_memory_has_an_end_too() -> None:
-    proto = model([node("Relu", ["x"], ["y"])], [feed("x", (2,))], ["y"])
+def _deep_model() -> Any:
+    proto = _relu()
     graph = proto.graph
     for _ in range(2000):
         graph = graph.node.add(op_type="If").attribute.add(name="then_branch").g
-    with pytest.raises(ModelError, match="messages lie more than 100 deep in one another"):
-        open_model(proto)
+    return proto
 
 
-def test_absurd_shapes_are_refused() -> None:
+def _absurd(*, is_filled: bool) -> Any:
+    if is_filled:
+        nodes = [node("ConstantOfShape", ["s"], ["c"], name="fill"), node("Add", ["x", "c"], ["y"])]
+        return model(nodes, [feed("x", (2, 4))], ["y"], [whole("s", 2**61, 2**61)])
     huge = TensorProto(name="w", dims=[2**62, 4], data_type=FLOAT)
-    proto = model([node("MatMul", ["x", "w"], ["y"])], [feed("x", (2, 4))], ["y"], [huge])
-    with pytest.raises(ModelError, match=r"tensor 'w' has shape \(4611686018427387904, 4\); the file is damaged"):
-        traced(proto)
-    fill = node("ConstantOfShape", ["s"], ["c"], name="fill")
-    proto = model([fill, node("Add", ["x", "c"], ["y"])], [feed("x", (2, 4))], ["y"], [whole("s", 2**61, 2**61)])
-    with pytest.raises(ModelError, match=r"tensor 'c' has shape"):
-        traced(proto)
+    return model([node("MatMul", ["x", "w"], ["y"])], [feed("x", (2, 4))], ["y"], [huge])
 
 
-def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    data = model([node("Relu", ["x"], ["y"], name="abc")], [feed("x", (2,))], ["y"]).SerializeToString()
-    path = tmp_path / "model.onnx"
-    path.write_bytes(data.replace(b"abc", b"a\xffc"))
-    with pytest.raises(ModelError, match="is no ONNX model, or is truncated or damaged: a name in it is no text"):
-        traced(path)
+def _calling(name: str, *functions: tuple[str, list[Any]]) -> Any:
+    made = [helper.make_function("own", own, ["a"], ["b"], nodes, []) for own, nodes in functions]
+    return model([node(name, ["x"], ["y"], domain="own")], [feed("x", (2,))], ["y"], functions=made)
 
 
-@pytest.mark.parametrize("opset", [1, 6])
-def test_operators_that_are_too_old_are_refused(opset: int) -> None:
-    with pytest.raises(ModelError, match=rf"operators of opset {opset}; expected 7 or newer: .*version_converter"):
-        open_model(model([node("Relu", ["x"], ["y"])], [feed("x", (2,))], ["y"], opset=opset))
+def _calls(*names: str) -> list[Any]:
+    """Return calls of functions, one of what the other gives, from a to b."""
+    values = ["a", *(f"t{i}" for i in range(1, len(names))), "b"]
+    return [node(own, [values[i]], [values[i + 1]], domain="own") for i, own in enumerate(names)]
 
 
-def test_functions_that_call_themselves_are_refused() -> None:
-    inner = helper.make_function("own", "F", ["a"], ["b"], [node("F", ["a"], ["b"], domain="own")], [])
-    proto = model([node("F", ["x"], ["y"], domain="own")], [feed("x", (2,))], ["y"], functions=[inner])
-    with pytest.raises(ModelError, match=r"functions cannot be written out .*Cycle detected"):
-        open_model(proto)
+# Long nodes take the memory that the process may have sooner.
+_MANY = [("F0", [node("Relu", ["a"], ["b"], doc_string="x" * 50_000)])]
+_MANY += [(f"F{i}", _calls(f"F{i - 1}", f"F{i - 1}")) for i in range(1, 41)]
+
+_DAMAGED = "is no ONNX model, or is truncated or damaged"
 
 
-def test_functions_that_call_each_other_again_and_again_are_refused() -> None:
-    # Long nodes take the memory that the process may have sooner.
-    functions = [
-        helper.make_function("own", "F0", ["a"], ["b"], [node("Relu", ["a"], ["b"], doc_string="x" * 50_000)], [])
-    ]
-    for i in range(1, 41):
-        calls = [node(f"F{i - 1}", ["a"], ["t"], domain="own"), node(f"F{i - 1}", ["t"], ["b"], domain="own")]
-        functions.append(helper.make_function("own", f"F{i}", ["a"], ["b"], calls, []))
-    proto = model([node("F40", ["x"], ["y"], domain="own")], [feed("x", (2,))], ["y"], functions=functions)
-    with pytest.raises(ModelError, match=r"functions cannot be written out .*(bad_alloc|ends its process at it)"):
-        open_model(proto)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: b"", "is empty; expected an ONNX model"),
+        (lambda: b"hello, world", _DAMAGED),
+        (lambda: b"\x80\x02}q\x00.", _DAMAGED),
+        (lambda: b"\x3a\xff\xff\xff\xff\x0f", _DAMAGED),
+        (lambda: b"\x08\x08", "has no operators; expected a model"),
+        (lambda: b"\x08\x08\x3a\x00", "has no operators; expected a model"),
+        (_deep_file, _DAMAGED),
+        (_deep_model, "messages lie more than 100 deep in one another"),
+        (lambda: _relu().SerializeToString().replace(b"abc", b"a\xffc"), f"{_DAMAGED}: a name in it is no text"),
+        (lambda: _absurd(is_filled=False), r"tensor 'w' has shape \(4611686018427387904, 4\); the file is damaged"),
+        (lambda: _absurd(is_filled=True), r"tensor 'c' has shape"),
+        (lambda: _relu(opset=1), "operators of opset 1; expected 7 or newer: .*version_converter"),
+        (lambda: _relu(opset=6), "operators of opset 6; expected 7 or newer: .*version_converter"),
+        (lambda: _calling("F", ("F", _calls("F"))), "functions cannot be written out .*Cycle detected"),
+        (lambda: _calling("F40", *_MANY), "functions cannot be written out .*(bad_alloc|ends its process at it)"),
+    ],
+)
+def test_what_is_no_model_is_refused(make: Callable[[], Any], message: str, tmp_path: Path) -> None:
+    source = make()
+    if isinstance(source, bytes):
+        path = tmp_path / "model.onnx"
+        path.write_bytes(source)
+        source = path
+    with pytest.raises(ModelError, match=message):
+        traced(source)
+
+
+def test_a_file_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"none.onnx' cannot be read: No such file"):
+        traced(tmp_path / "none.onnx")
+    with pytest.raises(ModelError, match=r"cannot be read: Is a directory"):
+        traced(tmp_path)
 
 
 def test_a_function_is_what_it_is_made_of() -> None:

@@ -163,7 +163,7 @@ def checked_config(keras: Any, path: str) -> dict[str, Any]:
         config: dict[str, Any] = _without(read_config(path), "compile_config")
     except RecursionError:
         raise ModelError(f"{path!r}: its config.json lies more than {_MAX_DEPTH} deep in itself") from None
-    for item, name in _objects(config, path):
+    for item, name in _objects(config):
         _check(keras, item, name, path)
     return config
 
@@ -244,35 +244,36 @@ def read_config(path: str) -> dict[str, Any]:
     return config
 
 
-def _without(item: Any, left_out: str) -> Any:
+def _without(item: Any, left_out: str, depth: int = 0) -> Any:
     """Return a configuration without what a model was compiled with, or without how its layers were built.
 
-    Layers that are built when they are called have variables of the same names as in the model that was saved.
+    Layers that are built when they are called have variables of the same names as in the model that was saved. Raises
+    RecursionError where it lies too deep in itself.
     """
+    if depth > _MAX_DEPTH:
+        raise RecursionError
     if isinstance(item, list):
-        return [_without(inner, left_out) for inner in item]
+        return [_without(inner, left_out, depth + 1) for inner in item]
     if not isinstance(item, dict):
         return item
     is_object = "class_name" in item and "config" in item
-    return {k: _without(v, left_out) for k, v in item.items() if not (is_object and k == left_out)}
+    return {k: _without(v, left_out, depth + 1) for k, v in item.items() if not (is_object and k == left_out)}
 
 
-def _objects(config: Any, path: str) -> Iterator[tuple[dict[str, Any], str]]:
+def _objects(config: Any) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield every object that a configuration describes, with the name of the layer that it is part of."""
-    pending: list[tuple[Any, str, int]] = [(config, "", 0)]
+    pending: list[tuple[Any, str]] = [(config, "")]
     while pending:
-        item, name, depth = pending.pop()
-        if depth > _MAX_DEPTH:
-            raise ModelError(f"{path!r}: its config.json lies more than {_MAX_DEPTH} deep in itself")
+        item, name = pending.pop()
         if isinstance(item, list):
-            pending += [(inner, name, depth + 1) for inner in item]
+            pending += [(inner, name) for inner in item]
         elif isinstance(item, dict):
             if "class_name" in item:
                 inner = item.get("config")
                 own = inner.get("name") if isinstance(inner, dict) else None
                 name = own if isinstance(own, str) else name
                 yield item, name
-            pending += [(inner, name, depth + 1) for inner in item.values()]
+            pending += [(inner, name) for inner in item.values()]
 
 
 def _check(keras: Any, item: dict[str, Any], name: str, path: str) -> None:
