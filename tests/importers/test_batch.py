@@ -71,10 +71,11 @@ def _growing(operator: Operator, wider: Operator) -> set[str]:
 SIZED = [n for n, make in torch_zoo.OWN.items() if "batch" in signature(make).parameters and n != "alexnet"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.full if n in ("shufflenet", "unet", "volumes") else ()) for n in SIZED],
-)
+_ALIKE = ("shufflenet", "transformer", "unet", "volumes")
+"""Networks of what is in others, too."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full if n in _ALIKE else ()) for n in SIZED])
 def test_networks_of_pytorch(name: str) -> None:
     check_data_parallelism(lambda batch: pase.load(torch_zoo.OWN[name](batch=batch)))
 

@@ -147,9 +147,8 @@ def _follow(keras: Any, opened: _Opened, *, batch: int | None, arguments: Mappin
     following = Following(keras=keras, jax=jax, model=model)
     if not (model.built and is_keras(type(model).call)):
         # Its variables are made when it is called.
-        symbols = keras.tree.map_structure(lambda item: keras.KerasTensor(item.shape, dtype=item.dtype), found)
         with _followed_on_jax(following):
-            import_module("keras.src.backend.jax").compute_output_spec(model, symbols)
+            import_module("keras.src.backend.jax").compute_output_spec(model, found)
     names, trained = Names("~"), trained_of(model)
     kept = {id(variable) for variable in trained}
     # Long whole numbers, which JAX has only where it is told to, count what was seen.
@@ -275,19 +274,10 @@ _BATCH = 32
 """Examples in a step where nothing tells: what Keras itself trains with by default."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Input:
-    """An input; shape: with the batch, which comes first; None where an extent is not known."""
-
-    name: str
-    shape: tuple[Any, ...]
-    dtype: str
-
-
 def specifications(
     keras: Any, model: Any, inputs: Any, *, batch: int | None, arguments: Mapping[str, Scalar], notes: list[str]
 ) -> Any:
-    """Return the inputs of a model, in the structure in which it is called.
+    """Return the inputs of a model as tensors of Keras with a name, in the structure in which it is called.
 
     inputs: tensors or arrays, where the model was never called. arguments: shapes without the batch, by the input's
     name, or of the only one as "shape". notes: takes what was assumed. Raises ModelError where a dim has no value.
@@ -304,7 +294,7 @@ def specifications(
     if batch is None and any(item.shape[:1] == (None,) for item in flat):
         notes.append(f"a batch of {_BATCH} was assumed; --batch gives another")
 
-    def whole(item: _Input) -> _Input:
+    def whole(item: Any) -> Any:
         told = arguments.get(item.name, arguments.get("shape"))
         shape = item.shape if told is None else (*item.shape[:1], *_told(item, str(told)))
         if shape:
@@ -315,7 +305,7 @@ def specifications(
                 f"unknown size; give the shape without the batch: --arg {item.name}="
                 + "x".join(str(extent or "N") for extent in item.shape[1:])
             )
-        return replace(item, shape=shape)
+        return keras.KerasTensor(shape, item.dtype, name=item.name)
 
     return keras.tree.map_structure(whole, given)
 
@@ -325,17 +315,18 @@ def _given(keras: Any, model: Any, inputs: Any, arguments: Mapping[str, Scalar])
         count = iter(range(1, 2 + len(keras.tree.flatten(inputs))))
         return keras.tree.map_structure(lambda item: _open(keras, item, f"input_{next(count)}"), inputs)
     tensors = getattr(model, "_inputs_struct", None)
-    if tensors is None and getattr(model, "built", False) and _inputs_of(model):
-        tensors = _inputs_of(model)[0] if len(_inputs_of(model)) == 1 else _inputs_of(model)
+    if tensors is None and getattr(model, "built", False):
+        found = _inputs_of(model)
+        tensors = found[0] if len(found) == 1 else found or None
     if tensors is not None:
         return keras.tree.map_structure(lambda item: _open(keras, item, _name(item)), tensors)
     shape = getattr(model, "_build_shapes_dict", None)
     known = list((shape or {}).values())
     if len(known) == 1 and isinstance(known[0], tuple | list):
-        return _Input(name="inputs", shape=tuple(known[0]), dtype=str(model.input_dtype))
+        return keras.KerasTensor(known[0], str(model.input_dtype), name="inputs")
     if "shape" in arguments:
         extents = _extents("inputs", str(arguments["shape"]))
-        return _Input(name="inputs", shape=(None, *extents), dtype=str(model.compute_dtype))
+        return keras.KerasTensor((None, *extents), str(model.compute_dtype), name="inputs")
     raise ModelError(
         f"Keras model {model.name!r} has never been called, so that the shape of its inputs is not known; give "
         "(model, inputs), keras.Input tensors or arrays, or the shape without the batch: --arg shape=224x224x3"
@@ -356,13 +347,13 @@ def _inputs_of(model: Any) -> list[Any]:
         return []
 
 
-def _open(keras: Any, item: Any, name: str) -> _Input:
+def _open(keras: Any, item: Any, name: str) -> Any:
     if not hasattr(item, "shape") or not hasattr(item, "dtype"):
         raise ModelError(f"a Keras model is given a {type(item).__name__} as input; expected keras.Input or an array")
-    return _Input(name=name, shape=tuple(item.shape), dtype=keras.backend.standardize_dtype(item.dtype))
+    return keras.KerasTensor(tuple(item.shape), item.dtype, name=name)
 
 
-def _told(item: _Input, text: str) -> tuple[int, ...]:
+def _told(item: Any, text: str) -> tuple[int, ...]:
     extents = _extents(item.name, text)
     rest: Sequence[int | None] = item.shape[1:]
     if len(extents) != len(rest) or any(old not in (None, new) for old, new in zip(rest, extents, strict=True)):
