@@ -5,7 +5,7 @@ the tensors behind their views lie; edges; and where each weight comes from.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, islice, pairwise, zip_longest
+from itertools import accumulate, count, islice, pairwise, zip_longest
 from math import prod
 
 from pase.common.containers import connected
@@ -114,24 +114,10 @@ class Weights:
         pieces = {use.piece for _, use in uses if use.piece is not None}
         if any(use.piece is None for _, use in uses) or len({piece.dim for piece in pieces}) != 1:
             return False
-        at = 0
-        for piece in sorted(pieces, key=lambda p: p.start):
-            if piece.start != at:
-                return False
-            at += piece.size
-        shapes = {leaf.value.shape for leaf, _ in uses}
-        (dim,) = {piece.dim for piece in pieces}
-        return all(shape[dim] == at for shape in shapes)
-
-
-def pieces_read(trace: Trace) -> dict[str, tuple[Piece, ...]]:
-    """Return the pieces in which each value is read."""
-    found: dict[str, dict[Piece, None]] = {}
-    for node in trace.nodes:
-        for use in node.inputs:
-            if use.piece is not None:
-                found.setdefault(use.value, {})[use.piece] = None
-    return {name: tuple(pieces) for name, pieces in found.items()}
+        first, *_ = ordered = sorted(pieces, key=lambda piece: piece.start)
+        *starts, end = accumulate((piece.size for piece in ordered), initial=0)
+        is_whole = all(leaf.value.shape[first.dim] == end for leaf, _ in uses)
+        return is_whole and [piece.start for piece in ordered] == starts
 
 
 def _storage(leaf: Leaf) -> str:
@@ -239,7 +225,11 @@ class _Builder:
         self.reads: dict[str, tuple[Use, ...]] = {}
         # Who writes a value, or a piece of it: (operator, output).
         self.made: dict[tuple[str, Piece | None], tuple[str, int]] = {}
-        self._pieces = pieces_read(trace)
+        # The pieces in which each value is read, in that order.
+        self._pieces: dict[str, dict[Piece, None]] = {}
+        for use in (use for node in trace.nodes for use in node.inputs):
+            if use.piece is not None:
+                self._pieces.setdefault(use.value, {})[use.piece] = None
         self._weights = Weights(trace)
         self._reads = {use.value for node in trace.nodes for use in node.inputs}
 

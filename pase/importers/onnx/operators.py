@@ -441,45 +441,6 @@ def embed_and_normalise(call: OnnxCall) -> None:
         call.write(ops.Generic(is_index=True), (words,), (mask,))
 
 
-_POINTS = table(
-    (identity, "Identity Cast CastLike"),
-    (dropout, "Dropout"),
-    (pointwise, _POINTWISE),
-    (variadic, " ".join(_VARIADIC)),
-    (lambda call: call.point("trilu", call.x, out=call.result), "Trilu"),
-    # Sines and cosines are constants.
-    (
-        lambda call: call.point("rotary", call.x, flop_per_point=3, mixes=(len(call.x.shape) - 1,), out=call.result),
-        "RotaryEmbedding",
-    ),
-    (biased_gelu, "FastGelu BiasGelu"),
-    (reduce, _REDUCTIONS),
-    (along_axis, "TopK CumSum CumProd Hardmax LpNormalization"),
-    (global_pool, "GlobalMaxPool GlobalAveragePool GlobalLpPool"),
-    (normalisation, "BatchNormalization InstanceNormalization GroupNormalization"),
-    (layer_normalisation, "LayerNormalization RMSNormalization SimplifiedLayerNormalization"),
-    (skip_normalisation, "SkipLayerNormalization SkipSimplifiedLayerNormalization"),
-    (plain_normalisation, "MeanVarianceNormalization"),
-    (response_normalisation, "LRN"),
-    (class_loss, "SoftmaxCrossEntropyLoss NegativeLogLikelihoodLoss"),
-    (softmax, "Softmax LogSoftmax"),
-    (lambda call: call.reshape(call.x, out=call.result), "Reshape Squeeze Unsqueeze Flatten"),
-    (transpose, "Transpose"),
-    (lambda call: call.broadcast(call.x, out=call.result), "Expand"),
-    (tile, "Tile"),
-    (slice_, "Slice"),
-    (split, "Split"),
-    (lambda call: concatenate(call, call.axis(1)), "Concat"),
-    (pad, "Pad"),
-    (blocks, "DepthToSpace SpaceToDepth"),
-    (resize, "Resize Upsample"),
-    (gather, "Gather"),
-    (by_elements, "GatherElements Scatter ScatterElements"),
-    (gather_nd, "GatherND"),
-    (scatter_nd, "ScatterND"),
-)
-
-
 # -- products
 
 
@@ -689,7 +650,7 @@ def recurrent(call: OnnxCall) -> None:
     hidden = Value(name=f"{call.results[0].name}:sequence", shape=shape, dtype=dtype)
     equations, gates = _equations(call, x.shape[1 if is_batch_first else 0])
     op = ops.Recurrent(
-        cell=_CELLS[call.name],  # type: ignore[arg-type]
+        cell=call.name.lower(),  # type: ignore[arg-type]
         units=units,
         is_bidirectional=directions == 2,
         is_batch_first=is_batch_first,
@@ -729,13 +690,47 @@ def _equations(call: OnnxCall, steps: int) -> tuple[str, tuple[int, ...]]:
         return {("Tanh",): "rnn_tanh", ("Relu",): "rnn_relu"}.get(functions, ""), ()
     if functions != _FUNCTIONS[call.name] or (call.name == "GRU" and not call.get("linear_before_reset", 0)):
         return "", ()
-    return _CELLS[call.name], {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2)}[call.name]
+    return call.name.lower(), {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2)}[call.name]
 
 
 _FUNCTIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
-_CELLS = {"LSTM": "lstm", "GRU": "gru", "RNN": "rnn"}
 
-_PRODUCTS = table(
+TRANSLATIONS: dict[str, Translation] = table(
+    (identity, "Identity Cast CastLike"),
+    (dropout, "Dropout"),
+    (pointwise, _POINTWISE),
+    (variadic, " ".join(_VARIADIC)),
+    (lambda call: call.point("trilu", call.x, out=call.result), "Trilu"),
+    # Sines and cosines are constants.
+    (
+        lambda call: call.point("rotary", call.x, flop_per_point=3, mixes=(len(call.x.shape) - 1,), out=call.result),
+        "RotaryEmbedding",
+    ),
+    (biased_gelu, "FastGelu BiasGelu"),
+    (reduce, _REDUCTIONS),
+    (along_axis, "TopK CumSum CumProd Hardmax LpNormalization"),
+    (global_pool, "GlobalMaxPool GlobalAveragePool GlobalLpPool"),
+    (normalisation, "BatchNormalization InstanceNormalization GroupNormalization"),
+    (layer_normalisation, "LayerNormalization RMSNormalization SimplifiedLayerNormalization"),
+    (skip_normalisation, "SkipLayerNormalization SkipSimplifiedLayerNormalization"),
+    (plain_normalisation, "MeanVarianceNormalization"),
+    (response_normalisation, "LRN"),
+    (class_loss, "SoftmaxCrossEntropyLoss NegativeLogLikelihoodLoss"),
+    (softmax, "Softmax LogSoftmax"),
+    (lambda call: call.reshape(call.x, out=call.result), "Reshape Squeeze Unsqueeze Flatten"),
+    (transpose, "Transpose"),
+    (lambda call: call.broadcast(call.x, out=call.result), "Expand"),
+    (tile, "Tile"),
+    (slice_, "Slice"),
+    (split, "Split"),
+    (lambda call: concatenate(call, call.axis(1)), "Concat"),
+    (pad, "Pad"),
+    (blocks, "DepthToSpace SpaceToDepth"),
+    (resize, "Resize Upsample"),
+    (gather, "Gather"),
+    (by_elements, "GatherElements Scatter ScatterElements"),
+    (gather_nd, "GatherND"),
+    (scatter_nd, "ScatterND"),
     (lambda call: call.matmul(call.value(0), call.value(1), out=call.result), "MatMul"),
     (fused_matmul, "FusedMatMul TransposeMatMul"),
     (gemm, "Gemm"),
@@ -744,20 +739,17 @@ _PRODUCTS = table(
     (pool, "MaxPool AveragePool LpPool"),
     (attention, "Attention"),
     (multi_head_attention, "MultiHeadAttention"),
-    (recurrent, " ".join(_CELLS)),
+    (recurrent, " ".join(_FUNCTIONS)),
 )
-
-TRANSLATIONS: dict[str, Translation] = _POINTS | _PRODUCTS
 """Of ONNX's own operators, by name."""
 
 _AS_IN_ONNX = """
-    BiasGelu FastGelu FusedMatMul Gelu LayerNormalization QuickGelu RotaryEmbedding SimplifiedLayerNormalization
-    SkipLayerNormalization SkipSimplifiedLayerNormalization TransposeMatMul Trilu
+    BiasGelu FastGelu FusedMatMul Gelu LayerNormalization MultiHeadAttention QuickGelu RotaryEmbedding
+    SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization TransposeMatMul Trilu
 """
 RUNTIME: dict[str, Translation] = {name: TRANSLATIONS[name] for name in _AS_IN_ONNX.split()} | {
     "Attention": packed_attention,
     "EmbedLayerNormalization": embed_and_normalise,
-    "MultiHeadAttention": multi_head_attention,
 }
 """Of the domain com.microsoft: what an optimiser of onnxruntime's puts together."""
 
