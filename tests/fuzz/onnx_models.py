@@ -10,9 +10,7 @@ from typing import Any
 from pase import search
 from pase.errors import PaseError
 from pase.graph import graph_document, verify
-from pase.importers.onnx.native import Native, native
 from pase.targets.programs import emit_forward
-from pase.targets.emitter import emit_forward
 from tests.fuzz.harness import Reader, Target
 from tests.fuzz.mutations import change_bytes, word
 

@@ -26,8 +26,6 @@ from pase.tables.files import read_problem
 from pase.targets.programs import emit_forward
 from pase.targets.training.data import Batches, DataInput, read_arrays
 from pase.targets.training.script import MetricsFile
-from tests.importers.onnx_models import feed, model, node, number, weight, whole
-from pase.targets.training.metrics import MetricsFile
 from tests.importers.onnx_models import feed, model, node, number, saved, weight, whole
 from tests.networks import tiny_plan
 

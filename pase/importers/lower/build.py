@@ -27,10 +27,9 @@ from pase.graph import (
     Work,
     verify,
 )
-from pase.graph.access import DimIndex, access_dims, axis_dims
 from pase.graph.batch import Span, given_spans
 from pase.graph.body import Body, Step
-from pase.graph.operator import EPILOGUE, SCANNED
+from pase.graph.operator import EPILOGUE, SCANNED, DimIndex, access_dims, axis_dims
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Folded, Leaf, Names, Node, Piece, Trace, Use, Value, piece_shape
 from pase.importers.ir.views import View

@@ -11,10 +11,8 @@ from typing import Any
 from pase.common.words import short
 from pase.errors import GraphError
 from pase.graph import Access, AllReduce, AllToAll, Dim, Intermediate, Operator, Role, SliceOf, Work
-from pase.graph.body import Body
-from pase.graph.operator import DimIndex, access_dims, axis_dims
-from pase.graph.access import DimIndex, access_dims, axis_dims
 from pase.graph.body import Body, Step
+from pase.graph.operator import DimIndex, access_dims, axis_dims
 from pase.graph.operators import (
     attention,
     batch_norm,
