@@ -10,6 +10,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,13 +83,12 @@ def read_model(keras: Any, path: str) -> Any:
     return model
 
 
-def read_losses(keras: Any, path: str, notes: list[str]) -> Any:
+def read_losses(path: str, notes: list[str]) -> Any:
     """Return the losses that the model of a file was compiled with, as `compile` takes them; None for none.
 
     They are read as names and numbers: none is made that is not one of `keras.losses` with plain settings.
 
     Args:
-        keras: the module.
         path: of the file.
         notes: takes what is said of losses that are left out.
     """
@@ -96,7 +96,7 @@ def read_losses(keras: Any, path: str, notes: list[str]) -> Any:
     given = compiled.get("loss") if isinstance(compiled, dict) else None
 
     def known(item: Any) -> Any:
-        found = _known_loss(keras, item)
+        found = _known_loss(item)
         if found is None and item is not None:
             name = item
             if isinstance(item, dict):
@@ -115,7 +115,7 @@ def read_losses(keras: Any, path: str, notes: list[str]) -> Any:
     return known(given)
 
 
-def _known_loss(keras: Any, item: Any) -> Any:
+def _known_loss(item: Any) -> Any:
     """Return the loss that a configuration describes; None where it is not known."""
     settings: Any = {}
     if isinstance(item, dict):
@@ -129,8 +129,7 @@ def _known_loss(keras: Any, item: Any) -> Any:
         name = item
     if not isinstance(name, str) or not isinstance(settings, dict) or len(settings) > _MAX_SETTINGS:
         return None
-    name = _SHORT_LOSSES.get(name.lower(), name)
-    found = getattr(keras.losses, name, None)
+    found = import_module("keras.src.losses").ALL_OBJECTS_DICT.get(name)
     # All but one compute of an output and a target of its shape or without its classes.
     if getattr(found, "__module__", "") != "keras.src.losses.losses" or name.lower() == "ctc":
         return None
@@ -146,15 +145,6 @@ def _known_loss(keras: Any, item: Any) -> Any:
 
 
 _MAX_SETTINGS = 20
-
-_SHORT_LOSSES = {
-    "bce": "binary_crossentropy",
-    "kld": "kl_divergence",
-    "mae": "mean_absolute_error",
-    "mape": "mean_absolute_percentage_error",
-    "mse": "mean_squared_error",
-    "msle": "mean_squared_logarithmic_error",
-}
 
 
 def checked_config(keras: Any, path: str) -> dict[str, Any]:

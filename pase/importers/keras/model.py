@@ -97,7 +97,7 @@ def _opened(keras: Any, source: Any) -> _Opened:
     if isinstance(source, str):
         notes: list[str] = []
         model = read_model(keras, source)
-        return _Opened(model=model, inputs=None, losses=read_losses(keras, source, notes), notes=notes)
+        return _Opened(model=model, inputs=None, losses=read_losses(source, notes), notes=notes)
     model, inputs = source if isinstance(source, tuple) else (source, None)
     losses = getattr(model, "loss", None) if getattr(model, "compiled", False) else None
     return _Opened(model=model, inputs=inputs, losses=losses)
