@@ -31,6 +31,7 @@ from pase.targets.mesh_tensorflow.runtime.script import train  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.training import Training  # noqa: E402
 from pase.targets.programs import emit, emit_forward  # noqa: E402
 from pase.targets.training.options import Schedule, TrainingOptions  # noqa: E402
+from tests.importers.torch_zoo import module  # noqa: E402
 from tests.runtime.plans import make_plan, random_plan  # noqa: E402
 from tests.runtime.training import builder_of, by_ends, options  # noqa: E402
 from tests.targets.torch.modules import FineTuned  # noqa: E402
@@ -418,49 +419,37 @@ def test_the_units_of_recurrent_layers_are_split_and_gathered_in_each_step(
     np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
 
 
-class Recurrent(nn.Module):  # type: ignore[misc]
-    def __init__(self, learned: bool, **options: Any) -> None:
-        super().__init__()
-        self.states = nn.ParameterList(torch.ones(1, 2, 8) for _ in range(2 * learned))
-        self.recurrent = nn.LSTM(4, 8, batch_first=True, **options)
+def recurrent(*, learned: bool = False, **options: Any) -> Any:
+    states = nn.ParameterList(torch.ones(1, 2, 8) for _ in range(2 * learned))
+    layer = nn.LSTM(4, 8, batch_first=True, **options)
+    return module(lambda self, x: self.layer(x, tuple(self.states) or None)[0].mean(), layer=layer, states=states)
 
-    def forward(self, x: Any) -> Any:
-        return self.recurrent(x, tuple(self.states) or None)[0].square().mean()
+
+def of_weights(function: Callable[[Any, Any], Any], *shape: int) -> Any:
+    return module(lambda self, x: function(x, self.w).square().mean(), w=nn.Parameter(torch.ones(shape)))
 
 
 @pytest.mark.parametrize(
-    ("learned", "options", "problem"),
+    ("made", "x", "problem"),
     [
-        (False, {"proj_size": 2}, "has weights besides those of its gates"),
-        (False, {"num_layers": 2, "dropout": 0.5}, "points are dropped between its layers"),
-        (True, {}, "has weights besides those of its gates"),
+        (lambda: recurrent(proj_size=2), numbers(2, 3, 4), "has weights besides those of its gates"),
+        (lambda: recurrent(num_layers=2, dropout=0.5), numbers(2, 3, 4), "points are dropped between its layers"),
+        (lambda: recurrent(learned=True), numbers(2, 3, 4), "has weights besides those of its gates"),
+        (
+            lambda: of_weights(lambda x, w: F.conv1d(x, w.tanh()), 4, 3, 3),
+            numbers(2, 3, 8),
+            "reads '.*', which is computed of weights",
+        ),
+        (
+            lambda: of_weights(lambda ids, w: F.embedding(ids, w * 2), 9, 4),
+            whole(9, 2, 3),
+            "reads '.*', which is computed of weights",
+        ),
     ],
 )
-def test_recurrent_layers_that_cannot_be_written_are_named(
-    learned: bool, options: dict[str, Any], problem: str
-) -> None:
-    graph = graph_of(of(lambda: Recurrent(learned, **options), x=numbers(2, 3, 4)))
+def test_layers_that_cannot_be_written_are_named(made: Callable[[], Any], x: Any, problem: str) -> None:
+    graph = graph_of((made().double(), (x,)))
     with pytest.raises(EmitError, match=rf"cannot be written as a program: .*{problem}"):
-        emit(random_plan(graph, 1, 0), target="mesh_tensorflow")
-
-
-class Normed(nn.Module):  # type: ignore[misc]
-    """Filters, or a table of rows, that are computed of weights."""
-
-    def __init__(self, *, has_filters: bool) -> None:
-        super().__init__()
-        self.filters, self.rows = nn.Parameter(torch.ones(4, 3, 3)), nn.Parameter(torch.ones(9, 4))
-        self.has_filters = has_filters
-
-    def forward(self, x: Any, ids: Any) -> Any:
-        found = F.conv1d(x, self.filters.tanh()) if self.has_filters else F.embedding(ids, self.rows * 2)
-        return found.square().mean()
-
-
-@pytest.mark.parametrize("has_filters", [True, False])
-def test_filters_and_rows_that_are_computed_of_weights_are_named(has_filters: bool) -> None:
-    graph = graph_of(of(lambda: Normed(has_filters=has_filters), x=numbers(2, 3, 8), ids=whole(9, 2, 3)))
-    with pytest.raises(EmitError, match=r"cannot be written as a program: .* reads '.*', which is computed of weights"):
         emit(random_plan(graph, 1, 0), target="mesh_tensorflow")
 
 
