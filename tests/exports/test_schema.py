@@ -40,45 +40,20 @@ def _schemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield from _schemas(member)
 
 
-def _without_properties(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for i, found in enumerate(_schemas(schema)):
-        for name in found.get("properties", {}):
-            changed = deepcopy(schema)
-            del list(_schemas(changed))[i]["properties"][name]
-            yield changed
-
-
-def _with_optional_fields(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for i, found in enumerate(_schemas(schema)):
-        for position in range(len(found.get("required", ()))):
-            changed = deepcopy(schema)
-            del list(_schemas(changed))[i]["required"][position]
-            yield changed
-
-
-def _with_other_types(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for i, found in enumerate(_schemas(schema)):
-        if isinstance(found.get("type"), str):
-            changed = deepcopy(schema)
-            list(_schemas(changed))[i]["type"] = "boolean" if found["type"] != "boolean" else "string"
-            yield changed
-
-
-@pytest.mark.parametrize("change", [_without_properties, _with_optional_fields, _with_other_types])
-def test_every_change_that_breaks_readers_is_seen(
-    change: Callable[[dict[str, Any]], Iterator[dict[str, Any]]],
-) -> None:
-    changed, golden = list(change(SCHEMA)), golden_fields()
-    assert len(changed) > 60
-    for schema in changed:
-        assert golden - fields(schema)
-
-
-def test_fields_can_be_added() -> None:
-    larger = deepcopy(SCHEMA)
-    larger["properties"]["added"] = {"type": "string"}
-    larger["$defs"]["layer"]["properties"]["added"] = {"type": "number"}
-    assert not golden_fields() - fields(larger)
+@pytest.mark.parametrize(
+    ("change", "is_seen"),
+    [
+        (lambda schema: schema["$defs"]["layer"]["properties"].pop("splits"), True),
+        (lambda schema: schema["$defs"]["layer"]["required"].remove("splits"), True),
+        (lambda schema: schema["properties"]["total_cost"].update(type="string"), True),
+        (lambda schema: schema["$defs"]["layer"]["properties"].update(added={"type": "number"}), False),
+    ],
+)
+def test_a_change_that_breaks_readers_is_seen(change: Callable[[dict[str, Any]], Any], is_seen: bool) -> None:
+    """A field that is gone, that need not be there, of another type; what is added breaks nothing."""
+    changed = deepcopy(SCHEMA)
+    change(changed)
+    assert bool(golden_fields() - fields(changed)) == is_seen
 
 
 def test_everything_in_it_is_described() -> None:

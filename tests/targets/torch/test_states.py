@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -221,9 +221,7 @@ def test_the_peak_falls_as_the_table_says(ranks: Pool) -> None:
 # -- what else training loops do
 
 
-def _accumulated(_rank: int, _world: int, name: str, plan: Plan) -> list[tuple[Any, Any]]:
-    module, batch = made(name), MODULES[name].batch
-    parallel = parallelize((copy.deepcopy(module), batch(0)), plan)
+def _accumulated(module: nn.Module, parallel: Any, batch: Callable[[int], Any]) -> None:
     for seed in range(4):
         module(**batch(seed)).backward()
     with parallel.no_sync():
@@ -232,20 +230,40 @@ def _accumulated(_rank: int, _world: int, name: str, plan: Plan) -> list[tuple[A
     parallel(**batch(2)).backward()
     # Without no_sync gradients are summed each time, and added to what is there.
     parallel(**batch(3)).backward()
+
+
+def _passes(module: nn.Module, parallel: Any, batch: Callable[[int], Any]) -> None:
+    """Two forward passes before the backward passes, one of which goes twice; weights frozen in part."""
+    for each in (module, parallel):
+        first, second = each(**batch(0)), each(**batch(1))
+        (first + 2 * second).backward(retain_graph=True)
+        second.backward()
+        each.get_parameter("layers.2.weight").requires_grad_(False)
+        each(**batch(2)).backward()
+
+
+def _gradients(_rank: int, _world: int, does: Any, name: str, plan: Plan) -> list[tuple[Any, Any]]:
+    module, batch = made(name), MODULES[name].batch
+    parallel = parallelize((copy.deepcopy(module), batch(0)), plan)
+    does(module, parallel, batch)
     pairs = zip(module.parameters(), parallel.parameters(), strict=True)
     return [(own.grad, full(other.grad)) for own, other in pairs]
 
 
 @pytest.mark.parametrize(
-    ("name", "state"), [("gpt", "random"), *(("mlp", state) for state in ("zero1", "zero2", "zero3"))]
+    ("does", "name", "state"),
+    [
+        (_accumulated, "gpt", "random"),
+        *((does, "mlp", state) for does in (_accumulated, _passes) for state in ("zero1", "zero2", "zero3")),
+    ],
 )
-def test_gradients_accumulate(ranks: Pool, name: str, state: str) -> None:
+def test_gradients_are_the_modules_however_passes_go(ranks: Pool, does: Any, name: str, state: str) -> None:
     given = made(name), MODULES[name].batch(0)
     if state == "random":
         plan = in_modes(random_plan(pase.load(given), 2, 6), 3, again=0.0)
     else:
         plan = data_parallel(*given, 2, state)
-    for pairs in ranks.run(_accumulated, name, plan, world=2):
+    for pairs in ranks.run(_gradients, does, name, plan, world=2):
         for expected, found in pairs:
             if expected.norm() > 1e-12:
                 assert_close(found, expected, "gradient")
@@ -304,28 +322,6 @@ def test_weights_are_those_that_were_set_last(ranks: Pool, state: str) -> None:
         for own, alone in exact:
             assert own == pytest.approx(alone, rel=RELATIVE)
         assert low == pytest.approx(expected, rel=1e-6)
-
-
-def _passes(_rank: int, _world: int, plan: Plan) -> list[tuple[Any, Any]]:
-    """Two forward passes before the backward passes, one of which goes twice; weights frozen in part."""
-    module = plain()
-    parallel = parallelize((copy.deepcopy(module), plain_batch()), plan)
-    for each in (module, parallel):
-        first, second = each(**plain_batch()), each(**plain_batch(1))
-        (first + 2 * second).backward(retain_graph=True)
-        second.backward()
-        each.second.weight.requires_grad_(False)
-        each(**plain_batch(2)).backward()
-    pairs = zip(module.parameters(), parallel.parameters(), strict=True)
-    return [(own.grad, full(other.grad)) for own, other in pairs]
-
-
-@pytest.mark.parametrize("state", ["zero1", "zero2", "zero3"])
-def test_several_passes_and_frozen_weights(ranks: Pool, state: str) -> None:
-    plan = data_parallel(plain(), plain_batch(), 2, state)
-    for pairs in ranks.run(_passes, plan, world=2):
-        for expected, found in pairs:
-            assert_close(found, expected, "gradient")
 
 
 @pytest.mark.full
