@@ -10,7 +10,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from pase.errors import ProgramError
-from pase.sharding.boxes import Box
 from pase.sharding.layouts import Layout, PlainDim, device_mesh, layout_of
 from pase.targets.torch.parameters import placements_of
 from pase.targets.torch.placements import Need, Split, Storage, Stored, chunk_part, held_of, is_gathered, storage
@@ -21,10 +20,6 @@ from tests.targets.torch.ranks import Pool
 def layout(dims: dict[str, int], splits: dict[str, int], num_ranks: int, devices: list[int] | None = None) -> Layout:
     mesh = device_mesh("layer", list(splits.items()), num_ranks, devices)
     return layout_of(mesh, [PlainDim(name, extent) for name, extent in dims.items()])
-
-
-def whole_box(shape: tuple[int, ...]) -> Box:
-    return tuple((0, extent) for extent in shape)
 
 
 def elements(shape: tuple[int, ...]) -> torch.Tensor:
@@ -47,7 +42,8 @@ def said(stored: Stored, sizes: tuple[int, ...], rank: int) -> torch.Tensor:
     return x
 
 
-def check(shapes: dict[str, tuple[int, ...]], needs: dict[str, list[Need]], num_ranks: int, **options: bool) -> None:
+def check(shapes: dict[str, tuple[int, ...]], needs: dict[str, list[Need]], num_ranks: int, **options: bool) -> Storage:
+    """Return what ranks hold, which is what PyTorch says they do, and has what each layer reads."""
     found = storage(shapes, needs, num_ranks, **options)
     assert prod(found.sizes) == num_ranks
     for name, stored in found.stored.items():
@@ -63,54 +59,55 @@ def check(shapes: dict[str, tuple[int, ...]], needs: dict[str, list[Need]], num_
                 else:
                     # What is moved there is in the rank's shard already, whatever goes back.
                     assert set(want.flatten().tolist()) <= set(held.flatten().tolist())
+    return found
 
 
-def one(
-    shape: tuple[int, ...],
+def need(
+    weight: str,
     dims: dict[str, int],
     splits: dict[str, int],
     num_ranks: int,
     devices: list[int] | None = None,
-) -> tuple[dict[str, tuple[int, ...]], dict[str, list[Need]]]:
-    need = Need(weight="layer/w", box=whole_box(shape), layout=layout(dims, splits, num_ranks, devices))
-    return {"w": shape}, {"w": [need]}
+    *,
+    shape: tuple[int, ...] = (),
+    first: int = 0,
+) -> Need:
+    """What a layer reads: rows of a parameter, from a first one, of as many points in each dim or of another shape."""
+    rows, *rest = shape or tuple(dims.values()) or (0,)
+    box = ((first, first + rows), *((0, extent) for extent in rest)) if dims else ()
+    return Need(weight=weight, box=box, layout=layout(dims, splits, num_ranks, devices))
 
 
 def notes(found: Storage) -> list[str]:
     return [stored.note for stored in found.stored.values() if stored.note]
 
 
+def placed(found: Storage, name: str = "w") -> list[str]:
+    return [str(p) for p in placements_of(found.stored[name].splits)]
+
+
 def test_even_splits_are_shards_on_one_axis() -> None:
-    shapes, needs = one((8, 6), {"n": 8, "c": 6}, {"n": 4}, 4)
-    found = storage(shapes, needs, 4)
-    assert found.sizes == (4,)
-    assert [str(p) for p in placements_of(found.stored["w"].splits)] == ["S(0)"]
-    assert notes(found) == []
-    check(shapes, needs, 4)
+    found = check({"w": (8, 6)}, {"w": [need("layer/w", {"n": 8, "c": 6}, {"n": 4}, 4)]}, 4)
+    assert (found.sizes, placed(found), notes(found)) == ((4,), ["S(0)"], [])
 
 
 def test_two_layers_share_axes_where_both_can_be_said() -> None:
-    first = Need(weight="a/w", box=whole_box((8, 6)), layout=layout({"n": 8, "c": 6}, {"n": 2, "c": 2}, 4))
-    second = Need(weight="b/w", box=whole_box((8,)), layout=layout({"n": 8}, {"n": 4}, 4, [0, 2, 1, 3]))
-    shapes, needs = {"a": (8, 6), "b": (8,)}, {"a": [first], "b": [second]}
-    found = storage(shapes, needs, 4)
-    assert found.sizes == (2, 2)
-    assert notes(found) == []
+    first = need("a/w", {"n": 8, "c": 6}, {"n": 2, "c": 2}, 4)
+    second = need("b/w", {"n": 8}, {"n": 4}, 4, [0, 2, 1, 3])
+    found = check({"a": (8, 6), "b": (8,)}, {"a": [first], "b": [second]}, 4)
     # Ranks 0, 2, 1, 3 have the quarters: the second digit of the rank is the coarser one.
-    assert [str(p) for p in placements_of(found.stored["b"].splits)] == ["_S(0, 2)", "S(0)"]
-    check(shapes, needs, 4)
+    assert (found.sizes, placed(found, "b"), notes(found)) == ((2, 2), ["_S(0, 2)", "S(0)"], [])
 
 
 def test_a_dim_of_two_split_by_the_inner_one_lies_apart() -> None:
-    shapes, needs = one((12, 5), {"h": 3, "k": 4, "e": 5}, {"k": 2}, 2)
-    found = storage(shapes, needs, 2)
+    shape = (12, 5)
+    needs = {"w": [need("layer/w", {"h": 3, "k": 4, "e": 5}, {"k": 2}, 2, shape=shape)]}
+    found = check({"w": shape}, needs, 2)
     assert found.stored["w"].held[1] == (((2, 4), (6, 8), (10, 12)), ((0, 5),))
     assert not found.stored["w"].is_contiguous
-    check(shapes, needs, 2)
-    together = storage(shapes, needs, 2, apart=False)
-    assert together.stored["w"].held[0] == whole_held((12, 5))
+    together = check({"w": shape}, needs, 2, apart=False)
+    assert together.stored["w"].held[0] == whole_held(shape)
     assert "'w'" in notes(together)[0]
-    check(shapes, needs, 2, apart=False)
 
 
 def whole_held(shape: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -118,59 +115,38 @@ def whole_held(shape: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], ...
 
 
 def test_pieces_of_one_parameter_that_are_split_alike_are_one_shard() -> None:
-    shape = (12, 6)
-    pieces = [
-        Need(weight=f"{name}/w", box=((4 * i, 4 * i + 4), (0, 6)), layout=layout({"n": 4, "c": 6}, {"n": 4}, 4))
-        for i, name in enumerate("qkv")
-    ]
-    found = storage({"qkv": shape}, {"qkv": pieces}, 4)
-    assert [str(p) for p in placements_of(found.stored["qkv"].splits)] == ["_S(0, 3)"]
-    assert notes(found) == []
-    check({"qkv": shape}, {"qkv": pieces}, 4)
+    pieces = [need(f"{name}/w", {"n": 4, "c": 6}, {"n": 4}, 4, first=4 * i) for i, name in enumerate("qkv")]
+    found = check({"qkv": (12, 6)}, {"qkv": pieces}, 4)
+    assert (placed(found, "qkv"), notes(found)) == (["_S(0, 3)"], [])
 
 
 def test_pieces_that_are_split_otherwise_are_taken_by_moves() -> None:
-    shape = (8, 6)
-    pieces = [
-        Need(weight="a/w", box=((0, 4), (0, 6)), layout=layout({"n": 4, "c": 6}, {"n": 2}, 2)),
-        Need(weight="b/w", box=((4, 8), (0, 6)), layout=layout({"n": 4, "c": 6}, {"c": 2}, 2)),
-    ]
-    found = storage({"w": shape}, {"w": pieces}, 2)
+    shape, dims = (8, 6), {"n": 4, "c": 6}
+    found = check({"w": shape}, {"w": [need("a/w", dims, {"n": 2}, 2), need("b/w", dims, {"c": 2}, 2, first=4)]}, 2)
     assert found.stored["w"].held == (whole_held(shape), whole_held(shape))
     assert "a/w, b/w read" in notes(found)[0]
     # Each rank has the gradient of half of each piece, and misses the other's half.
     assert found.stored["w"].moved == 8 * 6
-    check({"w": shape}, {"w": pieces}, 2)
 
 
 def test_axes_that_all_layers_agree_on_stay_split() -> None:
-    shape = (8, 8)
-    shared = [
-        Need(weight="a/w", box=whole_box(shape), layout=layout({"n": 8, "c": 8}, {"n": 2, "c": 2}, 4)),
-        Need(weight="b/w", box=whole_box(shape), layout=layout({"n": 8, "c": 8}, {"n": 2}, 4)),
-    ]
-    found = storage({"w": shape}, {"w": shared}, 4)
-    assert [str(p) for p in placements_of(found.stored["w"].splits)] == ["S(0)", "R"]
+    dims = {"n": 8, "c": 8}
+    found = check({"w": (8, 8)}, {"w": [need("a/w", dims, {"n": 2, "c": 2}, 4), need("b/w", dims, {"n": 2}, 4)]}, 4)
+    assert placed(found) == ["S(0)", "R"]
     assert found.readings["b/w"].steps == ()
     assert found.readings["a/w"].steps
-    check({"w": shape}, {"w": shared}, 4)
 
 
 def test_a_diagonal_is_held_whole() -> None:
     # Axis by axis nothing can be said of parts that go with the sum of two digits.
-    shapes, needs = one((4,), {"n": 4}, {"n": 4}, 4, [0, 1, 3, 2])
-    found = storage(shapes, needs, 4)
-    assert found.stored["w"].splits == (Split(0), None)
-    assert found.stored["w"].moved == 4
-    check(shapes, needs, 4)
+    found = check({"w": (4,)}, {"w": [need("layer/w", {"n": 4}, {"n": 4}, 4, [0, 1, 3, 2])]}, 4)
+    assert (found.stored["w"].splits, found.stored["w"].moved) == ((Split(0), None), 4)
 
 
 def test_weights_that_read_nothing_split_and_scalars() -> None:
-    shapes, needs = one((), {}, {"n": 2}, 2)
-    check(shapes, needs, 2)
+    check({"w": ()}, {"w": [need("layer/w", {}, {"n": 2}, 2)]}, 2)
     found = storage({"unread": (3, 2)}, {}, 6)
-    assert found.stored["unread"].held[5] == whole_held((3, 2))
-    assert found.sizes == (6,)
+    assert (found.stored["unread"].held[5], found.sizes) == (whole_held((3, 2)), (6,))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 6, 8])
@@ -184,9 +160,7 @@ def test_random_layouts(num_ranks: int) -> None:
             name = f"w{number}"
             shape, own = random_needs(draw, num_ranks, name)
             shapes[name], needs[name] = shape, own
-        check(shapes, needs, num_ranks)
-        found = storage(shapes, needs, num_ranks)
-        shares += [not stored.note for stored in found.stored.values()]
+        shares += [not stored.note for stored in check(shapes, needs, num_ranks).stored.values()]
         check(shapes, needs, num_ranks, apart=False)
     assert any(shares)
 
@@ -234,11 +208,11 @@ def test_what_is_held_of_reshaped_tensors() -> None:
 
 
 def test_a_weight_of_another_model_is_told() -> None:
-    shapes, needs = one((8, 6), {"n": 8, "c": 6}, {"n": 2}, 2)
+    needs = {"w": [need("layer/w", {"n": 8, "c": 6}, {"n": 2}, 2)]}
     with pytest.raises(ProgramError, match=r"parameter 'w' has shape \[8, 5\]; weight 'layer/w' of shape \[8, 6\]"):
         storage({"w": (8, 5)}, needs, 2)
     with pytest.raises(ProgramError, match="on ranks"):
-        storage(shapes, needs, 4)
+        storage({"w": (8, 6)}, needs, 4)
 
 
 def _gathered(rank: int, _world: int, sizes: tuple[int, ...], every: list[list[Split]]) -> list[bool]:
