@@ -24,6 +24,7 @@ from tests.targets.torch.lockstep import (
     layer_sizes,
     trained,
 )
+from tests.targets.torch.trained import builder_of
 
 STEPS = 3
 RELATIVE = 1e-12
@@ -56,9 +57,8 @@ def searched(name: str, num_devices: int) -> Plan:
 
 def build_of(plan: Plan) -> Build:
     """Return the program that is emitted of a plan."""
-    namespace: dict[str, Any] = {"__name__": "emitted"}
-    exec(compile(emit(plan, target="torch"), "<emitted>", "exec"), namespace)
-    return lambda program: {"loss": namespace["build"](program)}
+    build = builder_of(emit(plan, target="torch"))
+    return lambda program: {"loss": build(program)}
 
 
 Optimizer = Callable[[Sequence[Any]], Any]
