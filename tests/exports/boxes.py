@@ -1,5 +1,6 @@
 """Which box of a tensor each device holds: as the plan has it, and as a named mesh says it."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -80,6 +81,19 @@ def pairs(plan: Plan, mesh: NamedMesh) -> list[tuple[Operator, Access, NamedTens
         accesses = [*inputs, *operator.parameters, *operator.writes]
         found += [(operator, *both) for both in zip(accesses, layer.tensors, strict=True)]
     return found
+
+
+def assert_held(plan: Plan, mesh: NamedMesh, held: Iterable[Mapping[int, Sequence[Range]]]) -> None:
+    """Devices have the plan's boxes of all `pairs`, in the dims that the mesh says; others, where layers are there."""
+    kept = {layer.name: layer.keeps_devices for layer in mesh.layers}
+    for (operator, access, tensor), own in zip(pairs(plan, mesh), held, strict=True):
+        said = [number for number, dim in enumerate(tensor.dims) if not dim.reason]
+        both = (own, plan_boxes(plan, operator, access))
+        ours, theirs = ({device: [boxes[device][n] for n in said] for device in boxes} for boxes in both)
+        if kept[operator.name]:
+            assert ours == theirs, (operator.name, access.tensor)
+        else:
+            assert sorted(ours.values()) == sorted(theirs.values()), (operator.name, access.tensor)
 
 
 def named_tensors(plan: Plan) -> list[tuple[str, str, int | str, tuple[int, ...]]]:

@@ -15,7 +15,7 @@ from pase.models import build
 from pase.planning.plan import Plan
 from pase.targets.named_mesh import named_mesh, without_miscomputed
 from pase.views.exports import export
-from tests.exports.boxes import named_tensors, pairs, plan_boxes
+from tests.exports.boxes import assert_held, named_tensors
 from tests.exports.example import write_example
 from tests.exports.placements import mesh_plan
 from tests.networks import slow_machine
@@ -63,20 +63,8 @@ def test_each_device_holds_the_part_that_the_plan_gives_it(devices: Devices, nam
     pytest.importorskip("jax")
     plan = PLANS[name]()
     assert any(prod(layer.splits.values()) == DEVICES for layer in plan.layers)
-    mesh = without_miscomputed(plan, named_mesh(plan))
-    kept = {layer.name: layer.keeps_devices for layer in mesh.layers}
-    of_layers = list(zip(named_tensors(plan), pairs(plan, mesh), strict=True))
-    found = devices.run("tests.exports.on_jax:held", export(plan, "jax").text, [own for own, _ in of_layers])
-    for held, (_, (operator, access, tensor)) in zip(found, of_layers, strict=True):
-        said = [number for number, dim in enumerate(tensor.dims) if not dim.reason]
-        ours = {device: [box[number] for number in said] for device, box in held.items()}
-        theirs = {
-            device: [box[number] for number in said] for device, box in plan_boxes(plan, operator, access).items()
-        }
-        if kept[operator.name]:
-            assert ours == theirs, (operator.name, access.tensor)
-        else:
-            assert sorted(ours.values()) == sorted(theirs.values()), (operator.name, access.tensor)
+    held = devices.run("tests.exports.on_jax:held", export(plan, "jax").text, named_tensors(plan))
+    assert_held(plan, without_miscomputed(plan, named_mesh(plan)), held)
 
 
 def test_the_program_of_the_documentation_computes_the_same(devices: Devices, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ LAYERS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(layers=LAYERS)
 def test_one_mesh_is_found_exactly_where_there_is_one(layers: list[dict[str, int]]) -> None:
     meshes = shared_meshes(layers, 8)

@@ -13,7 +13,7 @@ from pase.planning.plan import Plan
 from pase.sharding import mesh_axes as module
 from pase.sharding.shards import prime_factors
 from pase.targets.named_mesh import NamedMesh, named_mesh, notes
-from tests.exports.boxes import named_boxes, pairs, plan_boxes
+from tests.exports.boxes import assert_held, named_boxes, pairs, plan_boxes
 from tests.exports.placements import mesh_devices, mesh_plan
 from tests.networks import small_plan
 from tests.runtime.networks import EXCHANGING, mixed, tied
@@ -25,19 +25,12 @@ def check(plan: Plan) -> NamedMesh:
     mesh = named_mesh(plan)
     assert sorted(mesh.devices) == list(range(plan.num_devices))
     assert prod(mesh.sizes) == plan.num_devices
-    kept = {layer.name: layer.keeps_devices for layer in mesh.layers}
-    for operator, access, tensor in pairs(plan, mesh):
-        planned, named = plan_boxes(plan, operator, access), named_boxes(mesh, tensor)
-        said = [number for number, dim in enumerate(tensor.dims) if not dim.reason]
-        unsaid = [number for number in range(len(tensor.dims)) if number not in said]
-        assert all(planned[device][number] is not None for device in planned for number in said)
-        assert all(any(planned[device][number] is None for device in planned) for number in unsaid)
-        ours = {device: tuple(box[number] for number in said) for device, box in named.items()}
-        theirs = {device: tuple(box[number] for number in said) for device, box in planned.items()}
-        if kept[operator.name]:
-            assert ours == theirs
-        else:
-            assert sorted(ours.values()) == sorted(theirs.values())
+    of_mesh = pairs(plan, mesh)
+    for operator, access, tensor in of_mesh:
+        planned = plan_boxes(plan, operator, access)
+        for number, dim in enumerate(tensor.dims):
+            assert any(planned[device][number] is None for device in planned) == bool(dim.reason)
+    assert_held(plan, mesh, [named_boxes(mesh, tensor) for _, _, tensor in of_mesh])
     return mesh
 
 
