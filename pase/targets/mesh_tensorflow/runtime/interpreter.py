@@ -62,7 +62,7 @@ def interpret(operator: Operator, body: Body, tensors: Mapping[str, Any], draw: 
             known[constant.name] = tf.reshape(tensors[constant.name], shape), constant.dims
     # What is kept takes no part in what is computed.
     for step in (step for step in body.steps if step.function != "keep"):
-        operands = [known[operand] if isinstance(operand, str) else operand for operand in step.operands]
+        operands: list[Any] = [known[operand] if isinstance(operand, str) else operand for operand in step.operands]
         if step.function in _CHAINS:
             known[step.result], *states = _CHAINS[step.function](operator, step, operands)
             known |= zip((f"{step.result}.hidden", f"{step.result}.kept"), states, strict=False)
