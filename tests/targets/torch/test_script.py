@@ -30,6 +30,7 @@ from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.test_dropout import dropping
 from tests.runtime.training import options, parallel_losses
+from tests.runtime.training import RULES, options, options_of_rule, parallel_losses
 from tests.targets.torch.ranks import Pool, RanksFailedError
 from tests.targets.torch.trained import builder_of, events, outputs, refused
 
