@@ -17,6 +17,7 @@ from pase.sharding.traffic import Phase
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh, PhaseMark, Traffic
 from pase.targets.mesh_tensorflow.primitives.parts import Reshard
+from pase.targets.mesh_tensorflow.runtime.layers.local import check_one_mesh
 from pase.targets.mesh_tensorflow.runtime.layers.movement import FanOut, layout_of_tensor
 from pase.targets.mesh_tensorflow.runtime.layers.products import SoftmaxLoss
 from pase.targets.mesh_tensorflow.runtime.program import Program, Updates
@@ -290,7 +291,7 @@ def check_operations(graph: Any, meshes: Sequence[LayerMesh]) -> None:
         if isinstance(operation, FanOut):
             names[operation.mesh] |= operation.named
         if isinstance(operation, _OF_MESH_TENSORFLOW):
-            _check_one_mesh(operation)
+            check_one_mesh(f"operation {operation.name!r}", [operation, *operation.inputs])
             _check_extents(operation, tensors)
     for mesh in meshes:
         for axis, size in mesh.devices.axes[: _num_splits(mesh)]:
@@ -303,15 +304,6 @@ def check_operations(graph: Any, meshes: Sequence[LayerMesh]) -> None:
 
 def _num_splits(mesh: LayerMesh) -> int:
     return len(mesh.devices.axes) - mesh.devices.has_replicas
-
-
-def _check_one_mesh(operation: Any) -> None:
-    for x in operation.inputs:
-        if x.mesh is not operation.mesh:
-            raise ProgramError(
-                f"operation {operation.name!r} reads tensors of two meshes, those of layers {operation.mesh.layer!r} "
-                f"and {x.mesh.layer!r}; reshard one of them"
-            )
 
 
 def _check_extents(operation: Any, tensors: Sequence[Any]) -> None:

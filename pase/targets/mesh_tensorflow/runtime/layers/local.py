@@ -49,14 +49,8 @@ class Shardwise(mtf.Operation):
         is_constant: bool = False,
         is_move: bool = False,
     ) -> None:
-        mesh = inputs[0].mesh
-        for x in inputs:
-            if x.mesh is not mesh:
-                raise ProgramError(
-                    f"{name!r} reads tensors of two meshes, those of layers {mesh.layer!r} and {x.mesh.layer!r}; "
-                    "reshard one of them"
-                )
-        super().__init__(list(inputs), mesh=mesh, name=name)
+        check_one_mesh(repr(name), inputs)
+        super().__init__(list(inputs), mesh=inputs[0].mesh, name=name)
         self._function = function
         self.partial_over = frozenset(partial_over)
         self._per_position = per_position
@@ -203,6 +197,17 @@ def _axes(implementation: Any, names: Iterable[str]) -> list[int]:
     """Return the numbers of the axes of a mesh that split some dims."""
     wanted = frozenset(names)
     return [i for i, axis in enumerate(implementation.shape.dims) if axis.name in wanted]
+
+
+def check_one_mesh(what: str, tensors: Sequence[Any]) -> None:
+    """Raise ProgramError, on behalf of an operation, where tensors are on two meshes."""
+    mesh = tensors[0].mesh
+    for x in tensors:
+        if x.mesh is not mesh:
+            raise ProgramError(
+                f"{what} reads tensors of two meshes, those of layers {mesh.layer!r} and {x.mesh.layer!r}; "
+                "reshard one of them"
+            )
 
 
 def names_of(x: Any) -> frozenset[str]:

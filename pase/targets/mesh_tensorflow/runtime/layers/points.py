@@ -166,7 +166,7 @@ def arrange(x: Any, dims: Sequence[Any]) -> Any:
         return x
     lacking = [dim for dim in x.shape.dims if dim not in dims]
     if any(dim.size > 1 for dim in lacking):
-        raise ProgramError(f"layer {x.mesh.layer!r}: {x.shape.to_string} cannot be laid out as {_written(dims)}")
+        raise ProgramError(f"layer {x.mesh.layer!r}: {x.shape.to_string} cannot be laid out as {written(dims)}")
     devices = x.mesh.devices
     shape = [dim.size // devices.size(dim.name) for dim in dims]
 
@@ -176,7 +176,8 @@ def arrange(x: Any, dims: Sequence[Any]) -> Any:
     return Shardwise(compute, [x], shape=list(dims), name="arrange", is_move=True).outputs[0]
 
 
-def _written(dims: Sequence[Any]) -> str:
+def written(dims: Sequence[Any]) -> str:
+    """Return dims as messages have them."""
     return ", ".join(f"{dim.name}={dim.size}" for dim in dims)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, Slices, begins
+from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, Slices, begins, check_one_mesh
 from pase.targets.mesh_tensorflow.runtime.layers.movement import layout_of_tensor
-from pase.targets.mesh_tensorflow.runtime.layers.points import apply, arrange
+from pase.targets.mesh_tensorflow.runtime.layers.points import apply, arrange, written
 from pase.targets.mesh_tensorflow.runtime.layers.reductions import softmax, without_later_keys
 
 
@@ -153,22 +153,13 @@ class SoftmaxLoss(mtf.Operation):
 
 
 def _check(logits: Any, labels: Any, classes: Any) -> None:
-    if labels.mesh is not logits.mesh:
+    check_one_mesh("softmax_loss", [logits, labels])
+    expected = [*labels.shape.dims, classes]
+    if logits.shape.dims != expected:
         raise ProgramError(
-            f"softmax_loss reads tensors of two meshes, those of layers {logits.mesh.layer!r} and "
-            f"{labels.mesh.layer!r}; reshard one of them"
+            f"layer {logits.mesh.layer!r}: the logits have dims {written(logits.shape.dims)}; expected "
+            f"{written(expected)}, those of the labels and then the classes"
         )
-    if logits.shape.dims != [*labels.shape.dims, classes]:
-        found = ", ".join(map(_written, logits.shape.dims))
-        expected = ", ".join(map(_written, [*labels.shape.dims, classes]))
-        raise ProgramError(
-            f"layer {logits.mesh.layer!r}: the logits have dims {found}; expected {expected}, those of the labels and "
-            "then the classes"
-        )
-
-
-def _written(dim: Any) -> str:
-    return f"{dim.name}={dim.size}"
 
 
 def _label_logits(begin: int, logits: Any, labels: Any) -> Any:
