@@ -210,7 +210,7 @@ def run(plan: Plan, steps: int, data: Path | None, **options: Any) -> list[float
 
 @pytest.mark.parametrize("optimiser", [pytest.param("adam", marks=pytest.mark.full), "adafactor"])
 def test_going_on_is_as_if_nothing_had_happened(optimiser: str, tmp_path: Path, data: Path) -> None:
-    plan, folder = random_plan(small("mlp"), 4, 3), tmp_path / "kept"
+    plan, folder = random_plan(small("mlp", layers=1), 4, 3), tmp_path / "kept"
     whole = run(plan, 9, data, optimiser=optimiser, seed=3)
     first = run(plan, 5, data, optimiser=optimiser, seed=3, checkpointing=Checkpointing(folder=folder, save_every=2))
     assert first == whole[:5]
@@ -220,7 +220,7 @@ def test_going_on_is_as_if_nothing_had_happened(optimiser: str, tmp_path: Path, 
     # Bit for bit; the seed is the checkpoint's.
     assert run(plan, 9, data, optimiser=optimiser, checkpointing=again) == whole[5:]
     again = Checkpointing(folder=tmp_path / "c", resume=file)
-    losses = run(random_plan(small("mlp"), 6, 2), 9, data, optimiser=optimiser, checkpointing=again)
+    losses = run(random_plan(small("mlp", layers=1), 6, 2), 9, data, optimiser=optimiser, checkpointing=again)
     assert losses == pytest.approx(whole[5:], rel=1e-12)
 
 
@@ -358,7 +358,7 @@ def test_a_kill_during_a_save_loses_no_more_than_that_save(moment: str, tmp_path
     folder, metrics = tmp_path / "kept", tmp_path / "metrics.jsonl"
     options = ["--optimizer", "momentum", "--data", str(data), "--learning-rate", "0.1", "--steps", "9"]
     options += ["--checkpoint", str(folder), "--save-every", "2", "--metrics", str(metrics)]
-    plan = random_plan(small("mlp"), 4, 3)
+    plan = random_plan(small("mlp", layers=1), 4, 3)
     child = start(tmp_path, plan, *options, before=KILLERS[moment])
     _, errors = child.communicate(timeout=120)
     assert child.returncode == -signal.SIGKILL, errors
