@@ -128,4 +128,6 @@ def recomputing(plan: Plan, seed: int) -> Plan:
 
 
 def data_parallel_plan(graph: Graph, num_devices: int) -> Plan:
-    return make_plan(graph, num_devices, {operator.name: {"b": num_devices} for operator in graph.operators})
+    """The batch split among all devices, or as many as divide it."""
+    splits = {operator.name: {"b": gcd(num_devices, operator.extents.get("b", 1))} for operator in graph.operators}
+    return make_plan(graph, num_devices, splits)
