@@ -226,6 +226,7 @@ def _shown(program: str, page: str = TRANSFORMERS) -> list[float]:
     return [float(number) for number in re.findall(r"\d+\.\d+", text)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("program", "examples", "accumulated"), [("train_llama", 24, 1), ("with_accelerate", 32, 2)])
 def test_losses_of_the_page_are_those_of_the_unmodified_model(program: str, examples: int, accumulated: int) -> None:
     torch, page = pytest.importorskip("torch"), names_of(TRANSFORMERS, "llama.py")
@@ -265,6 +266,7 @@ def test_losses_of_the_stand_in_for_torchtitan_are_those_of_the_model_alone() ->
     assert losses == pytest.approx(_shown("stand_in.py", page), abs=1e-4)
 
 
+@pytest.mark.full
 def test_losses_of_the_trainer_of_the_page_are_those_of_transformers_own(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     import torch

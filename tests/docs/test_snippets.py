@@ -23,7 +23,13 @@ __all__ = ["pase"]
 PAGES = pages()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)])
+LONG = {"docs/how-to/transformers.md"}
+"""Pages whose programs load transformers in each of their processes, which takes ten seconds."""
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.full] * (page in LONG)) for page in PAGES if blocks(page)]
+)
 def test_what_a_page_shows_runs(
     page: str, pase: Command, ranks: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
