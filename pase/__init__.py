@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pase.planning.plan_file import load_plan
     from pase.planning.planner import SearchOptions, search
     from pase.planning.session import Session
-    from pase.targets.programs import emit
     from pase.targets.parallelize import parallelize
+    from pase.targets.programs import emit
     from pase.views.exports import export
     from pase.views.reports.document import report
 else:

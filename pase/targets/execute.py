@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from pase.costs import DEFAULT_OPTIMISER, REPLICATED, DeviceMemory, device_memory

@@ -26,9 +26,7 @@ from pase.errors import EmitError, PaseError, PlanError
 from pase.graph import Graph, graph_document, graph_from_document
 from pase.graph.body import Step
 from pase.planning.plan import Plan
-from pase.planning.plan_file import plan_document, read_plan
 from pase.targets.programs import emit, emit_forward
-from pase.targets.emitter import emit, emit_forward
 from pase.views.exports import FORMATS, export
 from pase.views.reports.document import render, report_document
 from tests.emitter.test_forward import network

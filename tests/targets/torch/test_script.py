@@ -22,14 +22,12 @@ from pase.targets.execute import max_relative_difference, run_plan
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses, reference_training
 from pase.targets.programs import emit
 from pase.targets.torch.script import command_of_program, main
-from pase.targets.training.optimisers import make_rule
-from pase.targets.training.options import Schedule, TrainingOptions, training_options
+from pase.targets.training.options import TrainingOptions, training_options
 from tests.emitter.test_forward import DENSE, SUM, network
 from tests.emitter.test_targets import with_logits
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.test_dropout import dropping
-from tests.runtime.training import options, parallel_losses
 from tests.runtime.training import RULES, options, options_of_rule, parallel_losses
 from tests.targets.torch.ranks import Pool, RanksFailedError
 from tests.targets.torch.trained import builder_of, events, outputs, refused
@@ -62,23 +60,6 @@ def test_accuracies_are_those_of_the_reference(ranks: Pool, split: dict[str, int
     accuracies = [event["accuracy"] for event in found if event["event"] == "step"]
     assert accuracies == reference_training(graph, options(6, rate=0.5, seed=1)).accuracies
     assert len(set(accuracies)) > 1
-
-
-RULES: dict[str, tuple[str, float, dict[str, Any]]] = {
-    "sgd": ("sgd", 0.2, {}),
-    "sgd with weight decay": ("sgd", 0.2, {"weight_decay": 0.1}),
-    "momentum": ("momentum", 0.1, {"momentum": 0.8}),
-    "nesterov": ("momentum", 0.1, {"nesterov": True, "weight_decay": 0.05}),
-    "adam": ("adam", 0.01, {"beta1": 0.8, "epsilon": 1e-6}),
-    "adamw": ("adamw", 0.01, {"beta2": 0.99, "weight_decay": 0.2}),
-    "adafactor": ("adafactor", 0.05, {"clip": 0.7, "decay": -0.6, "epsilon2": 0.3}),
-}
-
-
-def options_of_rule(name: str, steps: int) -> TrainingOptions:
-    rule, rate, given = RULES[name]
-    schedule = Schedule(peak=rate, kind="step", warmup_steps=2, decay_every=2, decay_factor=0.5)
-    return TrainingOptions(steps=steps, dtype="float64", schedule=schedule, rule=make_rule(rule, given), seed=2)
 
 
 @pytest.mark.parametrize(
