@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pase.sharding.boxes import Box, Partition, blocks, partition
 from pase.sharding.halos import Buffers
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
-from pase.targets.mesh_tensorflow.primitives.data_movement import Workspace
+from pase.targets.mesh_tensorflow.primitives.data_movement import Workspace, adjoint_defect
 from pase.targets.mesh_tensorflow.primitives.parts import Distributed, Reshard
 from pase.targets.mesh_tensorflow.runtime.measure import crossed
 
@@ -72,17 +72,7 @@ class Outcome:
 
     def relative_defect(self) -> float:
         """The left side of Eq. 13."""
-        left, right = dot(self.forward, self.y), dot(self.x, self.adjoint)
-        largest = max(norm(self.forward) * norm(self.y), norm(self.x) * norm(self.adjoint))
-        return abs(left - right) / largest if largest else abs(left - right)
-
-
-def dot(a: Sequence[Array], b: Sequence[Array]) -> float:
-    return float(sum(np.vdot(one.astype(np.float64), other) for one, other in zip(a, b, strict=True)))
-
-
-def norm(a: Sequence[Array]) -> float:
-    return float(np.sqrt(dot(a, a)))
+        return adjoint_defect(self.x, self.forward, self.y, self.adjoint)
 
 
 def randoms(held: Partition | Buffers, dtype: Any, seed: int) -> list[Array]:
