@@ -12,32 +12,9 @@ from torch.nn import functional
 from pase.errors import ProgramError
 from pase.graph.body import POINTWISE
 from pase.targets.mesh_tensorflow.primitives.compat import tf
+from pase.targets.mesh_tensorflow.runtime import layers
 from pase.targets.mesh_tensorflow.runtime.forward_pass import compute
-from pase.targets.mesh_tensorflow.runtime.layers import (
-    arrange,
-    attention,
-    concat,
-    convolve,
-    dims,
-    dropout,
-    fn,
-    greatest,
-    least,
-    log_softmax,
-    lookup,
-    mean,
-    normalise,
-    padded,
-    piece,
-    pool,
-    product,
-    reshard,
-    softmax,
-    softmax_loss,
-    total,
-    window,
-    without_later_keys,
-)
+from pase.targets.mesh_tensorflow.runtime.layers import dims, fn
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training
 
@@ -82,8 +59,8 @@ def trained(build: Callable[..., Any], weights: Mapping[str, tuple[Shape, Array]
 
 def weighed(program: Program, mesh: Any, name: str, y: Any) -> Any:
     """Return the sum of a tensor's points, each with a factor of its own, which is fed."""
-    own = reshard(program.floats(name, y.shape.to_integer_list), mesh, y.shape.dims)
-    return arrange(total(fn.multiply(y, own), y.shape.dims), [])
+    own = layers.reshard(program.floats(name, y.shape.to_integer_list), mesh, y.shape.dims)
+    return layers.arrange(layers.total(fn.multiply(y, own), y.shape.dims), [])
 
 
 def check(cases: Mapping[str, Case], axes: Axes, batch: Mapping[str, Array] | None = None) -> None:
@@ -211,27 +188,30 @@ def over(function: Any) -> Callable[..., Any]:
 
 MATRIX: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "one tensor in two places": (lambda _, __, x: fn.multiply(x, fn.add(x, x)), lambda x: x * (x + x)),
-    "total": (over(total), lambda x: x.sum(1)),
-    "mean": (over(mean), lambda x: x.mean(1)),
-    "greatest": (over(greatest), lambda x: x.amax(1)),
-    "greatest of equals": (over(lambda x, d: greatest(fn.round(x), d)), lambda x: x.round().amax(1)),
-    "equal parts": (over(lambda x, d: greatest(fn.clip(x, -9.0, 0.1), d)), lambda x: x.clamp(-9, 0.1).amax(1)),
-    "least": (over(least), lambda x: x.amin(1)),
-    "softmax": (over(softmax), lambda x: x.softmax(1)),
-    "log_softmax": (over(log_softmax), lambda x: x.log_softmax(1)),
-    "turned": (lambda _, __, x: arrange(x, x.shape.dims[::-1]), lambda x: x.T),
-    "repeated": (lambda _, __, x: arrange(x, [*x.shape.dims, *dims(k=3)]), lambda x: x[..., None].expand(4, 6, 3)),
-    "piece": (lambda _, __, x: piece(x, "n", 1, 4), lambda x: x[:, 1:5]),
+    "total": (over(layers.total), lambda x: x.sum(1)),
+    "mean": (over(layers.mean), lambda x: x.mean(1)),
+    "greatest": (over(layers.greatest), lambda x: x.amax(1)),
+    "greatest of equals": (over(lambda x, d: layers.greatest(fn.round(x), d)), lambda x: x.round().amax(1)),
+    "equal parts": (over(lambda x, d: layers.greatest(fn.clip(x, -9.0, 0.1), d)), lambda x: x.clamp(-9, 0.1).amax(1)),
+    "least": (over(layers.least), lambda x: x.amin(1)),
+    "softmax": (over(layers.softmax), lambda x: x.softmax(1)),
+    "log_softmax": (over(layers.log_softmax), lambda x: x.log_softmax(1)),
+    "turned": (lambda _, __, x: layers.arrange(x, x.shape.dims[::-1]), lambda x: x.T),
+    "repeated": (
+        lambda _, __, x: layers.arrange(x, [*x.shape.dims, *dims(k=3)]),
+        lambda x: x[..., None].expand(4, 6, 3),
+    ),
+    "piece": (lambda _, __, x: layers.piece(x, "n", 1, 4), lambda x: x[:, 1:5]),
     "padded": (
-        lambda _, m, x: padded(x, m, [x.shape.dims[0], *dims(n=12)], [0, 2], [4, 6]),
+        lambda _, m, x: layers.padded(x, m, [x.shape.dims[0], *dims(n=12)], [0, 2], [4, 6]),
         lambda x: functional.pad(x, (2, 4)),
     ),
     "concat": (
-        lambda _, m, x: concat([x, fn.square(x)], m, [x.shape.dims[0], *dims(n=12)], along=dims(n=12)[0]),
+        lambda _, m, x: layers.concat([x, fn.square(x)], m, [x.shape.dims[0], *dims(n=12)], along=dims(n=12)[0]),
         lambda x: torch.cat([x, x * x], 1),
     ),
     "causal": (
-        lambda _, __, x: softmax(without_later_keys(x, *x.shape.dims), [x.shape.dims[1]]),
+        lambda _, __, x: layers.softmax(layers.without_later_keys(x, *x.shape.dims), [x.shape.dims[1]]),
         lambda x: x.masked_fill(torch.ones(4, 6).triu(1).bool(), float("-inf")).softmax(1),
     ),
 }
@@ -239,7 +219,7 @@ MATRIX: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 def normalisation(over: int, oracle: Callable[..., Any]) -> Case:
     def layer(_: Any, __: Any, x: Any, scale: Any, shift: Any) -> Any:
-        return normalise(x, scale, shift, [x.shape.dims[over]], epsilon=0.1)
+        return layers.normalise(x, scale, shift, [x.shape.dims[over]], epsilon=0.1)
 
     return Case(layer, oracle, [BN, {"n": 6}, {"n": 6}])
 
@@ -250,7 +230,7 @@ def test_functions_over_dims_and_moves(axes: Axes) -> None:
 
     def loss(program: Program, mesh: Any, x: Any) -> Any:
         b, n = x.shape.dims
-        return softmax_loss(x, reshard(program.indices("labels", [4], below=6), mesh, [b]), n)
+        return layers.softmax_loss(x, layers.reshard(program.indices("labels", [4], below=6), mesh, [b]), n)
 
     cases = {name: Case(*functions, [BN]) for name, functions in MATRIX.items()}
     cases["layer normalisation"] = normalisation(1, lambda x, w, b: functional.layer_norm(x, [6], w, b, eps=0.1))
@@ -264,7 +244,7 @@ def test_functions_over_dims_and_moves(axes: Axes) -> None:
 @pytest.mark.parametrize("axes", [(), (("c", 2),), (("b", 2), ("n", 3)), (("c", 2), ("n", 3))])
 def test_products(axes: Axes) -> None:
     def layer(_: Any, __: Any, x: Any, w: Any) -> Any:
-        return product(x, w, [x.shape.dims[0], w.shape.dims[1]])
+        return layers.product(x, w, [x.shape.dims[0], w.shape.dims[1]])
 
     check({"product": Case(layer, lambda x, w: x @ w, [{"b": 4, "c": 2}, {"c": 2, "n": 6}])}, axes)
 
@@ -274,8 +254,8 @@ def test_looking_up(axes: Axes) -> None:
     indices = np.array([[0, 5, 3], [3, 3, 1]], np.int32)
 
     def layer(program: Program, mesh: Any, table: Any) -> Any:
-        own = reshard(program.indices("indices", [2, 3], below=6), mesh, dims(b=2, s=3))
-        return lookup(table, own, *table.shape.dims)
+        own = layers.reshard(program.indices("indices", [2, 3], below=6), mesh, dims(b=2, s=3))
+        return layers.lookup(table, own, *table.shape.dims)
 
     case = Case(layer, lambda table: table[torch.tensor(indices).long()], [{"v": 6, "d": 4}])
     check({"lookup": case}, axes, {"indices": indices})
@@ -292,14 +272,14 @@ def laid(mesh: Any, x: Any, outs: int, **options: int) -> tuple[Any, list[Any], 
     """Return an image as windows of 3 by 3 points read it, the windows and the dims of what is computed."""
     b, c, *_ = x.shape.dims
     h, w, r, s = dims(h=outs, w=outs, r=3, s=3)
-    windows = [window(out, own, of=x.shape.dims[2].size, **options) for out, own in ((h, r), (w, s))]
-    return reshard(x, mesh, [b, c, *windows]), windows, [b, c, h, w]
+    windows = [layers.window(out, own, of=x.shape.dims[2].size, **options) for out, own in ((h, r), (w, s))]
+    return layers.reshard(x, mesh, [b, c, *windows]), windows, [b, c, h, w]
 
 
 def pooling(function: str, dilation: int) -> Case:
     def layer(_: Any, mesh: Any, x: Any) -> Any:
         own, windows, out = laid(mesh, x, 6 if dilation == 1 else 4, dilation=dilation)
-        return pool(own, windows, out, function=function)
+        return layers.pool(own, windows, out, function=function)
 
     def oracle(x: Any) -> Any:
         if function == "max":
@@ -321,7 +301,7 @@ def test_pooling(axes: Axes) -> None:
 def convolution(size: int, outs: int, **options: int) -> Case:
     def layer(_: Any, mesh: Any, x: Any, w: Any) -> Any:
         own, windows, (b, _, *spatial) = laid(mesh, x, outs, **options)
-        return convolve(own, w, windows, [b, w.shape.dims[0], *spatial])
+        return layers.convolve(own, w, windows, [b, w.shape.dims[0], *spatial])
 
     shapes = [image(size), {"n": 6, "c": 4, "r": 3, "s": 3}]
     return Case(layer, lambda x, w: functional.conv2d(x, w, **options), shapes)
@@ -339,8 +319,8 @@ def grouped(inputs: int) -> Case:
     def layer(_: Any, mesh: Any, x: Any, w: Any) -> Any:
         b, g, c, *_ = x.shape.dims
         h, v, r, s = dims(h=6, w=6, r=3, s=3)
-        windows = [window(h, r, of=8), window(v, s, of=8)]
-        return convolve(reshard(x, mesh, [b, g, c, *windows]), w, windows, [b, g, w.shape.dims[1], h, v])
+        windows = [layers.window(h, r, of=8), layers.window(v, s, of=8)]
+        return layers.convolve(layers.reshard(x, mesh, [b, g, c, *windows]), w, windows, [b, g, w.shape.dims[1], h, v])
 
     def oracle(x: Any, w: Any) -> Any:
         y = functional.conv2d(x.reshape(2, 4 * inputs, 8, 8), w.reshape(12, inputs, 3, 3), groups=4)
@@ -364,7 +344,7 @@ def test_dropout_drops_the_same_points_of_the_gradient(axes: Axes) -> None:
     """The mask is drawn again for the gradient; a point's factor is what its gradient is."""
     x = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
     value, found = trained(
-        lambda p, m, xs: weighed(p, m, "ones", dropout(xs["x"], p.mask_key, rate=0.5)),
+        lambda p, m, xs: weighed(p, m, "ones", layers.dropout(xs["x"], p.mask_key, rate=0.5)),
         {"x": (BN, x)},
         axes,
         {"ones": np.ones((4, 6))},
@@ -380,7 +360,7 @@ def attending(causal: bool) -> Case:
         return functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.3).transpose(1, 2)
 
     keys = {"b": 2, "t": 4, "h": 2, "k": 2}
-    layer = lambda _, __, q, k, v: attention(q, k, v, scale=0.3, causal=causal)  # noqa: E731
+    layer = lambda _, __, q, k, v: layers.attention(q, k, v, scale=0.3, causal=causal)  # noqa: E731
     return Case(layer, oracle, [{"b": 2, "s": 4, "h": 2, "k": 2}, keys, keys])
 
 
@@ -395,8 +375,8 @@ def test_attention(axes: Axes) -> None:
 def test_outputs_without_the_batch_are_of_one_batch() -> None:
     def build(program: Program) -> Any:
         b, n = dims(b=4, n=6)
-        x = reshard(program.floats("x", [4, 6]), program.mesh("layer", []), [b, n])
-        return {"turned": (arrange(x, [n, b]), (6, 4))}
+        x = layers.reshard(program.floats("x", [4, 6]), program.mesh("layer", []), [b, n])
+        return {"turned": (layers.arrange(x, [n, b]), (6, 4))}
 
     with pytest.raises(ProgramError, match=r"output 'turned' has shape \[6, 4\], .* give exactly 4 examples, found 5"):
         compute(build, {}, {"x": np.ones((5, 6))}, num_devices=1)
@@ -406,14 +386,14 @@ def test_outputs_without_the_batch_are_of_one_batch() -> None:
     ("layer", "message"),
     [
         (lambda x, _: fn.nothing(x), "'nothing' of 1 tensors cannot be computed"),
-        (lambda x, _: piece(x, "n", 4, 3), r"has no \[4, 7\) of n; correct the piece"),
-        (lambda x, named: arrange(x, [named[0]]), "cannot be laid out as b=4"),
-        (lambda x, named: mean(mean(x, [named[1]]), [named[1]]), "over n, which it has not"),
+        (lambda x, _: layers.piece(x, "n", 4, 3), r"has no \[4, 7\) of n; correct the piece"),
+        (lambda x, named: layers.arrange(x, [named[0]]), "cannot be laid out as b=4"),
+        (lambda x, named: layers.mean(layers.mean(x, [named[1]]), [named[1]]), "over n, which it has not"),
     ],
 )
 def test_layers_that_do_not_fit_are_refused(layer: Any, message: str) -> None:
     with tf.Graph().as_default():
         program, named = Program(num_devices=2), dims(b=4, n=6)
-        x = reshard(program.floats("x", [4, 6]), program.mesh("layer", [("n", 2)]), named)
+        x = layers.reshard(program.floats("x", [4, 6]), program.mesh("layer", [("n", 2)]), named)
         with pytest.raises(ProgramError, match=message):
             layer(x, named)

@@ -191,8 +191,10 @@ def test_task_0_ends_where_another_is_gone_and_where_a_step_takes_too_long(
         watch.stop()
     assert told == [{"event": "step"}]
     left.clear()
-    Watch(replace(cluster, step_timeout_s=None), lambda: "; no checkpoint").start()
+    watch = Watch(replace(cluster, step_timeout_s=None), lambda: "; no checkpoint")
+    watch.start()
     assert left.wait(LIMIT_S)
+    watch.stop()
     late, gone = dict.fromkeys(capsys.readouterr().err.splitlines())
     assert late.startswith("error: no step ended within 0.2 s; ")
     assert gone == f"error: task 1, {address}, ended or cannot be reached; no checkpoint"
