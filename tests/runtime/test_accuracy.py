@@ -21,6 +21,7 @@ from pase.targets.mesh_tensorflow.runtime.script import main, train
 from pase.targets.mesh_tensorflow.runtime.training import Training
 from pase.targets.programs import emit
 from pase.targets.training.data import Array, Batches, DataInput, Evaluation, StepEvaluation, evaluated
+from pase.targets.training.data import Batches, DataInput, Evaluation, StepEvaluation, evaluated
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.training import builder_of, options
@@ -187,23 +188,6 @@ def test_it_is_tested_as_the_reference_is(network: Callable[[], Graph], batch: i
     assert shown == {event["step"]: (event["loss"], event["accuracy"]) for event in found}
 
 
-def test_nothing_is_dropped_in_a_test(tmp_path: Path) -> None:
-    """Written out in numpy: the weights after one step, on the test data, all points kept and none scaled."""
-    path, test = split(tmp_path, num_test=12)
-    weights = reference_training(with_dropout(), options(1, rate=0.3, data_path=path)).weights
-    arrays = np.load(test)
-    hidden = np.maximum(arrays["inputs"] @ weights["fc1/w"] + weights["fc1/bias"], 0)
-    logits = hidden @ weights["fc2/w"] + weights["fc2/bias"]
-    losses = np.log(np.exp(logits).sum(-1)) - logits[np.arange(12), arrays["labels"]]
-    events: list[dict[str, Any]] = []
-    given = options(1, rate=0.3, data_path=path, test_data_path=test)
-    plan = make_plan(with_dropout(), 2, {"drop": {"b": 2}, "fc2": {"c": 2}})
-    train(builder_of(emit(plan)), given, num_devices=2, report=events.append)
-    (found,) = [event for event in events if event["event"] == "tested"]
-    assert found["loss"] == pytest.approx(losses.mean(), rel=1e-12)
-    assert found["accuracy"] == pytest.approx((logits.argmax(-1) == arrays["labels"]).mean(), abs=1e-15)
-
-
 def test_tests_change_no_step(tmp_path: Path) -> None:
     path, test = split(tmp_path)
     plan = random_plan(small("mlp"), 4, 2)
@@ -227,18 +211,6 @@ def test_lines_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert on_test.endswith("%  (48 examples)")
     assert done.startswith("median step ")
     assert done.endswith("bytes moved between devices in a step")
-
-
-def test_the_reference_counts_as_numpy_does(tmp_path: Path) -> None:
-    path, _ = split(tmp_path)
-    arrays: dict[str, Array] = dict(np.load(path))
-    net = Builder("linear")
-    net.add(softmax_loss, "loss", net.add(dense, "fc", net.input((60, 12)), out=(("n", 12),)))
-    result = reference_training(net.build(), options(4, rate=1.0, data_path=path))
-    last = reference_training(net.build(), options(3, rate=1.0, data_path=path)).weights
-    logits = arrays["inputs"] @ last["fc/w"] + last["fc/bias"]
-    assert result.accuracies[3] == pytest.approx((logits.argmax(-1) == arrays["labels"]).mean(), abs=1e-15)
-    assert 0 < result.accuracies[3] < 1
 
 
 def test_a_loss_on_test_data_that_is_not_finite_ends_the_training() -> None:
