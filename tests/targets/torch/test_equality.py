@@ -30,7 +30,6 @@ QUICK = [
     ("micro-batches", "fine-tuned", 4, (2,)),
     ("states", "picture", 4, (4,)),
     ("states", "gpt", 2, (0,)),
-    ("experts", "mixtral", 2, (0,)),
     ("rings", "nanogpt", 2, (0,)),
     # The schedules, each with all states and layers that are computed again.
     ("all", "mlp", 4, (0, 2, 3, 4)),
