@@ -20,7 +20,6 @@ from pase.targets.mesh_tensorflow.runtime.reference import reference_training
 from pase.targets.mesh_tensorflow.runtime.script import main, train
 from pase.targets.mesh_tensorflow.runtime.training import Training
 from pase.targets.programs import emit
-from pase.targets.training.data import Array, Batches, DataInput, Evaluation, StepEvaluation, evaluated
 from pase.targets.training.data import Batches, DataInput, Evaluation, StepEvaluation, evaluated
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan
