@@ -383,8 +383,10 @@ def carried(x: Any, steps: Iterable[Exchange], fill: float, count: Callable[[int
 
 
 def end_to_end(x: Any, cuts: Iterable[Cut]) -> Any:
-    """Return pieces of a tensor end to end."""
+    """Return pieces of a tensor end to end; a single one, where that can be, as a view of it."""
     parts = [x[cut].reshape(-1) for cut in cuts]
+    if len(parts) == 1:
+        return parts[0].contiguous()
     return torch.cat(parts) if parts else x.new_empty(0)
 
 
