@@ -230,5 +230,6 @@ class Training:
                 self.step()
         except RuntimeError:
             return 0
-        (found,) = tracker.get_tracker_snapshot("peak").values()
+        # Tensors without memory, of which the shapes alone are known, are on a device of their own.
+        found = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
         return int(next(size for kind, size in found.items() if str(kind).endswith("Total")))
