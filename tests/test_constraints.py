@@ -288,9 +288,18 @@ def test_other_layers_stay_as_near_to_one_that_is_placed_by_hand(plan: pase.Plan
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d["constraints"]["pin"].update(fc3="n=8"), r"layers\[10\]\.splits is none that the plan's constrai"),
-        (lambda d: d.update(constraints={"tie": ["fc1, fc3"]}), r"constraints tie fc1, fc3, whose configurations diff"),
-        (lambda d: d["constraints"]["pin"].update(fc3="n=5"), r"constraints cannot be kept to: .*pin\.fc3: that leave"),
+        (
+            lambda d: d["constraints"]["pin"].update(fc3="n=8"),
+            r"layers\[10\]\.splits is none that the plan's constraints",
+        ),
+        (
+            lambda d: d.update(constraints={"tie": ["fc1, fc3"]}),
+            r"constraints tie fc1, fc3, whose configurations differ",
+        ),
+        (
+            lambda d: d["constraints"]["pin"].update(fc3="n=5"),
+            r"constraints cannot be kept to: .*pin\.fc3: that leaves",
+        ),
         (lambda d: d["constraints"].update(colour={}), r"constraints\.colour is no kind of constraint"),
     ],
 )

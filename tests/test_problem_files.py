@@ -130,7 +130,10 @@ def test_tables_too_large_for_a_file_are_refused(tmp_path, monkeypatch):
         ({"edges": None}, "the array 'edges' is missing"),
         ({"vertex_names": None}, "the array 'vertex_names' is missing"),
         ({"vertex_offsets": np.array([0, 2, 4])}, "'vertex_offsets' has 3 entries; expected 4"),
-        ({"vertex_offsets": np.array([0, 2, 4, 7])}, "'vertex_offsets' must rise from 0 to the length of 'vertex_cost"),
+        (
+            {"vertex_offsets": np.array([0, 2, 4, 7])},
+            "'vertex_offsets' must rise from 0 to the length of 'vertex_costs'",
+        ),
         ({"vertex_offsets": np.array([0, 4, 2, 6])}, "'vertex_offsets' must rise"),
         ({"vertex_offsets": np.array([-2, 2, 4, 6])}, "'vertex_offsets' must rise"),
         ({"vertex_offsets": np.array([0.0, 2, 4, 6])}, "'vertex_offsets' has the type float64; expected integers"),

@@ -175,7 +175,11 @@ def test_files_have_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('dtype = "float32"', 'dtype = "bfloat16"', "kernels.dtype is bfloat16, for which device.peak_flop_per_s has"),
+        (
+            'dtype = "float32"',
+            'dtype = "bfloat16"',
+            "kernels.dtype is bfloat16, for which device.peak_flop_per_s has no",
+        ),
         ("products = 0.8", "products = 0.0", "kernels.products is 0.0; expected a number above 0"),
         ("launch_s = 1e-06", 'launch_s = "1 us"', "kernels.launch_s is '1 us'; expected a number of 0 or more"),
         ("memory = 0.9", "memory = 0.9\nmemry = 1", "kernels.memry is not a key of a machine file; did you mean m"),

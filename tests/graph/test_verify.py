@@ -162,7 +162,11 @@ def test_a_good_access_passes(shape: tuple[int, ...], axes: Any) -> None:
         ("abc", ("ab", "bc", "ca"), r"graph 'net' has a cycle: .* -> .*; a model must be acyclic"),
         ("a", ("aa",), "graph 'net' has a cycle: a -> a"),
         ("ba", ("ab",), "layer 'b' stands before 'a', which feeds it; order them topologically"),
-        ("abcd", ("ab", "cd"), "is not connected: 2 of 4 layers, 'c' the first, share no path with 'a'; search each p"),
+        (
+            "abcd",
+            ("ab", "cd"),
+            "is not connected: 2 of 4 layers, 'c' the first, share no path with 'a'; search each part on its own",
+        ),
     ],
 )
 def test_a_bad_graph_is_refused(layers: str, edges: tuple[str, ...], message: str) -> None:

@@ -77,7 +77,11 @@ def test_what_cannot_be_is_refused(asked: dict[str, Any], message: str) -> None:
     [
         ("async-easgd", {"save_every": 0}, "save-every is 0; expected 1 or more"),
         ("async-easgd", {"until_accuracy": 0.9}, "to end at an accuracy, tests are needed between the steps"),
-        ("async-easgd", {"until_accuracy": 0.9, "test_every": 1, "tests_wait": True}, "give test-every, and let them"),
+        (
+            "async-easgd",
+            {"until_accuracy": 0.9, "test_every": 1, "tests_wait": True},
+            "give test-every, and let them not wait",
+        ),
         ("sync-sgd", {"arrivals": (0, 1, 2)}, "sync-sgd takes every step with all workers together"),
     ],
 )
