@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from math import prod
+from math import comb, prod
 
 import numpy as np
 import pytest
@@ -83,6 +83,15 @@ def test_parts_are_pieces_of_the_whole_mask(shape: tuple[int, ...]) -> None:
         assert (words[point] >= threshold(0.5)) == drawn_by_hand("drop", 0.5, 1, 2, number)
 
 
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
+def test_as_many_are_dropped_as_the_rate_says(rate: float) -> None:
+    count = 40_000
+    for seed, step in product(range(3), range(3)):
+        dropped = count - int(kept("drop", (count,), rate, step_key(seed, step)).sum())
+        # Five standard deviations: one in a million.
+        assert abs(dropped - rate * count) < 5 * (count * rate * (1 - rate)) ** 0.5
+
+
 def test_masks_of_other_steps_layers_and_seeds_have_nothing_in_common() -> None:
     count = 40_000
     masks = [
@@ -95,6 +104,16 @@ def test_masks_of_other_steps_layers_and_seeds_have_nothing_in_common() -> None:
     mask = masks[0] - masks[0].mean()
     for distance in (1, 2, 3, 64, 1000, 1024, 4096):
         assert abs(np.mean(mask[distance:] * mask[:-distance])) < 0.25 * 5 / (count - distance) ** 0.5
+
+
+def test_runs_of_points_are_as_frequent_as_chance_has_them() -> None:
+    """Of 10,000 groups of eight, as many have k kept points as the binomial distribution says (chi square)."""
+    groups = kept("drop", (10_000, 8), 0.3, step_key(0, 0)).sum(axis=1)
+    expected = np.array([10_000 * comb(8, k) * 0.7**k * 0.3 ** (8 - k) for k in range(9)])
+    found = np.bincount(groups, minlength=9)
+    statistic = float(((found[2:] - expected[2:]) ** 2 / expected[2:]).sum())
+    # 7 degrees of freedom: beyond 35 once in 100,000.
+    assert statistic < 35
 
 
 # -- the layer
