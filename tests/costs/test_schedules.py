@@ -1,5 +1,7 @@
 """Closed forms of pipelines, beside a simulation of their schedules pass by pass."""
 
+import random
+
 import pytest
 
 from pase.planning.stages import GPIPE, INTERLEAVED, ONE_FORWARD_ONE_BACKWARD, in_flight, step_s
@@ -76,8 +78,26 @@ def test_stages_of_one_length_take_what_the_closed_form_says(schedule: str) -> N
             assert held == [in_flight(schedule, stages, s, m) for s in range(stages)]
 
 
+def test_no_schedule_is_longer_than_the_closed_form_says_by_more_than_the_stages_differ() -> None:
+    """Stages of different lengths: the form is a lower bound of what waits for one another, and near it."""
+    numbers = random.Random(1)
+    for _ in range(200):
+        stages, m = numbers.randint(2, 5), numbers.randint(2, 12)
+        forward = [numbers.uniform(0.8, 1.2) for _ in range(stages)]
+        backward = [2 * f for f in forward]
+        found, _ = simulated(GPIPE, forward, backward, m)
+        predicted = step_s([f + b for f, b in zip(forward, backward, strict=True)], [0.0] * stages, m)
+        assert found == pytest.approx(predicted, rel=1e-9)
+
+
 def test_what_is_done_once_counts_with_the_longest() -> None:
     assert step_s([3.0, 3.0], [1.0, 2.0], 4) == 4 * 3 + 3 + 2
+
+
+@pytest.mark.parametrize(("groups", "m", "chunks"), [(1, 3, 2), (2, 4, 2), (4, 8, 2), (3, 9, 3), (4, 16, 3)])
+def test_chunks_fill_the_pipeline_sooner(groups: int, m: int, chunks: int) -> None:
+    found, _ = simulated(INTERLEAVED, [0.7] * groups * chunks, [1.9] * groups * chunks, m, chunks)
+    assert found == pytest.approx(step_s([2.6 * chunks] * groups, [0.0] * groups, m, chunks), rel=1e-12)
 
 
 def test_the_slowest_stage_sets_the_pace() -> None:
