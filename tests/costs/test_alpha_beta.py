@@ -360,3 +360,28 @@ def test_levels_of_equal_links_are_one_and_slower_ones_make_nothing_cheaper(
         slower = _tables(name, model, p, _levels((node, A1, B1), (p, alpha, beta)))
         for found, expected in zip(slower, flat, strict=True):
             assert (found >= expected * (1 - 1e-12)).all()
+
+
+def test_a_sum_that_every_device_needs_is_scattered_and_gathered() -> None:
+    graph, n = _pair(), 4 * 512 * 1024
+    split = {"before": {"d": 8}, "fc": {"c": 8}, "after": {}}
+    found = _cost(graph, 8, _machine(), **split) - _free(graph, 8, **split)
+    assert found == pytest.approx(2 * (3 * A1 + 7 / 8 * n * B1), rel=1e-9)
+
+
+def test_half_of_a_sum_is_gathered_from_four() -> None:
+    graph, n = _pair(), 4 * 512 * 1024
+    split = {"before": {"d": 8}, "fc": {"c": 8}, "after": {"b": 2}}
+    found = _cost(graph, 8, _machine(), **split) - _free(graph, 8, **split)
+    scatter = 3 * A1 + 7 / 8 * n * B1
+    gather = 2 * A1 + 3 / 4 * (n / 2) * B1
+    back = A1 + n / 2 * B1  # the other half of the gradient
+    assert found == pytest.approx(scatter + gather + back, rel=1e-9)
+
+
+def test_layouts_that_agree_move_nothing() -> None:
+    graph = _pair()
+    split = {"before": {"b": 8}, "fc": {"b": 8}, "after": {"b": 8}}
+    gradient = 4 * 256 * 1024
+    found = _cost(graph, 8, _machine(), **split) - _free(graph, 8, **split)
+    assert found == pytest.approx(_sum_s(gradient, (8, A1, B1)))

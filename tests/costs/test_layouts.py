@@ -3,6 +3,7 @@
 from itertools import pairwise, product
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -128,3 +129,20 @@ def test_a_halo_is_what_the_worst_placed_device_needs_and_does_not_own(data: st.
     row = np.array([[channel_ways, *ways, *kernel_ways]], dtype=np.int32)
     found = halo_size(access, splits_of(_operator(dims, access), row))
     assert found.tolist() == [worst * channels // channel_ways]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "extent", "out", "ways", "halo"),
+    [
+        (3, 1, 8, 8, 2, 1),  # one row of the neighbour
+        (3, 1, 8, 8, 4, 2),  # one on either side
+        (5, 1, 8, 8, 4, 4),  # the whole neighbour on either side
+        (2, 2, 8, 4, 4, 0),  # windows that do not overlap
+        (3, 2, 8, 4, 2, 1),
+    ],
+)
+def test_halos_by_hand(kernel: int, stride: int, extent: int, out: int, ways: int, halo: int) -> None:
+    pad = (kernel - 1) // 2
+    access = Access(tensor="x", shape=(extent,), index_map=(Window(out="h", kernel="r", stride=stride, pad=pad),))
+    operator = _operator({"h": out, "r": kernel}, access)
+    assert halo_size(access, splits_of(operator, np.array([[ways, 1]], dtype=np.int32))).tolist() == [halo]

@@ -8,7 +8,7 @@ import pytest
 from pase.costs import PaperCostModel, build_problem, cost_model
 from pase.costs.traffic import Communication, PassWork, Pattern
 from pase.graph import Builder, Graph
-from pase.graph.operators import add_parameter, elementwise
+from pase.graph.operators import add_parameter, dense, elementwise
 from pase.machine import load_machine
 from pase.models import build
 from pase.planning.steps import plan_layers, total_cost
@@ -167,3 +167,30 @@ def _blocks(names: tuple[str, ...]) -> tuple[str, str]:
     blocks = [name.split("_")[0] for name in names if name.split("_")[0][-1].isdigit()]
     distinct = list(dict.fromkeys(blocks))
     return distinct[1], distinct[-1]
+
+
+def test_a_pair_split_by_columns_then_by_rows_needs_one_all_reduce_each_way() -> None:
+    # Shoeybi et al. 2019, Fig. 3: y = f(x a) b with a's columns and b's rows split needs none in between.
+    batch, d, e, k = 16, 64, 256, 8
+    net = Builder("mlp")
+    x = net.add(add_parameter, "before", net.input((batch, d)), dims=("b", "d"), over=("b", "d"))
+    x = net.add(dense, "a", x, out=(("n", e),), activation="relu", bias=False)
+    x = net.add(dense, "b", x, out=(("n", d),), bias=False)
+    net.add(elementwise, "after", x, dims=("b", "d"), function="relu")
+    graph = net.build()
+    splits = {"a": {"n": k}, "b": {"c": k}}
+    free = _cost(graph, k, splits, PaperCostModel(flop_per_byte=0.0))
+    assert _cost(graph, k, splits) - free == pytest.approx(2 * _all_reduce(batch * d, k))
+    # By columns twice, the tensor in between is gathered too, and its gradient is summed.
+    twice = {"a": {"n": k}, "b": {"n": k}}
+    gathered = R * 4 * batch * (e - e / k)
+    after = R * 4 * batch * (d - d / k)
+    assert _cost(graph, k, twice) - free == pytest.approx(
+        _all_reduce(batch * d, k) + gathered + _all_reduce(batch * e, k) + after
+    )
+
+
+@pytest.mark.parametrize("name", ["alexnet", "inception_v3", "rnnlm", "transformer", "densenet121", "gpt"])
+def test_without_communication_p_devices_are_p_times_as_fast(name: str) -> None:
+    free, graph = PaperCostModel(flop_per_byte=0.0), small_graph(name)
+    assert _data_parallel(graph, 16, free) == pytest.approx(_data_parallel(graph, 1, free) / 16, rel=1e-14)

@@ -6,7 +6,7 @@ from pase.costs import PaperCostModel, build_problem
 from pase.graph import Access, Builder, Dim, Edge, Graph, Operator, Role
 from pase.graph.operators import dense, embedding, softmax_loss
 from pase.planning.plan import Transfer
-from pase.planning.steps import plan_layers
+from pase.planning.steps import plan_layers, total_cost
 from pase.sharding.edges import shared_weights
 
 B, S, V, D = 8, 4, 32, 16
@@ -106,3 +106,15 @@ def test_a_shared_weight_that_every_device_holds_whole_costs_nothing_between_equ
     costs = problem.tables.edge(1).dense()
     assert costs.shape == (problem.tables.domain_sizes)
     assert costs.diagonal().tolist() == [0.0] * len(costs)
+
+
+def test_tables_and_plans_agree_on_every_pair() -> None:
+    graph = _tied()
+    problem = build_problem(graph, 4, PaperCostModel(flop_per_byte=R))
+    assert problem.tables.edges == ((0, 1), (1, 2), (0, 1))
+    for u in range(problem.tables.domain_sizes[0]):
+        for v in range(problem.tables.domain_sizes[1]):
+            choice = (u, v, 0)
+            splits = [problem.splits(vertex, c) for vertex, c in enumerate(choice)]
+            layers = plan_layers(graph, 4, PaperCostModel(flop_per_byte=R), splits)
+            assert problem.tables.evaluate(choice) == pytest.approx(total_cost(layers), rel=1e-12)

@@ -266,3 +266,13 @@ def test_the_answer_is_never_worse_than_a_known_strategy() -> None:
     assert 0 <= known.lower_bound <= known.cost
     with pytest.raises(TablesError, match="one configuration for each of 30 vertices; found 2"):
         solve(tables, known=[[0, 0]])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_bound_never_exceeds_the_optimum(seed, branching):
+    tables = frustrated(seed, 7, 4)
+    optimum = find_best_strategy(tables, range(7)).cost
+    for limit_s in (0.001, 0.003, 0.01):
+        solution = solve(tables, time_limit_s=limit_s)
+        assert solution.lower_bound <= optimum * (1 + 1e-12) <= solution.cost * (1 + 2e-12)
+        assert not solution.exact or solution.cost == pytest.approx(optimum, rel=1e-9)
