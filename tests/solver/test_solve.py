@@ -276,3 +276,25 @@ def test_a_bound_never_exceeds_the_optimum(seed, branching):
         solution = solve(tables, time_limit_s=limit_s)
         assert solution.lower_bound <= optimum * (1 + 1e-12) <= solution.cost * (1 + 2e-12)
         assert not solution.exact or solution.cost == pytest.approx(optimum, rel=1e-9)
+
+
+def test_a_problem_that_weights_make_small_is_eliminated_as_it_is() -> None:
+    """On a cycle, GenerateSeq takes vertices by number; here those with few configurations come first by number."""
+    rng = np.random.default_rng(3)
+    small, large = 20, 80
+    ring = [v for pair in zip(range(small), range(small, 2 * small), strict=True) for v in pair]
+    edges = list(zip(ring, [*ring[1:], ring[0]], strict=True))
+    sizes = [2] * small + [large] * small
+    tables = tables_of([rng.random(k) for k in sizes], edges, [rng.random((sizes[u], sizes[v])) for u, v in edges])
+    solution = solve(tables)
+    # Walking the ring is dynamic programming over the pairs of a vertex and the first one.
+    reached = np.where(np.eye(2, dtype=bool), tables.layer_costs(ring[0]), np.inf)
+    for number, (u, v) in enumerate(edges):
+        costs = tables.edge(number).dense()
+        reached = (reached[:, :, None] + costs).min(axis=1)
+        if v != ring[0]:
+            reached = reached + tables.layer_costs(v)
+        assert u == ring[number]
+    assert solution.exact
+    assert solution.cost == pytest.approx(float(np.diag(reached).min()), rel=1e-12)
+    assert (solution.ordering, solution.statistics.sweeps) == ("min_weight", 0)
