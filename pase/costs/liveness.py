@@ -35,23 +35,13 @@ from pase.costs.modes import STATES, sharded, sums_moments
 from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Graph, Operator, Role
 from pase.graph.operator import Indexed, Window
 from pase.graph.parts import Stage
+from pase.sharding.buckets import gradient_buckets
 from pase.sharding.edges import LayerMode, table_edges
 from pase.sharding.shards import IndexArray, IntArray, Splits, splits_of
 from pase.sharding.traffic import is_needed_backward
 
-BUCKET_BYTES, SMALL_BUCKET_BYTES, BUCKETS = 25 * 2**20, 2**18, 8
-"""Weights' gradients are summed in buckets of up to the first, as `DistributedDataParallel` has it; where all of them
-fill few of those, in an eighth of them, but no less than the second. In one bucket all would wait for the last."""
-
-
 _UPDATE_TENSORS = {"adam": 2, "adamw": 2, "adafactor": 2}
 """How many tensors as large as a weight an optimizer works with beside it, weight by weight."""
-
-
-def bucket_limit(total_bytes: int) -> int:
-    """Return how large a bucket of gradients may become, from the bytes of all that are summed."""
-    return min(BUCKET_BYTES, max(SMALL_BUCKET_BYTES, total_bytes // BUCKETS))
-
 
 _BY_PLACES = frozenset({"gather"})
 """Kinds whose gradient is added to zeros, place by place."""
@@ -384,29 +374,21 @@ def _gathered(timeline: Timeline, weights: Sequence[_Weight]) -> Iterator[Span]:
 
 
 def _in_buckets(timeline: Timeline, weights: Sequence[_Weight]) -> list[list[_Weight]]:
-    """Return the weights whose gradients are summed together, in the order in which these are whole."""
+    """Return the weights whose gradients are reduced together, in the order in which these reductions begin."""
     itemsize = ITEMSIZES[timeline.graph.precision.collectives]
-    summed = [weight for weight in reversed(weights) if weight.read.is_trained and weight.parts > 1]
-    limit = bucket_limit(sum(weight.points for weight in summed) * itemsize)
-    open_buckets: dict[tuple[int, bool, bool], list[_Weight]] = {}
-    found: list[list[_Weight]] = []
-    for weight in summed:
-        key = weight.parts, weight.pieces == 1, weight.state in STATES[:2]
-        bucket = open_buckets.get(key)
-        if bucket is None or sum(other.points for other in [*bucket, weight]) * itemsize > limit:
-            bucket = open_buckets[key] = []
-            found.append(bucket)
-        bucket.append(weight)
-    return found
+    summed = [weight for weight in weights if weight.read.is_trained and weight.parts > 1]
+    keys = [(weight.parts, weight.pieces == 1, weight.state in STATES[:2]) for weight in summed]
+    buckets = gradient_buckets(keys, [weight.points * itemsize for weight in summed])
+    return [[summed[position] for position in bucket] for bucket in buckets]
 
 
 def _launches(timeline: Timeline, weights: Sequence[_Weight]) -> Mapping[tuple[int, str], int]:
-    """Return the turn in which the bucket of each weight goes, after all buckets before, by its layer and name."""
-    found, turn = dict[tuple[int, str], int](), 0
-    for bucket in _in_buckets(timeline, weights):
-        turn = max(turn, *(timeline.backward(weight.position)[1] for weight in bucket))
-        found |= {(weight.position, weight.read.tensor): turn for weight in bucket}
-    return found
+    """Return the turn in which the bucket of each weight is full and goes, by its layer and name."""
+    return {
+        (weight.position, weight.read.tensor): timeline.backward(bucket[-1].position)[1]
+        for bucket in _in_buckets(timeline, weights)
+        for weight in bucket
+    }
 
 
 def _bucket_spans(timeline: Timeline, weights: Sequence[_Weight]) -> Iterator[Span]:

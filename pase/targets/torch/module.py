@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
@@ -518,7 +518,10 @@ class Parallel(nn.Module):
     def _sums(self) -> dict[str, WeightSum]:
         found: dict[str, WeightSum] = {}
         for name, own in self._mode(True).traced.sums.items():
-            found.setdefault(self._reading(name).parameter, own)
+            parameter = self._reading(name).parameter
+            before = found.get(parameter)
+            # Several weights may be parts of one parameter, whose gradient is reduced once.
+            found[parameter] = own if before is None else replace(before, points=before.points + own.points)
         return found
 
     def _mode(self, trains: bool) -> _Mode:

@@ -465,9 +465,10 @@ class Program:
         return layers
 
     def _weight_sum(self, name: str, over: frozenset[str]) -> WeightSum:
-        mesh = self.weights[name].tensor.mesh
+        mesh, boxes = self.weights[name].tensor.mesh, self.weights[name].tensor.layout.boxes
         return WeightSum(
             groups=tuple(map(tuple, sum_groups(mesh.devices, over))) if over else (),
+            points=max(prod(extents(box)) for box in boxes),
             # Those of several layers are brought together on the way back.
             movement=Movement.within(mesh.layer, Phase.BACKWARD if name in self._shared else Phase.UPDATE),
         )

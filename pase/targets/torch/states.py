@@ -11,10 +11,10 @@ of what it writes are all there, its forward pass runs again, with its moves and
 among these; then its backward pass runs.
 
 Parts of weights' gradients are added once, in buckets, while the backward pass goes on (`Gradients`): where ranks that
-hold the same part of a weight have parts of its gradient, these are added over them, in buckets of neighbours, as soon
-as all of a bucket is there and in the same order on all ranks. Of a weight in pieces each rank has the sum of its own
-piece, and what others have of theirs goes as soon as the next bucket is on its way. At the end of the backward pass
-every parameter has its gradient as its `grad`.
+hold the same part of a weight have parts of its gradient, these are added over them, in buckets, each as soon as all of
+it is there, in an order that all ranks know beforehand (`pase.sharding.buckets`). Of a weight in pieces each rank has
+the sum of its own piece, and what others have of theirs goes as soon as the next bucket is on its way. At the end of
+the backward pass every parameter has its gradient as its `grad`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
-from pase.costs.liveness import bucket_limit
+from pase.sharding.buckets import gradient_buckets
 from pase.sharding.layouts import Layout
 from pase.sharding.traffic import Movement, Phase
 from pase.targets.torch.collectives import Group, Groups, Traffic, begun, gathered, ring_bytes, scattered
@@ -393,10 +393,12 @@ def _gather(module: fx.GraphModule, own: Sequence[fx.Node], name: str, gathered:
 class WeightSum:
     """The sum of a weight's gradient that is made beside the graph.
 
-    groups: of ranks that have parts of one sum; none where the gradient is whole. movement: whose the bytes are.
+    groups: of ranks that have parts of one sum; none where the gradient is whole. points: numbers in the largest part
+    of the weight that any rank has. movement: whose the bytes are.
     """
 
     groups: tuple[tuple[int, ...], ...]
+    points: int
     movement: Movement
 
 
@@ -424,9 +426,8 @@ class Entry:
 
     @property
     def bytes(self) -> int:
-        """Of the gradient that this rank has before it is brought together."""
-        size = int(self.local.numel()) * int(self.local.element_size())
-        return size if self.pieces is None else size * self.pieces.count
+        """Size of its gradient before it is reduced, the same number on all ranks although their parts may differ."""
+        return self.sum.points * int(self.local.element_size())
 
     @property
     def is_held(self) -> bool:
@@ -435,7 +436,7 @@ class Entry:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Bucket:
-    """Neighbouring weights that are summed over one group.
+    """Weights whose gradients are reduced together over one group.
 
     arrived: the gradients that are there, by the weights' places. sums: waits for their sums, which lie end to end.
     parts: whose they are, and the shapes of what this rank has of them.
@@ -473,18 +474,15 @@ class Gradients:
         summed = [
             entry for entry in entries if entry.parameter.requires_grad and len(groups.of(entry.sum.groups).ranks) > 1
         ]
-        limit = bucket_limit(sum(entry.bytes for entry in summed))
-        # The last layers' gradients come first.
-        open_buckets: dict[Any, _Bucket] = {}
-        for entry in reversed(summed):
-            group, local = groups.of(entry.sum.groups), entry.local
-            key = (group.ranks, local.dtype, local.device, entry.pieces is None, entry.is_held)
-            bucket = open_buckets.get(key)
-            if bucket is None or sum(other.bytes for other in bucket.entries) + entry.bytes > limit:
-                bucket = open_buckets[key] = _Bucket(group=group, entries=[])
-                self._buckets.append(bucket)
-            self._places[id(entry.parameter)] = bucket, len(bucket.entries)
-            bucket.entries.append(entry)
+        ranks = [groups.of(entry.sum.groups) for entry in summed]
+        keys = [
+            (group.ranks, entry.local.dtype, entry.local.device, entry.pieces is None, entry.is_held)
+            for group, entry in zip(ranks, summed, strict=True)
+        ]
+        for positions in gradient_buckets(keys, [entry.bytes for entry in summed]):
+            bucket = _Bucket(group=ranks[positions[0]], entries=[summed[position] for position in positions])
+            self._buckets.append(bucket)
+            self._places |= {id(entry.parameter): (bucket, place) for place, entry in enumerate(bucket.entries)}
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -515,7 +513,7 @@ class Gradients:
             return
         bucket, place = found
         bucket.arrived[place] = gradient
-        # In the order of the buckets, whatever comes first on a rank.
+        # In the order of the buckets, whichever is full first on a rank.
         while self._next < len(self._buckets):
             bucket = self._buckets[self._next]
             if not (self._is_held and bucket.entries[0].is_held):
