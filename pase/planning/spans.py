@@ -762,7 +762,7 @@ def _run_ends(kinds: Sequence[int], at: Sequence[int]) -> tuple[int, ...]:
     segments = [tuple(kinds[i:j]) for i, j in pairwise((*at, len(kinds)))]
     for period in range(1, 9):
         alike = [i for i in range(len(segments) - period) if segments[i] == segments[i + period]]
-        if len(alike) >= len(segments) / 2:
+        if alike and len(alike) >= len(segments) / 2:
             return tuple(at[i] for i in range(alike[0] % period, len(at), period))
     return tuple(at)
 
