@@ -79,3 +79,30 @@ def test_a_mask_that_is_known_is_left_out(mask: Mask, is_causal: bool) -> None:
 def test_other_masks_stay(mask: Mask) -> None:
     graph = pase.load((Attending(mask), (torch.randn(BATCH, STEPS, WIDTH),)))
     assert "masked_attention" in _functions(graph)
+
+
+class Packed(nn.Module):
+    """Attention under a causal mask that is told for each example apart, as libraries that pack examples make it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(4, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, steps, _ = x.shape
+        places = torch.arange(steps).unsqueeze(0).expand(batch, -1)
+        examples = (places.diff(prepend=places[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+        numbers = torch.arange(batch)[:, None, None, None]
+        queries, keys = torch.arange(steps)[None, None, :, None], torch.arange(steps)[None, None, None, :]
+        mask = (examples[numbers, queries] == examples[numbers, keys]) & (
+            places[numbers, keys] <= places[numbers, queries]
+        )
+        q, k, v = (part.unsqueeze(1) for part in self.qkv(x).split(4, 2))
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).squeeze(1)
+
+
+def test_a_mask_is_as_well_known_of_a_large_batch_as_of_a_small_one() -> None:
+    """What a step costs does not depend on whether the model is imported with its batch or with a micro-batch."""
+    of_batch = {batch: pase.load((Packed(), (torch.zeros(batch, 640, 4),))) for batch in (2, 256)}
+    for graph in of_batch.values():
+        assert dict(_attention(graph).attributes)["causal"] is True

@@ -22,6 +22,11 @@ _MAX_NUMBERS = 1 << 17
 _BY_NUMBERS = frozenset({"embedding", "index", "index_select"})
 """Operators of which more is known where their whole numbers are."""
 
+_VIEWS = frozenset(
+    {"alias", "detach", "expand", "permute", "select", "slice", "squeeze", "t", "transpose", "unsqueeze"}
+)
+"""Operators that store nothing, whatever the strides of what they read."""
+
 _WHOLE = frozenset({"int64", "int32", "int16", "int8", "uint8"})
 
 _CONTROL_FLOW = frozenset(
@@ -108,25 +113,82 @@ def _evaluated(
 ) -> dict[Any, Any]:
     """Return what nodes of a program give, and those that they read, as far as no input is needed for it.
 
-    most_points: of a tensor on the way, without those that others repeat. of_held: whether weights, buffers and
-    literals may be on the way.
+    Args:
+        torch: The imported package.
+        program: An exported program.
+        nodes: Those whose values are wanted.
+        most_points: Of a tensor on the way, not counting those that repeat others along a dim; None for no limit.
+        of_held: Whether weights, buffers and literals may be on the way.
+
+    Returns:
+        The values by node. With `most_points`, a dim along which all elements are equal has a stride of 0.
     """
     known: dict[Any, Any] = {}
     with torch.no_grad():
         for node in behind(program, nodes):
-            if most_points is not None and _stored_points(node) > most_points:
-                continue
             if node.op != "call_function":
-                found = _held(program, node) if of_held else None
-                known |= {} if found is None else {node: found}
-            elif _is_function(torch, node, is_own=not of_held) and all(
-                source in known for source in node.all_input_nodes
-            ):
-                arguments, keywords = torch.fx.map_arg((node.args, dict(node.kwargs)), known.__getitem__)
-                if keywords.get("device") is not None:
-                    keywords = {**keywords, "device": torch.device("cpu")}
+                held = _held(program, node) if of_held else None
+                known |= {} if held is None else {node: held}
+                continue
+            is_function = _is_function(torch, node, is_own=not of_held)
+            if not is_function or any(source not in known for source in node.all_input_nodes):
+                continue
+            arguments, keywords = torch.fx.map_arg((node.args, dict(node.kwargs)), known.__getitem__)
+            if keywords.get("device") is not None:
+                keywords = {**keywords, "device": torch.device("cpu")}
+            if most_points is None:
                 known[node] = node.target(*arguments, **keywords)
+                continue
+            value = _value_once(torch, node, arguments, keywords, most_points)
+            known |= {} if value is None else {node: value}
     return known
+
+
+def _value_once(torch: Any, node: Any, arguments: Any, keywords: Any, most_points: int) -> Any:
+    """Return the value of a node, computed once for elements that are equal along a dim; None if it is too large.
+
+    A mask of equal examples is then as large as that of one, however many there are.
+    """
+    example, target = node.meta.get("val"), node.target
+    if str(target).removeprefix("aten.").partition(".")[0] in _VIEWS:
+        return target(*arguments, **keywords)
+    tensors = [item for item in flat_items([arguments, list(keywords.values())]) if isinstance(item, torch.Tensor)]
+    if torch.Tag.pointwise not in getattr(target, "tags", ()) or not isinstance(example, torch.Tensor):
+        if max([_stored_points(node), *(tensor.numel() for tensor in tensors)]) > most_points:
+            return None
+        stored = torch.fx.node.map_aggregate(
+            (arguments, keywords), lambda item: item.contiguous() if isinstance(item, torch.Tensor) else item
+        )
+        return _with_repeats(torch, target(*stored[0], **stored[1]))
+    shape = tuple(example.shape)
+    repeated = [dim for dim in range(-len(shape), 0) if all(_repeats(tensor, dim) for tensor in tensors)]
+    if prod(extent for dim, extent in enumerate(shape, -len(shape)) if dim not in repeated) > most_points:
+        return None
+
+    def narrowed(item: Any) -> Any:
+        for dim in repeated if isinstance(item, torch.Tensor) else ():
+            item = item if item.ndim < -dim else item.narrow(dim, 0, 1)
+        return item
+
+    value = target(*map(narrowed, arguments), **{name: narrowed(item) for name, item in keywords.items()})
+    return _with_repeats(torch, value).expand(shape)
+
+
+def _repeats(tensor: Any, dim: int) -> bool:
+    """Return whether all elements along a dim, counted from the last, are one that is stored once."""
+    return bool(tensor.ndim < -dim or tensor.shape[dim] == 1 or tensor.stride(dim) == 0)
+
+
+def _with_repeats(torch: Any, value: Any) -> Any:
+    """Return a tensor with a stride of 0 along each dim along which all of its elements are equal."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    shape = value.shape
+    for dim, extent in enumerate(shape):
+        first = value.narrow(dim, 0, min(extent, 1))
+        if extent > 1 and (value.stride(dim) == 0 or bool((value == first).all())):
+            value = first
+    return value.expand(shape)
 
 
 def behind(program: Any, nodes: Iterable[Any]) -> list[Any]:
