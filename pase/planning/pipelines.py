@@ -26,8 +26,7 @@ from pase._version import __version__
 from pase.costs import cost_model
 from pase.costs.modes import STATES
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError
-from pase.graph import Graph
-from pase.graph.parts import cuts, micro_batch, with_cuts
+from pase.graph.parts import cuts, with_cuts
 from pase.planning.plan import STAGES, STAGES_IN_TURNS, Plan, SearchRecord
 from pase.planning.spans import (
     CLOSE,
@@ -38,7 +37,6 @@ from pase.planning.spans import (
     Setting,
     Spans,
     Stages,
-    batch_of,
     by_layers,
     by_segments,
     known_modes,
@@ -279,7 +277,7 @@ def work_s(setting: Setting, micro_batches: int) -> float:
     machine = setting.machine
     if machine.kernels:
         machine = replace(machine, kernels=replace(machine.kernels, beyond=None, cache_bytes=0))
-    return sum(works_s(batch_of(setting.graph, micro_batches).graph, setting.cost_model, machine))
+    return sum(works_s(setting.of_micro_batch(micro_batches).graph, setting.cost_model, machine))
 
 
 # -- one scheme
@@ -441,16 +439,10 @@ def _part(problem: StageProblem, choice: Choice, sums: StageSums, chunks: tuple[
     )
 
 
-def plan_of_step(setting: Setting, found: Found, bound: float, time_s: float, graph: Graph | None = None) -> Plan:
-    """Return the placed plan of a step; bound: no step takes less; graph: of a micro-batch, where it was imported."""
+def plan_of_step(setting: Setting, found: Found, bound: float, time_s: float) -> Plan:
+    """Return the placed plan of a step; bound: no step takes less."""
     scheme = found.scheme
-    expected = with_cuts(micro_batch(setting.graph, scheme.micro_batches))
-    graph = expected if graph is None else with_cuts(graph)
-    if [operator.extents for operator in graph.operators] != [operator.extents for operator in expected.operators]:
-        raise ConfigurationError(
-            f"{graph.name!r} with one of {scheme.micro_batches} micro-batches has other layers than with the whole "
-            "batch: search it with the micro-batch alone"
-        )
+    graph = setting.of_micro_batch(scheme.micro_batches).graph
     layers: dict[int, LayerChoice] = {}
     for group, part in enumerate(found.parts):
         choices = zip(part.configurations, part.states, part.again, strict=True)

@@ -20,7 +20,7 @@ from pase.errors import ConfigurationError, MemoryLimitError, PlanError, SolverE
 from pase.graph import Graph, Operator, Precision
 from pase.graph.operators import with_fan_outs
 from pase.graph.operators.products import with_fused_attention, with_rings
-from pase.graph.parts import with_cuts
+from pase.graph.parts import micro_batch, with_cuts
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
 from pase.planning.constraints import (
@@ -42,7 +42,7 @@ from pase.planning.plan import NOT_SEARCHED, SCHEDULES, Plan, SearchRecord
 from pase.planning.spans import Setting
 from pase.planning.stages import ONE_FORWARD_ONE_BACKWARD, SEARCHED_SCHEDULES
 from pase.planning.steps import plan_layers, total_cost
-from pase.sharding.shards import check_batch, check_devices, check_splittable, data_parallel
+from pase.sharding.shards import check_batch, check_devices, check_splittable, data_parallel, divisors
 from pase.solver import RELATIVE_TOLERANCE, CutShortError, Solution, check_limits, default_solver_memory_bytes, solve
 from pase.tables.cost_tables import IndexArray
 
@@ -171,8 +171,9 @@ def search(
         reload = partial(_reloaded, model)
     if options.attention == AUTO_NUMBER:
         # Both ways are PyTorch's, whose kernel has no whole scores.
+        fused = None if reload is None else partial(_fused_after, reload)
         again = partial(
-            search, with_fused_attention(graph), devices, machine=machine, on_progress=on_progress, reload=reload
+            search, with_fused_attention(graph), devices, machine=machine, on_progress=on_progress, reload=fused
         )
         return _search_both(lambda own: again(options=own), graph, machine, options)
     space = _modes(options, graph)
@@ -310,21 +311,51 @@ def _search_step(
         schedule=options.schedule,
         constraints=options.constraints,
     )
-    found, bound = search_schemes(
-        setting,
-        _number("stages", options.stages),
-        _number("micro_batches", options.micro_batches),
+    stages, count = _number("stages", options.stages), _number("micro_batches", options.micro_batches)
+    imported = None if reload is None or not graph.framework else partial(_imported_part, setting, reload)
+    if imported and count and count > 1:
+        setting = replace(setting, imported={count: imported(count)})
+    seek = partial(
+        search_schemes,
+        stages=stages,
+        micro_batches=count,
         jobs=options.jobs,
         executor=options.executor,
         gap=options.gap,
         deadline_s=inf if options.time_limit_s is None else start_s + options.time_limit_s,
         on_progress=on_progress,
     )
-    m, made = found.scheme.micro_batches, None
-    if m > 1 and graph.framework and reload is not None:
-        made = reload(setting.batch // m).in_precision(graph.precision).with_imbalance(graph.imbalance)
-        made = with_rings(made) if any(operator.ring for operator in graph.operators) else made
-    return plan_of_step(setting, found, bound, perf_counter() - start_s, graph=made)
+    found, bound = seek(setting)
+    m = found.scheme.micro_batches
+    if imported and m > 1 and m not in setting.imported:
+        part = imported(m)
+        if _costs_alike(part, micro_batch(graph, m)):
+            setting = replace(setting, imported={m: part})
+        else:
+            # The model differs with the batch that it is imported with: all micro-batches are imported.
+            setting = replace(setting, imported={n: imported(n) for n in divisors(setting.batch) if n > 1})
+            found, bound = seek(setting)
+    return plan_of_step(setting, found, bound, perf_counter() - start_s)
+
+
+def _imported_part(setting: Setting, reload: Callable[[int], Graph], micro_batches: int) -> Graph:
+    """Return the graph of a micro-batch, imported with that batch; ConfigurationError if its layers are others."""
+    derived = micro_batch(setting.graph, micro_batches)
+    part = reload(setting.batch // micro_batches).in_precision(derived.precision).with_imbalance(derived.imbalance)
+    if any(operator.ring for operator in derived.operators):
+        part = with_rings(part)
+    if [operator.extents for operator in part.operators] != [operator.extents for operator in derived.operators]:
+        raise ConfigurationError(
+            f"{part.name!r} with one of {micro_batches} micro-batches has other layers than with the whole batch: "
+            "search it with the micro-batch alone"
+        )
+    return part
+
+
+def _costs_alike(one: Graph, other: Graph) -> bool:
+    """Return whether two graphs are equal in all that costs depend on: all but the code of their layers."""
+    bare = [tuple(replace(operator, body=None) for operator in graph.operators) for graph in (one, other)]
+    return bare[0] == bare[1] and one.edges == other.edges and one.precision == other.precision
 
 
 def check_seconds(cost_model: str) -> None:
@@ -347,6 +378,10 @@ def _modes(options: SearchOptions, graph: Graph) -> ModeSpace:
 
 def _reloaded(model: object, batch: int) -> Graph:
     return load(model, batch=batch)
+
+
+def _fused_after(reload: Callable[[int], Graph], batch: int) -> Graph:
+    return with_fused_attention(reload(batch))
 
 
 def _number(what: str, told: int | str) -> int | None:

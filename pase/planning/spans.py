@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pase.common.containers import FrozenDict
 from pase.costs import CostModel, cost_model, hiding_layers, signature, traffic_of
 from pase.costs.collectives import Link
 from pase.costs.memory import Keeping, keeping
@@ -80,8 +81,12 @@ class Scheme:
 class Setting:
     """What a step is searched for.
 
-    graph: of the whole batch. limit_bytes: of a device, infinite for no limit. schedule: of pipelines; "interleaved"
-    is 1f1b, too, where a group of devices has a single stage.
+    Attributes:
+        graph: Of the whole batch.
+        limit_bytes: Of a device, infinite for no limit.
+        schedule: Of pipelines; "interleaved" includes 1F1B, where a group of devices has a single stage.
+        imported: Graphs of micro-batches, by their number, of a model that was imported with that batch; they replace
+            what is derived from `graph`.
     """
 
     graph: Graph
@@ -93,11 +98,17 @@ class Setting:
     limit_bytes: float
     schedule: str = ONE_FORWARD_ONE_BACKWARD
     constraints: Constraints = ()
+    imported: Mapping[int, Graph] = field(default_factory=FrozenDict)
 
     @property
     def batch(self) -> int:
         """How many examples a step has."""
         return max(self.graph.batch[operator.name].examples for operator in self.graph.operators)
+
+    def of_micro_batch(self, micro_batches: int) -> "Batch":
+        """Return the graph of one of so many micro-batches, and what it has under every scheme."""
+        imported = self.imported.get(micro_batches)
+        return batch_of(self.graph, micro_batches) if imported is None else batch_of(imported, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +187,7 @@ class Stages:
 
     @classmethod
     def of(cls, setting: Setting, scheme: Scheme) -> "Stages":
-        batch, devices = batch_of(setting.graph, scheme.micro_batches), setting.num_devices // scheme.stages
+        batch, devices = setting.of_micro_batch(scheme.micro_batches), setting.num_devices // scheme.stages
         only = _allowed(setting.constraints, batch.graph, devices)
         return cls(
             setting=setting,
@@ -733,7 +744,7 @@ def works_s(graph: Graph, name: str, machine: Machine) -> list[float]:
 
 @lru_cache(maxsize=32)
 def _works_s(setting: Setting, micro_batches: int) -> list[float]:
-    return works_s(batch_of(setting.graph, micro_batches).graph, setting.cost_model, setting.machine)
+    return works_s(setting.of_micro_batch(micro_batches).graph, setting.cost_model, setting.machine)
 
 
 def _kinds(graph: Graph, keeps: Keeping) -> tuple[int, ...]:

@@ -478,3 +478,27 @@ def test_a_step_without_parts_is_a_plan_as_any_other(tmp_path: Path) -> None:
     assert plan.hidden_cost == pytest.approx(plain.hidden_cost, rel=1e-6)
     plan.save(tmp_path / "plan.json")
     assert pase.load_plan(tmp_path / "plan.json") == plan
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"modes": ["zero1"]},
+        {"modes": ["recompute"]},
+        {"micro_batches": 2},
+        {"micro_batches": "auto"},
+        {"stages": "auto"},
+    ],
+)
+@pytest.mark.parametrize("model", ["alpha_beta", "step"])
+def test_a_single_layer_has_steps_as_others_have(settings: dict[str, Any], model: str) -> None:
+    """A product of 8 × 4 by 4 × 4 and a bias, forward and for its weights alone backward, on half of the examples."""
+    net = Builder("one")
+    net.add(dense, "fc", net.input((8, 4)), out=(("n", 4),))
+    flop_per_s, latency_s = 1e9, 1.0
+    cluster = machine((0, latency_s, 1e9), flop_per_s=flop_per_s)
+    plan = pase.search(net.build(), devices=2, machine=cluster, cost_model=model, **settings)
+    # Halves of the output's dim need no messages.
+    products, bias = 2 * 2 * 8 * 4 * 2, 8 * 2
+    assert plan.total_cost == pytest.approx((products + bias) / flop_per_s)
+    assert plan.exact
