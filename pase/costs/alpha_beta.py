@@ -194,13 +194,9 @@ class AlphaBetaCostModel:
         return self._pieces(message.size_bytes, reached)
 
     def _nearest(self, fetch: Redistribution) -> FloatArray:
-        moved, kept = fetch.moved_bytes, fetch.kept_bytes
-        held = np.maximum(fetch.held_bytes, 1.0)
-        # A device brings together as many pieces as its part is larger than what it has of it.
-        sources = np.where(kept > 0, fetch.needed_bytes / np.maximum(kept, 1.0), moved / held + 1)
-        sources = np.clip(np.ceil(sources), 2, np.prod(self.fanouts))
+        sources = fetch.messages + 1
         reached = np.stack([np.minimum(sources, capacity) for capacity in accumulate(self.fanouts, mul)])
-        return self._pieces(moved, reached)
+        return self._pieces(fetch.moved_bytes, reached)
 
     def _pieces(self, size: FloatArray, reached: FloatArray) -> FloatArray:
         """Return the time for pieces from so many devices, [levels, …], oneself included, that each level reaches."""

@@ -27,7 +27,7 @@ from pase.graph import (
 )
 from pase.graph.operator import axis_dims
 from pase.sharding.boxes import even_bounds
-from pase.sharding.halos import halo_size
+from pase.sharding.halos import halo_fetch
 from pase.sharding.shards import (
     Component,
     FloatArray,
@@ -307,12 +307,9 @@ def partial_sum(
 
 
 def _halo(access: Access, splits: Splits, itemsize: int, *, times: int) -> Communication:
-    """Return what a split of windows exchanges: one message from each neighbour, those across corners included."""
-    size = halo_size(access, splits) * itemsize
-    over = tuple(axis.out for axis in access.index_map if isinstance(axis, Window))
-    neighbourhood = np.ones(len(splits.values), dtype=np.int64)
-    for dim in over:
-        neighbourhood *= np.minimum(splits.of(dim), 3)
+    """Return what a split of windows exchanges: one message from each device that owns a part of a halo."""
+    elements, owners = halo_fetch(access, splits)
+    size = elements * itemsize
     return Communication(
         tensor=access.tensor,
         pattern=Pattern.HALO,
@@ -320,8 +317,8 @@ def _halo(access: Access, splits: Splits, itemsize: int, *, times: int) -> Commu
         group=_two(size),
         times=times,
         forward_times=1,
-        over=over,
-        num_pieces=neighbourhood - 1,
+        over=tuple(axis.out for axis in access.index_map if isinstance(axis, Window)),
+        num_pieces=owners,
     )
 
 

@@ -331,11 +331,12 @@ def _placed(region: Region) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 # -- the closed form
 
 
-def halo_size(access: Access, splits: Splits) -> FloatArray:
-    """Return the [K] number of elements that the worst-placed device must fetch for its windows.
+def halo_fetch(access: Access, splits: Splits) -> tuple[FloatArray, IntArray]:
+    """Return the [K] elements that the worst-placed device must fetch for its windows, and from how many devices.
 
     Outputs, inputs and kernels are split evenly; a device needs the inputs that its outputs read through its part of
-    the kernel, and owns its even part of all. Neither padding nor what strides and dilations skip is needed.
+    the kernel, and owns its even part of all. Neither padding nor what strides and dilations skip is needed. Of several
+    devices that fetch as much, the one that fetches from most others counts.
     """
     parts = components(access, splits.extents)
     windows = tuple(part for part in parts if isinstance(part.axis, Window))
@@ -345,30 +346,38 @@ def halo_size(access: Access, splits: Splits) -> FloatArray:
             others *= by_split(split_of(part.axis, splits), lambda k, c=part: largest_part(c, k))  # type: ignore[misc]
     kernels = [splits.of(part.axis.kernel) for part in windows if isinstance(part.axis, Window)]
     rows, inverse = distinct_rows(np.column_stack([split_columns(windows, splits), *kernels]))
-    others *= np.array([_window_fetch(windows, row) for row in rows.tolist()])[inverse]
-    return others
+    positions, owners = np.array([_window_fetch(windows, row) for row in rows.tolist()], dtype=np.int64).T
+    return others * positions[inverse], owners[inverse]
 
 
-def _window_fetch(windows: tuple[Component, ...], split: list[int]) -> float:
-    """Return the most positions of all windows together that any device needs and does not own.
+def _window_fetch(windows: tuple[Component, ...], split: list[int]) -> tuple[int, int]:
+    """Return the most positions of all windows together that any device needs and lacks, and how many devices own them.
 
     split: of the outputs of each window, then of the kernel of each.
     """
-    needed, owned = np.ones(1), np.ones(1)
+    needed, owned, owners, is_owner = (np.ones(1, dtype=np.int64) for _ in range(4))
     for window, outs, kernels in zip(windows, split, split[len(windows) :], strict=False):
-        need, own = _window_need(window, outs, kernels)
-        needed, owned = np.outer(needed, need).reshape(-1), np.outer(owned, own).reshape(-1)
-    return float((needed - owned).max())
+        along = _window_need(window, outs, kernels)
+        needed, owned, owners, is_owner = (
+            np.outer(before, own).reshape(-1)
+            for before, own in zip((needed, owned, owners, is_owner), along, strict=True)
+        )
+    return max(zip((needed - owned).tolist(), (owners - is_owner).tolist(), strict=True))
 
 
 @cache
-def _window_need(component: Component, outs: int, kernels: int) -> tuple[IntArray, IntArray]:
-    """Return (needed, of which owned) along one window axis: for each part of its outputs, of each of its kernel."""
+def _window_need(component: Component, outs: int, kernels: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Return what each part of a window's outputs, with each part of its kernel, needs along the window's axis.
+
+    Returns:
+        Positions needed; of these, positions that the part owns; parts that own any of those needed; whether the part
+        itself is one of them.
+    """
     window = component.axis
     assert isinstance(window, Window)
     out, own = even_bounds(component.dim_extent, outs), even_bounds(component.length, outs)
     kernel = even_bounds(component.kernel_extent, kernels)
-    needed, owned = np.zeros((outs, kernels), dtype=np.int64), np.zeros((outs, kernels), dtype=np.int64)
+    needed, owned, owners = (np.zeros((outs, kernels), dtype=np.int64) for _ in range(3))
     for i, j in np.ndindex(outs, kernels):
         is_read = np.zeros(component.length, dtype=np.bool_)
         for point in range(int(kernel[j]), int(kernel[j + 1])):
@@ -377,6 +386,10 @@ def _window_need(component: Component, outs: int, kernels: int) -> tuple[IntArra
             first = max(int(out[i]), -(offset // window.stride))
             last = (int(out[i + 1]) - 1) * window.stride + offset
             is_read[max(0, first * window.stride + offset) : max(0, last + 1) : window.stride] = True
-        needed[i, j] = np.count_nonzero(is_read)
-        owned[i, j] = np.count_nonzero(is_read[own[i] : own[i + 1]])
-    return needed.reshape(-1), owned.reshape(-1)
+        positions = np.flatnonzero(is_read)
+        owner_of = np.searchsorted(own, positions, side="right") - 1
+        needed[i, j] = len(positions)
+        owned[i, j] = np.count_nonzero(owner_of == i)
+        owners[i, j] = len(np.unique(owner_of))
+    is_owner = (owned > 0).astype(np.int64)
+    return needed.reshape(-1), owned.reshape(-1), owners.reshape(-1), is_owner.reshape(-1)

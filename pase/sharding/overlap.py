@@ -19,6 +19,8 @@ backward fetch.
    wherever there is a fractional solution, there is an assignment. Where there is none, a set of types has too few
    partners (Hall), and the bounds are raised as little as lets it meet others; bounds are tried by their sum. The
    problems are small, and few: of a group with one type a side, the ratio of sizes to overlaps is all that counts.
+5. A device fetches one message from each part of the other side that its own part meets, but for the one that it holds:
+   the product over groups of how many parts a part meets, which parts of one type have in common.
 """
 
 from bisect import bisect_right
@@ -46,10 +48,19 @@ _MIXER = np.uint64(0x9E3779B97F4A7C15)
 class Overlap(NamedTuple):
     """For each pair of layouts, [L_u, L_v]: elements that devices need and have already, under the best assignment.
 
-    produced, consumed: the largest part on either side. needed_forward: the consumer's part of the device that fetches
-    most; kept_forward: what it holds of it already. needed_backward, kept_backward: the same of the gradient, the
-    producer's part. Both directions are of one assignment: of those that are best, one whose forward fetch is least. Of
-    several devices that fetch most, the one that needs most counts.
+    Both directions are of one assignment: of those that are best, one whose forward fetch is least, and of these one
+    with the fewest messages. Of several devices that fetch most, the one with most messages counts, then the one that
+    needs most.
+
+    Attributes:
+        produced: Elements of the largest part of the producer.
+        consumed: Elements of the largest part of the consumer.
+        needed_forward: Elements of the consumer's part of the device that fetches most.
+        kept_forward: Elements of that part that it holds already.
+        needed_backward: As `needed_forward`, of the gradient and the producer's part.
+        kept_backward: As `kept_forward`, of the gradient and the producer's part.
+        messages_forward: Other parts from which that device fetches something, each one message.
+        messages_backward: As `messages_forward`, of the gradient.
     """
 
     produced: FloatArray
@@ -58,6 +69,8 @@ class Overlap(NamedTuple):
     kept_forward: FloatArray
     needed_backward: FloatArray
     kept_backward: FloatArray
+    messages_forward: FloatArray
+    messages_backward: FloatArray
 
     def of_classes(self, u: NDArray[np.intp] | None = None, v: NDArray[np.intp] | None = None) -> "Overlap":
         """Return the overlap for classes of layouts on either side; u, v: [L_u], [L_v] layout of each class."""
@@ -96,9 +109,11 @@ def layout_overlap(
             if table.types.any():
                 numbers.append(table.types[pairs])
     produced, consumed = u_ratio * common, v_ratio * common
+    # Where parts nest, the larger of two meets as many of the other side as it is larger than what they share.
+    messages = v_ratio - 1, u_ratio - 1
     if not numbers:
-        return Overlap(produced, consumed, consumed, common, produced, common)
-    found = np.stack([produced, consumed, consumed, common, produced, common])
+        return Overlap(produced, consumed, consumed, common, produced, common, *messages)
+    found = np.stack([produced, consumed, consumed, common, produced, common, *messages])
     # The pairs that have several types.
     keys, every = np.stack([u_ratio, v_ratio, *numbers]), tuple(known)
     where = np.nonzero(keys[2:].any(axis=0))
@@ -107,7 +122,9 @@ def layout_overlap(
         _least(tuple(sorted(every[i - 1] for i in types if i)), u_ratio, v_ratio, has_gradient)
         for u_ratio, v_ratio, *types in distinct.tolist()
     ]
-    found[:, where[0], where[1]] = found[3, where[0], where[1]] * np.array(solved, dtype=np.float64)[number].T
+    elements, messages_of = np.split(np.array(solved, dtype=np.float64)[number].T, [6])
+    found[:6, where[0], where[1]] = found[3, where[0], where[1]] * elements
+    found[6:, where[0], where[1]] = messages_of
     return Overlap(*found)
 
 
@@ -115,15 +132,20 @@ def layout_overlap(
 class Redistribution:
     """What the device that fetches most needs, for each pair of layouts [L_u, L_v].
 
-    needed_bytes: its part in the layout that is wanted. kept_bytes: what it holds of that part already. held_bytes: the
-    largest part in the layout that is there. sum_members: [L_u, L_v, levels] or what broadcasts to it; how the devices
-    that have just added this tensor up lie over the machine, for models that leave the gathering of a sum to its edge.
-    Without columns, or with ones alone, nothing is left to gather.
+    Attributes:
+        needed_bytes: Its part in the layout that is wanted.
+        kept_bytes: What it holds of that part already.
+        held_bytes: The largest part in the layout that is there.
+        messages: Devices from which it fetches the rest, one message each.
+        sum_members: [L_u, L_v, levels] or what broadcasts to it; how the devices that have just added this tensor up
+            lie over the machine, for models that leave the gathering of a sum to its edge. Without columns, or with
+            ones alone, nothing is left to gather.
     """
 
     needed_bytes: FloatArray
     kept_bytes: FloatArray
     held_bytes: FloatArray
+    messages: FloatArray
     sum_members: IntArray
 
     @property
@@ -134,7 +156,7 @@ class Redistribution:
     def distinct(self) -> tuple["Redistribution", IndexArray]:
         """Return the fetches that differ, for 1 × N pairs, and [L_u, L_v] which of them each pair of layouts has."""
         members = np.moveaxis(self.sum_members, -1, 0).astype(np.float64)
-        columns = np.broadcast_arrays(self.needed_bytes, self.kept_bytes, self.held_bytes, *members)
+        columns = np.broadcast_arrays(self.needed_bytes, self.kept_bytes, self.held_bytes, self.messages, *members)
         shape, rows = columns[0].shape, [column.reshape(-1) for column in columns]
         # Sorting one number for each fetch is much faster than sorting fetches; two may have the same one, if hardly.
         key = np.zeros(len(rows[0]), dtype=np.uint64)
@@ -144,12 +166,13 @@ class Redistribution:
         first, number = np.unique(key, return_index=True, return_inverse=True)[1:]
         if any((row[first][number] != row).any() for row in rows):
             first, number = np.unique(np.stack(rows), axis=1, return_index=True, return_inverse=True)[1:]
-        needed, kept, held, *sums = (row[first][None, :] for row in rows)
+        needed, kept, held, messages, *sums = (row[first][None, :] for row in rows)
         no_sums = np.empty((1, 1, 0), dtype=np.int64)
         found = Redistribution(
             needed_bytes=needed,
             kept_bytes=kept,
             held_bytes=held,
+            messages=messages,
             sum_members=np.stack(sums, axis=-1).astype(np.int64) if sums else no_sums,
         )
         return found, number.reshape(shape).astype(np.int32)
@@ -174,12 +197,14 @@ def redistributions(
             needed_bytes=common.needed_forward * there,
             kept_bytes=common.kept_forward * there,
             held_bytes=common.produced * there,
+            messages=common.messages_forward,
             sum_members=nothing if forward_sums is None else forward_sums[:, None, :],
         ),
         Redistribution(
             needed_bytes=common.needed_backward * back,
             kept_bytes=common.kept_backward * back,
             held_bytes=common.consumed * back,
+            messages=common.messages_backward,
             sum_members=nothing if backward_sums is None else backward_sums[None, :, :],
         ),
     )
@@ -190,13 +215,34 @@ def redistributions(
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class _Types:
-    """Types of parts of either side: how many parts are of each, their size, and [u][v] their largest overlap."""
+    """Types of parts of either side.
+
+    Attributes:
+        u_count: How many parts of the producer are of each type.
+        u_size: Their size.
+        u_meets: How many parts of the consumer each of them has elements in common with.
+        v_count: As `u_count`, of the consumer.
+        v_size: As `u_size`, of the consumer.
+        v_meets: As `u_meets`, of the consumer: parts of the producer.
+        common: [u][v] the largest overlap of a part of either type.
+    """
 
     u_count: tuple[int, ...]
     u_size: tuple[int, ...]
+    u_meets: tuple[int, ...]
     v_count: tuple[int, ...]
     v_size: tuple[int, ...]
+    v_meets: tuple[int, ...]
     common: tuple[tuple[int, ...], ...]
+
+    @property
+    def ratios(self) -> tuple[int, int] | None:
+        """Sizes of either side by the overlap, where each side has one type and all overlaps are equal."""
+        if len(self.u_size) > 1 or len(self.v_size) > 1:
+            return None
+        overlap = self.common[0][0]
+        sizes = self.u_meets[0] * overlap, self.v_meets[0] * overlap
+        return (self.u_meets[0], self.v_meets[0]) if sizes == (self.u_size[0], self.v_size[0]) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,10 +315,9 @@ def _typed(
         common, u_ratio, v_ratio = common.copy(), u_ratio.copy(), v_ratio.copy()
     for i, j in np.argwhere(where).tolist():
         common[i, j], types = types_of(i, j)
-        overlap = types.common[0][0]
-        if len(types.u_size) == len(types.v_size) == 1 and types.u_size[0] % overlap == types.v_size[0] % overlap == 0:
-            common[i, j] *= overlap
-            u_ratio[i, j], v_ratio[i, j] = types.u_size[0] // overlap, types.v_size[0] // overlap
+        if ratios := types.ratios:
+            common[i, j] *= types.common[0][0]
+            u_ratio[i, j], v_ratio[i, j] = ratios
         else:
             numbers[i, j] = known.setdefault(types, len(known) + 1)
     return _Table(common=common, u_ratio=u_ratio, v_ratio=v_ratio, types=numbers)
@@ -349,10 +394,16 @@ def _types(pairs: Sequence[tuple[int, int, int]], num_empty_u: int, num_empty_v:
     for i, j, overlap in pairs:
         row = common[u_type[i]]
         row[v_type[j]] = max(row[v_type[j]], overlap)
-    u_count, u_sizes = _described(u_type, u_size, num_empty_u)
-    v_count, v_sizes = _described(v_type, v_size, num_empty_v)
+    u_count, u_sizes, u_meets = _described(u_type, u_size, of_u, num_empty_u)
+    v_count, v_sizes, v_meets = _described(v_type, v_size, of_v, num_empty_v)
     return _Types(
-        u_count=u_count, u_size=u_sizes, v_count=v_count, v_size=v_sizes, common=tuple(tuple(row) for row in common)
+        u_count=u_count,
+        u_size=u_sizes,
+        u_meets=u_meets,
+        v_count=v_count,
+        v_size=v_sizes,
+        v_meets=v_meets,
+        common=tuple(tuple(row) for row in common),
     )
 
 
@@ -362,41 +413,59 @@ def _numbered(keys: Sequence[Hashable]) -> list[int]:
     return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
-def _described(types: list[int], sizes: list[int], num_empty: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return how many parts are of each type, and their size; the empty ones are the last type."""
-    empty = ((num_empty, 0),) if num_empty else ()
-    counts, size_of = Counter(types), dict(zip(types, sizes, strict=True))
-    counts_and_sizes = (*((counts[number], size_of[number]) for number in range(len(counts))), *empty)
-    count, size = zip(*counts_and_sizes, strict=True)
-    return count, size
+def _described(
+    types: list[int], sizes: list[int], met: Sequence[Sequence[object]], num_empty: int
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return how many parts are of each type, their size, and how many parts they meet; empty parts come last.
+
+    Args:
+        types: Of each part that holds anything, its type.
+        sizes: Of each of them, its size.
+        met: Of each of them, the parts of the other side that it meets.
+        num_empty: Parts that hold nothing.
+    """
+    counts = Counter(types)
+    size_of, meets_of = dict(zip(types, sizes, strict=True)), dict(zip(types, map(len, met), strict=True))
+    rows = [(counts[number], size_of[number], meets_of[number]) for number in range(len(counts))]
+    if num_empty:
+        rows.append((num_empty, 0, 0))
+    count, size, meets = zip(*rows, strict=True)
+    return count, size, meets
 
 
 # -- the least fetch of types
 
 
 @lru_cache(maxsize=1 << 17)
-def _least(
-    groups: tuple[_Types, ...], u_ratio: int, v_ratio: int, has_gradient: bool
-) -> tuple[int, int, int, int, int, int]:
-    """Return the six fields of `Overlap`, in order, of groups of several types.
+def _least(groups: tuple[_Types, ...], u_ratio: int, v_ratio: int, has_gradient: bool) -> tuple[int, ...]:
+    """Return the fields of `Overlap`, in order, of groups of several types.
 
     u_ratio, v_ratio: sizes of parts by their overlaps in all other groups; overlaps there count as 1.
     """
     types = groups[0] if len(groups) == 1 else _joined(groups)
     u_size, v_size = [u_ratio * size for size in types.u_size], [v_ratio * size for size in types.v_size]
-    forward = [[v - overlap for v, overlap in zip(v_size, row, strict=True)] for row in types.common]
-    backward = [[(u - overlap) * has_gradient for overlap in row] for u, row in zip(u_size, types.common, strict=True)]
+    u_meets, v_meets = [u_ratio * count for count in types.u_meets], [v_ratio * count for count in types.v_meets]
+    # [u][v] elements, messages and elements needed, of a device with a part of either type.
+    forward = [
+        [(v_size[j] - overlap, v_meets[j] - (overlap > 0), v_size[j]) for j, overlap in enumerate(row)]
+        for row in types.common
+    ]
+    backward = [
+        [(u_size[i] - overlap, u_meets[i] - (overlap > 0), u_size[i]) for overlap in row]
+        for i, row in enumerate(types.common)
+    ]
+    # Bytes of both ways decide, then those forward, then messages of both ways, then those forward: a number for all.
+    base = 1 + max(*u_size, *v_size, *u_meets, *v_meets)
+    forward_costs = [[fetch * (base + 1) * base**2 + count * (base + 1) for fetch, count, _ in row] for row in forward]
+    backward_costs = [[(fetch * base**2 + count) * base * has_gradient for fetch, count, _ in row] for row in backward]
     # In units of devices of which there are as many as both sides' parts multiplied.
     supply = [count * sum(types.v_count) for count in types.u_count]
     demand = [count * sum(types.u_count) for count in types.v_count]
-    met = _cheapest(forward, backward, supply, demand)
-    needed_forward, kept_forward = _most_fetched([(v_size[j], types.common[i][j]) for i, j in met])
-    needed_backward, kept_backward = _most_fetched([(u_size[i], types.common[i][j]) for i, j in met])
-    return max(u_size), max(v_size), needed_forward, kept_forward, needed_backward, kept_backward
-
-
-def _most_fetched(needed_and_kept: list[tuple[int, int]]) -> tuple[int, int]:
-    return max(needed_and_kept, key=lambda device: (device[0] - device[1], device[0]))
+    met = _cheapest(forward_costs, backward_costs, supply, demand)
+    fetched, sent, needed = max(forward[i][j] for i, j in met)
+    fetched_back, sent_back, needed_back = max(backward[i][j] for i, j in met)
+    kept = needed - fetched, needed_back - fetched_back
+    return max(u_size), max(v_size), needed, kept[0], needed_back, kept[1], sent, sent_back
 
 
 def _joined(groups: tuple[_Types, ...]) -> _Types:
@@ -408,8 +477,10 @@ def _joined(groups: tuple[_Types, ...]) -> _Types:
     return _Types(
         u_count=products([types.u_count for types in groups]),
         u_size=products([types.u_size for types in groups]),
+        u_meets=products([types.u_meets for types in groups]),
         v_count=products([types.v_count for types in groups]),
         v_size=products([types.v_size for types in groups]),
+        v_meets=products([types.v_meets for types in groups]),
         common=tuple(products(list(rows)) for rows in product(*(types.common for types in groups))),
     )
 

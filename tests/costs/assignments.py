@@ -1,4 +1,4 @@
-"""The least that devices fetch when a tensor changes its layout, over all assignments: docs/method.md's t_x.
+"""The least that devices fetch when a tensor changes its layout, and in how many messages, over all assignments.
 
 Elements are looked at one by one, and every device's parts are chosen anew: by trying all permutations, or by matching
 devices under every pair of bounds on what they fetch forward and backward.
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import permutations, product
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,10 +46,13 @@ class Side:
 class Fetches:
     """[p, p] of a device that has one of the producer's p shares, counting replicas, and one of the consumer's.
 
-    kept: elements of both. held, needed: [p] elements of each share.
+    kept: elements of both. sent, sent_back: shares, replicas counted once, that have what the device lacks of the
+    consumer's share, and of the producer's. held, needed: [p] elements of each share.
     """
 
     kept: NDArray[np.int64]
+    sent: NDArray[np.int64]
+    sent_back: NDArray[np.int64]
     held: NDArray[np.int64]
     needed: NDArray[np.int64]
 
@@ -61,9 +65,31 @@ class Fetches:
         return self.held[:, None] - self.kept
 
 
+class Least(NamedTuple):
+    """Elements and messages that the device fetches which fetches most, either way, under the best assignment."""
+
+    forward: int
+    backward: int
+    sent: int
+    sent_back: int
+
+
 def fetches(held: Holdings, needed: Holdings) -> Fetches:
     """What each pair of shares would have a device fetch."""
-    return Fetches(overlaps(held, needed).T.astype(np.int64), sizes(held).astype(int), sizes(needed).astype(int))
+    kept = overlaps(held, needed).T.astype(np.int64)
+    is_kept = kept > 0
+    return Fetches(
+        kept=kept,
+        sent=is_kept[_distinct(held)].sum(axis=0)[None, :] - is_kept,
+        sent_back=is_kept[:, _distinct(needed)].sum(axis=1)[:, None] - is_kept,
+        held=sizes(held).astype(int),
+        needed=sizes(needed).astype(int),
+    )
+
+
+def _distinct(side: Holdings) -> NDArray[np.intp]:
+    """The first of the shares that hold the same elements."""
+    return np.unique(np.concatenate(side.owned, axis=1), axis=0, return_index=True)[1]
 
 
 @cache
@@ -71,15 +97,25 @@ def _orders(count: int) -> NDArray[np.int64]:
     return np.array(list(permutations(range(count))))
 
 
-def least_by_permutations(found: Fetches, *, has_gradient: bool) -> tuple[int, int]:
-    """(forward, backward) of the assignment of the least sum, and of the least forward among these: all are tried."""
+def least_by_permutations(found: Fetches, *, has_gradient: bool) -> Least:
+    """Of the assignment of the least elements in sum, then forward, then of the fewest messages: all are tried."""
     orders, devices = _orders(len(found.held)), np.arange(len(found.held))
-    forward = found.forward[devices, orders].max(axis=1)
-    backward = found.backward[devices, orders].max(axis=1) * has_gradient
-    return min(zip((forward + backward).tolist(), forward.tolist(), backward.tolist(), strict=True))[1:]  # type: ignore[return-value]
+
+    def most(elements: NDArray[np.int64], messages: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+        """Of each assignment: elements that a device fetches at most, and messages that it gets which does."""
+        elements, messages = elements[devices, orders], messages[devices, orders]
+        highest = elements.max(axis=1)
+        return highest.tolist(), np.where(elements == highest[:, None], messages, 0).max(axis=1).tolist()
+
+    ways = [
+        *most(found.forward, found.sent),
+        *most(found.backward * has_gradient, found.sent_back * has_gradient),
+    ]
+    best = min((f + b, f, sent + sent_back, sent) for f, sent, b, sent_back in zip(*ways, strict=True))
+    return Least(forward=best[1], backward=best[0] - best[1], sent=best[3], sent_back=best[2] - best[3])
 
 
-def least_by_matching(found: Fetches, *, has_gradient: bool) -> tuple[int, int]:
+def least_by_matching(found: Fetches, *, has_gradient: bool) -> Least:
     """The same, by bounds: for each bound on the fetches forward the least one backward that leaves a matching."""
     forward, backward = found.forward, found.backward * has_gradient
     backward_bounds = np.unique(backward).tolist()
@@ -87,16 +123,27 @@ def least_by_matching(found: Fetches, *, has_gradient: bool) -> tuple[int, int]:
     for forward_bound in np.unique(forward).tolist():
         # More forward is worth it only for less backward.
         while backward_bounds:
-            allowed = (forward <= forward_bound) & (backward <= backward_bounds[-1])
-            if not allowed.any(axis=0).all() or not allowed.any(axis=1).all():
-                break
-            if (maximum_bipartite_matching(csr_matrix(allowed), perm_type="column") < 0).any():
+            if not _has_matching((forward <= forward_bound) & (backward <= backward_bounds[-1])):
                 break
             bound = backward_bounds.pop()
             if best is None or forward_bound + bound < best[0]:
                 best = forward_bound + bound, forward_bound, bound
     assert best is not None
-    return best[1:]
+    _, most, most_back = best
+    sent, sent_back = found.sent, found.sent_back * has_gradient
+    bounds = product(np.unique(sent[forward == most]).tolist(), np.unique(sent_back[backward == most_back]).tolist())
+    for count, count_back in sorted(bounds, key=lambda pair: (sum(pair), pair)):
+        allowed = (forward < most) | ((forward == most) & (sent <= count))
+        if _has_matching(allowed & ((backward < most_back) | ((backward == most_back) & (sent_back <= count_back)))):
+            return Least(most, most_back, count, count_back)
+    raise AssertionError
+
+
+def _has_matching(allowed: NDArray[np.bool_]) -> bool:
+    """Whether each of the producer's shares can meet one of the consumer's that it may."""
+    if not allowed.any(axis=0).all() or not allowed.any(axis=1).all():
+        return False
+    return bool((maximum_bipartite_matching(csr_matrix(allowed), perm_type="column") >= 0).all())
 
 
 # -- pairs of sides

@@ -203,6 +203,19 @@ def test_resharding_fetches_from_its_own_node_first() -> None:
     assert found == pytest.approx(2 * (7 * (A1 + piece * B1) + 24 * (A2 + piece * 8 * B2)), rel=1e-9)
 
 
+def test_messages_are_those_of_the_device_that_fetches_most() -> None:
+    net = Builder("halves to thirds")
+    x = net.add(dense, "halves", net.input((6, 12)), out=(("n", 6),), bias=False)
+    net.add(dense, "thirds", x, out=(("n", 6),), bias=False)
+    graph = net.build()
+    split = {"halves": {"n": 2}, "thirds": {"c": 3}}
+    splits = whole_splits(graph, split)
+    machine_of_latency = machine((0, A1, 1e30), flop_per_s=FLOPS)
+    _, layer = plan_layers(graph, 6, cost_model("alpha_beta", machine_of_latency, 6), splits)
+    # The middle third lies in both halves, of which the device has one; and one half in two thirds.
+    assert layer.transfers[0].cost == pytest.approx(2 * A1, rel=1e-9)
+
+
 # -- the whole
 
 

@@ -64,20 +64,21 @@ def test_fetches_that_differ_stand_for_all(mixer: int | None, monkeypatch: pytes
     if mixer is not None:
         monkeypatch.setattr(overlap, "_MIXER", np.uint64(mixer))
     rng = np.random.default_rng(1)
-    needed, kept, held = (rng.integers(0, 3, (20, 30)).astype(np.float64) for _ in range(3))
+    needed, kept, held, messages = (rng.integers(0, 3, (20, 30)).astype(np.float64) for _ in range(4))
     for shape in ((1, 1, 0), (20, 1, 2), (1, 30, 2)):
         members = rng.integers(1, 3, shape)
-        fetches = Redistribution(needed_bytes=needed, kept_bytes=kept, held_bytes=held, sum_members=members)
+        fetches = Redistribution(
+            needed_bytes=needed, kept_bytes=kept, held_bytes=held, messages=messages, sum_members=members
+        )
         distinct, number = fetches.distinct()
         every = np.broadcast_to(members, (20, 30, shape[-1]))
-        rows = {
-            (a, b, c, *more)
-            for a, b, c, more in zip(needed.flat, kept.flat, held.flat, every.reshape(600, -1).tolist(), strict=True)
-        }
+        columns = needed.flat, kept.flat, held.flat, messages.flat, every.reshape(600, -1).tolist()
+        rows = {(*figures, *more) for *figures, more in zip(*columns, strict=True)}
         assert distinct.needed_bytes.shape == (1, len(rows))
         assert np.array_equal(distinct.needed_bytes[0][number], needed)
         assert np.array_equal(distinct.kept_bytes[0][number], kept)
         assert np.array_equal(distinct.held_bytes[0][number], held)
+        assert np.array_equal(distinct.messages[0][number], messages)
         assert np.array_equal(
             np.broadcast_to(distinct.sum_members, (1, len(rows), members.shape[-1]))[0][number], every
         )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pase.graph import Access, Dim, Operator, SliceOf, Window
 from pase.sharding.boxes import even_bounds
-from pase.sharding.halos import halo_size
+from pase.sharding.halos import halo_fetch
 from pase.sharding.shards import components, distinct_rows, part_labels, shard_size, split_columns, splits_of
 
 
@@ -99,7 +99,7 @@ def _read(outputs: list[int], window: Window, kernel: list[int], extent: int) ->
 
 
 @given(st.data())
-def test_a_halo_is_what_the_worst_placed_device_needs_and_does_not_own(data: st.DataObject) -> None:
+def test_a_halo_is_what_the_worst_placed_device_needs_of_others(data: st.DataObject) -> None:
     kernels, windows, outputs, inputs, ways, kernel_ways = [], [], [], [], [], []
     for out, kernel in (("h", "r"), ("w", "s")):
         k, stride, dilation = (data.draw(st.integers(1, 4)) for _ in range(3))
@@ -116,7 +116,12 @@ def test_a_halo_is_what_the_worst_placed_device_needs_and_does_not_own(data: st.
     channels, channel_ways = 6, data.draw(st.sampled_from((1, 2, 3)))
     access = Access(tensor="x", shape=(channels, *inputs), index_map=("c", *windows))
     dims = {"c": channels, "h": outputs[0], "w": outputs[1], "r": kernels[0], "s": kernels[1]}
-    worst = 0
+    worst = 0, 0
+    owners = {
+        point: part
+        for part in product(range(ways[0]), range(ways[1]))
+        for point in product(*(_parts(n, k)[i] for n, k, i in zip(inputs, ways, part, strict=True)))
+    }
     for i, j, r, s in product(*(range(k) for k in (*ways, *kernel_ways))):
         needed, owned = [], []
         for axis, part, piece in ((0, i, r), (1, j, s)):
@@ -125,24 +130,29 @@ def test_a_halo_is_what_the_worst_placed_device_needs_and_does_not_own(data: st.
             needed.append(_read(mine, windows[axis], points, inputs[axis]))
             owned.append(set(_parts(inputs[axis], ways[axis])[part]))
         fetched = set(product(*needed)) - set(product(*owned))
-        worst = max(worst, len(fetched))
+        worst = max(worst, (len(fetched), len({owners[point] for point in fetched})))
     row = np.array([[channel_ways, *ways, *kernel_ways]], dtype=np.int32)
-    found = halo_size(access, splits_of(_operator(dims, access), row))
-    assert found.tolist() == [worst * channels // channel_ways]
+    elements, others = halo_fetch(access, splits_of(_operator(dims, access), row))
+    assert elements.tolist() == [worst[0] * channels // channel_ways]
+    assert others.tolist() == [worst[1]]
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "extent", "out", "ways", "halo"),
+    ("kernel", "stride", "pad", "extent", "out", "ways", "halo", "messages"),
     [
-        (3, 1, 8, 8, 2, 1),  # one row of the neighbour
-        (3, 1, 8, 8, 4, 2),  # one on either side
-        (5, 1, 8, 8, 4, 4),  # the whole neighbour on either side
-        (2, 2, 8, 4, 4, 0),  # windows that do not overlap
-        (3, 2, 8, 4, 2, 1),
+        (3, 1, 1, 8, 8, 2, 1, 1),  # one row of the neighbour
+        (3, 1, 1, 8, 8, 4, 2, 2),  # one on either side
+        (5, 1, 2, 8, 8, 4, 4, 2),  # the whole neighbour on either side
+        (2, 2, 0, 8, 4, 4, 0, 0),  # windows that do not overlap
+        (3, 2, 1, 8, 4, 2, 1, 1),
+        (3, 1, 0, 8, 6, 4, 2, 1),  # without padding: two rows of one neighbour, for outputs 0, 1
+        (5, 1, 2, 4, 4, 4, 3, 3),  # beyond the neighbour
     ],
 )
-def test_halos_by_hand(kernel: int, stride: int, extent: int, out: int, ways: int, halo: int) -> None:
-    pad = (kernel - 1) // 2
+def test_halos_by_hand(
+    kernel: int, stride: int, pad: int, extent: int, out: int, ways: int, halo: int, messages: int
+) -> None:
     access = Access(tensor="x", shape=(extent,), index_map=(Window(out="h", kernel="r", stride=stride, pad=pad),))
     operator = _operator({"h": out, "r": kernel}, access)
-    assert halo_size(access, splits_of(operator, np.array([[ways, 1]], dtype=np.int32))).tolist() == [halo]
+    found = halo_fetch(access, splits_of(operator, np.array([[ways, 1]], dtype=np.int32)))
+    assert [figure.tolist() for figure in found] == [[halo], [messages]]

@@ -1,4 +1,4 @@
-"""Transfer volumes against the least of all assignments of parts to devices (`tests.costs.assignments`).
+"""Transfer volumes and messages against the least of all assignments of parts to devices (`tests.costs.assignments`).
 
 As many pairs of layouts as one likes are compared with their number in the environment: ``TRANSFER_PAIRS=250000``.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pase import load, search
 from pase.costs import edge_layouts, transfer_bytes
-from pase.graph import Access, Builder, Dim, DimIndex, Operator, SliceOf
+from pase.graph import Access, Builder, Dim, DimIndex, Edge, Graph, Operator, SliceOf
 from pase.graph.operators import dense
 from pase.sharding.overlap import Overlap, layout_overlap, shared_splits
 from pase.sharding.shards import Splits, components, enumerate_configurations, split_columns, splits_of
@@ -28,6 +28,7 @@ from tests.costs.assignments import (
     random_pair,
 )
 from tests.moved import holdings
+from tests.networks import SMALL
 
 
 def _operator(name: str, dims: dict[str, int], shape: tuple[int, ...], axes: tuple[DimIndex, ...]) -> Operator:
@@ -106,7 +107,8 @@ def _check(found: Overlap, i: int, j: int, expected: Fetches, *, has_gradient: b
     least = (least_by_permutations if try_all else least_by_matching)(expected, has_gradient=has_gradient)
     forward = found.needed_forward[i, j], found.kept_forward[i, j]
     backward = found.needed_backward[i, j], found.kept_backward[i, j]
-    assert (forward[0] - forward[1], (backward[0] - backward[1]) * has_gradient) == least
+    sent, sent_back = found.messages_forward[i, j], found.messages_backward[i, j] * has_gradient
+    assert (forward[0] - forward[1], (backward[0] - backward[1]) * has_gradient, sent, sent_back) == least
     assert ((expected.needed[None, :] == forward[0]) & (expected.kept == forward[1])).any()
     assert ((expected.held[:, None] == backward[0]) & (expected.kept == backward[1])).any()
     assert (found.produced[i, j], found.consumed[i, j]) == (expected.held.max(), expected.needed.max())
@@ -148,6 +150,20 @@ def test_trying_all_assignments_and_matching_under_bounds_agree(seed: int) -> No
                 assert least_by_matching(found, has_gradient=has_gradient) == tried
 
 
+def _check_edge(graph: Graph, edge: Edge, p: int, count: int, rng: random.Random) -> int:
+    """Compare so many layouts of either side of an edge of a graph, each with each; return the number of pairs."""
+    u, v = graph[edge.producer], graph[edge.consumer]
+    write, read = u.writes[edge.output], v.reads[edge.input]
+    us, vs = (enumerate_configurations(o, p) for o in (u, v))
+    us, vs = us[rng.choices(range(len(us)), k=count)], vs[rng.choices(range(len(vs)), k=count)]
+    found = _volumes(u, v, us, vs, written=edge.output, read=edge.input)
+    for (i, a), (j, b) in product(enumerate(us.tolist()), enumerate(vs.tolist())):
+        held = holdings(u.extents, write, dict(zip(u.extents, a, strict=True)), p)
+        needed = holdings(v.extents, read, dict(zip(v.extents, b, strict=True)), p)
+        _check(found, i, j, fetches(held, needed), has_gradient=True)
+    return count**2
+
+
 @pytest.mark.parametrize(
     ("name", "p"), [pytest.param("inception_v3", 16, marks=pytest.mark.full), ("densenet121", 32), ("googlenet", 24)]
 )
@@ -159,15 +175,16 @@ def test_edges_of_built_in_networks_cost_what_the_best_assignment_fetches(name: 
         e for e in graph.edges if any(isinstance(axis, SliceOf) for axis in graph[e.consumer].reads[e.input].index_map)
     ]
     for edge in [*rng.sample(graph.edges, 8), *rng.sample(joined, min(16, len(joined)))]:
-        u, v = graph[edge.producer], graph[edge.consumer]
-        write, read = u.writes[edge.output], v.reads[edge.input]
-        us, vs = (enumerate_configurations(o, p) for o in (u, v))
-        us, vs = us[rng.choices(range(len(us)), k=4)], vs[rng.choices(range(len(vs)), k=4)]
-        found = _volumes(u, v, us, vs, written=edge.output, read=edge.input)
-        for (i, a), (j, b) in product(enumerate(us.tolist()), enumerate(vs.tolist())):
-            held = holdings(u.extents, write, dict(zip(u.extents, a, strict=True)), p)
-            needed = holdings(v.extents, read, dict(zip(v.extents, b, strict=True)), p)
-            _check(found, i, j, fetches(held, needed), has_gradient=True)
+        _check_edge(graph, edge, p, 4, rng)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("p", [6, 8, 12, 16, 24])
+@pytest.mark.parametrize("name", SMALL)
+def test_every_edge_of_small_networks_costs_what_the_best_assignment_fetches(name: str, p: int) -> None:
+    rng = random.Random(p)
+    graph = load(name, arguments=SMALL[name] | ({"batch": 24} if p % 3 == 0 else {}))
+    assert sum(_check_edge(graph, edge, p, 4, rng) for edge in graph.edges) == 16 * len(graph.edges)
 
 
 @pytest.mark.parametrize(("name", "p"), [("googlenet", 12), pytest.param("inception_v3", 16, marks=pytest.mark.full)])
@@ -180,7 +197,7 @@ def test_the_edges_of_a_strategy_found_cost_what_the_best_assignments_fetch(name
         held = holdings(u.extents, u.writes[edge.output], layers[u.name].splits, p)
         needed = holdings(v.extents, v.reads[edge.input], layers[v.name].splits, p)
         least = least_by_matching(fetches(held, needed), has_gradient=edge.producer in graph.trained)
-        assert (transfer.forward_bytes, transfer.backward_bytes) == (4 * least[0], 4 * least[1]), edge
+        assert (transfer.forward_bytes, transfer.backward_bytes) == (4 * least.forward, 4 * least.backward), edge
 
 
 # -- by hand
@@ -208,6 +225,19 @@ def test_an_edge_by_hand() -> None:
     rows = np.array([[4, 1, 1]], dtype=np.int32), np.array([[1, 1, 4]], dtype=np.int32)
     moved = transfer_bytes(graph, graph.edges[0], *edge_layouts(graph, graph.edges[0], *rows))
     assert (moved.forward.item(), moved.backward.item()) == (2 * (128 - 32), 2 * (128 - 32))
+
+
+def test_messages_by_hand() -> None:
+    # Halves of 20 channels and of w, to halves of 30 channels of which these are the first: whoever needs the first 15
+    # of every w has a quarter of all, and the other quarters all have some of it. Back, a quarter lacks 5 channels.
+    u = _operator("u", {"c": 20, "w": 4}, (20, 4), ("c", "w"))
+    v = _operator("v", {"c": 30, "w": 4}, (20, 4), (SliceOf(dim="c", offset=0, extent=20), "w"))
+    found = _volumes(u, v, np.array([[2, 2]], dtype=np.int32), np.array([[2, 1]], dtype=np.int32))
+    assert (found.messages_forward.item(), found.messages_backward.item()) == (3, 1)
+    # Halves to thirds: the middle third and either half lie in two parts of the other side, of which one is there.
+    u, v = _operator("u", {"n": 6}, (6,), ("n",)), _operator("v", {"c": 6}, (6,), ("c",))
+    found = _volumes(u, v, np.array([[2]], dtype=np.int32), np.array([[3]], dtype=np.int32))
+    assert (found.messages_forward.item(), found.messages_backward.item()) == (1, 1)
 
 
 # -- cuts that two layouts share, from which layers are placed

@@ -53,7 +53,11 @@ def test_messages() -> None:
         assert MODEL.message(moved).tolist() == [2 * R * 100] * 3
     none = np.zeros(3)
     fetch = Redistribution(
-        needed_bytes=sizes + 7, kept_bytes=none + 7, held_bytes=none, sum_members=np.ones((3, 0), dtype=int)
+        needed_bytes=sizes + 7,
+        kept_bytes=none + 7,
+        held_bytes=none,
+        messages=none,
+        sum_members=np.ones((3, 0), dtype=int),
     )
     assert MODEL.transfer(fetch).tolist() == [R * 100] * 3
     assert MODEL.work(PassWork(flop=sizes, touched_bytes=none)).tolist() == [100] * 3

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pase.errors import PrimitiveError
 from pase.graph import Access, Dim, Operator, Window
 from pase.sharding.boxes import Range
-from pase.sharding.halos import Kernel, Region, halo_size, regions
+from pase.sharding.halos import Kernel, Region, halo_fetch, regions
 from pase.sharding.shards import splits_of
 
 # ------------------------------------------------------------------------------------------- the paper's appendix B.1
@@ -172,7 +172,7 @@ def test_the_cost_model_fetches_what_the_worst_placed_worker_reads(
         - set(owned.tolist())
         for outputs, owned in parts
     ]
-    assert halo_size(access, splits).tolist() == [max(map(len, lacking))]
+    assert halo_fetch(access, splits)[0].tolist() == [max(map(len, lacking))]
     # Programs get the whole stretch from the first such point to the last.
     assert max(map(len, lacking)) <= max(sum(halo) for halo in halos(regions(extent, kernel, num_workers)))
 
