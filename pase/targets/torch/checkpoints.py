@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 from pase.common.documents import Field
 from pase.errors import PaseError, ProgramError
 from pase.sharding.boxes import Box
-from pase.targets.torch.launch import told_by_all
+from pase.targets.torch.messages import told_by_all
 from pase.targets.torch.parameters import held_by
 from pase.targets.torch.placements import Held, place
 from pase.targets.training.checkpointing import (

@@ -20,7 +20,8 @@ from pase.common.containers import connected
 from pase.sharding.boxes import Box, extents, offsets
 from pase.sharding.reshard import ReshardStep, pieces
 from pase.sharding.traffic import Movement, Phase
-from pase.targets.torch.launch import naming_lost_ranks, told_by_all
+from pase.targets.torch.failures import naming_lost_ranks
+from pase.targets.torch.messages import told_by_all
 
 T = TypeVar("T")
 

@@ -1,14 +1,13 @@
 """The ranks of a PyTorch program: started on this machine, joined into one process group, ended together.
 
 Local ranks have the environment that torchrun gives, so that a program cannot tell who started it: this process keeps
-the store that they meet at, on loopback and at a port that the system chose. A rank that fails or is killed ends all
-others at once, and the error names it. Under torchrun a rank learns from the store who failed first, when a message to
-another breaks.
+the store that they meet at, which listens on loopback alone, at a port that the system chose. A rank that fails or is
+killed ends all others at once, and the error names it.
 """
 
 import os
 import pickle
-import re
+import secrets
 import socket
 import subprocess
 import sys
@@ -16,23 +15,30 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from ipaddress import IPv4Address
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from pase.common.processes import dying_with_us, end_all, ending_text, package_environment
-from pase.errors import PaseError, ProgramError
+from pase.errors import ProgramError
+from pase.targets.torch.failures import (
+    LOST_PEER,
+    RUN_PREFIX,
+    TOLD_GRACE_S,
+    RankError,
+    key,
+    read_failure,
+    tell_of_failures,
+)
 
 LOOPBACK = "127.0.0.1"
-_RUN = "pase"
-"""What the environment of ranks calls the run of a program that we started."""
 
 T = TypeVar("T")
 
@@ -40,24 +46,6 @@ _POLL_S = 0.02
 _GRACE_S = 0.5
 """How long others have to end, too, before it is judged which rank failed first."""
 _SHOWN_LINES = 40
-_TOLD_GRACE_S = 2.0
-"""How long a rank that has failed, and said so, has to end."""
-_LOST_PEER = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|peer|timed? ?out|remote process exited|gloo|nccl",
-    re.IGNORECASE,
-)
-"""What the error of a collective says when another rank is gone."""
-
-
-class RankError(ProgramError):
-    """A rank of a parallel program failed, was ended, or is not heard of; rank: its number, None where nobody knows."""
-
-    def __init__(self, message: str, rank: int | None = None) -> None:
-        super().__init__(message)
-        self.rank = rank
-
-    def __reduce__(self) -> tuple[type["RankError"], tuple[str, int | None]]:
-        return RankError, (str(self), self.rank)
 
 
 # -- starting ranks on this machine
@@ -87,14 +75,16 @@ def run_program(
     """
     if ranks < 1:
         raise ProgramError(f"{ranks} ranks were asked for; expected 1 or more")
-    store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    # Ranks believe what they read under this name in the store, which others on this machine do not know.
+    run = f"{RUN_PREFIX}{secrets.token_hex(16)}"
+    store = _loopback_store(0, timedelta(seconds=60), wait_for_workers=False)
     threads = threads or max(1, _cores() // ranks)
     started: list[_Rank] = []
     try:
         for rank in range(ranks):
-            given = {**rank_environment(rank, ranks, store.port, threads), **(environment or {})}
+            given = {**rank_environment(rank, ranks, store.port, threads, run), **(environment or {})}
             started.append(_start(arguments, rank, given))
-        _watch(started, store, timeout_s)
+        _watch(started, store, run, timeout_s)
     finally:
         end_all(each.process for each in started)
         for each in started:
@@ -149,8 +139,16 @@ def answer_call(folder: str) -> None:
     leave()
 
 
-def rank_environment(rank: int, ranks: int, port: int, threads: int) -> dict[str, str]:
-    """Return what torchrun puts into the environment of a rank on one machine; port: of the store on loopback."""
+def rank_environment(rank: int, ranks: int, port: int, threads: int, run: str = "none") -> dict[str, str]:
+    """Return what torchrun puts into the environment of a rank on one machine.
+
+    Args:
+        rank: Number of the rank.
+        ranks: How many there are.
+        port: Of the store on loopback.
+        threads: Of each rank.
+        run: Name of the run, under which ranks find each other's messages in the store.
+    """
     return {
         **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(ranks)),
@@ -163,7 +161,7 @@ def rank_environment(rank: int, ranks: int, port: int, threads: int) -> dict[str
         "MASTER_PORT": str(port),
         # All ranks are clients of the store.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RUN_ID": _RUN,
+        "TORCHELASTIC_RUN_ID": run,
         "ROLE_NAME": "default",
         **_loopback_of_gloo(),
     }
@@ -219,7 +217,7 @@ def _start(arguments: Sequence[str], rank: int, environment: Mapping[str, str]) 
     return started
 
 
-def _watch(started: Sequence[_Rank], store: Any, timeout_s: float | None) -> None:
+def _watch(started: Sequence[_Rank], store: Any, run: str, timeout_s: float | None) -> None:
     end_s = None if timeout_s is None else time.monotonic() + timeout_s
     fallen: list[_Rank] = []
     asked_s = time.monotonic()
@@ -227,10 +225,10 @@ def _watch(started: Sequence[_Rank], store: Any, timeout_s: float | None) -> Non
     while running := [each for each in started if each.status is None]:
         fallen += [each for each in started if each.status and each not in fallen]
         now_s = time.monotonic()
-        if told_s is None and now_s > asked_s + _TOLD_GRACE_S / 4:
+        if told_s is None and now_s > asked_s + TOLD_GRACE_S / 4:
             # A rank whose other threads go on does not end for an error, and the others wait for it.
-            asked_s, told_s = now_s, now_s if _told_failure(store) else None
-        if fallen or (told_s is not None and now_s > told_s + _TOLD_GRACE_S):
+            asked_s, told_s = now_s, now_s if read_failure(store, run) else None
+        if fallen or (told_s is not None and now_s > told_s + TOLD_GRACE_S):
             break
         if end_s is not None and time.monotonic() > end_s:
             names = ", ".join(str(each.rank) for each in running)
@@ -249,7 +247,7 @@ def _watch(started: Sequence[_Rank], store: Any, timeout_s: float | None) -> Non
     end_all(each.process for each in started)
     for each in started:
         each.finish()
-    first, why = _first_failure(started, fallen, store)
+    first, why = _first_failure(started, fallen, store, run)
     if first.rank and first.lines:
         prefix = f"[rank{first.rank}]: "
         sys.stderr.write("".join(f"{prefix}{line.removeprefix(prefix)}\n" for line in first.lines))
@@ -258,15 +256,15 @@ def _watch(started: Sequence[_Rank], store: Any, timeout_s: float | None) -> Non
     raise RankError(f"rank {first.rank} of {len(started)} {why}{others}", first.rank)
 
 
-def _first_failure(started: Sequence[_Rank], fallen: Sequence[_Rank], store: Any) -> tuple[_Rank, str]:
+def _first_failure(started: Sequence[_Rank], fallen: Sequence[_Rank], store: Any, run: str) -> tuple[_Rank, str]:
     """Return the rank that did not fail for want of another, and what happened to it."""
     killed = next((each for each in fallen if (each.status or 0) < 0), None)
     if killed is not None:
         return killed, ending_text(killed.status or 0)
-    told = _told_failure(store)
-    if told is not None:
+    told = read_failure(store, run)
+    if told is not None and told[0] < len(started):
         return started[told[0]], f"failed: {told[1]}"
-    first = next((each for each in fallen if not _LOST_PEER.search(each.last_line)), fallen[0])
+    first = next((each for each in fallen if not LOST_PEER.search(each.last_line)), fallen[0])
     return first, ending_text(first.status or 0) + (f": {first.last_line}" if first.last_line else "")
 
 
@@ -308,8 +306,7 @@ def join(*, device: str | None = None, timeout_s: float = 600.0) -> Ranks:
     """
     if not dist.is_initialized():
         _make_group(device, timedelta(seconds=timeout_s))
-    if not getattr(sys.excepthook, "tells_of_failures", False):
-        _tell_of_failures()
+    tell_of_failures()
     rank: int = dist.get_rank()
     world_size: int = dist.get_world_size()
     return Ranks(rank=rank, world_size=world_size, device=_device(device, _number("LOCAL_RANK", 0)))
@@ -325,31 +322,6 @@ def leave() -> NoReturn:
     os._exit(0)
 
 
-@contextmanager
-def naming_lost_ranks() -> Iterator[None]:
-    """Turn the error of a collective that broke into a RankError that names the rank that failed, where that is known.
-
-    Raises:
-        RankError: a message to or from another rank broke.
-    """
-    try:
-        yield
-    except PaseError:
-        raise
-    except RuntimeError as error:
-        if not _is_of_lost_peer(error) or not dist.is_initialized():
-            raise
-        raise _lost_rank(error) from error
-
-
-def told_by_all(own: Any) -> list[Any]:
-    """Return what every rank tells, in the order of ranks; all ranks call it."""
-    told: list[Any] = [None] * dist.get_world_size()
-    with naming_lost_ranks():
-        dist.all_gather_object(told, own)
-    return told
-
-
 def _make_group(device: str | None, timeout: timedelta) -> None:
     if "RANK" not in os.environ:
         dist.init_process_group(_backend(device, 1), store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
@@ -362,24 +334,60 @@ def _make_group(device: str | None, timeout: timedelta) -> None:
         os.environ.update(_loopback_of_gloo())
     where = f"{_text('MASTER_ADDR')}:{_number('MASTER_PORT', None)}"
     try:
-        store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
-        store.set(_key(f"joined/{rank}"), "")
+        store = _store_of_all(rank, world_size, timeout)
+        store.set(key(f"joined/{rank}"), "")
     except (RuntimeError, ValueError) as error:
         raise RankError(f"rank {rank} cannot reach the store at {where}, where all ranks meet: {error}", 0) from error
     backend = _backend(device, local)
     if backend == "nccl":
         torch.cuda.set_device(_number("LOCAL_RANK", 0))
     try:
-        group_store = dist.PrefixStore(_key("group"), store)
+        group_store = dist.PrefixStore(key("group"), store)
         dist.init_process_group(backend, store=group_store, rank=rank, world_size=world_size, timeout=timeout)
     except RuntimeError as error:
-        missing = [other for other in range(world_size) if not store.check([_key(f"joined/{other}")])]
+        missing = [other for other in range(world_size) if not store.check([key(f"joined/{other}")])]
         names = ", ".join(map(str, missing)) or "none is missing"
         raise RankError(
             f"rank {rank} waited {timeout.total_seconds():g} s for the other ranks of {world_size}; missing: {names} "
             f"({error})",
             missing[0] if missing else None,
         ) from error
+
+
+def _store_of_all(rank: int, world_size: int, timeout: timedelta) -> Any:
+    """Return the store that torchrun's environment names, which rank 0 keeps where no agent does."""
+    address, port = _text("MASTER_ADDR"), _number("MASTER_PORT", None)
+    is_kept_here = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    host = LOOPBACK if address == "localhost" else address
+    if is_kept_here and _is_loopback(host):
+        # A port at which a store of this process listens already is one that PyTorch shares.
+        with suppress(OSError):
+            return _loopback_store(port, timeout, host=host, world_size=world_size)
+    store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+    return store
+
+
+def _loopback_store(port: int, timeout: timedelta, *, host: str = LOOPBACK, **options: Any) -> Any:
+    """Return a store that listens on loopback alone; PyTorch's own listens on all interfaces.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(socket.SOMAXCONN)
+        number = listening.getsockname()[1]
+        # From here on it is the store's.
+        file = listening.detach()
+    return dist.TCPStore(host, number, is_master=True, timeout=timeout, master_listen_fd=file, **options)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return IPv4Address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def _backend(device: str | None, local_ranks: int) -> str:
@@ -413,90 +421,3 @@ def _number(name: str, otherwise: int | None) -> int:
         raise ProgramError(
             f"{name} is {os.environ[name]!r}; expected a number: start the program with torchrun --nproc-per-node N"
         ) from None
-
-
-# -- who failed
-
-
-def tell_failure(error: BaseException) -> bool:
-    """Say in the store why this rank ends; return whether `run_program` started it, which says so itself."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return False
-    if not _is_of_lost_peer(error):
-        _tell_failure(type(error), error)
-    return os.environ.get("TORCHELASTIC_RUN_ID") == _RUN
-
-
-def _tell_of_failures() -> None:
-    """Have an error that ends this rank say so in the store, or say whom it lost."""
-    before = sys.excepthook
-
-    def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
-        if not dist.is_initialized() or dist.get_world_size() == 1:
-            return
-        if not _is_of_lost_peer(error):
-            _tell_failure(kind, error)
-        elif not isinstance(error, RankError):
-            sys.stderr.write(f"error: {_lost_rank(error)}\n")
-        sys.stderr.flush()
-
-    told.tells_of_failures = True  # type: ignore[attr-defined]
-    sys.excepthook = told
-
-
-def _is_of_lost_peer(error: BaseException) -> bool:
-    kinds = (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
-    return isinstance(error, (RankError, *kinds)) or (
-        isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
-    )
-
-
-def _key(name: str) -> str:
-    """Return under which name something stands in the store: of this attempt, where torchrun starts ranks again."""
-    return f"pase/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
-
-
-def _store() -> Any:
-    store = dist.distributed_c10d._get_default_store()
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    return store
-
-
-def _tell_failure(kind: type[BaseException], error: BaseException) -> None:
-    text = str(error) if isinstance(error, PaseError) else f"{kind.__name__}: {error}"
-    # The rank that keeps the store may be gone, and whom this one would tell with it.
-    with suppress(RuntimeError):
-        _store().compare_set(_key("failure"), "", f"{dist.get_rank()} {text}")
-
-
-def _told_failure(store: Any) -> tuple[int, str] | None:
-    """Return the rank that failed first and why, where one has said so."""
-    if not store.check([_key("failure")]):
-        return None
-    rank, _, why = store.get(_key("failure")).decode(errors="replace").partition(" ")
-    return int(rank), why
-
-
-def _lost_rank(error: BaseException) -> RankError:
-    """Return the error that names the rank that failed, or those of which nothing is heard."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    here = f"rank {rank} of {world_size}"
-    said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    try:
-        store = _store()
-        store.set(_key(f"lost/{rank}"), "")
-        end_s = time.monotonic() + _TOLD_GRACE_S
-        while (told := _told_failure(store)) is None and time.monotonic() < end_s:
-            time.sleep(0.05)
-        silent = [other for other in range(world_size) if not store.check([_key(f"lost/{other}")])]
-    except RuntimeError:
-        return RankError(f"{here} lost the store that all ranks meet at: whoever keeps it has ended ({said})")
-    if told is not None:
-        return RankError(f"{here} ended because rank {told[0]} failed: {told[1]}", told[0])
-    names = ", ".join(map(str, silent)) or "none"
-    return RankError(
-        f"{here} lost a connection; ranks that do not answer and may have ended: {names} ({said})",
-        silent[0] if len(silent) == 1 else None,
-    )

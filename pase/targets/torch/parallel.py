@@ -19,7 +19,8 @@ from pase.importers.front_end import call_factory
 from pase.importers.torch.export import call_inputs, call_of, unwrapped
 from pase.importers.torch.live import LiveModel, trace_live
 from pase.planning.plan import Plan, check_even
-from pase.targets.torch.launch import join, naming_lost_ranks
+from pase.targets.torch.failures import naming_lost_ranks
+from pase.targets.torch.launch import join
 from pase.targets.torch.module import Parallel, loss_of
 from pase.targets.torch.placements import Held
 from pase.targets.torch.script import measured_bytes

@@ -31,7 +31,8 @@ from pase.targets.torch.collectives import (
     made_once,
     make_waiting,
 )
-from pase.targets.torch.launch import naming_lost_ranks, told_by_all
+from pase.targets.torch.failures import naming_lost_ranks
+from pase.targets.torch.messages import told_by, told_by_all
 from pase.targets.torch.program import Program, Received
 from pase.targets.torch.states import Gradients
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
@@ -285,15 +286,13 @@ class Stages:
         """
         found = {}
         for number in range(self.last + 1):
-            told: list[Any] = [None]
+            own: Any = None
             if number in self.numbers:
                 program = program_of(number)
                 made = self.built(number, program)
                 found[number] = program, made
-                told = [(tuple(program.received.values()), _Sent.of(resolved(made)))]
-            with naming_lost_ranks():
-                dist.broadcast_object_list(told, src=self.first_of(number))
-            received, self._given[number + 1] = told[0]
+                own = (tuple(program.received.values()), _Sent.of(resolved(made)))
+            received, self._given[number + 1] = told_by(self.first_of(number), own)
             if number:
                 ends = self.first_of(number - 1), self.first_of(number)
                 found_links = [self.handover(each, *ends, ("from stage", number - 1)) for each in received]

@@ -17,7 +17,9 @@ from pase.common.options import PATH, ProgramCommand, option
 from pase.errors import PaseError, ProgramError
 from pase.sharding.traffic import Movement
 from pase.targets.torch.checkpoints import RankCheckpoints, save_state
-from pase.targets.torch.launch import Ranks, join, leave, run_program, tell_failure, told_by_all
+from pase.targets.torch.failures import tell_failure
+from pase.targets.torch.launch import Ranks, join, leave, run_program
+from pase.targets.torch.messages import told_by_all
 from pase.targets.torch.pipeline import Pipeline
 from pase.targets.torch.training import Build, Outputs, RankTraining, rank_training
 from pase.targets.training.checkpointing import Kept, check_fits, checkpoint_flags, stopped_text

@@ -19,7 +19,8 @@ from pase.planning.stages import stage_plan
 from pase.sharding.boxes import Range
 from pase.sharding.shards import prime_factors
 from pase.targets.programs import emit
-from pase.targets.torch.launch import naming_lost_ranks, told_by_all
+from pase.targets.torch.failures import naming_lost_ranks
+from pase.targets.torch.messages import told_by_all
 from pase.targets.torch.module import Parallel, hold_together, run_text
 from pase.targets.torch.parameters import (
     Axes,

@@ -18,7 +18,9 @@ from pase.sharding.boxes import Box, extents
 from pase.sharding.reshard import sum_groups
 from pase.targets.torch.checkpoints import Opened, Part
 from pase.targets.torch.collectives import Groups, Traffic, all_reduced
-from pase.targets.torch.launch import Ranks, naming_lost_ranks, told_by_all
+from pase.targets.torch.failures import naming_lost_ranks
+from pase.targets.torch.launch import Ranks
+from pase.targets.torch.messages import bytes_of_all, told_by_all
 from pase.targets.torch.parameters import add_gradient
 from pase.targets.torch.pipeline import Copy, Pipeline, RankStage, Stages
 from pase.targets.torch.program import Program, Traced, Weight
@@ -402,10 +404,11 @@ def _cut(box: Box) -> tuple[slice, ...]:
 
 def _whole(tensor: Tensor, shard: Any) -> Array:
     """Return the whole of a tensor of which every rank has a part."""
-    parts = told_by_all(widened(shard).cpu().numpy())
-    found = np.empty(tensor.shape, parts[0].dtype)
+    own = widened(shard).cpu().numpy()
+    parts = bytes_of_all(own.tobytes())
+    found = np.empty(tensor.shape, own.dtype)
     for device, box in tensor.layout.by_device.items():
-        found[_cut(box)] = parts[device].reshape([high - low for low, high in box])
+        found[_cut(box)] = np.frombuffer(parts[device], own.dtype).reshape([high - low for low, high in box])
     return found
 
 

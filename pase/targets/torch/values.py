@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pase.errors import ProgramError
 from pase.sharding.boxes import Range
-from pase.targets.torch.launch import naming_lost_ranks
+from pase.targets.torch.failures import naming_lost_ranks
 from pase.targets.torch.placements import Held, place
 from pase.targets.training.counted import layer_key, normal_part, uniform_part
 

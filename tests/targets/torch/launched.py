@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pase.targets.torch.launch import join, naming_lost_ranks, tell_failure
+from pase.targets.torch.failures import naming_lost_ranks, tell_failure
+from pase.targets.torch.launch import join
 
 NAMES = (
     *("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"),
@@ -35,6 +36,16 @@ def fail(rank: int, folder: str) -> None:
         threading.Thread(target=time.sleep, args=(600,)).start()
         raise ValueError("the third batch\nis empty")
     dist.all_reduce(torch.zeros(4))
+
+
+def wait_for(folder: str) -> float:
+    """Write the process id, wait until there is a file `go`, and return the sum over ranks of 1."""
+    (Path(folder) / str(dist.get_rank())).write_text(str(os.getpid()))
+    while not (Path(folder) / "go").exists():
+        time.sleep(0.05)
+    total = torch.ones(())
+    dist.all_reduce(total)
+    return total.item()
 
 
 def lost(rank: int, _world: int, victim: int, how: str) -> None:

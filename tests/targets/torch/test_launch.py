@@ -4,18 +4,22 @@ import ast
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from pase.errors import ProgramError
-from pase.targets.torch.launch import RankError, call, join, rank_environment, run_program
+from pase.targets.torch.failures import RankError
+from pase.targets.torch.launch import call, join, rank_environment, run_program
 from tests.targets.torch import launched
 from tests.targets.torch.ranks import Pool, RanksFailedError
 
@@ -200,6 +204,43 @@ def test_gloo_listens_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rank_environment(3, 8, 1234, 5)["GLOO_SOCKET_IFNAME"] in ("lo", "lo0")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     assert "GLOO_SOCKET_IFNAME" not in rank_environment(3, 8, 1234, 5)
+
+
+def listening(pids: Iterable[int]) -> list[tuple[str, int]]:
+    """The addresses, as the kernel writes them, and the ports at which processes listen."""
+    inodes = set()
+    for pid in pids:
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                inodes.add(str(file.readlink()).removeprefix("socket:[").removesuffix("]"))
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            address, port = fields[1].split(":")
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.append((address, int(port, 16)))
+    return found
+
+
+def test_a_job_listens_on_loopback_alone_and_survives_strangers(tmp_path: Path) -> None:
+    answers: list[object] = []
+    job = threading.Thread(target=lambda: answers.extend(call(launched.wait_for, str(tmp_path), ranks=2)))
+    job.start()
+    sockets = listening([os.getpid(), *process_ids(tmp_path, 2)])
+    assert len(sockets) >= 3
+    assert {address for address, _ in sockets} == {"0100007F"}
+    for _, port in sockets:
+        for sent in (b"", bytes(64), b"\xff" * 5000, b"GET / HTTP/1.0\r\n\r\n", b"\x3c\x85\xf7\xce" + bytes(4000)):
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(sent)
+    ((_, port),) = listening([os.getpid()])
+    store = dist.TCPStore("127.0.0.1", port, wait_for_workers=False, timeout=timedelta(seconds=30))
+    for name in ("pase/0/failure", "pase/pase/0/failure", "pase/none/0/failure"):
+        store.set(name, "1 \x1b[31mowned")
+    (tmp_path / "go").touch()
+    job.join()
+    assert answers == [2.0, 2.0]
 
 
 @pytest.mark.full

@@ -1,0 +1,160 @@
+"""Who failed: ranks say in the store that they meet at why they end, and name the rank that a broken message lost."""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+
+from pase.errors import PaseError, ProgramError
+
+RUN_PREFIX = "pase-"
+"""How the name of a run begins that `run_program` started; what follows nobody else knows."""
+TOLD_GRACE_S = 2.0
+"""How long a rank that has failed, and said so, has to end."""
+LOST_PEER = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|peer|timed? ?out|remote process exited|gloo|nccl",
+    re.IGNORECASE,
+)
+"""What the error of a collective says when another rank is gone."""
+_LONGEST_TOLD = 2000
+
+
+class RankError(ProgramError):
+    """A rank of a parallel program failed, was ended, or is not heard of; rank: its number, None where nobody knows."""
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+    def __reduce__(self) -> tuple[type["RankError"], tuple[str, int | None]]:
+        return RankError, (str(self), self.rank)
+
+
+@contextmanager
+def naming_lost_ranks() -> Iterator[None]:
+    """Turn the error of a collective that broke into a RankError that names the rank that failed, where that is known.
+
+    Raises:
+        RankError: a message to or from another rank broke.
+    """
+    try:
+        yield
+    except PaseError:
+        raise
+    except RuntimeError as error:
+        if not _is_of_lost_peer(error) or not dist.is_initialized():
+            raise
+        raise _lost_rank(error) from error
+
+
+def tell_failure(error: BaseException) -> bool:
+    """Say in the store why this rank ends; return whether `run_program` started it, which says so itself."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return False
+    if not _is_of_lost_peer(error):
+        # The rank that keeps the store may be gone, and whom this one would tell with it.
+        with suppress(RuntimeError):
+            write_failure(default_store(), dist.get_rank(), type(error), error)
+    return is_started_here()
+
+
+def is_started_here() -> bool:
+    """Return whether `run_program` started this rank."""
+    return run_name().startswith(RUN_PREFIX)
+
+
+def tell_of_failures() -> None:
+    """Have an error that ends this rank say so in the store, or say whom it lost."""
+    before = sys.excepthook
+    if getattr(before, "tells_of_failures", False):
+        return
+
+    def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return
+        if _is_of_lost_peer(error) and not isinstance(error, RankError):
+            sys.stderr.write(f"error: {_lost_rank(error)}\n")
+        tell_failure(error)
+        sys.stderr.flush()
+
+    told.tells_of_failures = True  # type: ignore[attr-defined]
+    sys.excepthook = told
+
+
+# -- the store
+
+
+def run_name() -> str:
+    """Return the name of the run that this process is a rank of, "" where there is none."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def key(name: str, run: str | None = None) -> str:
+    """Return under which name something stands in the store: of this run, and of this attempt where torchrun restarts.
+
+    run: the name of one that `run_program` started, which starts it once; by default the run of this rank.
+    """
+    attempt = "0" if run else os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"pase/{run or run_name()}/{attempt}/{name}"
+
+
+def default_store() -> Any:
+    """Return the store of the process group, without the prefixes of its names."""
+    store = dist.distributed_c10d._get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def write_failure(store: Any, rank: int, kind: type[BaseException], error: BaseException) -> None:
+    """Say that a rank failed, unless it was said already that one did."""
+    text = str(error) if isinstance(error, PaseError) else f"{kind.__name__}: {error}"
+    store.compare_set(key("failure"), "", f"{rank} {text}")
+
+
+def read_failure(store: Any, run: str | None = None) -> tuple[int, str] | None:
+    """Return the rank that failed first and why, where one has said so."""
+    name = key("failure", run)
+    if not store.check([name]):
+        return None
+    rank, _, why = store.get(name).decode(errors="replace").partition(" ")
+    # It is written to a terminal: what would move its cursor is left out.
+    shown = "".join(x for x in why[:_LONGEST_TOLD] if x.isprintable() or x == "\n")
+    return (int(rank), shown) if rank.isdecimal() else None
+
+
+def _is_of_lost_peer(error: BaseException) -> bool:
+    kinds = (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
+    return isinstance(error, (RankError, *kinds)) or (
+        isinstance(error, RuntimeError) and LOST_PEER.search(str(error)) is not None
+    )
+
+
+def _lost_rank(error: BaseException) -> RankError:
+    """Return the error that names the rank that failed, or those of which nothing is heard."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    here = f"rank {rank} of {world_size}"
+    said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    try:
+        store = default_store()
+        store.set(key(f"lost/{rank}"), "")
+        end_s = time.monotonic() + TOLD_GRACE_S
+        while (told := read_failure(store)) is None and time.monotonic() < end_s:
+            time.sleep(0.05)
+        silent = [other for other in range(world_size) if not store.check([key(f"lost/{other}")])]
+    except RuntimeError:
+        return RankError(f"{here} lost the store that all ranks meet at: whoever keeps it has ended ({said})")
+    if told is not None:
+        return RankError(f"{here} ended because rank {told[0]} failed: {told[1]}", told[0])
+    names = ", ".join(map(str, silent)) or "none"
+    return RankError(
+        f"{here} lost a connection; ranks that do not answer and may have ended: {names} ({said})",
+        silent[0] if len(silent) == 1 else None,
+    )
