@@ -701,7 +701,9 @@ def _held(problem: StageProblem, sums: FloatArray) -> FloatArray:
 def _left(problem: StageProblem, weights: FloatArray, limit: float) -> tuple[IndexArray, FloatArray] | None:
     """Return all strategies whose sum, so weighed, is up to a limit, and perhaps others; None: they are too many."""
     left = [np.arange(len(layer), dtype=np.int32) for layer in problem.tables.layers]
-    if problem.least_alone(weights) <= limit or sum(map(len, left)) > MAX_NARROWED:
+    # Both sides are infinite where no strategy is known to fit and tables leave nothing out.
+    leaves_out = any(map(len, problem.beyond)) and problem.least_alone(weights) <= limit
+    if leaves_out or sum(map(len, left)) > MAX_NARROWED:
         return None
     if np.isfinite(limit):
         left = list(near_optimal(problem.weighed(weights)[0], limit))
