@@ -11,6 +11,7 @@ from typing import Any
 import click
 import numpy as np
 
+from pase.cli.main import EXIT_INPUT
 from pase.cli.options import (
     ModelArguments,
     arguments_option,
@@ -73,12 +74,13 @@ _target_option = choice_option(
 @json_option
 def run_command(
     plan_or_model: str, model: ModelArguments, target: str | None, measure: bool, as_json: bool, **others: Any
-) -> None:
+) -> int:
     """Train with PLAN, a file, or with the best strategy for MODEL on --devices, and compare with one device.
 
     Emits the program, runs it on virtual CPUs or on GPUs, for PyTorch in a process for each device, and runs the
-    single-device program on the same weights and data: the losses are equal up to rounding (try --dtype float64). A
-    PyTorch module that a factory makes, package.module:function, is trained as pase.parallelize has it, beside itself.
+    single-device program on the same weights and data: the losses are equal up to rounding (try --dtype float64), or
+    the exit status is 1. A PyTorch module that a factory makes, package.module:function, is trained as pase.parallelize
+    has it, and by itself.
     """
     with progress() as on_progress, TemporaryDirectory(prefix="pase-data-") as folder:
         plan = chosen_plan(plan_or_model, model, on_progress)
@@ -96,37 +98,54 @@ def run_command(
             result = run_factory(plan, factory, options, measure=measure, on_progress=report)
         else:
             result = run_plan(plan, options, target=chosen, choice=choice, measure=measure, on_progress=report)
-    weights = held_weights(plan)
-    memory_bytes = result.predicted_memory.total_bytes + result.optimiser_bytes
-    num_parameters = sum(weight.size for weight in weights)
     if as_json:
-        document = asdict(result)
-        optimiser_bytes = document.pop("optimiser_bytes")
-        print_json(
-            {
-                **document,
-                "parameters": {
-                    "total": num_parameters,
-                    "per_device": parameters_per_device(weights),
-                    "weights": [asdict(weight) for weight in weights],
-                },
-                "predicted_memory_bytes": memory_bytes,
-                "predicted_memory": {**document["predicted_memory"], "optimiser_bytes": optimiser_bytes},
-                "peak_memory_bytes": result.peak_memory_bytes or None,
-            }
-        )
-        return
+        _print_document(plan, result)
+    else:
+        _print_result(plan, result, f"{chosen.runs_on if choice.kind == CPU else choice.text}, {options.dtype}")
+    if not result.disagreement:
+        return 0
+    is_exact = options.dtype == "float64"
+    hint = (
+        "the program computes something else than the model" if is_exact else "--dtype float64 tells it from rounding"
+    )
+    warn(f"{result.disagreement}; {hint}")
+    return EXIT_INPUT
+
+
+def _print_document(plan: Plan, result: RunResult) -> None:
+    weights = held_weights(plan)
+    document = asdict(result)
+    optimiser_bytes = document.pop("optimiser_bytes")
+    print_json(
+        {
+            **document,
+            "parameters": {
+                "total": sum(weight.size for weight in weights),
+                "per_device": parameters_per_device(weights),
+                "weights": [asdict(weight) for weight in weights],
+            },
+            "predicted_memory_bytes": _memory_bytes(result),
+            "predicted_memory": {**document["predicted_memory"], "optimiser_bytes": optimiser_bytes},
+            "peak_memory_bytes": result.peak_memory_bytes or None,
+        }
+    )
+
+
+def _memory_bytes(result: RunResult) -> int:
+    return result.predicted_memory.total_bytes + result.optimiser_bytes
+
+
+def _print_result(plan: Plan, result: RunResult, devices: str) -> None:
+    """Print the steps, the facts and the tables of a run; devices: what it ran on, and in which type."""
+    weights = held_weights(plan)
     _print_steps(result)
     say()
-    say(
-        f"{plan.graph.name} on {plan.num_devices} "
-        f"{chosen.runs_on if choice.kind == CPU else choice.text}, {options.dtype}"
-    )
+    say(f"{plan.graph.name} on {plan.num_devices} {devices}")
     moved = [f"{quantity(result.predicted_bytes, 'B')} a step predicted"]
     if result.measured_bytes is not None:
         ratio = result.measured_bytes / result.predicted_bytes if result.predicted_bytes else 1.0
         moved.append(f"{quantity(result.measured_bytes, 'B')} a step measured   ({ratio:.2%} of it)")
-    memory = [f"{quantity(memory_bytes, 'B')} predicted"]
+    memory = [f"{quantity(_memory_bytes(result), 'B')} predicted"]
     if peaks := result.peak_memory_bytes:
         low, high = quantity(min(peaks), "B"), quantity(max(peaks), "B")
         memory.append(f"{low} to {high} at most, as its allocator recorded")
@@ -136,7 +155,7 @@ def run_command(
             "largest difference": f"{result.max_relative_difference:.1e}   (relative)",
             "bytes between devices": moved,
             "bytes from the host": host,
-            "parameters": _held(num_parameters, parameters_per_device(weights)),
+            "parameters": _held(sum(weight.size for weight in weights), parameters_per_device(weights)),
             "memory of a device": memory,
             "building the program": duration(result.build_time_s),
             "one step": f"{duration(result.step_time_s)}   (they share this machine)",

@@ -20,7 +20,7 @@ from pase.graph.operator import (
     Window,
     Work,
 )
-from pase.graph.precision import ITEMSIZES, PRECISIONS, LayerTypes, Precision, precision_of, uniform
+from pase.graph.precision import ITEMSIZES, PRECISIONS, LayerTypes, Precision, precision_of, rounding, uniform
 from pase.graph.verify import Builder, Tensor, verify, verify_operator
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "graph_document",
     "graph_from_document",
     "precision_of",
+    "rounding",
     "uniform",
     "verify",
     "verify_operator",

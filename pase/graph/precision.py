@@ -12,6 +12,7 @@ is given.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from types import MappingProxyType
 
 from pase.errors import GraphError, unknown_name
@@ -21,6 +22,14 @@ ITEMSIZES: Mapping[str, int] = MappingProxyType(
     {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int32": 4}
 )
 """Bytes of a number, by its type."""
+
+UNIT_ROUNDOFFS: Mapping[str, float] = MappingProxyType(
+    {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11, "float8": 2.0**-4}
+)
+"""The largest relative error of rounding to a type."""
+
+_OF_SUMS, _OF_RESULTS = 256.0, 4.0
+"""Unit roundoffs that a layer's sums, and what it writes of them, lose at most where nothing cancels."""
 
 INDEX = "int32"
 """The type of whole numbers, under every policy."""
@@ -315,3 +324,18 @@ class _Typed:
     def _widest(self, tensors: Iterable[str]) -> str:
         found = [dtype for tensor in tensors if (dtype := self.known.get(tensor, "")) not in ("", INDEX)]
         return max(found, key=ITEMSIZES.__getitem__, default="")
+
+
+def rounding(results: str, sums: str, num_layers: int) -> float:
+    """Return the relative error that rounding leaves in what a chain of layers computes.
+
+    The errors of layers are independent of one another, so that they grow with the square root of their number. Those
+    of one layer are of its sums of many terms, and of writing the result.
+
+    Args:
+        results: The type that layers write.
+        sums: The type that they add up in; never less than float32, whatever they write.
+        num_layers: How many of them follow one another.
+    """
+    of_sums = min(UNIT_ROUNDOFFS[sums], UNIT_ROUNDOFFS["float32"])
+    return (_OF_SUMS * of_sums + _OF_RESULTS * UNIT_ROUNDOFFS[results]) * sqrt(max(1, num_layers))

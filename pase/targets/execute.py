@@ -7,7 +7,7 @@ from typing import Any
 
 from pase.costs import DEFAULT_OPTIMISER, REPLICATED, DeviceMemory, device_memory
 from pase.errors import ProgramError
-from pase.graph import ITEMSIZES, Scalar, uniform
+from pase.graph import ITEMSIZES, Scalar, rounding, uniform
 from pase.planning.plan import Plan
 from pase.planning.stages import most_held, step_bytes
 from pase.sharding.traffic import Movement, Phase, optimiser_numbers
@@ -30,7 +30,8 @@ Row = Mapping[str, Any]
 class RunResult:
     """What a run showed.
 
-    losses, reference_losses: of each step, before its update. max_relative_difference: between them. accuracies,
+    losses, reference_losses: of each step, before its update. max_relative_difference: between them. disagreement: the
+    first step whose difference rounding does not explain, in words, "" where it explains all. accuracies,
     reference_accuracies: of each step, None where the loss has none. tests, reference_tests: on the test data, where
     there are any.
     predicted_bytes: planned to cross devices in a step; measured_bytes: counted in one, None where not asked for;
@@ -44,6 +45,7 @@ class RunResult:
     losses: tuple[float, ...]
     reference_losses: tuple[float, ...]
     max_relative_difference: float
+    disagreement: str
     accuracies: tuple[float | None, ...]
     reference_accuracies: tuple[float | None, ...]
     tests: tuple[StepEvaluation, ...]
@@ -170,6 +172,7 @@ def _result(
         losses=tuple(ours.losses),
         reference_losses=tuple(reference.losses),
         max_relative_difference=max_relative_difference(ours.losses, reference.losses),
+        disagreement=disagreement(ours.losses, reference.losses, run),
         accuracies=tuple(ours.accuracies),
         reference_accuracies=tuple(reference.accuracies),
         tests=tuple(ours.tests),
@@ -273,3 +276,37 @@ def max_relative_difference(losses: Sequence[float], reference: Sequence[float])
         (abs(a - b) / abs(b) if b else abs(a - b) for a, b in zip(losses, reference, strict=True)),
         default=0.0,
     )
+
+
+_GROWTH = 2.0
+"""By how much one update may enlarge the difference that rounding made of two trainings."""
+
+_MOST_EXPLAINED = 0.1
+"""No difference of losses beyond this is taken for rounding; steps for which more would be allowed are not judged."""
+
+
+def disagreement(losses: Sequence[float], reference: Sequence[float], run: Plan) -> str:
+    """Return the first step whose difference rounding does not explain, in words; "" where it explains all.
+
+    The first step may differ by what rounding makes of one forward pass. Each update enlarges a difference, until
+    neither training says anything of the other: a wrong gradient shows in the steps before.
+
+    Args:
+        losses: Of each step.
+        reference: Of the same steps on one device.
+        run: The plan, in the types that its program computed in.
+    """
+    types = run.precision
+    explained = rounding(types.results, types.parameters, len(run.graph.operators))
+    for number, (ours, expected) in enumerate(zip(losses, reference, strict=True), start=1):
+        if explained > _MOST_EXPLAINED and number > 1:
+            break
+        found = max_relative_difference([ours], [expected])
+        # A loss that is no number differs from any.
+        if not found <= min(explained, _MOST_EXPLAINED):
+            return (
+                f"the loss of step {number} is {ours:.9g}, {expected:.9g} on one device: a relative difference of "
+                f"{found:.1e}, of which rounding explains {explained:.1e}"
+            )
+        explained *= _GROWTH
+    return ""

@@ -42,21 +42,28 @@ def default_target(plan: Plan) -> str:
     return plan.graph.framework if plan.graph.framework in TARGETS else MESH_TENSORFLOW.name
 
 
-def emit(plan: Plan, *, target: str | Target | None = None) -> str:
+def emit(plan: Plan, *, target: str | Target | None = None, has_module: bool = False) -> str:
     """Return a Python script that trains the plan's network with the plan's strategy, one block for each layer.
 
-    target: one, or a name of `TARGETS`, by default the framework that the model came from. Layers that do not lead to
-    the loss are left out, for Mesh-TensorFlow; for PyTorch the other outputs of the model are returned beside it, and
-    those of a model without a loss by themselves. Of a pipeline, every stage is a function, and the last returns the
-    loss. Raises EmitError for a network of which nothing can be returned, a layer that does not tell how it is computed
-    or that the target lacks, and a split that does not divide its dim; PlanError for micro-batches, stages and modes of
-    layers where the target has none.
+    Layers that do not lead to the loss are left out, for Mesh-TensorFlow; for PyTorch the other outputs of the model
+    are returned with it, and those of a model without a loss by themselves. Of a pipeline, every stage is a function,
+    and the last returns the loss.
+
+    Args:
+        plan: The plan.
+        target: One, or a name of `TARGETS`; by default the framework that the model came from.
+        has_module: Whether the module computes, before each step, what layers read of its inputs (masks, say).
+
+    Raises:
+        EmitError: Nothing of the network can be returned, a layer does not say how it is computed, the target lacks it,
+            or a split does not divide its dim.
+        PlanError: The target has no micro-batches, stages or modes of layers.
     """
     chosen = target_of(plan, target)
     if not chosen.takes_modes:
         check_plain(plan, f"a program for {chosen.name}")
     plan, told = _in_types_of(plan, chosen)
-    bodies = _bodies(plan, chosen, trains=True)
+    bodies = _bodies(plan, chosen, trains=True, has_module=has_module)
     loss = _loss(plan, chosen)
     writer = _Writer(plan=plan, target=chosen, bodies=bodies, trains=True, loss=loss, told=told)
     if plan.num_stages > 1:
@@ -152,8 +159,12 @@ def _loss(plan: Plan, target: Target) -> str:
         return ""
 
 
-def _bodies(plan: Plan, target: Target, *, trains: bool) -> dict[str, Body]:
-    """Return what each layer computes; EmitError for one that does not tell it."""
+def _bodies(plan: Plan, target: Target, *, trains: bool, has_module: bool = False) -> dict[str, Body]:
+    """Return what each layer computes; EmitError for one that does not tell it.
+
+    Without the module, a layer whose own form reads what the module computes of its inputs has the form that all
+    targets have.
+    """
     found: dict[str, Body] = {}
     # A forward pass drops nothing.
     kernels = target.kernels if trains else target.kernels - {"dropout"}
@@ -167,7 +178,10 @@ def _bodies(plan: Plan, target: Target, *, trains: bool) -> dict[str, Body]:
             verify_operator(operator)
         except GraphError as error:
             raise EmitError(str(error)) from None
-        found[operator.name] = elementary(operator.body, trains=trains, kernels=kernels)
+        body, own = operator.body, operator.body.own
+        if own is not None and not has_module and any(constant.is_given for constant in own.constants):
+            body = replace(body, own=None)
+        found[operator.name] = elementary(body, trains=trains, kernels=kernels)
     return found
 
 

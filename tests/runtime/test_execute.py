@@ -1,12 +1,14 @@
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pase.errors import ProgramError
+from pase.graph import uniform
 from pase.planning.plan import Plan
-from pase.targets.execute import max_relative_difference, run_plan
+from pase.targets.execute import disagreement, max_relative_difference, run_plan
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
 from pase.targets.training.optimisers import make_rule
 from tests.runtime.networks import small
@@ -43,6 +45,33 @@ def test_the_program_and_the_reference_agree_in_a_process_of_its_own(plan: Plan,
     assert [found.accuracy for found in result.tests] == [found.accuracy for found in result.reference_tests]
     # Two moments of 8 bytes for each number of a weight's part.
     assert result.optimiser_bytes == 2 * result.predicted_memory.weights_bytes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "losses", "said"),
+    [
+        # What a sum of the same numbers in another order leaves of them.
+        ("float32", [0.5, 0.5 * (1 + 3e-6), 0.5 * (1 + 6e-6)], ""),
+        ("float64", [0.5, 0.5 * (1 + 1e-14), 0.5 * (1 - 2e-14)], ""),
+        # The first loss is right, the first update is not.
+        ("float32", [0.5, 0.501, 0.6], "the loss of step 2 is 0.501, 0.5 on one device: a relative difference of 2"),
+        ("float64", [0.5, 0.5 * (1 + 1e-9), 0.5], "the loss of step 2 is"),
+        (
+            "float32",
+            [0.74, 0.5, 0.5],
+            "the loss of step 1 is 0.74, 0.5 on one device: a relative difference of 4.8e-01",
+        ),
+        ("float32", [float("nan"), 0.5, 0.5], "the loss of step 1 is nan"),
+        # Trainings that have gone on for long tell nothing of one another.
+        ("float32", [0.5] * 40 + [0.6], ""),
+    ],
+)
+def test_differences_that_rounding_does_not_explain_are_told(
+    plan: Plan, dtype: str, losses: list[float], said: str
+) -> None:
+    run = replace(plan, graph=plan.graph.in_precision(uniform(dtype)))
+    found = disagreement(losses, [0.5] * len(losses), run)
+    assert found.startswith(said) if said else not found
 
 
 # -- programs that load no framework

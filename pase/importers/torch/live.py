@@ -23,7 +23,7 @@ from pase.importers.ir import ops
 from pase.importers.ir.trace import Node, Trace, Use, Value, check_trace
 from pase.importers.passes.views import Depends, dependencies
 from pase.importers.torch.export import call_of, exported, recorded_call, unwrapped
-from pase.importers.torch.program import Reader, behind, flat_items, tied_weights, trace_of
+from pase.importers.torch.program import Reader, behind, flat_items, location, tied_weights, trace_of
 
 Layer = str
 Tensor = str
@@ -95,6 +95,23 @@ class LiveOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LiveLookup:
+    """Whole numbers, computed of the module's inputs alone, by which an operator looks something up.
+
+    Attributes:
+        value: Their name in a `Part`.
+        stop: They are from 0 to less than this.
+        ignored: A number that stands for no place, or None.
+        what: The operator and its line, for messages.
+    """
+
+    value: str
+    stop: int
+    ignored: int | None
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """What a module computes of its inputs, buffers and weights before any layer, as a graph of torch's own calls.
 
@@ -123,6 +140,7 @@ class LiveModel:
         constants: What the constants of bodies are of the module, by (layer, constant).
         inputs: What each read that no layer makes and that is no parameter is of the module, by (layer, read).
         outputs: The tensors that the module returns, in order; each tensor once.
+        lookups: Numbers of inputs that have to be within bounds, which steps on shards do not check.
         call: How the module is called: `call.bound(args, kwargs)` gives its inputs by name.
         statistics: For each layer that normalises by kept statistics: the module that has them, by its name, so that
             training updates its `running_mean`, `running_var` and `num_batches_tracked`.
@@ -135,6 +153,7 @@ class LiveModel:
     constants: Mapping[tuple[Layer, str], LiveConstant]
     inputs: Mapping[tuple[Layer, int], LiveInput]
     outputs: tuple[LiveOutput, ...]
+    lookups: tuple[LiveLookup, ...]
     call: "LiveCall"
     statistics: Mapping[Layer, str]
     unread: tuple[str, ...]
@@ -202,6 +221,7 @@ def trace_live(source: Any, *, batch: int | None = None) -> LiveModel:
         constants=constants,
         inputs=_inputs(model, own),
         outputs=tuple(_output(model, own, name) for name in own.returned),
+        lookups=tuple(_lookups(own)),
         call=_call(torch, module, program, positional, keywords, has_loss=loss is not None),
         statistics=_statistics(model, constants),
         unread=tuple(name for name, _ in module.named_parameters() if name not in read),
@@ -252,6 +272,35 @@ def _output(model: ImportedModel, own: "_Program", name: str) -> LiveOutput:
     return LiveOutput(
         name=name, shape=shape, problem=f"output {name!r}{place} is computed of what layers give, by none of them"
     )
+
+
+_BY_LABEL = frozenset(
+    {"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d", "nll_loss_forward", "nll_loss2d_forward"}
+)
+_BY_ROW = frozenset({"embedding", "embedding_bag", "_embedding_bag"})
+_BY_PLACE = frozenset({"gather", "index_select"})
+_IGNORED = -100
+"""The label that losses leave out where they are not told another one."""
+
+
+def _lookups(own: "_Program") -> Iterator[LiveLookup]:
+    for node in own.program.graph.nodes:
+        name = str(getattr(getattr(node.target, "_schema", None), "name", "")).removeprefix("aten::")
+        if name not in _BY_LABEL | _BY_ROW | _BY_PLACE:
+            continue
+        given = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False))
+        given |= node.kwargs
+        table = given["weight" if name in _BY_ROW else "self"].meta["val"]
+        numbers = given[next(key for key in ("target", "indices", "index") if key in given)]
+        dim = given.get("dim", 0)
+        if name in _BY_LABEL and table.dim() > 1:
+            dim = 1
+        ignored = given.get("ignore_index", _IGNORED) if name in _BY_LABEL else None
+        value = own.reader.made.get(numbers.name)
+        if isinstance(value, Value) and not value.is_float and table.dim() and own.is_of_inputs(numbers):
+            line, _ = location(node.meta.get("stack_trace") or "")
+            what = f"{name} at {line}" if line else name
+            yield LiveLookup(value=value.name, stop=table.shape[dim], ignored=ignored, what=what)
 
 
 def _statistics(model: ImportedModel, constants: Mapping[tuple[Layer, str], LiveConstant]) -> dict[Layer, str]:
@@ -339,6 +388,13 @@ class _Program:
         if name in self.made:
             return [self.made[name][0]]
         return [node for use in self.trace.producer[name].inputs for node in self._nodes(use.value)]
+
+    def is_of_inputs(self, node: Any) -> bool:
+        """Return whether a node is computed of inputs of the module and of nothing else that it has."""
+        needed = behind(self.program, [node])
+        leaves = [each for each in needed if each.op != "call_function"]
+        is_known = all(each in self.given for each in leaves) and not any(map(self._is_random, needed))
+        return bool(leaves) and is_known
 
     def _is_random(self, node: Any) -> bool:
         return self.torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

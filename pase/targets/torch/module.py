@@ -299,7 +299,7 @@ class Parallel(nn.Module):
         notes: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self.program = emit(plan, target="torch")
+        self.program = emit(plan, target="torch", has_module=True)
         self._prepare(module, live, plan, rank=rank, seed=seed)
         self._groups = Groups(rank, plan.num_devices)
         self._sum_groups = self._groups.beside("sums")
@@ -325,6 +325,7 @@ class Parallel(nn.Module):
         self._fixed, self._fixed_values = live.part(fixed, device=device), _Fixed()
         own = [use.value for use in (*known, *(item.use for item in live.inputs.values())) if use.value not in fixed]
         self._part = live.part(own + [o.name for o in live.outputs if not o.layer], device=device)
+        self._looked_up = live.part([lookup.value for lookup in live.lookups], device=device)
         self._leaves = Leaves(receive=self._received)
         self._gradients: Gradients | None = None
         self._pieces: Mapping[str, Pieces] | None = None
@@ -349,6 +350,7 @@ class Parallel(nn.Module):
         inputs = {
             name: in_place(given[name], shape, boxes[name]) for name, shape in zip(call.names, call.shapes, strict=True)
         }
+        self._check_lookups(inputs)
         mode = self._mode(self.training)
         self._follow()
         self._gather()
@@ -617,6 +619,22 @@ class Parallel(nn.Module):
         with torch.no_grad():
             fixed = self._fixed_values.of(self._fixed, {name: self._tensor(name) for name in self._fixed.state})
             return fixed | self._part(inputs, {name: _whole(self._tensor(name)) for name in self._part.state})
+
+    def _check_lookups(self, inputs: Mapping[str, Any]) -> None:
+        """Raise ModelError for labels and numbers of rows that are out of bounds, which a rank's steps leave out."""
+        values = self._looked_up(inputs, {})
+        for lookup in self._live.lookups:
+            found = values[lookup.value]
+            is_known = (found >= 0) & (found < lookup.stop)
+            if lookup.ignored is not None:
+                is_known |= found == lookup.ignored
+            also = "" if lookup.ignored is None else f" or {lookup.ignored}"
+            expected = f"expected 0 to {lookup.stop - 1}{also}"
+            if found.device.type == "cuda":
+                # Without waiting for the device.
+                torch._assert_async(is_known.all(), f"{lookup.what} is given a number that is out of range; {expected}")
+            elif type(found) is torch.Tensor and not found.is_meta and not is_known.all():
+                raise ModelError(f"{lookup.what} is given {found[~is_known][0].item()}, out of range; {expected}")
 
     def _received(self, parameter: Any, gradient: Any) -> None:
         assert self._gradients is not None

@@ -120,7 +120,7 @@ class Staged(Parallel):
                 "products in float16 need a loss that is scaled, which pipelines do not do; search with another "
                 "precision (bf16-mixed), or without stages"
             )
-        self.program = emit(plan, target="torch")
+        self.program = emit(plan, target="torch", has_module=True)
         names = run_text(self.program)
         pipeline = Pipeline(
             stages=tuple(names[f"stage_{number}"] for number in range(plan.num_stages)),
@@ -199,6 +199,8 @@ class Staged(Parallel):
             self._is_held = before
 
     def _begun_on(self, inputs: Sequence[Mapping[str, Any]]) -> dict[int, RankStage]:
+        for each in inputs:
+            self._check_lookups(each)
         self._names = {id(self._tensor(name)): name for name in self._stored.stored}
         is_first = any(self.training not in stage._modes for stage in self._own.values())
         begun = {number: stage.begun(inputs) for number, stage in self._own.items()}
@@ -349,6 +351,7 @@ def _live_of(live: LiveModel, graph: Graph) -> LiveModel:
         inputs=own(live.inputs),
         statistics=own(live.statistics),
         outputs=(),
+        lookups=(),
     )
 
 

@@ -32,3 +32,32 @@ def images(batch: int = 8) -> Any:
 
 def without_loss() -> Any:
     return nn.Linear(4, 4), torch.zeros(2, 4)
+
+
+class Annealed(nn.Module):
+    """Weighs its loss by how often it was called, which no graph has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 4), 0
+
+    def forward(self, x: Any) -> Any:
+        self.calls += not torch.compiler.is_exporting()
+        return self.layer(x).square().mean() / max(1, self.calls)
+
+
+def annealed(batch: int = 8) -> Any:
+    return Annealed(), torch.zeros(batch, 4)
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.scores = nn.Embedding(10, 8), nn.Linear(8, 6)
+
+    def forward(self, tokens: Any, labels: Any) -> Any:
+        return nn.functional.cross_entropy(self.scores(self.table(tokens)), labels)
+
+
+def classifier(batch: int = 8) -> Any:
+    return Classifier(), (torch.zeros(batch, dtype=torch.long), torch.zeros(batch, dtype=torch.long))

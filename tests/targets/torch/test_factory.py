@@ -78,6 +78,48 @@ def test_a_factory_is_run_from_the_command_line(capfd: pytest.CaptureFixture[str
     assert found["accuracies"] == [None, None]
 
 
+def test_losses_beyond_rounding_end_with_status_one(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", f"{factories.__name__}:annealed", "--devices", "1", "--steps", "2"]) == 1
+    shown = capfd.readouterr()
+    assert "the loss of step 2 is" in shown.err
+    assert "--dtype float64 tells it from rounding" in shown.err
+    # What was found is shown all the same.
+    assert "largest difference" in shown.out
+
+
+def test_a_model_with_cross_entropy_is_run_from_its_plan_and_weights(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name, plan, weights = f"{factories.__name__}:classifier", str(tmp_path / "plan.json"), str(tmp_path / "weights.npz")
+    numbers = np.random.default_rng(1)
+    data = {"tokens": numbers.integers(10, size=(24, 1)).reshape(24), "labels": numbers.integers(6, size=24)}
+    np.savez(tmp_path / "data.npz", **data)
+    assert run(["search", name, "--devices", "2", "-o", plan, "--pin", "scores: b=2"]) == 0
+    assert run(["weights", name, "-o", weights]) == 0
+    capfd.readouterr()
+    options = ["--weights", weights, "--data", str(tmp_path / "data.npz"), "--dtype", "float64", "--json"]
+    assert run(["run", plan, "--target", "torch", *options, "--steps", "3"]) == 0
+    found = json.loads(capfd.readouterr().out)["losses"]
+    # PyTorch's own, from the same weights.
+    model = factories.Classifier().double()
+    held = np.load(weights)
+    model.load_state_dict(
+        {
+            "table.weight": torch.from_numpy(held["table/table"]),
+            "scores.weight": torch.from_numpy(held["scores/w"]),
+            "scores.bias": torch.from_numpy(held["scores/bias"]),
+        }
+    )
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number, loss in enumerate(found):
+        rows = slice(8 * number, 8 * number + 8)
+        value = model(*(torch.from_numpy(array[rows]) for array in data.values()))
+        assert loss == pytest.approx(value.item(), rel=1e-12)
+        value.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+
 def test_what_a_factory_has_no_use_for_is_refused() -> None:
     plan = random_plan(pase.load(TAGGER), 2, 1)
     with pytest.raises(ProgramError, match="--weights is of programs that are emitted; a factory makes a model with"):
