@@ -145,11 +145,19 @@ class _LiveProgram(Program):
         return self.argument(f"constant {name}")
 
     def bind(self) -> None:
-        """Have each shard that a layer reads be a part of what this rank holds of a parameter or a buffer."""
-        stored = self.hold()
+        """Have each shard that a layer reads be a part of what this rank holds of a parameter or a buffer.
+
+        Parts that are views are placed before their first users: the backward pass goes back through nodes in the
+        reverse order, and has a weight's gradient once it has passed the first one. What is moved between ranks is
+        moved before all else.
+        """
+        stored, places = self.hold(), {node: place for place, node in enumerate(self._graph.nodes)}
         for name in self.reads():
             if name not in (self.pieces or {}):
-                self.bound(f"shard {name}", partial(self._part, stored, name))
+                reading, shard = stored.readings[f"{self.prefix}{name}"], f"shard {name}"
+                is_moved = bool(reading.steps) or reading.view is not None
+                users = [] if is_moved else sorted(self._arguments[shard].users, key=places.__getitem__)
+                self.bound(shard, partial(self._part, stored, name), users)
 
     def hold(self) -> Storage:
         """Return how the parameters and buffers are held; all layers have been called."""

@@ -511,12 +511,22 @@ class Program:
     def bind(self) -> None:
         """Have what is kept come from where it is held; called once, when all layers are known."""
 
-    def bound(self, name: str, value: Callable[[], Any]) -> None:
-        """Put a value, which is made first of all, in the place of an argument."""
+    def bound(self, name: str, value: Callable[[], Any], users: Sequence[fx.Node] = ()) -> None:
+        """Replace an argument by a value computed of others.
+
+        Args:
+            name: Of the argument.
+            value: Makes the value, as nodes of the graph.
+            users: Its users, in the order of the graph, before the first of which the value is made. By default it is
+                made before all else, outside of what is recomputed.
+        """
         node = self._arguments.pop(name)
-        first = next(other for other in self._graph.nodes if other.op != "placeholder")
+        first = next(iter(users), None) or next(other for other in self._graph.nodes if other.op != "placeholder")
+        layers = {user.meta["layer"] for user in users}
+        self._graph.layer = layers.pop() if len(layers) == 1 else ""
         with self._graph.inserting_before(first):
             made = value()
+        self._graph.layer = ""
         made.node.meta["is_weight"] = True
         node.replace_all_uses_with(made.node)
         self._graph.erase_node(node)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from typing import Any
 from unittest import mock
 
@@ -10,12 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import pase
+from pase.costs.build import hiding_layers
 from pase.targets.torch.parallel import parallelize
 from pase.targets.torch.states import Gradients
 from tests.runtime.plans import data_parallel_plan, make_plan
 from tests.runtime.training import options
+from tests.targets.torch.modules import STEPS, TOKENS, Block, words
 from tests.targets.torch.ranks import Pool
 from tests.targets.torch.trained import events
 
@@ -127,3 +132,88 @@ def test_ranks_with_parts_of_other_sizes_form_the_same_buckets(ranks: Pool) -> N
     in_pairs = {size for began, _ in found for group, size in began if len(group) == 2}
     assert {513 * 1100, 512 * 1100} <= in_pairs
     assert all(losses == pytest.approx(alone[1], rel=1e-9) for _, losses in found)
+
+
+# -- overlap with the backward pass
+
+
+class Gpt(nn.Module):
+    """Blocks of which queries, keys and values are parts of one product, as in GPT-2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(TOKENS, GPT_WIDTH), nn.Embedding(STEPS, GPT_WIDTH)
+        self.blocks = nn.ModuleList([Block(GPT_WIDTH, 4) for _ in range(GPT_DEPTH)])
+        self.norm, self.head = nn.LayerNorm(GPT_WIDTH), nn.Linear(GPT_WIDTH, TOKENS, bias=False)
+
+    def forward(self, words: Any, targets: Any) -> Any:
+        x = self.tokens(words) + self.places(torch.arange(words.shape[1], device=words.device))
+        for block in self.blocks:
+            x = block(x)
+        return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+
+
+GPT_WIDTH, GPT_DEPTH = 96, 6
+
+
+def _gpt() -> tuple[nn.Module, dict[str, Any]]:
+    torch.manual_seed(0)
+    return Gpt(), words(0, "words", "targets")
+
+
+class _Products(TorchDispatchMode):
+    """Counts the products that are computed."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm)
+        return func(*args, **(kwargs or {}))
+
+
+def _overlapped(_rank: int, _world: int, plan: pase.Plan) -> tuple[list[tuple[int, int]], int]:
+    """Return, for each all-reduce of gradients, the products of backward before it and its bytes; all products."""
+    module, batch = _gpt()
+    parallel = parallelize((module, batch), plan)
+    found: list[tuple[int, int]] = []
+    all_reduce = dist.all_reduce
+    loss = parallel(**batch)
+    with _Products() as products:
+
+        def watched(x: Any, *args: Any, **options: Any) -> Any:
+            found.append((products.count, x.nbytes))
+            return all_reduce(x, *args, **options)
+
+        with mock.patch.object(dist, "all_reduce", watched):
+            loss.backward()
+    return found, products.count
+
+
+@pytest.mark.parametrize("is_recomputed", [False, True])
+def test_gradients_of_a_transformer_are_reduced_while_backward_goes_on(ranks: Pool, is_recomputed: bool) -> None:
+    """As much of them overlaps with products as the cost model takes to be overlappable, but for the last bucket."""
+    graph = pase.load(_gpt())
+    plan = data_parallel_plan(graph, 2)
+    if is_recomputed:
+        # Each block is a run of its own, since the normalisation that it begins with is saved.
+        layers = [replace(layer, is_recomputed=layer.kind != "layer_norm") for layer in plan.layers[:-1]]
+        plan = replace(plan, layers=(*layers, plan.layers[-1]))
+    reductions, num_products = ranks.run(_overlapped, plan, world=2)[0]
+    total = sum(size for _, size in reductions)
+    assert len(reductions) >= 8
+    begun = 0
+    block = num_products / GPT_DEPTH
+    for products, size in reductions:
+        begun += size
+        # What a block has of gradients and what it computes are in proportion to the whole.
+        assert products <= begun / total * num_products + block
+    trained = sum(4 * parameter.numel() for parameter in _gpt()[0].parameters())
+    assert total == trained
+    overlappable = sum(
+        4 * prod(read.shape)
+        for operator, (can_overlap, _) in zip(graph.operators, hiding_layers(graph), strict=True)
+        for read in operator.parameters
+        if can_overlap
+    )
+    overlapped = sum(size for products, size in reductions if products < num_products)
+    assert overlapped >= overlappable - trained / 8
