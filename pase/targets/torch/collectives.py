@@ -127,13 +127,14 @@ def all_reduced(x: Any, group: Group, op: Any = None) -> Any:
 
 
 def begun(begin: Callable[[], Any], found: Callable[[], Any]) -> Callable[[], Any]:
-    """Begin a collective, and return what waits for what it finds."""
+    """Begin a collective, and return what waits for what it finds, once."""
     with naming_lost_ranks():
-        work = begin()
+        work = [begin()]
 
     def waited() -> Any:
         with naming_lost_ranks():
-            work.wait()
+            # What was sent is freed before what was found is computed with.
+            work.pop().wait()
         return found()
 
     return waited

@@ -570,10 +570,11 @@ class Gradients:
     def _give(self, bucket: _Bucket) -> None:
         if bucket.sums is None:
             return
-        sums = bucket.sums().split([prod(shape) for _, shape in bucket.parts])
-        for (entry, shape), total in zip(bucket.parts, sums, strict=True):
-            self.give(entry.parameter, total.view(shape))
+        sums_of, parts = bucket.sums, bucket.parts
         bucket.sums, bucket.parts = None, []
+        sums = sums_of().split([prod(shape) for _, shape in parts])
+        for (entry, shape), total in zip(parts, sums, strict=True):
+            self.give(entry.parameter, total.view(shape))
 
     def _finish(self) -> None:
         for bucket in self._buckets[self._next :]:

@@ -10,8 +10,11 @@ from torch.nn import functional
 
 import pase
 from pase.targets.torch.parallel import parallelize
+from pase.targets.torch.states import local_of
 from scripts.benchmarks.modes import MODES, RANKS, plan_in
 from scripts.benchmarks.peak import Training
+from tests.runtime.plans import data_parallel_plan
+from tests.targets.torch.plans import with_states
 from tests.targets.torch.ranks import Pool
 from tests.targets.torch.test_memory import memory_changes
 
@@ -110,6 +113,57 @@ def test_the_peak_in_every_mode_is_what_the_allocator_reaches(ranks: Pool, modes
     """Of the rank that has most."""
     found = max(ranks.run(_in_modes, modes, world=4))
     assert _plan_in(modes).peak.bytes == pytest.approx(found, rel=0.1)
+
+
+class Wide(nn.Module):
+    """A product whose gradient is most of all memory, and the last one that is reduced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(512, 512), nn.Linear(512, 16)
+
+    def forward(self, x: Any) -> Any:
+        return self.second(torch.tanh(self.first(x))).square().mean()
+
+
+def _wide() -> tuple[nn.Module, dict[str, Any]]:
+    torch.manual_seed(0)
+    return Wide(), {"x": torch.randn(8, 512)}
+
+
+def _sharded(_rank: int, _world: int, state: str) -> int:
+    """Return the most that is allocated in a step under SGD, with what is allocated before it."""
+    module, batch = _wide()
+    plan = _sharded_plan(state)
+    parallel = parallelize((module, batch), plan)
+    stepper = torch.optim.SGD(parallel.parameters(), lr=0.1, foreach=False)
+    low, high = parallel.inputs()["x"][0]
+
+    def step() -> None:
+        parallel(**batch).backward()
+        stepper.step()
+        stepper.zero_grad()
+
+    step()
+    storages = {storage.data_ptr(): storage.nbytes() for storage in map(_storage_of, parallel.parameters())}
+    # Gloo's threads free what they have sent when they come to it, in some steps late.
+    most = min(max(accumulate(memory_changes(step))) for _ in range(6))
+    return sum(storages.values()) + 4 * 512 * (high - low) + most
+
+
+def _storage_of(parameter: torch.Tensor) -> Any:
+    return local_of(parameter).untyped_storage()
+
+
+def _sharded_plan(state: str) -> pase.Plan:
+    return with_states(data_parallel_plan(pase.load(_wide()), 2), state)
+
+
+@pytest.mark.parametrize("state", ["zero1", "zero2", "zero3"])
+def test_the_peak_of_sharded_weights_is_what_the_allocator_reaches(ranks: Pool, state: str) -> None:
+    """The last gradient that is reduced is freed before the sum of its shard is made."""
+    found = min(ranks.run(_sharded, state, world=2))
+    assert _sharded_plan(state).peak.bytes == pytest.approx(found, rel=0.02)
 
 
 def test_what_layers_keep_and_weights_gradients_do_not_all_lie_there_at_once() -> None:
