@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pase import Builder, Graph, Machine, PaseError, SearchOptions, load, load_machine, search
+from pase.common.words import quantity
 from pase.costs import CostModel, cost_model
 from pase.errors import ConfigurationError, CostError, GraphError, MachineError, SolverError
 from pase.graph import Edge
@@ -187,6 +188,27 @@ def test_a_memory_limit_covers_the_tables() -> None:
         with pytest.raises(SolverError, match=f"{what} .* more than the memory limit of .*; use fewer devices"):
             search(graph, 16, solver_memory_bytes=limit)
     assert search(graph, 16, solver_memory_bytes=20 * needed).exact
+
+
+def test_tables_that_do_not_fit_are_refused_before_any_edge_is_costed() -> None:
+    """With what all of them take; the sizes follow from numbers of layouts, which are known first."""
+    graph, told = small_graph("transformer"), set[str]()
+    tables = problem_of(graph, 16, load_machine("1080ti"), "alpha_beta").tables
+    sizes = [table.values.nbytes + table.row_class.nbytes + table.col_class.nbytes for table in tables.edge_tables]
+    largest = max(tables.edge_tables, key=lambda table: table.values.nbytes).values.shape
+    text = (
+        f"the transfer costs between {largest[0]:,} layouts of layer .* and {largest[1]:,} of layer .*, the largest of "
+        f"{len(sizes)} tables, and the others would take {quantity(sum(sizes), 'B')}: .* more than the memory limit"
+    )
+    with pytest.raises(SolverError, match=text):
+        search(
+            graph,
+            16,
+            cost_model="alpha_beta",
+            solver_memory_bytes=sum(sizes) - 1,
+            on_progress=lambda what, _: told.add(what),
+        )
+    assert told == {"costing layers"}
 
 
 @pytest.mark.parametrize("model", ["paper", "step"])

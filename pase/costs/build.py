@@ -191,7 +191,9 @@ class Known:
             return replace(table, values=table.values * (model.flop_per_byte / before.flop_per_byte))
         found = self.traffic[kind].cost(model) if kind in self.traffic else None
         if found is None:
-            self.traffic[kind] = between(graph, edge, *ends, model, room, overlaps).traffic()
+            again = between(graph, edge, *ends, model, room, overlaps)
+            room.hold(again.num_bytes, f"the transfer costs between {again.sizes_text(graph, edge)}")
+            self.traffic[kind] = again.traffic()
             found = self.traffic[kind].cost(model)
             assert found is not None
         self.tables[kind] = model, found
@@ -265,15 +267,21 @@ def costed(
         allowance.check()
         if on_progress:
             on_progress("costing layers", (number + 1) / len(kinds.layers))
-    edge_tables: list[EdgeTable] = []
     firsts = {number: position for position, number in reversed([*enumerate(kinds.edge_kind)])}
-    for number, edge in enumerate(kinds.edges):
+    ends: list[Ends] = []
+    for number in range(len(kinds.edges)):
         u, v = kinds.ends[firsts[number]]
-        sides = layers[kinds.layer_kind[u]], layers[kinds.layer_kind[v]]
+        ends.append((layers[kinds.layer_kind[u]], layers[kinds.layer_kind[v]]))
+    edge_tables: list[EdgeTable] = []
+    # Sizes are known long before costs: what does not fit is refused before any edge is costed.
+    unmade = _held_tables(graph, kinds.edges, ends, model, allowance) if known is None else []
+    if on_progress and unmade:
+        on_progress(f"cost tables of {quantity(allowance.held_bytes, 'B')}", 0.0)
+    for number, edge in enumerate(kinds.edges):
         if known is None:
-            edge_tables.append(edge_cost(graph, edge, *sides, model, allowance))
+            edge_tables.append(unmade[number].total())
         else:
-            edge_tables.append(known.table(number, graph, edge, sides, model, allowance))
+            edge_tables.append(known.table(number, graph, edge, ends[number], model, allowance))
         if on_progress:
             on_progress("costing edges", (number + 1) / len(kinds.edges))
     tables = CostTables(
@@ -290,6 +298,25 @@ def costed(
         tables=_hidden(tables, kinds, layers, model) if model.overlap else tables,
         configurations=tuple(layers[number].splits.values for number in kinds.layer_kind),
     )
+
+
+def _held_tables(
+    graph: Graph, edges: Sequence[Edge], ends: Sequence[Ends], model: CostModel, allowance: Allowance
+) -> list["Between"]:
+    """Return what lies between the sides of edges, with memory for all of their tables.
+
+    Raises:
+        SolverError: There is not enough; with what all of them would take, and the largest.
+    """
+    tables = [between(graph, edge, *sides, model, allowance) for edge, sides in zip(edges, ends, strict=True)]
+    if tables:
+        sizes = [table.num_bytes for table in tables]
+        largest = sizes.index(max(sizes))
+        what = f"the transfer costs between {tables[largest].sizes_text(graph, edges[largest])}"
+        if len(tables) > 1:
+            what += f", the largest of {len(tables)} tables, and the others"
+        allowance.hold(sum(sizes), what)
+    return tables
 
 
 def traffic_of(graph: Graph, operator: Operator, splits: IndexArray) -> LayerTraffic:
@@ -438,7 +465,9 @@ def edge_cost(
 
     allowance: for making it; errors as for `build_problem`. overlaps: as in `Known`, of this edge; is added to.
     """
-    return between(graph, edge, u, v, model, allowance, overlaps).costs()[0]
+    table = between(graph, edge, u, v, model, allowance, overlaps)
+    table.allowance.hold(table.num_bytes, f"the transfer costs between {table.sizes_text(graph, edge)}")
+    return table.total()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -496,6 +525,26 @@ class Between:
         """(L_u, L_v)."""
         return len(self.u.members), len(self.v.members)
 
+    @property
+    def num_bytes(self) -> int:
+        """What the table will take."""
+        return 4 * (len(self.u.class_of) + len(self.v.class_of)) + 8 * self.shape[0] * self.shape[1]
+
+    def sizes_text(self, graph: Graph, edge: Edge) -> str:
+        """Return how many layouts either side has, with the names of the layers."""
+        (producer, _), (consumer, _) = edge_sides(graph, edge)
+        of_producer = f"{self.shape[0]:,} layouts of layer {visible(producer.name)}"
+        return f"{of_producer} and {self.shape[1]:,} of layer {visible(consumer.name)}"
+
+    def total(self) -> EdgeTable:
+        """Return what an edge costs; while it is made, no other array is as large but one of flags."""
+        values = np.empty(self.shape)
+        stays = np.empty(self.shape, dtype=np.bool_)
+        for rows, is_still, ways in self.fetches():
+            stays[rows] = is_still
+            values[rows] = sum(self.model.transfer(fetch)[of] for fetch, of in ways)
+        return self.table(values, stays, self.own_cost)
+
     def costs(self) -> tuple[EdgeTable, FloatArray]:
         """Return what an edge costs, and [L_u, L_v] what of it is paid forward."""
         there, back = np.empty(self.shape), np.zeros(self.shape)
@@ -552,7 +601,8 @@ class Between:
         if self.read is not None and own_cost is not None:
             own = self.consumer.joint_sums[self.read]
             is_joint = stays & (self.group[u.first, None] == own.group[v.first])
-            values = np.where(is_joint, 0.0, values + own_cost[v.first])
+            values += own_cost[v.first]
+            values[is_joint] = 0.0
         return EdgeTable(row_class=u.class_of.astype(np.int32), col_class=v.class_of.astype(np.int32), values=values)
 
 
@@ -565,7 +615,7 @@ def between(
     allowance: Allowance | None = None,
     overlaps: dict[int, Overlap] | None = None,
 ) -> Between:
-    """Return what lies between the sides of an edge, once the memory of its table is allowed; as for `edge_cost`."""
+    """Return what lies between the sides of an edge, before any of it is costed; arguments as for `edge_cost`."""
     allowance = allowance or Allowance()
     (producer, held), (consumer, wanted) = edge_sides(graph, edge)
     u_parts, v_parts = _components(producer, held), _components(consumer, wanted)
@@ -583,10 +633,6 @@ def between(
             backward_sums = model.sum_members(v, own).astype(np.int32)
         u_more, v_more = [group], [own.group, np.unique(own_cost, return_inverse=True)[1]]
     u_side, v_side = _side(u_parts, u, forward_sums, u_more), _side(v_parts, v, backward_sums, v_more)
-    shape = len(u_side.members), len(v_side.members)
-    what = f"{shape[0]:,} layouts of layer {visible(producer.name)} and {shape[1]:,} of layer {visible(consumer.name)}"
-    num_bytes = 4 * (len(u_side.class_of) + len(v_side.class_of)) + 8 * shape[0] * shape[1]
-    allowance.hold(num_bytes, f"the transfer costs between {what}")
     return Between(
         model=model,
         allowance=allowance,

@@ -298,9 +298,10 @@ def optimal_strategy(
     if not model.live:
         return model.offset, model.complete({})
     plan = plan_elimination(model.costs, model.edges(), ordered(model))
-    if plan.table_bytes > budget.solver_memory_bytes or plan.operations > max_operations:
+    held_bytes = model.own_bytes() + plan.table_bytes
+    if held_bytes > budget.solver_memory_bytes or plan.operations > max_operations:
         return None
-    budget.holds(model.own_bytes() + plan.table_bytes)
+    budget.holds(held_bytes)
     budget.operations += plan.operations
     message = f"eliminating {len(model.live)} layers"
     optimum, chosen = run_plan(plan, budget.check, lambda fraction: budget.progress(message, fraction))
