@@ -164,6 +164,12 @@ def search_command(
         hint = "" if plan.device_memory_bytes else "; --memory-per-device machine looks for what fits"
         device = plan.machine.device.name
         warn(f"a device needs {quantity(total, 'B')}; {device} has {quantity(own, 'B')}{hint}")
+    elif plan.share_of_limit > 1:
+        limit = quantity(plan.device_memory_bytes or 0, "B")
+        warn(
+            f"the peak is {quantity(total, 'B')}, more than the limit of {limit}: the search limits an estimate that "
+            "omits what the optimizer computes with; give a smaller --memory-per-device to stay within it"
+        )
     if output:
         warn(f"plan written to {output}")
 
@@ -268,7 +274,8 @@ def _peak(plan: Plan) -> str:
     """Return the most that lies in a device's memory at once, and when that is."""
     peak = plan.peak
     when = f"{peak.phase} pass of {short(peak.layer)}" if peak.layer else peak.phase
-    return f"{quantity(peak.bytes, 'B')}   (PyTorch; {when})"
+    over = f"; {plan.share_of_limit - 1:.1%} over the limit" if plan.share_of_limit > 1 else ""
+    return f"{quantity(peak.bytes, 'B')}   (PyTorch; {when}{over})"
 
 
 def _say_what_padding_saves(plan: Plan, graph: Graph) -> None:

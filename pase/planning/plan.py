@@ -216,6 +216,15 @@ class Plan:
         return device_memory(self, optimiser=self.optimiser)
 
     @property
+    def share_of_limit(self) -> float:
+        """The peak as a share of the memory limit that the plan was searched under; 0.0 without a limit.
+
+        The search keeps an estimate within the limit (`memory.total_bytes`) that omits what an optimizer computes with,
+        so that this can exceed 1.
+        """
+        return self.peak.bytes / self.device_memory_bytes if self.device_memory_bytes else 0.0
+
+    @property
     def among(self) -> str:
         """What is said behind a certificate that does not hold among all that might be chosen; else empty."""
         return "; of stages in turns the most even cuts alone" * (self.search.ordering == STAGES_IN_TURNS)
@@ -223,7 +232,10 @@ class Plan:
     def __repr__(self) -> str:
         certificate = "proven optimal" if self.exact else f"gap {self.gap:.2%}"
         cost = quantity(self.total_cost, self.cost_unit)
-        return f"<Plan of {short(self.graph.name)} on {self.num_devices} devices: {cost}, {certificate}{self.among}>"
+        certificate += self.among
+        if self.share_of_limit > 1:
+            certificate += f", peak {self.share_of_limit - 1:.1%} over the memory limit"
+        return f"<Plan of {short(self.graph.name)} on {self.num_devices} devices: {cost}, {certificate}>"
 
     def __getitem__(self, name: str) -> LayerPlan:
         """Return the layer of that name; KeyError if there is none."""

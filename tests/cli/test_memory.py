@@ -4,8 +4,11 @@ import json
 import re
 from pathlib import Path
 
-from pase import SearchOptions, load, search
+import pytest
+
+from pase import Plan, SearchOptions, load, search
 from pase.common.words import quantity
+from pase.costs import Peak
 from pase.planning.plan_file import read_plan
 from tests.cli.conftest import Command
 
@@ -73,3 +76,37 @@ def test_nothing_fits(pase: Command) -> None:
         r"smaller batch",
         line,
     )
+
+
+SHARDED_BETWEEN = (
+    *("search", "mlp", "--devices", 8, "--batch", 64, "--machine", "h100", "--cost-model", "alpha_beta"),
+    *("--arg", "inputs=16", "--arg", "hidden=4096", "--arg", "layers=8", "--arg", "classes=16", "--modes", "all"),
+    *(
+        "--pin",
+        "fc1: b=8",
+        "--pin",
+        "fc8: b=8",
+        *(text for i in range(2, 8) for text in ("--pin", f"fc{i}: b=8 zero3")),
+    ),
+)
+"""Sharded layers between a first and a last one that are replicated, whose gradients are of one bucket."""
+
+
+def test_gradients_of_both_ends_hold_up_no_others_within_a_limit(pase: Command, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    finished = pase(*SHARDED_BETWEEN, "--memory-per-device", "380MB", "-o", path)
+    plan = read_plan(path)
+    assert plan.device_memory_bytes == 380_000_000
+    # Were all gradients whole until the end, they would take 403 MB alone.
+    assert plan.peak.bytes <= plan.memory.total_bytes <= 380_000_000
+    assert "over the limit" not in finished.out + finished.err
+
+
+def test_a_peak_over_the_limit_is_warned_of(pase: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plan, "peak", Peak(bytes=10_000_000, layer="", phase="update"))
+    finished = pase("search", "mlp", "--devices", 2, "--batch", 8, "--memory-per-device", "8MB")
+    assert finished.status == 0
+    fact = r"^  at its peak +10.0 MB   \(PyTorch; update; 25.0% over the limit\)$"
+    assert re.search(fact, finished.out, re.MULTILINE)
+    warning = "^pase: the peak is 10.0 MB, more than the limit of 8.00 MB: the search limits an estimate that omits"
+    assert re.search(warning, finished.err, re.MULTILINE)
