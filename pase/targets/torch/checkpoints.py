@@ -1,14 +1,18 @@
 """Checkpoints of a parallel model and its optimizer, which any plan and any number of ranks load.
 
-`save_checkpoint` writes them with torch.distributed.checkpoint into a new folder, has it on disk, and gives it its name
-last: who looks finds whole checkpoints alone, whenever a rank ends. Parameters whose parts lie apart (`placements.py`)
-are written box by box; `checkpointable` does the same for whoever calls torch.distributed.checkpoint.
+A checkpoint is a folder: a file of shards of each rank (`shard_files.py`), and `training.json`, which says where the
+boxes of each tensor are and what their checksums are. `save_checkpoint` writes it under another name, has it on disk,
+and renames it last: a reader finds whole checkpoints alone, whenever a rank ends. Nothing that is read is executed.
+
+torch.distributed.checkpoint neither writes nor reads them. `export_checkpoint` converts a checkpoint to one of its own,
+and `checkpointable` has it save and load the tensors of a parallel model.
 """
 
+import hashlib
 import json
 import os
-import pickle
 import shutil
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -24,22 +28,34 @@ from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
     TensorProperties,
-    TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
-from pase.common.documents import Field
+from pase.common.documents import LARGEST_INTEGER, Field
 from pase.errors import PaseError, ProgramError
-from pase.sharding.boxes import Box
-from pase.targets.torch.messages import told_by_all
+from pase.sharding.boxes import Box, num_points, whole
+from pase.targets.torch.messages import told_by, told_by_all
+from pase.targets.torch.old_checkpoints import read_limited, read_metadata
 from pase.targets.torch.parameters import held_by
 from pase.targets.torch.placements import Held, place
+from pase.targets.torch.shard_files import (
+    Piece,
+    Saved,
+    Shard,
+    damage,
+    fill,
+    named_type,
+    read_tensors,
+    tensors_document,
+    write_shards,
+)
 from pase.targets.training.checkpointing import (
     NEWEST,
     CheckpointFolder,
     Kept,
     checkpoint_path,
+    is_checkpoint_name,
     list_checkpoints,
     prune,
     remove,
@@ -47,8 +63,13 @@ from pase.targets.training.checkpointing import (
     with_another,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_OLD_VERSION = 1
+"""Of checkpoints that torch.distributed.checkpoint wrote, up to 0.10."""
 _RECORD = "training.json"
+_MAX_RECORD_BYTES = 1 << 30
+_CHECKSUM = "sha256"
+"""Of all that a record says beside it."""
 _HOW = "go on from"
 T = TypeVar("T")
 
@@ -78,9 +99,11 @@ class InStages(Protocol):
 
 
 class Part(torch.Tensor):
-    """A rank's part of a tensor as torch.distributed.checkpoint asks for it: box by box.
+    """A rank's part of a tensor, which is saved and loaded box by box.
 
-    held: what it holds. whole: the shape of the tensor.
+    Attributes:
+        held: What it holds of the tensor.
+        whole: Shape of the tensor.
     """
 
     held: Held
@@ -118,11 +141,18 @@ class Part(torch.Tensor):
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
         """Return the part of the shard that is one box, to be read or written."""
-        box = next(own for own in self._boxes if tuple(low for low, _ in own) == tuple(index.offset or ()))
-        found = self.detach().as_subclass(torch.Tensor)
-        for dim, (runs, run) in enumerate(zip(self.held, box, strict=True)):
-            low, high = place(runs, run)
-            found = found.narrow(dim, low, high - low)
+        offsets = tuple(index.offset or ())
+        return next(x for box, x in self.pieces() if tuple(low for low, _ in box) == offsets)
+
+    def pieces(self) -> list[Piece]:
+        """Return the boxes that it holds, with views of its memory."""
+        found = []
+        for box in self._boxes:
+            view = self.detach().as_subclass(torch.Tensor)
+            for dim, (runs, run) in enumerate(zip(self.held, box, strict=True)):
+                low, high = place(runs, run)
+                view = view.narrow(dim, low, high - low)
+            found.append((box, view))
         return found
 
     @property
@@ -146,6 +176,24 @@ def checkpointable(state: Any) -> Any:
     if isinstance(state, list | tuple):
         return [checkpointable(value) for value in state]
     return state
+
+
+def pieces_of(x: Any) -> list[Piece]:
+    """Return the boxes that this rank holds of a tensor, with views of its memory."""
+    if isinstance(x, DTensor):
+        x = Part.of(x._local_tensor, held_by(x), x.shape)
+    return x.pieces() if isinstance(x, Part) else [(whole(tuple(x.shape)), x.detach())]
+
+
+def _by_name(state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the tensors of nested mappings by their keys, with dots between."""
+    found: dict[str, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, Mapping):
+            found |= _by_name(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 # -- saving
@@ -200,16 +248,91 @@ def save_state(
     path = checkpoint_path(folder, step)
     part = folder / f".{path.name}.part"
     record = {"schema_version": SCHEMA_VERSION, "step": step, "extra": dict(extra), **said}
-    text = json.dumps(record, indent=1)
     _on_first(lambda: _begin(part), path)
-    dcp.save(
-        checkpointable(state),
-        storage_writer=dcp.FileSystemWriter(part, sync_files=True),
-        no_dist=not dist.is_initialized(),
-    )
+    tensors = _written(part, path, _by_name(state))
+    text = _record_text({**record, "tensors": tensors})
     _on_first(lambda: _finish(part, path, text), path)
     _on_first(lambda: prune(folder, step=step, keep=keep), path)
     return path
+
+
+def _written(part: Path, path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Write this rank's share of tensors into a folder, and return what a record says of all ranks'.
+
+    Raises ProgramError on all ranks, and removes the folder, where one of them cannot write.
+    """
+    rank, problem = _rank(), None
+    pieces = {name: pieces_of(x) for name, x in state.items()}
+    boxes: dict[str, Any] = {}
+    try:
+        for name, x in state.items():
+            boxes[name] = named_type(name, x.dtype), tuple(x.size()), [box for box, _ in pieces[name]]
+    except ProgramError as error:
+        problem = str(error)
+    answers = _told((boxes, problem))
+    _stop_if_any(part, path, [text for _, text in answers])
+    of_ranks = [own for own, _ in answers]
+    writers = _writers(of_ranks)
+    own = [(name, box, x) for name, held in pieces.items() for box, x in held if writers[name, box] == rank]
+    shards = list[Shard]()
+    try:
+        if own:
+            shards = write_shards(part / f"rank-{rank:05d}.safetensors", own)
+    except OSError as error:
+        problem = f"rank {rank}: {error}"
+    written = [(name, shard) for (name, _, _), shard in zip(own, shards, strict=False)]
+    answers = _told((written, problem))
+    _stop_if_any(part, path, [text for _, text in answers])
+    found: dict[str, tuple[str, Sequence[int], list[Shard]]] = {}
+    for of_rank in of_ranks:
+        for name, (dtype, shape, _) in of_rank.items():
+            found.setdefault(name, (dtype, shape, []))
+    for of_rank, _ in answers:
+        for name, shard in of_rank:
+            found[name][2].append(shard)
+    return tensors_document(found)
+
+
+def _stop_if_any(part: Path, path: Path, problems: Sequence[str | None]) -> None:
+    """Raise ProgramError on all ranks where one has a problem, and remove what was written."""
+    problem = next(filter(None, problems), None)
+    if problem is not None:
+        _on_first(lambda: shutil.rmtree(part, ignore_errors=True), path)
+        raise ProgramError(f"cannot write checkpoint {path}: {problem}; older ones are as they were")
+
+
+def _writers(of_ranks: Sequence[Mapping[str, Any]]) -> dict[tuple[str, Box], int]:
+    """Return which rank writes each box of each tensor: of those that hold it, the one with the least to write."""
+    holders: dict[tuple[str, Box], list[int]] = {}
+    for rank, own in enumerate(of_ranks):
+        for name, (_, _, boxes) in own.items():
+            for box in boxes:
+                holders.setdefault((name, box), []).append(rank)
+    to_write = [0] * len(of_ranks)
+    found = {}
+    for (name, box), ranks in holders.items():
+        writer = min(ranks, key=lambda rank: to_write[rank])
+        to_write[writer] += num_points(box)
+        found[name, box] = writer
+    return found
+
+
+def _record_text(record: Mapping[str, Any]) -> str:
+    return json.dumps({_CHECKSUM: _checksum(record), **record}, indent=1)
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of what a record says, in whatever order and with whatever spaces."""
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _told(own: Any) -> list[Any]:
+    return told_by_all(own) if dist.is_initialized() else [own]
 
 
 def _begin(part: Path) -> None:
@@ -239,18 +362,22 @@ def _on_first(action: Callable[[], None], path: Path) -> None:
 
 def from_first(action: Callable[[], T]) -> T:
     """Have rank 0 do something, and return on all ranks what it returns, or raise its PaseError or OSError."""
-    told: list[Any] = [None, None]
-    if not dist.is_initialized() or dist.get_rank() == 0:
+    if not dist.is_initialized():
+        return action()
+    error: PaseError | OSError | None = None
+    answer: Any = None
+    if dist.get_rank() == 0:
         try:
-            told[0] = action()
-        except (OSError, PaseError) as error:
-            told[1] = error
-    if dist.is_initialized():
-        dist.broadcast_object_list(told, src=0)
-    if told[1] is not None:
-        raise told[1]
-    found: T = told[0]
-    return found
+            answer = action()
+        except (OSError, PaseError) as raised:
+            error = raised
+    kind, text, found = told_by(0, (isinstance(error, OSError), None if error is None else str(error), answer))
+    if error is not None:
+        raise error
+    if text is not None:
+        raise (OSError if kind else ProgramError)(text)
+    result: T = found
+    return result
 
 
 # -- loading
@@ -266,8 +393,8 @@ def load_checkpoint(
 ) -> Checkpoint | None:
     """Load the newest checkpoint of a folder, or a checkpoint itself, into a parallel model and its optimizer.
 
-    It may have been saved under another plan and by another number of ranks; all ranks call it. Files of checkpoints
-    are read as torch.distributed.checkpoint reads them: load only those that you trust.
+    It may have been saved under another plan and by another number of ranks; all ranks call it. Nothing in it is
+    executed. Every shard is held against its checksum before anything is changed.
 
     Returns:
         Which one that is; None where the folder holds none, and nothing is changed.
@@ -285,7 +412,7 @@ def load_checkpoint(
     _check(path, {name: tuple(value.shape) for name, value in state["model"].items()}, opened.shapes, elsewhere)
     slots: dict[str, dict[str, torch.Tensor]] = {}
     if optimizer is not None:
-        if opened.record["optimizer"] is None:
+        if opened.record.get("optimizer") is None:
             raise ProgramError(f"checkpoint {path} holds no optimizer's state; load the model alone")
         slots = state["optimizer"] = _empty_slots(module, opened.saved)
     opened.load(state)
@@ -298,49 +425,88 @@ def load_checkpoint(
 
 
 def newest(folder: Path) -> Path | None:
-    """Return a checkpoint itself, or the newest one of a folder, None where there is none."""
-    return folder if (folder / _RECORD).is_file() else next(reversed(checkpoints(folder)), None)
+    """Return a checkpoint itself, whole or not, or the newest whole one of a folder, None where there is none."""
+    if (folder / _RECORD).is_file() or is_checkpoint_name(folder.name):
+        return folder
+    return next(reversed(checkpoints(folder)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A checkpoint that can be read. record: what it says of itself. saved: what there is of tensors, by name."""
+    """A checkpoint that can be read.
+
+    Attributes:
+        path: Its folder.
+        step: How many steps were done.
+        record: What it says of itself beside the tensors.
+        saved: The tensors, by name: "model.", or "optimizer." and the parameter, and the name there.
+    """
 
     path: Path
+    step: int
     record: Mapping[str, Any]
-    saved: Mapping[str, Any]
+    saved: Mapping[str, Saved]
 
     @classmethod
     def found(cls, path: Path) -> "Opened":
-        """Return a checkpoint; the errors of `of`, with the newest one beside it that is whole."""
+        """Return a checkpoint of which each shard was read and held against its checksum; all ranks call it.
+
+        Raises:
+            ProgramError: On all ranks where one finds damage; it names the newest checkpoint beside it that is whole.
+        """
+        opened, problem = None, None
         try:
-            return cls.of(path)
+            opened = cls.of(path)
         except ProgramError as error:
-            raise with_another(error, path, cls.of, how=_HOW) from None
+            problem = str(error)
+        else:
+            ranks = dist.get_world_size() if dist.is_initialized() else 1
+            wrong = damage(opened.saved, _rank(), ranks)
+            problem = wrong and f"checkpoint {path} is damaged: {wrong}"
+        problems = [text for text in _told(problem) if text]
+
+        def fail() -> None:
+            raise with_another(ProgramError(problems[0]), path, cls._whole, how=_HOW)
+
+        if problems:
+            from_first(fail)
+        assert opened is not None
+        return opened
+
+    @classmethod
+    def _whole(cls, path: Path) -> None:
+        if wrong := damage(cls.of(path).saved):
+            raise ProgramError(f"checkpoint {path} is damaged: {wrong}")
 
     @classmethod
     def of(cls, path: Path) -> "Opened":
-        """Return a checkpoint; ProgramError where it is damaged, or of another version."""
-        try:
-            record = json.loads((path / _RECORD).read_text(encoding="utf-8"))
-            metadata = dcp.FileSystemReader(path).read_metadata()
-            version = record.get("schema_version")
-            for part in metadata.storage_data.values():
-                end, size_bytes = part.offset + part.length, (path / part.relative_path).stat().st_size
-                if end > size_bytes:
-                    raise ValueError(f"{part.relative_path} has {size_bytes} bytes; expected {end} or more")
-        except (OSError, ValueError, AttributeError, EOFError, pickle.UnpicklingError) as error:
-            raise ProgramError(f"checkpoint {path} is damaged: {error}") from None
-        if version != SCHEMA_VERSION:
-            raise ProgramError(
-                f"checkpoint {path} has schema_version {version!r}, expected {SCHEMA_VERSION}; "
-                "load it with the version of pase that wrote it"
-            )
-        return cls(path=path, record=record, saved=metadata.state_dict_metadata)
+        """Return a checkpoint whose files have the sizes that they should have.
 
-    @property
-    def step(self) -> int:
-        return int(self.record["step"])
+        Raises:
+            ProgramError: It is damaged, or of another version.
+        """
+        source = f"checkpoint {path} is damaged"
+        try:
+            record = json.loads(read_limited(path / _RECORD, _MAX_RECORD_BYTES))
+            document = Field(record, "", ProgramError, source)
+            version = document["schema_version"].value
+            if version == _OLD_VERSION:
+                saved = read_metadata(path, source)
+            elif version == SCHEMA_VERSION:
+                told = document[_CHECKSUM].text()
+                if told != _checksum({key: value for key, value in record.items() if key != _CHECKSUM}):
+                    raise ValueError(f"{_RECORD} does not say what was written (SHA-256)")
+                saved = read_tensors(path, document["tensors"])
+            else:
+                raise ProgramError(
+                    f"checkpoint {path} has schema_version {version!r}, expected {SCHEMA_VERSION}; load it with the "
+                    "version of pase that wrote it"
+                )
+            step = document["step"].integer()
+            _check_record(document)
+        except (OSError, ValueError, RecursionError) as error:
+            raise ProgramError(f"{source}: {error}") from None
+        return cls(path=path, step=step, record=record, saved=saved)
 
     @property
     def extra(self) -> Mapping[str, Any]:
@@ -350,20 +516,62 @@ class Opened:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Those of the model's tensors, by name."""
-        tensors = ((name, own) for name, own in self.saved.items() if isinstance(own, TensorStorageMetadata))
-        return {n.removeprefix("model."): tuple(own.size) for n, own in tensors if n.startswith("model.")}
+        return {name.removeprefix("model."): own.shape for name, own in self.saved.items() if name.startswith("model.")}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        try:
-            dcp.load(
-                checkpointable(state),
-                storage_reader=dcp.FileSystemReader(self.path),
-                no_dist=not dist.is_initialized(),
-            )
-        except dcp.CheckpointException as error:
-            first = next(iter(error.failures.values()))[0]
-            damaged = ProgramError(f"checkpoint {self.path} is damaged: {first}")
-            raise with_another(damaged, self.path, Opened.of, how=_HOW) from None
+        """Copy what it has into the tensors of nested mappings, those of this rank's part; all ranks call it.
+
+        Raises:
+            ProgramError: On all ranks where one lacks a tensor or a part of one.
+        """
+        problem = None
+        with torch.no_grad():
+            for name, x in _by_name(state).items():
+                try:
+                    if name not in self.saved:
+                        raise ValueError(f"{name!r} is not in it")
+                    fill(pieces_of(x), name, self.saved[name])
+                except (OSError, ValueError) as error:
+                    problem = str(error)
+                    break
+        problems = [text for text in _told(problem) if text]
+        if problems:
+            raise ProgramError(f"checkpoint {self.path} is damaged: {problems[0]}")
+
+
+def _check_record(document: Field) -> None:
+    """Raise a field's error where what a record says beside the tensors is not what is read of it."""
+    list(document["extra"].members())
+    groups, masks = document.get("optimizer"), document.get("mask_state")
+    if groups is not None and groups.value is not None:
+        for group in groups.items():
+            for name in group["params"].items():
+                name.text()
+    if masks is not None and masks.value is not None:
+        for key in ("seed", "step"):
+            masks[key].integer(-LARGEST_INTEGER)
+
+
+def export_checkpoint(path: str | Path, folder: str | Path) -> None:
+    """Write a checkpoint as one of torch.distributed.checkpoint, in one process that has all of it in memory.
+
+    Tensors have the names "model.…" and "optimizer.…" there. What is read by it later is unpickled: read only what you
+    wrote yourself.
+
+    Args:
+        path: Of the checkpoint.
+        folder: Where it is written.
+
+    Raises:
+        ProgramError: The checkpoint is damaged.
+    """
+    opened = Opened.found(Path(path))
+    state = {name: torch.empty(own.shape, dtype=own.dtype) for name, own in opened.saved.items()}
+    opened.load(state)
+    with warnings.catch_warnings():
+        # It warns of what is asked for: one process.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
 
 
 def _check(
@@ -413,7 +621,7 @@ class RankCheckpoints(CheckpointFolder):
         if path is None:
             return None
         opened = Opened.found(path)
-        said = {"step": opened.step, **opened.extra}
+        said = {**opened.extra, "step": opened.step}
         return RankCheckpoint.read(Field(said, "", ProgramError, f"checkpoint {path}"), opened=opened)
 
     def _chosen(self) -> Path | None:
@@ -467,11 +675,10 @@ def _empty_slots(module: nn.Module, saved: Mapping[str, Any]) -> dict[str, dict[
         prefix = f"optimizer.{name}."
         for key, own in saved.items():
             slot = key.removeprefix(prefix)
-            if slot == key or not isinstance(own, TensorStorageMetadata) or "." in slot:
+            if slot == key or "." in slot:
                 continue
-            dtype = own.properties.dtype
-            is_like = own.size == parameter.shape
-            made = torch.zeros_like(parameter, dtype=dtype) if is_like else torch.zeros(own.size, dtype=dtype)
+            is_like = own.shape == tuple(parameter.shape)
+            made = torch.zeros_like(parameter, dtype=own.dtype) if is_like else torch.zeros(own.shape, dtype=own.dtype)
             found.setdefault(name, {})[slot] = made.detach()
     return found
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -95,6 +96,8 @@ def _plain(value: Any) -> Any:
     for name, kind in _CONTAINERS.items():
         if isinstance(value, kind):
             return {name: [_plain(item) for item in value]}
+    if isinstance(value, PurePath):
+        return {"path": str(value)}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     assert is_dataclass(value), f"{type(value).__name__} cannot be told to other ranks"
@@ -112,6 +115,8 @@ def _value(plain: Any) -> Any:
         return read(_value(item) for item in content)
     if kind == "dict":
         return {_value(key): _value(item) for key, item in content}
+    if kind == "path":
+        return Path(content)
     if kind == "dtype":
         found = getattr(torch, content)
         if not isinstance(found, torch.dtype):

@@ -90,6 +90,11 @@ def checkpoint_path(folder: Path, step: int, suffix: str = "") -> Path:
     return folder / f"step-{step:010d}{suffix}"
 
 
+def is_checkpoint_name(name: str, suffix: str = "") -> bool:
+    """Return whether a name is that of a checkpoint."""
+    return re.fullmatch(rf"step-(\d{{10}}){re.escape(suffix)}", name) is not None
+
+
 def list_checkpoints(folder: Path, suffix: str = "") -> list[tuple[int, Path]]:
     """Return (step, path) of each checkpoint in a folder, the newest first; those being written are not among them."""
     if not folder.is_dir():

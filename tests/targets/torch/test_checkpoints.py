@@ -164,23 +164,24 @@ def test_the_newest_whole_checkpoint_is_loaded(ranks: Pool, tmp_path: Path) -> N
 def damaging(_rank: int, _world: int, folder: Path) -> None:
     module = nn.Linear(64, 64)
     paths = [save_checkpoint(folder, module, step=step, keep=9) for step in (2, 4, 6, 8)]
-    (file,) = paths[3].glob("*.distcp")
-    whole = file.read_bytes()
+    (file,) = paths[3].glob("*.safetensors")
+    content = file.read_bytes()
     # Of the same length, which is found out when it is read.
-    file.write_bytes(bytes(len(whole)))
+    file.write_bytes(content[:9000] + bytes(len(content) - 9000))
     with pytest.raises(
-        ProgramError, match=r"0008 is damaged: .*; that of step 6 is complete: go on from .*-0000000006"
+        ProgramError,
+        match=r"0008 is damaged: 'model.weight': its bytes in .* are not those that were written \(SHA-256\); that of "
+        r"step 6 is complete: go on from .*-0000000006",
     ):
         load_checkpoint(folder, module)
-    file.write_bytes(whole[:-1])
-    (paths[2] / ".metadata").unlink()
+    file.write_bytes(content[:-1])
+    (paths[2] / "rank-00000.safetensors").unlink()
     (paths[1] / "training.json").write_text("{")
     with pytest.raises(
-        ProgramError, match=r"0008 is damaged: .*distcp has .* bytes; expected .*; that of step 2 is com"
+        ProgramError, match=r"0008 is damaged: .*safetensors, which has .* bytes; expected .*; that of step 2 is com"
     ):
         load_checkpoint(folder, module)
-    (file,) = paths[0].glob("*.distcp")
-    file.unlink()
+    (paths[0] / "rank-00000.safetensors").unlink()
     with pytest.raises(ProgramError, match=r"0006 is damaged: .*; there is no complete one in "):
         load_checkpoint(paths[2], module)
 

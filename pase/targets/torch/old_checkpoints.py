@@ -1,0 +1,296 @@
+"""Checkpoints that versions up to 0.10 wrote by torch.distributed.checkpoint, read without executing anything in them.
+
+Their metadata are a pickle, and so is the description of each tensor in its archive. A pickle is a program: it names
+functions and calls them. No unpickler runs here: `read_pickle` goes through the operations itself, knows those that
+build text, numbers and containers, and puts `Named`, a mere record, in place of any function or class. What is read is
+then checked as any document is. Archives keep a checksum (CRC-32) of each member, which is compared.
+"""
+
+import io
+import pickletools
+import zipfile
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from pase.common.documents import Field
+from pase.errors import ProgramError
+from pase.sharding.boxes import extents
+from pase.targets.torch.shard_files import Saved, Shard, check_covered, check_in_file
+
+METADATA = ".metadata"
+_MAX_METADATA_BYTES = 1 << 28
+_MAX_PICKLE_BYTES = 1 << 16
+_MAX_MEMBERS = 32
+"""PyTorch writes seven."""
+_STORAGES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        "DoubleStorage": torch.float64,
+        "FloatStorage": torch.float32,
+        "HalfStorage": torch.float16,
+        "BFloat16Storage": torch.bfloat16,
+        "LongStorage": torch.int64,
+        "IntStorage": torch.int32,
+        "ShortStorage": torch.int16,
+        "CharStorage": torch.int8,
+        "ByteStorage": torch.uint8,
+        "BoolStorage": torch.bool,
+    }
+)
+
+
+# -- pickles as data
+
+
+class Named:
+    """What a pickle names, or what it makes of that: nothing but a record.
+
+    Attributes:
+        name: Of the function or class, with its module.
+        arguments: What it was called with.
+        state: What its attributes were set to.
+    """
+
+    def __init__(self, name: str, arguments: Any = ()) -> None:
+        self.name, self.arguments, self.state = name, arguments, None
+
+
+def read_pickle(raw: bytes) -> Any:
+    """Return what a pickle describes, with `Named` for whatever it names; ValueError where it is no plain one."""
+    stack = list[Any]()
+    marks = list[int]()
+    memo = dict[int, Any]()
+    try:
+        for operation, argument, _ in pickletools.genops(raw):
+            if operation.name == "STOP":
+                return stack.pop()
+            _apply(operation.name, argument, stack, marks, memo)
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it is no pickle of plain values ({error})") from None
+    raise ValueError("it is a pickle without an end")
+
+
+def _apply(name: str, argument: Any, stack: list[Any], marks: list[int], memo: dict[int, Any]) -> None:
+    """Carry out one operation of a pickle on its stack."""
+    match name:
+        case "PROTO" | "FRAME":
+            pass
+        case "NONE" | "NEWTRUE" | "NEWFALSE":
+            stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
+        case "BININT" | "BININT1" | "BININT2" | "LONG1" | "SHORT_BINUNICODE" | "BINUNICODE":
+            stack.append(argument)
+        case "MARK":
+            marks.append(len(stack))
+        case "EMPTY_DICT":
+            stack.append({})
+        case "EMPTY_LIST":
+            stack.append([])
+        case "EMPTY_TUPLE":
+            stack.append(())
+        case "TUPLE":
+            stack.append(tuple(_since(stack, marks.pop())))
+        case "TUPLE1" | "TUPLE2" | "TUPLE3":
+            stack.append(tuple(_since(stack, len(stack) - int(name[-1]))))
+        case "SETITEM" | "SETITEMS":
+            items = _since(stack, marks.pop() if name == "SETITEMS" else len(stack) - 2)
+            stack[-1].update(zip(items[::2], items[1::2], strict=True))
+        case "APPEND" | "APPENDS":
+            items = _since(stack, marks.pop() if name == "APPENDS" else len(stack) - 1)
+            stack[-1].extend(items)
+        case "MEMOIZE":
+            memo[len(memo)] = stack[-1]
+        case "BINPUT" | "LONG_BINPUT":
+            memo[argument] = stack[-1]
+        case "BINGET" | "LONG_BINGET":
+            stack.append(memo[argument])
+        case "GLOBAL":
+            stack.append(Named(argument.replace(" ", ".")))
+        case "STACK_GLOBAL":
+            module, own = _since(stack, len(stack) - 2)
+            stack.append(Named(f"{module}.{own}"))
+        case "REDUCE" | "NEWOBJ":
+            called, arguments = _since(stack, len(stack) - 2)
+            stack.append(Named(called.name, arguments))
+        case "BUILD":
+            (state,) = _since(stack, len(stack) - 1)
+            stack[-1].state = state
+        case "BINPERSID":
+            stack.append(Named("storage", stack.pop()))
+        case _:
+            raise ValueError(f"it has the operation {name}")
+
+
+def _since(stack: list[Any], start: int) -> list[Any]:
+    """Take what is on a stack from a position on."""
+    if not 0 <= start <= len(stack):
+        raise IndexError("its stack is empty")
+    taken = stack[start:]
+    del stack[start:]
+    return taken
+
+
+# -- metadata
+
+
+def read_metadata(folder: Path, source: str) -> dict[str, Saved]:
+    """Return the tensors of a checkpoint of torch.distributed.checkpoint; ProgramError where it is damaged.
+
+    Args:
+        folder: Of the checkpoint.
+        source: What messages call it.
+    """
+    raw = read_limited(folder / METADATA, _MAX_METADATA_BYTES)
+    try:
+        document = Field(_plain(read_pickle(raw)), "", ProgramError, source)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ProgramError(f"{source}: {METADATA}: {error}") from None
+    places = {}
+    for item in document["storage_data"].items():
+        name, offsets = item["fqn"].text(), item["offset"].integers()
+        places[name, offsets] = item
+    sizes: dict[str, int] = {}
+    found = {}
+    for name, member in document["state_dict_metadata"].members():
+        if member.get("chunks") is None:
+            continue
+        shape = member["size"].integers()
+        dtype = getattr(torch, member["dtype"].text().removeprefix("torch."), None)
+        if dtype not in _STORAGES.values():
+            raise member["dtype"].fail("is no type that checkpoints of this version have")
+        shards = []
+        for chunk in member["chunks"].items():
+            offsets, chunk_sizes = chunk["offsets"].integers(), chunk["sizes"].integers()
+            place = places.get((name, offsets))
+            if not len(offsets) == len(chunk_sizes) == len(shape) or place is None:
+                raise chunk.fail("is in no file")
+            box = tuple((low, low + size) for low, size in zip(offsets, chunk_sizes, strict=True))
+            if any(high > extent for (_, high), extent in zip(box, shape, strict=True)):
+                raise chunk.fail(f"is no box of a tensor of shape {list(shape)}")
+            shard = Shard(
+                box=box,
+                file=place["relative_path"].text(),
+                offset=place["place"].integer(),
+                num_bytes=place["length"].integer(),
+            )
+            check_in_file(folder, shard, place, sizes)
+            shards.append(shard)
+        check_covered(member, shape, shards)
+        found[name] = Saved(shape=shape, dtype=dtype, shards=tuple(shards), read=_reader(folder))
+    return found
+
+
+def read_limited(path: Path, limit: int) -> bytes:
+    """Return the bytes of a file that has no more than a limit; OSError or ValueError where that is not so."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path.name} in it")
+    with path.open("rb") as stream:
+        raw = stream.read(limit + 1)
+    if len(raw) > limit:
+        raise ValueError(f"{path.name} has more than {limit} bytes")
+    return raw
+
+
+def _plain(metadata: Any) -> dict[str, Any]:
+    """Return metadata as a document: what of it is read, with containers in place of classes."""
+    tensors = dict[str, Any]()
+    places = list[Any]()
+    for name, own in _members(metadata, "state_dict_metadata").items():
+        if not isinstance(own, Named) or not own.name.endswith(".TensorStorageMetadata"):
+            tensors[name] = {}
+            continue
+        properties = _attributes(own)["properties"].state
+        dtype = properties[0] if isinstance(properties, tuple) and properties else None
+        chunks = [
+            {key: _extents(_attributes(chunk)[key]) for key in ("offsets", "sizes")}
+            for chunk in _attributes(own)["chunks"]
+        ]
+        tensors[name] = {
+            "size": _extents(_attributes(own)["size"]),
+            "dtype": dtype.name if isinstance(dtype, Named) else None,
+            "chunks": chunks,
+        }
+    for index, own in _members(metadata, "storage_data").items():
+        offset = _attributes(index).get("offset")
+        places.append(
+            {
+                "fqn": _attributes(index)["fqn"],
+                "offset": [] if offset is None else _extents(offset),
+                "relative_path": _attributes(own)["relative_path"],
+                "place": _attributes(own)["offset"],
+                "length": _attributes(own)["length"],
+            }
+        )
+    return {"state_dict_metadata": tensors, "storage_data": places}
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    state = value.state if isinstance(value, Named) else None
+    if not isinstance(state, dict):
+        raise ValueError("it describes no tensors")
+    return _Attributes(state)
+
+
+class _Attributes(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        raise ValueError(f"it lacks {name}")
+
+
+def _members(metadata: Any, name: str) -> dict[Any, Any]:
+    found = _attributes(metadata)[name]
+    if not isinstance(found, dict):
+        raise ValueError(f"its {name} are no dict")
+    return found
+
+
+def _extents(value: Any) -> Any:
+    """Return the numbers of a torch.Size."""
+    numbers = value.arguments[0] if isinstance(value, Named) and value.arguments else value
+    return list(numbers) if isinstance(numbers, tuple) else numbers
+
+
+# -- tensors
+
+
+def _reader(folder: Path) -> Callable[[Saved, Shard], torch.Tensor]:
+    def read(saved: Saved, shard: Shard) -> torch.Tensor:
+        with (folder / shard.file).open("rb") as stream:
+            stream.seek(shard.offset)
+            raw = stream.read(shard.num_bytes)
+        try:
+            return _tensor(raw, saved.dtype, extents(shard.box))
+        # zipfile raises errors of many classes for damaged archives.
+        except Exception as error:  # noqa: BLE001
+            raise ValueError(f"its archive in {shard.file} is damaged: {error}") from None
+
+    return read
+
+
+def _tensor(raw: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return the tensor that torch.save wrote; ValueError where it is of another type or shape."""
+    with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+        members = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+        if len(members) > _MAX_MEMBERS:
+            raise ValueError(f"it has {len(members)} members")
+        if any(info.compress_type != zipfile.ZIP_STORED for info in members.values()):
+            raise ValueError("it is compressed")
+        for info in members.values():
+            # The checksum is compared at the end of each member.
+            archive.read(info)
+        if members["data.pkl"].file_size > _MAX_PICKLE_BYTES:
+            raise ValueError("its description is too long")
+        described = read_pickle(archive.read(members["data.pkl"]))
+        storage, start, size, strides, *_ = described.arguments
+        kind, number = storage.arguments[1].name.rpartition(".")[2], storage.arguments[2]
+        content = bytearray(archive.read(members[f"data/{number}"]))
+    if _STORAGES.get(kind) != dtype or tuple(size) != shape:
+        raise ValueError(f"it holds {list(size)} of {kind}; expected {list(shape)} of {dtype}")
+    if not prod(shape):
+        return torch.empty(shape, dtype=dtype)
+    last = start + sum((extent - 1) * stride for extent, stride in zip(size, strides, strict=True))
+    if min(start, *strides, 0) < 0 or (last + 1) * dtype.itemsize > len(content):
+        raise ValueError("it reaches beyond its storage")
+    return torch.frombuffer(content, dtype=dtype).as_strided(size, strides, start)
