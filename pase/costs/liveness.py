@@ -17,8 +17,9 @@ turn that makes it to the last one that needs it:
 Weights that devices hold in pieces (zero3) are whole in their layer's turns and, as they are gathered ahead, in that of
 the one before; their gradients (zero1 to zero3) until their bucket has been summed, which lies there until the next.
 
-With micro-batches the turns are those of one of them; gradients are there from the one before. A stage of a pipeline
-holds besides, of each other one that is under way, what lies between its passes. The peak is the most in any turn.
+With micro-batches the turns are those of one of them. A stage of a pipeline holds besides, of each other one that is in
+flight, what is live between its passes. The peak is the most in any turn of two micro-batches: of the first that goes
+back, while as many as ever are in flight and no gradients are there, and of a later one, which finds gradients.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -309,10 +310,13 @@ def _weights(timeline: Timeline, layers: Sequence[LayerMode]) -> Iterator[_Weigh
             )
 
 
-def _weight_spans(timeline: Timeline, weights: Sequence[_Weight], optimiser: str, *, is_first: bool) -> Iterator[Span]:
-    """Yield what lies in memory of weights, their gradients and the optimizer's state, and when.
+def _weight_spans(
+    timeline: Timeline, weights: Sequence[_Weight], optimiser: str, *, is_first: bool, is_last: bool
+) -> Iterator[Span]:
+    """Yield what is allocated of weights, their gradients and the optimizer's state, and when.
 
-    is_first: whether no micro-batch comes before, of which gradients are there.
+    is_first, is_last: Whether the micro-batch is the first one, before which no gradients are there, and the last one
+    of the step, after which gradients are reduced that are not reduced in each.
     """
     precision, end = timeline.graph.precision, timeline.update
     itemsize = ITEMSIZES[precision.gradients]
@@ -336,10 +340,13 @@ def _weight_spans(timeline: Timeline, weights: Sequence[_Weight], optimiser: str
         # Whole until its bucket is on its way, then a piece; those of micro-batches before are pieces or, under zero1,
         # whole.
         launch = launched[weight.position, weight.read.tensor]
-        is_held = weight.state == "zero1" and not is_first
-        yield Span(0 if is_held else product, launch + 1, size)
-        yield Span(product, product, size * is_held)
-        yield Span(launch + 2 if is_first or is_held else 0, end, size // pieces)
+        is_accumulated = weight.state == "zero1" and not is_first
+        if weight.state == "zero1" and not is_last:
+            yield Span(product, end, size)
+            continue
+        yield Span(0 if is_accumulated else product, launch + 1, size)
+        yield Span(product, product, size * is_accumulated)
+        yield Span(launch + 2 if is_first or is_accumulated else 0, end, size // pieces)
     # Of layers that read a weight which others have, too: gradients that are added, and weights in another type.
     graph = timeline.graph
     for position, operator in enumerate(graph.operators):
@@ -391,13 +398,18 @@ def _launches(timeline: Timeline, weights: Sequence[_Weight]) -> Mapping[tuple[i
     }
 
 
-def _bucket_spans(timeline: Timeline, weights: Sequence[_Weight]) -> Iterator[Span]:
-    """Yield what lies there of buckets beside the gradients in them: copies, and sums of pieces until the next ones."""
+def _bucket_spans(timeline: Timeline, weights: Sequence[_Weight], *, is_last: bool) -> Iterator[Span]:
+    """Yield what buckets take besides the gradients in them: copies, and sums of shards until the next ones.
+
+    is_last: See `_weight_spans`.
+    """
     itemsize = ITEMSIZES[timeline.graph.precision.collectives]
     launched = _launches(timeline, weights)
     # Of those that go in one turn, one after the other, the largest counts.
     copied, summed = dict[int, int](), dict[int, int]()
     for bucket in _in_buckets(timeline, weights):
+        if bucket[0].state in STATES[:2] and not is_last:
+            continue
         turn = launched[bucket[0].position, bucket[0].read.tensor] + 1
         size = sum(weight.points for weight in bucket) * itemsize
         found = summed if bucket[0].pieces > 1 else copied
@@ -442,27 +454,37 @@ def step_peak(
     ]
     timeline = Timeline(graph, keeps or keeping(graph), rows, [layer.is_recomputed for layer in layers])
     weights = list(_weights(timeline, layers))
-    stays = _lying(
-        timeline,
-        [
-            *_weight_spans(timeline, weights, optimiser, is_first=micro_batches == 1),
-            *_bucket_spans(timeline, weights),
-            *_inputs(timeline, micro_batches),
-        ],
-    )
-    largest = max((w.points // w.pieces for w in weights if w.read.is_trained), default=0) * graph.precision.itemsize
-    stays[timeline.update] += _UPDATE_TENSORS.get(optimiser, 0) * largest
+    inputs = list(_inputs(timeline))
     spans = [span for operator in graph.operators for span in layer_spans(timeline, operator)]
     for edge in table_edges(graph):
         if (edge.consumer, edge.input) in timeline.keeps.copies:
             u, v = graph.index[edge.producer], graph.index[edge.consumer]
             size = int(edge_memory(graph, edge, rows[u], rows[v]).cost(0, 0))
             spans.append(Span(timeline.again(v), timeline.backward(v)[1], size))
+    if micro_batches > 1:
+        # Each has its own copy of its part of the step's inputs.
+        spans += [Span(0, timeline.update - 1, span.size) for span in inputs]
     between = sum(span.size for span in spans if span.first < len(rows) <= span.last)
-    live = stays + _lying(timeline, spans) + (in_flight - 1) * between
-    turn = int(live.argmax())
-    phase = "forward" if turn < len(rows) else "backward" if turn < timeline.update else "update"
-    return Peak(bytes=int(live[turn]), layer=timeline.layer_of(turn), phase=phase)
+    of_pass = _lying(timeline, spans)
+    of_step = _lying(timeline, inputs) * micro_batches
+    largest = max((w.points // w.pieces for w in weights if w.read.is_trained), default=0) * graph.precision.itemsize
+    of_step[timeline.update] += _UPDATE_TENSORS.get(optimiser, 0) * largest
+    # The first backward pass finds no gradients; a later one finds these, and no more micro-batches than there are.
+    passes = (
+        [(True, in_flight)] if micro_batches == 1 else [(True, in_flight), (False, min(in_flight, micro_batches - 1))]
+    )
+    peaks = []
+    for is_first, num_in_flight in passes:
+        is_last = not is_first or micro_batches == 1
+        of_weights = [
+            *_weight_spans(timeline, weights, optimiser, is_first=is_first, is_last=is_last),
+            *_bucket_spans(timeline, weights, is_last=is_last),
+        ]
+        live = of_step + _lying(timeline, of_weights) + of_pass + (num_in_flight - 1) * between
+        turn = int(live.argmax())
+        phase = "forward" if turn < len(rows) else "backward" if turn < timeline.update else "update"
+        peaks.append(Peak(bytes=int(live[turn]), layer=timeline.layer_of(turn), phase=phase))
+    return max(peaks, key=lambda peak: peak.bytes)
 
 
 def _lying(timeline: Timeline, spans: Iterable[Span]) -> IntArray:
@@ -475,8 +497,8 @@ def _lying(timeline: Timeline, spans: Iterable[Span]) -> IntArray:
     return np.cumsum(changes[:-1])
 
 
-def _inputs(timeline: Timeline, micro_batches: int) -> Iterator[Span]:
-    """Yield what a step is given, all its micro-batches."""
+def _inputs(timeline: Timeline) -> Iterator[Span]:
+    """Yield what a micro-batch of a step is given."""
     graph = timeline.graph
     received = {(e.consumer, e.input) for e in graph.received} if isinstance(graph, Stage) else set[tuple[str, int]]()
     for operator in graph.operators:
@@ -484,5 +506,4 @@ def _inputs(timeline: Timeline, micro_batches: int) -> Iterator[Span]:
             key = operator.name, number
             if read.role is not Role.PARAMETER and key not in graph.incoming and key not in received:
                 size = timeline.points(operator, read) * graph.types[operator.name].read_bytes(number)
-                # Of several, each has its own copy in its turn.
-                yield Span(0, timeline.update, size * (micro_batches + (micro_batches > 1)))
+                yield Span(0, timeline.update, size)

@@ -434,6 +434,8 @@ class Stages:
                     flights[key] = _Flight(received, y, sent)
                 else:
                     under_way += sent
+                # What nothing needs any more is freed before the next pass.
+                del received, y, sent
             else:
                 flight = flights[key] if action.kind == "inputs" else flights.pop(key)
                 if action.kind != "weights":
@@ -446,6 +448,7 @@ class Stages:
                 _backward(action, stage, flight)
                 if action.kind != "weights":
                     under_way += _returned(before, flight.received)
+                del flight
             # Gloo does not tell before it is waited for.
             under_way = [each for each in under_way if not each[0].is_completed()]
             if self.done is not None:

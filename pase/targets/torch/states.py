@@ -526,8 +526,10 @@ class Gradients:
         """Add up what was left where it is (`held`), and give every parameter its gradient."""
         waiting, self._waiting = self._waiting, {}
         with self.finished():
-            for key, gradient in waiting.items():
-                self.arrived(self._entries[key].parameter, gradient)
+            while waiting:
+                # Nothing else refers to a gradient that is on its way.
+                key = next(iter(waiting))
+                self.arrived(self._entries[key].parameter, waiting.pop(key))
 
     @contextmanager
     def finished(self) -> Iterator[None]:
