@@ -226,6 +226,7 @@ GRAPH = record(
     edges=array(_EDGE),
     framework=TEXT.optional(""),
     call=TEXT.optional(""),
+    untrained=TEXT.optional(""),
 ).checked(_verified)
 
 

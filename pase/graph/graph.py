@@ -34,7 +34,7 @@ class Graph:
 
     name, arguments: the model and what it was built with. precision: the types that it is trained in.
     framework: where the model came from, "" for a network that was built here. call: how it was called there, "" where
-    that is not told.
+    that is not told. untrained: why programs of it would not train the model as it trains itself, "" if they would.
     Notebooks show a graph as a table of its operators.
     """
 
@@ -45,6 +45,7 @@ class Graph:
     precision: Precision = FLOAT32
     framework: str = ""
     call: str = ""
+    untrained: str = ""
 
     @cached_property
     def index(self) -> Mapping[str, int]:

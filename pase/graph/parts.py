@@ -246,5 +246,6 @@ def stage(graph: Graph, first: int, beyond: int) -> Stage:
         precision=graph.precision,
         framework=graph.framework,
         call=graph.call,
+        untrained=graph.untrained,
         whole=graph,
     )

@@ -134,7 +134,8 @@ def plan_schema() -> str:
 
 def graph_hash(graph: Graph) -> str:
     """Return the SHA-256, in hexadecimal, of a graph's canonical JSON form, wherever it came from."""
-    text = json.dumps(graph_document(replace(graph, framework="", call="")), sort_keys=True, separators=(",", ":"))
+    own = replace(graph, framework="", call="", untrained="")
+    text = json.dumps(graph_document(own), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -12,7 +12,7 @@ from pase.planning.plan import Plan
 from pase.planning.stages import most_held, step_bytes
 from pase.sharding.traffic import Movement, Phase, optimiser_numbers
 from pase.targets.emitter.target import Target
-from pase.targets.programs import emit, target_of
+from pase.targets.programs import check_trained, emit, target_of
 from pase.targets.torch import TORCH
 from pase.targets.training.data import StepEvaluation
 from pase.targets.training.options import DeviceChoice, TrainingOptions, command_line
@@ -132,11 +132,13 @@ def run_factory(
     """Return the losses of a factory's PyTorch module under a plan beside those of the unmodified module.
 
     Each runs in processes of its own, with PyTorch's optimisers, from the weights that the seed draws.
-    Raises ProgramError where a process fails, and for data to test on or weights, which a module has itself.
+    Raises ProgramError where a process fails, and for data to test on or weights, which a module has itself; EmitError
+    for a module that would not be trained as it trains itself.
     """
     for flag, path in (("--test-data", options.test_data_path), ("--weights", options.weights_path)):
         if path is not None:
             raise ProgramError(f"{flag} is of programs that are emitted; a factory makes a model with its own weights")
+    check_trained(plan.graph)
     TORCH.check()
     from pase.targets.torch.launch import call
     from pase.targets.torch.parallel import check_rule, train_factory

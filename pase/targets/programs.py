@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from pase.common.words import short
 from pase.errors import EmitError, GraphError, unknown_name
-from pase.graph import Edge, Operator, Role, SliceOf, verify_operator
+from pase.graph import Edge, Graph, Operator, Role, SliceOf, verify_operator
 from pase.graph.body import Body, Borrowed, elementary
 from pase.graph.precision import FLOAT32
 from pase.planning.plan import LayerPlan, Plan, check_plain
@@ -56,10 +56,12 @@ def emit(plan: Plan, *, target: str | Target | None = None, has_module: bool = F
 
     Raises:
         EmitError: Nothing of the network can be returned, a layer does not say how it is computed, the target lacks it,
-            or a split does not divide its dim.
+            a split does not divide its dim, or the program would not train the model as it trains itself.
         PlanError: The target has no micro-batches, stages or modes of layers.
     """
     chosen = target_of(plan, target)
+    if not has_module:
+        check_trained(plan.graph)
     if not chosen.takes_modes:
         check_plain(plan, f"a program for {chosen.name}")
     plan, told = _in_types_of(plan, chosen)
@@ -77,6 +79,15 @@ def emit(plan: Plan, *, target: str | Target | None = None, has_module: bool = F
     else:
         form, outputs = chosen.outputs, outputs or others
     return replace(writer, outputs=outputs, told=(*told, *_left_out(bodies, lost))).program(form)
+
+
+def check_trained(graph: Graph) -> None:
+    """Raise EmitError where programs would not train the model of a graph as it trains itself."""
+    if graph.untrained:
+        raise EmitError(
+            f"{graph.name!r} cannot be trained under a plan: {printable(graph.untrained, 500)}, which programs "
+            "do not do; replace it in the model, or use the plan without a program"
+        )
 
 
 def emit_forward(plan: Plan) -> str:

@@ -210,7 +210,8 @@ class Trace:
     of_weights: nodes that compute values of weights, or of whole numbers, alone, which are read in place of these.
     returned: what the model returns, in terms of what nodes compute. has_calls: whether the source's own calls can be
     run by a target. notes: what was assumed. num_source_operators: as the source counts its own, one of which may be
-    several nodes. call: how the model was called, as its front end writes it.
+    several nodes. call: how the model was called, as its front end writes it. untrained: why what it traces, which is
+    outside training, is not what the model computes in training, "" if it is.
     """
 
     name: str
@@ -223,6 +224,7 @@ class Trace:
     notes: tuple[str, ...] = field(default=())
     num_source_operators: int = 0
     call: str = ""
+    untrained: str = ""
 
     @cached_property
     def values(self) -> dict[str, Value]:

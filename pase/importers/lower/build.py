@@ -168,6 +168,7 @@ def lower(trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, framew
         arguments=tuple((arguments or {}).items()),
         framework=framework,
         call=trace.call,
+        untrained=trace.untrained,
     )
     return Lowered(
         graph=verify(graph),

@@ -29,6 +29,7 @@ from pase.importers.torch.tensors import (
     with_batch,
     without_values,
 )
+from pase.importers.torch.training import differences_in_training
 
 _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch._export", "torch.export", "torch._subclasses")
 """They explain failures at length, which are told in one line here."""
@@ -85,7 +86,19 @@ def trace_module(
     torch = framework("torch", "torch")
     module = unwrapped(torch, module)
     program, notes = exported(torch, module, tuple(arguments), dict(keywords), loss)
-    return check_trace(read_program(torch, module, program, name or type(module).__name__, notes))
+    trace = check_trace(read_program(torch, module, program, name or type(module).__name__, notes))
+    return as_trained(torch, trace, module, tuple(arguments), keywords, loss)
+
+
+def as_trained(
+    torch: Any, trace: Trace, module: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any], loss: Loss | None
+) -> Trace:
+    """Return a module's trace with what is known of its training: why it is not that of the trace, if it is not."""
+    with _as_called(torch, module, arguments, dict(keywords), loss, []):
+        untrained, problem = differences_in_training(torch, module, arguments, keywords)
+    notes = [f"programs would not train it as it trains itself: {untrained}"] if untrained else []
+    notes += [problem] if problem else []
+    return replace(trace, untrained=untrained, notes=(*trace.notes, *notes))
 
 
 def values_of(source: Any, names: Iterable[str], *, batch: int | None = None) -> dict[str, Any]:
@@ -238,15 +251,8 @@ def exported(
     arguments, keywords = _apart(torch, (arguments, dict(keywords)))
     notes: list[str] = []
     with ExitStack() as stack:
-        stack.enter_context(_quiet())
         stack.enter_context(_outside_training(module))
-        if loss is not None:
-            stack.enter_context(_returning(loss, module, arguments, keywords))
-        stack.enter_context(_exportable_experts(module, notes))
-        stack.enter_context(ctc_operator(torch))
-        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-        # The fast path has a whole encoder layer as one operator that nothing more is known of.
-        torch.backends.mha.set_fastpath_enabled(False)
+        stack.enter_context(_as_called(torch, module, arguments, keywords, loss, notes))
 
         def hooked(_module: Any, _inputs: Any, output: Any) -> Any:
             on_output(output)
@@ -264,6 +270,28 @@ def exported(
             raise
         except Exception as error:
             raise ModelError(failure(error)) from error
+
+
+@contextmanager
+def _as_called(
+    torch: Any,
+    module: Any,
+    arguments: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    loss: Loss | None,
+    notes: list[str],
+) -> Iterator[None]:
+    """Have a module that is called on tensors without values return its loss, by operators that are known."""
+    with ExitStack() as stack:
+        stack.enter_context(_quiet())
+        if loss is not None:
+            stack.enter_context(_returning(loss, module, arguments, keywords))
+        stack.enter_context(_exportable_experts(module, notes))
+        stack.enter_context(ctc_operator(torch))
+        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        # The fast path has a whole encoder layer as one operator that nothing more is known of.
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from pase.importers.front_end import framework
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Node, Trace, Use, Value, check_trace
 from pase.importers.passes.views import Depends, dependencies
-from pase.importers.torch.export import call_of, exported, recorded_call, unwrapped
+from pase.importers.torch.export import as_trained, call_of, exported, recorded_call, unwrapped
 from pase.importers.torch.program import Reader, behind, flat_items, location, tied_weights, trace_of
 
 Layer = str
@@ -200,6 +200,7 @@ def trace_live(source: Any, *, batch: int | None = None) -> LiveModel:
     reader = Reader(torch, program, tied_weights(module))
     call = recorded_call(torch, positional, keywords, has_loss=loss is not None)
     trace = replace(check_trace(trace_of(reader, module, type(module).__name__, notes)), call=call)
+    trace = as_trained(torch, trace, module, positional, keywords, loss)
     recorded: dict[str, Scalar] = {} if batch is None else {"batch": batch}
     model = imported(trace, arguments=recorded, framework="torch")
     # Values of weights are given when they are needed: the program holds none.

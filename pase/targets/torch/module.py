@@ -20,7 +20,7 @@ from pase.importers.torch.live import LiveModel, Part
 from pase.planning.plan import Plan
 from pase.sharding.boxes import Box, Range, extents, whole
 from pase.sharding.layouts import DeviceMesh, Layout
-from pase.targets.programs import emit
+from pase.targets.programs import check_trained, emit
 from pase.targets.torch.collectives import Groups, Take, Traffic
 from pase.targets.torch.launch import join
 from pase.targets.torch.parameters import (
@@ -307,6 +307,8 @@ class Parallel(nn.Module):
         notes: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        if module.training:
+            check_trained(live.model.graph)
         self.program = emit(plan, target="torch", has_module=True)
         self._prepare(module, live, plan, rank=rank, seed=seed)
         self._groups = Groups(rank, plan.num_devices)
@@ -353,6 +355,8 @@ class Parallel(nn.Module):
     @torch._disable_dynamo
     def _begun(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[_Mode, Mapping[str, Any], list[Any]]:
         """Return the program, what is computed before any layer, and the arguments of the rank's graph."""
+        if self.training and torch.is_grad_enabled():
+            check_trained(self._live.model.graph)
         boxes, call = self._boxes, self._live.call
         given = call.bound(args, kwargs, {name: extents(box) for name, box in boxes.items()})
         inputs = {

@@ -18,7 +18,7 @@ from pase.planning.plan import Plan
 from pase.planning.stages import stage_plan
 from pase.sharding.boxes import Range
 from pase.sharding.shards import prime_factors
-from pase.targets.programs import emit
+from pase.targets.programs import check_trained, emit
 from pase.targets.torch.failures import naming_lost_ranks
 from pase.targets.torch.messages import told_by_all
 from pase.targets.torch.module import Parallel, hold_together, run_text
@@ -120,6 +120,8 @@ class Staged(Parallel):
                 "products in float16 need a loss that is scaled, which pipelines do not do; search with another "
                 "precision (bf16-mixed), or without stages"
             )
+        if module.training:
+            check_trained(live.model.graph)
         self.program = emit(plan, target="torch", has_module=True)
         names = run_text(self.program)
         pipeline = Pipeline(
@@ -164,6 +166,7 @@ class Staged(Parallel):
 
         All ranks have the loss. Every rank is given all examples.
         """
+        check_trained(self._live.model.graph)
         count = self.plan.micro_batches
         split = self._live.call.split(args, kwargs, count, self._micro_batch)
         loss = self._stages.train(self._begun_on([self._live.call.bound(*each) for each in split]))
