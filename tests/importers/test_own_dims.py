@@ -1,7 +1,10 @@
 """What the source takes apart and puts together again is computed in an operator's dims where that is the same."""
 
+import pytest
+
 from pase.graph.body import Body, Constant, InnerDim, Step
-from pase.importers.lower.steps import with_own_dims
+from pase.importers.lower.builder import NoBodyError
+from pase.importers.lower.steps import _Rewriting, _TakenApartError, with_own_dims
 
 READS = {"x": {"s", "d"}, "y": {"s", "d"}}
 
@@ -78,3 +81,25 @@ def test_devices_keep_their_parts_of_constants() -> None:
         Step(result="t3", function="add", operands=("x", "c1_2")),
     )
     assert {dim.name for dim in found.inner} == {"i2", "i3"}
+
+
+def test_an_added_dim_of_one_point_is_none_of_the_operator() -> None:
+    body = Body(
+        steps=(
+            _whole("t1", "x", "s", "i1"),
+            Step(result="t2", function="sum", operands=("t1",), dims=("i1",)),
+            _view("t3", "t2", (), ("i2",)),
+            Step(result="t4", function="join", operands=("t3", "t1"), dims=("i2", "i1", "i3")),
+        ),
+        inner=_inner(i1=16, i2=1, i3=17),
+    )
+    assert with_own_dims(body, ("s", "d"), READS) == body
+
+
+def test_an_attempt_that_removes_no_dim_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_self: object) -> Body:
+        raise _TakenApartError(())
+
+    monkeypatch.setattr(_Rewriting, "rewritten", fail)
+    with pytest.raises(NoBodyError, match=r"^\[\] of its dims \['s', 'd'\] are taken apart$"):
+        with_own_dims(Body(), ("s", "d"), READS)

@@ -537,10 +537,12 @@ class _Vertex:
     def _end(self, known: TensorRef, op: ops.Concat) -> str:
         """Return one of the tensors that are joined end to end, laid out for that."""
         write = self._operator.writes[0]
-        along = self._sheet.dim(known.shape[op.dim])
-        axes = [Atom(str(axis), extent) for axis, extent in zip(write.index_map, write.shape, strict=True)]
         if isinstance(known.operand, float) or any(not isinstance(axis, str) for axis in write.index_map):
             raise NoBodyError("numbers are joined to it")
+        if len(write.index_map) != len(known.shape):
+            raise NoBodyError("tensors of other dims than it writes are joined")
+        along = self._sheet.dim(known.shape[op.dim])
+        axes = [Atom(str(axis), extent) for axis, extent in zip(write.index_map, write.shape, strict=True)]
         axes[op.dim] = along
         target = tuple((atom,) if atom.extent > 1 else () for atom in axes)
         return self._sheet.step("repeat", [self._sheet.laid(known, target).operand], [atom.name for atom in axes])

@@ -409,14 +409,22 @@ class _TakenApartError(Exception):
 def with_own_dims(body: Body, dims: Sequence[str], reads: Mapping[str, Set[str]]) -> Body:
     """Return a body without what gathers dims of an operator and takes them apart, as far as they stay together.
 
-    dims: of the operator's iteration space. reads: of what it reads, its dims by name.
+    Args:
+        body: What the operator computes.
+        dims: Names of the operator's iteration dims.
+        reads: Dims of each tensor that the operator reads.
+
+    Raises:
+        NoBodyError: No fewer dims would remain for the next attempt, so that it would fail in the same way.
     """
-    left = frozenset(dims)
-    while left:
+    candidates = frozenset(dims)
+    while candidates:
         try:
-            return _Rewriting(body=body, own=left, dims=dict(reads)).rewritten()
+            return _Rewriting(body=body, own=candidates, dims=dict(reads)).rewritten()
         except _TakenApartError as error:
-            left -= {*error.own}
+            if candidates.isdisjoint(error.own):
+                raise NoBodyError(f"{list(error.own)} of its dims {list(dims)} are taken apart") from None
+            candidates -= {*error.own}
     return body
 
 
@@ -466,7 +474,8 @@ class _Rewriting:
                     self.groups |= {(other,): (dim,) for dim, other in zip(before, after, strict=True)}
                 continue
             own = self._known(before)
-            if own == after or before == after:
+            # Dims of one point that a step adds represent none of the operator's.
+            if own == after or before == after or not before:
                 continue
             if own is not None:
                 if not self.own.isdisjoint(after) or self.groups.setdefault(after, own) != own:
