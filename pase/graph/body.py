@@ -4,17 +4,16 @@ Tensors have named dims, so that a step says nothing of their order in memory: w
 its points.
 """
 
-import json
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pase.common.words import short
 from pase.errors import GraphError, unknown_name
+from pase.graph.sources import TYPES, source_call
 
 Operand = str | float
 """A tensor by its name, or a number."""
@@ -55,9 +54,6 @@ CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 LOSSES = ("softmax_loss",)
 """Functions whose result is the loss: one number, whatever the dims of what their operator writes."""
-
-TYPES = ("float16", "bfloat16", "float32", "float64")
-"""Types of numbers that a source computes in."""
 
 
 class Function(NamedTuple):
@@ -499,81 +495,3 @@ def _verify_step(step: Step, dims: Sequence[str], where: str) -> None:
             f"{where}, {step.function!r}, has {len(step.dims)} dims and {len(step.options)} options; expected three "
             f"dims, and one number of each of {', '.join(lists)}, for each spatial dim"
         )
-
-
-# -- calls of a source's own operators
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceCall:
-    """What a step "source" calls.
-
-    operator: by its qualified name, "aten.topk.default". arguments: (positional, keywords); in them {"operand": i}
-    stands for an operand, {"dtype": name} for a type, {"number": "inf"} for what JSON does not have, {"device": ""} for
-    where the operands are. layouts: of each operand, then of the result, the dims of the body that make up each of its
-    dims, row-major, in the operator's order. number: which of several results it is.
-    """
-
-    operator: str
-    arguments: tuple[list[Any], dict[str, Any]]
-    layouts: tuple[tuple[tuple[str, ...], ...], ...]
-    number: int
-
-
-_OPERATOR = re.compile(r"aten(\.[a-zA-Z0-9_]*[a-zA-Z0-9]){2}")
-"""Names of operators that a step may call: none whose name says that it writes into what it reads."""
-
-_LONGEST_ARGUMENTS = 1 << 16
-
-
-def source_call(step: Step, where: str) -> SourceCall:
-    """Return what a step "source" calls; GraphError where it is none that a program may make."""
-    told = dict(step.options)
-    operator = str(told.get("operator", ""))
-    if not _OPERATOR.fullmatch(operator):
-        raise GraphError(
-            f"{where} calls {short(operator)!r}; expected an operator of PyTorch's 'aten', with its overload, that "
-            "writes into nothing"
-        )
-    try:
-        texts = [str(told[name]) for name in ("arguments", "layouts")]
-        if max(map(len, texts)) > _LONGEST_ARGUMENTS:
-            raise ValueError("they are too long")
-        arguments, layouts = map(json.loads, texts)
-        positional, keywords = arguments
-        if not isinstance(positional, list) or not isinstance(keywords, dict):
-            raise ValueError("expected an array and an object")
-        if any(not isinstance(dim, str) for layout in layouts for axis in layout for dim in axis):
-            raise ValueError("dims are names")
-        _check_arguments([*positional, *keywords.values()], len(step.operands))
-        found = tuple(tuple(tuple(axis) for axis in layout) for layout in layouts)
-        if len(found) != len(step.operands) + 1 or any(not isinstance(operand, str) for operand in step.operands):
-            raise ValueError("expected dims of each operand, a tensor, and of the result")
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise GraphError(
-            f"{where} calls {operator!r} with arguments that cannot be read: {short(str(error))}"
-        ) from None
-    return SourceCall(
-        operator=operator, arguments=(positional, keywords), layouts=found, number=int(step.option("number", 0))
-    )
-
-
-def _check_arguments(items: Sequence[Any], num_operands: int) -> None:
-    for item in items:
-        match item:
-            case list():
-                _check_arguments(item, num_operands)
-            case {"operand": int(place)} if len(item) == 1 and 0 <= place < num_operands:
-                pass
-            case {"dtype": str(name)} if len(item) == 1 and name in ARGUMENT_TYPES:
-                pass
-            case {"number": "inf" | "-inf" | "nan"} | {"device": ""} if len(item) == 1:
-                pass
-            case None | bool() | int() | float() | str():
-                pass
-            case _:
-                raise ValueError(f"{item!r} is no argument")
-
-
-ARGUMENT_TYPES = (*TYPES, "bool", "uint8", "int8", "int16", "int32", "int64", "complex64", "complex128")
-"""Types that an argument may name."""

@@ -98,8 +98,8 @@ class Origin:
 class SourceOperator:
     """The source's own call that a node is, for those of its framework.
 
-    operator, arguments: as `graph.body.SourceCall` has them, operands being the node's inputs by position. results: the
-    names of all that it gives. passes: groups of dims along which each point depends on those of that point alone:
+    operator, arguments: as `graph.sources.SourceCall` has them, operands being the node's inputs by position. results:
+    the names of all that it gives. passes: groups of dims along which each point depends on those of that point alone:
     (of each input, of each result), -1 where it has none. is_exact: whether the node computes just this; else what it
     costs alone.
     """

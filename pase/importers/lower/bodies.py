@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from pase.graph import Access, Operator, Role, SliceOf, Window
-from pase.graph.body import TYPES, Body, ModelInput, ModelOutput, Operand, Option, is_before_layout
+from pase.graph.body import Body, ModelInput, ModelOutput, Operand, Option, is_before_layout
 from pase.graph.operator import DimIndex, access_dims, axis_dims
+from pase.graph.sources import TYPES
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Node, Piece, SourceOperator, Trace, Use, piece_shape
 from pase.importers.ir.views import View

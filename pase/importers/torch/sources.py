@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite, prod
 from typing import Any
 
-from pase.graph.body import ARGUMENT_TYPES
+from pase.graph.sources import ARGUMENT_TYPES, is_source_operator
 from pase.importers.ir import ops
 from pase.importers.ir.call import Call, as_list
 from pase.importers.ir.trace import SourceOperator, Step, Value
@@ -27,7 +27,9 @@ def source_of(torch: Any, node: Any, call: Call, step: Step, made: Mapping[str, 
         made: by the names of the program's nodes, what they are in the trace.
     """
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
+    if not isinstance(target, torch._ops.OpOverload) or not is_source_operator(str(target)):
+        return None
+    if target._schema.is_mutable:
         return None
     # Recurrent layers and attention drop points in training alone, outside which they are traced.
     is_traced = call.name in _DROPPING and not call.get("dropout_p", 0.0)

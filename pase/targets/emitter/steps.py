@@ -9,7 +9,8 @@ from types import MappingProxyType
 
 from pase.errors import EmitError
 from pase.graph import Access, DimIndex, Operator, SliceOf, Window
-from pase.graph.body import CELLS, LOSSES, MOVES, POINTWISE, TYPES, Body, Step, source_call
+from pase.graph.body import CELLS, LOSSES, MOVES, POINTWISE, Body, Step
+from pase.graph.sources import TYPES, source_call
 from pase.targets.emitter.text import INDENT, WIDTH, Text, call, code, joined, word
 
 _INLINED = 56

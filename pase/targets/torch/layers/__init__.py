@@ -5,7 +5,7 @@ from pase.targets.torch.layers.attention import attention, masked_attention
 from pase.targets.torch.layers.experts import grouped, routed
 from pase.targets.torch.layers.movement import concat, cut, dims, end_to_end, padded, piece, select_rows, view
 from pase.targets.torch.layers.normalisation import batch_norm, normalise
-from pase.targets.torch.layers.points import arrange, cast, dropout, fn, source
+from pase.targets.torch.layers.points import arrange, cast, dropout, fn
 from pase.targets.torch.layers.recurrent import GATES, last_state, lstm, recurrent
 from pase.targets.torch.layers.reductions import (
     greatest,
@@ -20,6 +20,7 @@ from pase.targets.torch.layers.reductions import (
     total,
     without_later_keys,
 )
+from pase.targets.torch.layers.sources import source
 from pase.targets.torch.layers.windows import convolve, convolve_transposed, pool
 from pase.targets.torch.tensor import fan_out, reshard
 
