@@ -152,6 +152,27 @@ def test_a_save_that_fails_leaves_the_older_ones(tmp_path: Path, monkeypatch: py
     assert contents(tmp_path) == before
 
 
+def test_a_kill_while_safetensors_writes_leaves_nothing_after_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes to a file of another name, beside the one that it is given."""
+
+    def killed(_arrays: object, path: Path, _metadata: object) -> None:
+        (path.parent / ".tmpA1b2C3").write_bytes(bytes(100))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("safetensors.numpy.save_file", killed)
+        child = os.fork()
+        if child == 0:
+            write_checkpoint(tmp_path, made_up(3))
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert [path.name for path in tmp_path.rglob(".tmp*")] == [".tmpA1b2C3"]
+    write_checkpoint(tmp_path, made_up(4))
+    prune(tmp_path, step=4, keep=3, suffix=".safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000004.safetensors"]
+
+
 def test_where_the_newest_is_damaged_an_older_one_is_offered(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) is None
     paths = [write_checkpoint(tmp_path, made_up(step)) for step in (2, 4, 6)]

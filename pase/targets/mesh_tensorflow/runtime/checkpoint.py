@@ -6,8 +6,8 @@ The metadata of a file are what it says of its training, as JSON, and the checks
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -70,17 +70,22 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         if not np.isfinite(array).all():
             raise ProgramError(f"step {checkpoint.step}: {_called(name)} is not finite; no checkpoint was written")
     path = checkpoint_path(folder, checkpoint.step)
-    temporary = path.with_name(f".{path.name}.part")
+    # A folder, since safetensors writes to a file of another name beside the one that it is given: whatever a process
+    # that is killed has left is in there, and the next save removes it.
+    part = path.with_name(f".{path.name}.part")
     try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        temporary = part / path.name
         _write(temporary, arrays, json.dumps({"schema_version": SCHEMA_VERSION, **checkpoint.document()}))
         with temporary.open("rb") as stream:
             os.fsync(stream.fileno())
         temporary.replace(path)
         sync_folder(folder)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise ProgramError(f"cannot write checkpoint {path}: {error}; older ones are as they were") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
     return path
 
 
