@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from statistics import median
 from typing import Any
 
@@ -55,7 +56,7 @@ def calibrate_command(
         figures = found.kernels
         assert figures is not None
         document: dict[str, Any] = {"samples": [asdict(sample) for sample in figures.samples]}
-        show, hint = partial(_print_kernels, figures), f"MODEL --machine {output} --cost-model step"
+        show, hint = partial(_print_kernels, figures), f"MODEL --machine {quote(str(output))} --cost-model step"
     elif machine is not None:
         raise CalibrationError("--machine is for --kernels, which keeps a machine's links; without, links are measured")
     else:
@@ -65,7 +66,7 @@ def calibrate_command(
         found, time_s = measured.machine, time.monotonic() - begin_s
         document = _document(measured, samples, time_s)
         show = partial(_print_summary, measured, samples, time_s)
-        hint = f"alexnet -p {samples.num_devices} --machine {output}"
+        hint = f"alexnet -p {samples.num_devices} --machine {quote(str(output))}"
     text = machine_text(found)
     if output:
         write_or_fail(output, text, CalibrationError)

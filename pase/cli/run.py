@@ -4,6 +4,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
@@ -281,7 +282,7 @@ def emit_command(
     if output:
         write_or_fail(output, source, EmitError)
         how = "--weights weights.npz --data inputs.npz" if forward else "--steps 10"
-        warn(f"program written to {output}; try: python {output} {how}")
+        warn(f"program written to {output}; try: python {quote(str(output))} {how}")
     if as_json:
         print_json({"source": source, "output": str(output) if output else None, "left_out": left_out})
     elif not output:

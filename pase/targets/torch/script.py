@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import click
@@ -123,7 +124,7 @@ def _joined(num_devices: int, device: str | None) -> Ranks:
     if ranks.world_size != num_devices:
         raise ProgramError(
             f"the program is one of {num_devices} ranks, and {ranks.world_size} were started; start it with: torchrun "
-            f"--nproc-per-node {num_devices} {Path(sys.argv[0]).name}"
+            f"--nproc-per-node {num_devices} {quote(Path(sys.argv[0]).name)}"
         )
     return ranks
 

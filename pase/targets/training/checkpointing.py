@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, ClassVar, Self
 
 from pase.common.documents import Field
@@ -226,7 +227,7 @@ class CheckpointFolder:
 
 def stopped_text(folder: Path | None) -> str:
     """Return what to say where somebody stops a training."""
-    hint = f"; go on with --checkpoint {folder} --resume" if folder else ""
+    hint = f"; go on with --checkpoint {quote(str(folder))} --resume" if folder else ""
     return f"\nstopped{hint}\n"
 
 

@@ -348,7 +348,7 @@ def initial_deviation(operator: Operator, access: Access) -> float:
     A contraction's weight: 1 / sqrt(points that are summed for one output) (LeCun et al. 1998). A table: 1 / sqrt(its
     columns). What is added: 0. All of a recurrent layer: 1 / sqrt(3 units), that of PyTorch's uniform values.
     """
-    if operator.kind == "recurrent":
+    if operator.kind == "recurrent" and "e" in operator.extents:
         return float(f"{sqrt(1 / (3 * operator.extents['e'])):.4g}")
     produced = frozenset[str]().union(*(access_dims(write) for write in operator.writes))
     summed = [dim for dim in operator.dims if dim.name in named_dims(access) and dim.name not in produced]
