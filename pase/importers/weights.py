@@ -15,7 +15,7 @@ from pase.errors import ModelError
 from pase.graph import Scalar
 from pase.importers.frameworks import FRONT_ENDS, import_model
 from pase.importers.front_end import call_factory, framework, is_factory
-from pase.importers.ir.trace import Piece, Trace, Use
+from pase.importers.ir.trace import Piece, Trace, Use, piece_shape
 from pase.importers.ir.views import View
 from pase.importers.jax import function as jax_function
 from pase.importers.keras import model as keras_model
@@ -56,6 +56,7 @@ def read_weights(
     uses = {(w.layer, w.tensor): Use(value=w.source, piece=w.piece) for w in model.lowered.weights}
     uses |= model.lowered.constants
     values = _VALUES[kind](source, sorted({use.value for use in uses.values()}), model.traces[0], batch, given)
+    _check_sizes(source, uses.values(), values)
     found: dict[str, Array] = {}
     for (layer, tensor), use in uses.items():
         if use.value not in values:
@@ -75,6 +76,28 @@ def read_weights(
         array = array if np.issubdtype(array.dtype, np.inexact) else array.astype(np.float32)
         found[f"{layer}/{tensor}"] = read_as(array, use)
     return found
+
+
+def _check_sizes(source: object, uses: Iterable[Use], values: Mapping[str, Array]) -> None:
+    """Raise ModelError where few stored values are repeated so often that they fill the memory."""
+    stored = sum(_stored_points(array) for array in values.values())
+    points = 0
+    for use in uses:
+        if use.value in values:
+            shape = np.shape(values[use.value])
+            points += prod(use.view.shape if use.view else piece_shape(shape, use.piece))
+    if points > max(_MAX_COMPUTED, 4 * stored):
+        raise ModelError(
+            f"the weights of {_called(source)} have {points:,} elements, many more than the {stored:,} that are "
+            "stored; check the model"
+        )
+
+
+def _stored_points(array: Any) -> int:
+    """Return how many elements of an array are not another one, repeated."""
+    if not isinstance(array, np.ndarray):
+        return prod(np.shape(array))
+    return prod(extent for extent, stride in zip(array.shape, array.strides, strict=True) if stride)
 
 
 def read_as(array: Array, use: Use) -> Array:

@@ -21,6 +21,9 @@ from pase.importers.isolated import copy_arrays
 _MAX_BYTES = 64 * 2**20
 """Of the configuration; that of a model of a thousand layers has about one million."""
 
+_MAX_VALUES = 2_000_000
+"""Of the configuration: a model of a thousand layers has about 100,000, and the emptiest takes 64 bytes in memory."""
+
 _VALUES = frozenset({"__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__slice__"})
 """Literals."""
 
@@ -75,12 +78,38 @@ def read_model(keras: Any, path: str) -> Any:
     """
     config = checked_config(keras, path)
     try:
-        model = keras.saving.deserialize_keras_object(_without(config, "build_config"), safe_mode=True)
+        with _sequences_built_once(keras):
+            model = keras.saving.deserialize_keras_object(_without(config, "build_config"), safe_mode=True)
     except Exception as error:
         raise ModelError(f"{path!r} cannot be made into a model: {type(error).__name__}: {_cause(error)}") from error
     if not isinstance(model, keras.Model):
         raise ModelError(f"{path!r} holds a {type(model).__name__}; expected a model")
     return model
+
+
+@contextmanager
+def _sequences_built_once(keras: Any) -> Iterator[None]:
+    """Have Keras build a `Sequential` of a file when all of its layers are there.
+
+    It builds the model anew after each layer that it adds: 600 take minutes.
+    """
+    original = vars(keras.Sequential)["from_config"]
+
+    def from_config(cls: Any, config: Any, custom_objects: Any = None) -> Any:
+        read = keras.saving.deserialize_keras_object
+        if any("module" not in item for item in config["layers"]):
+            return original.__func__(cls, config, custom_objects)
+        model = cls([read(item, custom_objects=custom_objects) for item in config["layers"]], name=config["name"])
+        shape = config.get("build_input_shape")
+        if shape and not model.built and isinstance(shape, list | tuple):
+            model.build(shape)
+        return model
+
+    keras.Sequential.from_config = classmethod(from_config)
+    try:
+        yield
+    finally:
+        keras.Sequential.from_config = original
 
 
 def read_losses(path: str, notes: list[str]) -> Any:
@@ -225,6 +254,11 @@ def read_config(path: str) -> dict[str, Any]:
         raise ModelError(f"{path!r} is no .keras file, or it is damaged: {_cause(error)}") from error
     if len(text) > _MAX_BYTES:
         raise ModelError(f"{path!r}: its configuration is larger than {_MAX_BYTES >> 20} MiB; this is no model")
+    num_values = sum(map(text.count, (b"{", b"[", b",")))
+    if num_values > _MAX_VALUES:
+        raise ModelError(
+            f"{path!r}: its configuration has {num_values:,} values; at most {_MAX_VALUES:,} are read: this is no model"
+        )
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:

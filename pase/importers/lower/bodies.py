@@ -208,14 +208,16 @@ class _Vertex:
         is_aside: of weights or of whole numbers, not of what the vertex reads.
         """
         sheet, source = self._sheet, node.source
-        before, known = sheet.mark(), dict(self._known)
+        # Copies grow with the body: they are made only where steps may be taken back.
+        mark = (sheet.mark(), dict(self._known)) if sheet.is_own else None
         try:
             if source is not None and not source.is_exact:
                 raise NoBodyError("it is none of the functions that are known")
             return self._within(node) if is_aside else self._step(node)
         except NoBodyError as error:
-            if not sheet.is_own:
+            if mark is None:
                 raise
+            before, known = mark
             sheet.reset(before)
             self._known = known
             if source is None:

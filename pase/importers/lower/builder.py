@@ -143,7 +143,9 @@ class TensorRef:
 
 @dataclass(slots=True)
 class BodyBuilder:
-    """steps, constants, inner: so far. sources: of the constants, what they are of the source.
+    """steps, constants, inner: so far. numbers: by the letter of names, the last that was given.
+
+    sources: of the constants, what they are of the source.
 
     untrained: why they are not those of a network that is trained, "" if they are.
 
@@ -153,6 +155,7 @@ class BodyBuilder:
     """
 
     taken: set[str]
+    numbers: dict[str, int] = field(default_factory=dict)
     fixed: Mapping[str, int] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     constants: list[Constant] = field(default_factory=list)
@@ -417,9 +420,10 @@ class BodyBuilder:
             setattr(self, own.name, getattr(mark, own.name))
 
     def _new(self, letter: str) -> str:
-        number = 1
+        number = self.numbers.get(letter, 1)
         while f"{letter}{number}" in self.taken:
             number += 1
+        self.numbers[letter] = number
         self.taken.add(f"{letter}{number}")
         return f"{letter}{number}"
 
