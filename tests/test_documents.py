@@ -1,7 +1,9 @@
 """Fields of documents from outside, and files that are replaced whole or not at all."""
 
+import fcntl
 import json
 import os
+import signal
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +11,7 @@ from sys import float_info
 
 import pytest
 
-from pase.common.documents import Field, write_atomically
+from pase.common.documents import MAX_DOCUMENT_BYTES, MAX_TOML_BYTES, Field, read_text, toml_field, write_atomically
 from pase.errors import PlanError
 
 
@@ -198,3 +200,60 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     finally:
         os.close(reader)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+# -- limits, and what processes that were killed have left
+
+
+def test_what_has_no_end_is_no_document(tmp_path: Path) -> None:
+    pipe, large = tmp_path / "pipe", tmp_path / "large"
+    os.mkfifo(pipe)
+    with large.open("wb") as stream:
+        stream.truncate(MAX_DOCUMENT_BYTES + 1)
+    for path, reason in {
+        "/dev/zero": "it is no regular file",
+        pipe: "it is no regular file",
+        tmp_path: "Is a directory",
+        large: "it has more than 64 MiB",
+        tmp_path / "none": "No such file or directory",
+        "nu\0ll": "embedded null byte",
+    }.items():
+        with pytest.raises(PlanError, match=f"^the file cannot be read: {reason}$"):
+            read_text(path, PlanError, "the file")
+    with pytest.raises(PlanError, match=r"^the file has 2,097,153 characters of TOML; at most 2,097,152 are read$"):
+        toml_field("#" * (MAX_TOML_BYTES + 1), PlanError, "the file")
+
+
+def test_permissions_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    for mode in (0o600, 0o640, 0o444):
+        write_atomically(path, "one")
+        path.chmod(mode)
+        write_atomically(path, "two")
+        assert path.read_text() == "two"
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def _killed_while_writing(path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        os.fsync = lambda _handle: os.kill(os.getpid(), signal.SIGKILL)
+        write_atomically(path, "three")
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+def test_what_a_process_that_was_killed_has_left_is_removed(tmp_path: Path) -> None:
+    path, other = tmp_path / "plan.json", tmp_path / ".plan.json.of-another"
+    other.touch()
+    _killed_while_writing(path)
+    (left,) = tmp_path.glob(".plan.json.*.part")
+    # It may be that of a process which is about to lock it.
+    write_atomically(path, "one")
+    assert left.exists()
+    os.utime(left, (1, 1))
+    with left.open("rb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        write_atomically(path, "two")
+        assert left.exists(), "a process that is alive is writing it"
+    write_atomically(path, "three")
+    assert {item.name for item in tmp_path.iterdir()} == {"plan.json", other.name}

@@ -26,7 +26,7 @@ from pase._version import __version__
 from pase.analysis.baselines.registry import BASELINES, baseline_of
 from pase.analysis.explanation.constrained_search import Improvement, improvement, nearest
 from pase.common.codecs import choice
-from pase.common.documents import Field, StrPath, toml_field
+from pase.common.documents import Field, StrPath, read_text, toml_field
 from pase.common.words import short
 from pase.costs import DEFAULT_OPTIMISER, STATES, Allowance, Problem, TimeUpError, cost_model
 from pase.costs.modes import ModeSpace
@@ -44,7 +44,6 @@ from pase.planning.constraints import (
     Pin,
     allowed,
     constraints_of,
-    file_text,
 )
 from pase.planning.pipelines import data_parallel_step, search_schemes
 from pase.planning.plan import NOT_SEARCHED, Plan, SearchRecord
@@ -489,7 +488,7 @@ def _is_scheme(name: str) -> bool:
 
 def _from_file(path: Path) -> Strategy:
     source = f"strategy file {path}"
-    text = file_text(path, source)
+    text = read_text(path, ConfigurationError, source)
     if path.suffix.lower() == ".json" or text.lstrip().startswith("{"):
         try:
             document = json.loads(text)

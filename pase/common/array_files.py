@@ -16,6 +16,7 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
+from pase.common.documents import open_regular
 from pase.errors import PaseError
 
 Array = np.ndarray[Any, Any]
@@ -126,7 +127,7 @@ def reading(error: type[PaseError], what: str, expected: str) -> Iterator[None]:
 @contextmanager
 def opened_archive(path: Path) -> Iterator[ArrayArchive]:
     """Open an .npz file; to be used within `reading`."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if file.read(len(_MAGIC)) == _MAGIC:
             raise _UnreadableError("it holds a single array")
         with zipfile.ZipFile(file) as archive:
@@ -135,7 +136,7 @@ def opened_archive(path: Path) -> Iterator[ArrayArchive]:
 
 def mapped_array(path: Path) -> Array:
     """Return the array of an .npy file, left on disk; to be used within `reading`."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         header = _header(file)
         start, size_bytes = file.tell(), os.fstat(file.fileno()).st_size
         if size_bytes - start != header.size_bytes:

@@ -3,13 +3,20 @@
 Every value is asked for by type; what is not as expected raises the caller's PaseError with the field's path.
 """
 
+import errno
+import glob
 import os
 import re
+import stat
 import tempfile
+import time
 import tomllib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from fcntl import LOCK_EX, LOCK_NB, flock
+from io import BufferedReader
 from itertools import count
 from math import inf, isfinite
 from operator import attrgetter
@@ -145,6 +152,48 @@ def _shown(value: object) -> str:
             return short(repr(value))
 
 
+MAX_DOCUMENT_BYTES = 64 << 20
+"""Of a file of JSON: a plan of ten thousand layers has about 30 MB."""
+
+MAX_TOML_BYTES = 2 << 20
+"""Of a file of TOML, which people write, and of which Python reads about 1 MB a second."""
+
+
+def open_regular(path: StrPath) -> BufferedReader:
+    """Open a file to read its bytes; OSError where it is a device, a pipe or a folder, of which there may be no end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def read_text(path: StrPath, failure: type[PaseError], called: str) -> str:
+    """Return the text of a regular file of at most `MAX_DOCUMENT_BYTES`.
+
+    Args:
+        path: The file.
+        failure: What to raise where it cannot be read.
+        called: What messages call it.
+    """
+    try:
+        with open_regular(path) as stream:
+            data = stream.read(MAX_DOCUMENT_BYTES + 1)
+        if len(data) > MAX_DOCUMENT_BYTES:
+            raise failure(f"{called} cannot be read: it has more than {MAX_DOCUMENT_BYTES >> 20} MiB")
+        return data.decode()
+    except UnicodeDecodeError:
+        raise failure(f"{called} cannot be read: it is not UTF-8 text") from None
+    except (OSError, ValueError) as error:  # a path that none can have
+        raise failure(f"{called} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
 def write_or_fail(path: StrPath, data: str | bytes, failure: type[PaseError], *, called: str = "") -> None:
     """Replace a file as a whole, as `write_atomically` does; a failure says why it cannot be written."""
     try:
@@ -156,8 +205,9 @@ def write_or_fail(path: StrPath, data: str | bytes, failure: type[PaseError], *,
 def write_atomically(path: Path, data: str | bytes) -> None:
     """Replace a file as a whole: whoever reads it sees the old contents or the new ones, never a half.
 
-    A link is followed. What is no regular file (/dev/stdout, a pipe) is written to, not replaced. Raises OSError
-    where the folder is missing or not writable.
+    A link is followed. What is no regular file (/dev/stdout, a pipe) is written to, not replaced. The permissions of
+    the old file are kept. What earlier calls that were killed have left beside it is removed. Raises OSError where the
+    folder is missing or not writable.
     """
     raw = data.encode() if isinstance(data, str) else data
     if path.exists() and not path.is_file():
@@ -165,20 +215,45 @@ def write_atomically(path: Path, data: str | bytes) -> None:
             stream.write(raw)
         return
     path = Path(os.path.realpath(path))
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    _remove_left(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PART)
     try:
         with os.fdopen(handle, "wb") as stream:
+            # Held until the process ends, however it does: see `_remove_left`.
+            flock(stream, LOCK_EX)
             stream.write(raw)
             stream.flush()
             os.fsync(stream.fileno())
-        # mkstemp makes files that only their owner may read; a result file has the usual permissions.
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(path)
+            Path(temporary).chmod(_permissions(path))
+            Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+_PART = ".part"
+
+_LEFT_S = 60.0
+"""Age from which a file may be what a process that was killed has left: one that is made now is not locked yet."""
+
+
+def _permissions(path: Path) -> int:
+    """Return the permissions of a file; those of a new one where it is not there yet."""
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        umask = os.umask(0)
+        os.umask(umask)
+        return 0o666 & ~umask
+
+
+def _remove_left(path: Path) -> None:
+    """Remove the temporary files of `write_atomically` beside a file whose processes are gone."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{_PART}"):
+        with suppress(OSError), open_regular(left) as stream:
+            if time.time() - os.fstat(stream.fileno()).st_mtime > _LEFT_S:
+                flock(stream, LOCK_EX | LOCK_NB)
+                left.unlink()
 
 
 # -- TOML, and in which line of it each field stands, which the parser of the standard library does not say
@@ -192,6 +267,8 @@ def toml_field(text: str, error: type[PaseError], source: str) -> Field:
 
     source: what messages call it.
     """
+    if len(text) > MAX_TOML_BYTES:
+        raise error(f"{source} has {len(text):,} characters of TOML; at most {MAX_TOML_BYTES:,} are read")
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as found:  # numbers of thousands of digits, brackets thousands deep

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pase.common.documents import open_regular
 from pase.errors import DatasetError, ProgramError
 from pase.targets.training.data import DataInput, read_arrays
 
@@ -229,7 +230,7 @@ def opened(path: Path) -> Iterator[Content]:
     Raises DatasetError where it cannot be opened, and, within the context, where it turns out to be damaged.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size_bytes = os.fstat(file.fileno()).st_size
             is_packed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP
             if is_packed:
@@ -270,6 +271,9 @@ def read_own_arrays(path: Path | None, part: Part) -> Dataset:
 
 _UNSIGNED_BYTES = 8
 
+MAX_IDX_BYTES = 250_000 * 28 * 28
+"""Of one file: EMNIST's digits are 240,000 images. Programs read them as float32, four bytes for each of these."""
+
 
 def read_idx(path: Path, *, num_dims: int) -> Array:
     """Return the bytes of an IDX file, plain or gzip, as uint8 in the shape that its header gives.
@@ -285,6 +289,11 @@ def read_idx(path: Path, *, num_dims: int) -> Array:
         if num_bytes > content.most_bytes:
             raise DatasetError(
                 f"{path}: {says} but a file of its size holds no more than {content.most_bytes}; {again}"
+            )
+        if num_bytes > MAX_IDX_BYTES:
+            raise DatasetError(
+                f"{path}: {says} more than the {MAX_IDX_BYTES} of the largest file that is read: give larger data sets "
+                "as arrays (.npz)"
             )
         values = np.frombuffer(content.stream.read(num_bytes), np.uint8)
         if len(values) < num_bytes:

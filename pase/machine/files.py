@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import pairwise
 from math import isfinite
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -29,7 +28,7 @@ from pase.common.codecs import (
     table,
     version,
 )
-from pase.common.documents import Field, StrPath, toml_field
+from pase.common.documents import Field, StrPath, read_text, toml_field
 from pase.errors import MachineError, unknown_name
 from pase.machine.machine import BY_LEVEL, RING, Device, Kernels, KernelSample, Level, Machine, Origin, Overlap
 
@@ -201,12 +200,8 @@ def load_machine(name_or_path: StrPath) -> Machine:
     if name_or_path == AUTO:
         return local_machine(machines())
     if name_or_path.endswith(".toml"):
-        path = Path(name_or_path)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:  # no UTF-8, or a path that none can have
-            raise MachineError(f"machine file {name_or_path} cannot be read: {error}") from None
-        return _parse(text, f"machine file {name_or_path}")
+        called = f"machine file {name_or_path}"
+        return _parse(read_text(name_or_path, MachineError, called), called)
     if name_or_path not in preset_names():
         raise MachineError(
             unknown_name("machine", name_or_path, preset_names()) + "; or give the path of a .toml file, or auto"

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from pase.common.codecs import POSITIVE, TEXT, Codec, array, defined, descriptions, json_schema, record, table, wholes
 from pase.common.containers import FrozenDict
-from pase.common.documents import Field, StrPath, toml_field
+from pase.common.documents import Field, StrPath, read_text, toml_field
 from pase.costs import Problem
 from pase.costs.modes import STATES, ModeSpace
 from pase.errors import ConfigurationError
@@ -303,16 +303,8 @@ def combined(constraints: Iterable[Constraint]) -> Constraints:
 def load_constraints(path: StrPath) -> Constraints:
     """Return the constraints in a TOML file; ConfigurationError names the file, the line and the field."""
     source = f"constraints file {path}"
-    return CONSTRAINTS.read(toml_field(file_text(path, source), ConfigurationError, source))
-
-
-def file_text(path: StrPath, source: str) -> str:
-    """Return the text of a file; ConfigurationError where it cannot be read. source: what messages call it."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigurationError(f"{source} cannot be read: {reason}") from None
+    text = read_text(path, ConfigurationError, source)
+    return CONSTRAINTS.read(toml_field(text, ConfigurationError, source))
 
 
 def constraints_of(given: object) -> Constraints:

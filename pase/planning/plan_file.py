@@ -29,7 +29,7 @@ from pase.common.codecs import (
     version,
     wholes,
 )
-from pase.common.documents import Field, StrPath, write_atomically
+from pase.common.documents import Field, StrPath, read_text, write_atomically
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, REPLICATED, STATES, DeviceMemory, cost_model
 from pase.costs.modes import ModeSpace, can_be_in_parts
 from pase.errors import ConfigurationError, CostError, MachineError, PlanError
@@ -149,11 +149,7 @@ def write_plan(plan: Plan, path: StrPath) -> None:
 
 def read_plan(path: StrPath) -> Plan:
     """Return the plan in a JSON file; PlanError says which field is missing, wrong or not consistent."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise PlanError(f"plan file {path} cannot be read: {reason}") from None
+    text = read_text(path, PlanError, f"plan file {path}")
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -217,3 +217,14 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DatasetError, match=r"has no train-images-idx3-ubyte or .*; the folder is empty"):
         load_dataset(f"mnist:{tmp_path / 'empty'}")
+
+
+def test_more_than_any_of_these_data_sets_is_not_unpacked(tmp_path: Path) -> None:
+    header = bytes((0, 0, 8, 3)) + struct.pack(">3I", 1_000_000, 28, 28)
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(header, 1) + gzip.compress(np.random.default_rng(0).bytes(800_000), 1))
+    tracemalloc.start()
+    with pytest.raises(DatasetError, match=r"784000000 bytes, more than the 196000000 of the largest file"):
+        read_idx(path, num_dims=3)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()

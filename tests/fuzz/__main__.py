@@ -4,11 +4,13 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+from pase.common.documents import write_atomically
 from tests.fuzz import arrays, documents, keras_models, onnx_models
 from tests.fuzz.harness import Outcome, Target, generator, run
 
@@ -28,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--target", action="append", choices=[t.name for t in TARGETS], help="may be repeated [all]")
     found.add_argument("--only", type=int, metavar="NUMBER", help="read one input of one target, without a fork")
     found.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    found.add_argument("--log", type=Path, metavar="FILE", help="write counts and failures there after every piece")
     return found
 
 
@@ -47,7 +50,9 @@ def main() -> None:
         outcomes[target.name].add(outcome)
         for failure in outcome.failures:
             print(f"{failure.target} --seed {failure.seed} --only {failure.number}: {failure.what}", file=sys.stderr)
-    found = {name: {"inputs": outcome.total, **asdict(outcome)} for name, outcome in outcomes.items()}
+        if arguments.log:
+            write_atomically(arguments.log, json.dumps(_counts(outcomes)) + "\n")
+    found = _counts(outcomes)
     if arguments.json:
         print(json.dumps(found))
     else:
@@ -55,6 +60,10 @@ def main() -> None:
             told = ", ".join(f"{counts[key]:,} {key}" for key in ("inputs", "accepted", "refused"))
             print(f"{name}: {told}, {len(counts['failures']):,} failed")
     sys.exit(any(outcome.failures for outcome in outcomes.values()))
+
+
+def _counts(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, Any]]:
+    return {name: {"inputs": outcome.total, **asdict(outcome)} for name, outcome in outcomes.items()}
 
 
 def _runs(

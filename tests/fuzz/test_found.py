@@ -2,28 +2,36 @@
 
 import os
 import pickle
+import re
+import shlex
 import signal
 import struct
+import time
 import zipfile
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from onnx import helper
 
 from pase import Builder, emit, load, search
+from pase.cli.main import cli
 from pase.common.documents import Field
 from pase.errors import EmitError, GraphError, ModelError, PlanError, ProgramError, TablesError
-from pase.graph import graph_document, graph_from_document
+from pase.graph import Role, graph_document, graph_from_document
 from pase.graph.operators import dense, softmax_loss
 from pase.importers.isolated import Native, NativeError, native
+from pase.importers.lower.builder import BodyBuilder
 from pase.importers.weights import read_weights
-from pase.planning.plan_file import plan_document, plan_from_document
+from pase.planning.plan_file import plan_document, plan_from_document, write_plan
 from pase.tables.files import read_problem
 from pase.targets.programs import emit_forward
+from pase.targets.training.counted import initial_deviation
 from pase.targets.training.data import Batches, DataInput, read_arrays
 from pase.targets.training.script import MetricsFile
 from tests.importers.onnx_models import feed, model, node, number, saved, weight, whole
@@ -309,3 +317,62 @@ def test_values_that_are_computed_of_few_take_no_more_than_these(tmp_path: Path)
     stored = [weight("one", 1, 1, 1, 1), whole("sizes", 1, 1, 10**6, 10**7), weight("w", 4, 4)]
     with pytest.raises(ModelError, match=r"'k' cannot be computed .* takes 10,000,000,000,000 elements, many more"):
         read_weights(saved(model(nodes, [feed("x", (2, 4))], ["y"], stored), tmp_path))
+
+
+def test_one_value_that_is_repeated_is_no_weight_of_64_gib(tmp_path: Path) -> None:
+    nodes = [node("ConstantOfShape", ["shape"], ["w"], name="fill", value=helper.make_tensor("v", 1, [1], [0.5]))]
+    nodes += [node("MatMul", ["x", "w"], ["y"], name="product")]
+    proto = model(nodes, [feed("x", (4, 131_072))], ["y"], [whole("shape", 131_072, 131_072)])
+    with pytest.raises(ModelError, match=r"have 17,179,869,184 elements, many more than the 1 that are stored"):
+        read_weights(saved(proto, tmp_path))
+
+
+class _Counted(set[str]):
+    """Names, and how often they were looked up."""
+
+    lookups = 0
+
+    def __contains__(self, item: object) -> bool:
+        self.lookups += 1
+        return super().__contains__(item)
+
+
+def test_names_of_a_long_body_are_found_at_once() -> None:
+    names = _Counted({"t3", "x"})
+    sheet = BodyBuilder(taken=names)
+    found = [sheet.step("add", ["x", 1.0]) for _ in range(1000)]
+    assert found[:4] == ["t1", "t2", "t4", "t5"]
+    assert len({*found}) == 1000
+    assert names.lookups < 2100
+
+
+@pytest.mark.full
+def test_a_chain_of_sums_is_imported_in_time_in_proportion(tmp_path: Path) -> None:
+    """20,000 took more memory and time than there were: each of their steps copied all of them before it."""
+    times_s = []
+    for length in (1000, 8000):
+        nodes = [node("Add", [f"x{i}", f"x{i}"], [f"x{i + 1}"], name=f"add{i}") for i in range(length)]
+        begin_s = time.process_time()
+        assert len(load(model(nodes, [feed("x0", (4, 8))], [f"x{length}"], [])).operators) == 1
+        times_s.append(time.process_time() - begin_s)
+    assert times_s[1] < 16 * times_s[0]
+
+
+# -- programs
+
+
+def test_a_kind_that_lacks_its_dims_has_initial_values() -> None:
+    first = tiny_plan().graph.operators[0]
+    weight = next(access for access in first.reads if access.role is Role.PARAMETER)
+    expected = initial_deviation(first, weight)
+    assert initial_deviation(replace(first, kind="recurrent"), weight) == expected > 0
+
+
+@pytest.mark.parametrize("target", ["torch", "mesh_tensorflow"])
+def test_a_command_that_is_proposed_can_be_pasted(target: str, tmp_path: Path) -> None:
+    write_plan(tiny_plan(), tmp_path / "plan.json")
+    program = tmp_path / "my train.py"
+    finished = CliRunner().invoke(cli, ["emit", str(tmp_path / "plan.json"), "--target", target, "-o", str(program)])
+    assert finished.exit_code == 0, finished.output
+    (proposed,) = re.findall(r"try: (.*)", finished.output)
+    assert str(program) in shlex.split(proposed)

@@ -353,3 +353,32 @@ def test_weights_that_end_their_reader_are_told(small: Path, monkeypatch: pytest
     monkeypatch.setattr(isolated, "__file__", str(program))
     with pytest.raises(ModelError, match=r"the weights in '.*' cannot be read: reading them ended in signal 6"):
         read_weights(str(small))
+
+
+def test_a_file_of_few_bytes_is_no_configuration_of_millions_of_values(tmp_path: Path) -> None:
+    text = '{"class_name": "Functional", "config": {"layers": [' + "{}," * 3_000_000 + "{}]}}"
+    path = _written(tmp_path / "model.keras", {"config.json": text})
+    assert Path(path).stat().st_size < 50_000
+    with pytest.raises(ModelError, match=r"its configuration has 6,000,00\d values; at most 2,000,000 are read"):
+        load(path)
+
+
+def test_a_sequence_of_layers_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keras builds it anew after each layer that it adds: the time of 600 is that of 180,000."""
+    inner = keras.Sequential([keras.Input((4,)), *(layers.Dense(4) for _ in range(20))])
+    model = keras.Sequential([keras.Input((4,)), inner, *(layers.Dense(4) for _ in range(40))])
+    path = tmp_path / "model.keras"
+    model.save(path)
+    expected = len(load(model).operators)
+    calls = []
+    build = keras.Sequential.build
+    original = vars(keras.Sequential)["from_config"]
+
+    def counted(self: Any, *arguments: Any) -> None:
+        calls.append(self.name)
+        build(self, *arguments)
+
+    monkeypatch.setattr(keras.Sequential, "build", counted)
+    assert len(load(str(path)).operators) == expected
+    assert len(calls) <= 4
+    assert vars(keras.Sequential)["from_config"] is original

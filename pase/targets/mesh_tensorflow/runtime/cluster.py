@@ -25,7 +25,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 
 from pase.common.codecs import TEXT, WHOLE, array, nullable, number, record, version
-from pase.common.documents import Field
+from pase.common.documents import Field, open_regular
 from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import list_checkpoints
 
@@ -128,8 +128,8 @@ def read_hosts(text_or_path: str) -> tuple[str, ...]:
     if _ADDRESS.fullmatch(text_or_path.partition(",")[0].strip()) and not path.is_file():
         return tuple(_checked(item.strip(), f"host list {text_or_path}") for item in text_or_path.split(","))
     try:
-        with path.open(encoding="utf-8") as stream:
-            text = stream.read(_LIST_LIMIT_BYTES)
+        with open_regular(path) as stream:
+            text = stream.read(_LIST_LIMIT_BYTES).decode()
     except (OSError, ValueError) as error:
         raise ProgramError(
             f"cannot read host list {path}: {error}; expected a file with HOST:PORT on each line, or HOST:PORT,…"
