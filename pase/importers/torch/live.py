@@ -552,16 +552,20 @@ class LiveCall:
         return found
 
     def split(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int, part: Callable[[str, Any, int], Any]
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        numbers: Iterable[int],
+        part: Callable[[str, Any, int], Any],
     ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Yield the arguments of so many calls; part: returns what a call, by its number, has of an input, by name."""
+        """Yield the arguments of some calls; part: returns what a call, by its number, has of an input, by name."""
         given = self._arranged(args, kwargs)
         leaves, spec = self._flatten(given)
         if spec != self._spec:
             yield given  # `bound` says what is wrong.
             return
         names = [name if isinstance(expected, tuple) else "" for name, expected in self._leaves]
-        for number in range(count):
+        for number in numbers:
             parts = [part(name, x, number) if name else x for name, x in zip(names, leaves, strict=True)]
             yield spec.unflatten(parts)
 

@@ -398,7 +398,7 @@ class Parallel(nn.Module):
             ProgramError: The model returns no single loss.
         """
         count, losses = self.plan.micro_batches, []
-        for number, (own, named) in enumerate(self._live.call.split(args, kwargs, count, self._micro_batch)):
+        for number, (own, named) in enumerate(self._live.call.split(args, kwargs, range(count), self._micro_batch)):
             with nullcontext() if number + 1 == count else self.no_sync():
                 loss = loss_of(self(*own, **named))
                 (loss / count).backward()

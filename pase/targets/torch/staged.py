@@ -1,6 +1,6 @@
 """A PyTorch module under a plan with a pipeline: on each rank the stages of its group, trained by whole steps."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -57,8 +57,8 @@ class _Stage(Parallel):
         for own in self._sums.values():
             self._sum_groups.of(own.groups)
 
-    def begun(self, inputs: Sequence[Mapping[str, Any]]) -> RankStage:
-        """Begin a step. inputs: of each micro-batch."""
+    def begun(self, inputs: Callable[[int], Mapping[str, Any]]) -> RankStage:
+        """Begin a step. inputs: Returns those of a micro-batch, by its number."""
         self._mode(self._root.training)
         self._follow()
         self._gather()
@@ -74,11 +74,11 @@ class _Stage(Parallel):
         assert self._gradients is not None
         return self._gradients
 
-    def _compute(self, inputs: Sequence[Mapping[str, Any]], micro_batch: int, received: Sequence[Any]) -> Any:
+    def _compute(self, inputs: Callable[[int], Mapping[str, Any]], micro_batch: int, received: Sequence[Any]) -> Any:
         parallel = self._root
         mode = self._mode(parallel.training)
         self._seed, self._step = parallel._seed, parallel._step + micro_batch
-        values = self._values(inputs[micro_batch]) | {f"received {number}": x for number, x in enumerate(received)}
+        values = self._values(inputs(micro_batch)) | {f"received {number}": x for number, x in enumerate(received)}
         with naming_lost_ranks(), computing_in(mode.low, self._device), mode.traced.gathered.freed():
             made, _, keeps = mode.traced.module(*[get(values) for get in mode.given])
         if parallel.training:
@@ -168,8 +168,7 @@ class Staged(Parallel):
         """
         check_trained(self._live.model.graph)
         count = self.plan.micro_batches
-        split = self._live.call.split(args, kwargs, count, self._micro_batch)
-        loss = self._stages.train(self._begun_on([self._live.call.bound(*each) for each in split]))
+        loss = self._stages.train(self._begun_on(partial(self._inputs_of, args, kwargs), count))
         if self.training:
             self._step += count
         if not self._is_held:
@@ -189,7 +188,8 @@ class Staged(Parallel):
                 f"the module returns {len(self._live.outputs)} tensors, and the stages of a pipeline hand on what "
                 "leads to the loss alone; return the loss, or evaluate under a plan without stages"
             )
-        loss = self._stages.evaluate(self._begun_on([self._live.call.bound(args, kwargs)]))
+        inputs = self._live.call.bound(args, kwargs)
+        loss = self._stages.evaluate(self._begun_on(lambda _: inputs, 1))
         self._step += self.training
         return self._live.returned([self._stages.known(loss).reshape(self._live.outputs[0].shape)])
 
@@ -201,9 +201,15 @@ class Staged(Parallel):
         finally:
             self._is_held = before
 
-    def _begun_on(self, inputs: Sequence[Mapping[str, Any]]) -> dict[int, RankStage]:
-        for each in inputs:
-            self._check_lookups(each)
+    def _inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+        """Return a copy of the inputs of one micro-batch of a step, by name."""
+        ((own, named),) = self._live.call.split(args, kwargs, [number], self._micro_batch)
+        return self._live.call.bound(own, named)
+
+    def _begun_on(self, inputs: Callable[[int], Mapping[str, Any]], count: int) -> dict[int, RankStage]:
+        """Begin a step of so many micro-batches. inputs: Returns those of one, by its number, when its turn comes."""
+        for number in range(count):
+            self._check_lookups(inputs(number))
         self._names = {id(self._tensor(name)): name for name in self._stored.stored}
         is_first = any(self.training not in stage._modes for stage in self._own.values())
         begun = {number: stage.begun(inputs) for number, stage in self._own.items()}

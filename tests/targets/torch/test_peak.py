@@ -1,12 +1,17 @@
 """The peak of a training step as predicted, beside what PyTorch's allocator hands out and takes back."""
 
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import pase
 from pase.targets.torch.parallel import parallelize
@@ -164,6 +169,68 @@ def test_the_peak_of_sharded_weights_is_what_the_allocator_reaches(ranks: Pool, 
     """The last gradient that is reduced is freed before the sum of its shard is made."""
     found = min(ranks.run(_sharded, state, world=2))
     assert _sharded_plan(state).peak.bytes == pytest.approx(found, rel=0.02)
+
+
+class _Live(TorchDispatchMode):
+    """Notes the most bytes of tensors that are alive at once, whichever thread frees them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves((args, kwargs, found)):
+            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor):
+                storage = tensor.untyped_storage()
+                self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.storages = {key: own for key, own in self.storages.items() if not own[0].expired()}
+        self.most = max(self.most, sum(size for _, size in self.storages.values()))
+        return found
+
+
+def _rows() -> tuple[nn.Module, dict[str, Any]]:
+    """What flows between layers is far larger than the weights."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64, bias=False), nn.ReLU())]
+    return Squares(nn.Sequential(*layers)), {"x": torch.randn(1024, 64)}
+
+
+class Squares(nn.Module):
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x).square().mean()
+
+
+def _rows_plan() -> pase.Plan:
+    modes = replace(MODES["2 stages, 4 micro-batches"], micro_batches=6)
+    return plan_in(pase.load(_rows()), modes, 2, machine="h100", optimiser="sgd")
+
+
+def _first_stage(_rank: int, _world: int) -> int:
+    module, batch = _rows()
+    step = {"x": torch.cat([batch["x"]] * 6)}
+    training = Training(module, batch, _rows_plan(), step)
+    training.step()
+    most = []
+    for _ in range(3):
+        with _Live() as live:
+            # What is there before the step.
+            for tensor in (*training.module.parameters(), *training.batch.values()):
+                local_of(tensor).view(-1)
+            training.step()
+        most.append(live.most)
+    return min(most)
+
+
+def test_the_peak_of_a_first_stage_is_what_is_alive(ranks: Pool) -> None:
+    """Copies of the inputs are there of the micro-batches in flight alone."""
+    first, _ = ranks.run(_first_stage, world=2)
+    assert _rows_plan().peak.bytes == pytest.approx(first, rel=0.03)
 
 
 def test_what_layers_keep_and_weights_gradients_do_not_all_lie_there_at_once() -> None:
