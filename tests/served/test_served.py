@@ -1,6 +1,7 @@
 """The page of `pase serve` as somebody uses it, in a real browser, and what it keeps from others."""
 
 import json
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -102,23 +103,67 @@ def test_the_page_may_load_nothing_from_elsewhere(address: str) -> None:
     assert "https://" not in text
 
 
+AT = {"devices": 3, "bandwidth_bytes_per_s": 16, "device_memory_bytes": 25}
+
+
+def _body(**positions: object) -> str:
+    return json.dumps({**AT, **positions})
+
+
 @pytest.mark.parametrize(
     ("body", "status", "text"),
     [
-        ("{", 400, "no JSON"),
-        ("x" * 20_000, 413, "too large"),
-        ("[]", 200, "expected values of bandwidth_bytes_per_s, device_memory_bytes, devices"),
-        ('{"machine": "h100"}', 200, "expected values of"),
-        ('{"devices": 0}', 200, "0 devices"),
-        ('{"devices": "many"}', 200, "devices were asked for"),
-        ('{"bandwidth_bytes_per_s": "fast"}', 200, "expected a positive number"),
-        ('{"device_memory_bytes": 10}', 200, "fits"),
+        ("{", 400, "the request is no JSON"),
+        ("[" * 9_000, 400, "the request is no JSON"),
+        ("x" * 20_000, 413, "the request is too large"),
+        ("[]", 400, "expected the position of every slider, devices (0 to "),
+        ("{}", 400, "expected the position of every slider"),
+        ('{"devices": 1}', 400, "expected the position of every slider"),
+        (_body(machine="h100"), 400, "expected the position of every slider"),
+        (_body(devices=True), 400, "expected the position of every slider"),
+        (_body(devices=1.0), 400, "expected the position of every slider"),
+        (_body(devices=-1), 400, "expected the position of every slider"),
+        (_body(devices=99), 400, "expected the position of every slider"),
+        (_body(devices="many"), 400, "expected the position of every slider"),
+        (_body(device_memory_bytes=0), 200, "fits"),
     ],
 )
 def test_what_makes_no_sense_is_answered_with_a_text(address: str, body: str, status: int, text: str) -> None:
     found, answer, _ = _asked(address, f"/replan?{urlsplit(address).query}", method="POST", body=body)
     assert found == status
     assert text in json.loads(answer)["error"]
+    assert "\n" not in json.loads(answer)["error"]
+
+
+def test_every_answer_has_the_security_headers(address: str) -> None:
+    query = urlsplit(address).query
+    for expected, method, path, body in (
+        (200, "POST", f"/replan?{query}", _body()),
+        (400, "POST", f"/replan?{query}", "{"),
+        (403, "GET", "/", None),
+        (404, "GET", f"/other?{query}", None),
+        (405, "PUT", f"/replan?{query}", "{}"),
+        (413, "POST", f"/replan?{query}", "x" * 20_000),
+    ):
+        status, _, headers = _asked(address, path, method=method, body=body)
+        assert status == expected
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert headers["cache-control"] == "no-store"
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_those_who_hang_up_leave_no_traceback(plan: pase.Plan, tmp_path: Path) -> None:
+    """What is on standard error is looked at when the server ends."""
+    with served(plan, tmp_path) as address:
+        parts = urlsplit(address)
+        assert parts.port
+        request = f"POST /replan?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Length: 100\r\n\r\n{{"
+        for text in (request, request.replace("100", "1"), request[:20]):
+            with socket.create_connection(("127.0.0.1", parts.port)) as connection:
+                connection.sendall(text.encode())
+                time.sleep(0.2)
+        assert _asked(address, f"/?{parts.query}")[0] == 200
 
 
 # -- what is answered
@@ -126,16 +171,34 @@ def test_what_makes_no_sense_is_answered_with_a_text(address: str, body: str, st
 
 def test_answers_are_those_of_searches(plan: pase.Plan) -> None:
     planner = Planner(plan)
-    start = planner.start()
-    assert start["answer"]["total_cost"] == pytest.approx(plan.total_cost, rel=1e-12)
-    assert start["answer"]["speedup"] == pytest.approx(plan.baselines["data_parallel"] / plan.total_cost, rel=1e-12)
-    for changes in ({"devices": 4}, {"bandwidth_bytes_per_s": 1e8}, {"bandwidth_bytes_per_s": None, "devices": 8}):
-        answer = planner.replan(changes)
+    state = planner.start()["state"]
+    assert (state["at"], state["error"]) == (AT, "")
+    assert state["answer"]["total_cost"] == pytest.approx(plan.total_cost, rel=1e-12)
+    assert state["answer"]["speedup"] == pytest.approx(plan.baselines["data_parallel"] / plan.total_cost, rel=1e-12)
+    for changes in ({"devices": 2}, {"bandwidth_bytes_per_s": 3}, {}):
+        answer = planner.replan({**AT, **changes})["answer"]
         machine = planner._session.answer.machine
         fresh = pase.search(small_graph("transformer"), answer["devices"], machine=machine)
         assert answer["total_cost"] == pytest.approx(fresh.total_cost, rel=1e-12)
         assert (answer["exact"], answer["certificate"]) == (True, "proven optimal")
         assert answer["cost"] == quantity(fresh.total_cost, "FLOP")
+
+
+def test_a_state_does_not_depend_on_those_before_it(plan: pase.Plan) -> None:
+    """Whoever asks for the same positions is told the same, and so is whoever opens the page afterwards."""
+    planner, other = Planner(plan), Planner(plan)
+    moved = {**AT, "devices": 1, "bandwidth_bytes_per_s": 4}
+    for positions in ({**AT, "device_memory_bytes": 20}, {**AT, "bandwidth_bytes_per_s": 30}, moved):
+        found = planner.replan(positions)
+    expected = other.replan(moved)
+    for state in (found, expected, planner.start()["state"]):
+        state["answer"].pop("time")
+    assert found == expected
+    nothing = planner.replan({**AT, "device_memory_bytes": 0})
+    assert "fits" in nothing["error"]
+    assert nothing["at"]["device_memory_bytes"] == 0
+    again = planner.start()["state"]
+    assert (again["at"], again["error"]) == (nothing["at"], nothing["error"])
 
 
 def test_every_layer_is_in_one_row_with_its_configuration(plan: pase.Plan) -> None:
@@ -167,7 +230,8 @@ def page(browser: Any, address: str) -> Iterator[Any]:
     own.set_default_timeout(20_000)
     own.on("console", lambda message: heard.append(message.text) if message.type in ("warning", "error") else None)
     own.on("pageerror", lambda error: heard.append(str(error)))
-    site = address.split("?")[0]
+    site, query = address.split("?")
+    _asked(address, f"/replan?{query}", method="POST", body=_body())  # whatever other tests have moved
     own.on("request", lambda request: None if request.url.startswith((site, "data:")) else heard.append(request.url))
     own.goto(address)
     yield own
@@ -229,12 +293,47 @@ def test_keys_move_sliders_and_the_last_position_counts(page: Any) -> None:
     assert slider.get_attribute("aria-valuetext") == told_of
 
 
-def test_a_limit_that_nothing_fits_is_told_and_the_answer_stays(page: Any) -> None:
+def test_a_limit_that_nothing_fits_is_told_and_the_answer_is_marked(page: Any) -> None:
     _, last = _at(page, "device_memory_bytes")
     _slide(page, "device_memory_bytes", last)
     shown = page.locator("#cost").inner_text()
     assert not page.locator("#error").is_visible()
-    assert page.locator("label", has=page.locator("input[name=device_memory_bytes]")).locator(
-        "output"
-    ).inner_text() == ("no limit")
-    assert shown
+    label = page.locator("label", has=page.locator("input[name=device_memory_bytes]"))
+    assert label.locator("output").inner_text() == "no limit"
+    _slide(page, "device_memory_bytes", 0)
+    for _ in range(2):
+        assert "fits" in page.locator("#error").inner_text()
+        assert page.locator("#stale").is_visible()
+        assert page.locator("#cost").inner_text() == shown
+        assert _at(page, "device_memory_bytes")[0] == 0
+        page.reload()
+    _slide(page, "device_memory_bytes", last)
+    assert not page.locator("#error").is_visible()
+    assert not page.locator("#stale").is_visible()
+
+
+def _shown(page: Any) -> tuple[Any, ...]:
+    texts = tuple(page.locator(f"#{name}").inner_text() for name in ("title", "cost", "certificate", "speedup"))
+    outputs = page.locator("#sliders output").all_inner_texts()
+    positions = [_at(page, name)[0] for name in AT]
+    return (*texts, outputs, positions, page.locator("#layers td:nth-child(3)").all_inner_texts())
+
+
+def test_after_a_reload_and_in_a_second_tab_the_page_shows_the_same(page: Any, address: str) -> None:
+    _slide(page, "bandwidth_bytes_per_s", 5)
+    _slide(page, "devices", 1)
+    shown = _shown(page)
+    page.reload()
+    assert _shown(page) == shown
+    second = page.context.browser.new_page()
+    second.goto(address)
+    assert _shown(second) == shown
+    # What the second one does is no matter to what the first one asks for.
+    _slide(second, "bandwidth_bytes_per_s", 30)
+    _slide(page, "devices", 2)
+    assert _shown(page)[5] == [2, 5, shown[5][2]]
+    third = page.context.browser.new_page()
+    third.goto(address)
+    assert _shown(third) == _shown(page)
+    for one in (second, third):
+        one.close()

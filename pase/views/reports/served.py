@@ -16,7 +16,7 @@ from pase.common.words import duration, quantity
 from pase.errors import PaseError, missing_extra
 from pase.graph import Graph
 from pase.machine import Machine
-from pase.planning.plan import Plan
+from pase.planning.plan import Plan, scope_text
 from pase.planning.planner import settings_of
 from pase.planning.session import Answer, Session
 from pase.views.drawing.plans import repeated_blocks
@@ -31,10 +31,18 @@ MEMORY_STEPS = 24
 
 
 class Planner:
-    """Answers the page, one question at a time."""
+    """Plans again as sliders move.
+
+    It has one state, which every page shows: the positions of all sliders, and what was answered to them.
+    """
 
     def __init__(self, plan: Plan, *, time_limit_s: float | None = None) -> None:
-        """Get ready to answer; plan: where the page starts from. time_limit_s: for the search of each answer."""
+        """Plan what the page starts from.
+
+        Args:
+            plan: Where the sliders stand at first.
+            time_limit_s: For the search of each answer.
+        """
         self.plan = plan
         self._sliders = self._made_sliders()
         self._rows: KnownRows = {}
@@ -42,20 +50,27 @@ class Planner:
         self._session = Session(
             plan.graph, plan.num_devices, plan.machine, options={**settings_of(plan), "time_limit_s": time_limit_s}
         )
+        self._at = {slider["name"]: slider["at"] for slider in self._sliders}
+        self._error = ""
 
     def start(self) -> dict[str, Any]:
-        """Return what the page shows first: its sliders with their positions, layers by name, and the first answer."""
+        """Return what the page shows first: its sliders, the names of layers, and the state."""
         plan = self.plan
-        return {
-            "model": plan.graph.name,
-            "device": plan.machine.device.name,
-            "layers": list(self._session.answer.problem.graph.index),
-            "sliders": self._sliders,
-            "answer": told(self._session.answer, self._rows),
-        }
+        with self._lock:
+            return {
+                "model": plan.graph.name,
+                "device": plan.machine.device.name,
+                "layers": list(self._session.answer.problem.graph.index),
+                "sliders": [{key: slider[key] for key in ("name", "label", "texts")} for slider in self._sliders],
+                "state": self._state(),
+            }
+
+    def _state(self) -> dict[str, Any]:
+        """Return the positions of the sliders, the last answer, and why there is none to these positions, or ""."""
+        return {"at": self._at, "answer": told(self._session.answer, self._rows), "error": self._error}
 
     def _made_sliders(self) -> list[dict[str, Any]]:
-        """Return each slider's name, label, texts and values, and where it stands."""
+        """Return each slider's name, label, texts and values, and where it stands at first."""
         plan = self.plan
         bandwidth = _slowest(plan.machine, plan.num_devices)
         devices = [
@@ -90,16 +105,37 @@ class Planner:
         names = "name", "label", "values", "texts", "at"
         return [dict(zip(names, row, strict=True)) for row in rows]
 
-    def replan(self, changes: object) -> dict[str, Any]:
-        """Return the answer to what the page sends, or {"error": …} where that cannot be had."""
-        names = {slider["name"] for slider in self._sliders}
-        if not isinstance(changes, Mapping) or not names.issuperset(changes):
-            return {"error": f"expected values of {', '.join(sorted(names))}"}
+    def replan(self, positions: object) -> dict[str, Any]:
+        """Return the state after the sliders have moved.
+
+        Args:
+            positions: The position of every slider, by name; from the page, and not trusted.
+
+        Raises:
+            PositionError: They are not such positions; the state stays as it is.
+        """
+        at = self._checked(positions)
+        values = {slider["name"]: slider["values"][at[slider["name"]]] for slider in self._sliders}
         with self._lock:  # a session serves one thread
+            self._at, self._error = at, ""
             try:
-                return told(self._session.replan(**changes), self._rows)
+                self._session.replan(**values)
             except PaseError as error:
-                return {"error": str(error)}
+                self._error = str(error)
+            return self._state()
+
+    def _checked(self, positions: object) -> dict[str, int]:
+        last = {slider["name"]: len(slider["values"]) - 1 for slider in self._sliders}
+        if isinstance(positions, Mapping) and set(positions) == set(last):
+            found = dict(positions)
+            if all(type(found[name]) is int and 0 <= found[name] <= last[name] for name in last):
+                return found
+        expected = ", ".join(f"{name} (0 to {most})" for name, most in last.items())
+        raise PositionError(f"expected the position of every slider, {expected}")
+
+
+class PositionError(PaseError):
+    """What was sent are not the positions of the page's sliders."""
 
 
 Rows = list[tuple[list[int], int]]
@@ -126,7 +162,9 @@ def told(answer: Answer, known_rows: KnownRows | None = None) -> dict[str, Any]:
         known_rows[*texts,] = rows_of(problem.graph, texts)
     configurations = sorted(set(texts))
     number = {text: i for i, text in enumerate(configurations)}
-    certificate = "proven optimal" if answer.exact else f"within {answer.gap:.2%} of the least cost"
+    certificate = f"gap {answer.gap:.2%}"
+    if answer.exact:
+        certificate = f"proven optimal{scope_text(answer.constraints, answer.device_memory_bytes)}"
     return {
         "cost": quantity(answer.total_cost, answer.cost_unit),
         "total_cost": answer.total_cost,
@@ -206,7 +244,8 @@ def application(planner: Planner, *, port: int, token: str) -> Any:
     try:
         from starlette.applications import Starlette
         from starlette.concurrency import run_in_threadpool
-        from starlette.requests import Request
+        from starlette.middleware import Middleware
+        from starlette.requests import ClientDisconnect, Request
         from starlette.responses import HTMLResponse, JSONResponse, Response
         from starlette.routing import Route
     except ImportError:
@@ -231,15 +270,20 @@ def application(planner: Planner, *, port: int, token: str) -> Any:
         if not is_allowed(request):
             return _forbidden()
         body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                return JSONResponse({"error": "the request is too large"}, 413)
         try:
-            changes = json.loads(body)
-        except ValueError:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    return JSONResponse({"error": "the request is too large"}, 413)
+            positions = json.loads(body)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+        except (ValueError, RecursionError):
             return JSONResponse({"error": "the request is no JSON"}, 400)
-        return JSONResponse(await run_in_threadpool(planner.replan, changes), headers=_headers(""))
+        try:
+            return JSONResponse(await run_in_threadpool(planner.replan, positions))
+        except PositionError as error:
+            return JSONResponse({"error": str(error)}, 400)
 
     async def nothing(request: Request) -> Response:
         return Response("not found", 404) if is_allowed(request) else _forbidden()
@@ -252,8 +296,27 @@ def application(planner: Planner, *, port: int, token: str) -> Any:
             Route("/", page, methods=["GET"]),
             Route("/replan", replan, methods=["POST"]),
             Route("/{path:path}", nothing),
-        ]
+        ],
+        middleware=[Middleware(_Secured)],
     )
+
+
+class _Secured:
+    """ASGI middleware that gives every response the security headers that it lacks."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def send_secured(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                given = {name.lower() for name, _ in message["headers"]}
+                for name, value in _headers("").items():
+                    if name.lower().encode() not in given:
+                        message["headers"].append((name.lower().encode(), value.encode()))
+            await send(message)
+
+        await self.app(scope, receive, send_secured)
 
 
 def rendered(start: dict[str, Any], nonce: str) -> str:

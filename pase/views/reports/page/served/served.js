@@ -5,14 +5,29 @@
   const element = (name, text = "") => Object.assign(document.createElement(name), { textContent: text });
   const configurations = (answer) => answer.of.map((number) => answer.configurations[number]);
 
-  let shown = data.answer;          // the answer that the page shows
+  let shown = data.state;           // the state that the page shows
   let drawn = "";                   // the configurations in the table, those before, and its rows
-  let before = configurations(shown); // what it is compared with, by layer
-  let asked = null;                 // what is asked for when the answer that is waited for has come
+  let before = configurations(shown.answer); // what it is compared with, by layer
+  let asked = null;                 // positions that are asked for when the answer that is waited for has come
   let isWaiting = false;
+  const sliders = new Map();        // by name: {input, output, texts}
 
-  function show(answer) {
-    shown = answer;
+  // Positions and answer are of one state: they come together.
+  function show(state) {
+    shown = state;
+    for (const [name, { input, output, texts }] of sliders) {
+      input.value = state.at[name];
+      output.textContent = texts[state.at[name]];
+      input.setAttribute("aria-valuetext", output.textContent);
+    }
+    by("error").hidden = !state.error;
+    by("error").textContent = state.error;
+    by("answer").classList.toggle("stale", Boolean(state.error));
+    by("stale").hidden = !state.error;
+    showAnswer(state.answer);
+  }
+
+  function showAnswer(answer) {
     const now = configurations(answer);
     by("title").textContent = `${data.model} on ${answer.devices} × ${data.device}`;
     by("cost").textContent = answer.cost;
@@ -39,21 +54,22 @@
   }
 
   function fail(text) {
-    by("error").hidden = !text;
+    by("error").hidden = false;
     by("error").textContent = text;
   }
 
-  async function ask(changes, started) {
+  async function ask(positions, started) {
     if (isWaiting) {
-      asked = { changes: { ...(asked ? asked.changes : {}), ...changes }, started };
+      asked = { positions, started };
       return;
     }
     isWaiting = true;
     try {
-      const response = await fetch(`/replan${location.search}`, { method: "POST", body: JSON.stringify(changes) });
-      const answer = await response.json();
-      fail(answer.error || "");
-      if (!answer.error) show(answer);
+      const response = await fetch(`/replan${location.search}`, { method: "POST", body: JSON.stringify(positions) });
+      const state = await response.json();
+      if (!response.ok) fail(state.error);
+      else if (asked) showAnswer(state.answer); // the sliders have moved on
+      else show(state);
       void document.body.offsetHeight; // laid out, too
       performance.measure("pase-replan", { start: started, end: performance.now() });
     } catch {
@@ -63,28 +79,30 @@
     if (asked) {
       const next = asked;
       asked = null;
-      ask(next.changes, next.started);
+      ask(next.positions, next.started);
     }
   }
 
-  for (const slider of data.sliders) {
-    const label = element("label", slider.label);
-    const output = element("output", slider.texts[slider.at]);
-    const input = Object.assign(document.createElement("input"), { type: "range", min: 0, max: slider.values.length - 1, step: 1, value: slider.at, name: slider.name });
+  function positions() {
+    return Object.fromEntries([...sliders].map(([name, { input }]) => [name, Number(input.value)]));
+  }
+
+  for (const { name, label: title, texts } of data.sliders) {
+    const label = element("label", title);
+    const output = element("output");
+    const input = Object.assign(document.createElement("input"), { type: "range", min: 0, max: texts.length - 1, step: 1, name });
+    sliders.set(name, { input, output, texts });
     input.addEventListener("input", () => {
-      const started = performance.now();
-      const at = Number(input.value);
-      output.textContent = slider.texts[at];
-      input.setAttribute("aria-valuetext", slider.texts[at]);
-      ask({ [slider.name]: slider.values[at] }, started);
+      output.textContent = texts[Number(input.value)];
+      input.setAttribute("aria-valuetext", output.textContent);
+      ask(positions(), performance.now());
     });
-    input.setAttribute("aria-valuetext", slider.texts[slider.at]);
     label.append(output, input);
     by("sliders").append(label);
   }
   by("sliders").addEventListener("submit", (event) => event.preventDefault());
   by("keep").addEventListener("click", () => {
-    before = configurations(shown);
+    before = configurations(shown.answer);
     show(shown);
   });
   show(shown);
