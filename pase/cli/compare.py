@@ -151,11 +151,11 @@ def _print(comparison: Comparison) -> None:
         ],
     )
     say()
-    proof = "proven optimal" if ours.exact else f"not proven optimal: gap {ours.gap:.2%}"
     if ours.has_parts:
-        say(f"  {OURS}: {proof}{ours.among}; {step_text(ours)}; all have as many micro-batches")
+        say(f"  {OURS}: {ours.certificate}; {step_text(ours)}; all have as many micro-batches")
     else:
-        say(f"  {OURS}: {proof}; costs worked out in {duration(comparison.tables_time_s)}, which no search time holds")
+        tables_time = duration(comparison.tables_time_s)
+        say(f"  {OURS}: {ours.certificate}; costs worked out in {tables_time}, which no search time holds")
     if not all(contender.fits_device for contender in comparison.contenders):
         say(f"  *: more memory than the {quantity(ours.machine.device.memory_bytes, 'B')} of a device")
     for entry in comparison.absent:

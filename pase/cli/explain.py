@@ -29,15 +29,17 @@ from pase.analysis.explanation import (
     sensitivity,
 )
 from pase.analysis.explanation.steps import LayerMode
+from pase.analysis.figures import CostFigures, cost_figures
 from pase.cli.options import (
     ModelArguments,
     all_layers_option,
     chosen_plan,
+    costs_note,
     flag,
     headline,
-    hidden_text,
     json_option,
     model_options,
+    overlapped_text,
     plan_argument,
     print_layers,
     step_text,
@@ -62,8 +64,9 @@ _SHOWN_DEVICES = 16
 _SHOWN_RISES = 8
 """Of the parts of a difference."""
 
-NOT_LOOKED_FOR = "not looked for: costs do not add up under this cost model"
-"""What is said of links of another speed where no scale but that of the machine was looked at."""
+NOT_LOOKED_FOR = "not looked for: what overlaps with compute depends on all layers together under this cost model"
+NOT_PROVEN = "not known: no search with links of another speed was proven in its time; give more (--time-limit)"
+"""What is said of links of another speed where no scale but that of the machine is known."""
 
 Why = Explanation | StepExplanation | None
 
@@ -166,15 +169,17 @@ def _document(plan: Plan, names: Sequence[str], placements: Sequence[PlacementTr
 
     named = "name kind dims splits devices replicas=num_replicas stage state is_recomputed compute_cost"
     named += " communication_cost transfer_cost memory_bytes"
+    figures = cost_figures(plan)
     levels = plan.machine.levels_spanned(plan.num_devices)
     return {
-        **attributes(plan, "model=graph.name num_devices cost_model cost_unit hidden_cost"),
+        **attributes(plan, "model=graph.name num_devices cost_model cost_unit"),
+        "hidden_cost": figures.overlapped,
         "levels": [attributes(level, "name devices=num_devices") for level in levels],
         **of_plan,
         "layers": [
             {
                 **attributes(plan[name], named),
-                "hidden_cost": plan.hidden_of(plan[name]),
+                **attributes(figures.layers[plan.index[name]], "recompute_cost=recompute hidden_cost=overlapped share"),
                 "placements": moved(partial(_within, layer=name)),
                 **of_layers.get(name, {}),
             }
@@ -210,45 +215,53 @@ def _bytes_document(plan: Plan, flows: Sequence[Flow]) -> dict[str, Any]:
 
 
 def _print_plan(plan: Plan, placements: Sequence[PlacementTraffic], why: Why, *, shows_all: bool) -> None:
-    ours, cost = placements[0].flows, partial(quantity, unit=plan.cost_unit)
-    hides = plan.hidden_cost > 0
+    ours, cost, figures = placements[0].flows, partial(quantity, unit=plan.cost_unit), cost_figures(plan)
+    overlaps = figures.overlapped > 0
+    recomputes = any(own.recompute for own in figures.layers)
     if why:
         if isinstance(why, StepExplanation):
-            print_step(why, shows_all=shows_all)
+            print_step(why, figures, shows_all=shows_all)
         else:
-            print_why(plan, why, shows_all=shows_all)
+            print_why(plan, why, figures, shows_all=shows_all)
         say()
-        say("Costs of each layer, and the bytes that its edges and itself move:")
+        say("Costs of each layer in a step, and the bytes that its edges and itself move between all devices:")
         say()
     print_layers(
         plan.graph,
         [
-            *("<layer", "<configuration", "compute", "communication", "transfers"),
-            *["hidden"] * hides,
+            *("<layer", "<configuration", "compute"),
+            *["recompute"] * recomputes,
+            *("communication", "transfers"),
+            *["overlapped"] * overlaps,
             *("memory", "edges in", "within"),
         ],
         [
             [
                 layer.name,
                 configuration_text(layer.splits, len(layer.devices)),
-                *map(cost, (layer.compute_cost, layer.communication_cost, layer.transfer_cost)),
-                *[cost(plan.hidden_of(layer))] * hides,
+                cost(own.compute),
+                *[cost(own.recompute)] * recomputes,
+                *map(cost, (own.communication, own.transfer)),
+                *[cost(own.overlapped)] * overlaps,
                 quantity(layer.memory_bytes, "B"),
                 _moved(flow for flow in _edges(ours) if flow.movement.consumer == layer.name),
                 _moved(_within(ours, layer.name)),
             ]
-            for layer in plan.layers
+            for layer, own in zip(plan.layers, figures.layers, strict=True)
         ],
         [(layer.kind, tuple(layer.dims.items())) for layer in plan.layers],
         shows_all=shows_all,
     )
+    if note := costs_note(plan, figures, has_shares=False):
+        say()
+        say(note)
     if not why:
         say()
         say(headline(plan))
         print_facts(
             {
                 "total cost": f"{total_cost_text(plan)}   (cost model {plan.cost_model})",
-                "hidden": hidden_text(plan),
+                "overlapped": overlapped_text(plan, figures),
                 "precision": plan.precision.text,
             }
         )
@@ -262,17 +275,22 @@ def _print_plan(plan: Plan, placements: Sequence[PlacementTraffic], why: Why, *,
 def _print_layer(plan: Plan, layer: LayerPlan, placements: Sequence[PlacementTraffic], why: Why) -> None:
     cost = partial(quantity, unit=plan.cost_unit)
     say(f"{layer.name} ({layer.kind}) of {plan.graph.name} on {plan.num_devices} devices")
-    again = " (with its forward pass, once more)" if layer.is_recomputed else ""
-    hidden = f"{cost(plan.hidden_of(layer))} of {cost(layer.hideable_cost or 0.0)} that can hide"
+    figures = cost_figures(plan).layers[plan.index[layer.name]]
+    overlapped = f"{cost(figures.overlapped)} of {cost(figures.overlappable)} that can overlap with compute"
+    has_stages = plan.num_groups > 1
+    stage = "the devices of its stage" if has_stages else "each device"
+    whole = "the time of all devices" if has_stages else "a step"
     print_facts(
         {
-            "iteration space": extents_text(layer.dims),
+            "iteration space": extents_text(layer.dims) + (" of a micro-batch" if plan.micro_batches > 1 else ""),
             "configuration": configuration_text(layer.splits, len(layer.devices)),
             "mode": ", ".join(plan.modes_of(layer)),
-            "compute": cost(layer.compute_cost),
-            "communication inside": f"{cost(layer.communication_cost)}{again}",
-            "transfers on edges in": cost(layer.transfer_cost),
-            "hidden of these": hidden if plan.hidden_cost else None,
+            "compute": f"{cost(figures.compute)} in a step on {stage}",
+            "recompute": f"{cost(figures.recompute)}, its forward pass once more" if figures.recompute else None,
+            "communication inside": cost(figures.communication),
+            "transfers on edges in": cost(figures.transfer),
+            "overlapped of these": overlapped if figures.overlapped else None,
+            "share": f"{percentage(figures.share)} of {whole}",
             "memory": f"{quantity(layer.memory_bytes, 'B')} on each device",
         }
     )
@@ -286,7 +304,7 @@ def _print_layer(plan: Plan, layer: LayerPlan, placements: Sequence[PlacementTra
     print_table(["<part", "<devices"], _parts(plan, layer))
     for placement in placements:
         say()
-        say(f"bytes that a step moves, {_TITLES[placement.name]}:")
+        say(f"bytes that a step moves between all devices, {_TITLES[placement.name]}:")
         rows = [
             (f"{producer} → {consumer}", _between(placement.flows, (producer, consumer)))
             for producer, consumer in _pairs(plan, [layer.name], placements)
@@ -372,15 +390,15 @@ def _moved(flows: Iterable[Flow]) -> str:
 # -- why
 
 
-def print_why(plan: Plan, explanation: Explanation, *, shows_all: bool = False) -> None:
+def print_why(plan: Plan, explanation: Explanation, figures: CostFigures, *, shows_all: bool = False) -> None:
     """Print why every layer has its configuration; layers that are alike in all of it stand in one row unless it
     shows all.
     """
     say(headline(plan))
     print_facts(
         {
-            "total cost": f"{_verdict(explanation)}   (cost model {plan.cost_model})",
-            "hidden": hidden_text(plan),
+            "total cost": f"{_verdict(plan, explanation)}   (cost model {plan.cost_model})",
+            "overlapped": overlapped_text(plan, figures),
             **improvement_texts(explanation.improvement, plan),
             "flips": _searched(explanation),
         }
@@ -440,7 +458,7 @@ def print_layer_why(plan: Plan, layer: LayerExplanation, explanation: Explanatio
     kept = f"{own}: with it, the least is {cost(layer.kept_total_cost)}"
     flips = []
     for flip, end in zip((layer.below, layer.above), explanation.searched, strict=True):
-        found = NOT_LOOKED_FOR
+        found = _unknown(explanation)
         if end != 1:
             found = f"never {'down' if end < 1 else 'up'} to {_ratio(end, explanation, is_long=True)}"
         if flip is not None:
@@ -449,7 +467,7 @@ def print_layer_why(plan: Plan, layer: LayerExplanation, explanation: Explanatio
         flips.append(found)
     print_facts(
         {
-            "the plan": None if explanation.is_optimal else _verdict(explanation),
+            "the plan": None if explanation.is_optimal else _verdict(plan, explanation),
             "this configuration": None if explanation.is_optimal else kept,
             **_runner_up_texts(runner_up, explanation, plan.num_devices),
             "with faster links": flips[0],
@@ -462,7 +480,7 @@ def print_layer_why(plan: Plan, layer: LayerExplanation, explanation: Explanatio
     whole = sum(part.paid for part in layer.parts)
     hides = plan.hidden_cost > 0
     print_table(
-        ["<part", "cost", *["hidden"] * hides, "share", "bytes", "devices"],
+        ["<part", "cost", *["overlapped"] * hides, "share of these", "bytes of a device", "devices"],
         [
             [
                 part.name,
@@ -481,7 +499,7 @@ def print_layer_why(plan: Plan, layer: LayerExplanation, explanation: Explanatio
         if others := runner_up.rises[_SHOWN_RISES:]:
             rows.append((f"{len(others)} more", "", sum(rise.cost for rise in others)))
         if runner_up.hidden:
-            rows.append(("", "hidden", -runner_up.hidden))
+            rows.append(("", "overlapped", -runner_up.hidden))
         rows.append(("", "in all", runner_up.difference))
         say()
         say("What the runner-up costs more, part by part:")
@@ -528,20 +546,24 @@ def print_sensitivity(plan: Plan, found: Sequence[Sensitivity]) -> None:
         say(f"Costs by {plan.cost_model} do not depend on: {', '.join(unused)}.")
 
 
-def _verdict(explanation: Explanation) -> str:
+def _verdict(plan: Plan, explanation: Explanation) -> str:
     cost = quantity(explanation.plan_cost, explanation.cost_unit)
     if explanation.is_optimal:
-        return f"{cost}, {'proven optimal' if explanation.is_proven else 'nothing cheaper found'}"
+        return f"{cost}, {'proven optimal' if explanation.is_proven else 'nothing cheaper found'}{plan.scope}"
     best = quantity(explanation.optimum_cost, explanation.cost_unit)
     known = "the optimum costs" if explanation.is_proven else "a strategy is known that costs"
     return f"{cost}, not optimal: {known} {best} ({percent(explanation.optimum_cost / explanation.plan_cost - 1)})"
+
+
+def _unknown(explanation: Explanation) -> str:
+    return NOT_PROVEN if explanation.has_flips else NOT_LOOKED_FOR
 
 
 def _searched(explanation: Explanation) -> str:
     low, high = explanation.searched
     ratio = explanation.flop_per_byte
     if low == high:
-        return NOT_LOOKED_FOR
+        return _unknown(explanation)
     if ratio is None:
         return f"all links so many times as slow, ×1 as they are; looked for from {_factor(low)} to {_factor(high)}"
     return f"r is {number(ratio)} FLOP per byte; looked for from {number(low * ratio)} to {number(high * ratio)}"
@@ -648,10 +670,9 @@ def sensitivity_document(found: Sequence[Sensitivity]) -> list[dict[str, Any]]:
 # -- of plans with micro-batches, stages or modes of layers
 
 
-def print_step(why: StepExplanation, *, shows_all: bool) -> None:
+def print_step(why: StepExplanation, figures: CostFigures, *, shows_all: bool) -> None:
     """Print what bounds the step, and of each layer the mode that comes next."""
     plan, found = why.plan, why.simulation
-    certificate = "proven optimal" if plan.exact else f"gap {plan.gap:.2%}"
     slowest = found.stages[why.slowest]
     has_stages = len(found.stages) > 1
     waits = f"{found.bubble:.1%} of the time; filling and draining take {why.fill:.1%} where all stages take the same"
@@ -663,8 +684,9 @@ def print_step(why: StepExplanation, *, shows_all: bool) -> None:
     say(headline(plan))
     print_facts(
         {
-            "total cost": f"{quantity(plan.total_cost, plan.cost_unit)}, {certificate}{plan.among}",
+            "total cost": f"{quantity(plan.total_cost, plan.cost_unit)}, {plan.certificate}",
             "step": step_text(plan),
+            "overlapped": overlapped_text(plan, figures),
             "longest stage": longest if has_stages else None,
             "devices wait": waits if has_stages else None,
             "memory": _memory(why),
@@ -704,7 +726,9 @@ def _beside(plan: Plan, layer: StepLayer, mode: LayerMode | None) -> tuple[str, 
 
 def _share(plan: Plan, mode: LayerMode) -> str:
     share = mode.difference_s / plan.total_cost
-    return "the same" if abs(share) < 1e-9 else percent(share)
+    if abs(share) < TIE:
+        return "the same"
+    return f"{percent(share)}, within the gap" if -plan.gap <= share < 0 and mode.fits else percent(share)
 
 
 def print_step_layer(why: StepExplanation, layer: StepLayer) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from pase.analysis.figures import CostFigures
 from pase.cli.output import print_table, say, say_all, warn
 from pase.common.options import PATH, POSITIVE, SECONDS, Decorator, option, options_of_all
 from pase.common.words import quantity, short
@@ -453,10 +454,27 @@ def headline(plan: Plan, machine: Machine | None = None) -> str:
     return f"{plan.graph.name} on {plan.num_devices} × {machine.device.name} ({machine.name})"
 
 
-def hidden_text(plan: Plan) -> str:
-    """Return what of a plan's communication is hidden, "" for nothing: "8.20 ms of 8.21 ms that can hide"."""
-    hidden, hideable = (quantity(cost, plan.cost_unit) for cost in (plan.hidden_cost, plan.hideable_cost))
-    return f"{hidden} of {hideable} that can hide" if plan.hidden_cost else ""
+def overlapped_text(plan: Plan, figures: CostFigures) -> str:
+    """Return what of a plan's communication overlaps with compute, "" for nothing."""
+    if not figures.overlapped:
+        return ""
+    overlapped, overlappable = (quantity(cost, plan.cost_unit) for cost in (figures.overlapped, figures.overlappable))
+    mean = ", mean over all devices" if plan.num_groups > 1 else ""
+    return f"{overlapped} of {overlappable} of communication that can overlap with compute{mean}"
+
+
+def costs_note(plan: Plan, figures: CostFigures, *, has_shares: bool = True) -> str:
+    """Return what the costs of a table of layers are, and their shares, where that is not plain; "" where it is."""
+    notes = []
+    if plan.micro_batches > 1:
+        notes.append(f"Iteration spaces are of one of {plan.micro_batches} micro-batches, costs of all of them.")
+    if plan.num_groups > 1:
+        shares = ", shares those of the time of all devices" if has_shares else ""
+        notes.append(f"Costs are those on the devices of a layer's stage{shares}.")
+    if figures.overlapped:
+        shares = ", shares do not" if has_shares else ""
+        notes.append(f"Costs include communication that overlaps with compute{shares}.")
+    return " ".join(notes)
 
 
 def step_text(plan: Plan) -> str:

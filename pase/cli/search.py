@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from pase.analysis.explanation.sensitivity import Held, held_by_opaque_layers, worthwhile_padding
+from pase.analysis.figures import cost_figures
 from pase.cli.options import (
     ModelArguments,
     all_layers_option,
@@ -15,9 +16,9 @@ from pase.cli.options import (
     choice_option,
     constraint_options,
     cost_model_option,
+    costs_note,
     flag,
     headline,
-    hidden_text,
     json_option,
     keep_batch_option,
     model_argument,
@@ -25,6 +26,7 @@ from pase.cli.options import (
     optimiser_option,
     ordering_option,
     output_option,
+    overlapped_text,
     print_layers,
     step_options,
     step_text,
@@ -198,6 +200,7 @@ def _orderings(graph: Graph, num_devices: int) -> list[OrderingReport]:
 def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
     """Print the strategy layer by layer, blocks that repeat once unless it shows all, then what is known of it."""
     cost, total = partial(quantity, unit=plan.cost_unit), plan.total_cost
+    figures = cost_figures(plan)
     print_layers(
         plan.graph,
         ["<layer", "<iteration space", "<configuration", "layer cost", "transfer cost", "share"],
@@ -208,13 +211,16 @@ def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
                 split_text(plan, layer),
                 cost(layer.layer_cost),
                 cost(layer.transfer_cost),
-                percentage((layer.layer_cost + layer.transfer_cost - plan.hidden_of(layer)) / total if total else 0.0),
+                percentage(own.share),
             ]
-            for layer in plan.layers
+            for layer, own in zip(plan.layers, figures.layers, strict=True)
         ],
         [layer.kind for layer in plan.layers],
         shows_all=shows_all,
     )
+    if note := costs_note(plan, figures):
+        say()
+        say(note)
     say()
     say(f"{headline(plan)}, cost model {plan.cost_model}")
     rings = [op.name for op in plan.graph.operators if op.ring is not None and plan[op.name].splits["s"] > 1]
@@ -225,12 +231,13 @@ def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
     print_facts(
         {
             "precision": plan.precision.text,
-            "total cost": f"{total_cost_text(plan)}   ({_certificate(plan)}{plan.among})",
+            "total cost": f"{total_cost_text(plan)}   ({plan.certificate})",
             "step": step_text(plan) if plan.has_parts else None,
-            "hidden": hidden_text(plan),
+            "overlapped": overlapped_text(plan, figures),
             "attention": f"keys and values go round in {listed(rings, most=1)}" if rings else None,
             "data parallelism": f"{cost(plan.baselines['data_parallel'])}   ({_beside_ours(plan)})",
             "constraints": constraint_texts(plan.constraints),
+            "parts of other sizes": _uneven_parts(plan),
             "memory of a device": _memory(plan),
             "at its peak": _peak(plan),
             "without the limit": None if free is None else f"{cost(free)}   ({dearer})",
@@ -242,11 +249,14 @@ def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
     )
 
 
-def _certificate(plan: Plan) -> str:
-    if not plan.exact:
-        return f"gap {plan.gap:.2%}, lower bound {quantity(plan.lower_bound, plan.cost_unit)}"
-    kept = ["the constraints"] * bool(plan.constraints) + ["the limit"] * (plan.device_memory_bytes is not None)
-    return f"proven optimal within {' and '.join(kept)}" if kept else "proven optimal"
+def _uneven_parts(plan: Plan) -> str:
+    """Return which layers a pin cuts into parts that differ, and what that takes; "" where there are none."""
+    uneven = [
+        f"{short(layer.name)}: {dim}={layer.dims[dim]} in {layer.splits[dim]}"
+        for layer in plan.layers
+        for dim in layer.uneven_dims
+    ]
+    return f"{listed(uneven, most=3)}; programs for PyTorch alone take them" if uneven else ""
 
 
 def _beside_ours(plan: Plan) -> str:

@@ -134,7 +134,7 @@ def _print(found: Simulation) -> None:
         [phase.phase, *_seconds(phase.begin_s, phase.end_s, phase.computing_s), quantity(phase.moved_bytes, "B")]
         for phase in found.phases
     ]
-    print_table(["<phase", "begins", "ends", "computing", "bytes moved"], rows)
+    print_table(["<phase", "begins", "ends", "computing", "bytes between all devices"], rows)
     say()
     of_devices = {
         "computing": [device.computing_s for device in found.devices],
@@ -207,7 +207,7 @@ def _print_staged(found: StagedSimulation) -> None:
             "step": step_text(found.plan),
             "one step": quantity(step_s, "s"),
             "closed form": f"{quantity(found.closed_form_s, 's')}{beside}",
-            "devices wait": f"{found.bubble:.1%} of the time",
+            "devices wait": f"{found.bubble:.1%} of the time, mean over all devices",
         }
     )
     say()
@@ -217,10 +217,14 @@ def _print_staged(found: StagedSimulation) -> None:
         first, beyond = use.devices
         devices = str(first) if beyond - first == 1 else f"{first} – {beyond - 1}"
         rows.append([f"{use.stage}", f"{use.num_layers}", devices, *_seconds(*(use.times_s[work] for work in works))])
+    say("What each stage takes for one micro-batch, and once a step:")
+    say()
     print_table(["<stage", "<layers", "devices", *map(str, works)], rows)
     say()
+    say("What its devices do in the step, micro-batches in flight at most, and the memory of each device:")
+    say()
     print_table(
-        ["<stage", "<first layer", "<last layer", "busy", "waits", "share", "under way", "memory"],
+        ["<stage", "<first layer", "<last layer", "busy", "waits", "share", "in flight", "memory"],
         [
             [
                 use.stage,

@@ -183,14 +183,6 @@ class Plan:
         """What of the layers' communication could hide."""
         return sum(layer.hideable_cost or 0.0 for layer in self.layers)
 
-    @cached_property
-    def _hidden_share(self) -> float:
-        return self.hidden_cost / self.hideable_cost if self.hideable_cost else 0.0
-
-    def hidden_of(self, layer: LayerPlan) -> float:
-        """Return what of a layer's `hideable_cost` is hidden: of all layers the same share."""
-        return self._hidden_share * (layer.hideable_cost or 0.0)
-
     def modes_of(self, layer: LayerPlan) -> tuple[str, ...]:
         """Return what a layer does besides being split: its stage, the state of its weights, whether it is recomputed.
 
@@ -225,17 +217,23 @@ class Plan:
         return self.peak.bytes / self.device_memory_bytes if self.device_memory_bytes else 0.0
 
     @property
-    def among(self) -> str:
-        """What is said behind a certificate that does not hold among all that might be chosen; else empty."""
-        return "; of stages in turns the most even cuts alone" * (self.search.ordering == STAGES_IN_TURNS)
+    def certificate(self) -> str:
+        """What is proven of the total cost, in words, and among which strategies where that is not all of them."""
+        even_cuts = "; of stages in turns the most even cuts alone" * (self.search.ordering == STAGES_IN_TURNS)
+        if self.exact:
+            return f"proven optimal{self.scope}{even_cuts}"
+        return f"gap {self.gap:.2%}, lower bound {quantity(self.lower_bound, self.cost_unit)}{even_cuts}"
+
+    @property
+    def scope(self) -> str:
+        """What strategies have to keep to for the certificate to hold among them, in words; "" for nothing."""
+        return scope_text(self.constraints, self.device_memory_bytes)
 
     def __repr__(self) -> str:
-        certificate = "proven optimal" if self.exact else f"gap {self.gap:.2%}"
         cost = quantity(self.total_cost, self.cost_unit)
-        certificate += self.among
-        if self.share_of_limit > 1:
-            certificate += f", peak {self.share_of_limit - 1:.1%} over the memory limit"
-        return f"<Plan of {short(self.graph.name)} on {self.num_devices} devices: {cost}, {certificate}>"
+        over = self.share_of_limit - 1
+        excess = f", peak {over:.1%} over the memory limit" if over > 0 else ""
+        return f"<Plan of {short(self.graph.name)} on {self.num_devices} devices: {cost}, {self.certificate}{excess}>"
 
     def __getitem__(self, name: str) -> LayerPlan:
         """Return the layer of that name; KeyError if there is none."""
@@ -302,6 +300,12 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return str(method_of_plans("_repr_html_")(self))
+
+
+def scope_text(constraints: Constraints, device_memory_bytes: int | None) -> str:
+    """Return what strategies have to keep to, as it is said behind "proven optimal"; "" for nothing."""
+    limits = ["the constraints"] * bool(constraints) + ["the limit"] * (device_memory_bytes is not None)
+    return f" within {' and '.join(limits)}" if limits else ""
 
 
 def check_even(plan: Plan, what: str) -> None:

@@ -82,7 +82,7 @@ def test_a_plan_in_stages_is_simulated_pass_by_pass(pase: Command, staged: str) 
     finished = pase("simulate", staged)
     assert (finished.status, finished.err) == (0, "")
     assert "4 micro-batches through 2 stages of 4 devices (1f1b)" in finished.out
-    for text in ("one step", "closed form", "devices wait", "\nstage  layers", "under way", "\nthe step waits for"):
+    for text in ("one step", "closed form", "devices wait", "\nstage  layers", "in flight", "\nthe step waits for"):
         assert text in finished.out
     assert max(map(len, finished.out.splitlines())) <= 100
 

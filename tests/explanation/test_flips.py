@@ -63,7 +63,7 @@ def _best(compute: np.ndarray, communication: np.ndarray, scale: float) -> int:
 @pytest.mark.parametrize(("name", "model"), [("alexnet", "alpha_beta"), ("rnnlm", "paper")])
 def test_tables_at_a_scale_are_those_of_a_machine_with_such_links(name: str, model: str) -> None:
     graph, machine = small_graph(name), slow_machine()
-    problem = scaled_tables(graph, 8, machine, model)
+    problem = scaled_tables(lambda other: problem_of(graph, 8, other, model), machine)
     for scale in (1 / 32, 1.0, 5.0):
         built = problem_of(graph, 8, scaled_links(machine, scale), model).tables
         mixed = problem.at(scale)

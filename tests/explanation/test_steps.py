@@ -64,7 +64,7 @@ def test_reasons_say_what_memory_keeps_a_layer_from() -> None:
         assert layer.held is not None
         assert layer.held.memory_bytes > 900_000
         assert layer.held.step_s < plan.total_cost
-        assert "more than its devices may" in layer.reason or "the search has a gap" in layer.reason
+        assert "more than its devices may" in layer.reason or "within the search's gap of" in layer.reason
 
 
 def test_another_configuration_is_the_cheapest_of_all_that_fit() -> None:

@@ -18,6 +18,7 @@ from tests.runtime.plans import make_plan
 LABEL = r'"((?:[^\W_]|(?<=[^\W_])_(?=[^\W_])| |#\d+;|<br>)*)"'
 STATEMENTS = {
     "chart": r"flowchart TD",
+    "comment": r"%% labels of edges are bytes of a step, [a-z, ]*",
     "node": rf"n(\d+)\[{LABEL}\]:::split(\d+)",
     "block": rf"subgraph block\d+\[{LABEL}\]",
     "end": r"end",

@@ -5,6 +5,8 @@ from copy import deepcopy
 from math import prod
 from typing import Any
 
+from pase import __version__
+
 Document = dict[str, Any]
 
 CLASSES = [
@@ -37,7 +39,15 @@ def small(name: str = "alexnet") -> Document:
     """Return a document of one plan of six layers on 32 devices."""
     layers = [_layer(*given) for given in NETWORK]
     edges = [
-        {"from": a, "to": b, "tensor": "y", "forward_bytes": forward, "backward_bytes": backward, "cost": 1e6 * forward}
+        {
+            "from": a,
+            "to": b,
+            "tensor": "y",
+            "is_weight": False,
+            "forward_bytes": forward,
+            "backward_bytes": backward,
+            "cost": 1e6 * forward,
+        }
         for a, b, forward, backward in EDGES
     ]
     return _document(name, layers, edges, column(len(layers), [(a, b) for a, b, *_ in EDGES]))
@@ -51,6 +61,7 @@ def beside() -> Document:
         layer |= {"splits": [32] + [1] * (len(layer["dims"]) - 1), "replicas": 1, "class": 1}
         layer["costs"] = [layer["costs"][0], 40 * layer["costs"][1], 0.0, 0.0]
     plan |= {"total_cost": 13.1 * TOTAL, "exact": False, "gap": 0.9, "lower_bound": TOTAL}
+    plan |= {"certificate": "gap 90.00%, lower bound 14.1 GFLOP", "step_parts": _parts(plan["layers"])}
     third["plans"][0]["layers"][1]["name"] = "its own"
     sizes = [1, 2, 4, 8, 16, 32]
     document["plans"] += [plan, third["plans"][0]]
@@ -85,6 +96,7 @@ def bare() -> Document:
     }
     plan |= {"edges": [], "traffic": None, "baselines": {}, "arguments": {}, "why_note": "nothing is known of why"}
     plan |= {"cost_unit": "s", "total_cost": 0.0123, "exact": False, "gap": 0.0, "lower_bound": 0.0}
+    plan |= {"certificate": "gap 100.00%, lower bound 0 s", "moved_bytes": 0}
     plan["machine"] |= {"memory_bytes": None}
     plan["drawings"] = {"folded": column(1, []), "full": column(1, [])}
     document["sweep"] = {
@@ -143,7 +155,7 @@ def hostile(names: Sequence[str]) -> Document:
         after = names[(i + 1) % len(names)]
         layer |= {"name": name, "kind": after, "why": name, "class": i % 2}
         layer["dims"] = [[names[(i + d) % len(names)], extent] for d, (_, extent) in enumerate(layer["dims"])]
-        layer["parts"] = [{"name": name, "cost": 1e6, "bytes": 8, "group": 2}]
+        layer["parts"] = [{"name": name, "cost": 1e6, "overlapped": 0.0, "bytes": 8, "group": 2}]
         for tensor in layer["tensors"]:
             tensor |= {"name": name, "role": after}
             for dim in tensor["dims"]:
@@ -155,6 +167,8 @@ def hostile(names: Sequence[str]) -> Document:
     plan["drawings"] = {"folded": column(len(names), pairs), "full": column(len(names), pairs)}
     plan["split_classes"] = [CLASSES[0], CLASSES[1] | {"label": names[1], "dims": [names[1]]}]
     plan["cost_parts"] = [names[0], names[1], names[2], names[3]]
+    plan["step_parts"] = [[name, cost] for name, (_, cost) in zip(names[:4], plan["step_parts"], strict=True)]
+    plan["certificate"] = plan["scope"] = names[2]
     plan |= {"model": names[0], "cost_model": names[2], "moved_are": names[3], "arguments": {n: n for n in names}}
     plan["machine"] |= {"name": names[1], "device": names[3]}
     plan["memory"]["optimiser"] = plan["search"]["ordering"] = names[0]
@@ -194,7 +208,15 @@ def column(count: int, pairs: Sequence[tuple[int, int]], across: int = 1) -> Doc
 
 def _edges(pairs: Sequence[tuple[int, int]]) -> list[Document]:
     return [
-        {"from": a, "to": b, "tensor": "x", "forward_bytes": 1000 * (a % 7), "backward_bytes": 0, "cost": 0.0}
+        {
+            "from": a,
+            "to": b,
+            "tensor": "x",
+            "is_weight": False,
+            "forward_bytes": 1000 * (a % 7),
+            "backward_bytes": 0,
+            "cost": 0.0,
+        }
         for a, b in pairs
     ]
 
@@ -210,6 +232,8 @@ def _layer(
         "replicas": 32 // prod(splits),
         "class": split_class,
         "costs": list(costs),
+        "overlapped": 0.0,
+        "share": sum(costs) / TOTAL,
         "memory_bytes": 6_380_000.0,
         "moved_bytes": 76_200_000,
         "devices": 0,
@@ -218,7 +242,7 @@ def _layer(
             _tensor("w", "parameter", dims, splits, (1, -1)),
         ],
         "why": f"{name}: because the next best would cost more",
-        "parts": [{"name": "compute", "cost": costs[0], "bytes": 0, "group": 1}],
+        "parts": [{"name": "compute", "cost": costs[0], "overlapped": 0.0, "bytes": 0, "group": 1}],
         "runner_up": {
             "splits": [16, 2] + [1] * (len(dims) - 2),
             "difference": 5.8e8,
@@ -238,6 +262,10 @@ def _tensor(name: str, role: str, dims: Any, splits: Sequence[int], used: Sequen
         "role": role,
         "dims": [{"label": dims[i][0], "extent": dims[i][1], "parts": splits[i], "by": [i]} for i in used],
     }
+
+
+def _parts(layers: list[Document]) -> list[list[Any]]:
+    return [[name, sum(layer["costs"][n] for layer in layers)] for n, name in enumerate(PARTS)]
 
 
 def _document(name: str, layers: list[Document], edges: list[Document], drawing: Document) -> Document:
@@ -260,6 +288,8 @@ def _document(name: str, layers: list[Document], edges: list[Document], drawing:
         "lower_bound": total,
         "gap": 0.0,
         "exact": True,
+        "certificate": "proven optimal",
+        "scope": "",
         "baselines": {"data_parallel": 13.08 * total},
         "search": {
             "ordering": "generate_seq",
@@ -278,10 +308,14 @@ def _document(name: str, layers: list[Document], edges: list[Document], drawing:
             "optimiser": "sgd",
         },
         "cost_parts": list(PARTS),
+        "step_parts": _parts(layers),
+        "overlapped": 0.0,
         "split_classes": deepcopy(CLASSES),
         "layers": layers,
         "device_orders": [list(range(32))],
         "edges": edges,
+        "moved_bytes": sum(layer["moved_bytes"] for layer in layers)
+        + sum(edge["forward_bytes"] + edge["backward_bytes"] for edge in edges),
         "moved_are": "between all devices",
         "traffic": {
             "groups": 32,
@@ -295,7 +329,7 @@ def _document(name: str, layers: list[Document], edges: list[Document], drawing:
     }
     return {
         "schema_version": 1,
-        "tool_version": "0.1.0",
+        "tool_version": __version__,
         "title": f"{name} on 32 devices",
         "plans": [plan],
         "sweep": None,

@@ -10,6 +10,7 @@ import pytest
 
 from pase import Plan, load_machine, search
 from pase.analysis.explanation import explain_step
+from pase.analysis.figures import BUSIEST
 from pase.costs import cost_model
 from pase.errors import EmitError
 from pase.graph import Window
@@ -19,7 +20,7 @@ from pase.planning.stages import step_bytes
 from pase.planning.steps import plan_layers
 from pase.sharding.layouts import device_mesh, layout_of, tensor_dims
 from pase.sharding.traffic import flows
-from pase.views.reports.document import PREDICTED, report_document
+from pase.views.reports.document import report_document
 from tests.explanation.test_explain import data_parallel_plan
 from tests.hostile import hostile_plan
 from tests.networks import slow_machine, small_graph, small_plan, staged_plan
@@ -68,9 +69,10 @@ def test_bytes_are_those_of_the_program(name: str) -> None:
     plan = random_costed_plan(name, 1)
     found = only(plan, explains=False)
     moved = flows(plan)
-    assert sum(edge["forward_bytes"] + edge["backward_bytes"] for edge in found["edges"]) + sum(
+    shown = sum(edge["forward_bytes"] + edge["backward_bytes"] for edge in found["edges"]) + sum(
         layer["moved_bytes"] for layer in found["layers"]
-    ) == sum(flow.total_bytes for flow in moved if flow.movement.producer not in _shared(plan, flow))
+    )
+    assert shown == found["moved_bytes"] == sum(flow.total_bytes for flow in moved)
     by_pair: dict[tuple[int, int], int] = {}
     for flow in moved:
         for ends, size in flow.bytes_by_pair.items():
@@ -80,13 +82,6 @@ def test_bytes_are_those_of_the_program(name: str) -> None:
         ends = plan.layers[edge["from"]].name, plan.layers[edge["to"]].name
         same = [f for f in moved if (f.movement.producer, f.movement.consumer, f.tensor) == (*ends, edge["tensor"])]
         assert edge["forward_bytes"] + edge["backward_bytes"] == sum(flow.total_bytes for flow in same)
-
-
-def _shared(plan: Plan, flow: Any) -> frozenset[str]:
-    """Return the flow's producer where the flow is of a shared weight, along no edge of the graph."""
-    ends = flow.movement.producer, flow.movement.consumer
-    is_edge = not flow.is_of_edge or ends in {(edge.producer, edge.consumer) for edge in plan.graph.edges}
-    return frozenset() if is_edge else frozenset([ends[0]])
 
 
 @pytest.mark.parametrize(("name", "seed"), [("alexnet", 0), ("transformer", 1), ("rnnlm", 0)])
@@ -169,9 +164,10 @@ def test_where_no_program_could_be_laid_out_the_predicted_bytes_are_shown(monkey
         raise EmitError("no mesh")
 
     plan = small_plan("rnnlm", 8)
-    monkeypatch.setattr("pase.views.reports.document.step_flows", refuse)
+    monkeypatch.setattr("pase.analysis.figures.step_flows", refuse)
     found = only(plan, explains=False)
-    assert found["moved_are"] == PREDICTED
+    assert found["moved_are"] == BUSIEST
+    assert {layer["moved_bytes"] for layer in found["layers"]} == {None}
     assert found["traffic"] is None
     transfers = [transfer for layer in plan.layers for transfer in layer.transfers]
     forward = {(layer.name, t.input): round(t.forward_bytes) for layer in plan.layers for t in layer.transfers}
@@ -219,9 +215,11 @@ def test_a_plan_in_stages_says_what_each_stage_does() -> None:
     found = only(plan, explains=False)
     assert (found["micro_batches"], found["schedule"], found["num_groups"]) == (4, "1f1b", 2)
     assert found["cost_parts"] == ["compute", "recompute", "communication", "re-sharding"]
+    assert [name for name, _ in found["step_parts"]] == [*found["cost_parts"], "waiting"]
+    assert sum(cost for _, cost in found["step_parts"]) == pytest.approx(plan.total_cost)
     for layer, of in zip(found["layers"], plan.layers, strict=True):
         assert (layer["state"], layer["is_recomputed"], layer["stage"]) == (of.state, of.is_recomputed, of.stage)
-        assert sum(layer["costs"]) == pytest.approx(of.layer_cost + of.transfer_cost)
+        assert sum(layer["costs"]) + layer["overlapped"] == pytest.approx(of.layer_cost + of.transfer_cost)
         assert layer["costs"][1] > 0 or not of.is_recomputed or of.kind == "fan_out"
         assert layer["costs"][1] == 0 or of.is_recomputed
     stages = found["stages"]
@@ -242,11 +240,10 @@ def test_a_plan_in_stages_says_why() -> None:
 
 
 def test_bytes_of_a_plan_in_stages_are_those_of_its_programs() -> None:
-    """What the matrix has beside edges and layers are weights that two stages share."""
     plan = staged_plan()
     found = only(plan, explains=False)
     total = sum(size for *_, size in found["traffic"]["bytes"])
-    assert total == sum(step_bytes(plan).values())
+    assert total == sum(step_bytes(plan).values()) == found["moved_bytes"]
     crossing = [
         edge
         for edge in found["edges"]

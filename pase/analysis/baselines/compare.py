@@ -1,14 +1,15 @@
 """Our strategy beside the others, every one costed, placed and planned alike; and steps in parts, likewise."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 
 import numpy as np
 
 from pase.analysis.baselines.registry import BASELINES, Baseline
 from pase.analysis.evaluation import planned_step
+from pase.analysis.figures import COMMUNICATION, COMPUTE, RECOMPUTE, REDISTRIBUTION, cost_figures
 from pase.common.documents import StrPath
 from pase.costs import STATES
 from pase.graph import Graph
@@ -36,7 +37,7 @@ OURS = "pase"
 """What our strategy is called beside the others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Contender:
     """One strategy. plan: whole, so that it can be emitted and run; its bound is that of the cheapest strategy.
 
@@ -47,20 +48,19 @@ class Contender:
     plan: Plan
     search_time_s: float
 
+    @cached_property
+    def _parts(self) -> Mapping[str, float]:
+        return cost_figures(self.plan).parts
+
     @property
     def compute(self) -> float:
-        """Cost of the computation in all layers; of several groups of devices, in the mean."""
-        return sum(layer.compute_cost for layer in self.plan.layers) / self.plan.num_groups
+        """Cost of the computation in all layers, recomputation included; mean over all devices."""
+        return self._parts[COMPUTE] + self._parts[RECOMPUTE]
 
     @property
     def communication(self) -> float:
-        """Cost of what layers communicate inside and of the transfers between them, less what of it is hidden.
-
-        Of several groups of devices, in the mean.
-        """
-        inside = sum(layer.communication_cost for layer in self.plan.layers)
-        between = sum(transfer.cost for layer in self.plan.layers for transfer in layer.transfers)
-        return (inside + between - self.plan.hidden_cost) / self.plan.num_groups
+        """Cost of the communication within layers and between them that no computation overlaps; mean over devices."""
+        return self._parts[COMMUNICATION] + self._parts[REDISTRIBUTION]
 
     @property
     def memory_bytes(self) -> int:

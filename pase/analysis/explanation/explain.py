@@ -86,6 +86,7 @@ def explain(
         cost_unit=plan.cost_unit,
         flop_per_byte=plan.machine.flop_per_byte(plan.num_devices) if plan.cost_unit == "FLOP" else None,
         searched=(below.searched_to, above.searched_to),
+        has_flips=problem.tables.hiding is None and options.max_solutions > 0,
         layers=tuple(found),
         improvement=improvement(problem, choice, optimum.choice, search.fits),
     )
@@ -211,7 +212,8 @@ def _sides(work: Work, max_solutions: int, on_progress: Progress | None) -> tupl
             on_progress("looking for flips", 0.0)
         return work.search.cheapest(tables, known)
 
-    problem = scaled_tables(plan.graph, plan.num_devices, plan.machine, plan.cost_model, on_progress)
+    # Of the same configurations as the plan's own problem: those that its constraints allow.
+    problem = scaled_tables(lambda machine: problem_of_plan(plan, on_progress, machine=machine), plan.machine)
     below, above = (
         breakpoints(problem, start, optimise, farthest=farthest, max_solutions=max_solutions, fits=work.search.fits)
         for farthest in (1 / FARTHEST, FARTHEST)

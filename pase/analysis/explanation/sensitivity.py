@@ -32,7 +32,7 @@ from pase.errors import PaseError, SolverError
 from pase.graph import Access, Dim, DimIndex, Graph, Operator, Role, SliceOf, Window
 from pase.machine import Machine
 from pase.planning.plan import Plan
-from pase.planning.planner import Progress, SearchOptions, problem_of, problem_of_plan, search
+from pase.planning.planner import Progress, SearchOptions, problem_of_plan, search
 from pase.sharding.shards import divisors
 from pase.solver import Solution, solve
 from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, Hiding
@@ -85,12 +85,15 @@ class ScaledTables:
         )
 
 
-def scaled_tables(
-    graph: Graph, num_devices: int, machine: Machine, cost_model: str, on_progress: Progress | None = None
-) -> ScaledTables:
-    """Return a graph's problem at every communication scale."""
-    free = problem_of(graph, num_devices, scaled_links(machine, 1 / _FAR), cost_model, on_progress).tables
-    slow = problem_of(graph, num_devices, scaled_links(machine, _FAR), cost_model, on_progress).tables
+def scaled_tables(problem_on: Callable[[Machine], Problem], machine: Machine) -> ScaledTables:
+    """Return a problem at every communication scale.
+
+    Args:
+        problem_on: Returns the problem on a machine; it has the same configurations and edges on each.
+        machine: The machine at scale 1.
+    """
+    free = problem_on(scaled_links(machine, 1 / _FAR)).tables
+    slow = problem_on(scaled_links(machine, _FAR)).tables
     communication = replace(
         slow,
         vertex_costs=tuple(costs / _FAR for costs in slow.vertex_costs),

@@ -236,7 +236,8 @@ class _Work:
             return "the same" if abs(share) <= TIE else percent(share)
 
         if runner_up is not None and runner_up.difference_s < -TIE * self.step.cost:
-            return f"{what}, although {found.text(runner_up)} fits and costs {more(runner_up)}: the search has a gap"
+            gap = f"within the search's gap of {self.plan.gap:.2%}" if self.plan.gap else "the plan is not the best"
+            return f"{what}, although {found.text(runner_up)} fits and costs {more(runner_up)}: {gap}"
         if held is not None:
             over = quantity(held.memory_bytes - self.limit, "B")
             return f"{what}, because {found.text(held)} ({more(held)}) would need {over} more than its devices may"

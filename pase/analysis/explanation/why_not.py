@@ -322,7 +322,8 @@ class Explanation:
 
     optimum_cost: of the cheapest strategy found now; is_proven: whether it is proven to be cheapest. is_optimal:
     the plan costs no more than that. flop_per_byte: r of Eq. 1, None for a cost model in seconds. searched: the
-    scales, from and to, within which flips are complete. improvement: what to change first; None where nothing is.
+    scales, from and to, within which flips are complete; has_flips: whether they were looked for. improvement: what to
+    change first; None where nothing is.
     """
 
     plan_cost: float
@@ -332,6 +333,7 @@ class Explanation:
     cost_unit: str
     flop_per_byte: float | None
     searched: tuple[float, float]
+    has_flips: bool
     layers: tuple[LayerExplanation, ...]
     improvement: Improvement | None = None
 
@@ -453,7 +455,8 @@ class Reasons:
         own = self._text(vertex, self._choice[vertex])
         if runner_up is None or other is None:
             is_only = self._problem.tables.domain_sizes[vertex] == 1
-            found = "" if is_only else " for which a strategy was found that fits"
+            among = " within the constraints" if is_only and self._plan.constraints else ""
+            found = among if is_only else " for which a strategy was found that fits"
             return f"{name}: {own}, its only configuration{found}"
         relative = runner_up.difference / self._plan_cost if self._plan_cost else 0.0
         next_best = self._text(vertex, other.choice[vertex])

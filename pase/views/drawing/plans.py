@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from pase.analysis.explanation.why_not import configuration_text
+from pase.analysis.figures import CostFigures, StepBytes, cost_figures, step_bytes_of
 from pase.common.words import quantity, short
 from pase.graph import Graph
 from pase.planning.plan import LayerPlan, Plan
@@ -90,34 +91,42 @@ def split_classes(layers: Sequence[LayerPlan]) -> SplitClasses:
 class DrawnPlan:
     """A plan as it is drawn.
 
-    graph: of its layers, by number, with each repeated block as one. classes: of layers, by what is split.
-    moved_bytes: [E] of the plan's graph, forward and backward, as the plan predicts them.
+    Attributes:
+        plan: The plan.
+        graph: Its layers, by number, with each repeated block as one.
+        repeats: The blocks that repeat.
+        classes: Its layers by what is split.
+        costs: What its layers cost.
+        transferred: What a step transfers.
     """
 
     plan: Plan
     graph: FoldedGraph
     repeats: tuple[Repeat, ...]
     classes: SplitClasses
-    moved_bytes: tuple[float, ...]
+    costs: CostFigures
+    transferred: StepBytes
 
     @property
-    def most_bytes(self) -> float:
-        """What moves along the edge along which most moves."""
-        return max(self.moved_bytes, default=0.0)
+    def most_bytes(self) -> int:
+        """What the edge that transfers most does, forward and backward."""
+        return max(map(sum, self.transferred.edges), default=0)
 
-    def total_bytes(self, edge: FoldedEdge) -> float:
-        """Return what moves along all the edges that one stands for."""
-        return sum(self.moved_bytes[number] for number in edge.edges)
+    def total_bytes(self, edge: FoldedEdge) -> int:
+        """Return what all the edges transfer that one represents."""
+        return sum(sum(self.transferred.edges[number]) for number in edge.edges)
 
-    def edge_bytes(self, edge: FoldedEdge) -> float:
-        """Return what moves along the one of them along which most moves."""
-        return max(self.moved_bytes[number] for number in edge.edges)
+    def edge_bytes(self, edge: FoldedEdge) -> int:
+        """Return what the one of them transfers that transfers most."""
+        return max(sum(self.transferred.edges[number]) for number in edge.edges)
 
     def layer_text(self, number: int) -> tuple[str, str]:
         """Return what a layer and its transfers cost, and the memory that it takes."""
-        layer = self.plan.layers[number]
-        cost = layer.layer_cost + layer.transfer_cost
-        return quantity(cost, self.plan.cost_unit), f"{quantity(layer.memory_bytes, 'B')} on each device"
+        figures, unit = self.costs.layers[number], self.plan.cost_unit
+        cost = quantity(figures.paid, unit)
+        if figures.overlapped:
+            cost += f" ({quantity(figures.overlapped, unit)} more overlaps with compute)"
+        return cost, f"{quantity(self.plan.layers[number].memory_bytes, 'B')} on each device"
 
 
 def repeated_blocks(graph: Graph, signatures: Sequence[Hashable]) -> tuple[Repeat, ...]:
@@ -129,21 +138,26 @@ def _numbered_edges(graph: Graph) -> list[tuple[int, int]]:
     return [(graph.index[edge.producer], graph.index[edge.consumer]) for edge in graph.edges]
 
 
-def drawn_plan(plan: Plan, *, is_folded: bool = True) -> DrawnPlan:
-    """Return what is drawn of a plan; is_folded: blocks of layers that are alike, and split alike, are drawn once."""
+def drawn_plan(
+    plan: Plan, *, is_folded: bool = True, costs: CostFigures | None = None, transferred: StepBytes | None = None
+) -> DrawnPlan:
+    """Return what is drawn of a plan.
+
+    Args:
+        plan: The plan.
+        is_folded: Whether blocks of layers that are alike, and split alike, are drawn once.
+        costs: What its layers cost, where that is known already.
+        transferred: What a step transfers, likewise.
+    """
     alike = [(layer.kind, tuple(layer.dims.items()), tuple(layer.splits.items())) for layer in plan.layers]
     repeats = repeated_blocks(plan.graph, alike) if is_folded else ()
-    by_read = {
-        (layer.name, transfer.input): transfer.forward_bytes + transfer.backward_bytes
-        for layer in plan.layers
-        for transfer in layer.transfers
-    }
     return DrawnPlan(
         plan=plan,
         graph=folded(len(plan.layers), _numbered_edges(plan.graph), repeats),
         repeats=repeats,
         classes=split_classes(plan.layers),
-        moved_bytes=tuple(by_read.get((edge.consumer, edge.input), 0.0) for edge in plan.graph.edges),
+        costs=costs or cost_figures(plan),
+        transferred=transferred or step_bytes_of(plan),
     )
 
 
@@ -157,22 +171,19 @@ def split_text(plan: Plan, layer: LayerPlan) -> str:
     return "  ".join([configuration_text(layer.splits, len(layer.devices)), *plan.modes_of(layer)])
 
 
-def certificate_text(plan: Plan) -> str:
-    """Return in words how far a plan may be from the optimum."""
-    return ("proven optimal" if plan.exact else f"at most {plan.gap:.2%} above the optimum") + plan.among
-
-
 # -- what DOT and Mermaid, in which drawings are text, have in common
 
 _WIDEST = 6.0
 """Width of the edge over which most bytes move, where 1 is that of an edge over which none do."""
 
 
-def title_lines(plan: Plan) -> tuple[str, str]:
+def title_lines(drawn: DrawnPlan) -> tuple[str, ...]:
     """Return the lines above a drawing."""
+    plan = drawn.plan
     return (
         f"{short(plan.graph.name)} on {plan.num_devices} × {short(plan.machine.device.name)}",
-        f"total cost {quantity(plan.total_cost, plan.cost_unit)}, {certificate_text(plan)}",
+        f"total cost {quantity(plan.total_cost, plan.cost_unit)}, {plan.certificate}",
+        f"edges: bytes of a step, {drawn.transferred.what}",
     )
 
 

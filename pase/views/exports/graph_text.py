@@ -6,6 +6,7 @@ Colours say what is split, the width of an edge how many bytes move.
 import re
 from collections.abc import Iterator
 
+from pase.analysis.figures import SCOPES
 from pase.common.words import short, visible
 from pase.planning.plan import Plan
 from pase.targets.emitter.text import Grammar, Text, figure, joined, word
@@ -37,7 +38,7 @@ dot = Grammar(_escaped_dot, between="\\n").write
 
 def _dot_lines(drawn: DrawnPlan) -> Iterator[Text]:
     yield dot("digraph plan {")
-    yield dot('    graph [label="{}", labelloc=t, fontname=Helvetica];', title_lines(drawn.plan))
+    yield dot('    graph [label="{}", labelloc=t, fontname=Helvetica];', title_lines(drawn))
     yield dot('    node [shape=box, style="filled,rounded", fontname=Helvetica, fontcolor=black];')
     yield dot("    edge [fontname=Helvetica, fontsize=10, arrowsize=0.7];")
     for number in drawn.graph.vertices:
@@ -97,6 +98,7 @@ mermaid = Grammar(_escaped_mermaid, between="<br>").write
 
 def _mermaid_lines(drawn: DrawnPlan) -> Iterator[Text]:
     yield mermaid("flowchart TD")
+    yield mermaid("    %% labels of edges are bytes of a step, {}", word(drawn.transferred.what, SCOPES))
     in_block = {number for repeat in drawn.repeats for number in repeat.first_block}
     for number in drawn.graph.vertices:
         if number not in in_block:

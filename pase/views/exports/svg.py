@@ -23,7 +23,6 @@ from pase.views.drawing.plans import (
     PATTERNS,
     DrawnPlan,
     SplitClass,
-    certificate_text,
     drawn_plan,
     extents_text,
     split_text,
@@ -261,13 +260,13 @@ def class_entries(classes: Sequence[SplitClass]) -> Iterator[Entry]:
         yield xml(""), f"{len(others)} others ({sum(of.num_layers for of in others)} layers)"
 
 
-def line_entries(most_bytes: float, *, has_blocks: bool, has_loops: bool) -> Iterator[Entry]:
-    """Yield an entry for each kind of line that a picture has; most_bytes: that move along one edge."""
+def line_entries(most_bytes: float, what: str, *, has_blocks: bool, has_loops: bool) -> Iterator[Entry]:
+    """Yield an entry for each kind of line that a picture has; most_bytes: of one edge. what: these bytes are."""
     yield _line(THINNEST, "still"), "nothing moves"
     if most_bytes:
         few = most_bytes / 16
         yield _line(stroke_width(few, most_bytes), "moving"), quantity(few, "B")
-        yield _line(WIDEST, "moving"), f"{quantity(most_bytes, 'B')} move between layouts"
+        yield _line(WIDEST, "moving"), f"{quantity(most_bytes, 'B')} in a step, {what}"
     if has_blocks:
         mark = xml('<rect class="frame" x="1" y="1" width="22" height="12" rx="3"/>')
         yield mark, "comes ×n, shown once"
@@ -326,7 +325,7 @@ def svg(plan: Plan, *, fold: bool = True) -> str:
     signs, signs_height = legend(
         [
             list(class_entries(drawn.classes.classes)),
-            list(line_entries(drawn.most_bytes, has_blocks=bool(repeats), has_loops=has_loops)),
+            list(line_entries(drawn.most_bytes, drawn.transferred.what, has_blocks=bool(repeats), has_loops=has_loops)),
         ],
         width,
     )
@@ -371,7 +370,7 @@ def _where(plan: Plan) -> str:
 
 def _verdict(plan: Plan) -> str:
     cost = quantity(plan.total_cost, plan.cost_unit)
-    return f"total cost {cost} a step, {certificate_text(plan)} (cost model {plan.cost_model})"
+    return f"total cost {cost} a step, {plan.certificate} (cost model {plan.cost_model})"
 
 
 def _description(drawn: DrawnPlan) -> str:
@@ -383,7 +382,8 @@ def _description(drawn: DrawnPlan) -> str:
     split = (
         f"{of.num_layers} {f'split in {visible(of.label)}' if of.dims else of.label}" for of in drawn.classes.classes
     )
-    return f"{parts[0]}: {', '.join(split)}. {quantity(sum(drawn.moved_bytes), 'B')} move between layouts in a step."
+    total = sum(map(sum, drawn.transferred.edges))
+    return f"{parts[0]}: {', '.join(split)}. Edges transfer {quantity(total, 'B')} in a step, {drawn.transferred.what}."
 
 
 def _heading(plan: Plan, width: float) -> Iterator[Text]:
@@ -515,7 +515,7 @@ def _about(drawn: DrawnPlan, v: int, layer: LayerPlan) -> str:
         layer.name,
         f"{layer.kind}: {extents_text(layer.dims)}",
         split_text(plan, layer),
-        f"cost {', '.join(drawn.layer_text(v))}",
+        f"cost of a step {', '.join(drawn.layer_text(v))}",
     ]
     if count > 1:
         lines.append(f"and {count - 1} more like it, to {plan.layers[drawn.graph.members[v][-1]].name}")

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from pase.analysis.explanation.why_not import configuration_text
+from pase.analysis.figures import cost_figures
 from pase.common.documents import attributes, write_or_fail
 from pase.common.words import quantity, short, visible
 from pase.errors import ExportError, missing_extra
 from pase.graph.graph import bar_html, name_html, page_html
 from pase.planning.plan import Plan
-from pase.views.drawing.plans import certificate_text, split_text
+from pase.views.drawing.plans import split_text
 from pase.views.exports import Exported, ExportOptions, export
 
 
@@ -100,9 +101,8 @@ class Picture:
 
 def html(plan: Plan) -> str:
     """Return a plan as a piece of HTML: what it costs, with its certificate, and a table of the layers."""
-    total = plan.total_cost * plan.num_groups or 1.0  # of all groups of devices, each of which has its own layers
-    costs = [layer.layer_cost + layer.transfer_cost for layer in plan.layers]
-    largest = max(costs) / total
+    figures = cost_figures(plan).layers
+    largest = max(own.share for own in figures)
     return page_html(
         f"{name_html(plan.graph.name)} on {plan.num_devices} × {name_html(plan.machine.device.name)}",
         list(map(escape, _lines(plan))),
@@ -113,10 +113,10 @@ def html(plan: Plan) -> str:
                 name_html(layer.kind),
                 " ".join(f"{name_html(dim)}={extent}" for dim, extent in layer.dims.items()),
                 name_html(split_text(plan, layer)),
-                escape(quantity(cost, plan.cost_unit)),
-                bar_html(cost / total, largest),
+                escape(quantity(own.paid, plan.cost_unit)),
+                bar_html(own.share, largest),
             ]
-            for layer, cost in zip(plan.layers, costs, strict=True)
+            for layer, own in zip(plan.layers, figures, strict=True)
         ],
     )
 
@@ -177,6 +177,6 @@ def _lines(plan: Plan) -> list[str]:
     cost = f"total cost {quantity(plan.total_cost, plan.cost_unit)}"
     memory = f"{quantity(plan.memory.total_bytes, 'B')} on each device with {plan.optimiser}"
     return [
-        f"{cost}, {certificate_text(plan)} under cost model {plan.cost_model}{ratio}",
+        f"{cost}, {plan.certificate} under cost model {plan.cost_model}{ratio}",
         f"{memory}{within}; {len(plan.layers)} layers; machine {short(plan.machine.name)}",
     ]

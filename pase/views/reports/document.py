@@ -7,7 +7,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from hashlib import sha256
 from importlib.resources import files
 from math import prod
@@ -27,17 +27,26 @@ from pase.analysis.explanation import (
     overview,
     own_parts,
 )
+from pase.analysis.figures import (
+    BETWEEN_ALL,
+    COMMUNICATION,
+    COMPUTE,
+    RECOMPUTE,
+    REDISTRIBUTION,
+    LayerFigures,
+    StepBytes,
+    cost_figures,
+    step_bytes_of,
+)
 from pase.analysis.simulation.pipeline import StagedSimulation, Work, simulate_stages
 from pase.common.documents import StrPath, attributes, write_or_fail
-from pase.costs import cost_model, signature, traffic_of
+from pase.costs import cost_model, hiding_layers, signature, traffic_of
 from pase.errors import ConfigurationError, PaseError, PlanError
 from pase.graph import DimIndex, Operator, SliceOf, Window
 from pase.planning.plan import Plan
 from pase.planning.planner import MAX_DEVICES, Progress, search, settings_of
-from pase.planning.stages import step_flows
-from pase.sharding.traffic import Phase
 from pase.views.drawing.folding import arranged
-from pase.views.drawing.plans import SplitClasses, drawn_plan, split_classes
+from pase.views.drawing.plans import DrawnPlan, drawn_plan, split_classes
 
 MOST_PASSES = 6_000
 """That the page draws: of longer steps the first ones."""
@@ -49,16 +58,6 @@ def simulated(plan: Plan) -> tuple[StagedSimulation | None, str]:
         return simulate_stages(plan) if plan.has_parts else None, ""
     except PlanError as error:  # of several stages in one group of devices
         return None, str(error)
-
-
-def recomputed_costs(found: StagedSimulation) -> list[float]:
-    """Return what of each layer's cost is its forward pass once more."""
-    costs = []
-    for problem, choice in found.step.problems:
-        for layer, c in zip(problem.tables.layers, choice, strict=True):
-            assert layer.passes is not None
-            costs.append(found.plan.micro_batches * float(layer.passes.remade[c]))
-    return costs
 
 
 def stages_document(found: StagedSimulation) -> dict[str, Any]:
@@ -222,11 +221,11 @@ def cost_parts(plan: Plan) -> tuple[tuple[Part, ...], ...]:
     model = cost_model(plan.cost_model, plan.machine, plan.num_devices, plan.precision)
     known: dict[Hashable, tuple[Part, ...]] = {}
     found = []
-    for operator, layer in zip(plan.graph.operators, plan.layers, strict=True):
+    for operator, layer, hides in zip(plan.graph.operators, plan.layers, hiding_layers(plan.graph), strict=True):
         splits = np.array([list(layer.splits.values())], dtype=np.int32)
-        key = signature(plan.graph, operator), splits.tobytes()
+        key = signature(plan.graph, operator), splits.tobytes(), hides
         if key not in known:
-            known[key] = own_parts(operator, traffic_of(plan.graph, operator, splits), model)
+            known[key] = own_parts(operator, traffic_of(plan.graph, operator, splits), model, hides=hides)
         found.append(known[key])
     return tuple(found)
 
@@ -239,9 +238,8 @@ def _place(x: float, y: float, width: float, height: float) -> dict[str, float]:
     return {"x": round(x, 1), "y": round(y, 1), "w": width, "h": height}
 
 
-def _drawing(plan: Plan, *, is_folded: bool) -> dict[str, Any]:
-    """Return where boxes and lines stand on the page: repeated blocks folded, or every layer."""
-    shown = drawn_plan(plan, is_folded=is_folded)
+def _drawing(shown: DrawnPlan) -> dict[str, Any]:
+    """Return where boxes and lines stand on the page."""
     graph = shown.graph
     drawn = arranged(graph, shown.repeats, [BOX] * len(graph.vertices))
     return {
@@ -324,72 +322,15 @@ def _indexed_by(axis: DimIndex) -> tuple[str, tuple[str, ...]]:
 MOST_GROUPS = 64
 """Rows of the table of devices; where there are more devices, a row is a group of them."""
 
-MOST_DEVICES = 256
-"""Beyond so many devices not every pair is looked at: the plan's prediction of the busiest device stands in."""
 
-EXACT, PREDICTED = "between all devices", "to the busiest device"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Movements:
-    """What a step of a plan moves.
-
-    what: what the bytes are. edge_bytes: (forward, backward) by consumer and input. layer_bytes: within a layer.
-    matrix: bytes from group to group of consecutive devices, as the page has it; None where costs alone say what moves:
-    of very many devices, or where no program has a plan's layouts.
-    """
-
-    what: str
-    edge_bytes: Mapping[tuple[str, int], tuple[int, int]]
-    layer_bytes: Mapping[str, int]
-    matrix: dict[str, Any] | None
-
-
-def movements(plan: Plan) -> Movements:
-    """Return what a step of a plan moves."""
-    if plan.num_devices > MOST_DEVICES:
-        return _predicted(plan)
-    try:
-        found = step_flows(plan)
-    except PaseError:
-        return _predicted(plan)
-    # Flows of repeated layers have one table of bytes, which is looked at once.
-    times = Counter(id(flow.bytes_by_pair) for flow in found)
-    tables = {id(flow.bytes_by_pair): flow.bytes_by_pair for flow in found}
-    total_bytes = {key: sum(table.values()) for key, table in tables.items()}
-    by_flow: dict[tuple[str, str, str], list[int]] = {}
-    layers: dict[str, int] = {}
-    for flow in found:
-        ends, size = flow.movement, total_bytes[id(flow.bytes_by_pair)]
-        if flow.is_of_edge:
-            both = by_flow.setdefault((ends.producer, ends.consumer, flow.tensor), [0, 0])
-            both[ends.phase is not Phase.FORWARD] += size
-        else:
-            layers[ends.consumer] = layers.get(ends.consumer, 0) + size
-    edges = {}
-    for edge in plan.graph.edges:
-        tensor = plan.graph[edge.consumer].reads[edge.input].tensor
-        forward, backward = by_flow.get((edge.producer, edge.consumer, tensor), (0, 0))
-        edges[edge.consumer, edge.input] = forward, backward
-    matrix = _matrix(plan, [(times[key], table) for key, table in tables.items()])
-    return Movements(what=EXACT, edge_bytes=edges, layer_bytes=layers, matrix=matrix)
-
-
-def _predicted(plan: Plan) -> Movements:
-    edges = {
-        (layer.name, transfer.input): (round(transfer.forward_bytes), round(transfer.backward_bytes))
-        for layer in plan.layers
-        for transfer in layer.transfers
-    }
-    return Movements(what=PREDICTED, edge_bytes=edges, layer_bytes={}, matrix=None)
-
-
-def _matrix(plan: Plan, tables: Iterable[tuple[int, Mapping[tuple[int, int], int]]]) -> dict[str, Any]:
-    """Return the bytes from group to group, those of 0 left out; tables: how often each comes, bytes by device pair.
+def _matrix(plan: Plan, transferred: StepBytes) -> dict[str, Any] | None:
+    """Return the bytes from group to group, zeros omitted; None where they are not known.
 
     From a group to itself: what its devices send one another. A group is a device, or, of many, as many as a level of
     the machine has, if there is such a level.
     """
+    if transferred.what != BETWEEN_ALL:
+        return None
     size, label = 1, "device"
     if plan.num_devices > MOST_GROUPS:
         size, label = -(-plan.num_devices // MOST_GROUPS), "group"
@@ -397,10 +338,13 @@ def _matrix(plan: Plan, tables: Iterable[tuple[int, Mapping[tuple[int, int], int
             if level.num_devices and plan.num_devices <= MOST_GROUPS * level.num_devices:
                 size, label = level.num_devices, level.name
                 break
+    # Flows of repeated layers have one table of bytes, which is looked at once.
+    times = Counter(id(flow.bytes_by_pair) for flow in transferred.flows)
+    tables = {id(flow.bytes_by_pair): flow.bytes_by_pair for flow in transferred.flows}
     moved: Counter[tuple[int, int]] = Counter()
-    for times, table in tables:
+    for key, table in tables.items():
         for (sender, receiver), size_bytes in table.items():
-            moved[sender // size, receiver // size] += times * size_bytes
+            moved[sender // size, receiver // size] += times[key] * size_bytes
     return {
         "groups": -(-plan.num_devices // size),
         "group_size": size,
@@ -412,15 +356,15 @@ def _matrix(plan: Plan, tables: Iterable[tuple[int, Mapping[tuple[int, int], int
 SCHEMA_VERSION = 1
 
 COST_PARTS = {
-    "compute": (PartKind.COMPUTE,),
+    COMPUTE: (PartKind.COMPUTE,),
     "all-reduce": (PartKind.GRADIENTS, PartKind.PARTIAL_SUMS, PartKind.INPUT_GRADIENTS),
     "halo": (PartKind.HALO,),
     "exchange": (PartKind.EXCHANGE,),
-    "re-sharding": (),
+    REDISTRIBUTION: (),
 }
 """What a layer's cost is made of; re-sharding is that of its incoming edges and of the weights that it shares."""
 
-STEP_PARTS = ("compute", "recompute", "communication", "re-sharding")
+STEP_PARTS = (COMPUTE, RECOMPUTE, COMMUNICATION, REDISTRIBUTION)
 """Likewise, where a step has micro-batches, stages or modes; communication is with other stages and of weights, too."""
 
 
@@ -479,21 +423,21 @@ def _plan(
     why = explained if isinstance(explained, Overview) else None
     reasons = [layer.reason for layer in explained.layers] if explained else [None] * len(plan)
     classes = split_classes(plan.layers)
-    moved = movements(plan)
+    figures, transferred = cost_figures(plan), step_bytes_of(plan)
     parts: Sequence[Sequence[Part]] = [layer.parts for layer in why.layers] if why else ()
     if not why:
         parts = [()] * len(plan) if plan.has_parts else cost_parts(plan)
+    names = list(STEP_PARTS if plan.has_parts else COST_PARTS)
+    costs = [_costs(plan, own, of) for own, of in zip(figures.layers, parts, strict=True)]
+    means = {name: sum(row[n] for row in costs) / plan.num_groups for n, name in enumerate(names)}
     staged, stages_note = simulated(plan)
-    again = recomputed_costs(staged) if staged else [0.0] * len(plan)
     orders: dict[tuple[int, ...], int] = {}
-    shown = (
-        "model=graph.name num_devices cost_model cost_unit precision=precision.name total_cost lower_bound gap exact"
-    )
+    shown = "model=graph.name num_devices cost_model cost_unit precision=precision.name total_cost lower_bound gap"
     of_memory = "memory.total_bytes peak_bytes=peak.bytes peak_layer=peak.layer peak_phase=peak.phase"
     return {
         "name": name,
-        **attributes(plan, f"{shown} micro_batches schedule num_groups"),
-        "arguments": dict(plan.graph.arguments),
+        **attributes(plan, f"{shown} exact certificate scope micro_batches schedule num_groups"),
+        "arguments": _arguments(plan),
         "machine": {
             **attributes(plan.machine, "name device=device.name memory_bytes=device.memory_bytes"),
             "flop_per_s": plan.machine.peak_flop_per_s(),
@@ -510,72 +454,96 @@ def _plan(
         "why_note": why_note,
         "choices": choices[0],
         "choices_note": choices[1],
-        "cost_parts": list(STEP_PARTS if plan.has_parts else COST_PARTS),
+        "cost_parts": names,
+        "step_parts": [[part, cost] for part, cost in (figures.parts if plan.has_parts else means).items()],
+        "overlapped": figures.overlapped,
         "split_classes": [attributes(found, "dims label light dark") for found in classes.classes],
         "layers": [
-            _layer(
-                plan,
-                number,
-                classes,
-                moved,
-                orders.setdefault(layer.devices, len(orders)),
-                parts[number],
-                again[number],
-                why.layers[number] if why else None,
-            )
-            | {"why": reasons[number]}
+            {
+                **_layer(plan, number, parts[number], figures.layers[number]),
+                "class": classes.of_layer[number],
+                "costs": costs[number],
+                "moved_bytes": None if transferred.layers is None else transferred.layers.get(layer.name, 0),
+                "devices": orders.setdefault(layer.devices, len(orders)),
+                **_why(why.layers[number] if why else None, plan.total_cost),
+                "why": reasons[number],
+            }
             for number, layer in enumerate(plan.layers)
         ],
         "device_orders": [list(order) for order in orders],
-        "edges": _edges(plan, moved),
-        "moved_are": moved.what,
-        "traffic": moved.matrix,
-        "drawings": {"folded": _drawing(plan, is_folded=True), "full": _drawing(plan, is_folded=False)},
+        "edges": _edges(plan, transferred),
+        "moved_bytes": transferred.total,
+        "moved_are": transferred.what,
+        "traffic": _matrix(plan, transferred),
+        "drawings": {
+            name: _drawing(drawn_plan(plan, is_folded=is_folded, costs=figures, transferred=transferred))
+            for name, is_folded in (("folded", True), ("full", False))
+        },
     }
 
 
-def _edges(plan: Plan, moved: Movements) -> list[dict[str, Any]]:
-    """Return the graph's edges, in its order, with what moves along them and what that costs."""
+def _arguments(plan: Plan) -> dict[str, Any]:
+    """Return what the network was built with; the batch is that of a step."""
+    found = dict(plan.graph.arguments)
+    batch, count = found.get("batch"), plan.micro_batches
+    if count > 1 and isinstance(batch, int):
+        found["batch"] = f"{batch * count} ({count} micro-batches of {batch})"
+    return found
+
+
+def _costs(plan: Plan, figures: LayerFigures, parts: Sequence[Part]) -> list[float]:
+    """Return what a layer pays for each part of its cost: what overlaps is not in it."""
+    if plan.has_parts:
+        return [figures.compute, figures.recompute, figures.exposed_communication, figures.exposed_transfer]
+    exposed = [(part.kind, part.cost - figures.overlapped_share * part.hideable) for part in parts]
+    own = [sum(cost for kind, cost in exposed if kind in kinds) for kinds in COST_PARTS.values()]
+    return [*own[:-1], figures.exposed_transfer]
+
+
+def _edges(plan: Plan, transferred: StepBytes) -> list[dict[str, Any]]:
+    """Return the graph's edges, in its order, then shared weights, with what they transfer and what that costs."""
     costs = {(layer.name, transfer.input): transfer.cost for layer in plan.layers for transfer in layer.transfers}
-    return [
+    sides = "forward_bytes", "backward_bytes"
+    edges = [
         {
             "from": plan.index[edge.producer],
             "to": plan.index[edge.consumer],
             "tensor": plan.graph[edge.consumer].reads[edge.input].tensor,
-            **dict(zip(("forward_bytes", "backward_bytes"), moved.edge_bytes[edge.consumer, edge.input], strict=True)),
+            **dict(zip(sides, sizes, strict=True)),
             "cost": costs[edge.consumer, edge.input],
+            "is_weight": False,
         }
-        for edge in plan.graph.edges
+        for edge, sizes in zip(plan.graph.edges, transferred.edges, strict=True)
     ]
+    for of_weight in transferred.weights:
+        reads = enumerate(plan.graph[of_weight.consumer].reads)
+        positions = [position for position, read in reads if read.shared == of_weight.weight]
+        edges.append(
+            {
+                "from": plan.index[of_weight.producer],
+                "to": plan.index[of_weight.consumer],
+                "tensor": of_weight.weight,
+                **attributes(of_weight, "forward_bytes backward_bytes"),
+                "cost": sum(costs.get((of_weight.consumer, position), 0.0) for position in positions),
+                "is_weight": True,
+            }
+        )
+    return edges
 
 
-def _layer(
-    plan: Plan,
-    number: int,
-    classes: SplitClasses,
-    moved: Movements,
-    order: int,
-    parts: Sequence[Part],
-    again: float,
-    why: LayerOverview | None,
-) -> dict[str, Any]:
+def _layer(plan: Plan, number: int, parts: Sequence[Part], figures: LayerFigures) -> dict[str, Any]:
     layer = plan.layers[number]
-    if plan.has_parts:
-        costs = [layer.compute_cost, again, max(0.0, layer.communication_cost - again), layer.transfer_cost]
-    else:
-        costs = [sum(part.cost for part in parts if part.kind in kinds) for kinds in COST_PARTS.values()]
-        costs[-1] = layer.transfer_cost
     return {
         **attributes(layer, "name kind replicas=num_replicas state is_recomputed stage memory_bytes"),
         "dims": [list(dim) for dim in layer.dims.items()],
         "splits": list(layer.splits.values()),
-        "class": classes.of_layer[number],
-        "costs": costs,
-        "moved_bytes": moved.layer_bytes.get(layer.name, 0),
-        "devices": order,
+        **attributes(figures, "overlapped share"),
         "tensors": layer_tensors(plan.graph.operators[number], layer.splits),
-        "parts": [attributes(part, "name cost bytes=size_bytes group") for part in parts],
-        **_why(why, plan.total_cost),
+        "parts": [
+            attributes(part, "name cost bytes=size_bytes group")
+            | {"overlapped": figures.overlapped_share * part.hideable}
+            for part in parts
+        ],
     }
 
 

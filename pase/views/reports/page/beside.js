@@ -22,23 +22,27 @@ function sumsTable(plans, comparable) {
     number("memory of a device"), number("moved"), number("data parallelism"), number("search")];
   const rows = plans.map((of, index) => [
     button(named(of.name, 60), () => choosePlan(index), { class: "link", "data-plan-link": index }),
-    count(of.num_devices), cost(of.total_cost, of), comparable ? times(of.total_cost / least) : null, certificate(of), bytes(of.memory.total_bytes),
-    bytes(movedBytes(of)), gain(of) === null ? "–" : times(gain(of)), duration(of.search.time_s),
+    count(of.num_devices), cost(of.total_cost, of), comparable ? times(of.total_cost / least) : null, of.certificate, bytes(of.memory.total_bytes),
+    bytes(of.moved_bytes), gain(of) === null ? "–" : times(gain(of)), duration(of.search.time_s),
   ]);
   const kept = columns.map(Boolean);
   return table("Sums of each plan", columns.filter(Boolean), rows.map((row) => row.filter((_, i) => kept[i])));
 }
 
-// The kinds of cost of all plans, in the order in which they first appear.
+function partNames(plans) {
+  return [...new Set(plans.flatMap((of) => of.step_parts.map(([name]) => name)))];
+}
+
+// The parts of a step of all plans, in the order in which they first appear.
 function allParts(plans) {
-  const names = [...new Set(plans.flatMap((of) => of.cost_parts))];
-  const sums = plans.map((of) => new Map(costsByPart(of)));
+  const names = partNames(plans);
+  const sums = plans.map((of) => new Map(of.step_parts));
   return names.map((name) => [name, sums.map((one) => one.get(name) || 0)]).filter(([, values]) => values.some((value) => value > 0));
 }
 
 function besideOption(plans) {
   const parts = allParts(plans);
-  const order = [...new Set(plans.flatMap((of) => of.cost_parts))];
+  const order = partNames(plans);
   const room = innerWidth < 560 ? 84 : 150;
   return {
     grid: { left: room + 10, right: 76, top: 36, bottom: 28 },

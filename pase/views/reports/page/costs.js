@@ -6,7 +6,7 @@ const BAR_HEIGHT = 22;
 const MEASURES = {
   cost: { title: "cost of a step", show: cost, series: (of) => of.cost_parts.map((name, part) => [name, (layer) => layer.costs[part]]) },
   memory: { title: "memory on each device", show: bytes, series: () => [["memory", (layer) => layer.memory_bytes]] },
-  moved: { title: "bytes moved within the layer", show: bytes, series: () => [["moved bytes", (layer) => layer.moved_bytes]] },
+  moved: { title: "bytes moved within the layer", show: bytes, series: () => [["moved bytes", (layer) => layer.moved_bytes || 0]] },
 };
 
 function costsSection() {
@@ -25,10 +25,15 @@ function costsSection() {
   }, values.map(([value, text]) => el("option", { value, selected: looked[name.toLowerCase()] === value }, text))));
   return section("costs", "By layer",
     el("div", { class: "choices" },
-      choose("Measure", Object.entries(MEASURES).map(([key, { title }]) => [key, title])),
+      choose("Measure", Object.entries(MEASURES).filter(([key]) => key !== "moved" || knowsMoved(of)).map(([key, { title }]) => [key, title])),
       choose("Order", [["graph", "as in the graph"], ["size", "largest first"]]),
       folds() ? choose("Repeats", [["together", "added up"], ["each", "each by itself"]]) : null),
     box, asTable(() => layersTable(of)));
+}
+
+// Of very many devices, bytes within layers are not known.
+function knowsMoved(of) {
+  return of.layers.every((layer) => layer.moved_bytes !== null);
 }
 
 // What is summed over repeats that are drawn once.
@@ -99,14 +104,17 @@ function barTip(of, row, parts, show) {
 function layersTable(of) {
   const number = (title) => ({ title, isNumber: true });
   const hasModes = of.layers.some((layer) => modes(of, layer));
+  const overlaps = of.layers.some((layer) => layer.overlapped > 0);
   const paid = of.cost_parts.map((_, part) => part).filter((part) => of.layers.some((layer) => layer.costs[part] > 0));
-  const columns = [{ title: "layer" }, { title: "kind" }, { title: "iteration space" }, { title: "configuration" },
+  const columns = [{ title: "layer" }, { title: "kind" }, { title: spaceTitle(of) }, { title: "configuration" },
     ...(hasModes ? [{ title: "mode" }] : []),
-    ...paid.map((part) => number(shown(of.cost_parts[part], 40))), number("cost"), number("share"), number("memory"), number("moved")];
+    ...paid.map((part) => number(shown(of.cost_parts[part], 40))), number("cost"), ...(overlaps ? [number("overlapped besides")] : []),
+    number(hasStages(of) ? "share of all devices' time" : "share"), number("memory on each device"), ...(knowsMoved(of) ? [number("moved within, in a step")] : [])];
   const rows = of.layers.map((layer, index) => [
     layerLink(index), shown(layer.kind, 40), space(layer), configuration(layer), ...(hasModes ? [modes(of, layer) || "–"] : []),
     ...paid.map((part) => (layer.costs[part] > 0 ? cost(layer.costs[part], of) : "–")),
-    cost(layerCost(layer), of), percent(layerCost(layer) / wholeCost(of)), bytes(layer.memory_bytes), bytes(layer.moved_bytes),
+    cost(layerCost(layer), of), ...(overlaps ? [cost(layer.overlapped, of)] : []), percent(layer.share), bytes(layer.memory_bytes),
+    ...(knowsMoved(of) ? [bytes(layer.moved_bytes)] : []),
   ]);
-  return table(`Layers of ${shown(of.name, 80)}`, columns, rows);
+  return table(`Layers of ${shown(of.name, 80)}${hasStages(of) ? ": costs of a step on the devices of a layer's stage" : ""}`, columns, rows);
 }

@@ -18,7 +18,7 @@ function prepared(of, raw) {
     for (const member of vertex.members || [vertex.layer]) at[member] = index;
     at[vertex.layer] = index;
   });
-  const most = Math.max(1, ...chunked(of.edges.map((edge) => edge.forward_bytes + edge.backward_bytes)));
+  const most = Math.max(1, ...chunked(of.edges.filter((edge) => !edge.is_weight).map((edge) => edge.forward_bytes + edge.backward_bytes)));
   const dearest = Math.max(1e-300, ...chunked(of.layers.map(layerCost)));
   const vertices = raw.vertices.map((vertex) => ({
     ...vertex, left: vertex.x - vertex.w / 2, top: vertex.y - vertex.h / 2, share: layerCost(of.layers[vertex.layer]) / dearest,

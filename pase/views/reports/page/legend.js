@@ -33,7 +33,7 @@ function widthKey() {
     svg("svg", { width: 26, height: 10, viewBox: "0 0 26 10", "aria-hidden": "true" },
       svg("path", { class: `edge ${className}`, d: "M1 5H25", "stroke-width": edgeWidth(size, most) })),
     el("span", null, text)];
-  return el("div", { class: "widths" }, el("span", { class: "legend-title" }, "Moved along an edge:"),
+  return el("div", { class: "widths" }, el("span", { class: "legend-title" }, `Moved along an edge in a step, ${shown(plan().moved_are, 80)}:`),
     line(0, "still", "0 B"), line(most / 8, "", bytes(most / 8)), line(most, "", bytes(most)),
     drawing().edges.some((edge) => edge.back) ? [line(0, "back", "to the next repeat")] : null);
 }

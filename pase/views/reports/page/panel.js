@@ -38,16 +38,17 @@ function bringGraphIntoSight() {
 // Repeated layers count together, as they are drawn once.
 function costliest(of) {
   const sums = of.drawings.folded.vertices.map(({ layer, members = [layer] }) =>
-    [members.reduce((sum, member) => sum + layerCost(of.layers[member]), 0), layer, members.length]);
+    [summed(of, members, layerCost), layer, members.length, summed(of, members, (one) => one.share)]);
   const order = sums.sort((a, b) => b[0] - a[0] || a[1] - b[1]);
   const most = order.length ? order[0][0] : 0;
-  const items = order.slice(0, LISTED_COSTLIEST).map(([value, index, number]) => el("li", null,
+  const items = order.slice(0, LISTED_COSTLIEST).map(([value, index, number, share]) => el("li", null,
     el("span", null, layerLink(index, 40), number > 1 ? ` ×${count(number)}` : null),
     el("span", { class: "config" }, configuration(of.layers[index])),
-    el("span", { class: "amount" }, `${cost(value, of)} · ${percent(value / wholeCost(of))}`), bar(value, most)));
+    el("span", { class: "amount" }, `${cost(value, of)} · ${percent(share)}`), bar(value, most)));
   return [
     el("h3", null, "Costliest layers"),
     el("ol", { class: "costliest" }, items),
+    hasStages(of) ? el("p", { class: "note" }, "Costs of a step on the devices of a layer's stage; shares of the time of all devices.") : null,
     el("p", { class: "note" }, "Select a layer in the graph to see its configuration, why it was chosen, and how its tensors lie over the devices."),
   ];
 }
@@ -66,7 +67,7 @@ function layerPanel(of, index) {
     costSection(of, layer),
     runnerUpSection(of, layer),
     choicesSection(of, index),
-    spaceSection(layer),
+    spaceSection(of, layer),
     tensorSection(of, layer),
     neighbourSection(of, index),
   ];

@@ -32,19 +32,22 @@ function costSection(of, layer) {
     el("td", { class: "number" }, cost(layer.costs[part], of)),
     el("td", { class: "wide" }, bar(layer.costs[part], most, part))));
   return panelPart("Cost",
-    el("p", null, el("b", null, cost(whole, of)), ` a step, ${percent(whole / wholeCost(of))} of all`),
+    el("p", null, el("b", null, cost(whole, of)), ` a step${hasStages(of) ? " on the devices of its stage" : ""}, ${percent(layer.share)} of ${hasStages(of) ? "the time of all devices" : "all"}`,
+      layer.overlapped > 0 ? `; ${cost(layer.overlapped, of)} more overlaps with compute` : null),
     whole > 0 ? el("table", { class: "bars" }, el("tbody", null, rows)) : null,
-    el("p", null, el("b", null, bytes(layer.memory_bytes)), " of memory on each device; ",
-      el("b", null, bytes(layer.moved_bytes)), " moved within the layer"),
+    el("p", null, el("b", null, bytes(layer.memory_bytes)), " of memory on each device",
+      layer.moved_bytes === null ? null : ["; ", el("b", null, bytes(layer.moved_bytes)), ` moved within the layer, ${shown(of.moved_are, 80)}`]),
     layer.parts && layer.parts.length ? partsTable(of, layer) : null);
 }
 
 function partsTable(of, layer) {
   const whole = layer.parts.reduce((sum, part) => sum + part.cost, 0);
-  return asTable(() => table("What it pays, with its edges on both sides",
-    [{ title: "part" }, { title: "cost", isNumber: true }, { title: "share", isNumber: true }, { title: "bytes", isNumber: true }, { title: "devices", isNumber: true }],
-    layer.parts.map((part) => [shown(part.name, 80), cost(part.cost, of), whole > 0 ? percent(part.cost / whole) : "–",
-      part.bytes ? bytes(part.bytes) : "–", part.group > 1 ? count(part.group) : "–"])), "What it pays in detail");
+  const number = (title) => ({ title, isNumber: true });
+  const overlaps = layer.parts.some((part) => part.overlapped > 0);
+  return asTable(() => table("What the layer itself does, without its edges",
+    [{ title: "part" }, number("cost"), ...(overlaps ? [number("of it overlapped")] : []), number("share of these"), number("bytes of a device"), number("devices")],
+    layer.parts.map((part) => [shown(part.name, 80), cost(part.cost, of), ...(overlaps ? [cost(part.overlapped, of)] : []), whole > 0 ? percent(part.cost / whole) : "–",
+      part.bytes ? bytes(part.bytes) : "–", part.group > 1 ? count(part.group) : "–"])), "In detail");
 }
 
 function runnerUpSection(of, layer) {
@@ -61,7 +64,7 @@ function runnerUpSection(of, layer) {
     el("p", { class: "note" }, `The best of the other ${counted(layer.num_configurations - 1, "configuration")} of this layer, all others free to change.`));
 }
 
-function spaceSection(layer) {
+function spaceSection(of, layer) {
   const rows = layer.dims.map(([name, extent], i) => {
     const split = layer.splits[i];
     return el("tr", { class: split > 1 ? "is-split" : null },
@@ -69,10 +72,11 @@ function spaceSection(layer) {
       el("td", { class: "number" }, split > 1 ? `÷ ${count(split)}` : "–"),
       el("td", { class: "number" }, count(Math.ceil(extent / split))));
   });
+  const part = (of.micro_batches || 1) > 1 ? el("p", { class: "note" }, `Of one of ${count(of.micro_batches)} micro-batches.`) : null;
   const replicas = layer.replicas > 1 ? el("p", { class: "note" }, `Every part is on ${count(layer.replicas)} devices.`) : null;
   return panelPart("Iteration space", el("table", null,
     el("thead", null, el("tr", null, ["dim", "extent", "split", "a device's"].map((title, i) => el("th", { scope: "col", class: i ? "number" : null }, title)))),
-    el("tbody", null, rows)), replicas);
+    el("tbody", null, rows)), part, replicas);
 }
 
 function tensorSection(of, layer) {
@@ -87,7 +91,7 @@ function tensorSection(of, layer) {
 function neighbourSection(of, index) {
   const { into, out } = neighbours(index);
   const item = ([edge, other], arrow) => el("li", null, `${arrow} `, layerLink(other, 40),
-    edge.tensor ? el("span", { class: "role" }, shown(edge.tensor, 30)) : null,
+    edge.tensor ? el("span", { class: "role" }, `${shown(edge.tensor, 30)}${edge.is_weight ? " (shared weight)" : ""}`) : null,
     el("span", { class: "amount" }, edge.forward_bytes + edge.backward_bytes > 0
       ? `${bytes(edge.forward_bytes)} + ${bytes(edge.backward_bytes)}` : "nothing moves",
     edge.cost > 0 ? ` · ${cost(edge.cost, of)}` : null));
@@ -96,5 +100,5 @@ function neighbourSection(of, index) {
   const rest = items.slice(LISTED_NEIGHBOURS);
   return panelPart("Neighbours", el("ul", { class: "neighbours" }, items.slice(0, LISTED_NEIGHBOURS)),
     rest.length ? el("details", null, el("summary", null, `${count(rest.length)} more`), el("ul", { class: "neighbours" }, rest)) : null,
-    el("p", { class: "note" }, "Bytes forward + backward."));
+    el("p", { class: "note" }, `Bytes of a step, forward + backward, ${shown(of.moved_are, 80)}.`));
 }

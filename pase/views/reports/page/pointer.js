@@ -93,12 +93,11 @@ function hideTip() {
 function vertexTip(vertex) {
   const layer = plan().layers[vertex.layer];
   const all = vertex.count > 1 ? ` ×${vertex.count}` : "";
-  const whole = plan().total_cost;
   return [
     el("b", null, shown(layer.name, 80), all), ` ${shown(layer.kind, 30)}`,
     el("div", null, space(layer)),
     el("div", null, el("b", null, configuration(layer)), ` · ${className(layer.class)}`),
-    el("div", null, `${cost(layerCost(layer))}, ${percent(layerCost(layer) / whole)} of all · ${bytes(layer.memory_bytes)} on a device`),
+    el("div", null, `${vertex.count > 1 ? "each " : ""}${cost(layerCost(layer))}, ${percent(layer.share)} of all · ${bytes(layer.memory_bytes)} on a device`),
   ];
 }
 

@@ -60,7 +60,7 @@ function cost(value, of = plan()) {
   return quantity(value, of.cost_unit);
 }
 
-/** Return what a layer costs by itself and on the edges into it. */
+/** Return what a layer pays by itself and on the edges into it: what overlaps with compute is not in it. */
 function layerCost(layer) {
   return layer.costs.reduce((sum, one) => sum + one, 0);
 }
@@ -73,13 +73,8 @@ function configuration(layer, splits = layer.splits, replicas = layer.replicas) 
 
 /** Return what a layer does besides being split: "stage 1 · zero3 · recomputed"; nothing where no layer does. */
 function modes(of, layer) {
-  const found = [(of.num_groups || 1) > 1 && `stage ${layer.stage}`, layer.state && layer.state !== "replicated" && layer.state, layer.is_recomputed && "recomputed"];
+  const found = [hasStages(of) && `stage ${layer.stage}`, layer.state && layer.state !== "replicated" && layer.state, layer.is_recomputed && "recomputed"];
   return found.filter(Boolean).join(" · ");
-}
-
-/** Return the cost of a step over all groups of devices, each of which has its stages' layers alone. */
-function wholeCost(of) {
-  return of.total_cost * (of.num_groups || 1);
 }
 
 /** Return an iteration space: "b=128 n=64". */
@@ -99,21 +94,14 @@ function neighbours(index) {
   return { into, out };
 }
 
-/** Return all that moves in a step, within layers and along edges. */
-function movedBytes(of) {
-  const within = of.layers.reduce((sum, layer) => sum + layer.moved_bytes, 0);
-  return of.edges.reduce((sum, edge) => sum + edge.forward_bytes + edge.backward_bytes, within);
+/** Return whether groups of devices have stages of their own, so that a layer runs on some of the devices. */
+function hasStages(of) {
+  return (of.num_groups || 1) > 1;
 }
 
-/** Return the cost of each kind, over all layers: [name, cost]. */
-function costsByPart(of) {
-  return of.cost_parts.map((name, part) => [name, of.layers.reduce((sum, layer) => sum + layer.costs[part], 0)]);
-}
-
-/** Return how the optimum is certified. */
-function certificate(of) {
-  if (of.exact) return "proven optimal";
-  return of.gap > 0 ? `within ${percent(of.gap)} of the optimum` : "not proven optimal";
+/** Return the title of iteration spaces: a layer computes one micro-batch at a time. */
+function spaceTitle(of) {
+  return (of.micro_batches || 1) > 1 ? "iteration space of a micro-batch" : "iteration space";
 }
 
 /** Return how many times as much data parallelism costs; null if that is not known. */

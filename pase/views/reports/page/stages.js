@@ -73,7 +73,7 @@ function stagesTable(of) {
   const { works, stages, step_time_s: step } = of.stages;
   const done = worksDone(of);
   const columns = [{ title: "stage" }, { title: "layers" }, number("devices"),
-    ...done.map((work) => number(shown(works[work], 40))), number("busy"), number("waits"), number("under way"), number("memory")];
+    ...done.map((work) => number(shown(works[work], 40))), number("busy in a step"), number("waits in a step"), number("micro-batches in flight"), number("memory on each device")];
   return table(`Stages of ${shown(of.name, 80)}: what a micro-batch takes of each, and what it does in a step`, columns,
     stages.map((one) => [
       count(one.stage), el("div", { class: "of-stage" }, layerLink(one.layers[0], 30), " … ", layerLink(one.layers[1], 30), ` (${count(one.num_layers)})`), ranges(span(one.devices)),

@@ -35,7 +35,7 @@ function sentence(of) {
     : better > 0.995 ? ", as good as data parallelism" : `, ${times(1 / better)} worse than data parallelism`;
   const on = `${count(of.num_devices)} × ${shown(of.machine.device, 80)}`;
   return [named(of.model, 80), ` on ${on}: `, el("strong", null, `${cost(of.total_cost, of)} a step`),
-    `, ${certificate(of)}${against}`];
+    `, ${of.certificate}${against}`];
 }
 
 function facts(of) {
@@ -43,13 +43,13 @@ function facts(of) {
   const capacity = memory.limit_bytes || of.machine.memory_bytes;
   const given = Object.entries(of.arguments).map(([name, value]) => `${shown(name, 40)} ${shown(value, 40)}`).join(", ");
   const types = (of.precision || "float32") === "float32" ? "" : `, in ${shown(of.precision, 40)}`;
-  const proof = of.exact ? "nothing is cheaper" : `nothing costs less than ${cost(of.lower_bound, of)}`;
+  const proof = of.exact ? `nothing${of.scope} is cheaper` : `nothing costs less than ${cost(of.lower_bound, of)}`;
   return [
     ["Cost of a step", cost(of.total_cost, of), `under the ${shown(of.cost_model, 40)} cost model${types}; ${proof}`],
     ["Data parallelism", cost(of.baselines.data_parallel ?? NaN, of), gain(of) === null ? "" : Math.abs(gain(of) - 1) < 0.005 ? "as good as this plan" : `${times(gain(of))} this plan`],
     ["Memory of a device", el("span", { class: memory.total_bytes > capacity ? "bad" : null }, bytes(memory.total_bytes)),
-      !capacity ? "" : `${percent(memory.total_bytes / capacity, 0)} of ${bytes(capacity)}${memory.total_bytes > capacity ? ": does not fit" : ""}`],
-    ["Moved in a step", bytes(movedBytes(of)), of.moved_are || "between all devices"],
+      !capacity ? "" : `${hasStages(of) ? "in the stage that needs most, " : ""}${percent(memory.total_bytes / capacity, 0)} of ${bytes(capacity)}${memory.total_bytes > capacity ? ": does not fit" : ""}`],
+    ["Moved in a step", bytes(of.moved_bytes), of.moved_are],
     of.stages && ["Step", `${count(of.micro_batches)} micro-batch${of.micro_batches === 1 ? "" : "es"}`, throughStages(of)],
     ["Search", duration(search.time_s), of.stages ? "" : `${shown(search.ordering, 40)}, largest dependent set ${search.largest_dependent_set}`],
     ["Layers", count(of.layers.length), given],
@@ -61,16 +61,24 @@ function throughStages(of) {
   return `through ${count(of.num_groups)} stages of ${counted(of.num_devices / of.num_groups, "device")} (${shown(of.schedule, 40)})`;
 }
 
+// What the parts are of, where that is not plain: they add up to a step.
+function partsNote(of) {
+  const notes = [
+    hasStages(of) && "Means over the devices of all stages.",
+    of.overlapped > 0 && `Besides, ${cost(of.overlapped, of)} of communication overlaps with compute and takes no time of its own.`,
+  ].filter(Boolean);
+  return notes.length ? el("p", { class: "note" }, notes.join(" ")) : null;
+}
+
 function showSummary() {
   const of = plan();
   const tiles = facts(of).map(([name, value, note]) => el("div", { class: "fact" },
     el("dt", null, name), el("dd", null, el("b", null, value), note ? el("span", null, note) : null)));
-  const parts = costsByPart(of);
-  if (of.stages) parts.push(["waiting", of.stages.stages.reduce((sum, one) => sum + one.waiting_s, 0)]);
+  const parts = of.step_parts;
   const show = (value) => cost(value, of);
   fill(byId("summary"),
     el("h1", null, sentence(of)),
     el("dl", { class: "facts" }, tiles),
-    el("div", { class: "where" }, stackedBar(parts, wholeCost(of), show), partKey(parts, wholeCost(of), show)),
+    el("div", { class: "where" }, stackedBar(parts, of.total_cost, show), partKey(parts, of.total_cost, show), partsNote(of)),
   );
 }
