@@ -60,7 +60,7 @@ _PARTS: Mapping[str, Part] = MappingProxyType({"data": "train", "test_data": "te
 """The options that name data, and which part of a data set each of them means."""
 
 _target_option = choice_option(
-    "--target", TARGETS, help="The framework that runs it [that of the model, if it is one]."
+    "--target", TARGETS, help="The framework that runs it [torch for a PyTorch model, else mesh_tensorflow]."
 )
 
 
@@ -258,12 +258,14 @@ def _print_moved(result: RunResult) -> None:
 @model_options()
 @output_option("Write the program here, not on standard output.")
 @_target_option
-@flag("--forward", help="Of an imported model: a program that computes its outputs.")
+@flag("--forward", help="For Mesh-TensorFlow, of an imported model: a program that computes its outputs.")
 @json_option
 def emit_command(
     plan: str, model: ModelArguments, output: Path | None, target: str | None, forward: bool, as_json: bool
 ) -> None:
-    """Write PLAN, a file that 'pase search -o' made, as a program that trains with it.
+    """Write PLAN, a file that 'pase search -o' made, as a program.
+
+    It trains the model; for PyTorch, it computes the outputs of one that returns no loss.
 
     Of a MODEL, the best strategy on --devices is searched first.
     """

@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
@@ -76,16 +76,21 @@ def is_factory(source: str) -> bool:
 
 
 def call_factory(
-    source: str, *, batch: int | None, arguments: Mapping[str, Scalar], front_ends: Iterable[FrontEnd]
+    source: str, *, batch: int | None, arguments: Mapping[str, Scalar], front_ends: Sequence[FrontEnd]
 ) -> tuple[object, bool]:
     """Return what a factory makes, and whether it took the batch; frameworks make its model without weights.
 
-    The current folder is searched for the module first. Raises ModelError where there is no such function, where it
-    takes no such argument and where it raises; its own traceback has then gone to stderr.
+    The current folder is searched for the module first.
+
+    Raises:
+        ModelError: There is no such function, it takes no such argument, or it raises; its own traceback has then gone
+            to stderr.
+        MissingExtraError: Its module or itself imports a framework of a front end that is not installed.
     """
     module_name, _, path = source.partition(":")
+    extras = {front_end.package.partition(".")[0]: front_end.extra for front_end in front_ends}
     with _importing_from(Path.cwd()):
-        function = _function(module_name, path, source)
+        function = _function(module_name, path, source, extras)
         given: dict[str, Scalar] = dict(arguments)
         parameters = _parameters(function)
         takes_batch = batch is not None and parameters is not None and "batch" in parameters and "batch" not in given
@@ -100,6 +105,7 @@ def call_factory(
             try:
                 return function(**given), takes_batch
             except Exception as error:
+                _check_installed(error, source, extras)
                 _show(error)
                 raise ModelError(f"factory {source!r} failed: {first_line(error)}") from error
 
@@ -112,11 +118,19 @@ def _may_use(function: Callable[..., object], package: str) -> bool:
     return any(name.partition(".")[0] == package for name in names) and find_spec(package) is not None
 
 
-def _function(module_name: str, path: str, source: str) -> Callable[..., object]:
+def _check_installed(error: Exception, source: str, extras: Mapping[str, str]) -> None:
+    """Raise MissingExtraError for a framework that could not be imported; extras: of PaSE, by package."""
+    package = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else ""
+    if package in extras and find_spec(package) is None:
+        raise missing_extra(f"{source!r} imports {package}, which is not installed", extras[package]) from None
+
+
+def _function(module_name: str, path: str, source: str, extras: Mapping[str, str]) -> Callable[..., object]:
     try:
         found: object = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            _check_installed(error, source, extras)
             _show(error)
             raise ModelError(f"module {module_name!r} of {source!r} cannot be imported: {error}") from error
         raise ModelError(

@@ -229,16 +229,21 @@ def check_devices(num_devices: int) -> None:
         raise ConfigurationError(f"{num_devices} devices were asked for; expected a whole number of 1 or more")
 
 
+MOST_FACTOR = 64
+"""Of numbers of devices that are proposed, the largest."""
+
+
 def check_splittable(graph: Graph, num_devices: int) -> None:
     """Raise ConfigurationError where no layer can be split at all, so that every device would do the same work."""
     if num_devices == 1:
         return
-    extents = (d.extent for o in graph.operators for d in o.dims if d.name not in o.unsplittable)
+    extents = {d.extent for o in graph.operators for d in o.dims if d.name not in o.unsplittable}
     if all(gcd(extent, num_devices) == 1 for extent in extents):
-        below = 1 << (num_devices.bit_length() - 1)
+        factors = {gcd(extent, factor) for extent in extents for factor in range(2, MOST_FACTOR + 1)} - {1}
+        advice = f"use a number of devices that {min(factors)} divides" if factors else "pad a dim of the model"
         raise ConfigurationError(
             f"no layer of {graph.name!r} can be split over {num_devices} devices: none of its dims is divisible "
-            f"by a divisor of {num_devices} beyond 1; use a number of devices with small factors, such as {below}"
+            f"by a divisor of {num_devices} beyond 1; {advice}"
         )
 
 

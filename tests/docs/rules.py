@@ -41,7 +41,7 @@ PARSED = _rules(
     (r"pase calibrate ", "takes a minute, or a GPU; tests/cli/test_calibrate.py runs it"),
     (r"pase train .*(--hosts|--processes)", "trains in several processes; tests/cli/test_processes.py runs it"),
     (r"pase \w+ (package\.module:factory|model\.keras)", "a model of the reader's own"),
-    (r"pase \w+ models:llama", "loads transformers, which takes ten seconds; tests/importers imports such models"),
+    (r"pase \w+ my_llama:llama", "loads transformers, which takes ten seconds; tests/importers imports such models"),
     (r"\S+ \S+ .*--device GPU", "needs a GPU"),
     (r"(\./)?scripts/(bench|test|docs|fuzz)", "takes minutes to hours"),
     (r"(\./)?scripts/gpu-check", "takes minutes, or a GPU; tests/scripts/test_gpu_check.py runs parts of it"),
@@ -67,7 +67,7 @@ SHOWN: Mapping[tuple[str, str], str] = {
     ("docs/method.md", "F(G, φ) = Σ_v t_l(v, φ, r) + Σ_(u,v) r · t_x(u, v, φ)"): "Eq. 1 of the paper",
     (
         "docs/how-to/torchtitan.md",
-        "--parallelism.tensor_parallel_degree N --parallelism.disable_loss_parallel",
+        "--parallelism.tensor_parallel_degree N --parallelism.spmd_backend partial_dtensor --training.disable_cuda_graphs",
     ): "flags of torchtitan",
     ("docs/machines.md", "[[levels]]                              [[levels]]"): "two files beside one another",
     (

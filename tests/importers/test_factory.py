@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pase import load
-from pase.errors import ModelError
+from pase.errors import MissingExtraError, ModelError
 from pase.importers.front_end import call_factory, is_factory
 
 SOURCE = """
@@ -96,6 +96,19 @@ def test_what_cannot_be_called_is_said(module: str, name: str, message: str) -> 
     assert module
     with pytest.raises(ModelError, match=message):
         _call(name)
+
+
+@pytest.mark.parametrize("text", ["import torch\n\ndef net():\n    ...\n", "def net():\n    import torch.nn\n"])
+def test_a_framework_that_is_not_installed_is_named_with_its_extra(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "without_torch.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it raises what it raises where it is not there
+    with pytest.raises(MissingExtraError, match="torch, which is not installed; PaSE's extra 'torch' brings it"):
+        load("without_torch:net")
+    assert "Traceback" not in capsys.readouterr().err
+    sys.modules.pop("without_torch", None)
 
 
 def test_an_argument_that_it_does_not_take_is_refused(module: str) -> None:
