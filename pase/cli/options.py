@@ -288,7 +288,7 @@ def model_options(*, devices_required: bool = False, has_precision: bool = True)
             metavar="BYTES/s",
             help="Of every link, instead of the machine's.",
         ),
-        *[choice_option("--precision", PRECISIONS, help="Types to train in [the model's own].")] * has_precision,
+        *[choice_option("--precision", PRECISIONS, help="Types to train in [float32].")] * has_precision,
     )
 
     def decorate(command: Any) -> Any:

@@ -69,6 +69,7 @@ SHOWN: Mapping[tuple[str, str], str] = {
         "docs/how-to/torchtitan.md",
         "--parallelism.tensor_parallel_degree N --parallelism.spmd_backend partial_dtensor --training.disable_cuda_graphs",
     ): "flags of torchtitan",
+    ("docs/index.md", ". .venv/bin/activate"): "of the shell",
     ("docs/machines.md", "[[levels]]                              [[levels]]"): "two files beside one another",
     (
         "docs/how-to/own-operator.md",

@@ -59,7 +59,7 @@ def trace_of(reader: "Reader", module: Any, name: str, notes: tuple[str, ...] = 
 def _notes(module: Any, unused: list[str]) -> Iterator[str]:
     types = sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()} - {"float32"})
     if types:
-        yield f"weights are {', '.join(types)}; the costs count 4 bytes for every element"
+        yield f"weights are {', '.join(types)}; costs are of float32 unless --precision names other types"
     yield from frozen_notes((p.numel(), p.requires_grad) for p in module.parameters())
     if unused:
         shown = ", ".join(unused[:_MAX_SHOWN]) + (", …" if len(unused) > _MAX_SHOWN else "")
