@@ -67,7 +67,7 @@ SHOWN: Mapping[tuple[str, str], str] = {
     ("docs/method.md", "F(G, φ) = Σ_v t_l(v, φ, r) + Σ_(u,v) r · t_x(u, v, φ)"): "Eq. 1 of the paper",
     (
         "docs/how-to/torchtitan.md",
-        "--parallelism.tensor_parallel_degree N --parallelism.spmd_backend partial_dtensor --training.disable_cuda_graphs",
+        "--parallelism.tensor_parallel_degree N --parallelism.spmd_backend partial_dtensor",
     ): "flags of torchtitan",
     ("docs/index.md", ". .venv/bin/activate"): "of the shell",
     ("docs/machines.md", "[[levels]]                              [[levels]]"): "two files beside one another",
