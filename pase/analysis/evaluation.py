@@ -30,7 +30,7 @@ from pase.common.documents import Field, StrPath, read_text, toml_field
 from pase.common.words import short
 from pase.costs import DEFAULT_OPTIMISER, STATES, Allowance, Problem, TimeUpError, cost_model
 from pase.costs.modes import ModeSpace
-from pase.errors import ConfigurationError, MemoryLimitError, PlanError, unknown_name
+from pase.errors import ConfigurationError, MemoryLimitError, PlanError, SolverError, unknown_name
 from pase.graph import Graph, Precision
 from pase.graph.operators import with_fan_outs
 from pase.graph.parts import micro_batch, with_cuts
@@ -329,7 +329,7 @@ def _step_evaluation(
     )
     limit = plan.device_memory_bytes or int((setting.machine.device.memory_bytes or 0) * (1 - RESERVED_SHARE))
     found, bound = None, 0.0
-    with suppress(MemoryLimitError):  # nothing is known to fit
+    with suppress(MemoryLimitError, SolverError):  # nothing is known to fit, or by the deadline
         found, bound = search_schemes(
             Setting(
                 graph=setting.graph,
@@ -340,10 +340,10 @@ def _step_evaluation(
                 optimiser=setting.optimiser,
                 limit_bytes=float(max(limit, step.memory.total_bytes)),
                 schedule=schedule_of(step.chunks),
+                deadline_s=deadline_s,
             ),
             None,
             None,
-            deadline_s=deadline_s,
             on_progress=on_progress,
         )
     best = None if found is None else min(found.cost, step.cost)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pase.common.containers import FrozenDict
-from pase.costs.build import between, edge_signature, hiding_layers, signature, traffic_of
+from pase.costs.build import Allowance, between, edge_signature, hiding_layers, signature, traffic_of
 from pase.costs.collectives import Link, point_to_point
 from pase.costs.memory import (
     DEFAULT_OPTIMISER,
@@ -470,9 +470,10 @@ def edge_modes(
     modes: tuple[LayerModes, LayerModes],
     model: CostModel,
     keeps: Keeping,
+    allowance: Allowance | None = None,
 ) -> EdgeModes:
-    """Return what an edge costs and keeps; ends, modes: of its producer and of its consumer."""
-    table, forward = between(graph, edge, *ends, model).costs()
+    """Return what an edge costs and keeps; ends, modes: of its producer and of its consumer; allowance: of time."""
+    table, forward = between(graph, edge, *ends, model, allowance).costs()
     u, v = modes
     is_weight = isinstance(edge, SharedWeight)
     cost = EdgeTable(row_class=table.row_class[u.rows], col_class=table.col_class[v.rows], values=table.values)
@@ -597,6 +598,7 @@ def layer_choices(
     among: frozenset[str] | None = None,
     micro_batches: int = 1,
     is_whole: bool = False,
+    allowance: Allowance | None = None,
 ) -> tuple[list[LayerModes], list[LayerTraffic]]:
     """Return the choices of all layers of a graph with fan-outs, and the traffic of their configurations.
 
@@ -615,6 +617,7 @@ def layer_choices(
         among: of the layers by name those that are of interest, in the graph's order; by default all.
         micro_batches: of a step, which sums gradients of weights once.
         is_whole: whether choices that others beat stay.
+        allowance: until when; TimeUpError is raised beyond that.
     """
     keeps = keeps or keeping(graph)
     if not model.overlap:
@@ -652,6 +655,8 @@ def layer_choices(
             links if any(copies) or name in leaving or any(consumer == name for consumer, _ in crossing) else None,
         )
         if key not in known.layers:
+            if allowance:
+                allowance.check()
             known.layers[key] = layer_modes(
                 graph,
                 operator,
@@ -678,11 +683,14 @@ def mode_tables(
     *,
     known: KnownModes,
     keeps: Keeping | None = None,
+    allowance: Allowance | None = None,
     **asked: Any,
 ) -> ModeTables:
     """Return the choices of all layers of a graph with fan-outs, and of its edges; arguments: `layer_choices`'s."""
     keeps = keeps or keeping(graph)
-    layers, does = layer_choices(graph, num_devices, model, space, known=known, keeps=keeps, **asked)
+    layers, does = layer_choices(
+        graph, num_devices, model, space, known=known, keeps=keeps, allowance=allowance, **asked
+    )
     ends, edges = [], []
     for edge in table_edges(graph):
         u, v = graph.index[edge.producer], graph.index[edge.consumer]
@@ -699,7 +707,8 @@ def mode_tables(
             producer.is_fan_out and _fan_out_is_kept(graph, producer, keeps),
         )
         if told not in known.edges:
-            known.edges[told] = edge_modes(graph, edge, (does[u], does[v]), (layers[u], layers[v]), model, keeps)
+            ends_of_edge = (does[u], does[v]), (layers[u], layers[v])
+            known.edges[told] = edge_modes(graph, edge, *ends_of_edge, model, keeps, allowance)
         ends.append((u, v))
         edges.append(known.edges[told])
     return ModeTables(

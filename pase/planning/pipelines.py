@@ -12,20 +12,21 @@ cuts that may be best, until those with the least bound consist of stages that a
 import pickle
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from heapq import heapify, heappop, heappush
 from itertools import pairwise, product
 from math import inf
 from multiprocessing import get_context
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any, NamedTuple
 
 from pase._version import __version__
-from pase.costs import cost_model
+from pase.common.words import quantity
+from pase.costs import TimeUpError, cost_model
 from pase.costs.modes import STATES
-from pase.errors import ConfigurationError, MachineError, MemoryLimitError
+from pase.errors import ConfigurationError, MachineError, MemoryLimitError, SolverError
 from pase.graph.parts import cuts, with_cuts
 from pase.planning.plan import STAGES, STAGES_IN_TURNS, Plan, SearchRecord
 from pase.planning.spans import (
@@ -123,7 +124,6 @@ def search_schemes(
     jobs: int = 1,
     executor: Executor | None = None,
     gap: float | None = None,
-    deadline_s: float = inf,
     on_progress: Callable[[str, float], None] | None = None,
 ) -> tuple[Found, float]:
     """Return the cheapest step of all schemes, and a bound on all.
@@ -135,15 +135,15 @@ def search_schemes(
         executor: of the jobs; by default as many processes of this machine.
         gap: up to which share of its cost a step that is known is good enough; None: 0, and `CLOSE_ENOUGH` where
             tables leave choices out.
-        deadline_s: by `perf_counter`; schemes that are not looked at by then count with what their work takes.
         on_progress: called with what is being done and the fraction that is done.
+
+    Schemes that are not looked at before the setting's deadline count with the bound that is known of them.
 
     Raises:
         MemoryLimitError: no step is known that fits.
+        SolverError: the deadline came before any was known.
     """
-    if gap is None:
-        gap = CLOSE_ENOUGH if is_large(setting) else 0.0
-    gap = max(gap, EXACT)
+    begin_s = perf_counter()
     every = schemes(setting, stages, micro_batches)
     # What differs in chunks alone is looked at together: its tables are the same.
     most_chunks = {(each.stages, each.micro_batches): each.chunks for each in every}
@@ -159,19 +159,19 @@ def search_schemes(
                 least = (m + filling) * works[m] / setting.num_devices
                 waiting.append(_Waiting(least, 0, scheme.stages, m, scheme.chunks))
         heapify(waiting)
+        if gap is None:
+            gap = CLOSE_ENOUGH if is_large(setting) else 0.0
+        gap = max(gap, EXACT)
         num, done = len(waiting) * (len(_LOOKS) + 1), 0
         while waiting:
             below = inf if best is None else best.cost
-            if waiting[0].bound >= below * (1 - gap) or (perf_counter() > deadline_s and best is not None):
+            if waiting[0].bound >= below * (1 - gap) or setting.is_late:
                 # In the order of what they take at least: the rest is no better, or is not looked at any more.
                 bound = min(bound, waiting[0].bound)
                 break
-            level = waiting[0].level
-            wave: list[_Waiting] = []
-            # What is far behind the first is likely to be passed over once that is known.
-            most = min(below, waiting[0].bound * WAVE_BEHIND)
-            while waiting and waiting[0].level == level and waiting[0].bound < most and len(wave) < WAVES[level]:
-                wave.append(heappop(waiting))
+            spent_s, allowed_s = perf_counter() - begin_s, setting.deadline_s - begin_s
+            wave = _wave(waiting, below, is_deep=best is None and spent_s > UNTIL_DEEP * allowed_s)
+            level = wave[0].level
             asked = [ask(partial(_look, level=level, waiting=each, below=below * (1 - gap))) for each in wave]
             for each, answer in zip(wave, asked, strict=True):
                 found: Found = answer()
@@ -185,6 +185,12 @@ def search_schemes(
                     best = found
             if on_progress:
                 on_progress(f"looking at {num // (len(_LOOKS) + 1):,} schemes", done / num)
+    if best is None and setting.is_late:
+        known = f"no step takes less than {quantity(bound, 's')}" if 0 < bound < inf else "no bound is known"
+        raise SolverError(
+            f"no plan of {setting.graph.name!r} yet: the time limit was reached before a step was found that fits a "
+            f"device's memory ({known}); give more time, or fewer stages, micro-batches and modes to choose from"
+        )
     if best is None:
         raise MemoryLimitError(
             f"no strategy of {setting.graph.name!r} is known that fits {setting.limit_bytes:.3g} bytes on each of "
@@ -195,9 +201,30 @@ def search_schemes(
 
 
 def is_large(setting: Setting) -> bool:
-    """Return whether tables are made of some choices alone, the others bounded."""
-    layers = Stages.of(setting, Scheme(stages=1, micro_batches=1)).choices()[0]
+    """Return whether tables are made of some choices alone, the others bounded, or take longer than there is time."""
+    try:
+        layers = Stages.of(setting, Scheme(stages=1, micro_batches=1)).choices()[0]
+    except TimeUpError:
+        return True
     return sum(map(len, {id(layer): layer for layer in layers}.values())) > MIN_RESTRICTED
+
+
+def _wave(waiting: list["_Waiting"], below: float, *, is_deep: bool) -> list["_Waiting"]:
+    """Take the schemes to look at next from a heap: of one level those that may be best, below a cost.
+
+    is_deep: whether the one that is looked at most comes first, since no step is known and time is short.
+    """
+    if is_deep:
+        deepest = max(waiting, key=lambda each: (each.level, -each.bound))
+        waiting.remove(deepest)
+        heapify(waiting)
+        return [deepest]
+    level, wave = waiting[0].level, list[_Waiting]()
+    # What is far behind the first is likely to be passed over once that is known.
+    most = min(below, waiting[0].bound * WAVE_BEHIND)
+    while waiting and waiting[0].level == level and waiting[0].bound < most and len(wave) < WAVES[level]:
+        wave.append(heappop(waiting))
+    return wave
 
 
 class _Waiting(NamedTuple):
@@ -223,7 +250,8 @@ def _asking(setting: Setting, jobs: int, executor: Executor | None) -> Iterator[
         if chosen is None:
             yield lambda work: partial(work, setting)
         else:
-            written = pickle.dumps(setting)
+            until_s = time() + setting.deadline_s - perf_counter()
+            written = pickle.dumps((setting, until_s))
             yield lambda work: chosen.submit(_elsewhere, written, work).result
     finally:
         by_segments.cache_clear()
@@ -256,25 +284,32 @@ def _elsewhere(written: bytes, work: Callable[[Setting], Any]) -> Any:
 
 @lru_cache(maxsize=1)
 def _read(written: bytes) -> Setting:
-    setting: Setting = pickle.loads(written)
-    return setting
+    setting: Setting
+    setting, until_s = pickle.loads(written)
+    # Elsewhere `perf_counter` may count from another moment.
+    return replace(setting, deadline_s=perf_counter() + until_s - time())
 
 
 def _look(setting: Setting, *, level: int, waiting: _Waiting, below: float) -> Found:
     """Look at a scheme more closely than before: at its layers, at what is between cuts, at its stages."""
     scheme = Scheme(stages=waiting.stages, micro_batches=waiting.micro_batches, chunks=waiting.chunks)
-    if level < len(_LOOKS):
-        return Found(scheme=scheme, cost=inf, bound=_LOOKS[level](setting, scheme), parts=())
-    return solve_scheme(setting, scheme, below=below)
+    if level == len(_LOOKS):
+        return solve_scheme(setting, scheme, below=below)
+    bound = 0.0
+    with suppress(TimeUpError):
+        bound = _LOOKS[level](setting, scheme)
+    return Found(scheme=scheme, cost=inf, bound=bound, parts=())
 
 
 def work_s(setting: Setting, micro_batches: int) -> float:
-    """Return what the work of one of so many micro-batches takes on one device.
+    """Return what the work of one of so many micro-batches takes on one device; 0 where there is no time to tell.
 
     Shared out it takes no less in all. Parts may fit caches that the whole does not: what is read beyond these is left
     out.
     """
     machine = setting.machine
+    if setting.is_late:
+        return 0.0
     if machine.kernels:
         machine = replace(machine, kernels=replace(machine.kernels, beyond=None, cache_bytes=0))
     return sum(works_s(setting.of_micro_batch(micro_batches).graph, setting.cost_model, machine))
@@ -288,6 +323,8 @@ _LOOKS: tuple[Callable[[Setting, Scheme], float], ...] = (
     lambda setting, scheme: by_segments(setting, scheme)[1],
 )
 """Bounds of a scheme, the quicker ones first."""
+UNTIL_DEEP = 0.3
+"""Share of the time in which schemes are bounded before one is solved, whatever others may take."""
 WAVES, WAVE_BEHIND = (8, 4, 2), 1.1
 """Schemes that are looked at before others may be told to take longer, by how closely; and how far behind the first."""
 
@@ -300,56 +337,58 @@ def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Fou
 
 def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Found | None:
     """Return a scheme's answer; None where choices that tables leave out stand in its way, and fewer may be."""
-    spans, bound, path = by_segments(setting, scheme, slack)
-    stages = spans.stages
-    best, parts, misses = inf, tuple[StagePart, ...](), 0
+    best, bound, parts = inf, 0.0, tuple[StagePart, ...]()
+    with suppress(TimeUpError):
+        spans, bound, path = by_segments(setting, scheme, slack)
+        stages = spans.stages
+        misses = 0
 
-    def is_closed() -> bool:
-        return bound >= min(best * (1 - CLOSE / 2), below)
+        def is_closed() -> bool:
+            return bound >= min(best * (1 - CLOSE / 2), below)
 
-    for _ in range(MAX_LOOKS):
-        if is_closed() or bound == inf:
-            break
-        found, is_known, longest = list[tuple[StageProblem, StageFound]](), True, spans.least_longest()
-        for number, (i, j) in enumerate(pairwise(path)):
-            is_known &= stages.is_solved(i, j, number)
-            point = spans.point(number, i, j)
-            if found and found[-1][1].at is not None:
-                point = found[-1][1].at.copy()
-                point[-1] *= sum(stages.in_flight(number - 1)) / sum(stages.in_flight(number))
-            enough = below - (spans.least_total() if scheme.stages > 1 else 0.0)
-            found.append(stages.solve(i, j, number, point, enough, longest=longest, may_widen=slack < SLACKS[-1]))
-            answer = found[-1][1]
-            if answer.is_held_back:
-                return None
-            if answer.at is not None and not is_known:
-                spans.by_segments(number, answer.at)
-            spans.solved(number, j - i, stages.key(i, j, number), answer.bound)
-            if answer.bound >= enough:
-                # With this stage none of the others matters.
+        for _ in range(MAX_LOOKS):
+            if is_closed() or bound == inf or setting.is_late:
                 break
-        sums = [answer.sums for _, answer in found if answer.sums is not None]
-        if len(sums) == scheme.stages and _step(sums, scheme) < best:
-            best = _step(sums, scheme)
-            parts = tuple(
-                _part(problem, answer.choice, own, stages.chunks(i, j))
-                for (problem, answer), own, (i, j) in zip(found, sums, pairwise(path), strict=True)
-            )
-        before = bound
-        bound, path = spans.bound()
-        bound = max(bound, before)
-        if len(found) == scheme.stages:
-            is_still = bound <= before * (1 + (EXACT if is_known else CLOSE / 4)) and best < inf
-            misses += best == inf
-            if is_still or misses == MAX_MISSES:
-                break
-    if bound < min(best, below) * (1 - EXACT):
-        closed = _closed(stages, spans, min(best, below))
-        if closed is not None:
-            bound = min(best, below)
-            if closed:
-                best = _step([part.sums for part in closed], scheme)
-                bound, parts = best, closed
+            found, is_known, longest = list[tuple[StageProblem, StageFound]](), True, spans.least_longest()
+            for number, (i, j) in enumerate(pairwise(path)):
+                is_known &= stages.is_solved(i, j, number)
+                point = spans.point(number, i, j)
+                if found and found[-1][1].at is not None:
+                    point = found[-1][1].at.copy()
+                    point[-1] *= sum(stages.in_flight(number - 1)) / sum(stages.in_flight(number))
+                enough = below - (spans.least_total() if scheme.stages > 1 else 0.0)
+                found.append(stages.solve(i, j, number, point, enough, longest=longest, may_widen=slack < SLACKS[-1]))
+                answer = found[-1][1]
+                if answer.is_held_back:
+                    return None
+                if answer.at is not None and not is_known:
+                    spans.by_segments(number, answer.at)
+                spans.solved(number, j - i, stages.key(i, j, number), answer.bound)
+                if answer.bound >= enough or (answer.sums is None and setting.is_late):
+                    # With this stage none of the others matters, or there is no time for them.
+                    break
+            sums = [answer.sums for _, answer in found if answer.sums is not None]
+            if len(sums) == scheme.stages and _step(sums, scheme) < best:
+                best = _step(sums, scheme)
+                parts = tuple(
+                    _part(problem, answer.choice, own, stages.chunks(i, j))
+                    for (problem, answer), own, (i, j) in zip(found, sums, pairwise(path), strict=True)
+                )
+            before = bound
+            bound, path = spans.bound()
+            bound = max(bound, before)
+            if len(found) == scheme.stages:
+                is_still = bound <= before * (1 + (EXACT if is_known else CLOSE / 4)) and best < inf
+                misses += best == inf
+                if is_still or misses == MAX_MISSES:
+                    break
+        if bound < min(best, below) * (1 - EXACT):
+            closed = _closed(stages, spans, min(best, below))
+            if closed is not None:
+                bound = min(best, below)
+                if closed:
+                    best = _step([part.sums for part in closed], scheme)
+                    bound, parts = best, closed
     return Found(scheme=scheme, cost=best, bound=min(bound, best), parts=parts)
 
 

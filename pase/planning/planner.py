@@ -52,6 +52,9 @@ MAX_DEVICES = 1 << 20
 TIME_WITHOUT_TABLES_S = 1.0
 """Where the time ends before the tables are made, the strategies that are known by then are weighed for so long."""
 
+PLANNING_S = 2.5e-3
+"""For each layer of a step in parts, about what placing and costing it in the plan takes."""
+
 WITHOUT_LIMIT = "without_memory_limit"
 """Among a plan's baselines: the cheapest strategy where memory is no matter."""
 
@@ -295,6 +298,7 @@ def _search_step(
     if limit is None:
         limit = int((machine.device.memory_bytes or 0) * (1 - RESERVED_SHARE)) or None
     check_seconds(options.cost_model)
+    check_limits(options.solver_memory_bytes, options.time_limit_s)
     if graph.framework and options.micro_batches != 1 and reload is None:
         raise ConfigurationError(
             f"graph {graph.name!r} is of an imported model, whose numbers may depend on the batch: search the model "
@@ -310,6 +314,7 @@ def _search_step(
         limit_bytes=inf if limit is None else float(limit),
         schedule=options.schedule,
         constraints=options.constraints,
+        deadline_s=inf if options.time_limit_s is None else start_s + _search_s(options.time_limit_s, graph),
     )
     stages, count = _number("stages", options.stages), _number("micro_batches", options.micro_batches)
     imported = None if reload is None or not graph.framework else partial(_imported_part, setting, reload)
@@ -322,7 +327,6 @@ def _search_step(
         jobs=options.jobs,
         executor=options.executor,
         gap=options.gap,
-        deadline_s=inf if options.time_limit_s is None else start_s + options.time_limit_s,
         on_progress=on_progress,
     )
     found, bound = seek(setting)
@@ -336,6 +340,11 @@ def _search_step(
             setting = replace(setting, imported={n: imported(n) for n in divisors(setting.batch) if n > 1})
             found, bound = seek(setting)
     return plan_of_step(setting, found, bound, perf_counter() - start_s)
+
+
+def _search_s(time_limit_s: float, graph: Graph) -> float:
+    """Return what of a time limit is for the search, so that the plan of what it finds is made within it, too."""
+    return time_limit_s - min(time_limit_s / 2, PLANNING_S * len(graph.operators))
 
 
 def _imported_part(setting: Setting, reload: Callable[[int], Graph], micro_batches: int) -> Graph:

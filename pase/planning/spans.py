@@ -13,13 +13,14 @@ from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, pairwise
 from math import inf
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pase.common.containers import FrozenDict
-from pase.costs import CostModel, cost_model, hiding_layers, signature, traffic_of
+from pase.costs import Allowance, CostModel, TimeUpError, cost_model, hiding_layers, signature, traffic_of
 from pase.costs.collectives import Link
 from pase.costs.memory import Keeping, keeping
 from pase.costs.modes import BoolArray, KnownModes, LayerModes, Links, ModeSpace, layer_choices, mode_tables
@@ -85,6 +86,7 @@ class Setting:
         graph: Of the whole batch.
         limit_bytes: Of a device, infinite for no limit.
         schedule: Of pipelines; "interleaved" includes 1F1B, where a group of devices has a single stage.
+        deadline_s: By `perf_counter`, after which searching raises TimeUpError, or ends with what is known by then.
         imported: Graphs of micro-batches, by their number, of a model that was imported with that batch; they replace
             what is derived from `graph`.
     """
@@ -98,12 +100,23 @@ class Setting:
     limit_bytes: float
     schedule: str = ONE_FORWARD_ONE_BACKWARD
     constraints: Constraints = ()
+    deadline_s: float = inf
     imported: Mapping[int, Graph] = field(default_factory=FrozenDict)
 
     @property
     def batch(self) -> int:
         """How many examples a step has."""
         return max(self.graph.batch[operator.name].examples for operator in self.graph.operators)
+
+    def check_time(self) -> None:
+        """Raise TimeUpError where the time is over."""
+        if self.is_late:
+            raise TimeUpError(0.0)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is over."""
+        return perf_counter() > self.deadline_s
 
     def of_micro_batch(self, micro_batches: int) -> "Batch":
         """Return the graph of one of so many micro-batches, and what it has under every scheme."""
@@ -318,6 +331,7 @@ class Stages:
             only=self.only,
             hides=batch.hides,
             micro_batches=self.scheme.micro_batches,
+            allowance=Allowance(deadline_s=setting.deadline_s),
             among=frozenset(batch.graph.operators[v].name for v in first.values()),
         )
         return [layers[which[key]] for key in alike], [traffic[which[key]] for key in alike]
@@ -360,6 +374,7 @@ class Stages:
             only=self.only,
             hides=hides,
             micro_batches=self.scheme.micro_batches,
+            allowance=Allowance(deadline_s=self.setting.deadline_s),
         )
         return StageProblem(
             tables=tables,
@@ -367,6 +382,7 @@ class Stages:
             in_flight=1,
             limit_bytes=self.setting.limit_bytes,
             beyond=self.beyond[first:beyond],
+            deadline_s=self.setting.deadline_s,
         )
 
     def solve(
@@ -487,6 +503,7 @@ class Spans:
                 own: Mapping[tuple[int, int], int] = own,
                 scaled: Mapping[tuple[int, int], FloatArray] = scaled,
             ) -> tuple[FloatArray, float]:
+                stages.setting.check_time()
                 found = np.zeros(len(CRITERIA))
                 for key, many in own.items():
                     found += many * scaled[key][np.maximum(scaled[key] @ weights, 0.0).argmin()]
@@ -583,14 +600,14 @@ class Spans:
         apart = self._bound(self.longest, self.totals)
         return max(apart, self._bound(both, [own / weight for own in both]), key=lambda found: found[0])
 
-    @staticmethod
-    def _bound(longest: Sequence[FloatArray], totals: Sequence[FloatArray]) -> tuple[float, tuple[int, ...]]:
+    def _bound(self, longest: Sequence[FloatArray], totals: Sequence[FloatArray]) -> tuple[float, tuple[int, ...]]:
         """Return the least sum of stages, and the longest of others, over all cuts, as far as it is told apart."""
         value = _least_longest(longest)[0]
         least = _least_total(totals, [spans < np.inf for spans in longest])[0]
 
         def ranged(low: float, high: float) -> tuple[float, float, float, tuple[int, ...]]:
             """Return what steps take at least whose longest stage is in a range; (bound, low, high, cuts)."""
+            self.stages.setting.check_time()
             total, own = _least_total(totals, [spans <= high for spans in longest])
             return low + total, low, high, own
 

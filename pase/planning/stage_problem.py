@@ -19,15 +19,18 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from math import inf
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pase.common.containers import FrozenDict
+from pase.costs import TimeUpError
 from pase.costs.modes import BoolArray, EdgeModes, LayerModes, ModeTables
 from pase.sharding.shards import IntArray
-from pase.solver import solve
 from pase.solver.constrained import joint_classes
+from pase.solver.search import solve
 from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, IndexArray
 
 Choice = tuple[int, ...]
@@ -35,8 +38,8 @@ Choice = tuple[int, ...]
 CRITERIA = ("repeated", "streamed", "once", "summed", "cover", "static", "kept")
 """What adds up over layers and edges, in the order of the columns of arrays here."""
 
-MAX_SOLVE_S = 3.0
-"""For one optimum; what is known by then counts."""
+MAX_SOLVE_WORK = 1_000_000_000
+"""Cells of tables that are looked at for one optimum, some seconds' worth; what is known by then counts."""
 MIN_BLOCK, MAX_BLOCK, MIN_REPEATS = 4, 64, 3
 """Layers of a block that repeats, and how often it does at least to be taken apart."""
 TOLERANCE = 1e-9
@@ -103,7 +106,8 @@ class StageProblem:
     infinite where there is none. beyond: [V] of each layer, [N, criteria] of what choices that the tables leave out
     take at least: the bound counts them; () where none is left out. light: [C] of
     distinct layers, by identity, the choices that may be looked at; empty for all. chunks: behind which layers chunks
-    end; () for a single one. moments: [moments, chunks] as `together` has it.
+    end; () for a single one. moments: [moments, chunks] as `together` has it. deadline_s: by `perf_counter`, after
+    which searching for an optimum raises TimeUpError.
     """
 
     tables: ModeTables
@@ -114,6 +118,12 @@ class StageProblem:
     light: Mapping[int, BoolArray] = field(default_factory=FrozenDict)
     chunks: tuple[int, ...] = ()
     moments: FloatArray = field(default_factory=lambda: np.ones((1, 1)))
+    deadline_s: float = inf
+
+    def check_time(self, _cells: int = 0) -> None:
+        """Raise TimeUpError where the time is over."""
+        if perf_counter() > self.deadline_s:
+            raise TimeUpError(0.0)
 
     def cost(self, sums: StageSums) -> float:
         """Return α t + o."""
@@ -298,6 +308,7 @@ class StageProblem:
 
     def optimum(self, weights: FloatArray, cap: float = np.inf, known: Iterable["Looked"] = ()) -> tuple[Choice, float]:
         """Return the optimum of a problem of sums, and a bound on it, left-out choices left out; known: strategies."""
+        self.check_time()
         nearest = min(known, key=lambda own: own.criteria @ weights, default=None)
         is_free = nearest is not None and cap == np.inf
         below = float(nearest.criteria @ weights) if nearest is not None and is_free else np.inf
@@ -305,7 +316,8 @@ class StageProblem:
         start = []
         if nearest is not None and is_free:
             start = [tuple(int(np.searchsorted(own, c)) for own, c in zip(left, nearest.choice, strict=True))]
-        found = solve(tables, known=start, time_limit_s=MAX_SOLVE_S)
+        left_s = None if self.deadline_s == inf else max(self.deadline_s - perf_counter(), 1e-9)
+        found = solve(tables, known=start, max_work=MAX_SOLVE_WORK, time_limit_s=left_s)
         choice = tuple(int(own[c]) for own, c in zip(left, found.choice, strict=True))
         return choice, found.lower_bound
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pase.costs import TimeUpError
 from pase.planning.stage_problem import (
     CRITERIA,
     TOLERANCE,
@@ -71,7 +72,7 @@ class _Search:
 
     pool: strategies of problems by key, those of parts of stages, too; more are added. tolerance: share of the cost
     that may be left between bound and strategy. loose: another one, and the cost up to which that counts. enough: a
-    bound that is.
+    bound that is. bound: no strategy that fits has a lower α t + o.
     """
 
     problem: StageProblem
@@ -84,8 +85,19 @@ class _Search:
     enough: float = np.inf
     is_held_back: bool = False
     blocks: set[Choice] = field(default_factory=set)
+    bound: float = 0.0
     cost: float = np.inf
     best: Looked | None = None
+
+    def found(self, weights: FloatArray, at: FloatArray | None) -> StageFound:
+        """Return what is known; weights, at: as in `StageFound`."""
+        return StageFound(
+            choice=self.best.choice if self.best else (),
+            sums=self.best.sums if self.best else None,
+            bound=float(min(self.bound, self.cost)),
+            weights=weights,
+            at=at,
+        )
 
     def offer(self, choice: Choice) -> Looked:
         """Look at a strategy, and keep it if it is the best that fits."""
@@ -213,26 +225,24 @@ class _Search:
                 self.at(self.problem.memory, cap)
         return self.best is not None
 
-    def look(self, weights: FloatArray, is_close: Callable[[], bool], bound: float, cap: float = np.inf) -> float:
+    def look(self, weights: FloatArray, is_close: Callable[[], bool], cap: float = np.inf) -> None:
         """Look at whole strategies on either side of a price, which the limit is between, and what they make.
 
-        Returns:
-            A bound on all strategies that fit, no lower than the one that is known.
+        The bound on all strategies that fit rises with what is found.
         """
         memory = self.problem.memory
         room = self.problem.limit_bytes - self.problem.least_buffers
         for factor in (1.0, 0.97, 1.03) if len(self.problem.segments) > 1 else ():
             if not is_close():
-                before = self.cost, bound
+                before = self.cost, self.bound
                 own = _repriced(self.problem, weights, factor)
                 price = float(own @ memory / (memory @ memory))
                 low = self.at(own, cap)[1] - (price * room if price > 0 else 0.0)
-                bound = max(bound, low if cap >= self.problem.limit_bytes else 0.0)
+                self.bound = max(self.bound, low if cap >= self.problem.limit_bytes else 0.0)
                 self.mix(weights)
                 self.splice()
-                if (self.cost, bound) == before:
+                if (self.cost, self.bound) == before:
                     break
-        return bound
 
     def apart_by_weight(self, best: Looked, near: FloatArray) -> float:
         """Return a bound on all strategies that fit, by two cases.
@@ -284,24 +294,32 @@ def solve_stage(
         loose: another tolerance, and the cost up to which that is enough.
     """
     search = _Search(problem, {} if pool is None else pool, tolerance, loose, enough=enough)
+    try:
+        return _solve(search, known, near, may_widen=may_widen)
+    except TimeUpError:
+        return search.found(np.zeros(len(CRITERIA)), None)
+
+
+def _solve(search: _Search, known: Iterable[Choice], near: FloatArray | None, *, may_widen: bool) -> StageFound:
+    problem, enough = search.problem, search.enough
     for choice in known:
         search.note(tuple(choice))
 
     def is_close() -> bool:
-        return bound >= search.goal()
+        return search.bound >= search.goal()
 
     room = problem.limit_bytes - problem.least_buffers
-    bound, weights, at = search.relax(room, near=near)
-    if bound == np.inf:
-        return StageFound(choice=(), sums=None, bound=bound, weights=weights, at=None)
+    search.bound, weights, at = search.relax(room, near=near)
+    if search.bound == np.inf:
+        return StageFound(choice=(), sums=None, bound=np.inf, weights=weights, at=None)
     if may_widen and search.is_held_back and not is_close():
-        return StageFound(choice=(), sums=None, bound=bound, weights=weights, at=at, is_held_back=True)
+        return StageFound(choice=(), sums=None, bound=search.bound, weights=weights, at=at, is_held_back=True)
     if not is_close():
         search.mix(weights)
     if not is_close():
         search.splice()
     if problem.limit_bytes == np.inf:
-        bound = search.look(weights, is_close, bound)
+        search.look(weights, is_close)
     elif not is_close() and search.lightest():
         for share in (1.0, 0.1):
             # What comes and goes, and is made again, of the strategy that fits most nearly: all that is no sum.
@@ -313,22 +331,15 @@ def solve_stage(
             cap = share * problem.limit_bytes
             least, own, _ = search.relax(room, cap, near=at)
             search.splice()
-            if least >= search.goal() or bound >= enough:
+            if least >= search.goal() or search.bound >= enough:
                 break
-            bound = search.look(own, is_close, bound, cap)
+            search.look(own, is_close, cap)
     if search.best and problem.limit_bytes < np.inf and not is_close():
-        bound = max(bound, search.apart_by_weight(search.best, at))
-    if bound * (1 + TOLERANCE) < min(search.cost, enough):
+        search.bound = max(search.bound, search.apart_by_weight(search.best, at))
+    if search.bound * (1 + TOLERANCE) < min(search.cost, enough):
         closed = _closed(problem, search, weights)
-        bound = bound if closed is None else closed
-    found = search.best
-    return StageFound(
-        choice=found.choice if found else (),
-        sums=found.sums if found else None,
-        bound=float(min(bound, search.cost)),
-        weights=weights,
-        at=at,
-    )
+        search.bound = search.bound if closed is None else closed
+    return search.found(weights, at)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -706,7 +717,7 @@ def _left(problem: StageProblem, weights: FloatArray, limit: float) -> tuple[Ind
     if leaves_out or sum(map(len, left)) > MAX_NARROWED:
         return None
     if np.isfinite(limit):
-        left = list(near_optimal(problem.weighed(weights)[0], limit))
+        left = list(near_optimal(problem.weighed(weights)[0], limit, problem.check_time))
     if not all(map(len, left)):
         return np.zeros((0, len(left)), dtype=np.int32), np.zeros((0, len(CRITERIA) + 2))
     return None if prod(map(len, left)) > MAX_ENUMERATED else _enumerated(problem, left)
@@ -729,6 +740,7 @@ def _sums_of_all(problem: StageProblem, choices: IndexArray) -> FloatArray:
     layers = problem.tables.layers
     sums = np.zeros((len(choices), len(CRITERIA)))
     for v, layer in enumerate(layers):
+        problem.check_time()
         sums += problem.columns_of[id(layer)][choices[:, v]]
     for (u, v), edge in zip(problem.tables.ends, problem.tables.edges, strict=True):
         sums += problem.edge_part(edge, choices[:, u], choices[:, v])

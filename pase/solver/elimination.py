@@ -37,7 +37,8 @@ from pase.tables.cost_tables import FloatArray
 
 BLOCK_CELLS = 1 << 15  # a block and its operands stay in the second-level cache
 
-Check = Callable[[], None]
+Check = Callable[[int], None]
+"""Called before each step of work with how many cells of tables that looks at; what it raises ends the work."""
 Ordered = Callable[[PairwiseModel], Sequence[int]]
 """Gives the sequence in which to eliminate the live vertices of a model."""
 
@@ -334,7 +335,6 @@ def eliminate_tree(model: PairwiseModel, order: Sequence[int], check: Check) -> 
     towards: dict[int, tuple[Edge, int]] = {}
     cost = model.offset
     for v in order:
-        check()
         waiting.remove(v)
         costs = model.costs[v]
         ahead = [(edge, side) for edge, side in model.incident[v] if edge.ends[1 - side] in waiting]
@@ -344,6 +344,7 @@ def eliminate_tree(model: PairwiseModel, order: Sequence[int], check: Check) -> 
         if len(ahead) > 1:
             return None
         edge, side = towards[v] = ahead[0]
+        check(edge.values.size)
         least = class_minima(costs, edge.of[side], edge.values.shape[side])
         sent = (edge.values + (least[:, None] if side == 0 else least)).min(axis=side)
         w = edge.ends[1 - side]
@@ -367,8 +368,8 @@ def _min_sum(out: FloatArray, operands: list[FloatArray], check: Check) -> None:
             index = (slice(None),) * axis + (part,)
             _min_sum(out[index], [o[(slice(None), *index)] if o.shape[axis + 1] > 1 else o for o in operands], check)
         return
-    check()
     groups = max(o.shape[0] for o in operands)
+    check(out.size * groups * len(operands))
     step = max(1, BLOCK_CELLS // max(out.size, 1))
     for first in range(0, groups, step):
         total, *others = [o[first : first + step] if o.shape[0] > 1 else o for o in operands]

@@ -100,12 +100,12 @@ def merge_alike(model: PairwiseModel) -> int:
 def drop_dominated(model: PairwiseModel, check: Check) -> int:
     """Drop dominated configurations until none is left; return how many were dropped. Costs must be finite."""
     worst: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
-    dropping = _Dropping(model, lambda v: ~_dominated(model, v, worst))
+    dropping = _Dropping(model, lambda v: ~_dominated(model, v, worst, check))
     waiting = list(model.live)
     while waiting:
         again: set[int] = set()
         for v in waiting:
-            check()
+            check(0)
             edges = model.incident[v]
             if len(model.costs[v]) > 1 and dropping.drop(
                 v, *[(id(edge.values), side, id(edge.of[side])) for edge, side in edges]
@@ -115,7 +115,9 @@ def drop_dominated(model: PairwiseModel, check: Check) -> int:
     return dropping.dropped
 
 
-def _dominated(model: PairwiseModel, v: int, worst: dict[tuple[int, int], tuple[FloatArray, FloatArray]]) -> Mask:
+def _dominated(
+    model: PairwiseModel, v: int, worst: dict[tuple[int, int], tuple[FloatArray, FloatArray]], check: Check
+) -> Mask:
     """Return which live configurations of a vertex another one dominates.
 
     worst: what is known already of edges' tables, by identity; it is added to.
@@ -125,6 +127,7 @@ def _dominated(model: PairwiseModel, v: int, worst: dict[tuple[int, int], tuple[
     none = np.zeros(size, dtype=bool)
     if size * size > MAX_CELLS:
         return none
+    check(size * size * (1 + len(model.incident[v])))
     rise = costs[:, None] - costs  # [c', c] how much the total can rise when c becomes c'
     scale = float(costs.max())
     for edge, side in model.incident[v]:
@@ -134,6 +137,7 @@ def _dominated(model: PairwiseModel, v: int, worst: dict[tuple[int, int], tuple[
         of = edge.of[side]
         key = (id(edge.values), side)
         if key not in worst:
+            check(num_classes * num_classes * num_others)
             worst[key] = (edge.values, _worst_differences(edge.values if side == 0 else edge.values.T))
         rise += worst[key][1][of[:, None], of]
         scale += float(edge.values.max())
@@ -165,7 +169,7 @@ def contract(model: PairwiseModel, max_operations: int, max_bytes: int, check: C
     while waiting:
         again: set[int] = set()
         for v in waiting:
-            check()
+            check(0)
             edges = model.incident[v]
             around = {edge.ends[1 - side] for edge, side in edges}
             if v in gone or len(around) > 2:
@@ -233,15 +237,17 @@ def sweep(model: PairwiseModel, limit: float, forward: bool, check: Check) -> fl
     bound = model.offset + sum(least.values())
     incident, minimum = model.incident, np.minimum.reduce
     for v in order:
-        check()
         total, ahead = model.costs[v], []
         size = total.size
+        cells = 0
         for entry in incident[v]:
             edge, side = entry
             message = edge.messages[side]
             total = total + (message if message.size == size else message.take(edge.of[side]))
             if (edge.ends[1 - side] > v) is forward:
                 ahead.append(entry)
+                cells += edge.values.size
+        check(cells)
         low = _least(total)
         bound += low - least[v]
         least[v] = low  # it stays below what is left of θ_v when this vertex has sent its surplus on
@@ -356,7 +362,7 @@ def tighten_bounds(
     return bounds[-1]
 
 
-def near_optimal(tables: CostTables, limit: float, check: Check = lambda: None) -> tuple[IndexArray, ...]:
+def near_optimal(tables: CostTables, limit: float, check: Check = lambda _: None) -> tuple[IndexArray, ...]:
     """Return for each vertex the configurations, ascending, that a strategy of a cost of at most `limit` may have.
 
     None is missing; there may be others. limit: at least the least cost, or every vertex's are empty. check: called now

@@ -56,6 +56,7 @@ def solve(
     ordering: str = AUTO,
     solver_memory_bytes: int | None = None,
     time_limit_s: float | None = None,
+    max_work: float = np.inf,
     known: Iterable[Sequence[int]] = (),
     on_progress: Progress | None = None,
 ) -> Solution:
@@ -64,6 +65,8 @@ def solve(
     ordering: a name of `pase.solver.ordering.ORDERINGS`, or "auto" for the one predicted to be cheapest.
     solver_memory_bytes: the most that the solver's own tables may take; default: half of the machine's memory.
     time_limit_s: wall-clock time after which the best strategy so far is returned; Ctrl-C has the same effect.
+    max_work: cells of tables that may be looked at, after which the best strategy so far is returned, the same on any
+    machine.
     known: strategies, each a configuration index for each vertex; the answer is never worse than the best of them.
     on_progress: called now and then with what is being done and the fraction of it that is complete.
 
@@ -85,6 +88,7 @@ def solve(
         deadline_s=None if time_limit_s is None else started_s + time_limit_s,
         solver_memory_bytes=limit_bytes,
         on_progress=on_progress,
+        max_work=max_work,
     )
     # What an elimination of everything would take tells which way to go. With "auto", the orderings are weighed for
     # what is left to eliminate, when that is known.
@@ -150,8 +154,8 @@ def warm_start(tables: CostTables, solution: Solution, start: WarmStart | None =
     for _ in range(WARM_SWEEPS // 2):
         if gap <= PROVEN * solution.cost:
             break
-        sweep(model, np.inf, not forward, lambda: None)
-        before, gap = gap, solution.cost - sweep(model, np.inf, forward, lambda: None)
+        sweep(model, np.inf, not forward, lambda _: None)
+        before, gap = gap, solution.cost - sweep(model, np.inf, forward, lambda _: None)
         if gap >= 0.9 * before:
             break
     return WarmStart(model=model, forward=forward, report=report)
@@ -180,7 +184,7 @@ def warm_start_from(start: WarmStart, tables: CostTables, known: Sequence[int]) 
         edge.messages = [message * factor for message in before.messages]
     model.least = dict.fromkeys(model.live, 0.0)
     forward = not start.forward
-    sweep(model, np.inf, forward, lambda: None)
+    sweep(model, np.inf, forward, lambda _: None)
     return WarmStart(model=model, forward=forward, report=start.report)
 
 

@@ -16,26 +16,40 @@ RELATIVE_TOLERANCE = 1e-9
 PROGRESS_INTERVAL_S = 0.1
 
 
+CELLS_OF_A_STEP = 4096
+"""A step of a search that looks at hardly any cells of tables takes about as long as looking at so many."""
+
+
 class OutOfTimeError(Exception):
-    """The time limit was reached; the search ends with what it has."""
+    """The limit of time, or of work, was reached; the search ends with what it has."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SearchBudget:
-    """Limits of one search, and what it has used so far."""
+    """Limits of one search, and what it has used so far.
+
+    Attributes:
+        max_work: Cells of tables that may be looked at; unlike a deadline it gives the same answer on any machine.
+        work: Cells that were looked at, with `CELLS_OF_A_STEP` for each step.
+    """
 
     started_s: float
     deadline_s: float | None
     solver_memory_bytes: int
     on_progress: Progress | None
+    max_work: float = np.inf
+    work: int = 0
     peak_bytes: int = 0
     sweeps: int = 0
     operations: int = 0
     nodes: int = 0
     reported_s: float = 0.0
 
-    def check(self) -> None:
-        """Raise OutOfTimeError when the time limit has been reached."""
+    def check(self, cells: int = 0) -> None:
+        """Count a step that looks at some cells of tables; raise OutOfTimeError when a limit has been reached."""
+        self.work += cells + CELLS_OF_A_STEP
+        if self.work > self.max_work:
+            raise OutOfTimeError
         if self.deadline_s is not None and time.perf_counter() > self.deadline_s:
             raise OutOfTimeError
 

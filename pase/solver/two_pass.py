@@ -45,7 +45,7 @@ def least_totals(plan: EliminationPlan, optimum: float, outer: list[FloatArray],
     """
     outer[:] = [np.empty(0)] * len(plan.steps)
     for number in range(len(plan.steps) - 1, -1, -1):
-        check()
+        check(0)
         step = plan.steps[number]
         if len(step.scope) == 1:
             outer[number] = np.array(optimum - float(step.kernel.result.filled()))
@@ -196,7 +196,7 @@ def min_marginals(
     *,
     max_cells: int,
     ceiling: float = np.inf,
-    check: Check = lambda: None,
+    check: Check = lambda _: None,
 ) -> Marginals | None:
     """Return the min-marginals of a problem, or None where a pass would look at more than `max_cells` combinations.
 

@@ -118,7 +118,7 @@ def test_repeated_blocks_are_eliminated_once():
     # Combinations times the factors that are added for each: the blocks' insides are alike, the prefixes are not.
     inside, first, later, last = 6**3 * 2, 6**2 * 2, 6**2 * 3, 6
     assert plan.operations == inside + first + 99 * later + last
-    optimum, choice = run_plan(plan, lambda: None)
+    optimum, choice = run_plan(plan, lambda _: None)
     assert optimum == pytest.approx(find_best_strategy(tables, order).cost, rel=1e-12)
     assert total_cost(tables, [choice[v] for v in range(201)]) == pytest.approx(optimum, rel=1e-12)
 

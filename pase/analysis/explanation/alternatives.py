@@ -416,7 +416,7 @@ def every_choice(
         for slack in LIMITS:
             if on_progress:
                 on_progress("looking at every configuration", 0.0)
-            found = _within(problem.tables, choice, cost, slack, allowance.check)
+            found = _within(problem.tables, choice, cost, slack, lambda _: allowance.check())
             if found is not None:
                 return _choices(problem, choice, cost, found, slack, most, deadline_s, on_progress)
     except TimeUpError:
@@ -431,7 +431,7 @@ _Known = Sequence[tuple[Island, Marginals]]
 
 
 def _within(
-    tables: CostTables, choice: Sequence[int], cost: float, slack: float, check: Callable[[], None]
+    tables: CostTables, choice: Sequence[int], cost: float, slack: float, check: Callable[[int], None]
 ) -> _Known | None:
     """Return the min-marginals of each island of strategies so near to one; None where that is too much work."""
     kept = near_optimal(tables, cost * (1 + slack), check)
