@@ -60,6 +60,7 @@ METHODS_OF_PLANS = MappingProxyType(
         "_repr_html_": ("pase.views.exports.tables", "html"),
         "memory": ("pase.planning.steps", "memory_of"),
         "peak": ("pase.planning.steps", "peak_of"),
+        "placed_cost": ("pase.planning.steps", "placed_cost_of"),
         "plot": ("pase.views.exports.tables", "picture"),
         "replace": ("pase.analysis.evaluation", "replaced"),
         "save": ("pase.planning.plan_file", "write_plan"),

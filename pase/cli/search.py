@@ -61,6 +61,9 @@ _PADDING_TIME_S = 2.0
 _HELD_TIME_S = 60.0
 """The same, for what layers cost of which nothing is known."""
 
+_SAME = 5e-5
+"""Costs that differ by a smaller share of them are printed alike."""
+
 
 def _device_memory(text: str) -> int | str:
     return text if text == OF_MACHINE else byte_size(text)
@@ -232,6 +235,7 @@ def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
         {
             "precision": plan.precision.text,
             "total cost": f"{total_cost_text(plan)}   ({plan.certificate})",
+            "as placed": _as_placed(plan),
             "step": step_text(plan) if plan.has_parts else None,
             "overlapped": overlapped_text(plan, figures),
             "attention": f"keys and values go round in {listed(rings, most=1)}" if rings else None,
@@ -257,6 +261,15 @@ def _uneven_parts(plan: Plan) -> str:
         for dim in layer.uneven_dims
     ]
     return f"{listed(uneven, most=3)}; programs for PyTorch alone take them" if uneven else ""
+
+
+def _as_placed(plan: Plan) -> str | None:
+    """Return what a step takes between the plan's devices; None where that is its total cost."""
+    if plan.cost_unit == "FLOP" or not plan.total_cost:
+        return None
+    more = plan.placed_cost / plan.total_cost - 1
+    beside = f"{abs(more):.2%} {'more' if more > 0 else 'less'}, with one placement for all layers"
+    return None if abs(more) < _SAME else f"{quantity(plan.placed_cost, plan.cost_unit)}   ({beside})"
 
 
 def _beside_ours(plan: Plan) -> str:

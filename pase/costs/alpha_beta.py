@@ -5,7 +5,7 @@ a collective by its size (Gholami 2018, section 2.2, takes one), tensors that ar
 device's memory bandwidth), and sums of which the next layer needs a part alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from math import prod
@@ -21,6 +21,7 @@ from pase.costs.traffic import Communication, LayerTraffic, PassWork, Pattern
 from pase.graph.precision import FLOAT32, Precision
 from pase.machine import Kernels, Machine
 from pase.machine.machine import BY_LEVEL, RING
+from pase.sharding.levels import group_members
 from pase.sharding.overlap import Redistribution
 from pase.sharding.shards import FloatArray, IndexArray, IntArray
 
@@ -111,20 +112,15 @@ class AlphaBetaCostModel:
             computing = work.product_flop / self.product_flop_per_s[work.product] + others / self.flop_per_s
         return np.maximum(computing, work.touched_bytes / self.memory_bytes_per_s)
 
-    def messages(
-        self, traffic: LayerTraffic, more: Sequence[Communication] = (), members: IntArray | None = None
-    ) -> tuple[FloatArray, ...]:
+    def messages(self, traffic: LayerTraffic, more: Sequence[Communication] = ()) -> tuple[FloatArray, ...]:
         """Return the time of each message; they follow one another. A sum that ends on an edge is scattered alone.
 
-        members: [levels, K, D] how the layer's axes lie over the levels; None: as suits its traffic, whatever more
-        there is.
+        Where the layer's devices lie nowhere in particular, its axes lie as suits `traffic`, whatever more there is.
         """
-        members = layer_members(traffic, self.fanouts) if members is None else members
+        every = (*traffic.messages, *more)
         return tuple(
-            self._exposed(
-                message, traffic, _PATTERNS[message.pattern](self, message, group_members(message, traffic, members))
-            )
-            for message in (*traffic.messages, *more)
+            self._exposed(message, traffic, _PATTERNS[message.pattern](self, message, members))
+            for message, members in zip(every, message_members(every, traffic, self.fanouts), strict=True)
         )
 
     def _exposed(self, message: Communication, traffic: LayerTraffic, time: FloatArray) -> FloatArray:
@@ -142,8 +138,8 @@ class AlphaBetaCostModel:
 
     def sum_members(self, traffic: LayerTraffic, message: Communication) -> IntArray:
         """Return how the devices of a sum lie over the levels; no columns where its edge has nothing left to do."""
-        found = group_members(message, traffic, layer_members(traffic, self.fanouts)).T
-        return found if self.sums_by_level or not message.ends_on_edge else found[:, :0]
+        (found,) = message_members((message,), traffic, self.fanouts)
+        return found.T if self.sums_by_level or not message.ends_on_edge else found.T[:, :0]
 
     def transfer(self, fetch: Redistribution) -> FloatArray:
         """Return the time to fetch what a device lacks, from the nearest devices that can have it.
@@ -194,6 +190,8 @@ class AlphaBetaCostModel:
         return self._pieces(message.size_bytes, reached)
 
     def _nearest(self, fetch: Redistribution) -> FloatArray:
+        if fetch.reached is not None:
+            return self._pieces(fetch.moved_bytes, np.moveaxis(fetch.reached, -1, 0))
         sources = fetch.messages + 1
         reached = np.stack([np.minimum(sources, capacity) for capacity in accumulate(self.fanouts, mul)])
         return self._pieces(fetch.moved_bytes, reached)
@@ -213,16 +211,20 @@ class AlphaBetaCostModel:
         count = np.prod(fetch.sum_members, axis=-1)
         if fetch.sum_members.shape[-1] == 0 or not np.any(count > 1):
             return np.zeros(fetch.needed_bytes.shape)
+        size, held = fetch.kept_bytes, np.maximum(fetch.held_bytes, 1.0)
+        if fetch.reached is not None:
+            # Where devices are given, what goes on to others is brought together before it does.
+            size = np.minimum(fetch.needed_bytes, fetch.held_bytes)
         # Of its part a device has a count-th of what it held, or all of it where it needs no more than that; it gets
         # the rest from as many others as hold so much.
-        factor = np.maximum(fetch.kept_bytes * count / np.maximum(fetch.held_bytes, 1.0), 1.0)
+        factor = np.maximum(size * count / held, 1.0)
         left = np.ceil(np.minimum(factor, count) * (1 - 1e-12))
         members = []
         for level in range(fetch.sum_members.shape[-1]):
             taken = np.minimum(fetch.sum_members[..., level], left)
             members.append(taken)
             left = np.ceil(left / taken)
-        return hierarchical_all_gather(fetch.kept_bytes, members, self.links)
+        return hierarchical_all_gather(size, members, self.links)
 
 
 _PATTERNS: Mapping[Pattern, Callable[[AlphaBetaCostModel, Communication, IntArray], FloatArray]] = MappingProxyType(
@@ -288,11 +290,17 @@ def layer_members(traffic: LayerTraffic, fanouts: Sequence[int]) -> IntArray:
     return level_members(traffic.splits.values, communicated_bytes(traffic), fanouts)
 
 
-def group_members(message: Communication, traffic: LayerTraffic, members: IntArray) -> IntArray:
-    """Return [levels, K]: how the devices that take part in a message lie over the levels."""
-    dims = tuple(traffic.splits.extents)
-    found: IntArray = members[:, :, [dims.index(dim) for dim in message.over]].prod(axis=-1)
-    return found
+def message_members(
+    messages: Sequence[Communication], traffic: LayerTraffic, fanouts: tuple[int, ...]
+) -> Iterator[IntArray]:
+    """Yield, for each message of a layer, [levels, K]: how the devices that take part in it lie over the levels."""
+    if traffic.axes is not None:
+        for message in messages:
+            yield group_members(traffic.axes, message.over, fanouts)[:, None]
+        return
+    members, dims = layer_members(traffic, fanouts), tuple(traffic.splits.extents)
+    for message in messages:
+        yield members[:, :, [dims.index(dim) for dim in message.over]].prod(axis=-1)
 
 
 def level_fanouts(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:

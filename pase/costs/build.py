@@ -16,6 +16,7 @@ from pase.errors import SolverError
 from pase.graph import Access, Edge, Graph, Operator, SliceOf
 from pase.graph.operators import with_fan_outs
 from pase.sharding.edges import SharedWeight, edge_itemsizes, edge_sides, table_edges
+from pase.sharding.levels import placed_overlap
 from pase.sharding.overlap import Overlap, Redistribution, layout_overlap, redistributions
 from pase.sharding.shards import (
     Component,
@@ -615,7 +616,10 @@ def between(
     allowance: Allowance | None = None,
     overlaps: dict[int, Overlap] | None = None,
 ) -> Between:
-    """Return what lies between the sides of an edge, before any of it is costed; arguments as for `edge_cost`."""
+    """Return what lies between the sides of an edge, before any of it is costed; arguments as for `edge_cost`.
+
+    Where the devices of both sides are given, that is what they fetch; else what they do under the best assignment.
+    """
     allowance = allowance or Allowance()
     (producer, held), (consumer, wanted) = edge_sides(graph, edge)
     u_parts, v_parts = _components(producer, held), _components(consumer, wanted)
@@ -633,6 +637,8 @@ def between(
             backward_sums = model.sum_members(v, own).astype(np.int32)
         u_more, v_more = [group], [own.group, np.unique(own_cost, return_inverse=True)[1]]
     u_side, v_side = _side(u_parts, u, forward_sums, u_more), _side(v_parts, v, backward_sums, v_more)
+    if u.axes and v.axes:
+        overlaps = {0: placed_overlap(u_parts, u.axes, v_parts, v.axes, model.fanouts)}
     return Between(
         model=model,
         allowance=allowance,

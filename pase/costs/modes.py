@@ -40,6 +40,7 @@ from pase.costs.traffic import LayerTraffic, Pattern, ReadTraits, layer_traffic,
 from pase.graph import ITEMSIZES, AllReduce, Edge, Graph, Operator
 from pase.graph.parts import Stage
 from pase.sharding.edges import SharedWeight, edge_sides, table_edges
+from pase.sharding.levels import PlacedAxes
 from pase.sharding.shards import (
     FloatArray,
     IndexArray,
@@ -304,7 +305,7 @@ def layer_modes(
 ) -> LayerModes:
     """Return the choices of a layer and their figures; arguments as for `layer_choices`.
 
-    traffic: of its configurations, as often as `_once_a_step` has it. hides: whether its sums of weights' gradients can
+    traffic: of its configurations, as often as `once_a_step` has it. hides: whether its sums of weights' gradients can
     hide, and whether others' can behind it.
     """
     splits = traffic.splits
@@ -570,7 +571,7 @@ class KnownModes:
     edges: dict[Hashable, EdgeModes] = field(default_factory=dict)
 
 
-def _once_a_step(traffic: LayerTraffic, micro_batches: int) -> LayerTraffic:
+def once_a_step(traffic: LayerTraffic, micro_batches: int) -> LayerTraffic:
     """Return traffic whose sums of weights' gradients are sent as often as they are for one of some micro-batches.
 
     How a layer's devices lie over the levels of a machine is up to what they send each other in the whole step.
@@ -599,6 +600,7 @@ def layer_choices(
     micro_batches: int = 1,
     is_whole: bool = False,
     allowance: Allowance | None = None,
+    axes: Mapping[str, PlacedAxes] = FrozenDict(),
 ) -> tuple[list[LayerModes], list[LayerTraffic]]:
     """Return the choices of all layers of a graph with fan-outs, and the traffic of their configurations.
 
@@ -618,6 +620,7 @@ def layer_choices(
         micro_batches: of a step, which sums gradients of weights once.
         is_whole: whether choices that others beat stay.
         allowance: until when; TimeUpError is raised beyond that.
+        axes: where the devices of layers with one configuration lie; of others, as suits them.
     """
     keeps = keeps or keeping(graph)
     if not model.overlap:
@@ -632,10 +635,11 @@ def layer_choices(
         if among is not None and name not in among:
             continue
         chosen = only.get(name)
-        kind: Hashable = signature(graph, operator), None if chosen is None else told[id(chosen)]
+        kind: Hashable = signature(graph, operator), None if chosen is None else told[id(chosen)], axes.get(name)
         if kind not in known.traffic:
             splits = enumerate_configurations(operator, num_devices) if chosen is None else chosen
-            known.traffic[kind] = _once_a_step(traffic_of(graph, operator, splits), micro_batches)
+            traffic = replace(traffic_of(graph, operator, splits), axes=axes.get(name))
+            known.traffic[kind] = once_a_step(traffic, micro_batches)
         own_space = space.of(name)
         may_repeat = own_space.recompute and name not in fixed
         copies = tuple(elsewhere(graph, operator, i) for i in range(len(operator.reads)))

@@ -28,6 +28,7 @@ from pase.graph import (
 from pase.graph.operator import axis_dims
 from pase.sharding.boxes import even_bounds
 from pase.sharding.halos import halo_fetch
+from pase.sharding.levels import PlacedAxes
 from pase.sharding.shards import (
     Component,
     FloatArray,
@@ -95,9 +96,15 @@ class PassWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerTraffic:
-    """splits: the configurations. forward, backward: work of either pass. messages: what is communicated.
+    """What a layer computes and communicates under each of its configurations.
 
-    joint_sums: by position of the read, sums of gradients that stand on an edge, because another layer may make them.
+    Attributes:
+        splits: The configurations.
+        forward: Work of the forward pass.
+        backward: Work of the backward pass.
+        messages: What is communicated inside the layer.
+        joint_sums: By position of the read, sums of gradients that stand on an edge: another layer may make them.
+        axes: Where the devices of its one configuration lie; None: over the levels of a machine as suits it best.
     """
 
     splits: Splits
@@ -105,6 +112,7 @@ class LayerTraffic:
     backward: PassWork
     messages: tuple[Communication, ...]
     joint_sums: Mapping[int, Communication]
+    axes: PlacedAxes | None = None
 
     @property
     def flop(self) -> FloatArray:

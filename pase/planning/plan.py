@@ -200,6 +200,16 @@ class Plan:
         return step_peak(self.graph, self.layers, optimiser=self.optimiser)
 
     @cached_property
+    def placed_cost(self) -> float:
+        """What a step costs between the devices that the layers are placed on, in `cost_unit`.
+
+        `total_cost` has each layer's axes over the levels of the machine as suits it best and each edge by its best
+        assignment of parts to devices, which one placement of all layers may not reach.
+        """
+        cost: float = method_of_plans("placed_cost")(self)
+        return cost
+
+    @cached_property
     def memory(self) -> DeviceMemory:
         """What a training step needs on each device, as predicted; of stages, on those of the one that needs most."""
         if self.has_parts:

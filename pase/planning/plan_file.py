@@ -300,7 +300,8 @@ def _verify_costs(plan: Plan, step: Step | None, document: Field) -> None:
         raise document["cost_model"].fail(f"cannot be used: {error}") from None
     if plan.cost_unit != model.unit:
         raise document["cost_unit"].fail(f"is {plan.cost_unit!r}; cost model {plan.cost_model!r} gives {model.unit!r}")
-    # Any permutation of the devices is a placement: costs do not depend on it, so that a person may choose another.
+    # Any permutation of the devices is a placement: what a search costs does not depend on it, so that a person may
+    # choose another; `Plan.placed_cost` is of it.
     devices = [layer.devices for layer in plan.layers]
     chosen = [layer.splits for layer in plan.layers]
     if step:

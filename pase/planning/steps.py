@@ -28,14 +28,16 @@ from pase.costs import (
     transfer_bytes,
 )
 from pase.costs.memory import keeping, layer_memory
-from pase.costs.modes import STATES, KnownModes, LayerModes, Links, ModeSpace, mode_tables, state_bytes
+from pase.costs.modes import STATES, KnownModes, LayerModes, Links, ModeSpace, mode_tables, once_a_step, state_bytes
 from pase.graph import Edge, Graph
 from pase.graph.parts import stages
 from pase.machine import Machine
+from pase.planning.placing import placed_axes, placed_by_cost
 from pase.planning.plan import LayerPlan, Plan, Transfer, hidden_cost
 from pase.planning.stage_problem import StageProblem, StageSums, together
 from pase.planning.stages import group_links, in_flight, step_s, under_way
 from pase.sharding.edges import SharedWeight, table_edges
+from pase.sharding.levels import PlacedAxes
 from pase.sharding.placement import place
 from pase.sharding.shards import IntArray, splits_of
 
@@ -50,16 +52,25 @@ def plan_layers(
     group_sizes: Sequence[int] = (),
     by_hand: Mapping[str, tuple[int, ...]] = FrozenDict(),
     optimiser: str = DEFAULT_OPTIMISER,
+    as_placed: bool = False,
 ) -> tuple[LayerPlan, ...]:
-    """Return the placed plan of every layer; splits: for each layer, a factor for each iteration dim.
+    """Return the placed plan of every layer.
 
-    devices: for each layer, the device of each part; placed anew where they are not given, so that groups of so many
-    consecutive devices (those of a node) have the least to exchange. by_hand: devices of some layers, by name, beside
-    which the others are placed. optimiser: whose state counts as memory.
+    Args:
+        graph: With fan-outs.
+        num_devices: In use.
+        model: Of costs.
+        splits: For each layer, a factor for each iteration dim.
+        devices: For each layer, the device of each part; placed anew where they are not given.
+        group_sizes: Consecutive devices that are to have little to exchange with others where layers are placed: those
+            of a node.
+        by_hand: Devices of some layers, by name, next to which the others are placed.
+        optimiser: Whose state counts as memory.
+        as_placed: Whether communication is costed between these devices; else each layer's axes lie over the levels of
+            the machine as suits it, and each edge has the best assignment, as in a search.
     """
     if devices is None:
-        devices = place(graph, num_devices, splits, group_sizes=group_sizes, by_level=model.sums_by_level)
-        devices = _placed_by_hand(devices, {graph.index[name]: parts for name, parts in by_hand.items()})
+        devices = place_layers(graph, num_devices, model, splits, group_sizes=group_sizes, by_hand=by_hand)
     rows = {
         operator.name: np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
         for operator, split in zip(graph.operators, splits, strict=True)
@@ -71,15 +82,19 @@ def plan_layers(
     # Repeated layers under equal configurations cost the same: each distinct one is costed once. They are numbered,
     # because what tells them apart is long to compare.
     numbers: dict[Hashable, int] = {}
-    kinds = {
-        op.name: numbers.setdefault((signature(graph, op), rows[op.name].tobytes()), len(numbers))
-        for op in graph.operators
-    }
+    kinds: dict[str, int] = {}
+    axes: dict[str, PlacedAxes] = {}
+    for operator, where in zip(graph.operators, devices, strict=True):
+        if as_placed:
+            axes[operator.name] = placed_axes(splits[graph.index[operator.name]], where)
+        key = signature(graph, operator), rows[operator.name].tobytes(), axes.get(operator.name)
+        kinds[operator.name] = numbers.setdefault(key, len(numbers))
     distinct: dict[Hashable, LayerTraffic] = {}
     for operator in graph.operators:
         kind = kinds[operator.name]
         if kind not in distinct:
-            distinct[kind] = traffic_of(graph, operator, rows[operator.name])
+            traffic_of_kind = traffic_of(graph, operator, rows[operator.name])
+            distinct[kind] = replace(traffic_of_kind, axes=axes.get(operator.name))
         does[operator.name] = distinct[kind]
     costs: dict[Hashable, tuple[float, float]] = {}
     traffic: dict[Hashable, Transfer] = {}
@@ -94,12 +109,12 @@ def plan_layers(
         transfers = []
         shared_cost = 0.0
         for edge in into[operator.name]:
-            key = kinds[edge.producer], kind, edge_signature(graph, edge)
-            if key not in traffic:
-                traffic[key] = _transfer(graph, edge, does, model)
-            transfers.append(replace(traffic[key], producer=edge.producer, input=edge.input))
+            between_kinds = kinds[edge.producer], kind, edge_signature(graph, edge)
+            if between_kinds not in traffic:
+                traffic[between_kinds] = _transfer(graph, edge, does, model)
+            transfers.append(replace(traffic[between_kinds], producer=edge.producer, input=edge.input))
             if isinstance(edge, SharedWeight):
-                shared_cost += traffic[key].cost
+                shared_cost += traffic[between_kinds].cost
         hideable_cost = cover_cost = None
         if hides:
             can_hide, covers = hides[graph.index[operator.name]]
@@ -125,6 +140,35 @@ def plan_layers(
     return tuple(layers)
 
 
+def place_layers(
+    graph: Graph,
+    num_devices: int,
+    model: CostModel,
+    splits: Sequence[Mapping[str, int]],
+    *,
+    group_sizes: Sequence[int] = (),
+    by_hand: Mapping[str, tuple[int, ...]] = FrozenDict(),
+    micro_batches: int = 1,
+) -> tuple[tuple[int, ...], ...]:
+    """Return, for each layer, the device of each part: where most stays, and then where a step is cheapest.
+
+    Arguments as for `plan_layers`; micro_batches: of a step, of which the graph computes one.
+    """
+    by_number = {graph.index[name]: parts for name, parts in by_hand.items()}
+    devices = place(graph, num_devices, splits, group_sizes=group_sizes, by_level=model.sums_by_level)
+    devices = _placed_by_hand(devices, by_number)
+    traffic: dict[Hashable, LayerTraffic] = {}
+    numbers: dict[Hashable, int] = {}
+    kinds = []
+    for operator, split in zip(graph.operators, splits, strict=True):
+        row = np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
+        kind = numbers.setdefault((signature(graph, operator), row.tobytes()), len(numbers))
+        if kind not in traffic:
+            traffic[kind] = once_a_step(traffic_of(graph, operator, row), micro_batches)
+        kinds.append(kind)
+    return placed_by_cost(graph, model, splits, [traffic[kind] for kind in kinds], kinds, devices, by_number)
+
+
 def _placed_by_hand(
     placed: Sequence[tuple[int, ...]], by_hand: Mapping[int, tuple[int, ...]]
 ) -> tuple[tuple[int, ...], ...]:
@@ -134,6 +178,15 @@ def _placed_by_hand(
     first = min(by_hand)
     renamed = dict(zip(placed[first], by_hand[first], strict=True))
     return tuple(by_hand.get(v, tuple(renamed[device] for device in row)) for v, row in enumerate(placed))
+
+
+def placed_cost_of(plan: Plan) -> float:
+    """Return what a step costs between the devices that a plan places its layers on."""
+    if plan.has_parts:
+        return Step.of(plan, as_placed=True).cost
+    model = cost_model(plan.cost_model, plan.machine, plan.num_devices, plan.precision)
+    splits, devices = [layer.splits for layer in plan], [layer.devices for layer in plan]
+    return total_cost(plan_layers(plan.graph, plan.num_devices, model, splits, devices, as_placed=True))
 
 
 def total_cost(layers: Sequence[LayerPlan]) -> float:
@@ -182,7 +235,8 @@ class Step:
     """The strategy of a step.
 
     graph: of one micro-batch, with cuts. schedule: "" with one stage. layers: [V]. chunks: stages of each group of
-    devices, which the groups have in turns.
+    devices, which the groups have in turns. devices: [V] of the parts of each layer, between which communication is
+    costed; None: as suits each layer and edge, as in a search.
     """
 
     graph: Graph
@@ -194,10 +248,11 @@ class Step:
     schedule: str
     layers: tuple[LayerChoice, ...]
     chunks: int = 1
+    devices: tuple[tuple[int, ...], ...] | None = None
 
     @classmethod
-    def of(cls, plan: Plan) -> "Step":
-        """Return the strategy that a plan tells."""
+    def of(cls, plan: Plan, *, as_placed: bool = False) -> "Step":
+        """Return the strategy of a plan; as_placed: costed between the plan's devices."""
         return cls(
             graph=plan.graph,
             num_devices=plan.num_devices,
@@ -213,6 +268,7 @@ class Step:
                 for layer in plan
             ),
             chunks=plan.num_stages // plan.num_groups,
+            devices=tuple(layer.devices for layer in plan) if as_placed else None,
         )
 
     @cached_property
@@ -272,6 +328,7 @@ class Step:
                 links=self.links[number],
                 micro_batches=self.micro_batches,
                 is_whole=True,
+                axes=self._axes(number),
             )
             choice = []
             for modes, layer in zip(tables.layers, layers, strict=True):
@@ -279,6 +336,17 @@ class Step:
             problem = StageProblem(tables=tables, weight=1.0, in_flight=self.in_flight(number), limit_bytes=np.inf)
             found.append((problem, tuple(choice)))
         return tuple(found)
+
+    def _axes(self, number: int) -> Mapping[str, PlacedAxes]:
+        """Return where the layers of a stage lie, by name, their devices counted from the first of its group."""
+        if self.devices is None:
+            return {}
+        first, start = self.bounds[number][0], number % self.num_groups * self.group
+        found = {}
+        for at, operator in enumerate(self.stages[number].operators, start=first):
+            own = tuple(device - start for device in self.devices[at])
+            found[operator.name] = placed_axes(self.layers[at].splits, own)
+        return found
 
     def in_flight(self, number: int) -> int:
         """Return how many micro-batches are under way on a stage, at most."""
@@ -361,8 +429,8 @@ class Step:
             layers, start = self.layers[first:beyond], number % self.num_groups * self.group
             splits = [layer.splits for layer in layers]
             if devices is None:
-                placed: Sequence[tuple[int, ...]] = place(
-                    graph, self.group, splits, group_sizes=sizes, by_level=model.sums_by_level
+                placed: Sequence[tuple[int, ...]] = place_layers(
+                    graph, self.group, model, splits, group_sizes=sizes, micro_batches=self.micro_batches
                 )
             else:
                 placed = [tuple(device - start for device in row) for row in devices[first:beyond]]

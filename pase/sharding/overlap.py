@@ -61,6 +61,9 @@ class Overlap(NamedTuple):
         kept_backward: As `kept_forward`, of the gradient and the producer's part.
         messages_forward: Other parts from which that device fetches something, each one message.
         messages_backward: As `messages_forward`, of the gradient.
+        reached_forward: [L_u, L_v, levels] devices, itself included, that it reaches at each level to fetch from where
+            parts are; None where parts may be anywhere, and thus as near as there is room.
+        reached_backward: As `reached_forward`, of the gradient.
     """
 
     produced: FloatArray
@@ -71,15 +74,19 @@ class Overlap(NamedTuple):
     kept_backward: FloatArray
     messages_forward: FloatArray
     messages_backward: FloatArray
+    reached_forward: FloatArray | None = None
+    reached_backward: FloatArray | None = None
 
     def of_classes(self, u: NDArray[np.intp] | None = None, v: NDArray[np.intp] | None = None) -> "Overlap":
         """Return the overlap for classes of layouts on either side; u, v: [L_u], [L_v] layout of each class."""
 
-        def chosen(table: FloatArray) -> FloatArray:
+        def chosen(table: FloatArray | None) -> FloatArray | None:
+            if table is None:
+                return None
             rows = table if u is None else table[u]
             return rows if v is None else rows[:, v]
 
-        return Overlap(*map(chosen, self))
+        return Overlap(*map(chosen, self))  # type: ignore[arg-type]
 
 
 def layout_overlap(
@@ -140,6 +147,8 @@ class Redistribution:
         sum_members: [L_u, L_v, levels] or what broadcasts to it; how the devices that have just added this tensor up
             lie over the machine, for models that leave the gathering of a sum to its edge. Without columns, or with
             ones alone, nothing is left to gather.
+        reached: [L_u, L_v, levels] devices, itself included, that it reaches at each level; None where those from which
+            it fetches are as near as there is room.
     """
 
     needed_bytes: FloatArray
@@ -147,6 +156,7 @@ class Redistribution:
     held_bytes: FloatArray
     messages: FloatArray
     sum_members: IntArray
+    reached: FloatArray | None = None
 
     @property
     def moved_bytes(self) -> FloatArray:
@@ -199,6 +209,7 @@ def redistributions(
             held_bytes=common.produced * there,
             messages=common.messages_forward,
             sum_members=nothing if forward_sums is None else forward_sums[:, None, :],
+            reached=common.reached_forward,
         ),
         Redistribution(
             needed_bytes=common.needed_backward * back,
@@ -206,6 +217,7 @@ def redistributions(
             held_bytes=common.consumed * back,
             messages=common.messages_backward,
             sum_members=nothing if backward_sums is None else backward_sums[None, :, :],
+            reached=common.reached_backward,
         ),
     )
 

@@ -30,6 +30,14 @@ def _arguments(name: str) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------- search
 
 
+def test_search_says_what_a_plan_costs_as_placed_where_that_is_another_figure(pase: Command) -> None:
+    for model, is_another in (("alpha_beta", True), ("paper", False)):
+        finished = pase("search", "rnnlm", "--devices", "16", "--machine", "1080ti", "--cost-model", model)
+        assert finished.status == 0
+        line = r"  as placed +\d+ ms   \(\d+\.\d\d% more, with one placement for all layers\)\n"
+        assert bool(re.search(line, finished.out)) == is_another
+
+
 def test_search_says_where_keys_and_values_go_round(pase: Command) -> None:
     long = ("gpt", "--devices", "4", "--batch", "1", "--keep-batch", "--arg", "steps=65536", "--arg", "layers=2")
     for way, is_ring in (("gather", False), ("auto", True)):

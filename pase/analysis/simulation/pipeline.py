@@ -1,9 +1,9 @@
 """`simulate_stages`: a step of micro-batches and stages, pass by pass: when a stage works on what, and when it waits.
 
 A group of devices does what `pase.planning.stages.actions` says, one action after the other, each as soon as what it
-needs of other stages is there. A pass takes what the search counted for it: what hides within a micro-batch is
-hidden here, too, and whoever is handed a tensor has nothing else to do meanwhile. So closed form and simulation differ
-in the order of passes alone.
+needs of other stages is there. A pass takes what the search counts for it, between the plan's devices: what hides
+within a micro-batch is hidden here, too, and a stage that receives a tensor has nothing else to do meanwhile. So closed
+form and simulation differ in the order of passes alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -185,7 +185,7 @@ def simulate_stages(plan: Plan, *, machine: Machine | StrPath | None = None, ove
     """
     if plan.num_stages != plan.num_groups:
         check_stages(plan)
-    step = Step.of(plan)
+    step = Step.of(plan, as_placed=True)
     if machine is not None:
         step = replace(step, machine=machine if isinstance(machine, Machine) else load_machine(machine))
     if step.cost_model == "paper":
