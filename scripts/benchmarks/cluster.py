@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -22,16 +22,11 @@ from pase.analysis.baselines.compare import compare
 from pase.analysis.baselines.registry import EXPERTS, Baseline, meshes
 from pase.analysis.baselines.rules import choice_of, dense_product, split_in_turn, transformer_dims
 from pase.costs import Problem, cost_model
-from pase.costs.alpha_beta import step_cost_model
 from pase.graph import Scalar
 from pase.machine import Machine
-from pase.machine.machine import level_between
 from pase.planning.steps import plan_layers, total_cost
-from pase.sharding.edges import edge_itemsizes, edge_steps, return_steps
-from pase.sharding.reshard import ReshardStep, point_to_point
 from scripts.benchmarks import figure6
 from scripts.benchmarks.cluster_network import Cluster, Network, cluster, unsupported
-from scripts.benchmarks.levels import placement_excess_s
 from scripts.benchmarks.simulation import spearman
 from scripts.benchmarks.tables import ROOT, markdown, publish
 from scripts.benchmarks.trials import random_strategy
@@ -193,7 +188,7 @@ def _settings(made: Cluster, machine: Machine, folder: Path, models: Sequence[st
                 Timed(
                     name=name,
                     predicted_s=total_cost(plan.layers),
-                    placed_s=placed_s(plan),
+                    placed_s=plan.placed_cost,
                     times_s=times[name],
                 )
                 for name, plan in plans.items()
@@ -246,36 +241,6 @@ def randomly(plan: Plan, seed: int) -> Plan:
     splits = [layer.splits for layer in random_strategy(plan, seed).layers]
     sizes = [level.num_devices for level in plan.machine.levels_spanned(plan.num_devices)[:-1]]
     return replace(plan, layers=plan_layers(plan.graph, plan.num_devices, costs, splits, group_sizes=sizes))
-
-
-def placed_s(plan: Plan) -> float:
-    """Return T of a plan where its one placement puts the axes of all layers, and has what moves between them go."""
-    model = step_cost_model(plan.machine, plan.num_devices)
-    found = total_cost(plan.layers) + placement_excess_s(plan, model)
-    for edge in plan.graph.edges:
-        # What a fan-out hands on can have a sum of its gradient beside: that stays as T has it.
-        if not plan.graph[edge.producer].is_fan_out:
-            (in_costs,) = (each.cost for each in plan[edge.consumer].transfers if each.input == edge.input)
-            steps = edge_steps(plan, edge)
-            found += _moves_s(plan, steps, edge_itemsizes(plan.graph, edge)[0]) - in_costs
-            if plan.graph.has_gradient(plan.graph[edge.consumer], edge.input):
-                found += _moves_s(plan, return_steps(plan, edge, steps), edge_itemsizes(plan.graph, edge)[1])
-    return found
-
-
-def _moves_s(plan: Plan, steps: Iterable[ReshardStep], point_bytes: int) -> float:
-    """Return the time of a re-sharding's steps: on the device that it takes longest, a message from each other one."""
-    levels, num_devices = plan.machine.levels_for(plan.num_devices), plan.num_devices
-    sharing = (1, *(level.num_devices for level in levels[:-1]))
-    found = 0.0
-    for step in steps:
-        fetching_s = [0.0] * num_devices
-        for (sender, receiver), points in point_to_point(step).items():
-            number = level_between(levels, sender, receiver)
-            bytes_s = points * point_bytes * sharing[number] / levels[number].bandwidth_bytes_per_s
-            fetching_s[receiver] += levels[number].latency_s + bytes_s if points else 0.0
-        found += max(fetching_s)
-    return found
 
 
 def megatron_like(problem: Problem, machine: Machine) -> tuple[int, ...]:

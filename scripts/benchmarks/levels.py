@@ -4,17 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
-
 from pase import load
-from pase.costs import AlphaBetaCostModel, cost_model, traffic_of
+from pase.costs import AlphaBetaCostModel, cost_model
 from pase.costs.collectives import Link
 from pase.graph import Graph
 from pase.machine import Machine, load_machine
-from pase.planning.plan import LayerPlan, Plan
+from pase.planning.plan import LayerPlan
 from pase.planning.planner import SearchOptions, search
 from pase.planning.steps import plan_layers, total_cost
-from pase.sharding.layouts import device_mesh
 from scripts.benchmarks.tables import markdown, publish
 
 NETWORKS = ("alexnet", "inception_v3", "rnnlm", "transformer", "bert_large", "gpt")
@@ -71,43 +68,13 @@ def _costed(graph: Graph, model: AlphaBetaCostModel, splits: Sequence[Mapping[st
 
 
 def _placed_table() -> str:
-    """Return how much longer the messages within layers take where the placement puts their axes."""
+    """Return how much more a step costs between the devices on which layers are placed."""
     rows = []
     for name in NETWORKS:
         row = [name]
         for machine in map(load_machine, MACHINES):
             for num_devices in (16, 32, 64):
                 plan = search(load(name), num_devices, machine=machine, options=SearchOptions(cost_model="alpha_beta"))
-                excess_s = placement_excess_s(plan, AlphaBetaCostModel.of(machine, num_devices))
-                row.append(f"{excess_s / plan.total_cost:+.1%}")
+                row.append(f"{plan.placed_cost / plan.total_cost - 1:+.1%}")
         rows.append(row)
     return markdown(["network", *(f"{name}, p = {p}" for name in MACHINES for p in (16, 32, 64))], rows)
-
-
-def placement_excess_s(plan: Plan, model: AlphaBetaCostModel) -> float:
-    """Return how much longer the messages within a placed plan's layers take than where each layer lays its own axes.
-
-    Of a machine of two levels; 0 where these are as fast.
-    """
-    if len(model.fanouts) == 1:
-        return 0.0
-    node = model.fanouts[0]
-    extra = 0.0
-    for operator, layer in zip(plan.graph.operators, plan.layers, strict=True):
-        row = np.array([[layer.splits[dim] for dim in operator.extents]], dtype=np.int32)
-        traffic = traffic_of(plan.graph, operator, row)
-        placed = np.array([[[_inside(layer, dim, node) for dim in operator.extents]]])
-        members = np.concatenate([placed, row[None] // placed])
-        extra += sum(float(time_s[0]) for time_s in model.messages(traffic, members=members))
-        extra -= sum(float(time_s[0]) for time_s in model.messages(traffic))
-    return extra
-
-
-def _inside(layer: LayerPlan, dim: str, node: int) -> int:
-    """Return how many parts of a dim lie within one node."""
-    mesh = device_mesh(layer.name, layer.splits.items(), len(layer.devices), layer.devices)
-    parts: dict[object, set[int]] = {}
-    for device, point in zip(mesh.devices, mesh.coordinates, strict=True):
-        others = tuple((axis, at) for axis, at in point.items() if axis != dim)
-        parts.setdefault((others, device // node), set()).add(point.get(dim, 0))
-    return max(map(len, parts.values()))

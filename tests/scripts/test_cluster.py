@@ -18,7 +18,6 @@ from scripts.benchmarks.cluster import (
     Timed,
     document,
     pairs_of_products,
-    placed_s,
     strategies,
     tables,
 )
@@ -108,8 +107,8 @@ def test_every_strategy_is_predicted_and_the_searched_one_is_the_cheapest(model:
     assert min(costs, key=costs.__getitem__) == OURS
     assert {plan.cost_model for plan in plans.values()} == {"step"}
     # A placement serves all layers at once: data parallelism's has nothing to choose.
-    assert placed_s(plans[DATA_PARALLEL]) == pytest.approx(costs[DATA_PARALLEL], rel=1e-12)
-    assert all(placed_s(plan) >= costs[name] * (1 - 1e-9) for name, plan in plans.items())
+    assert plans[DATA_PARALLEL].placed_cost == pytest.approx(costs[DATA_PARALLEL], rel=1e-12)
+    assert all(plan.placed_cost >= costs[name] * (1 - 1e-9) for name, plan in plans.items())
     assert plans[MEGATRON].layers != plans[DATA_PARALLEL].layers
 
 
@@ -121,7 +120,7 @@ def test_moves_of_a_placed_plan_by_hand() -> None:
     one_way_s = 1e-4 + 16 / 5e7 + 2 * (5e-4 + 2 * 16 / 2.5e7)
     assert sum(transfer.cost for transfer in plan["fc2"].transfers) == pytest.approx(2 * one_way_s)
     # Of the sums that remain, over the batch, none lies otherwise.
-    assert placed_s(plan) == pytest.approx(plan.total_cost, rel=1e-12)
+    assert plan.placed_cost == pytest.approx(plan.total_cost, rel=1e-12)
 
 
 def test_links_are_from_50_megabit_to_a_gigabit_and_there_are_ten_settings() -> None:
