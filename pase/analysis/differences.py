@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import fsum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,11 +60,13 @@ class Difference:
 
     @property
     def cost(self) -> float:
-        """What the second plan costs more: the sum over the layers, to rounding, where costs are such a sum."""
+        """What the second plan costs more.
+
+        Of plans without micro-batches, stages and modes it is, to rounding, the sum over the layers less what overlaps
+        more (`Plan.hidden_cost`).
+        """
         first, second = self.plans
-        if first.has_parts or second.has_parts:
-            return second.total_cost - first.total_cost
-        return fsum(layer.cost for layer in self.layers)
+        return second.total_cost - first.total_cost
 
 
 def difference(first: Plan, second: Plan) -> Difference:

@@ -141,8 +141,8 @@ def _plain_layer(plan: Plan, layer: LayerPlan) -> LayerFigures:
 def _staged_layers(plan: Plan) -> Iterator[LayerFigures]:
     """Yield the figures of the layers of a plan with micro-batches, stages or modes."""
     step = Step.of(plan)
-    for (problem, choice), sums, (first, beyond) in zip(step.problems, step.sums, step.bounds, strict=True):
-        yield from _stage_layers(plan.layers[first:beyond], problem, choice, sums, plan.micro_batches)
+    for (problem, choice), sums, (first, stop) in zip(step.problems, step.sums, step.bounds, strict=True):
+        yield from _stage_layers(plan.layers[first:stop], problem, choice, sums, plan.micro_batches)
 
 
 def _stage_layers(
@@ -177,7 +177,7 @@ def _stage_layers(
 # -- bytes
 
 MOST_DEVICES = 256
-"""Beyond so many devices the bytes between all pairs are not worked out."""
+"""Of more devices the bytes between all pairs are not worked out."""
 
 BETWEEN_ALL = "between all devices"
 BUSIEST = "to the device that receives most, along edges alone"

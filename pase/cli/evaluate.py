@@ -145,7 +145,7 @@ def _plans(
 def _difference_document(found: Difference) -> dict[str, Any]:
     return {
         **attributes(found.plans[0], "model=graph.name cost_model cost_unit"),
-        "plans": [attributes(plan, "num_devices machine=machine.name total_cost") for plan in found.plans],
+        "plans": [attributes(plan, "num_devices machine=machine.name total_cost hidden_cost") for plan in found.plans],
         "difference": found.cost,
         "layers": [
             attributes(layer, "name costs difference=cost") | {"splits": [side.splits for side in layer.layers]}
@@ -167,9 +167,13 @@ def _print_difference(found: Difference) -> None:
         texts = [split_text(plan, side) for side, plan in zip(layer.layers, found.plans, strict=True)]
         texts[1] = "=" if layer.is_split_alike else texts[1]
         rows.append([layer.name, *texts, *map(cost, layer.costs), more(layer.cost)])
-    total = second.total_cost - first.total_cost
+    has_parts = first.has_parts or second.has_parts
+    overlapped = [-plan.hidden_cost for plan in found.plans]
+    if any(overlapped) and not has_parts:
+        rows.append(["overlapped", "", "", *map(cost, overlapped), more(overlapped[1] - overlapped[0])])
+    total = found.cost
     share = f" ({percent(total / first.total_cost)})" if first.total_cost and total else ""
-    whole = "the step" if first.has_parts or second.has_parts else f"all {len(first.layers)} layers"
+    whole = "the step" if has_parts else f"all {len(first.layers)} layers"
     rows.append([whole, "", "", *(cost(plan.total_cost) for plan in found.plans), f"{more(total)}{share}"])
     print_table(["<layer", "<A", "<B", "costs A", "costs B", "B costs more"], rows)
     say()

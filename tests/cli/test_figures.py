@@ -211,6 +211,19 @@ def test_the_batch_is_that_of_the_step() -> None:
     assert report_of("stages")["arguments"]["batch"] == "64 (4 micro-batches of 16)"
 
 
+def test_differences_of_layers_sum_to_that_of_the_totals(tmp_path: Path, pase: Command) -> None:
+    plan = plan_of("step")
+    plan.save(tmp_path / "a.json")
+    plan.replace("fc", rest="kept", v=8).save(tmp_path / "b.json")
+    found = json.loads(pase("diff", tmp_path / "a.json", tmp_path / "b.json", "--json").out)
+    first, second = found["plans"]
+    overlapped = second["hidden_cost"] - first["hidden_cost"]
+    total = second["total_cost"] - first["total_cost"]
+    assert overlapped != 0
+    assert found["difference"] == total
+    assert sum(layer["difference"] for layer in found["layers"]) - overlapped == pytest.approx(total, rel=1e-9)
+
+
 def test_a_pinned_plan_says_at_which_links_it_changes(tmp_path: Path, pase: Command) -> None:
     """A layer changes between searches, pinned likewise, with links a little faster and a little slower than that."""
     graph, pinned = small_graph("alexnet"), {"pin": {"fc1": "n=4 c=2"}}

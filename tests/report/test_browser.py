@@ -554,6 +554,21 @@ def test_stages_are_drawn_over_time(look: Look) -> None:
     assert page.evaluate(OVERFLOW) == 0
 
 
+def test_the_head_of_a_plan_in_stages_agrees_with_what_is_below_it(look: Look) -> None:
+    page = look(report_document({"gpt": staged_plan()}, explains=False))
+    where = page.locator("#summary .where").inner_text()
+    shares = [float(share) for share in re.findall(r"([\d.]+)%", where)]
+    assert sum(shares) == pytest.approx(100, abs=0.1 * len(shares))
+    assert "waiting" in where
+    assert "Means over the devices of all stages." in where
+    facts = dict(zip(*(page.locator(f"#summary {name}").all_inner_texts() for name in ("dt", "dd")), strict=True))
+    assert facts["Layers"].split("\n")[1].startswith("batch 16 (4 micro-batches of 4)")
+    moved = facts["Moved in a step"].split("\n")[0]
+    assert f"{moved} move in a step, between all devices" in page.locator("#traffic").inner_text()
+    page.locator("#costs details summary").first.click()
+    assert "share of all devices' time" in page.locator("#costs thead").inner_text().lower()
+
+
 def test_the_beginning_of_a_long_step_says_that_it_is_one(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pase.views.reports.document.MOST_PASSES", 7)
     page = look(report_document({"gpt": staged_plan()}, explains=False), viewport=PHONE)

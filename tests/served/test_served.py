@@ -275,6 +275,7 @@ def test_sliders_plan_again_and_mark_what_has_changed(page: Any, plan: pase.Plan
     _slide(page, "bandwidth_bytes_per_s", at)
     assert page.locator("#cost").inner_text() == quantity(plan.total_cost, "FLOP")
     assert page.locator("tr.changed").count() > 0
+    assert page.locator("#answer").get_attribute("aria-busy") == "false"
     _slide(page, "devices", 0)
     assert page.locator("h1").inner_text() != f"transformer on 8 × {plan.machine.device.name}"
 

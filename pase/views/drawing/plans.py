@@ -145,11 +145,14 @@ def drawn_plan(
 
     Args:
         plan: The plan.
-        is_folded: Whether blocks of layers that are alike, and split alike, are drawn once.
+        is_folded: Whether blocks of layers that are alike, split alike and in the same modes, are drawn once.
         costs: What its layers cost, where that is known already.
         transferred: What a step transfers, likewise.
     """
-    alike = [(layer.kind, tuple(layer.dims.items()), tuple(layer.splits.items())) for layer in plan.layers]
+    alike = [
+        (layer.kind, tuple(layer.dims.items()), tuple(layer.splits.items()), plan.modes_of(layer))
+        for layer in plan.layers
+    ]
     repeats = repeated_blocks(plan.graph, alike) if is_folded else ()
     return DrawnPlan(
         plan=plan,

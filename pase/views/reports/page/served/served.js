@@ -64,6 +64,7 @@
       return;
     }
     isWaiting = true;
+    by("answer").setAttribute("aria-busy", "true"); // what it shows is of other positions, until the answer comes
     try {
       const response = await fetch(`/replan${location.search}`, { method: "POST", body: JSON.stringify(positions) });
       const state = await response.json();
@@ -76,6 +77,7 @@
       fail("pase serve does not answer any more.");
     }
     isWaiting = false;
+    by("answer").setAttribute("aria-busy", String(asked !== null));
     if (asked) {
       const next = asked;
       asked = null;
