@@ -69,7 +69,7 @@ def _waiting(_rank: int, _world: int, plan: pase.Plan) -> int:
     return most
 
 
-@pytest.mark.parametrize("state", ["zero2", "zero3"])
+@pytest.mark.parametrize("state", [pytest.param("zero2", marks=pytest.mark.full), "zero3"])
 def test_a_bucket_of_both_ends_of_a_network_holds_up_no_other(ranks: Pool, state: str) -> None:
     """The first and the last weight are replicated: what their bucket is of is there when the backward pass ends."""
     plan = data_parallel_plan(pase.load(_mlp()), 2)
@@ -189,7 +189,7 @@ def _overlapped(_rank: int, _world: int, plan: pase.Plan) -> tuple[list[tuple[in
     return found, products.count
 
 
-@pytest.mark.parametrize("is_recomputed", [False, True])
+@pytest.mark.parametrize("is_recomputed", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_gradients_of_a_transformer_are_reduced_while_backward_goes_on(ranks: Pool, is_recomputed: bool) -> None:
     """As much of them overlaps with products as the cost model takes to be overlappable, but for the last bucket."""
     graph = pase.load(_gpt())
