@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from pase.analysis.simulation import pipeline
-from pase.analysis.simulation.pipeline import StagedSimulation, Work, simulate_stages
+from pase.analysis.simulation.pipeline import StagedSimulation, simulate_stages
 from pase.analysis.simulation.simulation import Simulation, chrome_trace, simulate
 from pase.analysis.simulation.step import COLLECTIVES
 from pase.cli.options import (
@@ -29,6 +29,7 @@ from pase.common.documents import attributes, write_atomically
 from pase.common.options import PATH, option
 from pase.common.words import percentage, quantity, short
 from pase.errors import SimulationError
+from pase.planning.passes import Work
 
 _SHOWN_PARTS = 10
 """Of the critical path, how many a table names; --json has them all."""

@@ -1,9 +1,10 @@
 """The search over micro-batches, stages and modes of layers: for each number of both, the cheapest stages there are.
 
 A step of m micro-batches on S stages of p / S devices each takes Σ t + (m - 1) max t + max o (`pase.planning.stages`),
-with v chunks of layers for each group of devices Σ t / v + (m - 1 / v) max t + max o, t and o being of all of these.
+with several chunks of layers for each group of devices what its passes take in their order (`passes`), which is no less
+than m t + o of any group, t and o being of all its chunks.
 The stages are cut where a single tensor goes on, so that, with what handing it over takes told by either end, each is a
-problem of its own (`stage_problem`): α t + o for α = m - 1 / v, whose answers for equal stretches of layers are the
+problem of its own (`stage_problem`): α t + o for α = m - 1, or m, whose answers for equal stretches of layers are the
 same. With chunks a group's are one problem, and of cuts those are looked at that share out the work most evenly.
 Schemes are bounded more and more closely (`spans`), the one that may be best is looked at next, and of a scheme the
 cuts that may be best, until those with the least bound consist of stages that are solved.
@@ -155,7 +156,8 @@ def search_schemes(
         for scheme in every:
             m = scheme.micro_batches
             if m in works:
-                filling = (scheme.stages - 1) / most_chunks[scheme.stages, m]
+                # With stages in turns some pipelines fill while others work.
+                filling = scheme.stages - 1 if most_chunks[scheme.stages, m] == 1 else 0
                 least = (m + filling) * works[m] / setting.num_devices
                 waiting.append(_Waiting(least, 0, scheme.stages, m, scheme.chunks))
         heapify(waiting)
@@ -356,7 +358,7 @@ def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Fou
                 if found and found[-1][1].at is not None:
                     point = found[-1][1].at.copy()
                     point[-1] *= sum(stages.in_flight(number - 1)) / sum(stages.in_flight(number))
-                enough = below - (spans.least_total() if scheme.stages > 1 else 0.0)
+                enough = below - (spans.least_total() if scheme.stages > 1 and scheme.chunks == 1 else 0.0)
                 found.append(stages.solve(i, j, number, point, enough, longest=longest, may_widen=slack < SLACKS[-1]))
                 answer = found[-1][1]
                 if answer.is_held_back:
@@ -368,12 +370,14 @@ def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Fou
                     # With this stage none of the others matters, or there is no time for them.
                     break
             sums = [answer.sums for _, answer in found if answer.sums is not None]
-            if len(sums) == scheme.stages and _step(sums, scheme) < best:
-                best = _step(sums, scheme)
-                parts = tuple(
+            if len(sums) == scheme.stages:
+                new = tuple(
                     _part(problem, answer.choice, own, stages.chunks(i, j))
                     for (problem, answer), own, (i, j) in zip(found, sums, pairwise(path), strict=True)
                 )
+                cost = _step_s(setting, scheme, new)
+                if cost < best:
+                    best, parts = cost, new
             before = bound
             bound, path = spans.bound()
             bound = max(bound, before)
@@ -382,18 +386,22 @@ def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Fou
                 misses += best == inf
                 if is_still or misses == MAX_MISSES:
                     break
-        if bound < min(best, below) * (1 - EXACT):
+        if scheme.chunks == 1 and bound < min(best, below) * (1 - EXACT):
             closed = _closed(stages, spans, min(best, below))
             if closed is not None:
                 bound = min(best, below)
                 if closed:
-                    best = _step([part.sums for part in closed], scheme)
+                    best = _step_s(setting, scheme, closed)
                     bound, parts = best, closed
     return Found(scheme=scheme, cost=best, bound=min(bound, best), parts=parts)
 
 
-def _step(sums: Sequence[StageSums], scheme: Scheme) -> float:
-    return step_s([s.micro_batch for s in sums], [s.step for s in sums], scheme.micro_batches, scheme.chunks)
+def _step_s(setting: Setting, scheme: Scheme, parts: Sequence[StagePart]) -> float:
+    """Return how long a step takes: of stages in turns by the order of their passes, of others by the closed form."""
+    if scheme.chunks > 1:
+        return _step_of(setting, scheme, parts).cost
+    sums = [part.sums for part in parts]
+    return step_s([own.micro_batch for own in sums], [own.step for own in sums], scheme.micro_batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,29 +490,7 @@ def plan_of_step(setting: Setting, found: Found, bound: float, time_s: float) ->
     """Return the placed plan of a step; bound: no step takes less."""
     scheme = found.scheme
     graph = setting.of_micro_batch(scheme.micro_batches).graph
-    layers: dict[int, LayerChoice] = {}
-    for group, part in enumerate(found.parts):
-        choices = zip(part.configurations, part.states, part.again, strict=True)
-        for chunk, ends in enumerate(part.chunks):
-            for v, (splits, state, again) in zip(range(*ends), choices, strict=False):
-                layers[v] = LayerChoice(
-                    splits=dict(zip(graph.operators[v].extents, splits, strict=True)),
-                    state=STATES[state],
-                    is_recomputed=again,
-                    stage=group + chunk * scheme.stages,
-                )
-    schedule = schedule_of(scheme.chunks) if setting.schedule == INTERLEAVED else setting.schedule
-    step = Step(
-        graph=graph,
-        num_devices=setting.num_devices,
-        machine=setting.machine,
-        cost_model=setting.cost_model,
-        optimiser=setting.optimiser,
-        micro_batches=scheme.micro_batches,
-        schedule=schedule if scheme.stages > 1 else "",
-        layers=tuple(layers[v] for v in sorted(layers)),
-        chunks=scheme.chunks,
-    )
+    step = _step_of(setting, scheme, found.parts)
     assert abs(step.cost - found.cost) <= 1e-9 * found.cost, f"the step costs {step.cost}, found was {found.cost}"
     ordering = STAGES_IN_TURNS if setting.schedule == INTERLEAVED else STAGES
     return Plan(
@@ -526,6 +512,33 @@ def plan_of_step(setting: Setting, found: Found, bound: float, time_s: float) ->
         micro_batches=scheme.micro_batches,
         schedule=step.schedule,
         num_groups=scheme.stages,
+    )
+
+
+def _step_of(setting: Setting, scheme: Scheme, parts: Sequence[StagePart]) -> Step:
+    graph = setting.of_micro_batch(scheme.micro_batches).graph
+    layers: dict[int, LayerChoice] = {}
+    for group, part in enumerate(parts):
+        choices = zip(part.configurations, part.states, part.again, strict=True)
+        for chunk, ends in enumerate(part.chunks):
+            for v, (splits, state, again) in zip(range(*ends), choices, strict=False):
+                layers[v] = LayerChoice(
+                    splits=dict(zip(graph.operators[v].extents, splits, strict=True)),
+                    state=STATES[state],
+                    is_recomputed=again,
+                    stage=group + chunk * scheme.stages,
+                )
+    schedule = schedule_of(scheme.chunks) if setting.schedule == INTERLEAVED else setting.schedule
+    return Step(
+        graph=graph,
+        num_devices=setting.num_devices,
+        machine=setting.machine,
+        cost_model=setting.cost_model,
+        optimiser=setting.optimiser,
+        micro_batches=scheme.micro_batches,
+        schedule=schedule if scheme.stages > 1 else "",
+        layers=tuple(layers[v] for v in sorted(layers)),
+        chunks=scheme.chunks,
     )
 
 

@@ -272,7 +272,9 @@ class Stages:
     def weight(self) -> float:
         """α of α t + o: of the longest stage every micro-batch, but for what each stage has once (`per_stage`)."""
         m = self.scheme.micro_batches
-        return float(m if self.scheme.stages == 1 else max(m - self.per_stage, 1))
+        if self.scheme.stages == 1 or self.scheme.chunks > 1:
+            return float(m)
+        return float(max(m - self.per_stage, 1))
 
     @property
     def per_stage(self) -> float:
@@ -589,7 +591,8 @@ class Spans:
         """Return what every step of the scheme takes at least, and cuts that may take no more: places by number."""
         scheme = self.stages.scheme
         value, path = _least_longest(self.longest)
-        if scheme.stages == 1 or not 0 < value < inf:
+        # Stages in turns take what the order of their passes does: no less than the passes of any group of devices.
+        if scheme.stages == 1 or scheme.chunks > 1 or not 0 < value < inf:
             return value, path
         if scheme.micro_batches == 1:
             return max(value, self.least_total()), path

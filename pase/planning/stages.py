@@ -9,8 +9,8 @@ tensors of its neighbours. Under GPipe and 1F1B a step takes
     Σ_s t_s + (m - 1) · max_s t_s
 
 and what each stage does once, of which the longest counts. With v chunks of layers on each group of devices, one
-after the other (*interleaved*), the pipeline fills in a v-th of the time: m · max t + (Σ t - max t) / v, t being of all
-chunks of a group.
+after the other (*interleaved*), the pipeline fills in a v-th of the time where all stages are alike, m · max t +
+(Σ t - max t) / v, t being of all chunks of a group; where they are not, it takes what its passes do (`passes`).
 """
 
 from collections.abc import Callable, Iterator, Sequence

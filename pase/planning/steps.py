@@ -32,6 +32,7 @@ from pase.costs.modes import STATES, KnownModes, LayerModes, Links, ModeSpace, m
 from pase.graph import Edge, Graph
 from pase.graph.parts import stages
 from pase.machine import Machine
+from pase.planning.passes import Work, stage_times, step_of_passes_s
 from pase.planning.placing import placed_axes, placed_by_cost
 from pase.planning.plan import LayerPlan, Plan, Transfer, hidden_cost
 from pase.planning.stage_problem import StageProblem, StageSums, together
@@ -366,16 +367,32 @@ class Step:
         """What each stage takes."""
         return tuple(problem.sums(choice) for problem, choice in self.problems)
 
-    @property
+    @cached_property
     def cost(self) -> float:
         """How long the step takes."""
         return self.cost_of(self.sums)
 
     def cost_of(self, sums: Sequence[StageSums]) -> float:
-        """Return how long the step takes where stages take [S] other sums."""
+        """Return how long the step takes where stages take [S] other sums.
+
+        Stages in turns take what their order of passes does, since no closed form holds where they are not alike. What
+        other sums take more or less is of the backward pass.
+        """
+        if self.chunks > 1:
+            times_s = []
+            for times, own, other in zip(self._pass_times, self.sums, sums, strict=True):
+                backward = max(0.0, times[Work.BACKWARD] + other.micro_batch - own.micro_batch)
+                times_s.append({**times, Work.BACKWARD: backward, Work.ONCE: other.step})
+            shape = {"num_groups": self.num_groups, "micro_batches": self.micro_batches}
+            return step_of_passes_s(self.schedule, times_s, **shape)
         groups = [self._of_group(group, sums) for group in range(self.num_groups)]
         often, once = [own.micro_batch for own in groups], [own.step for own in groups]
-        return step_s(often, once, self.micro_batches, self.chunks)
+        return step_s(often, once, self.micro_batches)
+
+    @cached_property
+    def _pass_times(self) -> tuple[Mapping[Work, float], ...]:
+        """What each work of a stage takes."""
+        return tuple(stage_times(problem, choice) for problem, choice in self.problems)
 
     def memory_bytes(self, group: int, sums: Sequence[StageSums] | None = None) -> float:
         """Return what a device of a group needs; sums: [S] of stages, where they are others than its own."""

@@ -36,11 +36,16 @@ def order_of(schedule: str, groups: int, group: int, micro_batches: int, chunks:
 
 
 def simulated(
-    schedule: str, forward: list[float], backward: list[float], m: int, chunks: int = 1
+    schedule: str,
+    forward: list[float],
+    backward: list[float],
+    m: int,
+    chunks: int = 1,
+    once: list[float] | None = None,
 ) -> tuple[float, list[int]]:
     """When the last pass ends, and how many micro-batches each group has under way at most, all chunks of it.
 
-    forward, backward: of each stage of all groups' chunks.
+    forward, backward: of each stage of all groups' chunks; once: what each does behind all passes of its group.
     """
     groups, last = len(forward) // chunks, len(forward) - 1
     orders = [order_of(schedule, groups, g, m, chunks) for g in range(groups)]
@@ -66,7 +71,8 @@ def simulated(
             under_way += 1 if kind == "f" else -1
             most = max(most, under_way)
         held.append(most)
-    return max(free), held
+    once = once or [0.0] * len(forward)
+    return max(end + sum(once[g::groups]) for g, end in enumerate(free)), held
 
 
 @pytest.mark.parametrize("schedule", [GPIPE, ONE_FORWARD_ONE_BACKWARD])

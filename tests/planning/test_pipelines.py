@@ -27,11 +27,12 @@ from pase.graph.parts import cuts, micro_batch, stage, with_cuts
 from pase.machine import Machine, load_machine
 from pase.machine.machine import Overlap
 from pase.planning import pipelines, spans, stage_problem, stage_search
+from pase.planning.passes import Work
 from pase.planning.pipelines import plan_of_step, solve_scheme
-from pase.planning.plan import STAGES_IN_TURNS
+from pase.planning.plan import STAGES_IN_TURNS, Plan
 from pase.planning.spans import Scheme, Setting, batch_of
 from pase.planning.stages import group_links
-from tests.costs.test_schedules import order_of
+from tests.costs.test_schedules import order_of, simulated
 from tests.simulation.machines import machine
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -126,7 +127,8 @@ def _front(t: Array, o: Array) -> list[tuple[float, float]]:
 def _brute_force(setting: Setting, scheme: Scheme) -> float | None:
     """The least time of a scheme over all cuts and all strategies that fit; None where there are too many.
 
-    With chunks the cuts are those that docs/method.md names. What is under way is counted pass by pass.
+    With chunks the cuts are those that docs/method.md names, and the time is that of the longest group without waiting.
+    What is under way is counted pass by pass.
     """
     m, groups, chunks = scheme.micro_batches, scheme.stages, scheme.chunks
     places = cuts(with_cuts(micro_batch(setting.graph, m)))
@@ -151,8 +153,11 @@ def _brute_force(setting: Setting, scheme: Scheme) -> float | None:
             fits = sum(own["static"]) + kept + np.max(own["rest"], axis=0) <= setting.limit_bytes
             fronts.append(_front(sum(own["t"])[fits], sum(own["o"])[fits]))
         for each in product(*fronts):
+            if chunks > 1:
+                best = min(best, max(m * t + o for t, o in each))
+                continue
             times = [t for t, _ in each]
-            fill = (sum(times) - max(times)) / chunks
+            fill = sum(times) - max(times)
             best = min(best, m * max(times) + fill + max(o for _, o in each))
     return best
 
@@ -183,6 +188,15 @@ def _random_case(seed: int, *, in_turns: bool = False) -> tuple[Setting, Scheme]
     return (setting, scheme) if stages * chunks <= num_places else None
 
 
+def _in_turns_s(plan: Plan) -> float:
+    """When the last group of devices is through with its passes, in Megatron-LM's order, and with what it does once."""
+    times = simulate_stages(plan).times_s
+    ways = (Work.RECEIVE, Work.FORWARD), (Work.TAKE_BACK, Work.RECOMPUTE, Work.BACKWARD)
+    forward, backward = ([sum(own[work] for work in way) for own in times] for way in ways)
+    chunks, once = plan.num_stages // plan.num_groups, [own[Work.ONCE] for own in times]
+    return simulated("interleaved", forward, backward, plan.micro_batches, chunks, once)[0]
+
+
 @cache
 def _expected(seed: int, in_turns: bool) -> tuple[Setting, Scheme, float] | None:
     """A random case and what brute force says of it; None where it says nothing."""
@@ -198,11 +212,16 @@ def _check(seed: int, *, in_turns: bool) -> bool:
     setting, scheme, expected = case
     found = solve_scheme(setting, scheme)
     assert found.bound <= expected * (1 + 1e-9)
-    assert found.cost == pytest.approx(expected, rel=1e-9), (seed, scheme)
-    assert found.bound == pytest.approx(found.cost, rel=1e-8) or expected == inf
-    if in_turns and found.parts:
+    if not in_turns:
+        assert found.cost == pytest.approx(expected, rel=1e-9), (seed, scheme)
+        assert found.bound == pytest.approx(found.cost, rel=1e-8) or expected == inf
+        return True
+    assert (found.cost == inf) is (expected == inf)
+    assert found.bound >= 0.95 * expected or expected == inf
+    if found.parts:
         plan = plan_of_step(setting, found, found.bound, 0.0)
-        assert plan.total_cost == pytest.approx(expected, rel=1e-9)
+        assert found.cost == plan.total_cost == pytest.approx(_in_turns_s(plan), rel=1e-9)
+        assert expected * (1 - 1e-9) <= found.cost <= 1.7 * expected
         assert plan.memory.total_bytes <= setting.limit_bytes
         assert (plan.num_stages, plan.num_groups) == (scheme.stages * scheme.chunks, scheme.stages)
     return True
@@ -250,7 +269,7 @@ def test_interleaved_schedules_have_1f1b_among_them(tmp_path: Path) -> None:
     alone = pase.search(_gpt(16), stages=1, schedule="interleaved", **settings)
     assert (alone.schedule, alone.num_stages) == ("", 1)
     found = simulate_stages(plan)
-    assert found.closed_form_s == pytest.approx(plan.total_cost, rel=1e-9)
+    assert found.step_time_s == pytest.approx(plan.total_cost, rel=1e-9) == pytest.approx(_in_turns_s(plan), rel=1e-9)
     assert plan.peak.bytes <= plan.memory.total_bytes
     plan.save(tmp_path / "plan.json")
     assert pase.load_plan(tmp_path / "plan.json") == plan

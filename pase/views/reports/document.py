@@ -38,11 +38,12 @@ from pase.analysis.figures import (
     cost_figures,
     step_bytes_of,
 )
-from pase.analysis.simulation.pipeline import StagedSimulation, Work, simulate_stages
+from pase.analysis.simulation.pipeline import StagedSimulation, simulate_stages
 from pase.common.documents import StrPath, attributes, write_or_fail
 from pase.costs import cost_model, hiding_layers, signature, traffic_of
 from pase.errors import ConfigurationError, PaseError, PlanError
 from pase.graph import DimIndex, Operator, SliceOf, Window
+from pase.planning.passes import Work
 from pase.planning.plan import Plan
 from pase.planning.planner import MAX_DEVICES, Progress, search, settings_of
 from pase.views.drawing.folding import arranged
