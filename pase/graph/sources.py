@@ -94,6 +94,10 @@ _LONGEST_ARGUMENTS = 1 << 16
 
 _MOST_RESULTS = 1 << 16
 
+_LARGEST = (1 << 31) - 1
+"""Of whole numbers among arguments: PyTorch adds and multiplies extents without looking whether they overflow, and
+`replication_pad2d` by 2^63 - 1 reads beyond its operand."""
+
 
 def is_source_operator(operator: str) -> bool:
     """Return whether programs may call the operator of this qualified name."""
@@ -145,6 +149,8 @@ def _check_arguments(items: Sequence[Any], num_operands: int) -> None:
                 pass
             case {"number": "inf" | "-inf" | "nan"} | {"device": ""} if len(item) == 1:
                 pass
+            case int() if abs(item) > _LARGEST:
+                raise ValueError(f"a number of {item.bit_length()} bits is no argument")
             case None | bool() | int() | float() | str():
                 pass
             case _:

@@ -113,7 +113,8 @@ def test_modules_compute_what_they_do_by_themselves(ranks: Pool, name: str) -> N
 def test_other_targets_say_what_they_cannot_write(name: str) -> None:
     module, inputs = OWN[name]()
     plan = random_plan(trace_live((module.double(), inputs)).model.graph, 2, 0)
-    assert "source(" in emit(plan, target="torch")
+    # The mask of one is computed by the module.
+    assert "source(" in emit(plan, target="torch", has_module=True)
     with pytest.raises(PaseError, match=r"cannot be written as a program: aten\."):
         emit(plan, target="mesh_tensorflow")
 
@@ -130,6 +131,9 @@ def call(
     options = (("operator", operator), ("arguments", arguments), ("layouts", layouts), ("number", number))
     return Step(result="t1", function="source", operands=("x",), dims=("b",), options=options)
 
+
+PADDED = '[[{"operand": 0}, [9223372036854775807, 9223372036854775807, 0, -1]], {}]'
+"""Extents that add up to a small one, by overflow: PyTorch reads beyond the operand (SIGSEGV)."""
 
 HOSTILE = (
     "aten.max_pool2d_with_indices_backward.default", "aten._embedding_bag_dense_backward.default",
@@ -150,6 +154,7 @@ HOSTILE = (
         (call("aten.relu.default", '[["/etc/passwd", {"module": "os"}], {}]'), "arguments that cannot be read"),
         (call("aten.relu.default", '[[{"operand": 3}], {}]'), "arguments that cannot be read"),
         (call("aten.relu.default", "[" * 3000), "arguments that cannot be read"),
+        (call("aten.replication_pad2d.default", PADDED), "a number of 63 bits is no argument"),
         (call("aten.relu.default", layouts='[[["q"]], [["b"]]]'), "names dims"),
         (call("aten.relu.default", number=-1), "there is no result -1"),
     ],

@@ -118,7 +118,10 @@ def _passes(call: Call, step: Step, operands: Sequence[Value], results: Sequence
                 if i not in over:
                     after = i if keeps else i - sum(dim < i for dim in over)
                     yield (i, *(-1 for _ in operands[1:])), tuple(-1 if r is None else after for r in results)
-        case ops.Convolve() | ops.Attention() if rank == len(_first(results).shape):
+        case ops.Convolve() if rank == len(_first(results).shape) and operands[0].shape[0] > 1:
+            # Filters may be as many as the examples, whose dim theirs is not.
+            yield (0, *(-1 for _ in operands[1:])), tuple(-1 if value is None else 0 for value in results)
+        case ops.Attention() if rank == len(_first(results).shape):
             along = range(1, rank)
         case ops.Normalise(kind="group"):
             along = range(1, rank)
