@@ -23,6 +23,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pase.common.array_files import reading
+from pase.common.documents import Field, open_regular, read_text
+from pase.common.words import short
 from pase.errors import ProgramError
 from pase.sharding.boxes import Range
 from pase.targets.torch.failures import naming_lost_ranks
@@ -52,6 +55,8 @@ def from_tensors(tensors: Mapping[str, torch.Tensor]) -> Source:
     def values(names: Sequence[str], shape: tuple[int, ...], held: Held) -> torch.Tensor:
         name = _found(names, tensors, "the given state")
         tensor = tensors[name]
+        if not isinstance(tensor, torch.Tensor):
+            raise ProgramError(f"{name!r} of the given state is a {type(tensor).__name__}; expected a tensor")
         _check(name, tuple(tensor.shape), shape)
         if tensor.device.type == "meta":
             raise ProgramError(
@@ -99,9 +104,11 @@ def from_file(path: str | Path) -> Source:
         path = found[0]
     if not path.exists():
         raise ProgramError(f"there is no file of weights {path}")
-    if path.name.endswith(".safetensors.index.json") or path.suffix == ".safetensors":
-        return _from_safetensors(path)
-    loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    with reading(ProgramError, f"cannot read weights from {path}", "expected safetensors, or what torch.save wrote"):
+        open_regular(path).close()
+        if path.name.endswith(".safetensors.index.json") or path.suffix == ".safetensors":
+            return _from_safetensors(path)
+        loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     for key in ("state_dict", "model", "module"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
@@ -134,7 +141,7 @@ def _from_safetensors(path: Path) -> Source:
         raise ProgramError(f"{path} is read by the package safetensors; install it: pip install safetensors") from None
     files = [path]
     if path.suffix == ".json":
-        files = [path.parent / name for name in dict.fromkeys(json.loads(path.read_text())["weight_map"].values())]
+        files = [path.parent / name for name in _files_of_index(path)]
     opened: list[Any] = [safe_open(file, framework="pt") for file in files]
     where: dict[str, Any] = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
 
@@ -157,6 +164,21 @@ def _from_safetensors(path: Path) -> Source:
         return made
 
     return values
+
+
+def _files_of_index(path: Path) -> list[str]:
+    """Return the names of the files beside an index that hold the tensors."""
+    called = f"index of weights {path}"
+    try:
+        document = json.loads(read_text(path, ProgramError, called))
+    except (ValueError, RecursionError) as error:
+        raise ProgramError(f"{called} is not complete JSON ({error}); it may be truncated") from None
+    names = []
+    for _, name in Field(document, "", ProgramError, called)["weight_map"].members():
+        if Path(name.text()).name != name.text():
+            raise name.fail(f"is {short(name.text())!r}; expected the name of a file beside the index")
+        names.append(name.text())
+    return list(dict.fromkeys(names))
 
 
 def _found(names: Sequence[str], given: Mapping[str, Any], where: str) -> str:

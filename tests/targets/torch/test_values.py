@@ -228,3 +228,30 @@ def without_values(rank: int, world: int) -> None:
 
 def test_a_module_without_values_has_the_same_under_every_plan(ranks: Pool) -> None:
     ranks.run(without_values, world=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("model.pt", b"PK\x03\x04 no archive", "cannot read weights from .*; expected safetensors, or what torch.save"),
+        ("model.safetensors", bytes(20), "cannot read weights from .*; expected safetensors, or what torch.save"),
+        ("model.safetensors.index.json", b"{", r"is not complete JSON \(.*\); it may be truncated"),
+        ("model.safetensors.index.json", b"[]", "the document is an array; expected an object"),
+        (
+            "model.safetensors.index.json",
+            b'{"weight_map": {"w": "../other.safetensors"}}',
+            r"weight_map.w is '../other.safetensors'; expected the name of a file beside the index",
+        ),
+        ("model.safetensors.index.json", b'{"weight_map": {"w": "none.safetensors"}}', "cannot read weights from .*"),
+    ],
+)
+def test_damaged_files_of_weights_are_one_line(name: str, data: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ProgramError, match=message):
+        from_file(tmp_path / name)
+
+
+def test_what_is_no_tensor_is_no_weight(tmp_path: Path) -> None:
+    torch.save({"w": 3}, tmp_path / "model.pt")
+    with pytest.raises(ProgramError, match="'w' of the given state is a int; expected a tensor"):
+        from_file(tmp_path / "model.pt")(["w"], (), ())
