@@ -214,7 +214,7 @@ def test_what_has_no_end_is_no_document(tmp_path: Path) -> None:
         "/dev/zero": "it is no regular file",
         pipe: "it is no regular file",
         tmp_path: "Is a directory",
-        large: "it has more than 64 MiB",
+        large: "it has 67,108,865 bytes; at most 67,108,864 are read",
         tmp_path / "none": "No such file or directory",
         "nu\0ll": "embedded null byte",
     }.items():

@@ -174,6 +174,16 @@ def open_regular(path: StrPath) -> BufferedReader:
         raise
 
 
+def read_limited(path: StrPath, limit_bytes: int) -> bytes:
+    """Return the bytes of a regular file; OSError for another one, and for one of more than the limit."""
+    with open_regular(path) as stream:
+        # Not told to the reader, which would allocate so many.
+        size_bytes = os.fstat(stream.fileno()).st_size
+        if size_bytes > limit_bytes:
+            raise OSError(errno.EFBIG, f"it has {size_bytes:,} bytes; at most {limit_bytes:,} are read")
+        return stream.read(size_bytes)
+
+
 def read_text(path: StrPath, failure: type[PaseError], called: str) -> str:
     """Return the text of a regular file of at most `MAX_DOCUMENT_BYTES`.
 
@@ -183,11 +193,7 @@ def read_text(path: StrPath, failure: type[PaseError], called: str) -> str:
         called: What messages call it.
     """
     try:
-        with open_regular(path) as stream:
-            data = stream.read(MAX_DOCUMENT_BYTES + 1)
-        if len(data) > MAX_DOCUMENT_BYTES:
-            raise failure(f"{called} cannot be read: it has more than {MAX_DOCUMENT_BYTES >> 20} MiB")
-        return data.decode()
+        return read_limited(path, MAX_DOCUMENT_BYTES).decode()
     except UnicodeDecodeError:
         raise failure(f"{called} cannot be read: it is not UTF-8 text") from None
     except (OSError, ValueError) as error:  # a path that none can have

@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pase.common.documents import write_atomically
-from tests.fuzz import arrays, documents, keras_models, onnx_models
+from tests.fuzz import arrays, documents, keras_models, onnx_models, torch_files
 from tests.fuzz.harness import Outcome, Target, generator, run
 
-TARGETS = (*documents.TARGETS, *arrays.TARGETS, *onnx_models.TARGETS, *keras_models.TARGETS)
+TARGETS = (*documents.TARGETS, *arrays.TARGETS, *onnx_models.TARGETS, *keras_models.TARGETS, *torch_files.TARGETS)
 """By the files that they read."""
 
 _PIECE = 20_000

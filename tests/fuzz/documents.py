@@ -1,6 +1,7 @@
 """Readers of plans, graphs, machines and other texts; and all that is made of a plan that was accepted."""
 
 import ast
+import asyncio
 import json
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Any
 
 from pase import Graph, Plan, emit, load, search
 from pase.analysis.differences import compare_placements
+from pase.analysis.evaluation import evaluate, strategy_of
 from pase.analysis.explanation import ExplainOptions, explain
 from pase.analysis.simulation.simulation import simulate
 from pase.cli.main import cli
@@ -20,6 +22,7 @@ from pase.errors import EmitError, ExportError, PaseError, PlanError
 from pase.graph import graph_document, graph_from_document
 from pase.machine import load_machine, machine_document, parse_machine, preset_names
 from pase.machine.files import machine_text
+from pase.planning.constraints import load_constraints
 from pase.planning.plan_file import graph_hash, plan_document, plan_from_document, read_plan
 from pase.targets.mesh_tensorflow.runtime.cluster import VARIABLE, cluster_of, read_hosts
 from pase.targets.programs import emit_forward
@@ -322,7 +325,85 @@ def _texts() -> Reader:
     return read
 
 
+# -- constraints, strategies, and what the page of `pase serve` sends
+
+_CONSTRAINTS = """
+[pin]
+fc1 = "n=2"
+fc2 = "b=2"
+
+[forbid]
+softmax = "n"
+
+[devices]
+fc1 = [0, 2, 1, 3]
+"""
+
+
+def _constraints() -> Reader:
+    graph = tiny_graph()
+
+    def read(rng: Random, folder: Path) -> None:
+        lines = _CONSTRAINTS.split("\n")
+        for _ in range(rng.choice((0, 1, 1, 2))):
+            at = rng.randrange(len(lines))
+            key, equals, _ = lines[at].partition("=")
+            kind = rng.random()
+            if equals and kind < 0.6:
+                lines[at] = f"{key}= {_toml(rng)}"
+            elif kind < 0.8:
+                lines.insert(at, f"{rng.choice(('pin', 'a', '[pin]', '[tie]', '[[only]]', word(rng)))} = {_toml(rng)}")
+            else:
+                del lines[at]
+                lines = lines or [""]
+        text = "\n".join(lines)
+        path = folder / "constraints.toml"
+        path.write_bytes(change_text(text, rng) if rng.random() < 0.1 else text.encode("utf-8", "surrogatepass"))
+        if rng.random() < 0.5:
+            search(graph, 4, machine=slow_machine(), constraints=load_constraints(path))
+        else:
+            evaluate(graph, strategy_of(path), devices=4, machine=slow_machine())
+
+    return read
+
+
+def _requests() -> Reader:
+    from pase.views.reports.served import Planner, application
+
+    port, token = 8000, "token"
+    app = application(Planner(search(tiny_graph(), 4, machine=slow_machine())), port=port, token=token)
+    plain = {"devices": 4, "bandwidth": None, "memory_per_device": None}
+
+    def read(rng: Random, _folder: Path) -> None:
+        body = json.dumps(change_document(dict(plain), rng, rng.choice((0, 1, 1, 2)))).encode()
+        if rng.random() < 0.3:
+            body = change_text(body.decode(), rng)
+        query = "token=token" if rng.random() < 0.9 else rng.choice(("token=x", "", "token=%ff", "token=%00"))
+        host = b"127.0.0.1:8000" if rng.random() < 0.95 else word(rng).encode("utf-8", "replace")
+        scope = {
+            "type": "http", "http_version": "1.1", "method": "POST" if rng.random() < 0.95 else "GET",
+            "scheme": "http", "path": rng.choice(("/replan",) * 8 + ("/", "/nothing")), "raw_path": b"/",
+            "query_string": query.encode(), "headers": [(b"host", host)], "server": ("127.0.0.1", port),
+        }  # fmt: skip
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        asyncio.run(app(scope, receive, send))
+        assert sent[0]["status"] in (200, 400, 403, 404, 405, 413), sent[0]
+        if sent[0]["status"] in (400, 413):
+            raise PlanError("refused")
+
+    return read
+
+
 TARGETS = (
+    Target(name="constraints", prepare=_constraints, share=2),
+    Target(name="requests", prepare=_requests, share=1),
     Target(name="plan", prepare=_plan_files, share=3),
     Target(name="graph", prepare=_graphs, share=3),
     Target(name="products", prepare=_products(through_commands=False), share=1.5),

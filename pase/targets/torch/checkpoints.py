@@ -32,11 +32,11 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
-from pase.common.documents import LARGEST_INTEGER, Field
+from pase.common.documents import LARGEST_INTEGER, Field, read_limited
 from pase.errors import PaseError, ProgramError
 from pase.sharding.boxes import Box, num_points, whole
 from pase.targets.torch.messages import told_by, told_by_all
-from pase.targets.torch.old_checkpoints import read_limited, read_metadata
+from pase.targets.torch.old_checkpoints import read_metadata
 from pase.targets.torch.parameters import held_by
 from pase.targets.torch.placements import Held, place
 from pase.targets.torch.shard_files import (
@@ -67,7 +67,7 @@ SCHEMA_VERSION = 2
 _OLD_VERSION = 1
 """Of checkpoints that torch.distributed.checkpoint wrote, up to 0.10."""
 _RECORD = "training.json"
-_MAX_RECORD_BYTES = 1 << 30
+_MAX_RECORD_BYTES = 1 << 27
 _CHECKSUM = "sha256"
 """Of all that a record says beside it."""
 _HOW = "go on from"

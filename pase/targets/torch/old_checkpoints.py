@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pase.common.documents import Field
+from pase.common.documents import Field, read_limited
 from pase.errors import ProgramError
 from pase.sharding.boxes import extents
 from pase.targets.torch.shard_files import Saved, Shard, check_covered, check_in_file
@@ -181,17 +181,6 @@ def read_metadata(folder: Path, source: str) -> dict[str, Saved]:
         check_covered(member, shape, shards)
         found[name] = Saved(shape=shape, dtype=dtype, shards=tuple(shards), read=_reader(folder))
     return found
-
-
-def read_limited(path: Path, limit: int) -> bytes:
-    """Return the bytes of a file that has no more than a limit; OSError or ValueError where that is not so."""
-    if not path.is_file():
-        raise ValueError(f"there is no file {path.name} in it")
-    with path.open("rb") as stream:
-        raw = stream.read(limit + 1)
-    if len(raw) > limit:
-        raise ValueError(f"{path.name} has more than {limit} bytes")
-    return raw
 
 
 def _plain(metadata: Any) -> dict[str, Any]:
