@@ -59,6 +59,17 @@ def test_a_graph_is_cut_where_one_layer_reads_one_tensor() -> None:
         assert all(part.trained == graph.trained & set(part.index) for part in parts)
 
 
+def test_a_tensor_that_is_read_on_both_sides_of_a_place_is_cut_before_all_its_readers() -> None:
+    """Not behind the first loss, though nothing else goes on from there."""
+    net = Builder("two losses")
+    x = net.add(dense, "fc0", net.input((8, 4)), out=(("n", 4),))
+    net.add(softmax_loss, "early", x)
+    net.add(softmax_loss, "loss", net.add(dense, "fc1", x, out=(("n", 4),)))
+    graph = with_cuts(net.build())
+    assert [operator.name for operator in graph.operators] == ["fc0", "fc0_fan_out", "early", "fc1", "loss"]
+    assert [graph.operators[v].name for v in cuts(graph)] == ["fc0_fan_out", "loss"]
+
+
 def test_a_tensor_that_several_layers_read_beyond_a_cut_goes_on_as_one() -> None:
     net = Builder("branches")
     x = net.add(dense, "fc0", net.input((8, 4)), out=(("n", 4),))

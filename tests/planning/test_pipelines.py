@@ -521,3 +521,21 @@ def test_a_single_layer_has_steps_as_others_have(settings: dict[str, Any], model
     products, bias = 2 * 2 * 8 * 4 * 2, 8 * 2
     assert plan.total_cost == pytest.approx((products + bias) / flop_per_s)
     assert plan.exact
+
+
+@pytest.mark.parametrize("m", [1, 2, 4])
+def test_a_weight_that_layers_of_a_stage_share_is_sent_with_every_micro_batch(m: int) -> None:
+    """Of 64 × 32 numbers a device has all rows of 8 columns, needs 16 whole rows, and sends their gradient back."""
+    arguments = {"layers": 1, "model_width": 32, "heads": 4, "steps": 8, "vocabulary": 64}
+    plan = pase.search(
+        pase.load("gpt", batch=4 * m, arguments=arguments),
+        devices=4,
+        machine=machine((0, 0.0, 1e9)),
+        cost_model="alpha_beta",
+        micro_batches=m,
+        constraints={"pin": {"tokens": "d=4", "fc": "v=4"}},
+    )
+    (shared,) = [each for each in plan["fc"].transfers if each.producer == "tokens"]
+    num_bytes = 4 * (16 * 32 - 16 * 8)
+    assert (shared.forward_bytes, shared.backward_bytes) == (m * num_bytes, m * num_bytes)
+    assert shared.cost == pytest.approx(m * 2 * num_bytes / 1e9)
