@@ -50,7 +50,7 @@ search alexnett -p 8 | unknown model 'alexnett': did you mean 'alexnet'
 search INCEPTION -p 8 | unknown model 'INCEPTION': .*known models are .*inception_v3
 search net.onnx -p 8 | 'net.onnx' cannot be read: No such file or directory
 search '' -p 8 | unknown model ''
-search alexnet -p 1000003 | no layer of 'alexnet' can be split over 1000003 .* such as 524288
+search alexnet -p 1000003 | no layer of 'alexnet' can be split over 1000003 .* use a number of devices that 2 divides
 search alexnet -p 1048577 | 1048577 devices were asked for; at most 1048576
 search alexnet -p {900 nines} | 9+…9+ devices were asked for; at most 1048576
 search mlp -p 4 -b 7 | a batch of 7 cannot be split over 4 devices: .*such as 8.*--keep-batch
