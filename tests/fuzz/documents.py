@@ -371,8 +371,8 @@ def _requests() -> Reader:
     from pase.views.reports.served import Planner, application
 
     port, token = 8000, "token"
-    app = application(Planner(search(tiny_graph(), 4, machine=slow_machine())), port=port, token=token)
-    plain = {"devices": 4, "bandwidth": None, "memory_per_device": None}
+    planner = Planner(search(tiny_graph(), 4, machine=slow_machine()))
+    app, plain = application(planner, port=port, token=token), planner.start()["state"]["at"]
 
     def read(rng: Random, _folder: Path) -> None:
         body = json.dumps(change_document(dict(plain), rng, rng.choice((0, 1, 1, 2)))).encode()
