@@ -698,16 +698,22 @@ def _set_optimizer(
         )
     numbers = {name: number for number, name in enumerate(name for group in of_rank for name in group["params"])}
     loaded = []
-    for group, now in zip(groups, optimizer.param_groups, strict=True):
-        options = {
-            # JSON has lists in place of tuples, and numbers in place of tensors of one.
-            key: tuple(value) if isinstance(now.get(key), tuple) else _like(value, now.get(key))
-            for key, value in group.items()
-            if key != "params"
-        }
-        loaded.append({**options, "params": [numbers[name] for name in group["params"] if name in numbers]})
-    state = {numbers[name]: dict(values) for name, values in slots.items() if name in numbers}
-    optimizer.load_state_dict({"state": state, "param_groups": loaded})
+    try:
+        for group, now in zip(groups, optimizer.param_groups, strict=True):
+            options = {
+                # JSON has lists in place of tuples, and numbers in place of tensors of one.
+                key: tuple(value) if isinstance(now.get(key), tuple) else _like(value, now.get(key))
+                for key, value in group.items()
+                if key != "params"
+            }
+            loaded.append({**options, "params": [numbers[name] for name in group["params"] if name in numbers]})
+        state = {numbers[name]: dict(values) for name, values in slots.items() if name in numbers}
+        optimizer.load_state_dict({"state": state, "param_groups": loaded})
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ProgramError(
+            f"checkpoint {path} does not hold the state of a {type(optimizer).__name__}: {type(error).__name__}: "
+            f"{error}; load it with the optimizer that it was saved with, or the model alone"
+        ) from None
 
 
 def _like(value: Any, now: Any) -> Any:

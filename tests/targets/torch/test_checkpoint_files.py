@@ -20,7 +20,15 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pase.errors import PaseError, ProgramError
-from pase.targets.torch.checkpoints import Opened, Part, export_checkpoint, load_checkpoint, save_checkpoint, save_state
+from pase.targets.torch.checkpoints import (
+    Opened,
+    Part,
+    _record_text,
+    export_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+    save_state,
+)
 
 OLD = Path(__file__).with_name("checkpoint_0_10")
 """What PaSE 0.10.0 wrote on two ranks after two steps of AdamW, and, in whole.npz, what it held by `full_tensor`."""
@@ -284,3 +292,13 @@ def test_what_is_damaged_is_one_line_or_loads_the_same(
         shutil.rmtree(folder)
     assert outcomes["refused"] > number / 3, outcomes
     assert outcomes["same"] > 0, outcomes
+
+
+def test_a_state_that_is_not_that_of_the_optimizer_is_one_line(saved: Path) -> None:
+    path = saved / STEP
+    record = json.loads((path / "training.json").read_text())
+    del record["tensors"]["optimizer.0.weight.step"], record["sha256"]
+    (path / "training.json").write_text(_record_text(record))
+    module, optimizer = trained(9)
+    with pytest.raises(ProgramError, match=r"does not hold the state of a AdamW: KeyError: 'step'; load it with the"):
+        load_checkpoint(path, module, optimizer)
