@@ -17,7 +17,7 @@ from pase.sharding.edges import table_edges
 from pase.sharding.levels import PlacedAxes
 from pase.sharding.shards import prime_factors
 
-MAX_COSTED = 1_500
+MAX_COSTED = 500
 """Layers and edges that are costed between devices at most; about a millisecond each."""
 
 MAX_COSTED_DEVICES = 400_000
