@@ -31,14 +31,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pase.costs.memory import Keeping, edge_memory, held_points, keeping, state_size
-from pase.costs.modes import STATES, sharded, sums_moments
+from pase.costs.memory import Keeping, Parts, edge_memory, held_parts, held_points, keeping, num_points, state_size
+from pase.costs.modes import STATES, shard_parts, sharded, sums_moments
 from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Graph, Operator, Role
 from pase.graph.operator import Indexed, Window
 from pase.graph.parts import Stage
 from pase.sharding.buckets import gradient_buckets
 from pase.sharding.edges import LayerMode, table_edges
-from pase.sharding.shards import IndexArray, IntArray, Splits, splits_of
+from pase.sharding.shards import IndexArray, IntArray, Splits, shards_in_order, splits_of
 from pase.sharding.traffic import is_needed_backward
 
 _UPDATE_TENSORS = {"adam": 2, "adamw": 2, "adafactor": 2}
@@ -274,7 +274,8 @@ class _Weight(NamedTuple):
     """A weight that a layer is the first to use, or uses alone, and how a device holds it.
 
     position: of the layer. points: of its part. parts: the devices that add up its gradient behind the layer's turn.
-    state: in `STATES`.
+    state: in `STATES`. shard: the largest one of its part, where it is sharded. is_in_order: whether the shards follow
+    one another in memory.
     """
 
     position: int
@@ -283,11 +284,23 @@ class _Weight(NamedTuple):
     points: int
     parts: int
     state: str
+    shard: Parts
+    is_in_order: bool = True
 
     @property
     def pieces(self) -> int:
         """In how many pieces devices hold what its state says."""
         return 1 if self.state == STATES[0] else self.parts
+
+    @property
+    def shard_points(self) -> int:
+        """The points of the largest shard; of the part where it is not sharded."""
+        return int(num_points(self.shard, 1)[0])
+
+    @property
+    def gathered_points(self) -> int:
+        """The points of all shards in a collective, which takes all as long as the largest."""
+        return self.shard_points * self.pieces
 
 
 def _weights(timeline: Timeline, layers: Sequence[LayerMode]) -> Iterator[_Weight]:
@@ -300,13 +313,18 @@ def _weights(timeline: Timeline, layers: Sequence[LayerMode]) -> Iterator[_Weigh
                 continue
             is_cut = bool(sharded(operator, number, configurations)[0])
             is_summed = bool(sums_moments(operator, configurations)[0])
+            state = layers[position].state if is_cut else STATES[0]
+            part = held_parts(operator, read, configurations)
+            count = configurations.product(operator.partial_dims(read))
             yield _Weight(
                 position=position,
                 operator=operator,
                 read=read,
                 points=timeline.points(operator, read),
-                parts=1 if is_summed else int(configurations.product(operator.partial_dims(read))[0]),
-                state=layers[position].state if is_cut else STATES[0],
+                parts=1 if is_summed else int(count[0]),
+                state=state,
+                shard=part if state == STATES[0] else shard_parts(operator, read, configurations),
+                is_in_order=bool(shards_in_order([size for _, size in part], count)),
             )
 
 
@@ -321,32 +339,40 @@ def _weight_spans(
     precision, end = timeline.graph.precision, timeline.update
     itemsize = ITEMSIZES[precision.gradients]
     launched = _launches(timeline, weights)
+    scattered = {
+        launched[weight.position, weight.read.tensor]
+        for weight in weights
+        if weight.pieces > 1 and (is_last or weight.state != "zero1")
+    }
     for weight in weights:
-        points, pieces = weight.points, weight.pieces
-        yield Span(0, end, points * precision.itemsize // (pieces if weight.state == "zero3" else 1))
+        points = weight.points
+        held = weight.shard_points
+        if weight.state != "zero3":
+            held = weight.gathered_points + (0 if weight.is_in_order or weight.pieces == 1 else weight.shard_points)
+        yield Span(0, end, held * precision.itemsize)
         if not weight.read.is_trained:
             continue
-        configurations = timeline.splits(weight.operator)
-        kept = state_size(weight.operator, weight.read, configurations, precision, optimiser)
-        yield Span(0, end, int(kept[0]) // pieces)
+        yield Span(0, end, int(state_size(weight.shard, 1, precision, optimiser)[0]))
         if weight.operator.name not in timeline.graph.trained:
             continue
         last = timeline.last_user[weight.read.shared] if weight.read.shared else weight.position
         product, size = timeline.backward(last)[1], points * itemsize
-        if pieces == 1:
+        if weight.pieces == 1:
             yield Span(product if is_first else 0, end, size)
             yield Span(product, product, 0 if is_first else size)
             continue
-        # Whole until its bucket is on its way, then a piece; those of micro-batches before are pieces or, under zero1,
+        # Whole until its bucket is launched, then a piece; those of micro-batches before are pieces or, under zero1,
         # whole.
         launch = launched[weight.position, weight.read.tensor]
         is_accumulated = weight.state == "zero1" and not is_first
         if weight.state == "zero1" and not is_last:
             yield Span(product, end, size)
             continue
-        yield Span(0 if is_accumulated else product, launch + 1, size)
+        yield Span(0 if is_accumulated else product, launch, size)
         yield Span(product, product, size * is_accumulated)
-        yield Span(launch + 2 if is_first or is_accumulated else 0, end, size // pieces)
+        # Its shard's sum is made when the next reduce-scatter begins.
+        made = min((turn for turn in scattered if turn > launch), default=end - 1) + 1
+        yield Span(made if is_first or is_accumulated else 0, end, weight.shard_points * itemsize)
     # Of layers that read a weight which others have, too: gradients that are added, and weights in another type.
     graph = timeline.graph
     for position, operator in enumerate(graph.operators):
@@ -368,7 +394,8 @@ def _gathered(timeline: Timeline, weights: Sequence[_Weight]) -> Iterator[Span]:
     """Yield the whole of weights in pieces: in their layers' turns, and in those before, as they are gathered ahead."""
     sizes: dict[int, int] = {}
     for weight in weights:
-        sizes[weight.position] = sizes.get(weight.position, 0) + weight.points * timeline.graph.precision.itemsize
+        size = weight.gathered_points * timeline.graph.precision.itemsize
+        sizes[weight.position] = sizes.get(weight.position, 0) + size
     for before, position in pairwise([-1, *sizes]):
         yield Span(max(before, 0), position, sizes[position])
         if timeline.recomputed[position]:
@@ -406,18 +433,27 @@ def _bucket_spans(timeline: Timeline, weights: Sequence[_Weight], *, is_last: bo
     itemsize = ITEMSIZES[timeline.graph.precision.collectives]
     launched = _launches(timeline, weights)
     # Of those that go in one turn, one after the other, the largest counts.
-    copied, summed = dict[int, int](), dict[int, int]()
+    copied, launching, scattered = dict[int, int](), dict[int, int](), dict[int, int]()
     for bucket in _in_buckets(timeline, weights):
         if bucket[0].state in STATES[:2] and not is_last:
             continue
         turn = launched[bucket[0].position, bucket[0].read.tensor] + 1
-        size = sum(weight.points for weight in bucket) * itemsize
-        found = summed if bucket[0].pieces > 1 else copied
-        if bucket[0].pieces > 1 or len(bucket) > 1:
-            found[turn] = max(found.get(turn, 0), size)
+        size = sum(weight.gathered_points for weight in bucket) * itemsize
+        is_copied = len(bucket) > 1 or not bucket[0].is_in_order or bucket[0].gathered_points != bucket[0].points
+        if bucket[0].pieces == 1:
+            copied[turn] = max(copied.get(turn, 0), size * is_copied)
+            continue
+        # Autograd holds the gradient that comes last while a bucket is copied: of the layer's first weight, or under
+        # zero3, where those of a layer come together, of its last.
+        own = [weight for weight in weights if weight.position == bucket[-1].position and weight.read.is_trained]
+        last = own[-1 if own[0].state == "zero3" else 0].points * itemsize
+        launching[turn] = max(launching.get(turn, 0), 2 * size + last * is_copied)
+        scattered[turn] = max(scattered.get(turn, 0), 2 * size)
     yield from (Span(turn, turn, size) for turn, size in copied.items())
-    for turn, following in pairwise([*summed, timeline.update]):
-        yield Span(turn, max(turn, following - 1), summed[turn])
+    # What is sent and what is received of a reduce-scatter, until the next one begins.
+    for turn, following in pairwise([*scattered, timeline.update]):
+        yield Span(turn, turn, launching[turn])
+        yield Span(turn + 1, following - 1, scattered[turn])
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,7 +503,7 @@ def step_peak(
     between = sum(span.size for span in spans if span.first < len(rows) <= span.last)
     of_pass = _lying(timeline, spans)
     of_step = _lying(timeline, inputs) * micro_batches
-    largest = max((w.points // w.pieces for w in weights if w.read.is_trained), default=0) * graph.precision.itemsize
+    largest = max((w.shard_points for w in weights if w.read.is_trained), default=0) * graph.precision.itemsize
     of_step[timeline.update] += _UPDATE_TENSORS.get(optimiser, 0) * largest
     # The first backward pass finds no gradients; a later one finds these, and no more micro-batches than there are.
     passes = (

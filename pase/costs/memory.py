@@ -302,7 +302,7 @@ def layer_memory(
             if not read.shared or graph.owners[read.shared] == operator.name:
                 weights = weights + points * precision.itemsize
                 gradients = gradients + points * read.is_trained * ITEMSIZES[precision.gradients]
-                own = state_size(operator, read, configurations, precision, optimiser)
+                own = state_size(held_parts(operator, read, configurations), num, precision, optimiser)
                 state_bytes = state_bytes + own * read.is_trained
             # The part of a sum, and what the others send of theirs.
             is_summed = configurations.product(operator.partial_dims(read)) > 1
@@ -516,10 +516,12 @@ def optimiser_state(name: str) -> "State":
     return OPTIMISER_STATE[name]
 
 
-def state_size(operator: Operator, weight: Access, splits: Splits, precision: Precision, optimiser: str) -> IntArray:
-    """Return the [K] bytes that an optimiser keeps for the part of a weight, copies that it updates among them."""
-    parts, num = held_parts(operator, weight, splits), len(splits.values)
-    masters = _points(parts, num) * ITEMSIZES[precision.masters] if precision.masters else 0
+def state_size(parts: Parts, num: int, precision: Precision, optimiser: str) -> IntArray:
+    """Return the [K] bytes that an optimiser keeps for the parts of a weight, copies that it updates among them.
+
+    num: K.
+    """
+    masters = num_points(parts, num) * ITEMSIZES[precision.masters] if precision.masters else 0
     return optimiser_state(optimiser)(parts, num) * ITEMSIZES[precision.moments] + masters
 
 
@@ -534,10 +536,10 @@ def held_parts(operator: Operator, tensor: Indexed, splits: Splits) -> Parts:
 
 def held_points(operator: Operator, tensor: Indexed, splits: Splits) -> IntArray:
     """Return the [K] points of a tensor that a device holds under configurations."""
-    return _points(held_parts(operator, tensor, splits), len(splits.values))
+    return num_points(held_parts(operator, tensor, splits), len(splits.values))
 
 
-def _points(parts: Parts, num_configurations: int) -> IntArray:
+def num_points(parts: Parts, num_configurations: int) -> IntArray:
     """Return the [K] points of the largest part."""
     points = np.ones(num_configurations, dtype=np.int64)
     for _, size in parts:
@@ -550,7 +552,7 @@ State = Callable[[Parts, int], IntArray]
 
 
 def _copies(count: int) -> State:
-    return lambda parts, num_configurations: count * _points(parts, num_configurations)
+    return lambda parts, num_configurations: count * num_points(parts, num_configurations)
 
 
 def _factored(parts: Parts, num_configurations: int) -> IntArray:
@@ -559,10 +561,10 @@ def _factored(parts: Parts, num_configurations: int) -> IntArray:
     What has one dim keeps a number for each of its own.
     """
     if len(parts) < 2:
-        return _points(parts, num_configurations)
+        return num_points(parts, num_configurations)
     first, second = sorted(range(len(parts)), key=lambda dim: (parts[dim][0], dim))[-2:]
     rows, columns = ([part for i, part in enumerate(parts) if i != left_out] for left_out in (second, first))
-    return _points(rows, num_configurations) + _points(columns, num_configurations)
+    return num_points(rows, num_configurations) + num_points(columns, num_configurations)
 
 
 OPTIMISER_STATE: Mapping[str, State] = MappingProxyType(

@@ -28,16 +28,18 @@ from pase.costs.memory import (
     DEFAULT_OPTIMISER,
     Keeping,
     LayerMemory,
+    Parts,
     edge_memory,
     held_parts,
     held_points,
     keeping,
     layer_memory,
+    num_points,
     state_size,
 )
 from pase.costs.model import CostModel
 from pase.costs.traffic import LayerTraffic, Pattern, ReadTraits, layer_traffic, sum_name
-from pase.graph import ITEMSIZES, AllReduce, Edge, Graph, Operator
+from pase.graph import ITEMSIZES, Access, AllReduce, Edge, Graph, Operator
 from pase.graph.parts import Stage
 from pase.sharding.edges import SharedWeight, edge_sides, table_edges
 from pase.sharding.levels import PlacedAxes
@@ -48,7 +50,9 @@ from pase.sharding.shards import (
     Splits,
     distinct_rows,
     enumerate_configurations,
-    fits_pieces,
+    shard_dims,
+    sharded_extents,
+    shards_in_order,
 )
 from pase.sharding.traffic import is_needed_backward
 from pase.tables.cost_tables import EdgeTable
@@ -161,16 +165,20 @@ class EdgeModes:
 
 
 def sharded(operator: Operator, position: int, splits: Splits) -> BoolArray:
-    """Return [K] whether the state of a weight can lie in parts: a dim of its part is divisible by the devices.
-
-    These are the ones that add the parts of its gradient.
-    """
+    """Return [K] whether the devices that all-reduce the gradient of a weight can shard its state over themselves."""
     access = operator.reads[position]
     group = splits.product(operator.partial_dims(access))
-    found: BoolArray = np.zeros(len(splits.values), dtype=np.bool_)
-    for _, size in held_parts(operator, access, splits):
-        found |= fits_pieces(size, group)
-    return found & (group > 1) & access.is_trained & (not access.shared) & ~sums_moments(operator, splits)
+    part = [size for _, size in held_parts(operator, access, splits)]
+    found: BoolArray = np.broadcast_to(shard_dims(part, group) >= 0, len(splits.values))
+    return found & access.is_trained & (not access.shared) & ~sums_moments(operator, splits)
+
+
+def shard_parts(operator: Operator, weight: Access, splits: Splits) -> Parts:
+    """Return the largest shard of a device's part of a weight, of those of the devices that add up its gradient."""
+    parts = held_parts(operator, weight, splits)
+    group = splits.product(operator.partial_dims(weight))
+    sizes = sharded_extents([size for _, size in parts], group)
+    return [(extent, size) for (extent, _), size in zip(parts, sizes, strict=True)]
 
 
 def sums_moments(operator: Operator, splits: Splits) -> BoolArray:
@@ -223,7 +231,11 @@ class _MessageCosts:
         ]
         others = [message for message in traffic.messages if not message.is_of_weight]
         in_parts = [sharded(operator, positions[message.tensor], traffic.splits) for message in sums]
-        parts = [replace(m, size_bytes=m.size_bytes * is_in) for m, is_in in zip(sums, in_parts, strict=True)]
+        padded = [_padding(operator, positions[message.tensor], traffic.splits) for message in sums]
+        parts = [
+            replace(message, size_bytes=message.size_bytes * is_in * factor)
+            for message, is_in, factor in zip(sums, in_parts, padded, strict=True)
+        ]
         asked = (
             [replace(message, times=message.forward_times) for message in others],
             [replace(m, size_bytes=m.size_bytes * ~is_in) for m, is_in in zip(sums, in_parts, strict=True)],
@@ -254,39 +266,73 @@ class _MessageCosts:
         return often, self.rest + self.scattered * (not scattered_often) + self.gathered * (not gathered_often)
 
 
-def _saved_bytes(
-    graph: Graph, operator: Operator, splits: Splits, optimiser: str
-) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Return what lies in parts takes less: of weights, gradients, the optimizer's state; and the whole weights."""
-    precision, num = graph.precision, len(splits.values)
-    weights, gradients, moments, whole = (np.zeros(num, dtype=np.int64) for _ in range(4))
-    for position, read in enumerate(operator.reads):
-        if read not in operator.parameters:
-            continue
-        in_parts = sharded(operator, position, splits)
-        group = splits.product(operator.partial_dims(read))
-        points = held_points(operator, read, splits)
-        # What is left is a k-th, rounded up.
-        less = (points - -(-points // group)) * in_parts
-        own = state_size(operator, read, splits, precision, optimiser)
-        weights += less * precision.itemsize
-        gradients += less * ITEMSIZES[precision.gradients]
-        moments += (own - -(-own // group)) * in_parts
-        whole += points * precision.itemsize * in_parts
-    return weights, gradients, moments, whole
+def _padding(operator: Operator, position: int, splits: Splits) -> FloatArray:
+    """Return [K] how much more than a weight's part is sent of its shards, all of which are as long as the largest."""
+    weight = operator.reads[position]
+    num = len(splits.values)
+    shards = num_points(shard_parts(operator, weight, splits), num) * splits.product(operator.partial_dims(weight))
+    factor: FloatArray = shards / np.maximum(held_points(operator, weight, splits), 1)
+    return factor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ShardedBytes:
+    """[K] bytes of the weights of a layer whose state can be sharded.
+
+    Attributes:
+        replicated: [3, K] of the weights, their gradients and the optimizer's state where every device has all of its
+            part.
+        sharded: [3, K] of these where a device has a shard, the largest one.
+        gathered: Of the weights as they are gathered: as many shards as devices, all as long as the largest.
+        apart: Of the weights' shards that do not follow one another in memory.
+    """
+
+    replicated: IntArray
+    sharded: IntArray
+    gathered: IntArray
+    apart: IntArray
+
+    @classmethod
+    def of(cls, graph: Graph, operator: Operator, splits: Splits, optimiser: str) -> "_ShardedBytes":
+        """Return those of a layer under its configurations."""
+        precision, num = graph.precision, len(splits.values)
+        replicated, shards = np.zeros((3, num), dtype=np.int64), np.zeros((3, num), dtype=np.int64)
+        gathered, apart = np.zeros((2, num), dtype=np.int64)
+        for position, read in enumerate(operator.reads):
+            if read not in operator.parameters:
+                continue
+            is_sharded = sharded(operator, position, splits)
+            shard = shard_parts(operator, read, splits)
+            for total, parts in ((replicated, held_parts(operator, read, splits)), (shards, shard)):
+                points = num_points(parts, num) * is_sharded
+                total[0] += points * precision.itemsize
+                total[1] += points * ITEMSIZES[precision.gradients]
+                total[2] += state_size(parts, num, precision, optimiser) * is_sharded
+            count = splits.product(operator.partial_dims(read))
+            own = num_points(shard, num) * precision.itemsize * is_sharded
+            gathered += own * count
+            in_order = shards_in_order([size for _, size in held_parts(operator, read, splits)], count)
+            apart += own * ~in_order
+        return cls(replicated=replicated, sharded=shards, gathered=gathered, apart=apart)
 
 
 def state_bytes(
     graph: Graph, operator: Operator, splits: Splits, memory: LayerMemory, state: str, optimiser: str
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Return [K] what a layer's weights, their gradients and the optimizer's state take; memory: where all is whole."""
-    *saved, _ = _saved_bytes(graph, operator, splits, optimiser)
-    number = STATES.index(state)
-    whole = (memory.weights, 3), (memory.gradients, 2), (memory.optimiser, 1)
-    weights, gradients, moments = (
-        size - less * (number >= first) for (size, first), less in zip(whole, saved, strict=True)
-    )
-    return weights, gradients, moments
+    return _in_state(_ShardedBytes.of(graph, operator, splits, optimiser), memory, state)
+
+
+def _in_state(sizes: _ShardedBytes, memory: LayerMemory, state: str) -> tuple[IntArray, IntArray, IntArray]:
+    weights, gradients, moments = memory.weights, memory.gradients, memory.optimiser
+    if state == REPLICATED:
+        return weights, gradients, moments
+    # A device that has all of its part has room in it for what is gathered, and its shard in it or beside it.
+    held = sizes.sharded[0] if state in GATHERED_OFTEN else sizes.gathered + sizes.apart
+    weights = weights - sizes.replicated[0] + held
+    if state in SCATTERED_OFTEN:
+        gradients = gradients - sizes.replicated[1] + sizes.sharded[1]
+    return weights, gradients, moments - sizes.replicated[2] + sizes.sharded[2]
 
 
 def layer_modes(
@@ -319,16 +365,16 @@ def layer_modes(
     received_s, returned_s, handed = _handed_over(graph, operator, splits, keeps, links)
     blocking = blocking + received_s + returned_s
     copies = _sums_of_copies(graph, operator, splits, links)
-    whole = _saved_bytes(graph, operator, splits, optimiser)[3]
+    sizes = _ShardedBytes.of(graph, operator, splits, optimiser)
     weights_s = _work_of_weights(graph, operator, traffic, model) if is_whole else np.zeros(num)
-    has_weights = bool(np.any(whole))
+    has_weights = bool(np.any(sizes.gathered))
     may_repeat = space.recompute and operator.name in graph.trained and not operator.is_loss
     rows, states, again, found, passes = [], [], [], [], []
     for number, state in enumerate(STATES):
         if state not in (space.states if has_weights else (REPLICATED,)):
             continue
-        static = sum(state_bytes(graph, operator, splits, memory, state, optimiser), np.zeros(num, dtype=np.int64))
-        gathered = whole * (state == "zero3")
+        static = sum(_in_state(sizes, memory, state), np.zeros(num, dtype=np.int64))
+        gathered = sizes.gathered * (state in GATHERED_OFTEN)
         for is_again in (False, True)[: 1 + may_repeat]:
             # For a layer that is recomputed, weights in parts are gathered once more.
             gathers = 1 + is_needed_backward(graph, operator) + is_again

@@ -64,6 +64,15 @@ def even_part(extent: int, parts: int, number: int) -> Range:
     return low, low + small + (number < extra)
 
 
+def chunk(extent: int, parts: int, number: int) -> Range:
+    """Return one of the parts that `torch.chunk` and DTensor make: all as long as the first, but for the last ones.
+
+    The last parts may be shorter or empty.
+    """
+    size = -(-extent // parts)
+    return min(number * size, extent), min((number + 1) * size, extent)
+
+
 def even_bounds(extent: int, parts: int) -> NDArray[np.int64]:
     """Return the [parts + 1] bounds of a balanced partition: the first extent mod parts get one more."""
     small, extra = divmod(extent, parts)

@@ -15,7 +15,7 @@ import numpy as np
 from pase.errors import EmitError, ProgramError
 from pase.graph import Access, Operator, SliceOf, Window
 from pase.graph.operator import Indexed
-from pase.sharding.boxes import Box, Partition, Range, even_part
+from pase.sharding.boxes import Box, Partition, Range, chunk, even_part
 from pase.sharding.shards import FloatArray, held_extents
 
 REPLICA = "replica"
@@ -227,20 +227,42 @@ def shifted(layout: Layout, shape: tuple[int, ...], dim: int, offset: int) -> La
     return replace(layout, shape=shape, boxes=tuple(moved(box) for box in layout.boxes))
 
 
-def in_pieces(layout: Layout, groups: Iterable[Sequence[int]], dim: int) -> Layout:
-    """Return the layout in which the devices of each group have a piece each of the box that they all hold.
+def sharded_layout(layout: Layout, groups: Iterable[Sequence[int]], dim: int, *, sizes: Sequence[int] = ()) -> Layout:
+    """Return the layout in which the devices of each group have a shard each of the box that they all hold.
 
-    The pieces are equal, along a dim, in the order of the devices; see `state_dim` for the dim.
+    Args:
+        layout: Of the boxes.
+        groups: Devices that hold the same box; they have its shards in their order.
+        dim: Dim along which the boxes are sharded (`shard_dims`).
+        sizes: Of a grid of all devices, in their order. A group that is a grid of some of its axes shards its box along
+            one axis after the other, as DTensor does, if the devices do not divide the dim; the largest shard is the
+            same.
     """
     boxes = layout.by_device
     for group in groups:
+        axes = _axes_of(sorted(group), sizes) or (len(group),)
         for number, device in enumerate(sorted(group)):
             low, high = boxes[device][dim]
-            first, last = even_part(high - low, len(group), number)
-            boxes[device] = (*boxes[device][:dim], (low + first, low + last), *boxes[device][dim + 1 :])
+            count, at = len(group), number
+            for size in axes:
+                count //= size
+                first, last = chunk(high - low, size, at // count)
+                low, high, at = low + first, low + last, at % count
+            boxes[device] = (*boxes[device][:dim], (low, high), *boxes[device][dim + 1 :])
     held = tuple(boxes[device] for device in layout.devices)
     numbers = {box: number for number, box in enumerate(dict.fromkeys(held))}
     return replace(layout, parts=tuple(numbers[box] for box in held), boxes=held)
+
+
+def _axes_of(group: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the sizes of the axes of a grid that a group of its devices spans; () where it is no grid of some axes."""
+    if not sizes:
+        return ()
+    along = [set(column.tolist()) for column in np.unravel_index(np.asarray(group), tuple(sizes))]
+    if any(len(found) not in (1, size) for found, size in zip(along, sizes, strict=True)):
+        return ()
+    spanned = tuple(size for found, size in zip(along, sizes, strict=True) if len(found) > 1)
+    return spanned if prod(spanned) == len(group) else ()
 
 
 def partition_layout(parts: Partition, devices: Sequence[int]) -> Layout:

@@ -92,17 +92,54 @@ def split_columns(parts: tuple[Component, ...], splits: Splits) -> IndexArray:
     return np.column_stack([split_of(part.axis, splits) for part in parts])
 
 
-def state_dim(part_extents: Sequence[int], count: int) -> int | None:
-    """Return the dim along which so many devices cut the part of a weight that all of them hold; None where none can.
+_PADDING = 64
+"""Shards along an outer dim may be larger than along another by one in so many: they follow one another in memory."""
 
-    It is the first one whose extent their number divides: they keep equal, contiguous pieces, in the devices' order.
+
+def shard_dims(part_extents: Sequence[Any], count: Any) -> Any:
+    """Return the dim along which ZeRO shards a device's part of a weight over the devices that all hold that part.
+
+    Each device keeps ``ceil(extent / count)`` points of the dim, the last ones fewer or none (`sharding.boxes.chunk`).
+    It is the first dim along which the largest shard is no more than a 64th larger than along any other.
+
+    Args:
+        part_extents: Extent of the part along each dim, a number or [K] numbers.
+        count: Number of devices that hold the part, a number or [K] numbers.
+
+    Returns:
+        The number of the dim, or [K] numbers; -1 for a part of a single element, which cannot be sharded.
     """
-    return next((dim for dim, extent in enumerate(part_extents) if fits_pieces(extent, count)), None)
+    points = np.asarray(prod(np.asarray(extent, dtype=np.int64) for extent in part_extents))
+    shards = [-(-extent // count) * (points // np.maximum(extent, 1)) for extent in part_extents]
+    least = points
+    for shard in shards:
+        least = np.minimum(least, shard)
+    best = np.full_like(points, -1)
+    for dim, shard in reversed(list(enumerate(shards))):
+        best = np.where((shard < points) & (shard <= least + least // _PADDING), dim, best)
+    return best
 
 
-def fits_pieces(extent: Any, count: Any) -> Any:
-    """Return whether so many devices can have equal pieces of that extent, or [K] whether they can."""
-    return (extent > 0) & (extent % count == 0)
+def shards_in_order(part_extents: Sequence[Any], count: Any) -> Any:
+    """Return whether the shards of a part follow one another in memory, row by row; [K] for [K] extents."""
+    along = shard_dims(part_extents, count)
+    before: Any = 1
+    found = np.zeros_like(along, dtype=np.bool_)
+    for dim, extent in enumerate(part_extents):
+        found = found | ((along == dim) & (before == 1))
+        before = before * np.asarray(extent)
+    return found
+
+
+def sharded_extents(part_extents: Sequence[Any], count: Any) -> list[Any]:
+    """Return the extents of the largest shard of a part (`shard_dims`), each a number or [K] numbers."""
+    along = shard_dims(part_extents, count)
+    return [np.where(along == dim, -(-extent // count), extent) for dim, extent in enumerate(part_extents)]
+
+
+def padded_shard_points(part_extents: Sequence[int], dim: int, count: int) -> int:
+    """Return the points of the largest of so many shards of a part along a dim: of what each device sends another."""
+    return -(-part_extents[dim] // count) * prod(extent for at, extent in enumerate(part_extents) if at != dim)
 
 
 def by_split(split: IndexArray, function: Callable[[int], float]) -> FloatArray:

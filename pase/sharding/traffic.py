@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, partial
 from itertools import chain, takewhile
-from math import gcd, prod
+from math import prod
 
 from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Edge, Exchange, Graph, Handoff, Operator, Relayout, Role
 from pase.graph.operator import access_dims, split_dim
-from pase.sharding.boxes import Box, extents, num_points, whole
+from pase.sharding.boxes import Box, chunk, extents, num_points, whole
 from pase.sharding.edges import (
     JOINING_KINDS,
     PlacedGraph,
@@ -29,7 +29,7 @@ from pase.sharding.edges import (
     sum_ends,
     summed_dims,
 )
-from pase.sharding.layouts import DeviceMesh, layout_of, points_by_device, single_points, tensor_dims
+from pase.sharding.layouts import DeviceMesh, Layout, layout_of, points_by_device, single_points, tensor_dims
 from pase.sharding.reshard import (
     Pairs,
     ReshardStep,
@@ -39,7 +39,7 @@ from pase.sharding.reshard import (
     reshard_steps,
     sum_groups,
 )
-from pase.sharding.shards import state_dim
+from pase.sharding.shards import padded_shard_points, shard_dims
 
 
 class Phase(StrEnum):
@@ -138,8 +138,9 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
             size, times = types.gradient_sum_bytes(operator, position), gradient_sum_times(plan, operator, position)
             gradient = f"gradient of {read.tensor}", phase, Purpose.GRADIENT, size, times
             for over in gradient_sums(plan, operator, position):
-                if phase is Phase.UPDATE and cut_along(plan, operator, position, over) is not None:
-                    yield from _in_pieces(plan, operator, position, points, sum_groups(mesh, over))
+                along = cut_along(plan, operator, position, over) if phase is Phase.UPDATE else None
+                if along is not None:
+                    yield from _in_shards(plan, operator, position, along, sum_groups(mesh, over))
                 else:
                     yield Summed(*gradient, over=over, points=points, read=position)
     for exchange in operator.exchanges_with(graph.read_gradients(operator), forward_passes=passes):
@@ -160,8 +161,16 @@ def cut_along(plan: PlacedGraph, operator: Operator, position: int, over: Iterab
     if _is_needed_back(operator, mesh):
         return None  # The gradient of what it reads needs the same sums, whole.
     layout = layout_of(mesh, tensor_dims(operator, read), layer=operator.name)
-    part = [gcd(*along) for along in zip(*map(extents, layout.boxes), strict=True)]
-    return state_dim(part, len(groups[0]))
+    return shard_dim(layout, len(groups[0]))
+
+
+def shard_dim(layout: Layout, count: int) -> int | None:
+    """Return along which dim groups of so many devices shard the parts of a weight, None where they cannot.
+
+    It is the same dim for all parts, by the extents of the largest (`shard_dims`).
+    """
+    dim = int(shard_dims([max(along) for along in zip(*map(extents, layout.boxes), strict=True)], count))
+    return None if dim < 0 else dim
 
 
 def is_needed_backward(graph: Graph, operator: Operator) -> bool:
@@ -174,14 +183,16 @@ def is_needed_backward(graph: Graph, operator: Operator) -> bool:
     return not is_product or any(graph.has_gradient(operator, i) for i in inputs)
 
 
-def _in_pieces(
-    plan: PlacedGraph, operator: Operator, position: int, points: Mapping[int, int], groups: Sequence[Sequence[int]]
+def _in_shards(
+    plan: PlacedGraph, operator: Operator, position: int, dim: int, groups: Sequence[Sequence[int]]
 ) -> Iterator[Sent]:
-    """Yield what moves for a weight whose state devices of groups hold in pieces; points: of a part, by device."""
+    """Yield what moves for a weight whose state the devices of groups shard along a dim."""
     graph, read, state = plan.graph, operator.reads[position], plan[operator.name].state
-    # A gather and the sharing out of sums send as much.
+    layout = layout_of(layer_mesh(plan, operator.name), tensor_dims(operator, read), layer=operator.name)
+    boxes = layout.by_device
+    # An all-gather and a reduce-scatter send as much: as many points as the largest shard has, whatever a device's own.
     pairs = {
-        (device, other): points[device] // len(group)
+        (device, other): padded_shard_points(extents(boxes[device]), dim, len(group))
         for group in groups
         for device in group
         for other in group
@@ -517,7 +528,7 @@ def _updated(plan: PlacedGraph, operator: Operator, position: int, part: Box) ->
         dim = cut_along(plan, operator, position, over)
         if dim is not None:
             low, high = part[dim]
-            cut = low, low + (high - low) // len(sum_groups(mesh, over)[0])
+            cut = low, low + chunk(high - low, len(sum_groups(mesh, over)[0]), 0)[1]
             return (*part[:dim], cut, *part[dim + 1 :])
     return part
 

@@ -170,8 +170,8 @@ class _LiveProgram(Program):
         """Return what its layers need of each parameter and buffer, of weights in pieces these."""
         prefix = self.prefix
         reads = {f"{prefix}{name}": read for name, read in self.reads().items()}
-        layouts = {f"{prefix}{name}": own.layout for name, own in (self.pieces or {}).items()}
-        return needs_of(self.state, {name: self.weights[name.removeprefix(prefix)] for name in reads}, reads, layouts)
+        pieces = {f"{prefix}{name}": own for name, own in (self.pieces or {}).items()}
+        return needs_of(self.state, {name: self.weights[name.removeprefix(prefix)] for name in reads}, reads, pieces)
 
     def alone(self, needs: Mapping[str, Sequence[Need]]) -> list[str]:
         """Return its trained weights that are all that is needed of a parameter, whole and as it is."""
@@ -243,7 +243,8 @@ def hold_together(
                     f"weight {name!r} is replicated, not {own.pop(name).state}: no placement of DTensor says who has "
                     "which piece"
                 )
-    for program in programs:
+    for program, own in zip(programs, pieces, strict=True):
+        program.pieces = {name: replace(each, sizes=found.sizes) for name, each in own.items()}
         program.storage = found
     return found
 

@@ -15,7 +15,7 @@ the weight lacks leaves parts of sums, as `Program.weight` says, which `Gradient
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
 from typing import Any
@@ -32,7 +32,7 @@ from pase.errors import ProgramError
 from pase.importers.ir.trace import Piece
 from pase.importers.ir.views import View
 from pase.sharding.boxes import Box, Range, extents, whole
-from pase.sharding.layouts import Layout, device_mesh
+from pase.sharding.layouts import device_mesh
 from pase.sharding.reshard import reshard_steps
 from pase.targets.torch.collectives import Groups, carried, exchange, made_once
 from pase.targets.torch.placements import Held, Need, Reading, Runs, Split, Storage, Stored, chunk_part
@@ -117,12 +117,12 @@ class Read:
 
 
 def needs_of(
-    state: State, weights: Mapping[str, Weight], reads: Mapping[str, Read], layouts: Mapping[str, Layout] | None = None
+    state: State, weights: Mapping[str, Weight], reads: Mapping[str, Read], pieces: Mapping[str, Pieces] | None = None
 ) -> dict[str, list[Need]]:
     """Return what the weights of a program need of each parameter.
 
-    reads: of the weights, by their names in the program. layouts: of weights that ranks hold otherwise than their
-    layers read them. Raises ProgramError for a name that the model does not have.
+    reads: of the weights, by their names in the program. pieces: of weights that ranks shard. Raises ProgramError for a
+    name that the model does not have.
     """
     found: dict[str, list[Need]] = {}
     for name, read in reads.items():
@@ -137,8 +137,10 @@ def needs_of(
             dim, low = read.piece.dim, box[read.piece.dim][0] + read.piece.start
             box = (*box[:dim], (low, low + read.piece.size), *box[dim + 1 :])
         is_seen = read.view is not None and not read.view.is_reshape
-        layout = (layouts or {}).get(name) or weight.tensor.layout
-        need = Need(weight=name, box=box, layout=layout, view=read.view if is_seen else None)
+        need = Need(weight=name, box=box, layout=weight.tensor.layout, view=read.view if is_seen else None)
+        own = (pieces or {}).get(name)
+        if own is not None:
+            need = replace(need, groups=own.groups, dim=own.dim)
         found.setdefault(key, []).append(need)
     return found
 
@@ -150,27 +152,43 @@ Axes = tuple[int, ...]
 """Of a mesh, by number."""
 
 
-def split_axes(stored: Storage) -> set[Axes]:
-    """Return which axes of the mesh split the same parameter."""
-    return {tuple(axis for axis, done in enumerate(own.splits) if done) for own in stored.stored.values()}
+def split_axes(stored: Storage) -> tuple[set[Axes], set[Axes]]:
+    """Return which axes of the mesh split the same parameter, and of these, which split a dim of it unevenly."""
+    every, uneven = set[Axes](), set[Axes]()
+    for own in stored.stored.values():
+        every.add(tuple(axis for axis, split in enumerate(own.splits) if split))
+        for dim in range(len(own.shape)):
+            axes = tuple(axis for axis, split in enumerate(own.splits) if split and split.dim == dim)
+            extents_of = {sum(high - low for low, high in held[dim]) for held in own.held}
+            if len(axes) > 1 and len(extents_of) > 1:
+                uneven.add(axes)
+    return every, uneven
 
 
 def mesh_of(stored: Storage, device_type: str) -> DeviceMesh:
     """Return the mesh of all parameters; every rank calls it."""
-    return mesh_in_groups(stored.sizes, split_axes(stored), 1, device_type)
+    return mesh_in_groups(stored.sizes, *split_axes(stored), 1, device_type)
 
 
-def mesh_in_groups(sizes: tuple[int, ...], split: Set[Axes], num_groups: int, device_type: str) -> DeviceMesh:
+def mesh_in_groups(
+    sizes: tuple[int, ...], split: Set[Axes], uneven: Set[Axes], num_groups: int, device_type: str
+) -> DeviceMesh:
     """Return the mesh of the parameters of this rank's group; every rank calls it.
 
-    sizes: of its axes, in every group. split: which axes split the same parameter, in any group.
+    sizes: of its axes, in every group. split, uneven: see `split_axes`, in any group.
     """
     names = tuple(f"m{number}" for number in range(len(sizes)))
     every = ((num_groups, *sizes), ("group", *names)) if num_groups > 1 else (sizes, names)
     ranks = torch.arange(prod(every[0])).reshape(every[0])
-    mesh = made_once((device_type, *every), lambda: DeviceMesh(device_type, ranks, mesh_dim_names=every[1]))
+    # PyTorch keeps what is flattened with the mesh.
+    key = device_type, *every, tuple(sorted(uneven))
+    mesh = made_once(key, lambda: DeviceMesh(device_type, ranks, mesh_dim_names=every[1]))
     mesh = mesh[names] if num_groups > 1 else mesh
     for axes in sorted(axes for axes in split if len(axes) > 1):
+        # Over flattened axes `full_tensor` takes all shards of a dim for those of a single axis (torch 2.13), which
+        # differ where they are uneven.
+        if any(len(set(own) & set(axes)) > 1 for own in uneven):
+            continue
         # Norms of such parameters are then one sum and not one for each axis, which PyTorch would warn of.
         (mesh if len(axes) == len(names) else mesh[tuple(names[axis] for axis in axes)])._flatten()
     return mesh
@@ -451,7 +469,7 @@ class Leaves:
         if name in self.pieces:
             with torch.no_grad():
                 leaf, piece = held_whole(self.pieces[name], leaf)
-                local = _put(parameter, piece)
+                local = _put(parameter, piece) if self.pieces[name].is_in_order else local
             leaf = leaf.detach()
         if is_trained:
             leaf.requires_grad_()
@@ -484,12 +502,8 @@ def _is_same(before: torch.Tensor, local: torch.Tensor) -> bool:
 
 
 def _put(parameter: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
-    """Have a parameter hold its piece where that lies in the whole, if it is seen there in the parameter's shape."""
-    local = local_of(parameter)
-    try:
-        own = piece.view(local.shape)
-    except RuntimeError:
-        return local  # A copy: it is gathered into the whole.
+    """Have a parameter hold its piece where that lies in the whole."""
+    own = piece.view(local_of(parameter).shape)
     if isinstance(parameter, DTensor):
         parameter._local_tensor = own
     return own

@@ -9,14 +9,14 @@ more than that, up to all of it, and the layers take their parts of it: their gr
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, combinations, permutations, product
 from math import prod
 
 from pase.errors import ProgramError
 from pase.importers.ir.views import View
-from pase.sharding.boxes import Box, Range, aligned_dims, extents, whole
-from pase.sharding.layouts import Layout
+from pase.sharding.boxes import Box, Range, aligned_dims, chunk, extents, whole
+from pase.sharding.layouts import Layout, sharded_layout
 from pase.sharding.mesh_axes import orders
 from pase.sharding.reshard import ReshardStep, moved_pairs, reshard_steps
 from pase.sharding.shards import prime_factors
@@ -45,12 +45,22 @@ class Need:
 
     weight: its name in the program. box: what it is of the parameter. layout: in which the layer holds it, row-major
     the same elements. view: in which the layer has them in another order, or repeated: ranks need all of them then.
+    groups, dim: ranks that shard their box of that layout, and along which dim (`sharded_layout`); none where each
+    needs all of it.
     """
 
     weight: str
     box: Box
     layout: Layout
     view: View | None = None
+    groups: tuple[tuple[int, ...], ...] = ()
+    dim: int = 0
+
+    def on(self, sizes: tuple[int, ...]) -> "Need":
+        """Return what ranks need where they are a mesh of axes of some sizes: of a box that they shard their shards."""
+        if not self.groups:
+            return self
+        return replace(self, layout=sharded_layout(self.layout, self.groups, self.dim, sizes=sizes), groups=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +199,7 @@ class _Found:
         """Return how a parameter is held on a mesh, and how its weights are had."""
         splits, held = self._best(name, sizes)
         stored = Stored(name=name, shape=self._shapes[name], splits=splits, held=held)
-        readings = [self._reading(stored, need) for need in self._needs.get(name, ())]
+        readings = [self._reading(stored, need) for need in self._needs_on(name, sizes)]
         # A weight that is cut out and reshaped has its gradient where the parameter is; others' goes back.
         moved = sum(sum(moved_pairs(step.adjoint for step in reversed(reading.steps)).values()) for reading in readings)
         moving = [reading.weight for reading in readings if reading.steps]
@@ -203,8 +213,11 @@ class _Found:
             )
         return Stored(name=name, shape=stored.shape, splits=splits, held=held, moved=moved, note=note), readings
 
+    def _needs_on(self, name: str, sizes: tuple[int, ...]) -> Sequence[Need]:
+        return [need.on(sizes) for need in self._needs.get(name, ())]
+
     def _best(self, name: str, sizes: tuple[int, ...]) -> tuple[tuple[Split | None, ...], tuple[Held, ...]]:
-        shape, needs = self._shapes[name], self._needs.get(name, ())
+        shape, needs = self._shapes[name], self._needs_on(name, sizes)
         key = (sizes, shape, tuple((need.box, need.layout, need.view) for need in needs))
         if key not in self._known:
             self._known[key] = self._searched(shape, needs, sizes)
@@ -456,6 +469,8 @@ def _factors(
         first = [rank for rank, point in enumerate(coordinates) if all(point[other] == 0 for other in before)]
         left = _merged(run for rank in first for run in runs[rank])
         lowest = _merged(run for rank in first if coordinates[rank][axis] == 0 for run in runs[rank])
+        if not lowest:
+            return None
         # Runs among the points that are left: each is the first part of a chunk.
         factors.append(len(_merged(_positions(left, lowest))))
     for rank, point in enumerate(coordinates):
@@ -471,13 +486,16 @@ def _factors(
 
 
 def chunk_part(runs: Runs, chunks: int, parts: int, number: int) -> Runs | None:
-    """Return a part of each of so many chunks of some points, as DTensor takes it; None where these do not divide."""
+    """Return a part of each of so many equal chunks of some points, as DTensor takes it; None where there are none.
+
+    Parts are those of `chunk`: the last ones may be shorter, or empty.
+    """
     total = sum(high - low for low, high in runs)
-    if total % (chunks * parts):
+    if total % chunks:
         return None
-    size = total // (chunks * parts)
-    starts = (size * (chunk * parts + number) for chunk in range(chunks))
-    return _merged(_chosen(runs, [(start, start + size) for start in starts]))
+    size = total // chunks
+    low, high = chunk(size, parts, number)
+    return _merged(_chosen(runs, [(place * size + low, place * size + high) for place in range(chunks)]))
 
 
 def _chosen(runs: Runs, positions: Sequence[Range]) -> Iterator[Range]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import count as counted
 from itertools import pairwise
-from math import gcd, prod
+from math import prod
 from operator import getitem
 from typing import Any
 
@@ -18,10 +18,17 @@ from torch import fx, nn
 from pase.costs import REPLICATED, STATES
 from pase.errors import ProgramError, unknown_name
 from pase.sharding.boxes import Box, extents
-from pase.sharding.layouts import HOST, DeviceMesh, Layout, PlainDim, TensorDim, check_shared, device_mesh, in_pieces
+from pase.sharding.layouts import (
+    HOST,
+    DeviceMesh,
+    Layout,
+    PlainDim,
+    TensorDim,
+    check_shared,
+    device_mesh,
+)
 from pase.sharding.reshard import ReshardStep, SumEnd, joint_steps, sum_groups
-from pase.sharding.shards import state_dim
-from pase.sharding.traffic import Movement, Phase
+from pase.sharding.traffic import Movement, Phase, shard_dim
 from pase.targets.torch.collectives import (
     Adder,
     GradientSum,
@@ -393,9 +400,9 @@ class Program:
         return {self._arguments[source] for source in self.sources.values()}
 
     def cut(self, names: Iterable[str]) -> dict[str, Pieces]:
-        """Return the pieces of weights, as their layers' meshes say that ranks hold them; notes say where they do not.
+        """Return the shards of weights, as their layers' meshes say that ranks hold them.
 
-        names: of the weights that may be cut; one that several layers share is not. All layers have been called.
+        names: of the weights that may be sharded; one that several layers share is not. All layers have been called.
         """
         found: dict[str, Pieces] = {}
         names = [n for n in names if self.weights[n].tensor.mesh.state != REPLICATED]
@@ -410,22 +417,12 @@ class Program:
             own = self._weight_sum(name, frozenset[str]().union(*(node.meta["axes"] for node in sums)))
             if not own.groups:
                 continue
-            # Parts of other sizes are cut along the same dim.
-            part = [gcd(*along) for along in zip(*map(extents, layout.boxes), strict=True)]
-            dim = state_dim(part, len(own.groups[0]))
+            dim = shard_dim(layout, len(own.groups[0]))
             if dim is None:
-                self.notes.append(
-                    f"weight {name!r} is replicated, not {mesh.state}: {len(own.groups[0])} ranks cut no dim of its "
-                    f"part {part} evenly"
-                )
-                continue
+                continue  # A single element.
+            group = groups.of(own.groups)
             found[name] = Pieces(
-                state=mesh.state,
-                layer=mesh.layer,
-                group=groups.of(own.groups),
-                dim=dim,
-                shape=self.weights[name].tensor.shard,
-                layout=in_pieces(layout, own.groups, dim),
+                state=mesh.state, layer=mesh.layer, group=group, dim=dim, parts=layout, groups=own.groups
             )
         return found
 

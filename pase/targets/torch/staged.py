@@ -147,8 +147,9 @@ class Staged(Parallel):
         for number, (program, made) in declared.items():
             self._own[number]._modes[True] = self._own[number]._traced(program, made)
         self._copied = self._stages.link_copies(self._copies({n: program for n, (program, _) in declared.items()}))
-        split = set[Axes]().union(*told_by_all(split_axes(self._storage)))
-        self._mesh = mesh_in_groups(self._storage.sizes, split, plan.num_groups, self._device.type)
+        every, uneven = zip(*told_by_all(split_axes(self._storage)), strict=True)
+        split = set[Axes]().union(*every), set[Axes]().union(*uneven)
+        self._mesh = mesh_in_groups(self._storage.sizes, *split, plan.num_groups, self._device.type)
         for stage in self._own.values():
             stage.ask()
         self._stages.connect()

@@ -1,6 +1,6 @@
 """How ranks have weights and gradients between them: pieces (ZeRO), layers that are computed again, sums in buckets.
 
-The ranks that hold the same part of a weight, and have parts of its gradient, cut that part in equal pieces. Each
+The ranks that hold the same part of a weight, and have parts of its gradient, shard that part along a dim. Each
 updates its own piece. Under `zero1` and `zero2` the whole part stays, with the piece in it, and is gathered in place
 after the update; under `zero3` it is there while its layer computes: `Gather`, a step of a rank's graph, gathers the
 weights of one layer, and begins with those of the next one. What autograd keeps of them for the backward pass is which
@@ -17,10 +17,11 @@ the sum of its own piece, and what others have of theirs goes as soon as the nex
 the backward pass every parameter has its gradient as its `grad`.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from operator import getitem
 from typing import Any
@@ -32,34 +33,71 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
+from pase.sharding.boxes import Range, extents
 from pase.sharding.buckets import gradient_buckets
-from pase.sharding.layouts import Layout
+from pase.sharding.layouts import Layout, sharded_layout
 from pase.sharding.traffic import Movement, Phase
 from pase.targets.torch.collectives import Group, Groups, Traffic, begun, gathered, ring_bytes, scattered
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Pieces:
-    """How ranks that all have the same part of a weight cut it.
+    """How ranks that all have the same part of a weight shard it.
 
-    state: how they hold it, a name of `pase.planning.plan.STATES`. layer: that it is of. group: the ranks, in the order
-    of the pieces. dim: along which they cut it. shape: of the part. layout: of the pieces, over all ranks.
+    Attributes:
+        state: How they hold it, a name of `pase.planning.plan.STATES`.
+        layer: Layer that the weight is of.
+        group: The ranks, in the order of the shards.
+        dim: Dim along which they shard the part.
+        parts: Layout of the parts, over all ranks.
+        groups: All groups of ranks that shard a part.
+        sizes: Of the mesh of all ranks, see `sharded_layout`.
     """
 
     state: str
     layer: str
     group: Group
     dim: int
-    shape: tuple[int, ...]
-    layout: Layout
+    parts: Layout
+    groups: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...] = ()
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Layout of the shards, over all ranks."""
+        return sharded_layout(self.parts, self.groups, self.dim, sizes=self.sizes)
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of this rank's part."""
+        return extents(self.parts.by_device[self.group.rank])
+
+    @cached_property
+    def bounds(self) -> tuple[Range, ...]:
+        """What each rank of the group has of the dim; the last ones may have less than the others, or nothing."""
+        boxes, start = self.layout.by_device, self.parts.by_device[self.group.rank][self.dim][0]
+        shards = (boxes[rank][self.dim] for rank in self.group.ranks)
+        return tuple((low - start, high - start) for low, high in shards)
 
     @property
     def count(self) -> int:
         return len(self.group.ranks)
 
-    @property
+    @cached_property
+    def number(self) -> int:
+        """Place of this rank in the group."""
+        return self.group.ranks.index(self.group.rank)
+
+    @cached_property
     def piece_shape(self) -> tuple[int, ...]:
-        return (*self.shape[: self.dim], self.shape[self.dim] // self.count, *self.shape[self.dim + 1 :])
+        """Shape of this rank's shard."""
+        low, high = self.bounds[self.number]
+        return (*self.shape[: self.dim], high - low, *self.shape[self.dim + 1 :])
+
+    @cached_property
+    def row_points(self) -> int:
+        """Elements of the largest shard: in a collective the others are padded to as many."""
+        return self._slice_points * max(high - low for low, high in self.bounds)
 
     @property
     def is_kept(self) -> bool:
@@ -70,49 +108,124 @@ class Pieces:
         """Whether every backward pass shares its gradient out, whether or not it is the last one before an update."""
         return self.state != "zero1"
 
+    @cached_property
+    def is_in_order(self) -> bool:
+        """Whether the shards follow one another in memory, padding behind all of them alone."""
+        size = self.bounds[0][1]
+        extent = self.shape[self.dim]
+        is_prefix = all(low == min(number * size, extent) for number, (low, _) in enumerate(self.bounds))
+        return is_prefix and prod(self.shape[: self.dim]) == 1
+
+    @cached_property
+    def _slice_points(self) -> int:
+        return prod(extent for dim, extent in enumerate(self.shape) if dim != self.dim)
+
+    @cached_property
+    def _runs(self) -> tuple[tuple[int, int, int, int], ...]:
+        """Neighbouring ranks with equally large shards: the first rank, how many, where they begin, and the extent."""
+        runs: list[tuple[int, int, int, int]] = []
+        for number, (low, high) in enumerate(self.bounds):
+            if runs and runs[-1][3] == high - low:
+                first, count, start, size = runs[-1]
+                runs[-1] = (first, count + 1, start, size)
+            else:
+                runs.append((number, 1, low, high - low))
+        return tuple(run for run in runs if run[3])
+
     def of(self, whole: Any) -> Any:
-        size = self.shape[self.dim] // self.count
-        return whole.narrow(self.dim, self.group.ranks.index(self.group.rank) * size, size)
+        """Return this rank's shard of a part, as a view."""
+        low, high = self.bounds[self.number]
+        return whole.narrow(self.dim, low, high - low)
+
+    def empty(self, like: Any) -> Any:
+        """Return a part without values, with room for the padding of what is gathered into it in place."""
+        if not self.is_in_order:
+            return like.new_empty(self.shape)
+        return like.new_empty(self.count * self.row_points)[: prod(self.shape)].view(self.shape)
+
+    def rows_in(self, whole: Any) -> Any:
+        """Return the rows of a part that `empty` made, padding included: [ranks, elements of the largest shard]."""
+        return whole.as_strided((self.count, self.row_points), (self.row_points, 1), whole.storage_offset())
+
+    def padded(self, piece: Any) -> Any:
+        """Return this rank's shard as its row in a collective."""
+        flat = piece.reshape(-1)
+        return flat if len(flat) == self.row_points else nn.functional.pad(flat, (0, self.row_points - len(flat)))
 
     def stacked(self, whole: Any) -> Any:
-        return whole.unflatten(self.dim, (self.count, -1)).movedim(self.dim, 0).reshape(self.count, -1)
+        """Return the shards of a part as rows, zeros behind those that are shorter."""
+        if self._runs[0][1] == self.count:
+            return self._stacked(whole, *self._runs[0][1:])
+        if self.is_in_order:
+            flat = whole.reshape(-1)
+            padding = self.count * self.row_points - len(flat)
+            return nn.functional.pad(flat, (0, padding)).view(self.count, self.row_points)
+        rows = whole.new_zeros(self.count, self.row_points)
+        for first, count, start, size in self._runs:
+            found = self._stacked(whole, count, start, size)
+            rows[first : first + count, : found.shape[1]] = found
+        return rows
+
+    def _stacked(self, whole: Any, count: int, start: int, size: int) -> Any:
+        part = whole.narrow(self.dim, start, count * size)
+        return part.unflatten(self.dim, (count, size)).movedim(self.dim, 0).reshape(count, -1)
 
     def joined(self, rows: Any) -> Any:
-        return rows.view(self.count, *self.piece_shape).movedim(0, self.dim).reshape(self.shape)
+        """Return the part whose shards are rows: a view of these, if the shards follow one another in memory."""
+        if self.is_in_order:
+            return rows.view(-1)[: prod(self.shape)].view(self.shape)
+        parts = []
+        for first, count, _, size in self._runs:
+            own = rows[first : first + count, : size * self._slice_points]
+            shape = (*self.shape[: self.dim], size, *self.shape[self.dim + 1 :])
+            part = own.reshape(count, *shape).movedim(0, self.dim)
+            parts.append(part.reshape(*self.shape[: self.dim], count * size, *self.shape[self.dim + 1 :]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
     def count_bytes(self, traffic: Traffic, phase: Phase, itemsize: int) -> None:
         """Count what a rank sends as the pieces are gathered, or as their sums are shared out."""
         if traffic.is_counted:
-            sent = (self.count - 1) * prod(self.piece_shape) * itemsize
+            sent = (self.count - 1) * self.row_points * itemsize
             traffic.add(Movement.within(self.layer, phase), sent)
 
 
 def held_whole(pieces: Pieces, piece: Any) -> tuple[Any, Any]:
     """Return what stands for the whole part in a rank's graph, and the rank's piece, within the part if that stays.
 
-    The first is the part itself, to be gathered, or nothing that has its shape.
+    The first is the part itself, to be gathered, or nothing that has its shape. A piece whose elements lie apart in the
+    part stays beside it: fused kernels of optimizers take no strides.
     """
     if not pieces.is_kept:
         return piece.new_empty(()).expand(pieces.shape), piece
-    whole = piece.new_empty(pieces.shape)
+    whole = pieces.empty(piece)
     inside = pieces.of(whole)
     inside.copy_(piece.reshape(inside.shape))
-    return whole, inside
+    return whole, inside if pieces.is_in_order else piece
+
+
+_GATHERS_AHEAD = 2
+"""How many weights are gathered at once before a step: each needs memory of its own until its shards are in order."""
 
 
 def gather_in_place(held: Iterable[tuple[Pieces, Any, Any]], traffic: Traffic) -> None:
     """Gather parts that stay. held: of each its pieces, the whole and this rank's piece."""
-    under_way: list[tuple[Pieces, Any, Callable[[], Any], bool]] = []
-    for pieces, whole, piece in held:
-        whole = whole.detach()
-        is_in_order = prod(pieces.shape[: pieces.dim]) == 1
-        rows = whole.view(pieces.count, -1) if is_in_order else None
-        under_way.append((pieces, whole, gathered(piece.detach(), pieces.group, rows), is_in_order))
-        pieces.count_bytes(traffic, Phase.UPDATE, whole.element_size())
-    for pieces, whole, rows_of, is_in_order in under_way:
+    pending: deque[tuple[Pieces, Any, Callable[[], Any]]] = deque()
+
+    def finish() -> None:
+        pieces, whole, rows_of = pending.popleft()
         rows = rows_of()
-        if not is_in_order:
+        if not pieces.is_in_order:
             whole.copy_(pieces.joined(rows))
+
+    for pieces, part, piece in held:
+        whole = part.detach()
+        rows = pieces.rows_in(whole) if pieces.is_in_order else None
+        pending.append((pieces, whole, gathered(pieces.padded(piece.detach()), pieces.group, rows)))
+        pieces.count_bytes(traffic, Phase.UPDATE, whole.element_size())
+        if len(pending) > _GATHERS_AHEAD:
+            finish()
+    while pending:
+        finish()
 
 
 # -- weights that are there while their layer computes
@@ -168,7 +281,8 @@ class Gather(nn.Module):
         """
         if torch.compiler.is_compiling():
             found = [
-                pieces.joined(gathered(piece, pieces.group)()) for pieces, piece in zip(self.pieces, own, strict=True)
+                pieces.joined(gathered(pieces.padded(piece), pieces.group)())
+                for pieces, piece in zip(self.pieces, own, strict=True)
             ]
             return tuple(_Joined.apply(leaf, whole) for leaf, whole in zip(leaves, found, strict=True))
         return _Gathered.apply(self, own, following, *leaves)
@@ -200,7 +314,7 @@ class Gather(nn.Module):
             return
         self._own = tuple(own)
         for pieces, piece in zip(self.pieces, own, strict=True):
-            self._begun.append(gathered(piece, pieces.group))
+            self._begun.append(gathered(pieces.padded(piece), pieces.group))
             pieces.count_bytes(self.layers.traffic, phase, piece.element_size())
 
     def reset(self) -> None:
@@ -208,8 +322,11 @@ class Gather(nn.Module):
         self.wholes = None
 
     def _ended(self) -> tuple[Any, ...]:
-        rows_of, self._begun = self._begun, []
-        return tuple(pieces.joined(rows()) for pieces, rows in zip(self.pieces, rows_of, strict=False))
+        begun, self._begun = self._begun, []
+        rows_of = deque(begun)
+        # Rows are dropped as soon as they are put in order.
+        begun.clear()
+        return tuple(pieces.joined(rows_of.popleft()()) for pieces in self.pieces if rows_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,6 +547,11 @@ class Entry:
         return self.sum.points * int(self.local.element_size())
 
     @property
+    def summed_points(self) -> int:
+        """Elements that this rank has of the sum, padding included."""
+        return int(self.local.numel()) if self.pieces is None else self.pieces.row_points
+
+    @property
     def is_held(self) -> bool:
         return self.pieces is None or not self.pieces.is_summed_each_time
 
@@ -574,9 +696,9 @@ class Gradients:
             return
         sums_of, parts = bucket.sums, bucket.parts
         bucket.sums, bucket.parts = None, []
-        sums = sums_of().split([prod(shape) for _, shape in parts])
+        sums = sums_of().split([entry.summed_points for entry, _ in parts])
         for (entry, shape), total in zip(parts, sums, strict=True):
-            self.give(entry.parameter, total.view(shape))
+            self.give(entry.parameter, total[: prod(shape)].view(shape))
 
     def _finish(self) -> None:
         for bucket in self._buckets[self._next :]:

@@ -66,17 +66,15 @@ class _ShardMaths:
 
     def mean(self, x: Any, dims: Sequence[int]) -> Any:
         tensor = self.weight.tensor
-        own = tensor.shard if self.pieces is None else self.pieces.piece_shape
-        brought = [dim for dim in dims if x.shape[dim] > 1 or own[dim] == 1]
-        if not brought:
+        if not dims:
             return x
-        total = x.sum(brought, keepdim=True)
-        axes = tensor.mesh.split(tensor.names[dim] for dim in brought)
+        total = x.sum(tuple(dims), keepdim=True)
+        axes = tensor.mesh.split(tensor.names[dim] for dim in dims)
         if axes:
             total = all_reduced(total, self.groups.of(sum_groups(tensor.mesh.devices, axes)))
-        if self.pieces is not None and self.pieces.dim in brought:
+        if self.pieces is not None and self.pieces.dim in dims:
             total = all_reduced(total, self.pieces.group)
-        return total / prod(self.shape[dim] for dim in brought)
+        return total / prod(self.shape[dim] for dim in dims)
 
 
 class RankTraining:

@@ -44,7 +44,7 @@ def cut(tensor: torch.Tensor, held: Held) -> torch.Tensor:
     for dim, runs in enumerate(held):
         if runs == ((0, tensor.shape[dim]),):
             continue
-        parts = [tensor.narrow(dim, low, high - low) for low, high in runs]
+        parts = [tensor.narrow(dim, low, high - low) for low, high in runs or ((0, 0),)]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
     return tensor
 
@@ -154,6 +154,10 @@ def _from_safetensors(path: Path) -> Source:
             return whole.clone()
         made: torch.Tensor | None = None
         counts = [sum(high - low for low, high in runs) for runs in held]
+        if 0 in counts:
+            # Of the file's type, whatever that is.
+            nothing: torch.Tensor = view[tuple(slice(0, 0) for _ in counts)]
+            return nothing.new_empty(counts)
         for box in product(*held):
             part = view[tuple(slice(low, high) for low, high in box)]
             if made is None:

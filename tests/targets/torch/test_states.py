@@ -17,8 +17,8 @@ import pase
 from pase.costs import STATES
 from pase.errors import PlanError, ProgramError
 from pase.planning.plan import Plan
-from pase.sharding.layouts import PlainDim, device_mesh, in_pieces, layout_of
-from pase.sharding.shards import state_dim
+from pase.sharding.layouts import PlainDim, device_mesh, layout_of, sharded_layout
+from pase.sharding.shards import shard_dims
 from pase.sharding.traffic import held_weights, optimiser_numbers
 from pase.targets.jax.parallel import Parallel
 from pase.targets.programs import emit_forward
@@ -42,7 +42,7 @@ from tests.targets.torch.trained import builder_of, events
 
 
 class Plain(nn.Module):
-    """Products in a row; the last has rows that 2 and 4 do not divide, its bias no dim that they do."""
+    """Products in a row; 2 and 4 divide no dim of the last one's bias, and the other dim of its weight alone."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -72,8 +72,8 @@ def plain_batch(seed: int = 0, width: int = 8) -> dict[str, Any]:
 
 # -- bytes, with three products of known sizes
 
-NUMBERS = {"first": 8 * 16 + 16, "second": 16 * 8, "last": 8 * 3}
-"""Of weights that are cut; the last bias, of 3, is not."""
+NUMBERS = {"first": 8 * 16 + 16, "second": 16 * 8, "last": 8 * 3 + 4}
+"""Of weights as four ranks shard them: the last bias, of 3, is padded to 4."""
 
 
 def _sent(_rank: int, _world: int, plan: Plan, passes: int) -> dict[tuple[str, str], int]:
@@ -99,14 +99,12 @@ def test_bytes_are_those_of_the_closed_forms(ranks: Pool, state: str) -> None:
     scatters = {"replicated": 0, "zero1": 1, "zero2": passes, "zero3": passes}[state]
     for found in ranks.run(_sent, data_parallel(plain(), plain_batch(), world, state), passes, world=world):
         for layer, numbers in NUMBERS.items():
-            one = 8 * numbers * (world - 1) // world
-            bias = 8 * 3 if layer == "last" else 0
+            one, update = 8 * numbers * (world - 1) // world, found.get((layer, "update"), 0)
             if state == "replicated":
-                # An all-reduce; of 3 numbers not every rank adds one.
-                assert abs(found[layer, "update"] - 2 * (one + bias * (world - 1) / world)) <= 2 * bias
+                # An all-reduce; of the last bias's 3 numbers not every rank adds one.
+                assert abs(update - 2 * one) <= (2 * 8 * 3 if layer == "last" else 0)
                 continue
-            update = found[layer, "update"]
-            assert (gathers + scatters) * one <= update <= (gathers + scatters) * one + 2 * bias
+            assert update == (gathers + scatters) * one
             if state == "zero3":
                 assert found[layer, "forward"] == passes * one
                 # The gradient of the model's own input is nobody's: the first layer's weights are not needed for it.
@@ -135,7 +133,9 @@ def _sizes(_rank: int, _world: int, plan: Plan, width: int) -> dict[str, int]:
     gradients = [local_of(p.grad) for p in parallel.parameters() if p.grad is not None]
     optimizer.step()
     state = [local_of(x) for own in optimizer.state.values() for x in own.values() if x.ndim]
-    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in local}
+    # Under zero1 and zero2 the whole parts, too, which the layers compute with.
+    wholes = [whole for _, whole, _ in parallel._leaves.kept()]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in (*local, *wholes)}
     return {
         "weights": sum(storages.values()),
         "gradients": sum(x.nbytes for x in gradients),
@@ -147,9 +147,14 @@ def _sizes(_rank: int, _world: int, plan: Plan, width: int) -> dict[str, int]:
 def test_a_rank_keeps_what_the_table_says(ranks: Pool, state: str) -> None:
     world, width = 4, 8
     plan = data_parallel(plain(width), plain_batch(width=width), world, state)
-    whole, part = 8 * (sum(NUMBERS.values()) + 3), 8 * (sum(NUMBERS.values()) // world + 3)
-    for found in ranks.run(_sizes, plan, width, world=world):
-        assert found["weights"] == (part if state == "zero3" else whole)
+    padded = 8 * sum(NUMBERS.values())
+    whole = padded - 8
+    for rank, found in enumerate(ranks.run(_sizes, plan, width, world=world)):
+        # The last rank has nothing of the last bias.
+        part = padded // world - 8 * (rank == world - 1)
+        # Weights that stay have room for the padding. Shards of the last one, of columns, are beside it.
+        stays = padded + 8 * 6
+        assert found["weights"] == {"replicated": whole, "zero3": part}.get(state, stays)
         assert found["gradients"] == (whole if state == "replicated" else part)
         assert found["optimizer"] == 2 * (whole if state == "replicated" else part)
 
@@ -157,7 +162,7 @@ def test_a_rank_keeps_what_the_table_says(ranks: Pool, state: str) -> None:
 def test_an_optimizer_keeps_as_much_as_is_told() -> None:
     for state in STATES:
         plan = data_parallel(plain(), plain_batch(), 4, state)
-        numbers = sum(NUMBERS.values()) // (1 if state == "replicated" else 4) + 3
+        numbers = sum(NUMBERS.values()) - 1 if state == "replicated" else sum(NUMBERS.values()) // 4
         assert optimiser_numbers(held_weights(plan), make_rule("adam", {}).slots) == 2 * numbers
 
 
@@ -427,21 +432,15 @@ def _notes(_rank: int, _world: int, plan: Plan) -> tuple[str, ...]:
     return parallelize((plain(), plain_batch()), plan).notes
 
 
-def test_what_no_ranks_can_cut_is_replicated_and_noted(ranks: Pool) -> None:
-    for notes in ranks.run(_notes, data_parallel(plain(), plain_batch(), 2, "zero2"), world=2):
-        assert [note for note in notes if "zero2" in note] == [
-            "weight 'last/bias' is replicated, not zero2: 2 ranks cut no dim of its part [3] evenly"
-        ]
-
-
-def test_parts_are_cut_along_the_first_dim_that_divides() -> None:
-    assert state_dim((3, 8, 4), 4) == 1
-    assert state_dim((12, 8), 4) == 0
-    assert state_dim((3, 5), 2) is None
-    assert state_dim((), 2) is None
+def test_parts_are_sharded_along_the_dim_whose_shards_are_smallest() -> None:
+    assert shard_dims((3, 8, 4), 4) == 1
+    assert shard_dims((12, 8), 4) == 0
+    assert shard_dims((3, 5), 2) == 1  # 3 x 3 of 15 elements; 2 x 5 are more.
+    assert shard_dims((3,), 2) == 0
+    assert shard_dims((), 2) == shard_dims((1, 1), 2) == shard_dims((8,), 1) == -1
     mesh = device_mesh("fc", [("n", 2), ("b", 2)], 4, [3, 0, 1, 2])
     layout = layout_of(mesh, [PlainDim("n", 8), PlainDim("c", 3)])
-    found = in_pieces(layout, [[3, 0], [1, 2]], 0).by_device
+    found = sharded_layout(layout, [[3, 0], [1, 2]], 0).by_device
     assert found == {0: ((0, 2), (0, 3)), 3: ((2, 4), (0, 3)), 1: ((4, 6), (0, 3)), 2: ((6, 8), (0, 3))}
 
 
