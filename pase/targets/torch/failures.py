@@ -23,6 +23,8 @@ LOST_PEER = re.compile(
 )
 """What the error of a collective says when another rank is gone."""
 _LONGEST_TOLD = 2000
+_READ: dict[tuple[str, int], tuple[int, str]] = {}
+"""What was read from stores, by where they are: the rank that failed, and why."""
 
 
 class RankError(ProgramError):
@@ -122,12 +124,22 @@ def write_failure(store: Any, rank: int, kind: type[BaseException], error: BaseE
 def read_failure(store: Any, run: str | None = None) -> tuple[int, str] | None:
     """Return the rank that failed first and why, where one has said so."""
     name = key("failure", run)
-    if not store.check([name]):
-        return None
+    known = known_failure(store)
+    if known is not None or not store.check([name]):
+        return known
     rank, _, why = store.get(name).decode(errors="replace").partition(" ")
     # It is written to a terminal: what would move its cursor is left out.
     shown = "".join(x for x in why[:_LONGEST_TOLD] if x.isprintable() or x == "\n")
-    return (int(rank), shown) if rank.isdecimal() else None
+    if not rank.isdecimal():
+        return None
+    if isinstance(store, dist.TCPStore):
+        _READ[store.host, store.port] = int(rank), shown
+    return int(rank), shown
+
+
+def known_failure(store: Any) -> tuple[int, str] | None:
+    """Return what `read_failure` has read from a store, which may be gone since then."""
+    return _READ.get((store.host, store.port)) if isinstance(store, dist.TCPStore) else None
 
 
 def _is_of_lost_peer(error: BaseException) -> bool:
@@ -142,15 +154,19 @@ def _lost_rank(error: BaseException) -> RankError:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     here = f"rank {rank} of {world_size}"
     said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    store = default_store()
+    told = known_failure(store)
     try:
-        store = default_store()
         store.set(key(f"lost/{rank}"), "")
         end_s = time.monotonic() + TOLD_GRACE_S
-        while (told := read_failure(store)) is None and time.monotonic() < end_s:
+        while told is None and time.monotonic() < end_s:
             time.sleep(0.05)
+            told = read_failure(store)
         silent = [other for other in range(world_size) if not store.check([key(f"lost/{other}")])]
     except RuntimeError:
-        return RankError(f"{here} lost the store that all ranks meet at: whoever keeps it has ended ({said})")
+        told = known_failure(store)
+        if told is None:
+            return RankError(f"{here} lost the store that all ranks meet at: whoever keeps it has ended ({said})")
     if told is not None:
         return RankError(f"{here} ended because rank {told[0]} failed: {told[1]}", told[0])
     names = ", ".join(map(str, silent)) or "none"

@@ -37,6 +37,7 @@ from pase.targets.torch.failures import (
     read_failure,
     tell_of_failures,
 )
+from pase.targets.torch.watch import missing_after_s, watch
 
 LOOPBACK = "127.0.0.1"
 
@@ -290,23 +291,27 @@ class Ranks:
     device: Any
 
 
-def join(*, device: str | None = None, timeout_s: float = 600.0) -> Ranks:
+def join(*, device: str | None = None, timeout_s: float | None = None) -> Ranks:
     """Join the process group of this program, which is made from torchrun's environment where there is none yet.
 
     A program that was started alone is a group of one. NCCL serves where each local rank has a GPU of its own, gloo
-    elsewhere. From here on an error that ends this rank is written to the store, where the others read it.
+    elsewhere. From here on an error that ends this rank is written to the store, where the others read it, and a rank
+    that is missing ends all (`watch.py`).
 
     Args:
         device: "cpu" or "cuda"; None for GPUs where each local rank has one.
-        timeout_s: how long a rank waits for the others, and for each collective.
+        timeout_s: how long a rank waits for the others, and for each collective; by default what the environment
+            variable PASE_TIMEOUT_S says, or 600.
 
     Raises:
         RankError: others did not come in time.
         ProgramError: the environment is not one that torchrun gives.
     """
+    limit_s = missing_after_s(timeout_s)
     if not dist.is_initialized():
-        _make_group(device, timedelta(seconds=timeout_s))
+        _make_group(device, timedelta(seconds=limit_s))
     tell_of_failures()
+    watch(limit_s)
     rank: int = dist.get_rank()
     world_size: int = dist.get_world_size()
     return Ranks(rank=rank, world_size=world_size, device=_device(device, _number("LOCAL_RANK", 0)))

@@ -45,6 +45,7 @@ from pase.targets.torch.program import Program, Traced
 from pase.targets.torch.states import Entry, Gradients, Pieces, WeightSum, gather_in_place, local_of
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, computing_in, reshard, resolved
 from pase.targets.torch.values import Source
+from pase.targets.torch.watch import BACKWARD, FORWARD, HELD_BACKWARD, PASSES
 from pase.targets.training.counted import step_key
 from pase.targets.training.data import example_dims, micro_batch
 
@@ -366,6 +367,8 @@ class Parallel(nn.Module):
         self._check_lookups(inputs)
         mode = self._mode(self.training)
         self._follow()
+        if self.training:
+            PASSES.begin(FORWARD)
         self._gather()
         values = self._values(inputs)
         return mode, values, [get(values) for get in mode.given]
@@ -377,7 +380,26 @@ class Parallel(nn.Module):
         if self.training:
             self._keep(mode, keeps)
             self._step += 1
+            PASSES.end()
+            self._note_backward((loss, *outputs))
         return self._returned(mode, loss, outputs, values)
+
+    def _note_backward(self, made: Iterable[Any]) -> None:
+        """Have it noted that a backward pass begins, when the first of these tensors has its gradient."""
+        engine, noted = torch.autograd.Variable._execution_engine, set[int]()
+
+        def note(_: Any) -> None:
+            task = torch._C._current_graph_task_id()
+            if task not in noted:
+                noted.add(task)
+                assert self._gradients is not None
+                PASSES.begin(HELD_BACKWARD if self._gradients.is_held else BACKWARD)
+                # After what is queued until then: gradients that are brought together at the end of the pass.
+                engine.queue_callback(lambda: engine.queue_callback(PASSES.end))
+
+        for x in made:
+            if isinstance(x, torch.Tensor) and x.requires_grad:
+                x.register_hook(note)
 
     def accumulate(self, *args: Any, **kwargs: Any) -> Any:
         """Go forward and backward through the micro-batches of a step, and return its loss.

@@ -4,12 +4,16 @@ import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
 from pase.errors import ProgramError
@@ -19,6 +23,7 @@ from pase.importers.front_end import call_factory
 from pase.importers.torch.export import call_inputs, call_of, unwrapped
 from pase.importers.torch.live import LiveModel, trace_live
 from pase.planning.plan import Plan, check_even
+from pase.planning.plan_file import graph_hash
 from pase.targets.torch.failures import naming_lost_ranks
 from pase.targets.torch.launch import join
 from pase.targets.torch.module import Parallel, loss_of
@@ -27,6 +32,7 @@ from pase.targets.torch.script import measured_bytes
 from pase.targets.torch.staged import Staged
 from pase.targets.torch.tensor import computing_in
 from pase.targets.torch.values import Source, from_file, from_first_rank, from_tensors, own_values, random_values
+from pase.targets.torch.watch import agree, digest, versions
 from pase.targets.training.counted import generator, initial_moments
 from pase.targets.training.data import Array, Batches, DataInput, data_inputs, example_dims, micro_batch, read_arrays
 from pase.targets.training.optimisers import Adam, AdamW, Momentum, Rule, Sgd, name_of
@@ -48,23 +54,70 @@ def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0) -
 
     Raises:
         PaseError: The model is another one than the plan's, or the process group has another size.
+        RankError: On all ranks: another one failed to trace its model, or ranks have different plans, models or seeds.
     """
-    check_even(plan, "a module made parallel")
     ranks = join()
-    if ranks.world_size != plan.num_devices:
-        raise ProgramError(
-            f"the plan is for {plan.num_devices} devices, and there are {ranks.world_size} processes; start as many: "
-            f"torchrun --nproc-per-node {plan.num_devices} …, or search for {ranks.world_size} devices"
-        )
-    module, source = _source(model, plan)
-    live = trace_live(source)
-    found = difference(plan.graph, live.model.graph)
-    if found:
-        raise ProgramError(f"the plan is of another model: {found}; search a plan for this one")
-    _check_types(module, plan)
+
+    def traced() -> tuple[tuple[nn.Module, LiveModel], Mapping[str, object]]:
+        check_even(plan, "a module made parallel")
+        if ranks.world_size != plan.num_devices:
+            raise ProgramError(
+                f"the plan is for {plan.num_devices} devices, and there are {ranks.world_size} processes; start as "
+                f"many: torchrun --nproc-per-node {plan.num_devices} …, or search for {ranks.world_size} devices"
+            )
+        module, source = _source(model, plan)
+        live = trace_live(source)
+        found = difference(plan.graph, live.model.graph)
+        if found:
+            raise ProgramError(f"the plan is of another model: {found}; search a plan for this one")
+        _check_types(module, plan)
+        return (module, live), _same_on_all_ranks(module, plan, weights, seed)
+
+    module, live = agree(traced)
+    _refuse_optimizers()
     values, notes = _first_values(module, live, weights, seed, ranks.device)
     made = Staged if plan.num_groups > 1 else Parallel
     return made(module, live, plan, rank=ranks.rank, weights=values, seed=seed, notes=notes)
+
+
+@cache
+def _refuse_optimizers() -> None:
+    """Have a step of an optimizer that PyTorch does not carry out on split parameters say so, before it begins."""
+    register_optimizer_step_pre_hook(_check_optimizer)
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if not isinstance(optimizer, torch.optim.Adafactor):
+        return
+    for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
+        if isinstance(parameter, DTensor) and not all(own.is_replicate() for own in parameter.placements):
+            raise ProgramError(
+                "torch.optim.Adafactor takes means over rows and columns in place, which PyTorch does not do for split "
+                f"parameters, here one of shape {list(parameter.shape)} as {parameter.placements}: use "
+                "torch.optim.AdamW, or train the program that 'pase emit --target torch' writes of the plan, with "
+                "--optimizer adafactor, whose means of split rows and columns a plan counts"
+            )
+
+
+def _same_on_all_ranks(module: nn.Module, plan: Plan, weights: Any, seed: int) -> dict[str, object]:
+    """Return what has to be the same on all ranks, by what messages call it."""
+    parameters = [
+        (name, tuple(x.shape), str(x.dtype), x.requires_grad, x.is_meta) for name, x in module.named_parameters()
+    ]
+    return {
+        **versions(),
+        "the model": graph_hash(plan.graph),
+        "the parameters of the module": digest(parameters),
+        "training mode": module.training,
+        "the splits": digest([(layer.name, dict(layer.splits)) for layer in plan.layers]),
+        "the order of devices": digest([layer.devices for layer in plan.layers]),
+        "modes or stages": digest([(layer.state, layer.is_recomputed, layer.stage) for layer in plan.layers]),
+        "micro-batches": plan.micro_batches,
+        "the schedule": f"{plan.num_groups} {plan.schedule}",
+        "the precision": plan.precision.name,
+        "the seed": seed,
+        "weights=": type(weights).__name__,
+    }
 
 
 def _check_types(module: nn.Module, plan: Plan) -> None:

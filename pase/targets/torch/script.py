@@ -1,5 +1,6 @@
 """What an emitted program for PyTorch runs: training, or the outputs of data, and `main`, its command line."""
 
+import inspect
 import os
 import sys
 import time
@@ -23,6 +24,7 @@ from pase.targets.torch.launch import Ranks, join, leave, run_program
 from pase.targets.torch.messages import told_by_all
 from pase.targets.torch.pipeline import Pipeline
 from pase.targets.torch.training import Build, Outputs, RankTraining, rank_training
+from pase.targets.torch.watch import agree, digest, versions
 from pase.targets.training.checkpointing import Kept, check_fits, checkpoint_flags, stopped_text
 from pase.targets.training.data import (
     Array,
@@ -71,6 +73,7 @@ def train(
     """
     begin = time.perf_counter()
     ranks = _joined(num_devices, device)
+    agree(lambda: (None, _same_on_all_ranks(build, options, num_devices, micro_batches, checkpointing)))
     is_first = ranks.rank == 0
     shown = report if report and is_first else _silent
     # Before anything expensive: what is wrong is found out at once.
@@ -117,6 +120,45 @@ def train(
             progress=progress and is_first,
         )
         return steps.take(training, shown)
+
+
+def _same_on_all_ranks(
+    build: Build | Pipeline,
+    options: TrainingOptions,
+    num_devices: int,
+    micro_batches: int,
+    checkpointing: RankCheckpoints | None,
+) -> dict[str, object]:
+    """Return what has to be the same on all ranks, by what messages call it."""
+    builds = [build] if not isinstance(build, Pipeline) else [*build.stages, build.schedule, build.micro_batches]
+    kept = checkpointing and (checkpointing.save_every, checkpointing.keep, checkpointing.resume is None)
+    return {
+        **versions(),
+        "the program": digest([_text_of(part) for part in builds]),
+        "the number of devices": num_devices,
+        "micro-batches": micro_batches,
+        "--steps": options.steps,
+        "--dtype": options.dtype,
+        "--seed": options.seed or 0,
+        "the optimizer or its options": repr(options.rule),
+        "the learning rate or its schedule": repr(options.schedule),
+        "--test-every": options.test_every,
+        "--data": options.data_path is None,
+        "--test-data": options.test_data_path is None,
+        "--weights": options.weights_path is None,
+        "the options of checkpoints": kept,
+    }
+
+
+def _text_of(part: Any) -> str:
+    """Return the text of the program that declares layers, or its instructions where there is no file of it."""
+    if not callable(part):
+        return str(part)
+    try:
+        return inspect.getsource(inspect.getmodule(part) or part)
+    except (OSError, TypeError):
+        code = getattr(part, "__code__", None)
+        return "" if code is None else repr((code.co_code, code.co_names, code.co_varnames))
 
 
 def _joined(num_devices: int, device: str | None) -> Ranks:

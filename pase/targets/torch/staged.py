@@ -38,6 +38,7 @@ from pase.targets.torch.placements import Need, Storage, storage
 from pase.targets.torch.states import Gradients
 from pase.targets.torch.tensor import computing_in
 from pase.targets.torch.values import Source
+from pase.targets.torch.watch import HELD_PIPELINE, PASSES, PIPELINE
 
 
 class _Stage(Parallel):
@@ -169,12 +170,15 @@ class Staged(Parallel):
         """
         check_trained(self._live.model.graph)
         count = self.plan.micro_batches
+        PASSES.begin(HELD_PIPELINE if self._is_held else PIPELINE)
         loss = self._stages.train(self._begun_on(partial(self._inputs_of, args, kwargs), count))
         if self.training:
             self._step += count
         if not self._is_held:
             self._add_up()
-        return self._stages.known(loss)
+        known = self._stages.known(loss)
+        PASSES.end()
+        return known
 
     @torch._disable_dynamo
     def forward(self, *args: Any, **kwargs: Any) -> Any:

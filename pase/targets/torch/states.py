@@ -606,6 +606,11 @@ class Gradients:
             self._buckets.append(bucket)
             self._places |= {id(entry.parameter): (bucket, place) for place, entry in enumerate(bucket.entries)}
 
+    @property
+    def is_held(self) -> bool:
+        """Whether backward passes leave parts of gradients where they are."""
+        return self._is_held
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Leave parts of gradients where they are: the next backward pass outside adds them up with its own.

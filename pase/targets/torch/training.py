@@ -26,6 +26,7 @@ from pase.targets.torch.pipeline import Copy, Pipeline, RankStage, Stages
 from pase.targets.torch.program import Program, Traced, Weight
 from pase.targets.torch.states import Entry, Gradients, Pieces, gather_in_place, held_whole
 from pase.targets.torch.tensor import Tensor, computing_in, widened
+from pase.targets.torch.watch import BACKWARD, FORWARD, PASSES, PIPELINE
 from pase.targets.training.checkpointing import called
 from pase.targets.training.counted import NOTHING_DROPPED, Key, given_value, initial_value, step_key
 from pase.targets.training.data import Array, DataInput, Evaluation, micro_batch
@@ -157,9 +158,12 @@ class RankTraining:
         return found
 
     def _pass(self, batch: Mapping[str, Array], key: Key) -> Pass:
+        PASSES.begin(FORWARD)
         loss, outputs, statistics = self._run(self.program, batch, key)
+        PASSES.begin(BACKWARD)
         with naming_lost_ranks():
             (loss / self.micro_batches).backward()
+        PASSES.end()
         return loss.detach(), self._correct(self.program, outputs), statistics
 
     def descend(self, found: Sequence[Pass], learning_rate: float) -> StepResult:
@@ -517,11 +521,13 @@ class StagedTraining(RankTraining):
         keys = [step_key(self._seed, self.num_steps * times + i) for i in range(times)]
         batches = [{name: micro_batch(x, i, times) for name, x in batch.items()} for i in range(times)]
         self._is_gathered = False
+        PASSES.begin(PIPELINE)
         loss = self.stages.known(self.stages.train(self._begun(self.programs, batches, keys)))
         self._gradients.flush()
         left, self._left = self._left, {}
         for name, gradient in self.stages.copies_summed(left).items():
             add_gradient(self.shards[name], gradient)
+        PASSES.end()
         statistics = [[x for number in self.programs for x in self._statistics[number, i]] for i in range(times)]
         return [(loss, self._counted(i), statistics[i]) for i in range(times)]
 

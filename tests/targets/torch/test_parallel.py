@@ -20,6 +20,7 @@ from tests.runtime.plans import random_plan
 from tests.targets.torch.equality import assert_close, full
 from tests.targets.torch.modules import MODULES, made
 from tests.targets.torch.ranks import Pool
+from tests.targets.torch.watched import Net, inputs, plan_of
 
 LANGUAGE, GPT, PICTURE = (MODULES[name] for name in ("nanogpt", "gpt", "picture"))
 
@@ -94,6 +95,30 @@ def _steps(module: nn.Module, step: Any) -> tuple[list[float], dict[str, Any]]:
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses, first
+
+
+def _by_adafactor(_rank: int, world: int, axis: str) -> None:
+    model = pase.parallelize((Net(), inputs(world)), plan_of(world, axis=axis))
+    optimizer = torch.optim.Adafactor(model.parameters())
+    before = {name: value.clone() for name, value in model.full_state_dict(on_all=True).items()}
+    model(*inputs(world)).backward()
+    if axis == "batch":
+        optimizer.step()
+        return
+    with pytest.raises(
+        ProgramError,
+        match=r"torch\.optim\.Adafactor takes means over rows and columns in place, which PyTorch does not do for "
+        r"split parameters, here one of shape \[6, 6\] as .*: use torch\.optim\.AdamW, or train the program that 'pase "
+        r"emit --target torch' writes of the plan, with --optimizer adafactor",
+    ):
+        optimizer.step()
+    for name, value in model.full_state_dict(on_all=True).items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("axis", ["batch", "outputs"])
+def test_adafactor_is_refused_for_split_parameters_alone(ranks: Pool, axis: str) -> None:
+    ranks.run(_by_adafactor, axis, world=2)
 
 
 def _compiled(_rank: int, _world: int, plan: Plan) -> Any:

@@ -1,0 +1,98 @@
+"""What the tests of `pase.targets.torch.watch` run on the session's ranks: one rank does otherwise than the others."""
+
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from itertools import count
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import pase
+from pase import Plan
+from pase.targets.torch.failures import naming_lost_ranks
+from pase.targets.torch.launch import join, rank_environment
+from tests.runtime.plans import make_plan
+
+LIMIT_S = 6.0
+"""Ranks of a busy machine come to a collective seconds apart."""
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, width), nn.Linear(width, 1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(self.last(torch.tanh(self.first(x))), y)
+
+
+def inputs(world: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(2 * world, 6, generator=draw), torch.randn(2 * world, 1, generator=draw)
+
+
+def plan_of(world: int, width: int = 6, axis: str = "batch") -> Plan:
+    """Data parallelism, or the first layer's outputs split."""
+    graph = pase.load((Net(width), inputs(world)))
+    splits = {op.name: {next(iter(op.extents)): world} for op in graph.operators if op.extents}
+    if axis == "outputs":
+        splits[graph.operators[0].name] = {list(graph.operators[0].extents)[1]: world}
+    return make_plan(graph, world, splits)
+
+
+def joined(rank: int, world: int, port: int, limit_s: float) -> None:
+    """Join a process group as a process of torchrun's, where nobody else watches over this machine's ranks."""
+    dist.destroy_process_group()
+    environment = rank_environment(rank, world, port, 1) | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+    os.environ.update(environment)
+    join(timeout_s=limit_s)
+
+
+def training(rank: int, world: int, port: int, victim: int, how: str, limit_s: float) -> None:
+    """Train for ever; after two steps one rank does otherwise."""
+    joined(rank, world, port, limit_s)
+    model = pase.parallelize((Net(), inputs(world)), plan_of(world))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in count():
+        is_time = rank == victim and step == 2
+        if is_time and how == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if is_time and how == "sleeping":
+            time.sleep(600)
+        if is_time and how == "thrown":
+            # As Python does with an error that nobody catches; other threads go on.
+            sys.excepthook(ValueError, ValueError("the third batch is empty"), None)
+            time.sleep(600)
+        with naming_lost_ranks():
+            loss = model(*inputs(world))
+            if is_time and how == "held":
+                with model.no_sync():
+                    loss.backward()
+            elif not (is_time and how == "missing"):
+                loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.01)
+
+
+def differing(rank: int, world: int, port: int, what: str) -> None:
+    """Make a module parallel, the last rank's of another kind."""
+    joined(rank, world, port, 200.0)
+    is_other = rank == world - 1
+    seed, width, axis = 5, 6, "batch"
+    if is_other and what == "seed":
+        seed = 7
+    if is_other and what == "model":
+        width = 12
+    if is_other and what == "splits":
+        axis = "outputs"
+    plan = plan_of(world, width, axis)
+    if is_other and what == "order":
+        plan = replace(plan, layers=tuple(replace(x, devices=x.devices[::-1]) for x in plan.layers))
+    if is_other and what == "failing":
+        width = 3
+    pase.parallelize((Net(width), inputs(world)), plan, seed=seed)
