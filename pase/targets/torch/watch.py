@@ -45,6 +45,9 @@ _TIMEOUT = "PASE_TIMEOUT_S"
 _LONGEST_BEAT_S = 1.0
 _SHORTEST_BEAT_S = 0.1
 _LONGEST_WINDOW = 2048
+_WAITED_BEATS = 4
+_SHARE = 0.75
+"""Of the time-out, after which a rank is missing: before collectives fail, which know less."""
 FORWARD, BACKWARD, HELD_BACKWARD, PIPELINE, HELD_PIPELINE = "F", "B", "H", "P", "Q"
 _NOT_BEGUN, _ENDED = [-1], [-2]
 """Beats of ranks that have not begun, or have ended."""
@@ -250,6 +253,7 @@ class Watch:
         many_s = world_size / 1000
         self._beat_s = max(many_s, min(_LONGEST_BEAT_S, max(_SHORTEST_BEAT_S, limit_s / 20)))
         self._number = 0
+        self._differences = 0
         # By rank: what it last wrote, and for how long it has written the same beat and begun no pass.
         self._beats: dict[int, Any] = {}
         self._silent_s: dict[int, float] = {}
@@ -347,7 +351,9 @@ class Watch:
     def _compare_passes(self) -> None:
         windows = {rank: (beat[2], beat[3], beat[4]) for rank, beat in self._beats.items() if len(beat) > 1}
         found = first_difference(list(windows.values())) if windows else None
-        if found is not None:
+        self._differences = 0 if found is None else self._differences + 1
+        # Ranks that come to that pass later show who goes another way than the most.
+        if found is not None and (all(found[1]) or self._differences > _WAITED_BEATS):
             number, begun = found
             letters = dict(zip(windows, begun, strict=True))
             (usual, _), *_ = Counter(filter(None, begun)).most_common(1)
@@ -393,7 +399,9 @@ def watch(limit_s: float) -> None:
     def is_over() -> bool:
         return not dist.is_initialized() or dist.group.WORLD is not group
 
-    Watch(own, dist.get_rank(), dist.get_world_size(), limit_s=limit_s, is_over=is_over, end=_end_process).start()
+    Watch(
+        own, dist.get_rank(), dist.get_world_size(), limit_s=_SHARE * limit_s, is_over=is_over, end=_end_process
+    ).start()
 
 
 def _end_process(line: str) -> None:

@@ -4,9 +4,13 @@ import os
 import signal
 import sys
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -44,17 +48,30 @@ def plan_of(world: int, width: int = 6, axis: str = "batch") -> Plan:
     return make_plan(graph, world, splits)
 
 
-def joined(rank: int, world: int, port: int, limit_s: float) -> None:
-    """Join a process group as a process of torchrun's, where nobody else watches over this machine's ranks."""
+@contextmanager
+def joined(rank: int, world: int, port: int, limit_s: float) -> Iterator[None]:
+    """Be in a process group as a process of torchrun's is, where nobody else watches over this machine's ranks."""
     dist.destroy_process_group()
     environment = rank_environment(rank, world, port, 1) | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
-    os.environ.update(environment)
-    join(timeout_s=limit_s)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        join(timeout_s=limit_s)
+        yield
 
 
 def training(rank: int, world: int, port: int, victim: int, how: str, limit_s: float) -> None:
-    """Train for ever; after two steps one rank does otherwise."""
-    joined(rank, world, port, limit_s)
+    """Train for ever, and end as a program does; after two steps one rank does otherwise."""
+    try:
+        with joined(rank, world, port, limit_s):
+            train(rank, world, victim, how)
+    finally:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def train(rank: int, world: int, victim: int, how: str) -> None:
     model = pase.parallelize((Net(), inputs(world)), plan_of(world))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in count():
@@ -81,7 +98,6 @@ def training(rank: int, world: int, port: int, victim: int, how: str, limit_s: f
 
 def differing(rank: int, world: int, port: int, what: str) -> None:
     """Make a module parallel, the last rank's of another kind."""
-    joined(rank, world, port, 200.0)
     is_other = rank == world - 1
     seed, width, axis = 5, 6, "batch"
     if is_other and what == "seed":
@@ -95,4 +111,5 @@ def differing(rank: int, world: int, port: int, what: str) -> None:
         plan = replace(plan, layers=tuple(replace(x, devices=x.devices[::-1]) for x in plan.layers))
     if is_other and what == "failing":
         width = 3
-    pase.parallelize((Net(width), inputs(world)), plan, seed=seed)
+    with joined(rank, world, port, 200.0):
+        pase.parallelize((Net(width), inputs(world)), plan, seed=seed)
