@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -387,13 +388,16 @@ class Parallel(nn.Module):
     def _note_backward(self, made: Iterable[Any]) -> None:
         """Have it noted that a backward pass begins, when the first of these tensors has its gradient."""
         engine, noted = torch.autograd.Variable._execution_engine, set[int]()
+        assert self._gradients is not None
+        # What a model returns may be kept for longer than the model.
+        of_model = ref(self._gradients)
 
         def note(_: Any) -> None:
             task = torch._C._current_graph_task_id()
             if task not in noted:
                 noted.add(task)
-                assert self._gradients is not None
-                PASSES.begin(HELD_BACKWARD if self._gradients.is_held else BACKWARD)
+                gradients = of_model()
+                PASSES.begin(HELD_BACKWARD if gradients is not None and gradients.is_held else BACKWARD)
                 # After what is queued until then: gradients that are brought together at the end of the pass.
                 engine.queue_callback(lambda: engine.queue_callback(PASSES.end))
 
