@@ -142,6 +142,9 @@ def _weights() -> Reader:
     return read
 
 
+_POINTWISE = ("abs", "exp", "log", "neg", "relu", "sigmoid", "silu", "tanh")
+
+
 def _calls() -> Reader:
     """Calls of operators as plans hold them: what is accepted where a plan is read may be refused before it runs."""
     from pase.targets.torch.layers.sources import source
@@ -173,8 +176,15 @@ def _calls() -> Reader:
         text = json.dumps([arguments, {word(rng): argument(rng)} if rng.random() < 0.1 else {}])
         made = [["b"], ["n"]] if rng.random() < 0.5 else [[d] for d in rng.sample(sorted(extents), rng.randrange(4))]
         layouts = [[["b"], ["n"]], [["b"], ["n"]], made]
-        options = (("operator", operator), ("arguments", text), ("layouts", json.dumps(layouts)))
+        is_index = rng.random() < 0.5
+        if rng.random() < 0.3:
+            # One that is right, or nearly so.
+            operator, is_index = f"aten.{rng.choice(_POINTWISE)}.default", False
+            layouts[2] = [["b"], ["n"]]
+            given = [{"operand": 0}, *(argument(rng) for _ in range(rng.random() < 0.3))]
+            text = json.dumps([given, {}])
         dims = tuple(d for axis in layouts[2] for d in axis)
+        options = (("operator", operator), ("arguments", text), ("layouts", json.dumps(layouts)))
         step = Step(result="t", function="source", operands=("x", "y"), dims=dims, options=options)
         verify_body(Body(steps=(step,)), layer="l", reads=["x", "y"], dims=tuple(extents))
         program = Program(rank=0, num_devices=1)
@@ -184,7 +194,7 @@ def _calls() -> Reader:
         x = reshard(program.floats("x", (4, 3)), mesh, rows)
         y = reshard(program.indices("y", (4, 3), below=3), mesh, rows)
         own = [[[known[d] for d in axis] for axis in layout] for layout in layouts]
-        source(operator, [x, y], text, own, is_index=rng.random() < 0.5)
+        source(operator, [x, y], text, own, is_index=is_index)
 
     return read
 
