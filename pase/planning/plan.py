@@ -1,7 +1,7 @@
 """`Plan`: the result of a search, everything that emitting, running and explaining it needs."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -316,6 +316,22 @@ def scope_text(constraints: Constraints, device_memory_bytes: int | None) -> str
     """Return what strategies have to keep to, as it is said behind "proven optimal"; "" for nothing."""
     limits = ["the constraints"] * bool(constraints) + ["the limit"] * (device_memory_bytes is not None)
     return f" within {' and '.join(limits)}" if limits else ""
+
+
+def on_one_device(plan: Plan) -> Plan:
+    """Return a plan's network on one device, of as many micro-batches, without modes of layers."""
+    layers = (
+        replace(
+            layer,
+            splits=dict.fromkeys(layer.splits, 1),
+            devices=(0,),
+            state=REPLICATED,
+            is_recomputed=False,
+            stage=0,
+        )
+        for layer in plan.layers
+    )
+    return replace(plan, num_devices=1, layers=tuple(layers), num_groups=1, schedule="")
 
 
 def check_even(plan: Plan, what: str) -> None:

@@ -232,6 +232,6 @@ def test_what_attention_would_drop_is_named() -> None:
     assert notes(0.25) == [
         (
             "attention of '0' and 1 more has attn_dropout=0.25: in training its weights are not dropped, since "
-            "scaled_dot_product_attention is traced outside training"
+            "attention is traced outside training"
         )
     ]

@@ -197,7 +197,7 @@ def trace_live(source: Any, *, batch: int | None = None) -> LiveModel:
     module = unwrapped(torch, module)
     seen: list[Any] = []
     program, notes = exported(torch, module, positional, keywords, loss, on_output=seen.append)
-    reader = Reader(torch, program, tied_weights(module))
+    reader = Reader(torch, module, program)
     call = recorded_call(torch, positional, keywords, has_loss=loss is not None)
     trace = replace(check_trace(trace_of(reader, module, type(module).__name__, notes)), call=call)
     trace = as_trained(torch, trace, module, positional, keywords, loss)

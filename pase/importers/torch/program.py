@@ -1,7 +1,7 @@
 """`read_program`: an exported program's graph as a trace."""
 
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import PurePath
 from typing import Any, Literal
@@ -39,7 +39,7 @@ _OWN = PurePath(__file__).parents[1]
 
 def read_program(torch: Any, module: Any, program: Any, name: str, notes: tuple[str, ...] = ()) -> Trace:
     """Return the trace of an exported program; ModelError for control flow and for sizes that depend on values."""
-    return trace_of(Reader(torch, program, tied_weights(module)), module, name, notes)
+    return trace_of(Reader(torch, module, program), module, name, notes)
 
 
 def trace_of(reader: "Reader", module: Any, name: str, notes: tuple[str, ...] = ()) -> Trace:
@@ -70,8 +70,8 @@ def _notes(module: Any, unused: list[str]) -> Iterator[str]:
 def _dropped_in_attention(module: Any, paths: Iterable[str]) -> Iterator[str]:
     """Yield what is to be said of modules that would drop points of attention's weights, outside their sight here.
 
-    They are traced outside training, where they tell `scaled_dot_product_attention` of no rate; those of PyTorch and
-    transformers keep it as a number whose name says so. paths: of the modules that call it.
+    They are traced outside training, where attention is told of no rate; those of PyTorch and transformers keep it as a
+    number whose name says so. paths: of the modules that compute attention.
     """
     rates: dict[str, list[str]] = {}
     for path in paths:
@@ -82,7 +82,7 @@ def _dropped_in_attention(module: Any, paths: Iterable[str]) -> Iterator[str]:
         others = f" and {len(found) - 1} more" if len(found) > 1 else ""
         yield (
             f"attention of {found[0] or 'the model'!r}{others} has {rate}: in training its weights are not dropped, "
-            "since scaled_dot_product_attention is traced outside training"
+            "since attention is traced outside training"
         )
 
 
@@ -94,7 +94,7 @@ def constant_values(torch: Any, module: Any, program: Any, names: Iterable[str])
 
     Those that depend on an input, on chance, or on weights without values are left out.
     """
-    reader = Reader(torch, program, tied_weights(module))
+    reader = Reader(torch, module, program)
     reader.read()
     wanted = set(names)
     places = {
@@ -322,7 +322,7 @@ class Reader:
     attentions: paths of the modules that call attention.
     """
 
-    def __init__(self, torch: Any, program: Any, tied: Mapping[str, tuple[str, int | None]]) -> None:
+    def __init__(self, torch: Any, module: Any, program: Any) -> None:
         self.leaves: list[Leaf] = []
         self.nodes: list[Node] = []
         self.outputs: list[str] = []
@@ -330,7 +330,8 @@ class Reader:
         self.count = 0
         self.made: dict[str, Any] = {}
         self.attentions: dict[str, None] = {}
-        self._torch, self._program, self._tied = torch, program, tied
+        self._torch, self._program, self._tied = torch, program, tied_weights(module)
+        self._parts = dict(module.named_modules())
         self._taken: set[str] = set()
 
     def read(self) -> None:
@@ -412,8 +413,11 @@ class Reader:
         self.made[node.name] = results[0] if is_one and results else results
         if not any(results):
             return
-        if "scaled_dot_product" in function:
-            self.attentions[_scope(node)] = None
+        scope = _scope(node)
+        # PyTorch's own module has products and a softmax in its place where it is asked for the weights, too.
+        is_own = function == "softmax" and isinstance(self._parts.get(scope), self._torch.nn.MultiheadAttention)
+        if "scaled_dot_product" in function or is_own:
+            self.attentions[scope] = None
         numbers = self._numbers(node) if function in _BY_NUMBERS else {}
         rate = (node.meta.get("custom") or {}).get("rate")
         arguments = dict(self._arguments(node)) | ({"rate": rate} if rate else {})

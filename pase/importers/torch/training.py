@@ -48,6 +48,7 @@ class _Call:
         reads_held: Whether an input, a parameter or a buffer is an operand.
         is_float: Whether a gradient could flow through a result.
         is_cut: Whether the gradient of an operand stops here.
+        is_in_attention: Whether `torch.nn.functional.multi_head_attention_forward` calls it.
         line, source: Where it stands in the user's code.
     """
 
@@ -58,6 +59,7 @@ class _Call:
     reads_held: bool = False
     is_float: bool = False
     is_cut: bool = False
+    is_in_attention: bool = False
     line: str = ""
     source: str = ""
 
@@ -116,11 +118,11 @@ def differences_in_training(
     flags = {part: part.training for part in module.modules()}
     recorder = _Recording(torch, module, positional, keywords)
     try:
-        with _restored(torch, module, flags):
+        with restored(torch, module):
             if not module.training:
                 module.train()
             trained, then = recorder.recorded(), recorder.recorded()
-        with _restored(torch, module, flags):
+        with restored(torch, module):
             module.eval()
             evaluated = recorder.recorded()
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
@@ -152,6 +154,7 @@ def _reasons(
         where = f" at {writer.at}" if writer is not None and writer.line else ""
         yield f"{kind} {name!r} is written in the forward pass{where}"
     yield from _of_flags(module, flags, trained)
+    yield from _of_drops(trained, evaluated)
     yield from _of_branches(trained.live(), evaluated.live())
     yield from _of_earlier_calls(trained, then)
 
@@ -179,6 +182,21 @@ def _of_flags(module: Any, flags: Mapping[Any, bool], trained: _Record) -> Itera
 def _drops_between(call: _Call) -> bool:
     numbers = [option for option in call.options if isinstance(option, float)]
     return any(numbers)
+
+
+def _of_drops(trained: _Record, evaluated: _Record) -> Iterator[str]:
+    """Yield the first dropout that a module calls in training alone, but for those within its attention."""
+
+    def drops(record: _Record) -> list[_Call]:
+        return [call for call in record.calls if call.name in _DROPPING and call.options[:1] != (0.0,)]
+
+    ours, others = drops(trained), drops(evaluated)
+    if [call.options[:1] for call in ours] == [call.options[:1] for call in others]:
+        return
+    lines = {call.line for call in others}
+    for call in ours:
+        if call.line not in lines and not call.is_in_attention:
+            yield f"dropout at {call.at} is called in training alone"
 
 
 def _of_branches(trained: Sequence[_Call], evaluated: Sequence[_Call]) -> Iterator[str]:
@@ -263,7 +281,7 @@ class _Recording:
         torch, module = self.torch, self.module
         functional = torch.nn.functional
         with ExitStack() as stack:
-            held = stack.enter_context(_without_values(torch, module, self.fake))
+            held = stack.enter_context(held_instead(torch, module, lambda _, x: _fake(torch, self.fake, x)))
             positional, keywords = mapped(lambda x: _fake(torch, self.fake, x), torch, self.given)
             leaves = torch.utils._pytree.tree_leaves((positional, keywords))
             mode = _recorder(self, {id(x) for x in (*held.values(), *leaves)})
@@ -365,7 +383,9 @@ def _recorder(of: _Recording, held: set[int]) -> Any:
                 reads_held=any(id(x) in held for x in tensors),
                 is_float=any(x.is_floating_point() for x in results),
             )
-            call.line, call.source, is_function = _place()
+            call.line, call.source, callers = _place()
+            is_function = "autograd/function.py:apply" in callers
+            call.is_in_attention = "nn/functional.py:multi_head_attention_forward" in callers
             is_disabled = call.is_float and not torch.is_grad_enabled() and not is_function
             call.is_cut = carries and (name in _DETACHING or is_disabled)
             if isinstance(written, torch.Tensor) and name != "requires_grad_":
@@ -392,17 +412,17 @@ def _name(function: Any) -> str:
     return str(getattr(owner, "__name__", name)) if name == "__get__" else name
 
 
-def _place() -> tuple[str, str, bool]:
-    """Return the line of the user's code that calls, what stands there, and whether within an autograd function."""
+def _place() -> tuple[str, str, set[str]]:
+    """Return the line of the user's code that calls, what stands there, and the functions on the way by their files."""
     frame: Any = sys._getframe(2)
-    found, is_function = ("", ""), False
+    found, callers = ("", ""), set[str]()
     while frame is not None:
         file = frame.f_code.co_filename
         if not found[0] and not is_framework(file):
             found = f"{PurePath(file).name}:{frame.f_lineno}", linecache.getline(file, frame.f_lineno).strip()
-        is_function |= frame.f_code.co_name == "apply" and file.endswith("autograd/function.py")
+        callers.add("/".join(file.split("/")[-2:]) + ":" + frame.f_code.co_name)
         frame = frame.f_back
-    return (*found, is_function)
+    return (*found, callers)
 
 
 # -- the module without values
@@ -412,31 +432,42 @@ def _fake(torch: Any, fake: Any, tensor: Any, device: Any = "cpu") -> Any:
     """Return a tensor without values of the same shape, one that is trained where the other is."""
     with fake:
         made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
     return made.requires_grad_(tensor.requires_grad and tensor.is_leaf)
 
 
 @contextmanager
-def _without_values(torch: Any, module: Any, fake: Any) -> Iterator[dict[str, Any]]:
-    """Have a module hold tensors without values; yield its parameters and buffers by name."""
+def held_instead(torch: Any, module: Any, make: Callable[[str, Any], Any]) -> Iterator[dict[str, Any]]:
+    """Have a module hold other tensors; yield these by all of their names.
+
+    make: of the name and the parameter or buffer; the same one has one in its place, which is trained if it is.
+    """
     made: dict[int, Any] = {}
     named: dict[str, Any] = {}
+    replaced = set[int]()
     with ExitStack() as stack:
-        for path, part in module.named_modules():
+        for path, part in module.named_modules(remove_duplicate=False):
             for holder in (part._parameters, part._buffers):
-                for name, tensor in list(holder.items()):
-                    if tensor is not None:
-                        stack.callback(holder.__setitem__, name, tensor)
-                        if id(tensor) not in made:
-                            made[id(tensor)] = _fake(torch, fake, tensor)
-                        holder[name] = named[f"{path}.{name}".removeprefix(".")] = made[id(tensor)]
+                for last, tensor in list(holder.items()):
+                    name = f"{path}.{last}".removeprefix(".")
+                    if tensor is None or id(tensor) in replaced:
+                        # A part that is in several places was met before.
+                        named |= {} if tensor is None else {name: tensor}
+                        continue
+                    stack.callback(holder.__setitem__, last, tensor)
+                    if id(tensor) not in made:
+                        other = make(name, tensor)
+                        if isinstance(tensor, torch.nn.Parameter):
+                            other = torch.nn.Parameter(other, requires_grad=tensor.requires_grad)
+                        made[id(tensor)] = other
+                        replaced.add(id(other))
+                    holder[last] = named[name] = made[id(tensor)]
         yield named
 
 
 @contextmanager
-def _restored(torch: Any, module: Any, flags: Mapping[Any, bool]) -> Iterator[None]:
-    """Put a module back as it was: its attributes, and whether its parts are in training."""
+def restored(torch: Any, module: Any) -> Iterator[None]:
+    """Put a module back as it was, its attributes and whether its parts are in training, and the random numbers."""
+    flags = {part: part.training for part in module.modules()}
     before = [(part, dict(part.__dict__)) for part in module.modules()]
     filled = [value for _, attributes in before for value in attributes.values() if type(value) in (list, dict, set)]
     contents = [value.copy() for value in filled]

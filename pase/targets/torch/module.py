@@ -115,7 +115,7 @@ class RankSampler(Sampler[list[int]]):
 # -- the program of a model
 
 
-class _LiveProgram(Program):
+class LiveProgram(Program):
     """A program whose weights, constants and statistics are a module's own.
 
     storage: how its parameters and buffers are held; None until `hold_together`, which decides, too, which weights are
@@ -216,9 +216,7 @@ class _LiveProgram(Program):
         return Read(parameter=constant.buffer, piece=constant.use.piece, view=constant.use.view) if is_kept else None
 
 
-def hold_together(
-    programs: Sequence[_LiveProgram], stored_by: Callable[[Mapping[str, list[Need]]], Storage]
-) -> Storage:
+def hold_together(programs: Sequence[LiveProgram], stored_by: Callable[[Mapping[str, list[Need]]], Storage]) -> Storage:
     """Return how all that programs of this rank read is held, which they know from then on, and their pieces of it.
 
     programs: all of whose layers have been called. stored_by: says it, from what is needed of each parameter.
@@ -271,6 +269,10 @@ def read_as(value: Any, use: Use) -> Any:
 
 Get = Callable[[Mapping[str, Any]], Any]
 """Takes what a step computed of the module's inputs, by name, returns an argument of a rank's graph."""
+
+
+Compare = Callable[["Parallel", Mapping[str, Any], Callable[[Mapping[str, Any]], Any], torch.device], list[str]]
+"""Takes a parallel module, the inputs of its first step, what calls it with others and its device; returns notes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,6 +343,7 @@ class Parallel(nn.Module):
         self._looked_up = live.part([lookup.value for lookup in live.lookups], device=device)
         self._leaves = Leaves(receive=self._received)
         self._gradients: Gradients | None = None
+        self._first_step: Compare | None = None
         self._pieces: Mapping[str, Pieces] | None = None
         self._gathered: Any = None
         self._owners: dict[str, tuple[nn.Module, str]] = {}
@@ -360,6 +363,7 @@ class Parallel(nn.Module):
         """Return the program, what is computed before any layer, and the arguments of the rank's graph."""
         if self.training and torch.is_grad_enabled():
             check_trained(self._live.model.graph)
+            self._compare(args, kwargs)
         boxes, call = self._boxes, self._live.call
         given = call.bound(args, kwargs, {name: extents(box) for name, box in boxes.items()})
         inputs = {
@@ -373,6 +377,23 @@ class Parallel(nn.Module):
         self._gather()
         values = self._values(inputs)
         return mode, values, [get(values) for get in mode.given]
+
+    def compare_first(self, first: Compare | None) -> None:
+        """Have the first step of training compared with the module itself; None for no more of it."""
+        self._first_step = first
+
+    def _compare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        compare, self._first_step = self._first_step, None
+        if compare is None:
+            return
+        call = self._live.call
+        given = call.bound(args, kwargs, {name: extents(box) for name, box in self._boxes.items()})
+
+        def called(inputs: Mapping[str, Any]) -> Any:
+            return next(call.split(args, kwargs, [0], lambda name, _x, _number: inputs[name]))
+
+        # A part of the model may have the same name.
+        self.__dict__["notes"] = (*self.__dict__["notes"], *compare(self, given, called, self._device))
 
     @torch._disable_dynamo
     def _ended(
@@ -571,8 +592,8 @@ class Parallel(nn.Module):
             self._modes[trains] = self._traced(program, self._build(program))
         return self._modes[trains]
 
-    def _declared(self, trains: bool) -> _LiveProgram:
-        return _LiveProgram(
+    def _declared(self, trains: bool) -> LiveProgram:
+        return LiveProgram(
             self._live,
             self._state,
             self._storage,
@@ -585,7 +606,7 @@ class Parallel(nn.Module):
             pieces=self._pieces,
         )
 
-    def _traced(self, program: _LiveProgram, made: Any) -> _Mode:
+    def _traced(self, program: LiveProgram, made: Any) -> _Mode:
         """Return what runs; made: what the functions that declare the layers return."""
         loss, outputs = made if isinstance(made, tuple) else (made, {}) if isinstance(made, Tensor) else (None, made)
         if self._pieces is None:

@@ -25,6 +25,7 @@ from pase.importers.torch.live import LiveModel, trace_live
 from pase.planning.plan import Plan, check_even
 from pase.planning.plan_file import graph_hash
 from pase.targets.torch.failures import naming_lost_ranks
+from pase.targets.torch.first_step import FirstStep
 from pase.targets.torch.launch import join
 from pase.targets.torch.module import Parallel, loss_of
 from pase.targets.torch.placements import Held
@@ -39,7 +40,7 @@ from pase.targets.training.optimisers import Adam, AdamW, Momentum, Rule, Sgd, n
 from pase.targets.training.options import TrainingOptions
 
 
-def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0) -> Parallel:
+def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0, check: bool = True) -> Parallel:
     """Return a module that computes as a model does, of which each rank of the process group has its part.
 
     Args:
@@ -51,9 +52,12 @@ def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0) -
             each rank reads its parts. By default the module's own; random ones, whatever the strategy, where it was
             made on the device 'meta'.
         seed: Of what is dropped; the same on all ranks.
+        check: Compare what was traced with the module itself in the first step of training, on rank 0: losses, outputs,
+            gradients and buffers. The step raises ProgramError where they differ by more than rounding.
 
     Raises:
-        PaseError: The model is another one than the plan's, or the process group has another size.
+        PaseError: The model is another one than the plan's, would not be trained as it trains itself, or the process
+            group has another size.
         RankError: On all ranks: another one failed to trace its model, or ranks have different plans, models or seeds.
     """
     ranks = join()
@@ -71,13 +75,17 @@ def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0) -
         if found:
             raise ProgramError(f"the plan is of another model: {found}; search a plan for this one")
         _check_types(module, plan)
-        return (module, live), _same_on_all_ranks(module, plan, weights, seed)
+        return (module, live), _same_on_all_ranks(module, plan, weights, seed, is_checked=check)
 
     module, live = agree(traced)
     _refuse_optimizers()
     values, notes = _first_values(module, live, weights, seed, ranks.device)
     made = Staged if plan.num_groups > 1 else Parallel
-    return made(module, live, plan, rank=ranks.rank, weights=values, seed=seed, notes=notes)
+    parallel = made(module, live, plan, rank=ranks.rank, weights=values, seed=seed, notes=notes)
+    if check:
+        _, _, _, loss = call_of(torch, _source(model, plan)[1], None)
+        parallel.compare_first(FirstStep(module, loss, live, plan).run)
+    return parallel
 
 
 @cache
@@ -99,7 +107,9 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             )
 
 
-def _same_on_all_ranks(module: nn.Module, plan: Plan, weights: Any, seed: int) -> dict[str, object]:
+def _same_on_all_ranks(
+    module: nn.Module, plan: Plan, weights: Any, seed: int, *, is_checked: bool
+) -> dict[str, object]:
     """Return what has to be the same on all ranks, by what messages call it."""
     parameters = [
         (name, tuple(x.shape), str(x.dtype), x.requires_grad, x.is_meta) for name, x in module.named_parameters()
@@ -117,6 +127,7 @@ def _same_on_all_ranks(module: nn.Module, plan: Plan, weights: Any, seed: int) -
         "the precision": plan.precision.name,
         "the seed": seed,
         "weights=": type(weights).__name__,
+        "check=": is_checked,
     }
 
 

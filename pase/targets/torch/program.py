@@ -93,7 +93,7 @@ class Traced:
 
     module: takes values of `arguments`, in order, returns (loss or None, outputs, values of statistics). arguments:
     each says what it is: "input x", "weight w", "piece w" (this rank's, of a weight that the graph gathers),
-    "received 0" (of the stage before), "mask_key"; a live module has others (`_LiveProgram`). inputs, weights: by name.
+    "received 0" (of the stage before), "mask_key"; a live module has others (`LiveProgram`). inputs, weights: by name.
     keeps: statistics with their momentum, in the order of their values. results: the outputs by name. sums: of the
     gradient of each weight, by name, in the order of the layers. pieces: of those weights that ranks hold in pieces.
     gathered: the layers whose weights the graph gathers, to run the module within its `freed`. taken: how layers read
@@ -129,7 +129,8 @@ class Program:
 
     rank, num_devices: of the group. trains: whether points are dropped, and moments are those of the batch. groups: of
     ranks, which several programs of one process share. traffic: counts what moves. counts: whether to count labels that
-    are right. is_of_one_type: compute in one, whatever is said (`types`). received: of the stage before, by argument.
+    are right. is_of_one_type: compute in one, whatever is said (`types`). drops_nothing: whether dropout keeps every
+    point, scaled as ever. received: of the stage before, by argument.
     sources: by the name of a trained tensor, the argument of the graph that it is had of. dtype: the type of weights.
     low: that of products where it is another, "". pieces: of the weights that ranks hold in pieces, where another
     program of the same layers has told; else this one tells. copied: weights of which other stages have copies, which
@@ -148,7 +149,8 @@ class Program:
         is_of_one_type: bool = False,
         pieces: Mapping[str, Pieces] | None = None,
     ) -> None:
-        self.dtype, self.low, self._is_of_one_type = "float32", "", is_of_one_type
+        self.dtype, self.low = "float32", ""
+        self.is_of_one_type, self.drops_nothing = is_of_one_type, False
         self.rank, self.num_devices, self.trains = rank, num_devices, trains
         self.groups = groups or Groups(rank, num_devices)
         self.traffic = traffic or Traffic()
@@ -176,7 +178,7 @@ class Program:
 
     def types(self, *, weights: str, products: str) -> None:
         """Say in which types the program computes; others follow (`pase.graph.precision`)."""
-        if not self._is_of_one_type:
+        if not self.is_of_one_type:
             self.dtype, self.low = weights, products if products != weights else ""
 
     def mesh(
