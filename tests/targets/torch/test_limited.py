@@ -79,9 +79,9 @@ def _trained(_rank: int, _world: int, modes: str, limit: int | None) -> list[flo
     # Each tensor has pages of its own, which go back to the system when it is freed.
     ctypes.CDLL(None).mallopt(-3, 2**16)
     # Process groups, threads and what libraries work with are there before.
-    _steps(parallelize(_given(64), _plan(modes, 64)), 64)
+    _steps(parallelize(_given(64), _plan(modes, 64), check=False), 64)
     with _within(limit) if limit else _within(2**40):
-        return _steps(parallelize(_given(WIDTH), _plan(modes)), WIDTH)
+        return _steps(parallelize(_given(WIDTH), _plan(modes), check=False), WIDTH)
 
 
 def _steps(module: Any, width: int) -> list[float]:

@@ -78,7 +78,7 @@ def kept_bytes(module: Any, batch: dict[str, Any]) -> int:
 def _on_rank(_rank: int, _world: int, name: str, plan: pase.Plan) -> int:
     make, shape = CASES[name]
     batch = {"x": torch.randn(shape)}
-    return kept_bytes(parallelize((make(), batch), plan), batch)
+    return kept_bytes(parallelize((make(), batch), plan, check=False), batch)
 
 
 @pytest.mark.parametrize(
