@@ -203,7 +203,8 @@ def _of_branches(trained: Sequence[_Call], evaluated: Sequence[_Call]) -> Iterat
     """Yield the first call that a module makes in training alone, or in evaluation alone."""
 
     def shown(calls: Sequence[_Call]) -> list[_Call]:
-        ignored = {*_DROPPING, *_DROPPING_OTHERWISE}
+        # Whether a tensor has to be laid out anew depends on the kernel that made it.
+        ignored = {*_DROPPING, *_DROPPING_OTHERWISE, "contiguous"}
         return [call for call in calls if call.name not in ignored]
 
     def key(call: _Call) -> object:
