@@ -31,7 +31,10 @@ OPTIMIZER_WORDS = {"sgd": 0, "momentum": 1, "adam": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer; kind: dense, add, loss or fan (a tensor's own vertex before its readers). reads: "" for data."""
+    """One layer; kind: dense, add, loss or fan (a tensor's own vertex before its readers).
+
+    reads: "" for data. shares: whether its weight is the one that all such layers have.
+    """
 
     name: str
     kind: str
@@ -39,6 +42,7 @@ class Layer:
     width: int
     fan_in: int = 0
     relu: bool = False
+    shares: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,12 @@ def network(numbers: random.Random, most: int) -> tuple[Layer, ...]:
                     relu=relu,
                 )
             )
+    if numbers.random() < 0.7:
+        shapes = [(layer.fan_in, layer.width) for layer in layers if layer.kind == "dense"]
+        shape = max(shapes, key=shapes.count)
+        layers = [
+            replace(layer, shares=layer.kind == "dense" and (layer.fan_in, layer.width) == shape) for layer in layers
+        ]
     last = layers[-1]
     layers.append(Layer(name="loss", kind="loss", reads=(last.name,), width=last.width))
     return tuple(layers)
@@ -111,7 +121,8 @@ def graph_of(case: Case) -> Graph:
         reads = [tensors[name] if name else net.input((case.batch, layer.fan_in)) for name in layer.reads]
         if layer.kind == "dense":
             out, activation = (("n", layer.width),), "relu" if layer.relu else ""
-            tensors[layer.name] = net.add(dense, layer.name, *reads, out=out, activation=activation)
+            shared = "shared" if layer.shares else ""
+            tensors[layer.name] = net.add(dense, layer.name, *reads, out=out, activation=activation, shared=shared)
         elif layer.kind == "add":
             tensors[layer.name] = net.add(elementwise, layer.name, *reads, dims=("b", "n"))
         else:
@@ -161,6 +172,10 @@ def leaves_parts(layer: Layer, choice: Choice) -> bool:
     return layer.kind == "dense" and choice.split == "n"
 
 
+def weight_layout(choice: Choice) -> str:
+    return choice.split if choice.split in ("n", "c") else ""
+
+
 def share(layout: str) -> float:
     return 0.5 if layout else 1.0
 
@@ -182,6 +197,8 @@ class Step:
         self.b, self.fixed = case.batch // case.micro_batches, fixed
         self.readers = readers(layers)
         self.number = {layer.name: number for number, layer in enumerate(layers)}
+        self.sharing = [number for number, layer in enumerate(layers) if layer.shares]
+        self.owner = next((number for number in self.sharing if first <= number < stop), None)
 
     def message(self, num_bytes: float) -> float:
         return self.case.alpha + num_bytes * self.case.beta if num_bytes else 0.0
@@ -235,17 +252,26 @@ class Step:
                     if state in states:
                         yield Choice(split=split, state=state, again=again)
 
+    def is_copy(self, layer: Layer) -> bool:
+        """Whether a layer's weight belongs to another one of the stage."""
+        return layer.shares and self.number[layer.name] != self.owner
+
     def weights(self, layer: Layer, choice: Choice) -> list[tuple[int, bool]]:
-        """Bytes of a device's part of each weight, and whether its gradient is summed over the devices."""
+        """Bytes of a device's part of each weight, and whether its gradient is summed over the devices.
+
+        A weight that several layers share is left out.
+        """
         if layer.kind != "dense":
             return []
         halves = 2 if choice.split in ("n", "c") else 1
         bias_halves = 2 if choice.split == "n" else 1
         is_summed = choice.split == "b"
-        return [
-            (WORD * layer.fan_in * layer.width // halves, is_summed),
-            (WORD * layer.width // bias_halves, is_summed),
-        ]
+        bias = WORD * layer.width // bias_halves, is_summed
+        return [bias] if layer.shares else [(WORD * layer.fan_in * layer.width // halves, is_summed), bias]
+
+    def shared_weight(self, layer: Layer, choice: Choice) -> float:
+        """Bytes of a device's part of the weight that a layer shares with others."""
+        return WORD * layer.fan_in * layer.width * share(weight_layout(choice)) if layer.shares else 0.0
 
     def forward(self, layer: Layer, choice: Choice) -> float:
         """Seconds of the forward pass, messages included."""
@@ -299,11 +325,17 @@ class Step:
             if is_summed:
                 messages = {"replicated": 2, "zero1": 2, "zero2": 1, "zero3": 0}[choice.state]
                 seconds += messages * self.message(size / 2)
-        return seconds
+        size = self.shared_weight(layer, choice)
+        if choice.split == "b" and not self.is_copy(layer):
+            seconds += self.all_reduce(size)
+        # Gradients of the copies of other stages: a message for each layer there.
+        elsewhere = sum(not self.first <= number < self.stop for number in self.sharing)
+        return seconds + elsewhere * self.message(size)
 
     def static(self, layer: Layer, choice: Choice) -> float:
         """Bytes of weights, gradients and the optimizer's state."""
-        total = 0.0
+        words_of_shared = 0 if self.is_copy(layer) else 2 + OPTIMIZER_WORDS[self.case.optimizer]
+        total = words_of_shared * self.shared_weight(layer, choice)
         for size, is_summed in self.weights(layer, choice):
             words = [size, size, *[size] * OPTIMIZER_WORDS[self.case.optimizer]]
             first = {"replicated": 9, "zero1": 2, "zero2": 1, "zero3": 0}[choice.state]
@@ -337,7 +369,7 @@ class Step:
         elif layer.kind != "fan":
             total += 2 * self.size(layer) * share(written(layer, choice))
         total += sum(2 * size for size, is_summed in self.weights(layer, choice) if is_summed)
-        return total
+        return total + 2 * self.shared_weight(layer, choice) * (choice.split == "b")
 
     def gathered(self, layer: Layer, choice: Choice) -> float:
         return sum(size for size, _ in self.weights(layer, choice)) if choice.state == "zero3" else 0.0
@@ -374,6 +406,25 @@ class Step:
 
     def fan_is_kept(self, fan: Layer) -> bool:
         return self.reader_keeps(self.number[fan.name], 0) or self.writer_keeps(fan.reads[0])
+
+    def copy(self, v: int) -> Array:
+        """[choices of the owner, choices of v, 2] seconds, and bytes held, for the weight that v shares with the owner.
+
+        It is fetched and its gradient returned with each micro-batch. Where both have it in one layout with gradients
+        over as many devices, they are added on each device, and the owner sums them.
+        """
+        owner, layer = self.layers[self.owner], self.layers[v]
+        size = WORD * layer.fan_in * layer.width
+        pairs = [[(u, choice) for choice in self.choices(layer)] for u in self.choices(owner)]
+        found = np.zeros((len(pairs), len(pairs[0]), 2))
+        for i, row in enumerate(pairs):
+            for j, (u, choice) in enumerate(row):
+                held, needed = weight_layout(u), weight_layout(choice)
+                is_like_owner = held == needed and (u.split == "b") == (choice.split == "b")
+                seconds = self.all_reduce(size) if choice.split == "b" and not is_like_owner else 0.0
+                seconds += self.message(size * missing(needed, held)) + self.message(size * missing(held, needed))
+                found[i, j] = seconds, 2 * size * share(needed) * (held != needed)
+        return found
 
     # -- a stage
 
@@ -431,6 +482,9 @@ class Step:
                 elif u < n:
                     on_edge = self.edge(u, n, position)[grid[u - self.first], grid[at]]
                     t, kept = t + on_edge[:, 0], kept + on_edge[:, 1]
+            if self.is_copy(layer):
+                on_copy = self.copy(n)[grid[self.owner - self.first], grid[at]]
+                t, static = t + on_copy[:, 0], static + on_copy[:, 1]
             last = max((reader for reader, _ in self.readers[layer.name]), default=0)
             if last >= self.stop:
                 t = t + self.case.alpha + part * self.case.beta
