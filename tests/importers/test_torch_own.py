@@ -216,6 +216,13 @@ BOTH = '[[{"operand": 0}, {"operand": 1}], {}]'
 PICKED = '[[{"operand": 0}, 1, {"operand": 1}], {}]'
 
 
+def test_a_number_is_no_type() -> None:
+    """PyTorch looks it up in a table: SIGFPE, or whatever stands behind the table."""
+    for arguments in ('[[{"operand": 0}, 1000], {}]', '[[{"operand": 0}], {"dtype": "x"}]'):
+        with pytest.raises(ProgramError, match=r"'aten.view.dtype' with (1000|'x') for its dtype; expected a type"):
+            calls(arguments, rows=4, operator="aten.view.dtype")
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
@@ -233,7 +240,7 @@ PICKED = '[[{"operand": 0}, 1, {"operand": 1}], {}]'
             {"rows": 4, "operator": "aten.repeat.default"},
             "result has shape",
         ),
-        ('[[{"operand": 0}, "x"], {}]', {"rows": 4, "operator": "aten.sum.default"}, "it fails: "),
+        ('[[{"operand": 0}, "x"], {}]', {"rows": 4, "operator": "aten.softmax.int"}, "it fails: "),
     ],
 )
 def test_arguments_that_give_another_result_are_refused_before_anything_runs(

@@ -1,7 +1,7 @@
 """`source`: calls of PyTorch's own operators, which are checked on tensors without values before any of them runs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice, product
 from math import prod
 from typing import Any
@@ -51,6 +51,7 @@ def source(
     shapes = [[prod(map(mesh.part, axis)) for axis in layout] for layout in own]
     dims = [dim for axis in out for dim in axis]
     positional, keywords = json.loads(arguments)
+    _check_kinds(operator, function, positional, keywords)
 
     def result(operands: Sequence[Any]) -> Any:
         given = [_given(item, operands) for item in positional]
@@ -97,6 +98,24 @@ def _function(operator: str) -> Any:
     if schema.is_mutable or not results or not results <= {"Tensor", "List[Tensor]"}:
         raise ProgramError(f"a layer calls PyTorch's {operator!r}, which does not return tensors alone; search again")
     return function
+
+
+_ENUMERATIONS = ("ScalarType", "Layout", "MemoryFormat", "Device")
+"""Types of arguments that PyTorch takes as numbers, too, which it looks up in tables without a check."""
+
+
+def _check_kinds(operator: str, function: Any, positional: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+    """Raise ProgramError where a number or a text takes the place of a type, a layout or a device."""
+    by_name = {argument.name: argument for argument in function._schema.arguments}
+    given = [*zip(by_name.values(), positional, strict=False)]
+    given += [(by_name[name], item) for name, item in keywords.items() if name in by_name]
+    for argument, item in given:
+        is_named = any(kind in str(argument.real_type) for kind in _ENUMERATIONS)
+        if is_named and item is not None and not isinstance(item, dict):
+            raise ProgramError(
+                f"a layer calls PyTorch's {operator!r} with {short(repr(item))} for its {argument.name}; expected a "
+                "type by its name; search the model again"
+            )
 
 
 def _types(x: Tensor) -> tuple[torch.dtype, ...]:
