@@ -223,4 +223,4 @@ def test_a_plan_tells_by_how_much_its_peak_is_over_the_limit() -> None:
     assert within.share_of_limit == pytest.approx(0.5)
     assert "over the memory limit" not in repr(within)
     assert over.share_of_limit == pytest.approx(2.0)
-    assert repr(over).endswith(", proven optimal, peak 100.0% over the memory limit>")
+    assert repr(over).endswith(", proven optimal within the limit, peak 100.0% over the memory limit>")

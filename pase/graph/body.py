@@ -453,7 +453,12 @@ def verify_body(body: Body, *, layer: str, reads: Sequence[str], dims: Sequence[
         known.add(step.result)
         named.update(step.dims)
         if step.function == "source":
-            named |= {dim for layout in source_call(step, where).layouts for axis in layout for dim in axis}
+            named |= {
+                dim
+                for layout in source_call(dict(step.options), step.operands, where).layouts
+                for axis in layout
+                for dim in axis
+            }
     made = {step.result for step in body.steps}
     if not made.issuperset(filter(None, body.others)):
         raise GraphError(f"{where}: its body writes {[short(name) for name in body.others]}, which no step makes")

@@ -2,15 +2,12 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pase.common.words import short
 from pase.errors import GraphError
-
-if TYPE_CHECKING:
-    from pase.graph.body import Step
 
 _NAMES = """
     abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh
@@ -105,9 +102,17 @@ def is_source_operator(operator: str) -> bool:
     return name is not None and name[1] in SOURCE_OPERATORS
 
 
-def source_call(step: "Step", where: str) -> SourceCall:
-    """Return what a step "source" calls; GraphError where it is none that a program may make."""
-    options = dict(step.options)
+def source_call(options: Mapping[str, Any], operands: Sequence[object], where: str) -> SourceCall:
+    """Return what a step "source" calls.
+
+    Args:
+        options: The step's options.
+        operands: The step's operands: names of tensors, or numbers.
+        where: The layer, for messages.
+
+    Raises:
+        GraphError: A program may not make this call, or its arguments cannot be read.
+    """
     operator = str(options.get("operator", ""))
     if not is_source_operator(operator):
         raise GraphError(
@@ -124,12 +129,12 @@ def source_call(step: "Step", where: str) -> SourceCall:
             raise ValueError("expected an array and an object")
         if any(not isinstance(dim, str) for layout in layouts for axis in layout for dim in axis):
             raise ValueError("dims are names")
-        _check_arguments([*positional, *keywords.values()], len(step.operands))
+        _check_arguments([*positional, *keywords.values()], len(operands))
         parsed = tuple(tuple(tuple(axis) for axis in layout) for layout in layouts)
-        if len(parsed) != len(step.operands) + 1 or any(not isinstance(operand, str) for operand in step.operands):
+        if len(parsed) != len(operands) + 1 or any(not isinstance(operand, str) for operand in operands):
             raise ValueError("expected dims of each operand, a tensor, and of the result")
-        number = step.option("number", 0)
-        if not 0 <= number < _MOST_RESULTS:
+        number = options.get("number", 0)
+        if not isinstance(number, int) or not 0 <= number < _MOST_RESULTS:
             raise ValueError(f"there is no result {number}")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise GraphError(

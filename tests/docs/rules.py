@@ -63,7 +63,6 @@ READERS = {"dot": "Graphviz"}
 SHOWN: Mapping[tuple[str, str], str] = {
     ("docs/method.md", "T = S − min(A, ω B) = max(S − A, S − ω B)"): "an equation",
     ("docs/method.md", "T = Σ t + (m - 1) · max t + max o"): "an equation",
-    ("docs/method.md", "T = Σ t / v + (m - 1 / v) · max t + max o"): "an equation",
     ("docs/method.md", "F(G, φ) = Σ_v t_l(v, φ, r) + Σ_(u,v) r · t_x(u, v, φ)"): "Eq. 1 of the paper",
     (
         "docs/how-to/torchtitan.md",

@@ -422,7 +422,7 @@ def _routed(step: Step, operands: tuple[Expression, ...], block: Written) -> Exp
 
 
 def _source(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    call = source_call(step, f"layer {block.operator.name!r}")
+    call = source_call(dict(step.options), step.operands, f"layer {block.operator.name!r}")
     layouts = code("[{}]", [code("[{}]", [block.listed(axis) for axis in layout]) for layout in call.layouts])
     told = [code("number={}", call.number)] if call.number else []
     told += [code("is_index=True")] if step.option("is_index", False) else []
