@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from sys import float_info
@@ -13,6 +15,8 @@ import pytest
 
 from pase.common.documents import MAX_DOCUMENT_BYTES, MAX_TOML_BYTES, Field, read_text, toml_field, write_atomically
 from pase.errors import PlanError
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def _field(value: object, path: str = "a.b[2]") -> Field:
@@ -234,12 +238,19 @@ def test_permissions_are_kept(tmp_path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from pase.common.documents import write_atomically
+os.fsync = lambda _handle: os.kill(os.getpid(), signal.SIGKILL)
+write_atomically(Path(sys.argv[1]), "three")
+"""
+"""A program that is killed while it writes a file."""
+
+
 def _killed_while_writing(path: Path) -> None:
-    child = os.fork()
-    if child == 0:
-        os.fsync = lambda _handle: os.kill(os.getpid(), signal.SIGKILL)
-        write_atomically(path, "three")
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    command = [sys.executable, "-c", KILLED, str(path)]
+    assert subprocess.run(command, cwd=ROOT, check=False, timeout=120).returncode == -signal.SIGKILL
 
 
 def test_what_a_process_that_was_killed_has_left_is_removed(tmp_path: Path) -> None:

@@ -152,21 +152,25 @@ def test_a_save_that_fails_leaves_the_older_ones(tmp_path: Path, monkeypatch: py
     assert contents(tmp_path) == before
 
 
-def test_a_kill_while_safetensors_writes_leaves_nothing_after_the_next_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It writes to a file of another name, beside the one that it is given."""
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import safetensors.numpy
+from tests.runtime.test_checkpoint import made_up, write_checkpoint
 
-    def killed(_arrays: object, path: Path, _metadata: object) -> None:
-        (path.parent / ".tmpA1b2C3").write_bytes(bytes(100))
-        os.kill(os.getpid(), signal.SIGKILL)
+def killed(_arrays, path, _metadata):
+    (path.parent / ".tmpA1b2C3").write_bytes(bytes(100))
+    os.kill(os.getpid(), signal.SIGKILL)
 
-    with monkeypatch.context() as patch:
-        patch.setattr("safetensors.numpy.save_file", killed)
-        child = os.fork()
-        if child == 0:
-            write_checkpoint(tmp_path, made_up(3))
-        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+safetensors.numpy.save_file = killed
+write_checkpoint(Path(sys.argv[1]), made_up(3))
+"""
+"""A program that is killed while safetensors writes to a file of another name, beside the one that it is given."""
+
+
+def test_a_kill_while_safetensors_writes_leaves_nothing_after_the_next_save(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    assert subprocess.run(command, cwd=ROOT, check=False, timeout=300).returncode == -signal.SIGKILL
     assert [path.name for path in tmp_path.rglob(".tmp*")] == [".tmpA1b2C3"]
     write_checkpoint(tmp_path, made_up(4))
     prune(tmp_path, step=4, keep=3, suffix=".safetensors")

@@ -5,7 +5,8 @@ A test takes the fixture `ranks` and calls `ranks.run(function, *arguments, worl
 of ranks. The function is one of a module (not a lambda, nothing within another function), so that it can be pickled.
 
 Each run has a process group of its own. Where a rank fails, the others are given a moment to fail or end, too; those
-that hang, waiting for it, are replaced.
+that hang, waiting for it, are replaced. So are those that could not make their group or have left it for another one:
+PyTorch counts groups, and ranks that have counted differently do not find each other.
 
 PyTorch, and what is tested, are imported by two nurseries, which workers are forked from in turn: so a worker takes
 milliseconds to start, and ranks that are neighbours still differ in how Python hashes text, as those of a user do.
@@ -53,6 +54,14 @@ class Failed:
 
     kind: str
     text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a rank sends back. stays: whether it is in the process group that it was given, and can be in another."""
+
+    result: Any
+    stays: bool
 
 
 class Nursery:
@@ -167,13 +176,15 @@ class Pool:
         for rank in lost:
             status = workers[rank].process.poll()
             how = f"hung, in this run of {timeout_s:g} s at most" if status is None else ending_text(status)
-            answers[rank] = Failed(kind="Lost", text=f"{how}; its last output:\n{workers[rank].last_output()}\n")
-        self._replace([workers[rank] for rank in lost])
-        failed = {rank: each for rank, each in sorted(answers.items()) if isinstance(each, Failed)}
+            text = f"{how}; its last output:\n{workers[rank].last_output()}\n"
+            answers[rank] = Answer(result=Failed(kind="Lost", text=text), stays=False)
+        self._replace([worker for rank, worker in enumerate(workers) if not answers[rank].stays])
+        results = {rank: answers[rank].result for rank in range(world)}
+        failed = {rank: each for rank, each in results.items() if isinstance(each, Failed)}
         if failed:
             texts = (f"-- rank {rank} of {world}: {each.text}" for rank, each in failed.items())
             raise RanksFailedError("\n".join(texts), {rank: each.kind for rank, each in failed.items()})
-        return [answers[rank] for rank in range(world)]
+        return list(results.values())
 
     def end(self) -> None:
         """End all workers."""
@@ -185,8 +196,8 @@ class Pool:
         self.nurseries.clear()
         self.folder.cleanup()
 
-    def _answers(self, workers: Sequence[Worker], timeout_s: float, grace_s: float) -> dict[int, Any]:
-        answers: dict[int, Any] = {}
+    def _answers(self, workers: Sequence[Worker], timeout_s: float, grace_s: float) -> dict[int, Answer]:
+        answers: dict[int, Answer] = {}
         left = {worker.connection: rank for rank, worker in enumerate(workers)}
         end_s = time.monotonic() + timeout_s
         while left and (remaining_s := end_s - time.monotonic()) > 0:
@@ -196,7 +207,7 @@ class Pool:
                     answers[rank] = pickle.loads(connection.recv())  # type: ignore[union-attr]
                 except (EOFError, OSError):
                     workers[rank].process.wait()
-                if rank not in answers or isinstance(answers[rank], Failed):
+                if rank not in answers or isinstance(answers[rank].result, Failed):
                     end_s = min(end_s, time.monotonic() + grace_s)
         return answers
 
@@ -252,12 +263,14 @@ def serve(file: int, output: int) -> NoReturn:
         connection.send(pickle.dumps(_answer(rank, world, store, timeout_s, given)))
 
 
-def _answer(rank: int, world: int, store: str, timeout_s: float, given: bytes) -> Any:
+def _answer(rank: int, world: int, store: str, timeout_s: float, given: bytes) -> Answer:
     import warnings
 
     import torch
     import torch.distributed as dist
 
+    group: Any = None
+    result: Any = None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -272,15 +285,18 @@ def _answer(rank: int, world: int, store: str, timeout_s: float, given: bytes) -
                 world_size=world,
                 timeout=timedelta(seconds=timeout_s),
             )
+            group = dist.group.WORLD
+            # One that fails at once does not break the connections that others still make.
+            dist.barrier()
             result = function(rank, world, *arguments)
             # Pickled here, so that what cannot be is an error of this rank.
             pickle.dumps(result)
             dist.barrier()
-            return result
     # Whatever it is, the test is to see it.
     except BaseException as error:  # noqa: BLE001
-        return Failed(kind=type(error).__name__, text=traceback.format_exc())
+        result = Failed(kind=type(error).__name__, text=traceback.format_exc())
     finally:
+        stays = group is not None and dist.group.WORLD is group
         if dist.is_initialized():
             dist.destroy_process_group()
         if "torch.distributed.tensor" in sys.modules:
@@ -291,3 +307,4 @@ def _answer(rank: int, world: int, store: str, timeout_s: float, given: bytes) -
         if "pase.targets.torch.collectives" in sys.modules:
             # So do those that modules share.
             sys.modules["pase.targets.torch.collectives"]._MADE.clear()
+    return Answer(result=result, stays=stays)

@@ -8,19 +8,22 @@ import signal
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
 import pase
 from pase.errors import ProgramError
+from pase.targets.torch import shard_files
 from pase.targets.torch.checkpoints import checkpointable, checkpoints, load_checkpoint, save_checkpoint
 from pase.targets.torch.parameters import full_state_dict, held_by
 from pase.targets.torch.states import local_of
@@ -190,7 +193,7 @@ def test_where_one_is_damaged_another_is_offered(ranks: Pool, tmp_path: Path) ->
     ranks.run(damaging, tmp_path, world=1)
 
 
-# -- ranks that are killed at a random time
+# -- ranks that are killed while they write, and at a random time
 
 
 def expected(name: str, shape: torch.Size, step: int, dtype: torch.dtype) -> torch.Tensor:
@@ -209,8 +212,11 @@ def of_step(root: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Ite
             yield tensor, expected(name + slot, parameter.shape, step, parameter.dtype)
 
 
-def saves(rank: int, world: int, folder: Path, victim: int, share: float) -> None:
-    """Write one checkpoint after the other, until a rank is killed. share: how many it has taken by then, after two."""
+def saves(rank: int, world: int, folder: Path, victim: int, share: float | None) -> None:
+    """Write one checkpoint after the other, until a rank is killed.
+
+    share: how many it has taken by then, after two; None for one that is killed between two shards of its file.
+    """
     root = on_rank(rank, world, "mixed").root
     optimizer = torch.optim.AdamW(root.parameters())
     found = load_checkpoint(folder, root, optimizer)
@@ -225,9 +231,22 @@ def saves(rank: int, world: int, folder: Path, victim: int, share: float) -> Non
             # It may be killed here, too.
             (folder / "told").write_text(str(step))
             (folder / "told").replace(folder / "saved")
-        if rank == victim and step == first + 1:
+        if rank == victim and step == first + 1 and share is None:
+            pytest.MonkeyPatch().setattr(shard_files, "_raw", _killed_at_second(shard_files._raw))
+        elif rank == victim and step == first + 1:
             seconds = share * (time.monotonic() - begin_s)
             threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+
+def _killed_at_second(raw: Callable[[torch.Tensor], memoryview]) -> Callable[[torch.Tensor], memoryview]:
+    seen = itertools.count()
+
+    def killed(x: torch.Tensor) -> memoryview:
+        if next(seen) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return raw(x)
+
+    return killed
 
 
 def loads(rank: int, world: int, folder: Path) -> int:
@@ -242,16 +261,19 @@ def loads(rank: int, world: int, folder: Path) -> int:
 
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.full)])
 def test_a_rank_that_is_killed_leaves_the_last_whole_checkpoint(ranks: Pool, tmp_path: Path, kills: int) -> None:
-    numbers, in_part = random.Random(1), 0
-    for _ in range(kills):
+    numbers = random.Random(1)
+    for kill in range(kills):
         victim = numbers.randrange(2)
+        share = numbers.uniform(0, 3) if kill else None
         with pytest.raises(RanksFailedError, match=rf"rank {victim} of 2: was ended by signal 9"):
-            ranks.run(saves, tmp_path, victim, numbers.uniform(0, 3), world=2)
-        in_part += any(tmp_path.glob(".*.part"))
+            ranks.run(saves, tmp_path, victim, share, world=2)
+        if share is None:
+            (cut_off,) = tmp_path.glob(f".*.part/rank-{victim:05d}.safetensors")
+            with pytest.raises(SafetensorError, match=r"(?i)header|incomplete"):
+                load_file(cut_off)
         # That is the last one that all ranks had finished, or one that was finished since.
         first, second = ranks.run(loads, tmp_path, world=2)
         assert first == second >= int((tmp_path / "saved").read_text())
-    assert in_part, "no rank was killed while it wrote"
 
 
 # -- of parallel modules

@@ -114,13 +114,13 @@ def refuses(rank: int, world: int, folder: Path, others: dict[str, str]) -> None
     with pytest.raises(ProgramError, match=r"step-0000000001: optimiser is missing"):
         run(source, more, world, folder / "other", resume=str(path))
     if rank == 0:
-        for file in last.glob("*.distcp"):
+        for file in last.glob("rank-*.safetensors"):
             file.write_bytes(file.read_bytes()[:40])
     torch.distributed.barrier()
     with pytest.raises(ProgramError, match=r"checkpoint .*step-0000000002 is damaged: "):
         run(source, more, world, kept, resume=NEWEST)
     if rank == 0:
-        (last / ".metadata").write_bytes(b"")
+        (last / "training.json").write_bytes(b"")
     torch.distributed.barrier()
     with pytest.raises(ProgramError, match=r"checkpoint .*step-0000000002 is damaged: "):
         run(source, more, world, kept, resume=NEWEST)

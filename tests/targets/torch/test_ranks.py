@@ -4,6 +4,7 @@ import os
 import signal
 import time
 import warnings
+from datetime import timedelta
 
 import pytest
 import torch
@@ -44,6 +45,13 @@ def not_sendable(rank: int, world: int) -> object:
     return lambda: rank
 
 
+def leaving(rank: int, world: int) -> None:
+    """Begin a group that nobody else joins, which PyTorch counts on this rank alone."""
+    if rank == 1:
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=2, timeout=timedelta(seconds=1))
+
+
 def sleeping(rank: int, world: int) -> None:
     time.sleep(60 * rank)
 
@@ -70,6 +78,14 @@ def test_a_failure_comes_back_with_its_rank_and_traceback(ranks: Pool) -> None:
     with pytest.raises(RanksFailedError, match=r"(?i)can't pickle local object|can't get local object"):
         ranks.run(not_sendable, world=2)
     assert ranks.run(summed, 2.0) == [(rank, 20.0) for rank in range(4)]
+
+
+def test_a_worker_whose_group_was_not_made_is_replaced(ranks: Pool) -> None:
+    before = ranks.run(process, world=2)
+    with pytest.raises(RanksFailedError, match=r"(?s)-- rank 1 of 2: Traceback.*in leaving"):
+        ranks.run(leaving, world=2)
+    assert ranks.run(summed, 2.0, world=2, timeout_s=30.0) == [(0, 6.0), (1, 6.0)]
+    assert before[1] not in ranks.run(process, world=2)
 
 
 def test_a_worker_that_dies_or_hangs_is_replaced(ranks: Pool) -> None:
