@@ -180,7 +180,10 @@ class FirstStep:
                 expected = _step(self._called(positional, keywords), held, lambda: _held(self._module))
             with _repeatable():
                 alone = _Alone(self._module, live, plan, values={n: converted(x) for n, x in values.items()})
-                found = _step(lambda: alone(*positional, **keywords), alone.tensors(), alone.tensors)
+                try:
+                    found = _step(lambda: alone(*positional, **keywords), alone.tensors(), alone.tensors)
+                finally:
+                    alone.release()
         return _difference(found, expected, len(plan.layers))
 
     def _called(self, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Callable[[], Any]:
@@ -224,6 +227,10 @@ class _Alone(Parallel):
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return parameters and buffers by all of their names."""
         return {name: self._tensor(name) for name in self._state.order}
+
+    def release(self) -> None:
+        """Let go of all that it holds: what refers to it refers to itself, and would stay until it is collected."""
+        self.__dict__.clear()
 
 
 def _step(call: Callable[[], Any], held: Named, after: Callable[[], Named]) -> _Computed:

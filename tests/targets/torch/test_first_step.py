@@ -1,5 +1,6 @@
 """In the first step of training, what is traced of a module is compared with the module, which is the oracle."""
 
+import gc
 from copy import deepcopy
 from typing import Any
 
@@ -133,6 +134,36 @@ def test_memory_that_is_not_there_is_not_used(monkeypatch: pytest.MonkeyPatch) -
     parallel = _alone(Tanh())
     parallel(X)
     assert any("is too large for one device (0.0 GB, 0.0 GB are free)" in note for note in parallel.notes)
+
+
+def _alive() -> int:
+    """Return the bytes of all plain tensors that there are."""
+    plain = [x for x in gc.get_objects() if type(x) in (torch.Tensor, nn.Parameter)]
+    tensors = [x for x in plain if x.layout is torch.strided]
+    return sum({x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors}.values())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_of_the_comparison_outlives_it(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before garbage is collected, too."""
+    if fails:
+        # The module itself asks first.
+        given = [torch.ones(4, 3)]
+        weights = iter(given)
+        monkeypatch.setattr(first_step, "_weights", lambda _: next(weights))
+    added = []
+    for check in (False, True):
+        parallel = _alone(Tanh(), check=check)
+        gc.collect()
+        gc.disable()
+        try:
+            before = _alive()
+            parallel(X).sum().backward()
+            added.append(_alive() - before)
+        finally:
+            gc.enable()
+        assert any("not compared with the module itself" in x for x in parallel.notes) == (fails and check)
+    assert added[0] == added[1] == 4 * sum(p.numel() for p in parallel.parameters())
 
 
 def _trained(_rank: int, _world: int, plan: Plan, in_parts: bool) -> list[str]:
