@@ -79,9 +79,9 @@ def test_a_factory_is_run_from_the_command_line(capfd: pytest.CaptureFixture[str
 
 
 def test_losses_beyond_rounding_end_with_status_one(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["run", f"{factories.__name__}:annealed", "--devices", "1", "--steps", "2"]) == 1
+    assert run(["run", f"{factories.__name__}:annealed", "--devices", "1", "--steps", "4"]) == 1
     shown = capfd.readouterr()
-    assert "the loss of step 2 is" in shown.err
+    assert "the loss of step 4 is" in shown.err
     assert "--dtype float64 tells it from rounding" in shown.err
     # What was found is shown all the same.
     assert "largest difference" in shown.out
