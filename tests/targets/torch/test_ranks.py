@@ -83,7 +83,7 @@ def test_a_failure_comes_back_with_its_rank_and_traceback(ranks: Pool) -> None:
 def test_a_worker_whose_group_was_not_made_is_replaced(ranks: Pool) -> None:
     before = ranks.run(process, world=2)
     with pytest.raises(RanksFailedError, match=r"(?s)-- rank 1 of 2: Traceback.*in leaving"):
-        ranks.run(leaving, world=2)
+        ranks.run(leaving, world=2, grace_s=30.0)
     assert ranks.run(summed, 2.0, world=2, timeout_s=30.0) == [(0, 6.0), (1, 6.0)]
     assert before[1] not in ranks.run(process, world=2)
 
