@@ -216,6 +216,33 @@ def test_the_update_is_within_nine_tenths_of_a_device() -> None:
     assert plan.device_memory_bytes is None or plan.peak.bytes <= plan.device_memory_bytes
 
 
+NO_REDUCTIONS = (
+    "the search limits an estimate that omits what reductions of gradients send and receive; it is to limit the peak "
+    "itself"
+)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason=NO_REDUCTIONS)
+def test_reductions_of_gradients_are_within_the_limit() -> None:
+    """The peak is 413 MB: a gradient of 67 MB, what the reduction before it sends and receives, and gathered weights.
+
+    All layers but the first and the last are sharded; gradients of these two are of one bucket.
+    """
+    arguments = {"inputs": 16, "hidden": 4096, "layers": 8, "classes": 16}
+    pins = {"fc1": "b=8", "fc8": "b=8"} | {f"fc{i}": "b=8 zero3" for i in range(2, 8)}
+    plan = search(
+        load("mlp", batch=64, arguments=arguments),
+        8,
+        machine="h100",
+        constraints={"pin": pins},
+        options=SearchOptions(
+            cost_model="alpha_beta", modes=("recompute", "zero1", "zero2", "zero3"), device_memory_bytes=380_000_000
+        ),
+    )
+    assert plan.memory.total_bytes <= 380_000_000
+    assert plan.peak.bytes <= 380_000_000
+
+
 def test_a_plan_tells_by_how_much_its_peak_is_over_the_limit() -> None:
     plan = small_plan("alexnet", 8)
     assert plan.share_of_limit == 0.0

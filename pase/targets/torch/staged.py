@@ -170,9 +170,9 @@ class Staged(Parallel):
         """
         check_trained(self._live.model.graph)
         count = self.plan.micro_batches
-        if self.training:
-            ((own, named),) = self._live.call.split(args, kwargs, [0], self._micro_batch)
-            self._compare(own, named)
+        if self.training and self._first_step is not None:
+            # Its copy of the inputs is freed before the step.
+            self._compare(*next(self._live.call.split(args, kwargs, [0], self._micro_batch)))
         PASSES.begin(HELD_PIPELINE if self._is_held else PIPELINE)
         loss = self._stages.train(self._begun_on(partial(self._inputs_of, args, kwargs), count))
         if self.training:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._C._profiler import _EventType
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 import pase
@@ -17,6 +16,7 @@ from pase.targets.torch.checkpoints import load_checkpoint, save_checkpoint
 from pase.targets.torch.parallel import parallelize
 from pase.targets.torch.states import local_of
 from tests.runtime.plans import make_plan
+from tests.targets.torch.allocated import most_allocated
 from tests.targets.torch.equality import assert_close, full
 from tests.targets.torch.plans import with_states
 from tests.targets.torch.ranks import Pool
@@ -200,32 +200,6 @@ def wide_batch() -> dict[str, Any]:
 def wide_plan(world: int, states: tuple[str, ...], optimizer: str) -> Plan:
     plan = pase.evaluate(pase.load((Wide(), wide_batch())), "data_parallel", world, optimiser=optimizer)
     return with_states(plan, *(states[i % len(states)] for i in range(len(plan.layers))))
-
-
-def most_allocated(step: Any) -> int:
-    """The most that a step allocates, in bytes, without what gloo copies within a collective, which NCCL does not."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
-        step()
-    assert profiled.profiler is not None
-    changes: list[tuple[int, int, int]] = []
-
-    def walk(events: Any, is_of_gloo: bool) -> None:
-        for event in events:
-            if event.tag == _EventType.Allocation:
-                own = event.extra_fields
-                changes.append((event.start_time_ns, own.ptr, 0 if is_of_gloo else own.alloc_size))
-            walk(event.children, is_of_gloo or event.name.startswith("gloo:"))
-
-    walk(profiled.profiler.kineto_results.experimental_event_tree(), False)
-    live: dict[int, int] = {}
-    total = most = 0
-    for _, address, size in sorted(changes):
-        # What gloo's threads free is recorded nowhere: it has ended where its address is allocated again.
-        total += max(size, 0) - live.pop(address, 0)
-        if size > 0:
-            live[address] = size
-        most = max(most, total)
-    return most
 
 
 def _measured(_rank: int, world: int, states: tuple[str, ...], optimizer: str) -> tuple[int, int]:
