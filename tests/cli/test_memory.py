@@ -97,7 +97,7 @@ def test_gradients_of_both_ends_hold_up_no_others_and_an_excess_is_told(pase: Co
     finished = pase(*SHARDED_BETWEEN, "--memory-per-device", "380MB", "-o", path)
     plan = read_plan(path)
     assert plan.device_memory_bytes == 380_000_000
-    # Were all gradients whole until the end, they would take 403 MB, beside weights of 51 MB and what reductions hold.
+    # Were all gradients whole until the end, they would take 403 MB, besides weights of 51 MB and what reductions hold.
     assert plan.memory.total_bytes <= 380_000_000 < plan.peak.bytes < 420_000_000
     excess = plan.peak.bytes / 380_000_000 - 1
     fact = rf"^  at its peak +{quantity(plan.peak.bytes, 'B')}   \(PyTorch; .*; {excess:.1%} over the limit\)$"
