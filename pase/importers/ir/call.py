@@ -5,7 +5,7 @@ A translation reads as what the operator computes: ``call.reshape(call.transpose
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -469,7 +469,10 @@ Translation = Callable[[Any], object]
 """Writes the steps of a call; what it returns is of no matter."""
 
 
-def table(*families: tuple[Translation, str]) -> dict[str, Translation]:
-    """Return translations by the names of operators, words of a text; a star stands for each of 1, 2 and 3."""
+Entry = TypeVar("Entry")
+
+
+def table(*families: tuple[Entry, str]) -> dict[str, Entry]:
+    """Return entries by the names of operators, words of a text; a star represents each of 1, 2 and 3."""
     words = ((found, name) for found, names in families for name in names.split())
     return {name.replace("*", number): found for found, name in words for number in ("123" if "*" in name else "1")}

@@ -260,7 +260,7 @@ _SAME_ELEMENTS = """
     squeeze_copy _reshape_alias reshape_copy _reshape_copy atleast_1d atleast_2d atleast_3d
 """
 
-_MOVES = table(
+_MOVES: dict[str, Translation] = table(
     (lambda call: call.reshape(call.x, out=call.result), _SAME_ELEMENTS),
     (transpose, "transpose transpose_copy swapaxes swapdims numpy_T mT mH t t_copy adjoint permute permute_copy"),
     (transpose, "movedim moveaxis"),
@@ -785,7 +785,7 @@ def recurrent(call: Call) -> None:
     return call.give(op, x, *(value for value in given if isinstance(value, Value)))
 
 
-_PRODUCTS = table(
+_PRODUCTS: dict[str, Translation] = table(
     (linear, "linear"),
     (matmul, "matmul mm bmm mv dot vdot __matmul__ linalg_matmul"),
     (addmm, "addmm _addmm_activation"),

@@ -1,0 +1,6 @@
+"""How the dims of an operator's operands and results go together, for one call of an ATen operator."""
+
+from pase.importers.torch.sharding_rules.rule import Factor, ShardingRule
+from pase.importers.torch.sharding_rules.table import sharding_rule
+
+__all__ = ["Factor", "ShardingRule", "sharding_rule"]

@@ -1,0 +1,168 @@
+"""Operators that compute each point by itself, what makes tensors, random numbers, and losses of points."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from pase.importers.ir.call import table
+from pase.importers.torch.sharding_rules.rule import (
+    Call,
+    Labels,
+    Rule,
+    ShardingRule,
+    positions,
+    relate,
+)
+
+LINEAR = {
+    "add": ("self", "other"),
+    "addcdiv": ("tensor1",),
+    "addcmul": ("tensor1", "tensor2"),
+    "alias": ("self",),
+    "alias_copy": ("self",),
+    "clone": ("self",),
+    "contiguous": ("self",),
+    "complex": ("real", "imag"),
+    "conj": ("self",),
+    "_conj": ("self",),
+    "_conj_physical": ("self",),
+    "conj_physical": ("self",),
+    "copy": ("src",),
+    "deg2rad": ("self",),
+    "detach": ("self",),
+    "detach_copy": ("self",),
+    "div": ("self",),
+    "divide": ("self",),
+    "imag": ("self",),
+    "lerp": ("self", "end"),
+    "lift_fresh_copy": ("self",),
+    "masked_fill": ("self", "value"),
+    "mul": ("self", "other"),
+    "multiply": ("self", "other"),
+    "neg": ("self",),
+    "negative": ("self",),
+    "positive": ("self",),
+    "rad2deg": ("self",),
+    "real": ("self",),
+    "resolve_conj": ("self",),
+    "resolve_neg": ("self",),
+    "rsub": ("self", "other"),
+    "sub": ("self", "other"),
+    "subtract": ("self", "other"),
+    "_to_copy": ("self",),
+    "to": ("self",),
+    "true_divide": ("self",),
+    "where": ("self", "other"),
+}
+"""Arguments in which a function of points is linear, as long as what else it adds is a tensor."""
+
+_ADDED = {
+    "add": ("self", "other"),
+    "addcdiv": ("self",),
+    "addcmul": ("self",),
+    "complex": ("real", "imag"),
+    "lerp": ("self", "end"),
+    "masked_fill": ("self", "value"),
+    "rsub": ("self", "other"),
+    "sub": ("self", "other"),
+    "subtract": ("self", "other"),
+    "where": ("self", "other"),
+}
+"""Arguments that are added to what the others give."""
+
+
+def pointwise(call: Call) -> ShardingRule:
+    """Relate tensors that are broadcast to the result's shape."""
+    linear, once = _linear(call)
+    return relate(
+        call,
+        [positions(len(shape)) for shape in call.operands],
+        [positions(len(shape)) for shape in call.results],
+        linear=linear,
+        once=once,
+    )
+
+
+def _linear(call: Call) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the arguments in which a function of points is linear, and those that it adds."""
+    linear, added = LINEAR.get(call.name, ()), _ADDED.get(call.name, ())
+    adds_constant = any(name not in call.numbers and call.get(name, 0) != 0 for name in added)
+    is_rounded = call.get("rounding_mode") is not None
+    changes_type = not all(call.results_are_floating)
+    if adds_constant or is_rounded or changes_type:
+        return (), ()
+    return linear, added
+
+
+def whole_points(call: Call) -> ShardingRule:
+    """Relate random numbers and the like: the dims correspond, but none may be split."""
+    made = [positions(len(shape)) for shape in call.results]
+    given = [positions(len(shape)) for shape in call.operands]
+    try:
+        return relate(call, given, made, whole={f for labels in (*given, *made) for f in labels if f})
+    except ValueError:
+        return relate(call)
+
+
+def dropout(call: Call) -> ShardingRule:
+    """Relate a function that is random only while it trains."""
+    is_random = call.get("train", call.get("training", True)) and call.get("p", 0.5) != 0
+    if call.name in ("rrelu", "rrelu_with_noise", "rrelu_with_noise_functional"):
+        is_random = bool(call.get("training", False))
+    return whole_points(call) if is_random else pointwise(call)
+
+
+def prelu(call: Call) -> ShardingRule:
+    """Relate a tensor and slopes, one or one for each channel."""
+    x = positions(call.rank("self"))
+    channel = x[1] if len(x) > 1 else None
+    slopes = [channel] * call.rank("weight")
+    return relate(call, {"self": x, "weight": slopes}, [x])
+
+
+def made(call: Call) -> ShardingRule:
+    """Relate a tensor whose points are all made alike; operands give no more than a type."""
+    labels = positions(len(call.results[0]))
+    return relate(call, results=[labels], sizes={"size": labels})
+
+
+def loss_of_points(call: Call) -> ShardingRule:
+    """Relate a loss of each point, which may be reduced over all of them."""
+    rank = max(len(shape) for shape in call.operands)
+    return reduced(call, [positions(len(shape)) for shape in call.operands], positions(rank))
+
+
+def reduced(
+    call: Call, operands: Mapping[str, Labels] | Sequence[Labels | None], kept: Labels, whole: Iterable[str] = ()
+) -> ShardingRule:
+    """Relate a loss that is kept, averaged or summed over some dims.
+
+    Args:
+        call: The call, with the argument `reduction`: 0 for none, 1 for the mean, 2 for the sum.
+        operands: Names of the dims of the operands.
+        kept: Those of the result if nothing is reduced.
+        whole: Names of dims that the operator mixes otherwise.
+    """
+    reduction = call.get("reduction", 1)
+    if not reduction:
+        return relate(call, operands, [kept], whole=whole)
+    return relate(
+        call, operands, [()], sums=[f for f in kept if isinstance(f, str)], is_mean=reduction == 1, whole=whole
+    )
+
+
+RULES: dict[str, Rule] = table(
+    (pointwise, "abs absolute arccos arccosh arcsin arcsinh arctan arctan2 arctanh alias alias_copy"),
+    (pointwise, "__and__ __or__ __xor__ clone _conj conj contiguous complex copy cpu data detach detach_copy"),
+    (pointwise, "divide empty_like expand_as fill float_power floor_divide frexp full_like greater greater_equal"),
+    (pointwise, "hardswish imag isclose isneginf isposinf isreal ldexp less less_equal lift lift_fresh"),
+    (pointwise, "lift_fresh_copy log_sigmoid logical_and multiply mvlgamma nan_to_num negative not_equal ones_like"),
+    (pointwise, "polar real resolve_conj resolve_neg rsub subtract to _to_copy true_divide type_as where"),
+    (pointwise, "zero zeros_like convert_element_type special_bessel_j0 special_bessel_j1 special_bessel_y0"),
+    (pointwise, "special_bessel_y1 special_entr special_erf special_erfcx special_expit special_i0e special_i1"),
+    (pointwise, "special_i1e special_log_ndtr special_ndtr special_ndtri special_xlog1py special_zeta"),
+    (made, "empty full ones zeros new_empty new_full new_ones new_zeros"),
+    (dropout, "dropout alpha_dropout feature_dropout feature_alpha_dropout native_dropout"),
+    (dropout, "rrelu rrelu_with_noise rrelu_with_noise_functional"),
+    (loss_of_points, "mse_loss l1_loss smooth_l1_loss huber_loss kl_div soft_margin_loss poisson_nll_loss"),
+    (loss_of_points, "binary_cross_entropy binary_cross_entropy_with_logits hinge_embedding_loss margin_ranking_loss"),
+    (prelu, "prelu"),
+)

@@ -1,0 +1,260 @@
+"""`ShardingRule`, the call that it describes, and `relate`, which makes one from a name for each dim."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+Factor = str
+Shape = tuple[int, ...]
+Dims = tuple[tuple[Factor, ...], ...]
+"""The factors of each dim of a tensor, the outermost first."""
+
+Labels = Sequence[Factor | Sequence[Factor] | None]
+"""A name for each dim of a tensor; several for a dim of several factors, None for one that has to be whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingRule:
+    """How the dims of an operator's operands and results go together, as Shardy's op sharding rules say it.
+
+    A shard along a factor holds a range of its points, in every operand and result that has it. The call on shards
+    gives the shards of the results, with these exceptions: along a factor of `sums`, a result of `summed` is the sum
+    of what the parts give; arguments of `sizes` are those of the shard.
+
+    In the backward pass the shard of a gradient is a shard of that of the whole call where the operand has the factor,
+    and one of the addends where it does not.
+
+    Attributes:
+        operands: For each tensor operand, in the order of the flattened arguments (positional, then by name; lists of
+            tensors flattened; None left out), the factors of each dim, the outermost first; () for a dim of extent 1,
+            which may be broadcast.
+        results: Likewise for each tensor that it returns.
+        extents: The extent of each factor. None is 1.
+        sums: Factors over whose parts the results of `summed` are sums.
+        summed: Numbers of the results that are such sums; the others have the factor.
+        is_mean: Whether a part's results have to be multiplied by its share of the points of `sums` before they are
+            added.
+        whole: Factors that must not be split: the operator mixes their points, or nothing is known of them.
+        linear: Numbers of operands that may be given as the addends of a sum: results are addends of the results.
+        once: Numbers of operands that are added to what the others give, such as a bias. Where results are addends of
+            a sum, by a factor of `sums` or by an operand of `linear`, such an operand is either given as addends, too,
+            or to one of the parts alone and zeros to the others.
+        sizes: (name in the schema, value) of arguments that are extents and have to be those of the shard: a tuple
+            of the factors of each dim, each as in `results`; of an argument that is one number, such as `groups`, a
+            tuple of factors. No entry where none of them may be split.
+        is_known: False where nothing is known of the operator: everything is whole.
+    """
+
+    operands: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    extents: Mapping[Factor, int]
+    sums: frozenset[Factor] = frozenset()
+    summed: tuple[int, ...] = ()
+    is_mean: bool = False
+    whole: frozenset[Factor] = frozenset()
+    linear: tuple[int, ...] = ()
+    once: tuple[int, ...] = ()
+    sizes: tuple[tuple[str, Dims | tuple[Factor, ...]], ...] = ()
+    is_known: bool = True
+
+    @property
+    def splittable(self) -> tuple[Factor, ...]:
+        """Factors that may be split, in the order in which operands and results name them."""
+        return tuple(factor for factor in self.extents if factor not in self.whole)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call of an operator, without values.
+
+    Attributes:
+        name: Name of the operator without namespace and overload.
+        arguments: Arguments by their name in the schema, defaults included.
+        numbers: By the name of an argument, the numbers of the operands in it.
+        operands: Shapes of the tensor operands.
+        results: Shapes of the tensors that it returns.
+        are_floating: For each operand, whether it has real or complex numbers.
+        results_are_floating: Likewise for each result.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    numbers: Mapping[str, tuple[int, ...]]
+    operands: tuple[Shape, ...]
+    results: tuple[Shape, ...]
+    are_floating: tuple[bool, ...]
+    results_are_floating: tuple[bool, ...]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an argument, or the default where it is None or the schema has none of that name."""
+        value = self.arguments.get(name)
+        return default if value is None else value
+
+    def shape(self, name: str) -> Shape | None:
+        """Return the shape of the tensor that is given by this name; None where none is."""
+        numbers = self.numbers.get(name, ())
+        return self.operands[numbers[0]] if numbers else None
+
+    def rank(self, name: str) -> int:
+        """Return the number of dims of a tensor by name; 0 where it is not given."""
+        return len(self.shape(name) or ())
+
+    def dims(self, name: str = "dim", rank: int | None = None) -> tuple[int, ...]:
+        """Return the dims that an argument names, counted from 0; all where it is None or empty."""
+        rank = len(self.operands[0]) if rank is None else rank
+        value = self.get(name)
+        if isinstance(value, int):
+            value = [value]
+        return tuple(dim % rank for dim in value) if value and rank else tuple(range(rank))
+
+    def dim(self, name: str = "dim", rank: int | None = None) -> int:
+        """Return the one dim that an argument names, counted from 0."""
+        rank = len(self.operands[0]) if rank is None else rank
+        return int(self.get(name, 0)) % max(1, rank)
+
+
+Rule = Callable[[Call], ShardingRule]
+"""Returns the rule of a call of one family of operators."""
+
+
+def positions(rank: int, prefix: str = "d") -> list[Factor | None]:
+    """Return names for the dims of a tensor, counted from the last: tensors that broadcast share them."""
+    return [f"{prefix}{rank - 1 - i}" for i in range(rank)]
+
+
+def relate(
+    call: Call,
+    operands: Mapping[str, Labels] | Sequence[Labels | None] = (),
+    results: Sequence[Labels | None] = (),
+    *,
+    extents: Mapping[Factor, int] | None = None,
+    sums: Iterable[Factor] = (),
+    summed: Iterable[int] | None = None,
+    is_mean: bool = False,
+    whole: Iterable[Factor] = (),
+    linear: Iterable[str | int] = (),
+    once: Iterable[str | int] = (),
+    sizes: Mapping[str, Labels] | None = None,
+    is_known: bool = True,
+) -> ShardingRule:
+    """Return the rule that names of dims state.
+
+    Args:
+        call: The call.
+        operands: Names of the dims of each operand, by the argument's name or in order. Those of operands that are
+            left out are whole.
+        results: Likewise for each result.
+        extents: Extents of factors that share a dim with others.
+        sums: As in `ShardingRule`, as are the others; `linear` and `once` may be names of arguments. Operands of whole
+            numbers are never linear.
+        summed: By default all results.
+        is_mean: See there.
+        whole: See there; a factor that one tensor has twice is whole without being told.
+        linear: See there.
+        once: See there.
+        sizes: See there.
+        is_known: See there.
+
+    Raises:
+        ValueError: Shapes do not fit the names.
+    """
+    if isinstance(operands, Mapping):
+        by_number = {n: labels for name, labels in operands.items() for n in call.numbers.get(name, ())}
+    else:
+        by_number = {n: labels for n, labels in enumerate(operands) if labels is not None}
+    reader = _Reader(dict(extents or {}), set(whole))
+    read_operands = tuple(reader.read(shape, by_number.get(n)) for n, shape in enumerate(call.operands))
+    read_results = tuple(
+        reader.read(shape, results[n] if n < len(results) else None) for n, shape in enumerate(call.results)
+    )
+    named = {factor: reader.extents[factor] for factor in reader.seen}
+    whole = frozenset(reader.whole & named.keys())
+    return ShardingRule(
+        operands=read_operands,
+        results=read_results,
+        extents=named,
+        sums=frozenset(set(sums) & named.keys()) - whole,
+        summed=tuple(range(len(call.results)) if summed is None else summed),
+        is_mean=is_mean,
+        whole=whole,
+        linear=tuple(n for n in _numbers(call, linear) if call.are_floating[n]),
+        once=_numbers(call, once),
+        sizes=_sizes(call, sizes or {}, named, whole),
+        is_known=is_known,
+    )
+
+
+def unknown(call: Call) -> ShardingRule:
+    """Return the rule of an operator that nothing is known of."""
+    return relate(call, is_known=False)
+
+
+def _numbers(call: Call, given: Iterable[str | int]) -> tuple[int, ...]:
+    numbers: list[int] = []
+    for item in given:
+        numbers += [item] if isinstance(item, int) else call.numbers.get(item, ())
+    return tuple(sorted(set(numbers)))
+
+
+def _sizes(
+    call: Call, sizes: Mapping[str, Labels], extents: Mapping[Factor, int], whole: frozenset[Factor]
+) -> tuple[tuple[str, Dims | tuple[Factor, ...]], ...]:
+    entries: list[tuple[str, Dims | tuple[Factor, ...]]] = []
+    for name, labels in sizes.items():
+        dims = tuple(tuple(f for f in _names(label) if f in extents) for label in labels)
+        if name not in call.arguments or all(f in whole for dim in dims for f in dim):
+            continue
+        entries.append((name, dims[0] if isinstance(call.arguments[name], int) else dims))
+    return tuple(entries)
+
+
+def _names(label: Factor | Sequence[Factor] | None) -> tuple[Factor, ...]:
+    if label is None:
+        return ()
+    return (label,) if isinstance(label, str) else tuple(label)
+
+
+class _Reader:
+    """Reads names of dims against shapes.
+
+    Attributes:
+        extents: Extents of all factors, as far as they are known.
+        whole: Factors that must not be split.
+        seen: Factors in the order in which tensors name them.
+    """
+
+    def __init__(self, extents: dict[Factor, int], whole: set[Factor]) -> None:
+        self.extents = extents
+        self.whole = whole
+        self.seen: dict[Factor, None] = {}
+
+    def read(self, shape: Shape, labels: Labels | None) -> Dims:
+        """Return the factors of the dims of a tensor."""
+        if labels is None:
+            labels = [None] * len(shape)
+        if len(labels) != len(shape):
+            raise ValueError(f"{len(labels)} names for a tensor of {len(shape)} dims")
+        dims = tuple(self._dim(extent, label) for extent, label in zip(shape, labels, strict=True))
+        counts = Counter(factor for dim in dims for factor in dim)
+        self.whole.update(factor for factor, count in counts.items() if count > 1)
+        self.seen.update(dict.fromkeys(counts))
+        return dims
+
+    def _dim(self, extent: int, label: Factor | Sequence[Factor] | None) -> tuple[Factor, ...]:
+        if extent == 1:
+            return ()
+        if label is None or extent == 0:
+            private = f"whole{len(self.extents)}"
+            self.extents[private] = extent
+            self.whole.add(private)
+            return (private,)
+        if isinstance(label, str):
+            if self.extents.setdefault(label, extent) != extent:
+                raise ValueError(f"extent {extent} of factor {label}, which has {self.extents[label]} elsewhere")
+            return (label,)
+        factors = tuple(factor for factor in label if self.extents[factor] != 1)
+        if prod(self.extents[factor] for factor in factors) != extent:
+            raise ValueError(f"factors {factors} of a dim of extent {extent}")
+        return factors

@@ -1,0 +1,360 @@
+"""Operators that move points: views of other extents, other orders of dims, pieces, repetitions."""
+
+from collections.abc import Iterable, Sequence
+from math import gcd, prod
+
+from pase.importers.ir.call import table
+from pase.importers.torch.sharding_rules.rule import (
+    Call,
+    Factor,
+    Rule,
+    Shape,
+    ShardingRule,
+    positions,
+    relate,
+)
+
+
+def refinement(
+    before: Shape, after: Shape
+) -> tuple[list[list[Factor]], list[list[Factor]], dict[Factor, int], set[Factor]]:
+    """Return the factors that dims of two shapes have in common, if points are in the same order in both.
+
+    Dims are read from the outermost. A dim that is a multiple of the other shape's next one has that as its outer
+    factor. Where neither is a multiple, their greatest common divisor is, and what remains of both, up to where the
+    products agree again, is whole.
+
+    Returns:
+        Factors of each dim before and after, their extents, and those that are whole.
+    """
+    extents: dict[Factor, int] = {}
+    whole: set[Factor] = set()
+    sides = (_Side(before), _Side(after))
+
+    def factor(extent: int, *, is_whole: bool = False) -> Factor:
+        name = f"f{len(extents)}"
+        extents[name] = extent
+        if is_whole:
+            whole.add(name)
+        return name
+
+    while not (sides[0].is_done() or sides[1].is_done()):
+        extents_left = [side.remaining for side in sides]
+        common = gcd(*extents_left)
+        if common > 1:
+            name = factor(common)
+            for side in sides:
+                side.take(name, common)
+        if common in extents_left:
+            continue
+        # What remains of both is mixed: take dims of the side with fewer points until both have given as many.
+        taken = [1, 1]
+        while taken[0] != taken[1] or taken[0] == 1:
+            side, i = (sides[0], 0) if taken[0] <= taken[1] else (sides[1], 1)
+            taken[i] *= side.remaining
+            side.take(factor(side.remaining, is_whole=True), side.remaining)
+    return sides[0].dims, sides[1].dims, extents, whole
+
+
+class _Side:
+    """One of two shapes that are read together.
+
+    Attributes:
+        shape: Extents.
+        dims: Factors of each dim, as far as it was read.
+        remaining: Points of the dim at hand that have no factor yet; 1 when all dims were read.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.dims: list[list[Factor]] = [[] for _ in shape]
+        self._dim = -1
+        self.remaining = 1
+        self._advance()
+
+    def is_done(self) -> bool:
+        """Return whether all dims were read."""
+        return self._dim >= len(self.shape)
+
+    def take(self, factor: Factor, extent: int) -> None:
+        """Give the dim at hand a factor, inside of those that it has."""
+        self.dims[self._dim].append(factor)
+        self.remaining //= extent
+        self._advance()
+
+    def _advance(self) -> None:
+        while self.remaining == 1 and self._dim < len(self.shape):
+            self._dim += 1
+            self.remaining = self.shape[self._dim] if self._dim < len(self.shape) else 1
+
+
+def view(call: Call, size: str = "") -> ShardingRule:
+    """Relate two shapes of the same points in the same order; size: the argument with the extents of the result."""
+    before, after = call.operands[0], call.results[0]
+    if not prod(before):
+        return relate(call)
+    first, second, extents, whole = refinement(before, after)
+    sizes = {size: second} if size else {}
+    return relate(call, [first], [second], extents=extents, whole=whole, linear=[0], sizes=sizes)
+
+
+def _sized(size: str) -> Rule:
+    return lambda call: view(call, size)
+
+
+def unflatten(call: Call) -> ShardingRule:
+    """Relate a dim and those that it is taken apart into."""
+    rule = view(call)
+    dim = call.dim()
+    count = len(call.get("sizes"))
+    labels = rule.results[0][dim : dim + count]
+    return relate(
+        call, rule.operands, rule.results, extents=rule.extents, whole=rule.whole, linear=[0], sizes={"sizes": labels}
+    )
+
+
+def squeeze_all(call: Call) -> ShardingRule:
+    """Relate a tensor and itself without dims of extent 1: a shard may have more of these."""
+    return relate(call)
+
+
+def expand(call: Call) -> ShardingRule:
+    """Relate a tensor that is broadcast to other extents."""
+    made = positions(len(call.results[0]))
+    return relate(call, [positions(len(call.operands[0]))], [made], linear=[0], sizes={"size": made})
+
+
+def permute(call: Call) -> ShardingRule:
+    """Relate a tensor and itself with its dims in another order."""
+    rank = len(call.operands[0])
+    given = positions(rank)
+    return relate(call, [given], [[given[dim] for dim in _order(call, rank)]], linear=[0])
+
+
+def _order(call: Call, rank: int) -> list[int]:
+    order = list(range(rank))
+    if rank == 0:
+        return order
+    match call.name:
+        case "permute" | "permute_copy":
+            return [dim % rank for dim in call.get("dims")]
+        case "movedim" | "moveaxis":
+            source, destination = call.dims("source"), call.dims("destination")
+            rest = iter(dim for dim in order if dim not in source)
+            at = dict(zip(destination, source, strict=True))
+            return [at[dim] if dim in at else next(rest) for dim in order]
+        case "numpy_T":
+            return order[::-1]
+        case "t" | "t_copy" | "mT" | "mH" | "adjoint":
+            a, b = (-2, -1) if rank > 1 else (0, 0)
+        case _:
+            word = "dim" if "dim0" in call.arguments else "axis"
+            a, b = call.dim(f"{word}0"), call.dim(f"{word}1")
+    order[a], order[b] = order[b], order[a]
+    return order
+
+
+def piece(call: Call) -> ShardingRule:
+    """Relate a tensor and pieces of it along one dim, which is whole unless it stays as it is."""
+    shape, dim = call.operands[0], call.dim()
+    given = positions(len(shape))
+    keeps_dim = all(len(made) == len(shape) for made in call.results)
+    is_same = len(call.results) == 1 and call.results[0] == shape and call.get("step", 1) == 1
+    if is_same:
+        return relate(call, [given], [given], linear=[0])
+    cut = _replaced(given, dim, None) if keeps_dim else [*given[:dim], *given[dim + 1 :]]
+    return relate(call, [_replaced(given, dim, None)], [cut] * len(call.results), linear=[0])
+
+
+def _replaced(labels: Sequence[Factor | None], dim: int, label: Factor | None) -> list[Factor | None]:
+    return [label if i == dim else old for i, old in enumerate(labels)]
+
+
+def concatenate(call: Call) -> ShardingRule:
+    """Relate tensors that are put together along a dim."""
+    rank = len(call.results[0])
+    dim = call.dim("dim", rank)
+    labels = _replaced(positions(rank), dim, None)
+    given = [labels if len(shape) == rank else None for shape in call.operands]
+    every = range(len(call.operands))
+    return relate(call, given, [labels], linear=every, once=every)
+
+
+def stack(call: Call) -> ShardingRule:
+    """Relate tensors that are put together along a new dim."""
+    rank = len(call.results[0])
+    dim = call.dim("dim", rank)
+    made = _replaced(positions(rank), dim, None)
+    given = [label for i, label in enumerate(made) if i != dim]
+    every = range(len(call.operands))
+    return relate(call, [given] * len(call.operands), [made], linear=every, once=every)
+
+
+def repeat(call: Call) -> ShardingRule:
+    """Relate a tensor and so many of it end to end: the number of times is an outer factor."""
+    argument = "repeats" if "repeats" in call.arguments else "dims"
+    times = list(call.get(argument))
+    rank = len(call.results[0])
+    old = (1,) * (rank - len(call.operands[0])) + call.operands[0]
+    times = [1] * (rank - len(times)) + times
+    if not prod(call.results[0]):
+        return relate(call)
+    extents = {f"r{i}": count for i, count in enumerate(times)} | {f"d{i}": extent for i, extent in enumerate(old)}
+    given = [[f"d{i}"] for i in range(rank)][rank - len(call.operands[0]) :]
+    made = [[f"r{i}", f"d{i}"] for i in range(rank)]
+    sizes = {argument: [[f"r{i}"] for i in range(rank)][rank - len(call.get(argument)) :]}
+    return relate(call, [given], [made], extents=extents, linear=[0], sizes=sizes)
+
+
+def repeat_each(call: Call) -> ShardingRule:
+    """Relate a tensor and itself with each point of a dim so many times: the number of times is the inner factor."""
+    times, dim = call.get("repeats"), call.get("dim")
+    if not isinstance(times, int) or not prod(call.results[0]):
+        return relate(call)
+    shape = call.operands[0]
+    rank = len(shape)
+    extents = {"r": times} | {f"d{i}": extent for i, extent in enumerate(shape)}
+    given = [[f"d{i}"] for i in range(rank)]
+    if dim is None:
+        made = [[f"d{i}" for i in range(rank)] + ["r"]]
+    else:
+        made = [[*labels, "r"] if i == dim % rank else labels for i, labels in enumerate(given)]
+    return relate(call, [given], [made], extents=extents, linear=[0], sizes={"repeats": [["r"]]})
+
+
+def along(call: Call, dims: Iterable[int], *, is_linear: bool = False) -> ShardingRule:
+    """Relate tensors of the same dims, of which some are whole."""
+    dims = set(dims)
+    labels = [None if i in dims else name for i, name in enumerate(positions(len(call.operands[0])))]
+    rank = len(labels)
+    given = [labels if len(shape) == rank else None for shape in call.operands]
+    made = [labels if len(shape) == rank else None for shape in call.results]
+    return relate(call, given, made, linear=[0] if is_linear else [])
+
+
+def moved_along(call: Call) -> ShardingRule:
+    """Relate a tensor and itself with points of some dims in another order."""
+    rank = len(call.operands[0])
+    match call.name:
+        case "fliplr":
+            dims: tuple[int, ...] = (1,)
+        case "flipud":
+            dims = (0,)
+        case "rot90":
+            dims = call.dims()
+        case _:
+            dims = call.dims("dims")
+            dims = dims if call.get("dims") or call.name == "roll" else ()
+    return along(call, [dim % rank for dim in dims] if rank else (), is_linear=True)
+
+
+def pad(call: Call) -> ShardingRule:
+    """Relate a tensor and itself with points put around it, or cut off, in some dims."""
+    pads = list(call.get("pad", call.get("padding", [])))
+    rank = len(call.operands[0])
+    changed = {rank - 1 - i // 2 for i, count in enumerate(pads) if count}
+    is_linear = call.get("mode", "constant") != "constant" or not call.get("value", 0)
+    return along(call, changed, is_linear=is_linear)
+
+
+def diagonal(call: Call) -> ShardingRule:
+    """Relate a tensor and a diagonal of it, whose dim is the last."""
+    rank = len(call.operands[0])
+    a, b = call.get("dim1", 0) % rank, call.get("dim2", 1) % rank
+    labels = positions(rank)
+    given = [None if i in (a, b) else label for i, label in enumerate(labels)]
+    return relate(call, [given], [[*(f for i, f in enumerate(labels) if i not in (a, b)), None]], linear=[0])
+
+
+def diag_embed(call: Call) -> ShardingRule:
+    """Relate a tensor and matrices that have its last dim as a diagonal."""
+    rank = len(call.results[0])
+    a, b = call.get("dim1", -2) % rank, call.get("dim2", -1) % rank
+    lead = iter(positions(rank - 2, "b"))
+    given = [*positions(rank - 2, "b"), None]
+    return relate(call, [given], [[None if i in (a, b) else next(lead) for i in range(rank)]], linear=[0])
+
+
+def scatter_piece(call: Call) -> ShardingRule:
+    """Relate a tensor, what replaces a piece of it, and the result."""
+    rank = len(call.operands[0])
+    if call.name == "diagonal_scatter":
+        a, b = call.get("dim1", 0) % rank, call.get("dim2", 1) % rank
+        given = [None if i in (a, b) else label for i, label in enumerate(positions(rank))]
+        piece_labels: list[Factor | None] = [*(f for i, f in enumerate(given) if i not in (a, b)), None]
+    else:
+        given = _replaced(positions(rank), call.dim(), None)
+        piece_labels = list(given)
+        if call.name == "select_scatter":
+            del piece_labels[call.dim()]
+    every = ["self", "src"]
+    return relate(call, {"self": given, "src": piece_labels}, [given], linear=every, once=every)
+
+
+def windows(call: Call) -> ShardingRule:
+    """Relate a tensor and windows along one dim, whose elements come last."""
+    rank = len(call.operands[0])
+    if not rank:
+        return relate(call)
+    labels = _replaced(positions(rank), call.dim("dimension"), None)
+    return relate(call, [labels], [[*labels, None]], linear=[0])
+
+
+def complex_pairs(call: Call) -> ShardingRule:
+    """Relate complex numbers and pairs in a last dim."""
+    shape = min(call.operands[0], call.results[0], key=len)
+    labels = positions(len(shape))
+    if len(call.operands[0]) > len(shape):
+        return relate(call, [[*labels, None]], [labels], linear=[0])
+    return relate(call, [labels], [[*labels, None]], linear=[0])
+
+
+def rearrange(call: Call) -> ShardingRule:
+    """Relate channels and pixels that are written as each other; channels that are left in number pass."""
+    name = call.name
+    if name in ("channel_shuffle", "native_channel_shuffle"):
+        return along(call, [1], is_linear=True)
+    spatial = 2
+    shape, out = call.operands[0], call.results[0]
+    lead = positions(len(shape) - 3, "b")
+    fewer = min(shape[-3], out[-3])
+    r2 = max(shape[-3], out[-3]) // fewer if fewer else 0
+    few: list[Factor | list[Factor] | None] = [*lead, ["c"], *[None] * spatial]
+    many: list[Factor | list[Factor] | None] = [*lead, ["c", "r"], *[None] * spatial]
+    extents = {"c": fewer, "r": r2}
+    first, second = (many, few) if name == "pixel_shuffle" else (few, many)
+    return relate(call, [first], [second], extents=extents, whole={"r"}, linear=[0])
+
+
+def triangle(call: Call) -> ShardingRule:
+    """Relate matrices and their upper or lower triangles."""
+    rank = len(call.operands[0])
+    return along(call, [rank - 2, rank - 1], is_linear=True)
+
+
+RULES: dict[str, Rule] = table(
+    (view, "flatten ravel squeeze squeeze_copy unsqueeze unsqueeze_copy view_as reshape_as"),
+    (view, "atleast_1d atleast_2d atleast_3d"),
+    (_sized("size"), "view view_copy _unsafe_view _reshape_copy _reshape_alias"),
+    (_sized("shape"), "reshape"),
+    (unflatten, "unflatten"),
+    (expand, "expand expand_copy broadcast_to"),
+    (permute, "permute permute_copy movedim moveaxis numpy_T t t_copy mT mH adjoint"),
+    (permute, "transpose transpose_copy swapaxes swapdims"),
+    (piece, "select select_copy slice slice_copy narrow narrow_copy unbind unbind_copy"),
+    (piece, "split split_copy split_with_sizes split_with_sizes_copy unsafe_split unsafe_split_with_sizes"),
+    (piece, "chunk unsafe_chunk tensor_split"),
+    (concatenate, "cat concat concatenate"),
+    (stack, "stack"),
+    (repeat, "repeat tile"),
+    (repeat_each, "repeat_interleave"),
+    (moved_along, "flip roll fliplr flipud rot90"),
+    (pad, "pad constant_pad_nd reflection_pad*d replication_pad*d _pad_circular"),
+    (diagonal, "diagonal diagonal_copy"),
+    (diag_embed, "diag_embed"),
+    (scatter_piece, "select_scatter slice_scatter diagonal_scatter"),
+    (windows, "unfold unfold_copy"),
+    (complex_pairs, "view_as_complex view_as_real view_as_complex_copy view_as_real_copy"),
+    (rearrange, "pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle"),
+    (triangle, "tril triu"),
+)
