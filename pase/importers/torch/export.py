@@ -247,11 +247,42 @@ def exported(
 
     on_output: is given what the module returns, with tensors without values, whenever it is called.
     """
+    notes: list[str] = []
+    with (
+        ready_to_trace(torch, module, arguments, keywords, loss, notes, on_output) as (positional, named),
+        _outside_training(module),
+        torch.no_grad(),
+    ):
+        plain = _plain(torch, traced(torch, module, positional, named))
+        return without_known_masks(torch, _of_shapes(torch, plain)), tuple(notes)
+
+
+@contextmanager
+def ready_to_trace(
+    torch: Any,
+    module: Any,
+    arguments: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    loss: Loss | None,
+    notes: list[str],
+    on_output: Callable[[Any], object] = lambda _: None,
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Have a module return tensors alone, its loss where one is given; yield the inputs to trace it with.
+
+    Args:
+        torch: PyTorch.
+        module: The module; it is left as it was.
+        arguments, keywords: Its example inputs.
+        loss: Of what it returns and of targets, or None.
+        notes: What is assumed is added here.
+        on_output: Called with what the module returns, whenever it is called.
+
+    Raises:
+        ModelError: The module cannot be traced; any error of the body becomes one, with the user's line.
+    """
     check_tensors(torch, module)
     arguments, keywords = _apart(torch, (arguments, dict(keywords)))
-    notes: list[str] = []
     with ExitStack() as stack:
-        stack.enter_context(_outside_training(module))
         stack.enter_context(_as_called(torch, module, arguments, keywords, loss, notes))
 
         def hooked(_module: Any, _inputs: Any, output: Any) -> Any:
@@ -260,12 +291,12 @@ def exported(
 
         hook = module.register_forward_hook(hooked)
         stack.callback(hook.remove)
-        positional, named = stack.enter_context(on_one_device(torch, module, (arguments, keywords)))
+        given = stack.enter_context(on_one_device(torch, module, (arguments, keywords)))
+        # What the module prints is no result of ours; what torch prints of its failures is told in one line.
+        stack.enter_context(redirect_stdout(sys.stderr))
+        stack.enter_context(redirect_stderr(io.StringIO()))
         try:
-            # What the module prints is no result of ours; what torch prints of its failures is told in one line.
-            with torch.no_grad(), redirect_stdout(sys.stderr), redirect_stderr(io.StringIO()):
-                plain = _plain(torch, _traced(torch, module, positional, named))
-                return without_known_masks(torch, _of_shapes(torch, plain)), tuple(notes)
+            yield given
         except ModelError:
             raise
         except Exception as error:
@@ -339,7 +370,7 @@ def _apart(torch: Any, given: Any) -> Any:
     return mapped(own, torch, given)
 
 
-def _traced(torch: Any, module: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def traced(torch: Any, module: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Return the program; control flow and sizes that depend on what the module makes itself are known."""
     try:
         program = torch.export.export(module, positional, named, strict=False)
@@ -349,7 +380,7 @@ def _traced(torch: Any, module: Any, positional: tuple[Any, ...], named: dict[st
     except Exception as error:
         if _explanation(error) is not _CONTROL_FLOW and "_ctc_loss" not in str(error):
             raise
-    with known_values(torch):
+    with known_values(torch, keeps_gradients=torch.is_grad_enabled()):
         return torch.export.export(module, positional, named, strict=False)
 
 

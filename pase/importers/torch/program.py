@@ -386,16 +386,11 @@ class Reader:
         )
 
     def _value(self, name: str, example: Any, node: Any) -> Value:
-        if any(not isinstance(extent, int) for extent in example.shape):
-            shape = ", ".join(map(str, example.shape))
-            raise ModelError(
-                f"a tensor's size depends on values{_where(node)}: operator {node.target} gives [{shape}]; sizes have "
-                "to be fixed: use a mask, or torch.where, instead of nonzero and of masks as indices"
-            )
+        shape = sized(example, node)
         while name in self._taken:
             name = f"{name}'"
         self._taken.add(name)
-        return Value(name=name, shape=tuple(example.shape), dtype=dtype_name(example.dtype))
+        return Value(name=name, shape=shape, dtype=dtype_name(example.dtype))
 
     def _call(self, node: Any) -> None:
         if _is_getitem(node):
@@ -403,7 +398,7 @@ class Reader:
             found = self.made.get(source.name)
             self.made[node.name] = found[at] if isinstance(found, list | tuple) and at < len(found) else None
             return
-        function = _function(node)
+        function = function_of(node)
         example = node.meta.get("val")
         is_one = not isinstance(example, list | tuple)
         results = [
@@ -468,11 +463,22 @@ class Reader:
         return argument
 
 
+def sized(example: Any, node: Any) -> tuple[int, ...]:
+    """Return the shape of a tensor that a node gives; ModelError where it depends on values."""
+    if any(not isinstance(extent, int) for extent in example.shape):
+        shape = ", ".join(map(str, example.shape))
+        raise ModelError(
+            f"a tensor's size depends on values{where(node)}: operator {node.target} gives [{shape}]; sizes have "
+            "to be fixed: use a mask, or torch.where, instead of nonzero and of masks as indices"
+        )
+    return tuple(example.shape)
+
+
 def _is_getitem(node: Any) -> bool:
     return getattr(node.target, "__name__", "") == "getitem"
 
 
-def _function(node: Any) -> str:
+def function_of(node: Any) -> str:
     """Return the name of the function that a node calls; ModelError for control flow."""
     schema = getattr(node.target, "_schema", None)
     if schema is not None:
@@ -481,7 +487,7 @@ def _function(node: Any) -> str:
     has_programs = any(getattr(argument, "op", "") == "get_attr" for argument in node.args)
     if name in _CONTROL_FLOW or (has_programs and name not in TRANSLATIONS):
         raise ModelError(
-            f"the module has control flow{_where(node)}: operator torch.{name} runs a program of its own; which part "
+            f"the module has control flow{where(node)}: operator torch.{name} runs a program of its own; which part "
             "runs, and how often, is not known without values: give the module without it, or one branch of it"
         )
     return name
@@ -501,7 +507,8 @@ def _scope(node: Any) -> str:
     return path[-1] if path else ""
 
 
-def _where(node: Any) -> str:
+def where(node: Any) -> str:
+    """Return " at file:line (source)" of the user's code that a node comes from, "" where it is not known."""
     line, source = location(node.meta.get("stack_trace") or "")
     return (f" at {line}" + (f" ({source})" if source else "")) if line else ""
 

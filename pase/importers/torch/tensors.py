@@ -7,6 +7,7 @@ stops there; beside each such tensor its values are kept, computed as the module
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from math import inf, log, pi
 from typing import Any
 
@@ -164,13 +165,16 @@ def without_values(torch: Any) -> Iterator[None]:
 # -- values that are known while a module is traced
 
 
-def known_values(torch: Any) -> AbstractContextManager[object]:
+def known_values(torch: Any, *, keeps_gradients: bool = False) -> AbstractContextManager[object]:
     """Return a context for `torch.export`, in which questions about such tensors are answered.
 
-    Losses that ask about the values of their inputs are computed in another way there, without asking.
+    Losses that ask about the values of their inputs are computed in another way there, without asking. With
+    `keeps_gradients`, their gradients are PyTorch's also where that cuts them.
     """
     functional = torch.nn.functional
     replaced: dict[Any, Any] = {functional.gaussian_nll_loss: _gaussian_nll, functional.ctc_loss: _ctc_loss}
+    if keeps_gradients:
+        replaced[functional.gaussian_nll_loss] = partial(_gaussian_nll, keeps_gradients=True)
 
     class Known(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         """values: by the id of a tensor, that tensor (so that its id stays its own) and one with its values."""
@@ -221,7 +225,15 @@ def known_values(torch: Any) -> AbstractContextManager[object]:
 
 
 def _gaussian_nll(
-    torch: Any, x: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+    torch: Any,
+    x: Any,
+    target: Any,
+    var: Any,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+    *,
+    keeps_gradients: bool = False,
 ) -> Any:
     """Return the negative log-likelihood of normal distributions; var: of x's shape, or of one for each row.
 
@@ -229,7 +241,12 @@ def _gaussian_nll(
     """
     if isinstance(var, torch.Tensor) and var.dim() < x.dim() and var.shape == x.shape[:-1]:
         var = var.unsqueeze(-1)
-    var = torch.clamp(torch.as_tensor(var), min=eps)
+    var = torch.as_tensor(var)
+    clamped = torch.clamp(var, min=eps)
+    if keeps_gradients:
+        # PyTorch clamps under no_grad: the gradient is as if nothing had been clamped.
+        clamped = clamped.detach() + (var - var.detach())
+    var = clamped
     loss = 0.5 * (torch.log(var) + (x - target) ** 2 / var)
     if full:
         loss = loss + 0.5 * log(2 * pi)
