@@ -2,6 +2,7 @@
 
 import sysconfig
 from collections.abc import Iterable, Iterator
+from functools import cache
 from math import prod
 from pathlib import PurePath
 from typing import Any, Literal
@@ -528,6 +529,7 @@ def location(stack_trace: str) -> tuple[str, str]:
     return "", ""
 
 
+@cache
 def is_framework(file: str) -> bool:
     """Return whether a file is part of torch, of this package, of Python's library or of no file at all."""
     parts = PurePath(file).parts

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import PurePath
 from typing import Any
 
@@ -261,6 +262,7 @@ class _Recording:
 
     Attributes:
         fake: Makes them, the same for all calls: a module may keep some of them.
+        parameters: Those that all calls share, by the id of the module's own.
         makers: The call that made, or last wrote, each tensor, by its id.
         kept: Tensors, so that their ids stay those of one.
     """
@@ -268,6 +270,7 @@ class _Recording:
     def __init__(self, torch: Any, module: Any, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         self.torch, self.module, self.given = torch, module, (positional, dict(keywords))
         self.fake = torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)
+        self.parameters: dict[int, Any] = {}
         self.makers: dict[int, _Call] = {}
         self.kept: list[Any] = []
 
@@ -282,7 +285,7 @@ class _Recording:
         torch, module = self.torch, self.module
         functional = torch.nn.functional
         with ExitStack() as stack:
-            held = stack.enter_context(held_instead(torch, module, lambda _, x: _fake(torch, self.fake, x)))
+            held = stack.enter_context(held_instead(torch, module, lambda _, x: self._fake_held(x)))
             positional, keywords = mapped(lambda x: _fake(torch, self.fake, x), torch, self.given)
             leaves = torch.utils._pytree.tree_leaves((positional, keywords))
             mode = _recorder(self, {id(x) for x in (*held.values(), *leaves)})
@@ -313,6 +316,15 @@ class _Recording:
             functions=list(_functions(counted)),
             written=written,
         )
+
+    def _fake_held(self, tensor: Any) -> Any:
+        """Return what stands for a parameter, the same in all calls, or for a buffer, which a call may write into."""
+        if not isinstance(tensor, self.torch.nn.Parameter):
+            return _fake(self.torch, self.fake, tensor)
+        if id(tensor) not in self.parameters:
+            made = self.torch.nn.Parameter(_fake(self.torch, self.fake, tensor), requires_grad=tensor.requires_grad)
+            self.parameters[id(tensor)] = made
+        return self.parameters[id(tensor)]
 
 
 def _storage(tensor: Any) -> int:
@@ -421,9 +433,15 @@ def _place() -> tuple[str, str, set[str]]:
         file = frame.f_code.co_filename
         if not found[0] and not is_framework(file):
             found = f"{PurePath(file).name}:{frame.f_lineno}", linecache.getline(file, frame.f_lineno).strip()
-        callers.add("/".join(file.split("/")[-2:]) + ":" + frame.f_code.co_name)
+        callers.add(_function_name(file, frame.f_code.co_name))
         frame = frame.f_back
     return (*found, callers)
+
+
+@cache
+def _function_name(file: str, name: str) -> str:
+    """Return a function's name with its file's, such as "nn/functional.py:gelu"."""
+    return "/".join(file.split("/")[-2:]) + ":" + name
 
 
 # -- the module without values
@@ -457,7 +475,7 @@ def held_instead(torch: Any, module: Any, make: Callable[[str, Any], Any]) -> It
                     stack.callback(holder.__setitem__, last, tensor)
                     if id(tensor) not in made:
                         other = make(name, tensor)
-                        if isinstance(tensor, torch.nn.Parameter):
+                        if isinstance(tensor, torch.nn.Parameter) and not isinstance(other, torch.nn.Parameter):
                             other = torch.nn.Parameter(other, requires_grad=tensor.requires_grad)
                         made[id(tensor)] = other
                         replaced.add(id(other))
