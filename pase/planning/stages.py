@@ -179,6 +179,40 @@ def _in_turns(
         yield from (Action("weights", *each) for each in backwards[-put_off:])
 
 
+def paired_sends(before: Sequence[Action], after: Sequence[Action]) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the sends between two neighbouring stages that begin in one call with the next receive.
+
+    A communicator takes one call after the other. Where both stages send, neither comes to receive, unless each of the
+    two calls has its next receive from the other stage in it, too: what 1F1B does with the output of one micro-batch
+    and the gradient of another.
+
+    Args:
+        before: What a stage does in a step, in order.
+        after: What the stage behind it does.
+
+    Returns:
+        Of either stage, the micro-batches of which it sends the output, or the gradient, together with a receive.
+    """
+    sends = [[(each.kind == "forward", each.micro_batch) for each in before if each.kind != "weights"]]
+    sends.append([(each.kind != "forward", each.micro_batch) for each in after if each.kind != "weights"])
+    at, begun, paired = [0, 0], [0, 0], (set[int](), set[int]())
+    while True:
+        for side, messages in enumerate(sends):
+            while begun[side] and not messages[at[side]][0]:
+                begun[side] -= 1
+                at[side] += 1
+        if at == [len(messages) for messages in sends]:
+            return frozenset(paired[0]), frozenset(paired[1])
+        current = [messages[place] for messages, place in zip(sends, at, strict=True)]
+        assert any(is_sent for is_sent, _ in current), "a schedule in which two stages wait for each other"
+        are_both_sent = all(is_sent for is_sent, _ in current)
+        for side, (_, micro_batch) in enumerate(current):
+            at[side] += 1
+            if are_both_sent:
+                paired[side].add(micro_batch)
+                begun[side] += 1
+
+
 def under_way(schedule: str, *, group: int, num_groups: int, num_stages: int, micro_batches: int) -> IntArray:
     """Return [moments, stages of the group] of how many micro-batches have gone forward, and not back by then.
 

@@ -20,22 +20,14 @@ from pase.common.containers import connected
 from pase.sharding.boxes import Box, extents, offsets
 from pase.sharding.reshard import ReshardStep, pieces
 from pase.sharding.traffic import Movement, Phase
+from pase.targets.torch.devices import carriers, current_device
 from pase.targets.torch.failures import naming_lost_ranks
 from pase.targets.torch.messages import told_by_all
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class Traffic:
-    """What ranks handed to the libraries that carry it, in bytes by whose they are. is_counted: whether it is kept."""
-
-    is_counted: bool = False
-    sent: dict[Movement, int] = field(default_factory=dict)
-
-    @torch._disable_dynamo
-    def add(self, movement: Movement, num_bytes: int) -> None:
-        self.sent[movement] = self.sent.get(movement, 0) + num_bytes
+# -- process groups
 
 
 _MADE: "WeakKeyDictionary[Any, dict[Hashable, Any]]" = WeakKeyDictionary()
@@ -52,6 +44,52 @@ def made_once(key: Hashable, make: Callable[[], T]) -> T:
         made[key] = make()
     found: T = made[key]
     return found
+
+
+def new_group(ranks: Sequence[int]) -> Any:
+    """Make a process group, and connect its ranks; every rank calls it, in the same order."""
+    handle = dist.new_group(list(ranks))
+    if dist.get_rank() in ranks:
+        connect(handle)
+    return handle
+
+
+def connect(handle: Any = None) -> None:
+    """Connect the ranks of a process group by its first collective, in which all of them take part.
+
+    NCCL makes a communicator in the first call of a group. If that call sends from some ranks to others, those that
+    have nothing to send do not come, and the call waits for them forever.
+
+    Args:
+        handle: The process group, None for that of all ranks.
+    """
+    with naming_lost_ranks():
+        dist.all_reduce(torch.zeros(1, device=current_device()), group=handle)
+
+
+def host_group() -> Any:
+    """Return a process group of all ranks that carries tensors of the CPU, None for the default one.
+
+    The first time all ranks call it.
+    """
+    if "cpu" in carriers():
+        return None
+    return made_once("host", partial(dist.new_group, backend="gloo"))
+
+
+# -- what is sent
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What ranks handed to the libraries that carry it, in bytes by whose they are. is_counted: whether it is kept."""
+
+    is_counted: bool = False
+    sent: dict[Movement, int] = field(default_factory=dict)
+
+    @torch._disable_dynamo
+    def add(self, movement: Movement, num_bytes: int) -> None:
+        self.sent[movement] = self.sent.get(movement, 0) + num_bytes
 
 
 _NOT_MADE = object()
@@ -81,7 +119,7 @@ class Groups:
         for ranks in map(tuple, map(sorted, groups)):
             handle = None
             if len(ranks) > 1 and self._first is None and (len(ranks) < self.num_ranks or self._apart):
-                handle = made_once((self._apart, ranks), partial(dist.new_group, list(ranks)))
+                handle = made_once((self._apart, ranks), partial(new_group, ranks))
             if self.rank in ranks:
                 own = Group(ranks, handle, self.rank)
         if self._first is not None and len(own.ranks) > 1:
@@ -96,7 +134,7 @@ def make_waiting(every: Iterable[Groups]) -> None:
     """Make the process groups of stages that ranks have asked for; all ranks call it."""
     own = [each for groups in every for each in groups.waiting]
     of_ranks = told_by_all({key for _, key in own})
-    made = {key: made_once(key, partial(dist.new_group, list(key[-1]))) for key in sorted(set().union(*of_ranks))}
+    made = {key: made_once(key, partial(new_group, key[-1])) for key in sorted(set().union(*of_ranks))}
     for group, key in own:
         group.handle = made[key]
     for groups in every:

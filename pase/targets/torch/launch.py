@@ -28,6 +28,8 @@ import torch.distributed as dist
 
 from pase.common.processes import dying_with_us, end_all, ending_text, package_environment
 from pase.errors import ProgramError
+from pase.targets.torch.collectives import connect, made_once
+from pase.targets.torch.devices import accelerator, carriers
 from pase.targets.torch.failures import (
     LOST_PEER,
     RUN_PREFIX,
@@ -314,7 +316,10 @@ def join(*, device: str | None = None, timeout_s: float | None = None) -> Ranks:
     watch(limit_s)
     rank: int = dist.get_rank()
     world_size: int = dist.get_world_size()
-    return Ranks(rank=rank, world_size=world_size, device=_device(device, _number("LOCAL_RANK", 0)))
+    ranks = Ranks(rank=rank, world_size=world_size, device=_device(device))
+    if world_size > 1:
+        made_once("all ranks", connect)
+    return ranks
 
 
 def leave() -> NoReturn:
@@ -329,7 +334,7 @@ def leave() -> NoReturn:
 
 def _make_group(device: str | None, timeout: timedelta) -> None:
     if "RANK" not in os.environ:
-        dist.init_process_group(_backend(device, 1), store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        dist.init_process_group(**_backend(device, 1), store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         return
     rank, world_size = _number("RANK", None), _number("WORLD_SIZE", None)
     local = _number("LOCAL_WORLD_SIZE", world_size)
@@ -343,12 +348,10 @@ def _make_group(device: str | None, timeout: timedelta) -> None:
         store.set(key(f"joined/{rank}"), "")
     except (RuntimeError, ValueError) as error:
         raise RankError(f"rank {rank} cannot reach the store at {where}, where all ranks meet: {error}", 0) from error
-    backend = _backend(device, local)
-    if backend == "nccl":
-        torch.cuda.set_device(_number("LOCAL_RANK", 0))
     try:
         group_store = dist.PrefixStore(key("group"), store)
-        dist.init_process_group(backend, store=group_store, rank=rank, world_size=world_size, timeout=timeout)
+        backend = _backend(device, local)
+        dist.init_process_group(**backend, store=group_store, rank=rank, world_size=world_size, timeout=timeout)
     except RuntimeError as error:
         missing = [other for other in range(world_size) if not store.check([key(f"joined/{other}")])]
         names = ", ".join(map(str, missing)) or "none is missing"
@@ -395,19 +398,45 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def _backend(device: str | None, local_ranks: int) -> str:
-    return "nccl" if device != "cpu" and dist.is_nccl_available() and _gpus() >= local_ranks else "gloo"
+def _backend(device: str | None, local_ranks: int) -> dict[str, Any]:
+    """Return by what backends, and on which device, a process group is made."""
+    kind = accelerator()
+    if device == "cpu" or kind is None or torch.accelerator.device_count() < local_ranks:
+        return {"backend": "gloo"}
+    backend = dist.get_default_backend_for_device(kind)
+    if backend == "gloo" or not dist.is_backend_available(backend):
+        return {"backend": "gloo"}
+    own = torch.device(kind, _number("LOCAL_RANK", 0))
+    torch.accelerator.set_device_index(own.index)
+    # With its device told, a group makes its communicator when it is made itself.
+    return {"backend": f"cpu:gloo,{kind}:{backend}", "device_id": own}
 
 
-def _device(device: str | None, local_rank: int) -> Any:
-    on_gpu = device == "cuda" or (device is None and dist.get_backend() == "nccl")
-    if on_gpu and not _gpus():
+def _device(asked: str | None) -> torch.device:
+    """Make the device of this rank the current one, and return it.
+
+    Args:
+        asked: Its type; by default that of accelerators, if the process group has a backend of their own.
+    """
+    kind = accelerator()
+    if asked not in (None, "cpu", kind):
         raise ProgramError("a GPU was asked for, and PyTorch finds none; leave the device out")
-    return torch.device("cuda", local_rank % _gpus()) if on_gpu else torch.device("cpu")
+    is_carried = carriers().get(str(kind), "gloo") != "gloo"
+    if kind is None or asked == "cpu" or (asked is None and not is_carried):
+        return torch.device("cpu")
+    torch.accelerator.set_device_index(_device_index())
+    return torch.device(kind, _device_index())
 
 
-def _gpus() -> int:
-    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
+def _device_index() -> int:
+    bound = getattr(dist.group.WORLD, "bound_device_id", None)
+    if bound is not None:
+        return int(bound.index)
+    count = int(torch.accelerator.device_count())
+    if "LOCAL_RANK" in os.environ:
+        return _number("LOCAL_RANK", 0) % count
+    # Not started by torchrun: the program has set a device, or ranks have the devices in turns.
+    return int(torch.accelerator.current_device_index() or dist.get_rank() % count)
 
 
 def _text(name: str) -> str:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from pase.errors import ProgramError
+from pase.targets.torch.devices import message_device
 from pase.targets.torch.failures import naming_lost_ranks
 
 _CONTAINERS: Mapping[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
@@ -30,7 +31,7 @@ def told_by_all(own: Any) -> list[Any]:
 def told_by(rank: int, own: Any = None) -> Any:
     """Return what one rank tells; all ranks call it, and what the others give is ignored."""
     raw = encoded(own) if dist.get_rank() == rank else b""
-    device = _device()
+    device = message_device()
     with naming_lost_ranks():
         size = torch.tensor([len(raw)], dtype=torch.int64, device=device)
         dist.broadcast(size, src=rank)
@@ -41,7 +42,7 @@ def told_by(rank: int, own: Any = None) -> Any:
 
 def bytes_of_all(raw: bytes) -> list[bytes]:
     """Return the bytes of every rank, in the order of ranks; all ranks call it."""
-    device, world_size = _device(), dist.get_world_size()
+    device, world_size = message_device(), dist.get_world_size()
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world_size)]
     with naming_lost_ranks():
         dist.all_gather(sizes, torch.tensor([len(raw)], dtype=torch.int64, device=device))
@@ -51,10 +52,6 @@ def bytes_of_all(raw: bytes) -> list[bytes]:
         if padded.numel():
             dist.all_gather(buffers, padded)
     return [_bytes(buffer)[:length] for buffer, length in zip(buffers, lengths, strict=True)]
-
-
-def _device() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
 def _tensor(raw: bytes, device: torch.device) -> torch.Tensor:

@@ -1,21 +1,23 @@
 """Pipelines: the stages that a rank has a part of, what goes between them and others, and a step's passes in order.
 
 What one stage leaves in its layout goes to the ranks of the next one in the layout in which that reads it: each rank
-sends its pieces to those that need them, and the gradient goes back by the adjoint. Sends do not wait; each way between
-two stages has a process group of its own, so that messages of the one never wait for those of the other.
+sends its pieces to those that need them, and the gradient goes back by the adjoint. Sends do not wait. Two stages have
+one process group for both ways, of which NCCL makes one communicator: where both send at the same time, each begins the
+send in one call with its next receive from the other (`paired_sends`).
 """
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import permutations
+from itertools import combinations
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-from pase.planning.stages import Action, actions
+from pase.planning.stages import Action, actions, paired_sends
 from pase.sharding.layouts import DeviceMesh, Layout
 from pase.sharding.reshard import ReshardStep
 from pase.sharding.traffic import Movement, Phase
@@ -28,8 +30,10 @@ from pase.targets.torch.collectives import (
     carried,
     end_to_end,
     exchange,
+    host_group,
     made_once,
     make_waiting,
+    new_group,
 )
 from pase.targets.torch.failures import naming_lost_ranks
 from pase.targets.torch.messages import told_by, told_by_all
@@ -113,78 +117,118 @@ class _Linked(Groups):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """A movement from one stage to another as a rank has a share in it: among the senders, across, among the others."""
+    """A movement from one stage to another as a rank has a share in it.
+
+    Attributes:
+        before: Steps among the senders.
+        across: Step from the senders to the receivers.
+        after: Steps among the receivers.
+        movement: What its bytes count as.
+    """
 
     before: tuple[Exchange, ...]
     across: Exchange
     after: tuple[Exchange, ...]
+    movement: Movement
+
+
+_Begun = list[tuple[Any, Any]]
+"""Sends or receives that have begun: what each is waited for by, and the tensors that have to live until then."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Handover:
     """What goes from one stage to the next, and its gradient back, for one rank of either.
 
-    received: what the next stage takes. there, back: the ways. traffic: counts what is sent. dtype, has_gradient: of
-    what came, which the first message of a step tells.
+    Attributes:
+        received: What the next stage takes.
+        there: The way to the next stage.
+        back: The way of the gradient.
+        paired: Micro-batches of which this rank begins the send together with its next receive from the other stage.
+        tag: Of the first message of a step, which tells type and gradient of what follows.
+        traffic: Counts what is sent.
+        device: Of the tensors.
+        dtype: Type of what comes.
+        has_gradient: Whether a gradient of what comes goes back.
     """
 
     received: Received
     there: _Way
     back: _Way
+    paired: frozenset[int]
+    tag: int
     traffic: Traffic
     device: Any
     dtype: Any = None
     has_gradient: bool = False
+    _arriving: deque[tuple[Any, _Begun]] = field(default_factory=deque)
 
-    def send(self, y: Any, *, is_first: bool) -> list[Any]:
-        """Send what a stage leaves; return what is to be kept until it has arrived."""
-        kept = []
-        if is_first:
-            told = torch.tensor([TYPES.index(y.dtype), y.requires_grad], device=y.device)
-            peers = [peer for peer, count in _counts(self.there.across, 0) if count]
-            kept = _begun([_op(dist.isend, told, peer, self.there.across) for peer in peers])
-        return kept + self.give(y.detach(), self.there, Phase.FORWARD)
+    def send(self, y: Any, micro_batch: int) -> _Begun:
+        """Begin to send what a stage leaves of a micro-batch."""
+        told = [] if micro_batch else self._tell(y)
+        receiving = self.back if micro_batch in self.paired and y.requires_grad else None
+        return told + self.give(y.detach(), self.there, receiving)
 
-    def receive(self, *, is_first: bool) -> Any:
-        step = self.there.across
-        if is_first:
-            peers = [peer for peer, count in _counts(step, 1) if count]
-            told = [torch.empty(2, dtype=torch.int64, device=self.device) for _ in peers]
-            wait_for(_begun([_op(dist.irecv, own, peer, step) for own, peer in zip(told, peers, strict=True)]))
-            kind, self.has_gradient = told[0].tolist() if told else (0, False)
-            self.dtype = TYPES[kind]
+    def receive(self, micro_batch: int) -> Any:
+        if not micro_batch:
+            self._hear()
         x = self.take(self.there, self.dtype, self.received.fill).reshape(self.received.made)
-        return x.requires_grad_(bool(self.has_gradient))
+        return x.requires_grad_(self.has_gradient)
 
-    def send_back(self, gradient: Any) -> list[Any]:
-        return self.give(gradient, self.back, Phase.BACKWARD)
+    def send_back(self, gradient: Any, micro_batch: int) -> _Begun:
+        """Begin to send the gradient of what a stage received of a micro-batch."""
+        return self.give(gradient, self.back, self.there if micro_batch in self.paired else None)
 
     def receive_back(self, y: Any) -> Any:
         return self.take(self.back, y.dtype).reshape(y.shape)
 
-    def give(self, x: Any, way: _Way, phase: Phase) -> list[Any]:
-        """Send what this rank has along a way; return what is to be kept until it has arrived."""
-        x = self._carried(x, way.before, phase, 0.0).reshape(way.across.held)
+    def give(self, x: Any, way: _Way, receiving: _Way | None = None) -> _Begun:
+        """Begin to send what this rank has along a way, and with it the next receive along another one."""
+        x = self._carried(x, way, way.before, 0.0).reshape(way.across.held)
         peers = zip(way.across.group.ranks, way.across.sends, strict=True)
         pieces = [(peer, end_to_end(x, cuts)) for peer, cuts in peers if cuts]
         if self.traffic.is_counted:
-            sent = sum(piece.numel() * piece.element_size() for _, piece in pieces)
-            self.traffic.add(replace(self.received.movement, phase=phase), sent)
-        return _begun([_op(dist.isend, piece, peer, way.across) for peer, piece in pieces])
+            self.traffic.add(way.movement, sum(piece.numel() * piece.element_size() for _, piece in pieces))
+        sends = [_op(dist.isend, piece, peer, way.across) for peer, piece in pieces]
+        buffer, receives = (None, []) if receiving is None else self._receives(receiving, x.dtype)
+        sent, arriving = _begin(sends, receives)
+        if receiving is not None:
+            self._arriving.append((buffer, arriving))
+        return sent
 
     def take(self, way: _Way, dtype: Any, fill: float = 0.0) -> Any:
+        """Return what comes along a way; its receive may have begun with a send."""
+        if self._arriving:
+            buffer, arriving = self._arriving.popleft()
+        else:
+            buffer, receives = self._receives(way, dtype)
+            _, arriving = _begin([], receives)
+        wait_for(arriving)
+        return self._carried(assembled(way.across, buffer, buffer, fill), way, way.after, fill)
+
+    def _receives(self, way: _Way, dtype: Any) -> tuple[Any, list[Any]]:
         counts = _counts(way.across, 1)
         buffer = torch.empty(sum(count for _, count in counts), dtype=dtype, device=self.device)
-        parts = buffer.split([count for _, count in counts])
-        ops = [
-            _op(dist.irecv, part, peer, way.across) for (peer, count), part in zip(counts, parts, strict=True) if count
-        ]
-        wait_for(_begun(ops))
-        phase = Phase.FORWARD if way is self.there else Phase.BACKWARD
-        return self._carried(assembled(way.across, buffer, buffer, fill), way.after, phase, fill)
+        parts = zip(counts, buffer.split([count for _, count in counts]), strict=True)
+        return buffer, [_op(dist.irecv, part, peer, way.across) for (peer, count), part in parts if count]
 
-    def _carried(self, x: Any, steps: Sequence[Exchange], phase: Phase, fill: float) -> Any:
-        count = partial(self.traffic.add, replace(self.received.movement, phase=phase))
+    def _tell(self, y: Any) -> _Begun:
+        """Begin to send type and gradient of what a stage leaves, from CPU to CPU: no device is waited for."""
+        told = torch.tensor([TYPES.index(y.dtype), y.requires_grad])
+        peers = [peer for peer, count in _counts(self.there.across, 0) if count]
+        sent, _ = _begin([dist.P2POp(dist.isend, told, peer, host_group(), self.tag) for peer in peers], [])
+        return sent
+
+    def _hear(self) -> None:
+        peers = [peer for peer, count in _counts(self.there.across, 1) if count]
+        told = [(torch.empty(2, dtype=torch.int64), peer) for peer in peers]
+        _, arriving = _begin([], [dist.P2POp(dist.irecv, own, peer, host_group(), self.tag) for own, peer in told])
+        wait_for(arriving)
+        kind, has_gradient = told[0][0].tolist() if told else (0, False)
+        self.dtype, self.has_gradient = TYPES[kind], bool(has_gradient)
+
+    def _carried(self, x: Any, way: _Way, steps: Sequence[Exchange], fill: float) -> Any:
+        count = partial(self.traffic.add, way.movement)
         return carried(x, steps, fill, count if self.traffic.is_counted else None)
 
 
@@ -196,16 +240,23 @@ def _op(operation: Any, tensor: Any, peer: int, step: Exchange) -> Any:
     return dist.P2POp(operation, tensor, peer, group=step.group.handle)
 
 
-def _begun(ops: list[Any]) -> list[Any]:
-    """Begin sends or receipts; return each with what it moves, to be waited for."""
+def _begin(sends: list[Any], receives: list[Any]) -> tuple[_Begun, _Begun]:
+    """Begin sends and receives in one call."""
+    ops = [*sends, *receives]
     if not ops:
-        return []
+        return [], []
     with naming_lost_ranks():
-        return [(work, ops) for work in dist.batch_isend_irecv(ops)]
+        works = dist.batch_isend_irecv(ops)
+    if len(works) < len(ops):
+        # NCCL has one for all.
+        begun = [(work, ops) for work in works]
+        return begun, begun
+    begun = list(zip(works, ops, strict=True))
+    return begun[: len(sends)], begun[len(sends) :]
 
 
 def wait_for(begun: Iterable[tuple[Any, Any]]) -> None:
-    """Wait until sends or receipts are done."""
+    """Wait until sends or receives are done."""
     with naming_lost_ranks():
         for work, _ in begun:
             work.wait()
@@ -285,6 +336,7 @@ class Stages:
         sends.
         """
         found = {}
+        host_group()
         for number in range(self.last + 1):
             own: Any = None
             if number in self.numbers:
@@ -294,26 +346,62 @@ class Stages:
                 own = (tuple(program.received.values()), _Sent.of(resolved(made)))
             received, self._given[number + 1] = told_by(self.first_of(number), own)
             if number:
-                ends = self.first_of(number - 1), self.first_of(number)
-                found_links = [self.handover(each, *ends, ("from stage", number - 1)) for each in received]
+                ends, key = (self.first_of(number - 1), self.first_of(number)), ("from stage", number - 1)
+                paired = self._paired(number)
+                found_links = [self.handover(each, *ends, key, paired=paired, tag=number) for each in received]
                 self._links[number] = [link for link in found_links if link is not None]
         return found
+
+    def _order(self, group: int) -> tuple[Action, ...]:
+        """Return what a group of ranks does in a step."""
+        pipeline = self.pipeline
+        return actions(
+            pipeline.schedule,
+            group=group,
+            num_groups=pipeline.num_groups,
+            num_stages=self.last + 1,
+            micro_batches=pipeline.micro_batches,
+        )
+
+    def _paired(self, number: int) -> frozenset[int]:
+        """Return the micro-batches of which this rank begins a send with a receive, between a stage and that before."""
+        numbers = (number - 1, number)
+        orders = [[each for each in self._order(n % self.pipeline.num_groups) if each.stage == n] for n in numbers]
+        before, after = paired_sends(*orders)
+        return after if self.group == number % self.pipeline.num_groups else before
 
     def built(self, number: int, program: Program) -> Tensor:
         given = [self._given[number].on(program)] if number else []
         return self.pipeline.stages[number](program, *given)
 
-    def handover(self, received: Received, sender: int, reader: int, key: Hashable) -> Handover | None:
+    def handover(
+        self,
+        received: Received,
+        sender: int,
+        reader: int,
+        key: Hashable,
+        *,
+        paired: frozenset[int] = frozenset(),
+        tag: int = 0,
+        movement_back: Movement | None = None,
+    ) -> Handover | None:
         """Return what goes from ranks to others, None on ranks that are neither; all ranks call it.
 
-        sender, reader: the first rank of each. key: of the process groups that it goes by.
+        Args:
+            received: What the reader takes.
+            sender: First rank of the sender.
+            reader: First rank of the reader.
+            key: Of the process group that it goes by.
+            paired: See `Handover`.
+            tag: See `Handover`.
+            movement_back: What bytes of the way back count as; by default as what goes there, of the backward pass.
         """
         size = self.size
         ranks = sorted([*range(sender, sender + size), *range(reader, reader + size)])
-        handles = [made_once((key, way, *ranks), partial(dist.new_group, ranks)) for way in ("there", "back")]
+        handle = made_once((key, *ranks), partial(new_group, ranks))
         if self.rank not in ranks:
             return None
-        there, back = (_Linked(self.rank, self.num_ranks, handle) for handle in handles)
+        linked = _Linked(self.rank, self.num_ranks, handle)
 
         def among_all(device: int) -> int:
             return reader + device if device < size else sender + device - size
@@ -331,13 +419,19 @@ class Stages:
         return Handover(
             received=received,
             there=_Way(
-                before=ways(before, is_sender), across=exchange(across, there), after=ways(after, not is_sender)
+                before=ways(before, is_sender),
+                across=exchange(across, linked),
+                after=ways(after, not is_sender),
+                movement=received.movement,
             ),
             back=_Way(
                 before=ways([step.adjoint for step in reversed(after)], not is_sender),
-                across=exchange(across.adjoint, back),
+                across=exchange(across.adjoint, linked),
                 after=ways([step.adjoint for step in reversed(before)], is_sender),
+                movement=movement_back or replace(received.movement, phase=Phase.BACKWARD),
             ),
+            paired=paired,
+            tag=tag,
             traffic=self.traffic,
             device=self.device,
         )
@@ -350,7 +444,7 @@ class Stages:
         of_groups: list[Mapping[str, Copy]] = told[:: self.size]
         for name in sorted(set().union(*of_groups)):
             holders = [group for group, own in enumerate(of_groups) if name in own]
-            for giver, taker in permutations(holders, 2):
+            for giver, taker in combinations(holders, 2):
                 given, taken = of_groups[giver][name], of_groups[taker][name]
                 source = replace(given.layout, devices=tuple(self.size + device for device in given.layout.devices))
                 received = Received(
@@ -359,8 +453,9 @@ class Stages:
                     fill=0.0,
                     movement=Movement(producer=given.layer, consumer=taken.layer, phase=Phase.BACKWARD),
                 )
+                movement_back = Movement(producer=taken.layer, consumer=given.layer, phase=Phase.BACKWARD)
                 ends = giver * self.size, taker * self.size
-                link = self.handover(received, *ends, ("copies", *ends))
+                link = self.handover(received, *ends, ("copies", *ends), movement_back=movement_back)
                 if link is not None:
                     self._copies.setdefault(name, {})[giver, taker] = link
         return frozenset(self._copies)
@@ -368,16 +463,15 @@ class Stages:
     def copies_summed(self, gradients: Mapping[str, Any]) -> dict[str, Any]:
         """Return the sums of the gradients of copies; gradients: of this group's, summed over its ranks, by name."""
         under_way, found = [], {}
-        gradients = dict(sorted(gradients.items()))  # In one order on all ranks.
-        for name, own in gradients.items():
-            for (giver, _), link in self._copies[name].items():
-                if giver == self.group:
-                    under_way += link.give(own, link.there, Phase.BACKWARD)
-        for name, own in gradients.items():
-            parts = {self.group: own}
-            for (giver, _), link in self._copies[name].items():
-                if giver != self.group:
-                    parts[giver] = link.take(link.there, own.dtype).reshape(own.shape)
+        # In one order on all ranks.
+        for name, own in sorted(gradients.items()):
+            links, parts = self._copies[name], {self.group: own}
+            for (giver, _), link in links.items():
+                ways = (link.there, link.back) if giver == self.group else (link.back, link.there)
+                under_way += link.give(own, *ways)
+            for (giver, taker), link in links.items():
+                other, way = (taker, link.back) if giver == self.group else (giver, link.there)
+                parts[other] = link.take(way, own.dtype).reshape(own.shape)
             # In one order everywhere, so that copies stay equal to the last bit.
             first, *others = (parts[group] for group in sorted(parts))
             found[name] = sum(others, start=first)
@@ -400,15 +494,7 @@ class Stages:
 
         stages: by number. What ranks have of the gradients of weights, of the mean loss, is added up where it is.
         """
-        pipeline = self.pipeline
-        order = actions(
-            pipeline.schedule,
-            group=self.group,
-            num_groups=pipeline.num_groups,
-            num_stages=self.last + 1,
-            micro_batches=pipeline.micro_batches,
-        )
-        return self._taken(order, stages, pipeline.micro_batches)
+        return self._taken(self._order(self.group), stages, self.pipeline.micro_batches)
 
     def evaluate(self, stages: Mapping[int, RankStage], micro_batches: int = 1) -> Any:
         """Take micro-batches forward; return the mean loss on the last stage's ranks."""
@@ -425,11 +511,11 @@ class Stages:
             number, stage, key = action.stage, stages[action.stage], (action.stage, action.micro_batch)
             before, after = self._links.get(number, []), self._links.get(number + 1, [])
             if action.kind == "forward":
-                received = [link.receive(is_first=not action.micro_batch) for link in before]
+                received = [link.receive(action.micro_batch) for link in before]
                 y = stage.compute(action.micro_batch, received)
                 if number == self.last:
                     losses.append(y.detach())
-                sent = [each for link in after for each in link.send(y, is_first=not action.micro_batch)]
+                sent = [each for link in after for each in link.send(y, action.micro_batch)]
                 if torch.is_grad_enabled():
                     flights[key] = _Flight(received, y, sent)
                 else:
@@ -447,7 +533,7 @@ class Stages:
                     flight.sent = []
                 _backward(action, stage, flight)
                 if action.kind != "weights":
-                    under_way += _returned(before, flight.received)
+                    under_way += _returned(before, flight.received, action.micro_batch)
                 del flight
             # Gloo does not tell before it is waited for.
             under_way = [each for each in under_way if not each[0].is_completed()]
@@ -484,12 +570,12 @@ def _backward(action: Action, stage: RankStage, flight: _Flight) -> None:
             y.backward(flight.gradient)
 
 
-def _returned(before: Sequence[Handover], received: Sequence[Any]) -> list[Any]:
-    """Send back the gradients of what was received."""
+def _returned(before: Sequence[Handover], received: Sequence[Any], micro_batch: int) -> _Begun:
+    """Begin to send back the gradients of what was received of a micro-batch."""
     sent = []
     for link, x in zip(before, received, strict=True):
         if x.requires_grad:
-            sent += link.send_back(torch.zeros_like(x) if x.grad is None else x.grad)
+            sent += link.send_back(torch.zeros_like(x) if x.grad is None else x.grad, micro_batch)
             x.grad = None
     return sent
 

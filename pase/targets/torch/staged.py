@@ -19,6 +19,7 @@ from pase.planning.stages import stage_plan
 from pase.sharding.boxes import Range
 from pase.sharding.shards import prime_factors
 from pase.targets.programs import check_trained, emit
+from pase.targets.torch.devices import current_device
 from pase.targets.torch.failures import naming_lost_ranks
 from pase.targets.torch.messages import told_by_all
 from pase.targets.torch.module import Parallel, hold_together, run_text
@@ -339,7 +340,7 @@ class Staged(Parallel):
         rank = self._stages.rank
         if rank != teller:
             x = torch.empty(shape, dtype=dtype)
-        where = self._device if dist.get_backend() == "nccl" else torch.device("cpu")
+        where = current_device()
         # As bytes: not all backends know all types.
         moved = x.to(where).contiguous()
         flat = moved.reshape(-1).view(torch.uint8)

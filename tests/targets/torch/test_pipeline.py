@@ -18,7 +18,7 @@ import pase
 from pase.errors import ModelError, PlanError, ProgramError
 from pase.graph.parts import Stage
 from pase.planning.plan import SCHEDULES, Plan
-from pase.planning.stages import Action, actions, stage_plan
+from pase.planning.stages import Action, actions, paired_sends, stage_plan
 from pase.targets.programs import emit
 from pase.targets.torch.parallel import parallelize
 from tests.runtime.networks import tied
@@ -139,6 +139,111 @@ def test_no_schedule_waits_for_ever(schedule: str, groups: int, chunks: int, cou
     assert len(done) == kinds * stages * count
     if chunks == 1 and schedule != "gpipe":
         assert most == {stage: min(count, groups - stage) for stage in range(stages)}
+
+
+class Wire:
+    """A communicator of two stages: of each side, calls in the order in which they are begun, one after the other.
+
+    A call is a set of "s" and "r", sends and receives; it is over once the other side's call that is first by then has
+    had the counterpart of each.
+    """
+
+    def __init__(self) -> None:
+        self.calls: tuple[list[set[str]], list[set[str]]] = ([], [])
+        self.received = [0, 0]
+
+    def meet(self) -> bool:
+        """Carry out what both sides have begun, and return whether that was anything."""
+        is_moved = False
+        while all(self.calls):
+            one, two = (calls[0] for calls in self.calls)
+            done = [("s", "r")] * ("s" in one and "r" in two) + [("r", "s")] * ("r" in one and "s" in two)
+            for mine, theirs in done:
+                one.discard(mine)
+                two.discard(theirs)
+                self.received[0] += mine == "r"
+                self.received[1] += theirs == "r"
+            for calls in self.calls:
+                if not calls[0]:
+                    calls.pop(0)
+            if not done:
+                break
+            is_moved = True
+        return is_moved
+
+
+def ends(schedule: str, groups: int, chunks: int, count: int, *, is_paired: bool) -> bool:
+    """Return whether a step comes to its end where each pair of stages has one communicator."""
+    stages = groups * chunks
+    orders = [
+        list(actions(schedule, group=group, num_groups=groups, num_stages=stages, micro_batches=count))
+        for group in range(groups)
+    ]
+    of_stage = [[each for each in orders[number % groups] if each.stage == number] for number in range(stages)]
+    wires = {number: Wire() for number in range(1, stages)}
+    paired = {
+        number: paired_sends(*of_stage[number - 1 : number + 1]) if is_paired else (frozenset(), frozenset())
+        for number in wires
+    }
+    begun = dict.fromkeys(((number, side) for number in wires for side in (0, 1)), 0)
+    needed = dict(begun)
+    waiting: set[tuple[int, int]] = set()
+
+    def has_come(number: int, side: int) -> bool:
+        """Begin the receive that an action needs, if it has not, and return whether it is over."""
+        wire = wires[number]
+        if (number, side) not in waiting:
+            waiting.add((number, side))
+            needed[number, side] += 1
+            if begun[number, side] < needed[number, side]:
+                begun[number, side] += 1
+                wire.calls[side].append({"r"})
+            wire.meet()
+        if wire.received[side] < needed[number, side]:
+            return False
+        waiting.discard((number, side))
+        return True
+
+    def send(number: int, side: int, micro_batch: int) -> None:
+        with_receive = micro_batch in paired[number][side]
+        begun[number, side] += with_receive
+        wires[number].calls[side].append({"s", "r"} if with_receive else {"s"})
+
+    is_moved = True
+    while any(orders) and is_moved:
+        is_moved = False
+        for wire in wires.values():
+            is_moved |= wire.meet()
+        for order in orders:
+            while order:
+                action, number = order[0], order[0].stage
+                is_forward = action.kind == "forward"
+                come, go = ((number, 1), (number + 1, 0)) if is_forward else ((number + 1, 0), (number, 1))
+                if action.kind != "weights":
+                    if come[0] in wires and not has_come(*come):
+                        break
+                    if go[0] in wires:
+                        send(*go, action.micro_batch)
+                order.pop(0)
+                is_moved = True
+    return not any(orders) and not any(calls for wire in wires.values() for calls in wire.calls)
+
+
+@given(st.sampled_from(SCHEDULES), st.integers(2, 5), st.integers(1, 3), st.integers(1, 12))
+def test_one_communicator_for_both_ways_holds_nothing_up(schedule: str, groups: int, chunks: int, count: int) -> None:
+    assert ends(schedule, groups, chunks, count, is_paired=True)
+
+
+def test_sends_that_wait_for_each_other_are_begun_with_receives() -> None:
+    """What Megatron-LM has as send_forward_recv_backward and send_backward_recv_forward."""
+    assert not ends("1f1b", 2, 1, 4, is_paired=False)
+    before, after = (actions("1f1b", **SMALL, group=group) for group in range(2))
+    assert paired_sends(before, after) == ({1, 2, 3}, {0, 1, 2})
+    before, after = (actions("gpipe", **SMALL, group=group) for group in range(2))
+    assert paired_sends(before, after) == (set(), set())
+
+
+SMALL: dict[str, Any] = {"num_groups": 2, "num_stages": 2, "micro_batches": 4}
 
 
 def _done(rank: int, _world: int, name: str, plan: Plan) -> Any:
