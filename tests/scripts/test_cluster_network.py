@@ -115,12 +115,18 @@ def namespaces() -> str:
 @pytest.mark.parametrize(("rank_bits_per_s", "node_bits_per_s"), [(1e8, 1e9), (1e9, 1e8)])
 def test_the_slowest_link_of_a_path_has_its_rate(rank_bits_per_s: float, node_bits_per_s: float) -> None:
     network = Network(num_ranks=2, ranks_per_node=1, rank_bits_per_s=rank_bits_per_s, node_bits_per_s=node_bits_per_s)
+    rates = []
     with cluster(network) as made:
-        rate, nothing = made.run([sys.executable, "-c", _MEASURE], limit_s=60)
-        assert f"{made.name}-0" in namespaces()
-    # Of 9,000 bytes of a packet 52 are headers; the rest of the margin is for a machine that does something else.
-    assert 0.75e8 < float(rate) < 1.05e8
-    assert nothing == ""
+        for _ in range(5):
+            rate, nothing = made.run([sys.executable, "-c", _MEASURE], limit_s=60)
+            assert f"{made.name}-0" in namespaces()
+            assert nothing == ""
+            rates.append(float(rate))
+            if rates[-1] > 0.75e8:
+                break
+    # Of 9,000 bytes of a packet 52 are headers. No transfer is faster than the link; one of a busy machine is slower.
+    assert max(rates) < 1.05e8
+    assert max(rates) > 0.75e8
     assert made.name not in namespaces()
 
 

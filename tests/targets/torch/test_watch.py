@@ -1,7 +1,9 @@
 """Ranks that go different ways: what all are told, at start and in the midst of training, and how soon."""
 
 import random
+import re
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,11 @@ from tests.targets.torch.ranks import Pool, RanksFailedError
 from tests.targets.torch.watched import LIMIT_S
 
 WORLD = 3
+
+TOLD_WITHIN_S = 10.0
+"""From when ranks differ until each of them says who."""
+BUSY_S = 5.0
+"""Added in training: a rank has to be missing for 4.5 s first, and threads of a busy machine sleep longer."""
 
 
 def free_port() -> int:
@@ -37,13 +44,19 @@ def free_port() -> int:
         ),
     ],
 )
-def test_ranks_end_when_one_does_otherwise(ranks: Pool, how: str, limit_s: float, said: str) -> None:
+def test_ranks_end_when_one_does_otherwise(ranks: Pool, how: str, limit_s: float, said: str, tmp_path: Path) -> None:
+    differs = tmp_path / "differs"
+    given = 1, how, limit_s, str(differs)
     with pytest.raises(RanksFailedError) as caught:
-        ranks.run(watched.training, free_port(), 1, how, limit_s, world=WORLD, grace_s=6.0, timeout_s=120.0)
+        ranks.run(watched.training, free_port(), *given, world=WORLD, grace_s=6.0, timeout_s=120.0)
+    differs_s = float(differs.read_text())
     for rank in (0, 2):
         _, _, text = str(caught.value).partition(f"-- rank {rank} of {WORLD}: ")
         own, _, _ = text.partition("\n-- rank")
-        assert f"rank {rank} of {WORLD} ended because rank 1 failed: {said}" in own
+        line = rf"\[([\d.]+)\] .*rank {rank} of {WORLD} ended because rank 1 failed: {re.escape(said)}"
+        told = re.search(line, own)
+        assert told is not None, own
+        assert float(told[1]) - differs_s < TOLD_WITHIN_S + BUSY_S
 
 
 @pytest.mark.parametrize(
@@ -64,6 +77,10 @@ def test_ranks_that_begin_differently_are_named_on_all(ranks: Pool, what: str, s
     # None of them waited until its time was over.
     own = "ProgramError" if what == "failing" else "RankError"
     assert caught.value.kinds == {0: "RankError", 1: "RankError", 2: own}
+    times_s = re.findall(r"compared at ([\d.]+) s, told at ([\d.]+) s", str(caught.value))
+    assert len(times_s) == WORLD
+    differ_s = max(float(compared) for compared, _ in times_s)
+    assert max(float(told) for _, told in times_s) - differ_s < TOLD_WITHIN_S
 
 
 def test_the_first_pass_that_differs_is_found() -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
+from typing import Any, TextIO
 
 import pytest
 import torch
@@ -17,8 +19,10 @@ from torch import nn
 
 import pase
 from pase import Plan
+from pase.targets.torch import watch
 from pase.targets.torch.failures import naming_lost_ranks
 from pase.targets.torch.launch import join, rank_environment
+from pase.targets.torch.messages import told_by_all
 from tests.runtime.plans import make_plan
 
 LIMIT_S = 6.0
@@ -60,22 +64,48 @@ def joined(rank: int, world: int, port: int, limit_s: float) -> Iterator[None]:
         yield
 
 
-def training(rank: int, world: int, port: int, victim: int, how: str, limit_s: float) -> None:
-    """Train for ever, and end as a program does; after two steps one rank does otherwise."""
+class Timed:
+    """A stream that writes the time before each text, by the clock that all processes of a machine share."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        return self.stream.write(f"[{time.monotonic():.2f}] {text}")
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+
+def training(rank: int, world: int, port: int, victim: int, how: str, limit_s: float, differs: str) -> None:
+    """Train for ever, and end as a program does; after two steps one rank does otherwise.
+
+    Args:
+        rank: This rank.
+        world: How many there are.
+        port: Where they meet.
+        victim: The rank that does otherwise.
+        how: What it does.
+        limit_s: How long ranks wait for each other.
+        differs: The file that the victim writes the time into at which it begins to do otherwise.
+    """
+    sys.stderr = Timed(sys.stderr)
     try:
         with joined(rank, world, port, limit_s):
-            train(rank, world, victim, how)
+            train(rank, world, victim, how, differs)
     finally:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
 
 
-def train(rank: int, world: int, victim: int, how: str) -> None:
+def train(rank: int, world: int, victim: int, how: str, differs: str) -> None:
     model = pase.parallelize((Net(), inputs(world)), plan_of(world))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in count():
         is_time = rank == victim and step == 2
+        if is_time:
+            Path(differs).write_text(str(time.monotonic()))
         if is_time and how == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
         if is_time and how == "sleeping":
@@ -97,7 +127,7 @@ def train(rank: int, world: int, victim: int, how: str) -> None:
 
 
 def differing(rank: int, world: int, port: int, what: str) -> None:
-    """Make a module parallel, the last rank's of another kind."""
+    """Make a module parallel, the last rank's of another kind; errors have a note of their times."""
     is_other = rank == world - 1
     seed, width, axis = 5, 6, "batch"
     if is_other and what == "seed":
@@ -111,5 +141,16 @@ def differing(rank: int, world: int, port: int, what: str) -> None:
         plan = replace(plan, layers=tuple(replace(x, devices=x.devices[::-1]) for x in plan.layers))
     if is_other and what == "failing":
         width = 3
-    with joined(rank, world, port, 200.0):
-        pase.parallelize((Net(width), inputs(world)), plan, seed=seed)
+    compared_s: list[float] = []
+
+    def compared(own: object) -> list[Any]:
+        compared_s.append(time.monotonic())
+        return told_by_all(own)
+
+    with joined(rank, world, port, 200.0), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watch, "told_by_all", compared)
+        try:
+            pase.parallelize((Net(width), inputs(world)), plan, seed=seed)
+        except Exception as error:
+            error.add_note(f"compared at {compared_s[0]:.2f} s, told at {time.monotonic():.2f} s")
+            raise
