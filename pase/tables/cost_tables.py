@@ -17,6 +17,7 @@ from pase.errors import TablesError
 
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.int32]
+_Numbers = NDArray[np.intp]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -191,14 +192,33 @@ class CostTables:
         self, choice: Sequence[int], of_layers: Sequence[FloatArray], of_edges: Sequence[FloatArray | None]
     ) -> float:
         """Return the correctly rounded sum of what tables in the order of these ones hold for a strategy."""
-        chosen = np.array(choice, dtype=np.intp)
-        found: list[float] = []
-        for layers, vertices in zip(of_layers, self._users[0], strict=True):
-            found += layers[chosen[vertices]].tolist()
-        for values, table, (us, vs) in zip(of_edges, self.edge_tables, self._users[1], strict=bool(of_edges)):
-            if values is not None:
-                found += values[table.row_class[chosen[us]], table.col_class[chosen[vs]]].tolist()
+        found = [of_layers[t].item(c) for t, c in zip(self.vertex_table, choice, strict=True)]
+        if of_edges:
+            pairs = zip(self.edge_table, self._places(choice), strict=True)
+            found += [values.item(place) for t, place in pairs if (values := of_edges[t]) is not None]
         return fsum(found)
+
+    def _places(self, choice: Sequence[int]) -> list[int]:
+        """Return where each edge's cost for a strategy is among the values of its table, row by row."""
+        chosen = np.array(choice, dtype=np.intp)
+        ends, layouts, starts, num_cols = self._layouts
+        rows, cols = layouts[starts + chosen[ends]]
+        places: list[int] = (rows * num_cols + cols).tolist()
+        return places
+
+    @cached_property
+    def _layouts(self) -> tuple[_Numbers, _Numbers, _Numbers, _Numbers]:
+        """The layouts of all tables' rows and columns in one vector, and by edge where they are.
+
+        ends: [2, E]. layouts: of all tables. starts: [2, E] the first of an edge's rows and columns. num_cols: [E].
+        """
+        classes = [of for table in self.edge_tables for of in (table.row_class, table.col_class)]
+        start = np.cumsum([0, *map(len, classes)])[:-1].reshape(-1, 2)
+        table = np.array(self.edge_table, dtype=np.intp)
+        cols = np.array([t.values.shape[1] for t in self.edge_tables], dtype=np.intp)
+        ends = np.array(self.edges, dtype=np.intp).reshape(-1, 2).T
+        layouts = np.concatenate(classes) if classes else np.zeros(0, dtype=np.intp)
+        return ends, layouts.astype(np.intp), start[table].T, cols[table]
 
     def weighed(self, share: float) -> "CostTables":
         """Return a problem of sums: S - A at share 0, S - B at 1, S the sum; between, by so much nearer to S - B.
@@ -219,14 +239,6 @@ class CostTables:
             ),
             hiding=None,
         )
-
-    @cached_property
-    def _users(self) -> tuple[list[IndexArray], list[tuple[IndexArray, IndexArray]]]:
-        """The vertices of each distinct vector of layer costs, and the ends of the edges of each distinct table."""
-        ends = np.array(self.edges, dtype=np.int32).reshape(-1, 2)
-        return _users(self.vertex_table, len(self.vertex_costs)), [
-            (ends[edges, 0], ends[edges, 1]) for edges in _users(self.edge_table, len(self.edge_tables))
-        ]
 
     def costs_beside(self, vertex: int, choice: Sequence[int]) -> FloatArray:
         """Return the [K_v] costs of a vertex, transfers included, where all other vertices keep to a strategy.
@@ -324,12 +336,6 @@ def _verify_hiding(tables: CostTables) -> None:
                 raise TablesError(f"{what} of table {number} have the shape {part.shape}; the costs have {whole.shape}")
             if not (np.isfinite(part).all() and (part >= 0).all() and (part <= whole * (1 + 1e-12)).all()):
                 raise TablesError(f"{what} of table {number} are not between 0 and the cost that they are a part of")
-
-
-def _users(references: Sequence[int], num_tables: int) -> list[IndexArray]:
-    """Return the numbers of those that refer to each table."""
-    order = np.argsort(references, kind="stable").astype(np.int32)
-    return np.split(order, np.cumsum(np.bincount(references, minlength=num_tables))[:-1]) if num_tables else []
 
 
 def _verify_references(references: Sequence[int], num_users: int, num_tables: int, what: str) -> None:
