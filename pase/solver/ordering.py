@@ -11,12 +11,13 @@ merit the one with the lowest number comes first.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from math import inf, prod
+from math import inf, nan, prod
 
 from pase.errors import SolverError, unknown_name
 
 Neighbours = Sequence[frozenset[int]]
-Ordering = Callable[[Neighbours, Sequence[int]], tuple[int, ...]]
+Eliminations = Iterator[tuple[int, set[int]]]
+"""Each vertex in the sequence of elimination, with its dependent set."""
 
 VALUE_BYTES = 8
 MANY = 1e300  # combinations; more are not told apart
@@ -25,34 +26,51 @@ NOT_WORTH_WEIGHING = 4_000_000
 """With "auto", an ordering that takes no more operations than this (milliseconds) is not set against others."""
 
 
-def generate_seq(neighbours: Neighbours, domain_sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return GenerateSeq's sequence: always the vertex with the smallest dependent set next (Fig. 3).
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """One way to choose the sequence in which vertices are eliminated.
+
+    Attributes:
+        eliminations: Yields the sequence for the neighbours and the domain sizes of all vertices, with dependent sets.
+    """
+
+    eliminations: Callable[[Neighbours, Sequence[int]], Eliminations]
+
+    def __call__(self, neighbours: Neighbours, domain_sizes: Sequence[int]) -> tuple[int, ...]:
+        """Return the sequence."""
+        return tuple([v for v, _ in self.eliminations(neighbours, domain_sizes)])
+
+
+@Ordering
+def generate_seq(neighbours: Neighbours, domain_sizes: Sequence[int]) -> Eliminations:
+    """Yield GenerateSeq's sequence: always the vertex with the smallest dependent set next (Fig. 3).
 
     The domain sizes play no part. Ties go to the lowest vertex number.
     """
-    return _greedy(neighbours, lambda v, dependent: len(dependent[v]))
+    return _greedy(neighbours, lambda _, dependent: len(dependent))
 
 
-def min_weight(neighbours: Neighbours, domain_sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the sequence that always eliminates the vertex whose step looks at the fewest combinations.
+@Ordering
+def min_weight(neighbours: Neighbours, domain_sizes: Sequence[int]) -> Eliminations:
+    """Yield the sequence that always eliminates the vertex whose step looks at the fewest combinations.
 
     That number is the product of the domain sizes of the vertex and of its dependent set. Ties go to the lowest
     vertex number, and so do vertices of more than 10^300 combinations.
     """
 
-    def combinations(v: int, dependent: Sequence[set[int]]) -> float:
-        product = float(domain_sizes[v])
-        for w in dependent[v]:
-            product *= domain_sizes[w]
-            if product > MANY:
-                return inf
-        return product
+    sizes = [float(size) for size in domain_sizes]
+    size_of = sizes.__getitem__
+
+    def combinations(v: int, dependent: set[int]) -> float:
+        product = prod(map(size_of, dependent), start=sizes[v])
+        return product if product <= MANY else inf
 
     return _greedy(neighbours, combinations)
 
 
-def min_fill(neighbours: Neighbours, domain_sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the sequence that always eliminates the vertex that joins the fewest pairs not yet joined.
+@Ordering
+def min_fill(neighbours: Neighbours, domain_sizes: Sequence[int]) -> Eliminations:
+    """Yield the sequence that always eliminates the vertex that joins the fewest pairs not yet joined.
 
     The domain sizes play no part. Ties go to the lowest vertex number. The numbers of missing pairs are kept up to
     date with each pair that is joined, which costs what the smaller of two neighbourhoods costs.
@@ -62,14 +80,13 @@ def min_fill(neighbours: Neighbours, domain_sizes: Sequence[int]) -> tuple[int, 
     heap = [(m, v) for v, m in enumerate(missing)]
     heapify(heap)
     done = [False] * len(around)
-    order: list[int] = []
     while heap:
         m, u = heappop(heap)
         if done[u] or m != missing[u]:
             continue
         done[u] = True
-        order.append(u)
         own = around[u]
+        yield u, own
         changed = set(own)
         for w in own:  # pairs of u with what w knows and u does not are w's no more
             missing[w] -= len(around[w]) - 1 - len(around[w] & own)
@@ -89,11 +106,11 @@ def min_fill(neighbours: Neighbours, domain_sizes: Sequence[int]) -> tuple[int, 
                 around[b].add(a)
         for w in changed:
             heappush(heap, (missing[w], w))
-    return tuple(order)
 
 
-def breadth_first(neighbours: Neighbours, domain_sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the breadth-first sequence from vertex 0, neighbours in the order of their numbers (section III-A).
+@Ordering
+def breadth_first(neighbours: Neighbours, domain_sizes: Sequence[int]) -> Eliminations:
+    """Yield the breadth-first sequence from vertex 0, neighbours in the order of their numbers (section III-A).
 
     The domain sizes play no part. A vertex that vertex 0 does not reach follows, with its own component, in the
     order of numbers.
@@ -112,7 +129,7 @@ def breadth_first(neighbours: Neighbours, domain_sizes: Sequence[int]) -> tuple[
                     seen[w] = True
                     order.append(w)
             head += 1
-    return tuple(order)
+    return _eliminations(neighbours, order)
 
 
 ORDERINGS: dict[str, Ordering] = {
@@ -171,7 +188,9 @@ class OrderingReport:
 
 def report_ordering(name: str, neighbours: Neighbours, domain_sizes: Sequence[int]) -> OrderingReport:
     """Return what the ordering of that name would take; raises SolverError for an unknown name."""
-    return report_order(name, neighbours, domain_sizes, ordering_named(name)(neighbours, domain_sizes))
+    report = _report_up_to(None, name, domain_sizes, ordering_named(name).eliminations(neighbours, domain_sizes))
+    assert report is not None
+    return report
 
 
 def report_order(
@@ -179,22 +198,29 @@ def report_order(
 ) -> OrderingReport:
     """Return what a given sequence would take; raises SolverError unless it holds each vertex once."""
     check_order(order, len(neighbours))
-    report = _report_up_to(None, name, neighbours, domain_sizes, order)
+    report = _report_up_to(None, name, domain_sizes, _eliminations(neighbours, order))
     assert report is not None
     return report
 
 
 def _report_up_to(
-    most: int | None, name: str, neighbours: Neighbours, domain_sizes: Sequence[int], order: Sequence[int]
+    most: int | None, name: str, domain_sizes: Sequence[int], eliminations: Eliminations
 ) -> OrderingReport | None:
     """Return what a sequence would take; None, looking no further, once it takes more than `most` operations."""
     width = operations = cells = largest = 0
-    for v, dependent in _eliminations(neighbours, order):
-        own = prod([domain_sizes[w] for w in dependent])
+    size_of = domain_sizes.__getitem__
+    order: list[int] = []
+    for v, dependent in eliminations:
+        order.append(v)
+        own = prod(map(size_of, dependent))
         operations += own * domain_sizes[v]
         if most is not None and operations > most:
             return None
-        width, cells, largest = max(width, len(dependent)), cells + own, max(largest, own)
+        cells += own
+        if own > largest:
+            largest = own
+        if len(dependent) > width:
+            width = len(dependent)
     return OrderingReport(
         name=name,
         order=tuple(order),
@@ -218,48 +244,50 @@ def choose_ordering(name: str, neighbours: Neighbours, domain_sizes: Sequence[in
     if best.largest_dependent_set <= 1 or best.operations <= NOT_WORTH_WEIGHING:
         return best
     for other, ordering in ORDERINGS.items():
-        order = ordering(neighbours, domain_sizes)
-        report = _report_up_to(best.operations, other, neighbours, domain_sizes, order)
+        report = _report_up_to(best.operations, other, domain_sizes, ordering.eliminations(neighbours, domain_sizes))
         if report is not None:
             best = min(best, report, key=lambda r: (r.operations, r.table_bytes))
     return best
 
 
-def _eliminations(neighbours: Neighbours, order: Sequence[int]) -> Iterator[tuple[int, set[int]]]:
+def _eliminations(neighbours: Neighbours, order: Sequence[int]) -> Eliminations:
     """Yield each vertex with its dependent set, by joining its dependents to one another as Fig. 3 does."""
     dependent = [set(n) for n in neighbours]
     for u in order:
         around = dependent[u]
         yield u, around
         for w in around:
-            dependent[w] |= around
-            dependent[w] -= {u, w}
+            joined = dependent[w]
+            joined |= around
+            joined.discard(u)
+            joined.discard(w)
 
 
-def _greedy(neighbours: Neighbours, merit: Callable[[int, Sequence[set[int]]], float]) -> tuple[int, ...]:
-    """Return the sequence that always takes the vertex of least merit, joining its dependents to one another.
+def _greedy(neighbours: Neighbours, merit: Callable[[int, set[int]], float]) -> Eliminations:
+    """Yield the sequence that always takes the vertex of least merit, joining its dependents to one another.
 
-    Stale heap entries are recognised by a merit that is not the vertex's latest.
+    Args:
+        neighbours: [V] the vertices that share an edge with each vertex.
+        merit: Gives the merit of a vertex with a dependent set. Stale heap entries are recognised by a merit that is
+            not the vertex's latest.
     """
     dependent = [set(n) for n in neighbours]
-    latest = [merit(v, dependent) for v in range(len(dependent))]
+    latest = [merit(v, around) for v, around in enumerate(dependent)]
     heap = [(m, v) for v, m in enumerate(latest)]
     heapify(heap)
-    done = [False] * len(dependent)
-    order: list[int] = []
     while heap:
         m, u = heappop(heap)
-        if done[u] or m != latest[u]:
+        if m != latest[u]:
             continue
-        done[u] = True
-        order.append(u)
+        latest[u] = nan  # equal to no merit: this vertex is done
         around = dependent[u]
+        yield u, around
         for w in around:
-            dependent[w] |= around
-            dependent[w] -= {u, w}
-        for w in around:
-            m = merit(w, dependent)
+            joined = dependent[w]
+            joined |= around
+            joined.discard(u)
+            joined.discard(w)
+            m = merit(w, joined)
             if m != latest[w]:
                 latest[w] = m
                 heappush(heap, (m, w))
-    return tuple(order)
