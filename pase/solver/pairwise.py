@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pase.errors import SolverError
-from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray
+from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, IndexArray
 
 ClassArray = NDArray[np.intp]
 Mask = NDArray[np.bool_]
@@ -69,6 +69,9 @@ class ClassAlgebra:
         joint = partitions[0]
         maps: list[ClassArray | None] = [None]
         for p in partitions[1:]:
+            if p is joint:
+                maps.append(None)
+                continue
             joint, first, second = self.product(joint, p)
             if first is not None:
                 maps = [first if m is None else m[first] for m in maps]
@@ -187,11 +190,15 @@ class PairwiseModel:
                 "(alpha_beta)"
             )
         number = {k: np.arange(k) for k in set(tables.domain_sizes)}
-        distinct = [_occurring(t, number) for t in tables.edge_tables]
+        classes = _OccurringClasses(number)
+        distinct = []
+        for table in tables.edge_tables:
+            rows, cols, values = classes.of_table(table)
+            distinct.append((rows, cols, values, _zeros(len(values)), _zeros(values.shape[1])))
         incident: list[list[tuple[Edge, int]]] = [[] for _ in tables.vertex_names]
         for (a, b), t in zip(tables.edges, tables.edge_table, strict=True):
-            rows, cols, values = distinct[t]
-            edge = Edge((a, b), [rows, cols], values, [np.zeros(size) for size in values.shape])
+            rows, cols, values, to_rows, to_cols = distinct[t]
+            edge = Edge((a, b), [rows, cols], values, [to_rows, to_cols])
             incident[a].append((edge, 0))
             incident[b].append((edge, 1))
         model = cls(
@@ -284,7 +291,7 @@ class PairwiseModel:
         self.ceiling, self.least = ceiling, {v: float(self.costs[v].min()) for v in self.live}
         for edge in self.edges():
             edge.values = capped(edge.values)
-            edge.messages = [np.zeros(size) for size in edge.values.shape]
+            edge.messages = [_zeros(size) for size in edge.values.shape]
 
     def made(self, make: Callable[[], Made], *inputs: object) -> Made:
         """Return what `make` makes of some arrays and numbers; the same for the same ones, while `repeats` are kept.
@@ -382,19 +389,52 @@ def _classes_left(edge: Edge, side: int, index: ClassArray, number: ClassArray) 
     return (present.cumsum() - 1).take(of), present.nonzero()[0]
 
 
-def _occurring(table: EdgeTable, number: dict[int, ClassArray]) -> tuple[ClassArray, ClassArray, FloatArray]:
-    """Return the classes of rows and columns and the values, without the classes that no configuration is in."""
-    values = table.values
-    classes: list[ClassArray] = []
-    for axis, of in enumerate((table.row_class.astype(np.intp), table.col_class.astype(np.intp))):
-        present = np.zeros(values.shape[axis], dtype=bool)
+@dataclass(frozen=True, slots=True)
+class _OccurringClasses:
+    """The classes that some configuration is in, numbered without gaps; equal partitions become the same array.
+
+    Attributes:
+        number: For each K, the partition of K configurations into as many classes.
+        known: What was made of each partition that was given.
+    """
+
+    number: dict[int, ClassArray]
+    known: dict[tuple[int, int, bytes], tuple[ClassArray, ClassArray | None]] = field(default_factory=dict)
+
+    def of_table(self, table: EdgeTable) -> tuple[ClassArray, ClassArray, FloatArray]:
+        """Return the classes of rows and columns, and the values without the classes that do not occur."""
+        values = table.values
+        rows, occurring_rows = self._of_axis(table.row_class, len(values))
+        cols, occurring_cols = self._of_axis(table.col_class, values.shape[1])
+        if occurring_rows is not None:
+            values = values.take(occurring_rows, axis=0)
+        if occurring_cols is not None:
+            values = values.take(occurring_cols, axis=1)
+        return rows, cols, values
+
+    def _of_axis(self, given: IndexArray, num_classes: int) -> tuple[ClassArray, ClassArray | None]:
+        """Return the class of each configuration, and the given number of each class; None for the same."""
+        key = (num_classes, len(given), given.tobytes())
+        if key not in self.known:
+            self.known[key] = self._occurring(given.astype(np.intp), num_classes)
+        return self.known[key]
+
+    def _occurring(self, of: ClassArray, num_classes: int) -> tuple[ClassArray, ClassArray | None]:
+        present = np.zeros(num_classes, dtype=bool)
         present[of] = True
-        if not present.all():
-            of = (np.cumsum(present) - 1).take(of)
-            values = values.compress(present, axis=axis)
-        if len(of) == values.shape[axis]:
-            if (of[:-1] >= of[1:]).any():
-                values = values.take(of, axis=axis)
-            of = number.setdefault(len(of), np.arange(len(of)))
-        classes.append(of)
-    return classes[0], classes[1], values
+        occurring = present.nonzero()[0]
+        if len(occurring) == len(of):  # each configuration is a class of its own
+            number = self.number.setdefault(len(of), np.arange(len(of)))
+            is_same = num_classes == len(of) and bool((of == number).all())
+            return number, None if is_same else of
+        if len(occurring) == num_classes:
+            return of, None
+        return (present.cumsum() - 1).take(of), occurring
+
+
+@cache
+def _zeros(size: int) -> FloatArray:
+    """Return the message that moves nothing; messages are replaced, never changed in place."""
+    zeros = np.zeros(size)
+    zeros.flags.writeable = False
+    return zeros
