@@ -15,9 +15,9 @@ another way while nothing is spent yet. It is what every walk over an eliminatio
 both ways, and with fronts of cost and resource instead of one number (`two_pass`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cache
 from math import prod
 from typing import NamedTuple
 
@@ -45,10 +45,20 @@ Ordered = Callable[[PairwiseModel], Sequence[int]]
 
 @dataclass(slots=True, eq=False)
 class Table:
-    """Values over classes; a planned table has a shape at once and values after it was filled."""
+    """Values over layout classes, one axis for each vertex of a scope.
 
-    shape: tuple[int, ...]
+    Attributes:
+        partitions: The classes on each axis.
+        values: None until a planned table is filled.
+    """
+
+    partitions: tuple[Partition, ...]
     values: FloatArray | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of classes on each axis."""
+        return tuple([p.num_classes for p in self.partitions])
 
     def filled(self) -> FloatArray:
         """Return the values of a table that was filled."""
@@ -59,75 +69,94 @@ class Table:
 class Factor(NamedTuple):
     """One term of the objective: a table over the layout classes of the vertices in `scope`.
 
-    edge: whose costs these are, or producer: the number of the step that leaves this table.
+    Attributes:
+        scope: Vertices in the sequence in which they are eliminated, so that no step has to transpose a table.
+        table: Terms that are the same arrays share one.
+        edge: The edge whose costs these are; None for the result of a step.
+        producer: Number of the step that leaves this table; None for an edge.
     """
 
     scope: tuple[int, ...]
-    partitions: tuple[Partition, ...]
     table: Table
     edge: Edge | None = None
     producer: int | None = None
 
 
 class Operand(NamedTuple):
-    """How one table enters a step, whose axes are the vertex (0) and then D.
+    """How one table enters a step, whose axes are the vertex (0) and then its dependent set.
 
-    turned: the table's axes in the step's order; None: as they are. The rest is in that order. axes: of the step.
-    maps: for each class of the step's axis, that of the table; None: the same. shape: with one axis for each of the
-    step's; extent 1 where the table lacks it.
+    Attributes:
+        table: Its axes are in the order of the step's.
+        axes: The step's axis of each of the table's.
+        maps: The axes of the table on which the step tells more classes apart, each with the table's class of each of
+            the step's classes.
+        expansion: Index that leaves one axis for each of the step's, of extent 1 where the table lacks it.
     """
 
     table: Table
-    turned: tuple[int, ...] | None
     axes: tuple[int, ...]
-    maps: tuple[ClassArray | None, ...]
-    shape: tuple[int, ...]
+    maps: tuple[tuple[int, ClassArray], ...]
+    expansion: tuple[slice | None, ...]
 
     def aligned(self, rows: Sequence[ClassArray] | None = None) -> FloatArray:
         """Return the table's values with one axis for each of the step's, in its order.
 
-        rows: the classes on each of the step's axes that are looked at; None: all.
+        Args:
+            rows: The classes to read on each of the step's axes; None for all.
         """
         values = self.table.filled()
-        if self.turned is not None:
-            values = values.transpose(self.turned)
         if rows is not None:
-            chosen = [rows[a] if m is None else m[rows[a]] for a, m in zip(self.axes, self.maps, strict=True)]
-            return values[np.ix_(*chosen)].reshape([len(rows[a]) if a in self.axes else 1 for a in range(len(rows))])
-        for axis, classes in enumerate(self.maps):
-            if classes is not None:
-                values = values.take(classes, axis=axis)
-        return values.reshape(self.shape)
+            return values[np.ix_(*self.cells_of(rows))][self.expansion]
+        for axis, classes in self.maps:
+            values = values.take(classes, axis=axis)
+        return values[self.expansion]
 
     def cells_of(self, cells: Sequence[ClassArray]) -> tuple[ClassArray, ...]:
-        """Return where the table has some cells of the step; cells: the classes on each of the step's axes."""
-        found = [cells[a] if m is None else m[cells[a]] for a, m in zip(self.axes, self.maps, strict=True)]
-        return tuple(found) if self.turned is None else tuple([found[k] for k in np.argsort(self.turned)])
+        """Return the table's classes for some classes on each of the step's axes."""
+        index = [cells[a] for a in self.axes]
+        for axis, classes in self.maps:
+            index[axis] = classes[index[axis]]
+        return tuple(index)
+
+
+@cache
+def _expansion(num_axes: int, axes: tuple[int, ...]) -> tuple[slice | None, ...]:
+    return tuple([slice(None) if a in axes else None for a in range(num_axes)])
 
 
 class Kernel(NamedTuple):
     """The computation of one distinct step.
 
-    costs: [G] the cheapest layer cost in each joint class of the vertex. partitions: joint classes of the vertex and of
-    its dependent ones, the axes of the step. result: the table over all but the first.
+    Attributes:
+        costs: [G] the cheapest layer cost in each joint class of the vertex.
+        operands: The tables that it adds.
+        partitions: Joint classes of the vertex and of its dependent ones, the axes of the step.
+        result: The table over all axes but the first.
+        num_cells: Combinations of joint classes.
     """
 
     costs: FloatArray
     operands: tuple[Operand, ...]
-    result: Table
     partitions: tuple[Partition, ...]
-    operations: int
+    result: Table
+    num_cells: int
+
+    @property
+    def operations(self) -> int:
+        """Combinations times the terms that are added for each."""
+        return self.num_cells * max(len(self.operands), 1)
 
     def fill(self, check: Check) -> None:
         """Compute the result from the tables that it depends on."""
+        costs = self.costs[_expansion(len(self.partitions), (0,))]
         operands = [o.aligned() for o in self.operands]
+        if self.num_cells <= BLOCK_CELLS:
+            check(self.operations)
+            self.result.values = np.minimum.reduce(_sum([costs, *operands]), axis=0)
+            return
+        smallest = min(range(len(operands)), key=lambda i: operands[i].size)
+        operands[smallest] = operands[smallest] + costs
         out = np.empty(self.result.shape)
-        costs = self.costs.reshape(-1, *(1,) * out.ndim)
-        if operands:
-            smallest = min(range(len(operands)), key=lambda i: operands[i].size)
-            operands[smallest] = operands[smallest] + costs
-        else:
-            operands = [costs]
         _min_sum(out, operands, check)
         self.result.values = out
 
@@ -142,15 +171,16 @@ class EliminationStep(NamedTuple):
 
     def cells(self) -> int:
         """Return how many combinations of joint classes the step looks at."""
-        return prod(p.num_classes for p in self.kernel.partitions)
+        return self.kernel.num_cells
 
     def beside(self, choice: Callable[[int], int]) -> FloatArray:
         """Return the cost of each configuration of the vertex, with what was eliminated into it, given the rest."""
-        vertex, total = self.scope[0], self.costs
-        for scope, partitions, table, *_ in self.factors:
+        total = self.costs
+        for scope, table, _, _ in self.factors:
+            partitions = table.partitions
             # One number for each dependent vertex leaves a vector over the vertex's classes.
-            index = [slice(None) if x == vertex else p.of[choice(x)] for x, p in zip(scope, partitions, strict=True)]
-            total = total + table.filled()[tuple(index)].take(partitions[scope.index(vertex)].of)
+            index = [p.of[choice(x)] for x, p in zip(scope[1:], partitions[1:], strict=True)]
+            total = total + by_configuration(table.filled()[:, *index], partitions[0].of)
         return total
 
 
@@ -190,31 +220,36 @@ class Planner:
     known: dict[tuple[object, ...], EliminationStep] = field(default_factory=dict)
     kernels: list[Kernel] = field(default_factory=list)
     partitions: dict[int, Partition] = field(default_factory=dict)
-    tables: dict[int, Table] = field(default_factory=dict)
+    tables: dict[tuple[int, ...], tuple[Table, FloatArray]] = field(default_factory=dict)
 
-    def factor(self, edge: Edge) -> Factor:
-        """Return an edge as a factor; equal arrays become equal partitions and tables."""
-        values = edge.values
-        ends = []
-        for of, size in zip(edge.of, values.shape, strict=True):
-            if id(of) not in self.partitions:
-                self.partitions[id(of)] = Partition(of, size)
-            ends.append(self.partitions[id(of)])
-        if id(values) not in self.tables:
-            self.tables[id(values)] = Table(values.shape, values)
-        return Factor(edge.ends, (ends[0], ends[1]), self.tables[id(values)], edge)
+    def factor(self, edge: Edge, first: int) -> Factor:
+        """Return an edge as a factor; equal arrays become one table.
 
-    def eliminate(self, w: int, costs: FloatArray, factors: Sequence[Factor]) -> EliminationStep:
-        """Return the step that takes a vertex out; nothing is computed yet."""
-        others = {x for f in factors for x in f.scope}
-        others.discard(w)
-        scope = (w, *sorted(others))
-        axis = {x: i for i, x in enumerate(scope)}
-        axes = [tuple([axis[x] for x in f.scope]) for f in factors]
-        key = (id(costs), *[(id(f.table), a, *map(id, f.partitions)) for f, a in zip(factors, axes, strict=True)])
+        Args:
+            edge: An edge.
+            first: Side (0 or 1) of the end that is eliminated before the other.
+        """
+        values, (rows, cols) = edge.values, edge.of
+        key = (id(values), id(rows), id(cols), first)
+        if key not in self.tables:
+            ends = self._partition(rows, len(values)), self._partition(cols, values.shape[1])
+            table = Table(ends, values) if first == 0 else Table(ends[::-1], values.T)
+            self.tables[key] = table, values  # holding the values keeps their id theirs
+        return Factor(edge.ends if first == 0 else edge.ends[::-1], self.tables[key][0], edge)
+
+    def _partition(self, of: ClassArray, num_classes: int) -> Partition:
+        if id(of) not in self.partitions:
+            self.partitions[id(of)] = Partition(of, num_classes)
+        return self.partitions[id(of)]
+
+    def eliminate(self, scope: tuple[int, ...], costs: FloatArray, factors: Sequence[Factor]) -> EliminationStep:
+        """Return the step that takes the first vertex of a scope out; nothing is computed yet."""
+        axis_of = scope.index
+        axes = [tuple([axis_of(x) for x in f.scope]) for f in factors]
+        key = (id(costs), *[id(f.table) for f in factors], *axes)
         step = self.known.get(key)
-        if step is None:  # the inputs are kept with the result, so that their ids stay theirs
-            kernel = self._kernel(len(axis), axes, costs, factors)
+        if step is None:  # the inputs are stored with the result, so that their ids stay theirs
+            kernel = self._kernel(len(scope), axes, costs, factors)
             step = self.known[key] = EliminationStep(scope, costs, tuple(factors), kernel)
             return step
         return EliminationStep(scope, costs, tuple(factors), step.kernel)
@@ -222,54 +257,65 @@ class Planner:
     def _kernel(
         self, num_axes: int, axes: list[tuple[int, ...]], costs: FloatArray, factors: Sequence[Factor]
     ) -> Kernel:
-        seen: list[list[Partition]] = [[] for _ in range(num_axes)]
+        joint: dict[int, Partition] = {}
+        mixed: set[int] = set()
         for f, own in zip(factors, axes, strict=True):
-            for a, p in zip(own, f.partitions, strict=True):
-                seen[a].append(p)
+            for a, p in zip(own, f.table.partitions, strict=True):
+                if joint.setdefault(a, p) is not p:
+                    mixed.add(a)
         if not factors:
-            seen[0].append(Partition(np.zeros(len(costs), dtype=np.intp), 1))
-        joint = [self.algebra.join(ps) for ps in seen]
-        partitions = tuple([p for p, _ in joint])
-        extents = [p.num_classes for p in partitions]
-        next_map = [iter(maps) for _, maps in joint]
+            joint[0] = Partition(np.zeros(len(costs), dtype=np.intp), 1)
+        next_map: dict[int, Iterator[ClassArray | None]] = {}
+        for a in mixed:
+            partitions_seen = [
+                f.table.partitions[own.index(a)] for f, own in zip(factors, axes, strict=True) if a in own
+            ]
+            joint[a], maps = self.algebra.join(partitions_seen)
+            next_map[a] = iter(maps)
         operands = []
         for f, own in zip(factors, axes, strict=True):
-            turned = None
-            if any(a > b for a, b in pairwise(own)):
-                turned = tuple(sorted(range(len(own)), key=own.__getitem__))
-                own = tuple([own[t] for t in turned])
-            maps = tuple([next(next_map[a]) for a in own])
-            shape = tuple([n if a in own else 1 for a, n in enumerate(extents)])
-            operands.append(Operand(f.table, turned, own, maps, shape))
-        result = Table(tuple(extents[1:]))
-        operations = prod(extents) * max(len(factors), 1)
-        least = class_minima(costs, partitions[0].of, extents[0])
-        kernel = Kernel(least, tuple(operands), result, partitions, operations)
+            maps_of_table: tuple[tuple[int, ClassArray], ...] = ()
+            if mixed:
+                candidates = [(axis, next(next_map[a])) for axis, a in enumerate(own) if a in mixed]
+                maps_of_table = tuple([(axis, m) for axis, m in candidates if m is not None])
+            operands.append(Operand(f.table, own, maps_of_table, _expansion(num_axes, own)))
+        partitions = tuple([joint[a] for a in range(num_axes)])
+        num_cells = prod([p.num_classes for p in partitions])
+        least = class_minima(costs, partitions[0].of, partitions[0].num_classes)
+        kernel = Kernel(least, tuple(operands), partitions, Table(partitions[1:]), num_cells)
         self.kernels.append(kernel)
         return kernel
 
 
 def plan_elimination(costs: Sequence[FloatArray], edges: Iterable[Edge], order: Sequence[int]) -> EliminationPlan:
-    """Plan the elimination of the vertices in `order`, which must hold every vertex that an edge joins.
+    """Plan the elimination of vertices in one sequence.
 
-    costs: [V] layer costs of each vertex, over the configurations that its edges' classes speak of; those of vertices
-    that are not in `order` are not looked at.
+    Args:
+        costs: [V] layer costs of each vertex, over the configurations that its edges' classes describe. Those of
+            vertices that are not in `order` are not read.
+        edges: Terms over two vertices each.
+        order: The sequence; it must hold every vertex that an edge joins.
     """
     planner = Planner()
-    of_vertex: dict[int, list[Factor]] = {v: [] for v in order}
+    position = {v: i for i, v in enumerate(order)}
+    # A factor is needed once, when the first vertex of its scope is eliminated.
+    factors_of: list[list[Factor]] = [[] for _ in order]
     for edge in edges:
-        factor = planner.factor(edge)
-        for x in edge.ends:
-            of_vertex[x].append(factor)
+        a, b = position[edge.ends[0]], position[edge.ends[1]]
+        if a < b:
+            factors_of[a].append(planner.factor(edge, 0))
+        else:
+            factors_of[b].append(planner.factor(edge, 1))
     steps: list[EliminationStep] = []
-    for number, w in enumerate(order):
-        step = planner.eliminate(w, costs[w], of_vertex.pop(w))
+    for number, (w, factors) in enumerate(zip(order, factors_of, strict=True)):
+        scope = factors[0].scope if factors else (w,)
+        if len(factors) > 1:
+            scope = tuple(sorted(set().union(*[f.scope for f in factors]), key=position.__getitem__))
+        step = planner.eliminate(scope, costs[w], factors)
         steps.append(step)
-        dependent = step.scope[1:]
-        new = Factor(dependent, step.kernel.partitions[1:], step.kernel.result, producer=number)
-        gone = set(map(id, step.factors))
-        for x in dependent:
-            of_vertex[x] = [*[f for f in of_vertex[x] if id(f) not in gone], new]
+        if len(scope) > 1:
+            remaining = Factor(scope[1:], step.kernel.result, None, number)
+            factors_of[position[scope[1]]].append(remaining)
     return EliminationPlan(
         operations=sum(kernel.operations for kernel in planner.kernels),
         table_bytes=8 * sum(prod(kernel.result.shape) for kernel in planner.kernels),
@@ -372,10 +418,15 @@ def _min_sum(out: FloatArray, operands: list[FloatArray], check: Check) -> None:
     check(out.size * groups * len(operands))
     step = max(1, BLOCK_CELLS // max(out.size, 1))
     for first in range(0, groups, step):
-        total, *others = [o[first : first + step] if o.shape[0] > 1 else o for o in operands]
-        for more in others:
-            total = total + more
+        total = _sum([o[first : first + step] if o.shape[0] > 1 else o for o in operands])
         if first == 0:
             np.minimum.reduce(total, axis=0, out=out)
         else:
             np.minimum(out, np.minimum.reduce(total, axis=0), out=out)
+
+
+def _sum(terms: Sequence[FloatArray]) -> FloatArray:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total

@@ -174,7 +174,8 @@ def contract(model: PairwiseModel, max_operations: int, max_bytes: int, check: C
             around = {edge.ends[1 - side] for edge, side in edges}
             if v in gone or len(around) > 2:
                 continue
-            step = planner.eliminate(v, model.costs[v], [planner.factor(edge) for edge, _ in edges])
+            factors = [planner.factor(edge, side) for edge, side in edges]
+            step = planner.eliminate((v, *sorted(around)), model.costs[v], factors)
             result = step.kernel.result
             if result.values is None:
                 num_bytes = 8 * prod(result.shape)

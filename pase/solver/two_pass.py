@@ -31,7 +31,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.solver.elimination import Check, EliminationPlan, EliminationStep, Factor, Operand, plan_elimination
+from pase.solver.elimination import Check, EliminationPlan, EliminationStep, Operand, plan_elimination
 from pase.solver.ordering import AUTO, choose_ordering, min_fill, min_weight, report_order
 from pase.solver.pairwise import ClassAlgebra, ClassArray, Edge, Mask, PairwiseModel, Partition
 from pase.solver.solution import RELATIVE_TOLERANCE, SearchBudget
@@ -52,7 +52,7 @@ def least_totals(plan: EliminationPlan, optimum: float, outer: list[FloatArray],
         total = least_total(step, outer[number])
         for factor, operand in zip(step.factors, step.kernel.operands, strict=True):
             if factor.producer is not None:
-                outer[factor.producer] = _seen_by(factor, operand, total) - factor.table.filled()
+                outer[factor.producer] = _seen_by(operand, total) - factor.table.filled()
         yield total
 
 
@@ -74,15 +74,13 @@ def least_total(step: EliminationStep, outer: FloatArray, rows: Sequence[ClassAr
     return total
 
 
-def _seen_by(factor: Factor, operand: Operand, total: FloatArray) -> FloatArray:
-    """Return the least of a step's costs for each entry of one of its factors, in the factor's order of axes."""
+def _seen_by(operand: Operand, total: FloatArray) -> FloatArray:
+    """Return the least of a step's costs for each entry of one of its tables."""
     others = tuple(a for a in range(total.ndim) if a not in operand.axes)
     least = total.min(axis=others) if others else total
-    turned = operand.turned or tuple(range(least.ndim))
-    for axis, (of, own) in enumerate(zip(operand.maps, turned, strict=True)):
-        if of is not None:
-            least = _class_minima_along(least, of, factor.partitions[own].num_classes, axis)
-    return least.transpose(np.argsort(turned))
+    for axis, of in operand.maps:
+        least = _class_minima_along(least, of, operand.table.partitions[axis].num_classes, axis)
+    return least
 
 
 def _class_minima_along(values: FloatArray, of: ClassArray, num_classes: int, axis: int) -> FloatArray:
@@ -223,10 +221,10 @@ def _all_classes(step: EliminationStep) -> list[ClassArray]:
 def _agreeing(step: EliminationStep, child: int, classes: Sequence[int]) -> list[ClassArray]:
     """Return for each vertex of a step its joint classes that are given ones of one of the step's tables."""
     operand = step.kernel.operands[[factor.producer for factor in step.factors].index(child)]
-    wanted = classes if operand.turned is None else [classes[t] for t in operand.turned]
     rows = _all_classes(step)
-    for axis, of, chosen in zip(operand.axes, operand.maps, wanted, strict=True):
-        rows[axis] = rows[axis][(rows[axis] if of is None else of) == chosen]
+    maps = dict(operand.maps)
+    for axis, (of_step, chosen) in enumerate(zip(operand.axes, classes, strict=True)):
+        rows[of_step] = np.flatnonzero(maps.get(axis, rows[of_step]) == chosen).astype(np.int32)
     return rows
 
 
@@ -412,7 +410,8 @@ def _eliminate(
             continue
         edges += least
         if factor.edge is not None and factor.edge in edge_usage:
-            edges_usage += edge_usage[factor.edge][index]
+            is_first = factor.scope == factor.edge.ends
+            edges_usage += edge_usage[factor.edge][index if is_first else index[::-1]]
 
     classes, num_classes = kernel.partitions[0].of, kernel.partitions[0].num_classes
     first = limits.front(classes, step.costs, usage)

@@ -222,6 +222,36 @@ def test_a_product_of_partitions_tells_apart_what_either_does(seed, num_classes)
         np.testing.assert_array_equal(part.of, joint.of if classes is None else classes[joint.of])
 
 
+def test_equal_layouts_of_different_tables_are_one_array():
+    rng = np.random.default_rng(0)
+    layouts = np.array([2, 0, 2, 3], dtype=np.int32)  # no configuration has layout 1
+    number = np.arange(3, dtype=np.int32)
+    first = EdgeTable(row_class=number, col_class=layouts.copy(), values=rng.random((3, 4)))
+    second = EdgeTable(row_class=layouts.copy(), col_class=number[::-1].copy(), values=rng.random((4, 3)))
+    tables = tables_of([rng.random(k) for k in (3, 4, 3)], [(0, 1), (1, 2)], [first, second])
+    edges = model_of(tables).edges()
+    assert edges[0].of[1] is edges[1].of[0]
+    assert edges[0].of[1].tolist() == [1, 0, 1, 2]
+    assert edges[0].of[0] is edges[1].of[1]  # each configuration is a layout of its own, whatever its number
+    np.testing.assert_array_equal(edges[0].values, first.values[:, [0, 2, 3]])
+    np.testing.assert_array_equal(edges[1].values, second.values[[0, 2, 3]][:, ::-1])
+    assert solve(tables).cost == pytest.approx(brute_force(tables), rel=1e-12)
+
+
+@given(small_problems(finite=True, max_vertices=5), st.randoms(use_true_random=False))
+def test_a_step_adds_its_tables_as_they_are(tables, random):
+    model = model_of(tables)
+    order = list(model.live)
+    random.shuffle(order)
+    plan = plan_elimination(model.costs, model.edges(), order)
+    optimum, _ = run_plan(plan, no_check)
+    assert optimum == pytest.approx(brute_force(tables), rel=1e-9, abs=1e-9)
+    for step in plan.steps:
+        assert [*step.scope] == sorted(step.scope, key=order.index)  # the sequence, in which no table is transposed
+        for factor in step.factors:
+            assert [*factor.scope] == [v for v in step.scope if v in factor.scope]
+
+
 def budget_and_outcome(tables: CostTables) -> tuple[SearchBudget, Outcome]:
     budget = SearchBudget(started_s=0.0, deadline_s=None, solver_memory_bytes=1 << 30, on_progress=None)
     return budget, Outcome(tables=tables, ordering="given")
