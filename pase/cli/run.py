@@ -96,7 +96,7 @@ def run_command(
 
         if chosen.takes_factories and is_factory(plan_or_model):
             factory = Factory(name=plan_or_model, batch=model.batch, arguments=model.arguments)
-            result = run_factory(plan, factory, options, measure=measure, on_progress=report)
+            result = run_factory(plan, factory, options, device=choice.kind, measure=measure, on_progress=report)
         else:
             result = run_plan(plan, options, target=chosen, choice=choice, measure=measure, on_progress=report)
     if as_json:

@@ -15,7 +15,7 @@ from pase.targets.emitter.target import Target
 from pase.targets.programs import check_trained, emit, target_of
 from pase.targets.torch import TORCH
 from pase.targets.training.data import StepEvaluation
-from pase.targets.training.options import DeviceChoice, TrainingOptions, command_line
+from pase.targets.training.options import CPU, GPU, DeviceChoice, TrainingOptions, command_line
 from pase.targets.training.script import NOTHING_MOVED, program_events, tabulated
 
 Progress = Callable[[str, int, int], None]
@@ -126,6 +126,7 @@ def run_factory(
     factory: Factory,
     options: TrainingOptions,
     *,
+    device: str = CPU,
     measure: bool = False,
     on_progress: Progress | None = None,
 ) -> RunResult:
@@ -147,10 +148,11 @@ def run_factory(
     check_rule(options.rule)
     report = on_progress or _silent
     given = (factory.name, factory.batch, dict(factory.arguments), plan, options)
+    kind = "cuda" if device == GPU else "cpu"
     report("training on local processes", 0, options.steps)
-    ours, *_ = call(train_factory, *given, True, measure, ranks=plan.num_devices)
+    ours, *_ = call(train_factory, *given, True, measure, kind, ranks=plan.num_devices, device=kind)
     report("training the unmodified module", 0, options.steps)
-    (alone,) = call(train_factory, *given, False, False, ranks=1)
+    (alone,) = call(train_factory, *given, False, False, kind, ranks=1, device=kind)
     run = _in_types_of(plan, options, TORCH)
     predicted = step_bytes(run)
     rows = tabulated(predicted, _measured(ours.measured)) if ours.measured else {"edges": [], "layers": []}

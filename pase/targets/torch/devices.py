@@ -4,6 +4,9 @@ from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
+from torch import nn
+
+from pase.errors import ProgramError
 
 
 def accelerator() -> str | None:
@@ -34,6 +37,31 @@ def current_device() -> torch.device:
     if kind is None or carriers().get(kind, "gloo") == "gloo":
         return torch.device("cpu")
     return torch.device(kind, torch.accelerator.current_device_index())
+
+
+def module_device(module: nn.Module, device: torch.device) -> tuple[torch.device, str]:
+    """Return the device on which a rank computes its part of a module, and a note where that needs one, or "".
+
+    Args:
+        module: As it was given.
+        device: That of the rank, whose tensors the process group carries best.
+
+    Raises:
+        ProgramError: The module is on an accelerator, and the process group carries no tensors of it.
+    """
+    own = next((parameter.device for parameter in module.parameters() if not parameter.is_meta), device)
+    if own == device or device.type != "cpu":
+        note = f"parameters go from {own} to {device}, where this rank computes; its inputs have to be there, too"
+        return device, "" if own == device else note
+    backends = carriers()
+    backend = backends.get(own.type, "")
+    if not backend and dist.get_world_size() > 1:
+        raise ProgramError(
+            f"the module is on {own}, and the process group carries tensors of {', '.join(backends)}: make it without "
+            f"a backend, as init_process_group(), or with one for {own.type}, or move the module to the CPU"
+        )
+    note = f"the module stays on {own}, and {backend} takes what ranks send through the memory of the CPU, if it does"
+    return own, note if dist.get_world_size() > 1 else ""
 
 
 def message_device() -> torch.device:

@@ -98,6 +98,7 @@ def call(
     function: Callable[..., T],
     *arguments: object,
     ranks: int,
+    device: str | None = None,
     threads: int | None = None,
     timeout_s: float | None = None,
 ) -> list[T]:
@@ -107,6 +108,7 @@ def call(
         function: of a module, so that other processes find it by its name.
         arguments: what it is given on every rank, able to be pickled.
         ranks: how many processes.
+        device: "cpu" or "cuda", see `join`.
         threads: of each; None to divide this machine's cores among them.
         timeout_s: after how many seconds those that still run are ended, None for never.
 
@@ -119,7 +121,7 @@ def call(
         )
     with tempfile.TemporaryDirectory(prefix="pase-ranks-") as folder:
         try:
-            (Path(folder) / "call").write_bytes(pickle.dumps((sys.path, pickle.dumps((function, arguments)))))
+            (Path(folder) / "call").write_bytes(pickle.dumps((sys.path, device, pickle.dumps((function, arguments)))))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ProgramError(
                 f"what is to run on {ranks} ranks cannot be sent to them ({error}); give a function of a module and "
@@ -133,9 +135,9 @@ def call(
 
 def answer_call(folder: str) -> None:
     """Run what `call` has put into a folder, as one of its ranks, and write the result there."""
-    sys.path[:], inner = pickle.loads((Path(folder) / "call").read_bytes())
+    sys.path[:], device, inner = pickle.loads((Path(folder) / "call").read_bytes())
     # At once, so that what fails from here on is told to the others.
-    ranks = join()
+    ranks = join(device=device)
     function, arguments = pickle.loads(inner)
     result = function(*arguments)
     (Path(folder) / f"result-{ranks.rank}").write_bytes(pickle.dumps(result))

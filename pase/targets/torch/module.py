@@ -23,6 +23,7 @@ from pase.sharding.boxes import Box, Range, extents, whole
 from pase.sharding.layouts import DeviceMesh, Layout
 from pase.targets.programs import check_trained, emit
 from pase.targets.torch.collectives import Groups, Take, Traffic
+from pase.targets.torch.devices import module_device
 from pase.targets.torch.launch import join
 from pase.targets.torch.parameters import (
     Leaves,
@@ -321,7 +322,8 @@ class Parallel(nn.Module):
         self._state = state_of(module)
         self._boxes = self._read(rank)
         self._mesh = mesh_of(self._stored, self._device.type)
-        self.notes = (*live.notes, *notes_on(self._state, self._stored), *self._state_notes, *notes)
+        held = notes_on(self._state, self._stored)
+        self.notes = (*live.notes, *self._device_notes, *held, *self._state_notes, *notes)
         # Last, since names of the model may be those of our attributes.
         install(self, self._state, self._stored, self._mesh, weights, device=self._device)
         super().train(module.training)
@@ -331,10 +333,8 @@ class Parallel(nn.Module):
         self.plan = plan
         self._live, self._rank, self._seed, self._step = live, rank, seed, 0
         self._traffic, self._prefix = Traffic(), ""
-        device = join().device
-        if device.type == "cpu":
-            device = next((p.device for p in module.parameters() if not p.is_meta), device)
-        self._device = device
+        device, note = module_device(module, join().device)
+        self._device, self._device_notes = device, (note,) if note else ()
         known = [item.use for item in live.constants.values()]
         fixed = [c.use.value for c in live.constants.values() if not (c.inputs or c.parameters or c.is_random)]
         self._fixed, self._fixed_values = live.part(fixed, device=device), _Fixed()

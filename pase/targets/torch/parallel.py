@@ -24,6 +24,7 @@ from pase.importers.torch.export import call_inputs, call_of, unwrapped
 from pase.importers.torch.live import LiveModel, trace_live
 from pase.planning.plan import Plan, check_even
 from pase.planning.plan_file import graph_hash
+from pase.targets.torch.devices import current_device
 from pase.targets.torch.failures import naming_lost_ranks
 from pase.targets.torch.first_step import FirstStep
 from pase.targets.torch.launch import join
@@ -211,10 +212,12 @@ def train_factory(
     options: TrainingOptions,
     is_parallel: bool,
     measure: bool,
+    device: str = "cpu",
 ) -> FactoryRun:
     """Train the model of a factory, package.module:function, on this rank: its part under a plan, or the module alone.
 
     batch, arguments: what the factory is given. is_parallel: whether under the plan. measure: count what ranks send.
+    device: the type of that of a rank, "cpu" or "cuda".
 
     Every process draws the model's weights from the same seed. Inputs are those of the options' data by their names, or
     the factory's own, made up where these hold one value throughout or none.
@@ -223,7 +226,7 @@ def train_factory(
         ProgramError: the model returns no single loss, or the options ask for what it has no use for.
     """
     begin = time.perf_counter()
-    join(device="cpu")
+    own = join(device=device).device
     types = plan.precision
     dtype = getattr(torch, types.parameters if options.dtype == "float32" else options.dtype)
     low = types.results if types.is_mixed and options.dtype == "float32" else ""
@@ -237,6 +240,9 @@ def train_factory(
     made, took_batch = call_factory(name, batch=batch, arguments=arguments, front_ends=())
     found, positional, keywords, loss = call_of(torch, made, None if took_batch else batch)
     module = unwrapped(torch, found).to(dtype).train()
+    if not is_parallel or own != current_device():
+        # A module that is made parallel goes where the process group carries tensors best, part by part.
+        module.to(own)
     inputs = _Inputs(plan, _named_inputs(module, positional, keywords, loss), (positional, keywords), options)
     step: Callable[..., Any]
     if is_parallel:
@@ -248,7 +254,7 @@ def train_factory(
     optimiser = _optimiser(options.rule, parameters, options.schedule.peak)
     built_s, losses, times = time.perf_counter() - begin, list[float](), list[float]()
     for number in range(options.steps):
-        positional, keywords = inputs.of_step(number)
+        positional, keywords = pytree.tree_map_only(torch.Tensor, lambda x: x.to(own), inputs.of_step(number))
         for group in optimiser.param_groups:
             group["lr"] = options.schedule.rate(number)
         begin = time.perf_counter()
@@ -256,7 +262,7 @@ def train_factory(
             traffic.is_counted = measure and number == options.steps - 1
         with naming_lost_ranks():
             # A module made parallel sees to its types, and its micro-batches, itself.
-            with computing_in("" if is_parallel else low, torch.device("cpu")):
+            with computing_in("" if is_parallel else low, own):
                 value = loss_of(step(*positional, **keywords))
             if not is_parallel:
                 value.backward()

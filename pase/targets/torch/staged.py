@@ -157,7 +157,8 @@ class Staged(Parallel):
         self._stages.connect()
         self._left: dict[str, Any] = {}
         states = [note for program in programs for note in program.notes]
-        self.notes = (*live.notes, *notes_on(self._state, self._storage), *states, *notes)
+        held = notes_on(self._state, self._storage)
+        self.notes = (*live.notes, *self._device_notes, *held, *states, *notes)
         install(self, self._state, self._storage, self._mesh, weights, device=self._device)
         nn.Module.train(self, module.training)
 

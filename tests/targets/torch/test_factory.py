@@ -15,6 +15,7 @@ from pase.planning.plan import Plan
 from pase.targets.execute import Factory, run_factory
 from pase.targets.programs import emit, target_of
 from pase.targets.training.optimisers import make_rule
+from pase.targets.training.options import GPU
 from tests.runtime.plans import placed_plan, random_plan, recomputing
 from tests.runtime.training import options
 from tests.targets.torch import factories
@@ -45,6 +46,12 @@ def test_a_module_trains_under_a_plan_as_it_does_by_itself(modes: str) -> None:
     assert result.losses[2] < result.losses[0]
     assert result.predicted_bytes > 0
     assert result.measured_bytes == result.predicted_bytes or not modes
+
+
+def test_a_module_trains_on_the_device_that_is_chosen() -> None:
+    """Here there is none of the kind, which ranks say."""
+    with pytest.raises(RanksFailedError, match="a GPU was asked for, and PyTorch finds none; leave the device out"):
+        run_factory(random_plan(pase.load(TAGGER), 1, 4), Factory(name=TAGGER), options(1), device=GPU)
 
 
 def test_the_losses_are_those_of_a_loop_of_ones_own(tmp_path: Path) -> None:
