@@ -13,6 +13,7 @@ milliseconds to start, and ranks that are neighbours still differ in how Python 
 """
 
 import ctypes
+import gc
 import os
 import pickle
 import signal
@@ -222,10 +223,9 @@ def nurse() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     import torch
 
-    # What most functions need, so that a worker has it when it starts.
-    import_module("tests.targets.torch.equality")
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
+    _load()
     while True:
         request, files, _, _ = socket.recv_fds(control, 64, 2)
         if not request:
@@ -245,6 +245,24 @@ def nurse() -> None:
             if pid:
                 answer = str(os.waitstatus_to_exitcode(status)).encode()
         control.send(answer)
+
+
+def _load() -> None:
+    """Load what most functions need, so that a worker has it when it starts, and never looks for cycles in it.
+
+    A module that is traced and searched loads what PyTorch and PaSE load late: more than a second of each worker.
+    """
+    import torch
+
+    import pase
+    from pase.importers.torch.live import trace_live
+
+    import_module("tests.targets.torch.equality")
+    model = torch.nn.Linear(2, 2), torch.ones(2, 2)
+    trace_live(model)
+    pase.evaluate(pase.search(model, devices=1).graph, "data_parallel", 1)
+    gc.collect()
+    gc.freeze()
 
 
 def serve(file: int, output: int) -> NoReturn:
