@@ -127,7 +127,9 @@ def _found(_rank: int, _world: int, heads: int, how: str, low: bool) -> Any:
     expected = {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
     module.zero_grad()
     options = {"precision": "bf16-mixed"} if low else {}
-    parallel = parallelize((module, batch), pase.search((module, batch), devices=1, machine="h100", **options))
+    parallel = parallelize(
+        (module, batch), pase.search((module, batch), devices=1, machine="h100", **options), check=False
+    )
     with Called() as called:
         found = parallel(**batch)
         found = getattr(found, "logits", found)
@@ -138,8 +140,16 @@ def _found(_rank: int, _world: int, heads: int, how: str, low: bool) -> Any:
     return differences, called.names, called.largest
 
 
-@pytest.mark.parametrize("how", ["plain", "causal", "padded", "biased"])
-@pytest.mark.parametrize("heads", [4, 2])
+@pytest.mark.parametrize(
+    ("heads", "how"),
+    [
+        *((4, "causal"), (4, "padded"), (2, "plain"), (2, "biased")),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in ((4, "plain"), (4, "biased"), (2, "causal"), (2, "padded"))
+        ),
+    ],
+)
 def test_the_fused_kernel_computes_attention(ranks: Pool, heads: int, how: str) -> None:
     ((differences, names, largest),) = ranks.run(_found, heads, how, False, world=1)
     assert max(differences) <= 1e-12

@@ -24,12 +24,10 @@ from tests.targets.torch.ranks import Pool
 
 QUICK = [
     ("random", "dlrm", 2, (1,)),
-    ("random", "picture", 2, (2,)),
     ("random", "pieces", 4, (None, 5)),
     ("recomputation", "lstm", 4, (4,)),
     ("micro-batches", "fine-tuned", 4, (2,)),
     ("states", "picture", 4, (4,)),
-    ("states", "gpt", 2, (0,)),
     ("rings", "nanogpt", 2, (0,)),
     # The schedules, each with all states and layers that are computed again.
     ("all", "mlp", 4, (0, 2, 3, 4)),
@@ -58,6 +56,7 @@ FULL = [
         for name in names
         for world in (2, 4, 8)
     ),
+    ("states", "gpt", 2, (0,)),
 ]
 
 

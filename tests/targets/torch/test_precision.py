@@ -105,8 +105,18 @@ def _predicted(plan: Plan) -> dict[Movement, int]:
     return {movement: size for movement, size in bytes_by_movement(flows(plan)).items() if size}
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "fp16-mixed"])
-@pytest.mark.parametrize(("name", "world", "seed"), [("language", 2, 0), ("picture", 2, 2), ("rows", 4, 1)])
+@pytest.mark.parametrize(
+    ("name", "world", "seed", "precision"),
+    [
+        *(("language", 2, 0, "fp16-mixed"), ("picture", 2, 2, "bf16-mixed"), ("rows", 4, 1, "bf16-mixed")),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (
+                *(("language", 2, 0, "bf16-mixed"), ("picture", 2, 2, "fp16-mixed"), ("rows", 4, 1, "fp16-mixed")),
+            )
+        ),
+    ],
+)
 def test_a_module_trains_as_under_autocast(ranks: Pool, name: str, world: int, seed: int, precision: str) -> None:
     plan = random_plan(_graph(name).in_precision(precision), world, seed)
     dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float16
@@ -126,7 +136,7 @@ def test_a_module_trains_as_under_autocast(ranks: Pool, name: str, world: int, s
     assert {own: size for own, size in sent.items() if size} == _predicted(plan)
 
 
-@pytest.mark.parametrize("name", ["rows", "picture"])
+@pytest.mark.parametrize("name", ["rows", pytest.param("picture", marks=pytest.mark.full)])
 def test_a_module_in_bf16_sends_half(ranks: Pool, name: str) -> None:
     graph = _graph(name)
     plan = random_plan(graph.in_precision("bf16"), 2, 3)

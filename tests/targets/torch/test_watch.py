@@ -87,7 +87,7 @@ def test_the_first_pass_that_differs_is_found() -> None:
     """Against the whole texts, for ranks that are anywhere in them when they are compared."""
     draw = random.Random(0)
     found = 0
-    for _ in range(300):
+    for _ in range(100):
         length, size = draw.randrange(1, 9000), draw.choice([2, 3])
         text = "".join(draw.choices("FBH", k=length))
         begun = [text[: max(0, length - draw.randrange(1500))] for _ in range(size)]
@@ -114,7 +114,7 @@ def test_the_first_pass_that_differs_is_found() -> None:
             start = max(own.window()[0] for own in passes)
             assert answer[0] == max(expected, start) if expected >= start else answer[0] == start
             found += 1
-    assert found > 100
+    assert found > 33
 
 
 def test_a_time_out_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
