@@ -44,6 +44,7 @@ from pase.targets.torch.parameters import (
 )
 from pase.targets.torch.placements import Need, Reading, Storage, Stored, held_as, storage
 from pase.targets.torch.program import Program, Traced
+from pase.targets.torch.replicas import DEFAULT_STEPS, Replicas
 from pase.targets.torch.states import Entry, Gradients, Pieces, WeightSum, gather_in_place, local_of
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, computing_in, reshard, resolved
 from pase.targets.torch.values import Source
@@ -301,6 +302,8 @@ class Parallel(nn.Module):
     otherwise than layers read it.
     """
 
+    _replicas: Replicas | None
+
     def __init__(
         self,
         module: nn.Module,
@@ -321,6 +324,7 @@ class Parallel(nn.Module):
         self._sum_groups = self._groups.beside("sums")
         self._state = state_of(module)
         self._boxes = self._read(rank)
+        self._replicas = Replicas(self._stored, self._sums, self._sum_groups)
         self._mesh = mesh_of(self._stored, self._device.type)
         held = notes_on(self._state, self._stored)
         self.notes = (*live.notes, *self._device_notes, *held, *self._state_notes, *notes)
@@ -344,6 +348,8 @@ class Parallel(nn.Module):
         self._leaves = Leaves(receive=self._received)
         self._gradients: Gradients | None = None
         self._first_step: Compare | None = None
+        self._replicas = None
+        self._reconciling_steps = DEFAULT_STEPS
         self._pieces: Mapping[str, Pieces] | None = None
         self._gathered: Any = None
         self._owners: dict[str, tuple[nn.Module, str]] = {}
@@ -374,9 +380,25 @@ class Parallel(nn.Module):
         self._follow()
         if self.training:
             PASSES.begin(FORWARD)
+        self._reconcile_in_time()
         self._gather()
         values = self._values(inputs)
         return mode, values, [get(values) for get in mode.given]
+
+    def reconcile(self) -> None:
+        """Make the weights that several ranks hold and update alike equal to the last bit; all ranks call it.
+
+        A step of training does so by itself from time to time, see `parallelize`.
+        """
+        if self._replicas is not None:
+            self._replicas.make_equal(self._tensor)
+            # Shards may have changed within weights that are there whole.
+            self._gathered = None
+
+    def _reconcile_in_time(self) -> None:
+        period = self._reconciling_steps * self.plan.micro_batches
+        if self.training and torch.is_grad_enabled() and period and self._step and not self._step % period:
+            self.reconcile()
 
     def compare_first(self, first: Compare | None) -> None:
         """Have the first step of training compared with the module itself; None for no more of it."""

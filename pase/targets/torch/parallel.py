@@ -30,6 +30,7 @@ from pase.targets.torch.first_step import FirstStep
 from pase.targets.torch.launch import join
 from pase.targets.torch.module import Parallel, loss_of
 from pase.targets.torch.placements import Held
+from pase.targets.torch.replicas import DEFAULT_STEPS
 from pase.targets.torch.script import measured_bytes
 from pase.targets.torch.staged import Staged
 from pase.targets.torch.tensor import computing_in
@@ -41,7 +42,15 @@ from pase.targets.training.optimisers import Adam, AdamW, Momentum, Rule, Sgd, n
 from pase.targets.training.options import TrainingOptions
 
 
-def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0, check: bool = True) -> Parallel:
+def parallelize(
+    model: Any,
+    plan: Plan,
+    *,
+    weights: Any = None,
+    seed: int = 0,
+    check: bool = True,
+    reconciling_steps: int = DEFAULT_STEPS,
+) -> Parallel:
     """Return a module that computes as a model does, of which each rank of the process group has its part.
 
     Args:
@@ -55,6 +64,9 @@ def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0, c
         seed: Of what is dropped; the same on all ranks.
         check: Compare what was traced with the module itself in the first step of training, on rank 0: losses, outputs,
             gradients and buffers. The step raises ProgramError where they differ by more than rounding.
+        reconciling_steps: After how many steps the ranks that compute a layer on the same data, and update its weights
+            each for itself, take those of the first of them; 0 for never. Kernels that add in no fixed order, as those
+            of GPUs may, would have them drift apart.
 
     Raises:
         PaseError: The model is another one than the plan's, would not be trained as it trains itself, or the process
@@ -65,6 +77,8 @@ def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0, c
 
     def traced() -> tuple[tuple[nn.Module, LiveModel], Mapping[str, object]]:
         check_even(plan, "a module made parallel")
+        if reconciling_steps < 0:
+            raise ProgramError(f"reconciling_steps is {reconciling_steps}; give a number of steps, or 0 for never")
         if ranks.world_size != plan.num_devices:
             raise ProgramError(
                 f"the plan is for {plan.num_devices} devices, and there are {ranks.world_size} processes; start as "
@@ -76,13 +90,15 @@ def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0, c
         if found:
             raise ProgramError(f"the plan is of another model: {found}; search a plan for this one")
         _check_types(module, plan)
-        return (module, live), _same_on_all_ranks(module, plan, weights, seed, is_checked=check)
+        same = _same_on_all_ranks(module, plan, weights, seed, is_checked=check)
+        return (module, live), {**same, "reconciling_steps=": reconciling_steps}
 
     module, live = agree(traced)
     _refuse_optimizers()
     values, notes = _first_values(module, live, weights, seed, ranks.device)
     made = Staged if plan.num_groups > 1 else Parallel
     parallel = made(module, live, plan, rank=ranks.rank, weights=values, seed=seed, notes=notes)
+    parallel._reconciling_steps = reconciling_steps
     if check:
         _, _, _, loss = call_of(torch, _source(model, plan)[1], None)
         parallel.compare_first(FirstStep(module, loss, live, plan).run)

@@ -36,7 +36,8 @@ from pase.targets.torch.parameters import (
 )
 from pase.targets.torch.pipeline import Copy, Pipeline, RankStage, Stages
 from pase.targets.torch.placements import Need, Storage, storage
-from pase.targets.torch.states import Gradients
+from pase.targets.torch.replicas import Replicas
+from pase.targets.torch.states import Gradients, WeightSum
 from pase.targets.torch.tensor import computing_in
 from pase.targets.torch.values import Source
 from pase.targets.torch.watch import HELD_PIPELINE, PASSES, PIPELINE
@@ -152,8 +153,11 @@ class Staged(Parallel):
         every, uneven = zip(*told_by_all(split_axes(self._storage)), strict=True)
         split = set[Axes]().union(*every), set[Axes]().union(*uneven)
         self._mesh = mesh_in_groups(self._storage.sizes, *split, plan.num_groups, self._device.type)
+        sums: dict[str, WeightSum] = {}
         for stage in self._own.values():
             stage.ask()
+            sums = {**stage._sums, **sums}
+        self._replicas = Replicas(self._storage, sums, self._stages.groups().beside("sums"))
         self._stages.connect()
         self._left: dict[str, Any] = {}
         states = [note for program in programs for note in program.notes]
@@ -203,6 +207,11 @@ class Staged(Parallel):
         self._step += self.training
         return self._live.returned([self._stages.known(loss).reshape(self._live.outputs[0].shape)])
 
+    def reconcile(self) -> None:
+        super().reconcile()
+        for stage in self._own.values():
+            stage._gathered = None
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         before, self._is_held = self._is_held, True
@@ -222,6 +231,7 @@ class Staged(Parallel):
             self._check_lookups(inputs(number))
         self._names = {id(self._tensor(name)): name for name in self._stored.stored}
         is_first = any(self.training not in stage._modes for stage in self._own.values())
+        self._reconcile_in_time()
         begun = {number: stage.begun(inputs) for number, stage in self._own.items()}
         if is_first:
             self._stages.connect()
