@@ -15,7 +15,7 @@ another way while nothing is spent yet. It is what every walk over an eliminatio
 both ways, and with fronts of cost and resource instead of one number (`two_pass`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
@@ -259,26 +259,20 @@ class Planner:
     ) -> Kernel:
         joint: dict[int, Partition] = {}
         mixed: set[int] = set()
+        operands = []
         for f, own in zip(factors, axes, strict=True):
             for a, p in zip(own, f.table.partitions, strict=True):
                 if joint.setdefault(a, p) is not p:
                     mixed.add(a)
+            operands.append(Operand(f.table, own, (), _expansion(num_axes, own)))
         if not factors:
             joint[0] = Partition(np.zeros(len(costs), dtype=np.intp), 1)
-        next_map: dict[int, Iterator[ClassArray | None]] = {}
         for a in mixed:
-            partitions_seen = [
-                f.table.partitions[own.index(a)] for f, own in zip(factors, axes, strict=True) if a in own
-            ]
-            joint[a], maps = self.algebra.join(partitions_seen)
-            next_map[a] = iter(maps)
-        operands = []
-        for f, own in zip(factors, axes, strict=True):
-            maps_of_table: tuple[tuple[int, ClassArray], ...] = ()
-            if mixed:
-                candidates = [(axis, next(next_map[a])) for axis, a in enumerate(own) if a in mixed]
-                maps_of_table = tuple([(axis, m) for axis, m in candidates if m is not None])
-            operands.append(Operand(f.table, own, maps_of_table, _expansion(num_axes, own)))
+            readers = [(i, own.index(a)) for i, own in enumerate(axes) if a in own]
+            joint[a], maps = self.algebra.join([factors[i].table.partitions[axis] for i, axis in readers])
+            for (i, axis), classes in zip(readers, maps, strict=True):
+                if classes is not None:
+                    operands[i] = operands[i]._replace(maps=(*operands[i].maps, (axis, classes)))
         partitions = tuple([joint[a] for a in range(num_axes)])
         num_cells = prod([p.num_classes for p in partitions])
         least = class_minima(costs, partitions[0].of, partitions[0].num_classes)
