@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 from pase.errors import SolverError
 from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, IndexArray
 
+FEW_CONFIGURATIONS = 16
+"""Up to so many configurations are each a class of its own: joining classes takes longer than larger tables."""
+
 ClassArray = NDArray[np.intp]
 Mask = NDArray[np.bool_]
 Made = TypeVar("Made")
@@ -413,7 +416,10 @@ class _OccurringClasses:
         return rows, cols, values
 
     def _of_axis(self, given: IndexArray, num_classes: int) -> tuple[ClassArray, ClassArray | None]:
-        """Return the class of each configuration, and the given number of each class; None for the same."""
+        """Return the class of each configuration, and the given number of each class; None for the same.
+
+        Where every configuration is a class of its own, class c is configuration c, in all tables.
+        """
         key = (num_classes, len(given), given.tobytes())
         if key not in self.known:
             self.known[key] = self._occurring(given.astype(np.intp), num_classes)
@@ -423,7 +429,7 @@ class _OccurringClasses:
         present = np.zeros(num_classes, dtype=bool)
         present[of] = True
         occurring = present.nonzero()[0]
-        if len(occurring) == len(of):  # each configuration is a class of its own
+        if len(occurring) == len(of) or len(of) <= FEW_CONFIGURATIONS:
             number = self.number.setdefault(len(of), np.arange(len(of)))
             is_same = num_classes == len(of) and bool((of == number).all())
             return number, None if is_same else of

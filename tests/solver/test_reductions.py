@@ -314,6 +314,21 @@ def test_layouts_that_no_configuration_has_are_ignored():
     assert cheapest_left(tables, model) == 6.0
 
 
+def test_few_configurations_are_each_a_class_in_all_tables(monkeypatch):
+    monkeypatch.setattr("pase.solver.pairwise.FEW_CONFIGURATIONS", 3)
+    rng = np.random.default_rng(0)
+    alike = np.array([0, 1, 0], dtype=np.int32)
+    many = np.array([0, 1, 1, 0], dtype=np.int32)
+    first = EdgeTable(row_class=alike, col_class=many, values=rng.random((2, 2)))
+    second = EdgeTable(row_class=many, col_class=alike[::-1].copy(), values=rng.random((2, 2)))
+    tables = tables_of([rng.random(k) for k in (3, 4, 3)], [(0, 1), (1, 2)], [first, second])
+    edges = model_of(tables).edges()
+    assert edges[0].of[0] is edges[1].of[1]
+    assert (edges[0].values.shape, edges[1].values.shape) == ((3, 2), (2, 3))
+    for edge, table in zip(edges, (first, second), strict=True):
+        np.testing.assert_array_equal(edge.values[edge.of[0]][:, edge.of[1]], table.dense())
+
+
 def test_what_repeats_is_reduced_once_and_stays_the_same_arrays():
     def reduced(num_blocks: int) -> tuple[CostTables, PairwiseModel]:
         tables = ladder(num_blocks)

@@ -71,6 +71,14 @@ def test_the_optimum_with_bounding_and_with_branching(how, request):
     given(small_problems())(lambda tables: check_optimal(tables))()
 
 
+@pytest.mark.parametrize("few", [2, 16])
+def test_the_optimum_where_few_configurations_are_each_a_class(few, monkeypatch):
+    monkeypatch.setattr(pase.solver.pairwise, "FEW_CONFIGURATIONS", few)
+    given(small_problems())(lambda tables: check_optimal(tables))()
+    monkeypatch.setattr(pase.solver.search, "DIRECT_OPERATIONS", 0)
+    given(small_problems())(lambda tables: check_optimal(tables))()
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("shape", ["tree", "cycle", "dense", "single"])
 def test_trees_cycles_and_dense_graphs(shape, seed, bounded_first):
