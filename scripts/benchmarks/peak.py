@@ -195,8 +195,8 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def allocated_bytes(self) -> int:
-        """Return the peak of a step: what lies there before it, and the most that PyTorch allocates beside it."""
+    def resident_bytes(self) -> int:
+        """Return what is allocated between steps: weights, buffers, the optimizer's state and the inputs."""
         state = [value for of in self.optimizer.state.values() for value in of.values()]
         before = {
             local.untyped_storage().data_ptr(): local.untyped_storage().nbytes()
@@ -204,6 +204,11 @@ class Training:
             if isinstance(tensor, torch.Tensor)
             for local in [tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()]
         }
+        return sum(before.values())
+
+    def allocated_bytes(self) -> int:
+        """Return the peak of a step: what is resident before it, and the most that PyTorch allocates beside it."""
+        before = self.resident_bytes()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
             self.step()
         assert profiled.profiler is not None
@@ -215,7 +220,7 @@ class Training:
             if size > 0:
                 lying[address] = size
             most = max(most, total)
-        return int(sum(before.values()) + most)
+        return before + most
 
     def tracked_bytes(self) -> int:
         """Return the peak of a step as PyTorch's tracker counts it, 0 where it cannot follow the step."""

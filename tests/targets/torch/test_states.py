@@ -4,7 +4,6 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,12 @@ from pase.targets.training.options import TrainingOptions
 from tests.runtime.networks import small, tied
 from tests.runtime.plans import data_parallel_plan, make_plan, random_plan
 from tests.runtime.training import options
+from tests.targets.torch.allocated import most_allocated
 from tests.targets.torch.equality import RELATIVE, assert_close, full
 from tests.targets.torch.modules import MODULES, floats, made
 from tests.targets.torch.networks import graph_of, predicted
 from tests.targets.torch.plans import in_modes, in_stages, with_states
 from tests.targets.torch.ranks import Pool
-from tests.targets.torch.test_memory import memory_changes
 from tests.targets.torch.trained import builder_of, events
 
 
@@ -200,7 +199,7 @@ def _peak(_rank: int, _world: int, plan: Plan) -> int:
         storage = local_of(parameter).untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
     # Gloo's threads free what they have sent when they come to it, in some steps late.
-    return sum(storages.values()) + min(max(accumulate(memory_changes(step))) for _ in range(12))
+    return sum(storages.values()) + min(most_allocated(step) for _ in range(8))
 
 
 def test_the_peak_falls_as_the_table_says(ranks: Pool) -> None:
