@@ -131,7 +131,13 @@ def loss_of_points(call: Call) -> ShardingRule:
 
 
 def reduced(
-    call: Call, operands: Mapping[str, Labels] | Sequence[Labels | None], kept: Labels, whole: Iterable[str] = ()
+    call: Call,
+    operands: Mapping[str, Labels] | Sequence[Labels | None],
+    kept: Labels,
+    *,
+    whole: Iterable[str] = (),
+    others: Sequence[Labels] = (),
+    summed: Sequence[int] | None = None,
 ) -> ShardingRule:
     """Relate a loss that is kept, averaged or summed over some dims.
 
@@ -140,13 +146,14 @@ def reduced(
         operands: Names of the dims of the operands.
         kept: Those of the result if nothing is reduced.
         whole: Names of dims that the operator mixes otherwise.
+        others: Names of the dims of further results.
+        summed: Numbers of the results that are reduced; by default all.
     """
     reduction = call.get("reduction", 1)
-    if not reduction:
-        return relate(call, operands, [kept], whole=whole)
-    return relate(
-        call, operands, [()], sums=[f for f in kept if isinstance(f, str)], is_mean=reduction == 1, whole=whole
-    )
+    sums = [name for name in kept if isinstance(name, str)] if reduction else []
+    results = [[] if reduction else kept, *others][: len(call.results)]
+    is_mean = reduction == 1
+    return relate(call, operands, results, sums=sums, summed=summed, is_mean=is_mean, whole=whole)
 
 
 RULES: dict[str, Rule] = table(

@@ -179,7 +179,7 @@ def relate(
         summed=tuple(range(len(call.results)) if summed is None else summed),
         is_mean=is_mean,
         whole=whole,
-        linear=tuple(n for n in _numbers(call, linear) if call.are_floating[n]),
+        linear=tuple(n for n in _numbers(call, linear) if call.are_floating[n] and all(call.results_are_floating)),
         once=_numbers(call, once),
         sizes=_sizes(call, sizes or {}, named, whole),
         is_known=is_known,

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pase.importers.front_end import framework
-from pase.importers.torch.sharding_rules import points, products, views
+from pase.importers.torch.sharding_rules import along, layers, points, products, views
 from pase.importers.torch.sharding_rules.rule import Call, Rule, ShardingRule, unknown
 
-RULES: Mapping[str, Rule] = {**points.RULES, **views.RULES, **products.RULES}
+RULES: Mapping[str, Rule] = {**points.RULES, **views.RULES, **products.RULES, **along.RULES, **layers.RULES}
 """By the operator's name, without namespace and overload."""
 
 _NAMESPACES = ("aten", "prims")

@@ -1,0 +1,361 @@
+"""Reductions, functions along dims, look-ups, and functions of matrices."""
+
+from collections.abc import Sequence
+from math import prod
+
+from pase.importers.ir.call import table
+from pase.importers.torch.sharding_rules.rule import (
+    Call,
+    Factor,
+    Labels,
+    Rule,
+    Shape,
+    ShardingRule,
+    positions,
+    relate,
+    unknown,
+)
+
+# -- reductions
+
+
+def summed(call: Call) -> ShardingRule:
+    """Relate a tensor and its sum or mean over some dims: parts add up."""
+    given = positions(len(call.operands[0]))
+    dims = call.dims()
+    names = [str(given[dim]) for dim in dims]
+    linear = [0] if call.name in ("sum", "mean") else []
+    return relate(call, [given], [_without(given, dims, call)], sums=names, is_mean=call.name == "mean", linear=linear)
+
+
+def reduce(call: Call) -> ShardingRule:
+    """Relate a tensor and what is made of all points of some dims."""
+    given = positions(len(call.operands[0]))
+    dims = call.dims("axis") if "axis" in call.arguments else call.dims()
+    made = _without(given, dims, call)
+    return relate(call, [given], [made] * len(call.results), whole=[str(given[dim]) for dim in dims])
+
+
+def _without(labels: Sequence[Factor | None], dims: Sequence[int], call: Call) -> list[Factor | None]:
+    """Return the dims of a result without those that were reduced, or with 1 in their place."""
+    if labels and len(call.results[0]) == len(labels):
+        return [None if i in dims else label for i, label in enumerate(labels)]
+    return [label for i, label in enumerate(labels) if i not in dims]
+
+
+def quantile(call: Call) -> ShardingRule:
+    """Relate a tensor and its quantiles along a dim; of several, their number comes first."""
+    given = positions(call.rank("self"))
+    dims = call.dims()
+    made = [label for i, label in enumerate(given) if i not in dims]
+    number = [None] * call.rank("q")
+    if len(call.results[0]) > len(number) + len(made):
+        made = [None if i in dims else label for i, label in enumerate(given)]
+    return relate(call, {"self": given}, [[*number, *made]])
+
+
+# -- functions along dims
+
+
+def along_one(call: Call) -> ShardingRule:
+    """Relate tensors of the same dims, of which one is mixed; a number has one point of it."""
+    return _mixing(call, [call.dim()])
+
+
+def along_last(call: Call) -> ShardingRule:
+    """Relate tensors of the same dims, of which the last is mixed unless another one is named."""
+    rank = len(call.operands[0])
+    return _mixing(call, [call.get("dim", -1) % rank if rank else 0])
+
+
+def along_first(call: Call) -> ShardingRule:
+    """Relate tensors of the same dims, of which the first is mixed."""
+    return _mixing(call, [0])
+
+
+def along_listed(call: Call) -> ShardingRule:
+    """Relate tensors of the same dims, of which those that are listed are mixed."""
+    return _mixing(call, call.dims(), is_linear=True)
+
+
+def cumulative_sum(call: Call) -> ShardingRule:
+    """Relate a tensor and its sums so far along a dim."""
+    return _mixing(call, [call.dim()], is_linear=True)
+
+
+def _mixing(call: Call, dims: Sequence[int], *, is_linear: bool = False) -> ShardingRule:
+    """Relate tensors of the same dims, of which some are whole; a result may have others of these, or none.
+
+    Where all tensors have as many points in a mixed dim, it has one factor.
+    """
+    rank = max(len(shape) for shape in call.operands)
+    tensors = [shape for shape in (*call.operands, *call.results) if len(shape) == rank]
+    names = positions(rank)
+    for dim in dims:
+        if rank and len({shape[dim] for shape in tensors}) > 1:
+            names[dim] = None
+    rest = [label for i, label in enumerate(names) if i not in dims]
+
+    def labels(shape: Shape) -> Labels | None:
+        by_rank = {len(rest): rest, rank: names}
+        return by_rank.get(len(shape))
+
+    whole = [str(names[dim]) for dim in dims] if rank else []
+    linear = [0] if is_linear else []
+    return relate(call, [*map(labels, call.operands)], [*map(labels, call.results)], whole=whole, linear=linear)
+
+
+def cross(call: Call) -> ShardingRule:
+    """Relate vectors of three along a dim, which is the first of that extent where none is named."""
+    rank = len(call.results[0])
+    if call.get("dim") is None and call.name == "cross":
+        return relate(call)
+    dim = call.get("dim", -1) % rank
+    names = positions(rank)
+    given = [names[rank - len(shape) :] for shape in call.operands]
+    return relate(call, given, [names], whole=[str(names[dim])], linear=[0, 1])
+
+
+def renorm(call: Call) -> ShardingRule:
+    """Relate a tensor and itself with every piece along a dim scaled by its own norm."""
+    return _mixing(call, [i for i in range(len(call.operands[0])) if i != call.dim()])
+
+
+def weight_norm(call: Call) -> ShardingRule:
+    """Relate directions, lengths and the weights of both: along the dim that lengths have, each is made by itself."""
+    dim = call.dim()
+    v = positions(call.rank("v"))
+    g: list[Factor | None] = [label if i == dim else None for i, label in enumerate(v)]
+    whole = [str(label) for i, label in enumerate(v) if i != dim]
+    return relate(call, {"v": v, "g": g}, [v, g][: len(call.results)], whole=whole)
+
+
+def matrices(trailing: Sequence[int] = (2,)) -> Rule:
+    """Return the rule of a function of matrices: the dims before them are broadcast.
+
+    Args:
+        trailing: For each operand the number of its last dims that are whole, the last number for all further ones.
+    """
+
+    def rule(call: Call) -> ShardingRule:
+        leads = [
+            max(0, len(shape) - trailing[min(i, len(trailing) - 1)]) if shape else 0
+            for i, shape in enumerate(call.operands)
+        ]
+        rank = max(leads)
+        names = positions(rank, "b")
+        given = [
+            [*names[rank - lead :], *[None] * (len(shape) - lead)]
+            for lead, shape in zip(leads, call.operands, strict=True)
+        ]
+        made = [[*names, *[None] * (len(shape) - rank)] if len(shape) >= rank else None for shape in call.results]
+        return relate(call, given, made)
+
+    return rule
+
+
+def solve(call: Call) -> ShardingRule:
+    """Relate matrices, right-hand sides and solutions; a right-hand side may be vectors."""
+    a, b = call.operands[:2]
+    is_vector = len(b) == 1 or (len(b) == len(a) - 1 and b == a[:-1])
+    return matrices((2, 1 if is_vector else 2))(call)
+
+
+def vandermonde(call: Call) -> ShardingRule:
+    """Relate points and their powers, which come last."""
+    return matrices((0,))(call)
+
+
+def differences(call: Call) -> ShardingRule:
+    """Relate tensors that are put together along a dim, and differences of neighbours."""
+    rank = len(call.operands[0])
+    labels = [None if i == call.get("dim", -1) % rank else name for i, name in enumerate(positions(rank))]
+    return relate(call, [labels] * len(call.operands), [labels])
+
+
+def trapezoid(call: Call) -> ShardingRule:
+    """Relate values along a dim and their integral; places may be given along it, too."""
+    return along_last(call) if len(call.operands) == 1 else relate(call)
+
+
+# -- look-ups
+
+
+def gather(call: Call) -> ShardingRule:
+    """Relate a tensor and points of it along a dim; in other dims, an index may have fewer points."""
+    x, index = call.operands[0], call.shape("index") or ()
+    if len(x) != len(index):
+        return relate(call)
+    dim = call.dim()
+    names = _shared(x, index, dim)
+    points = ["i" if i == dim else name for i, name in enumerate(names)]
+    return relate(call, {"self": names, "index": points}, [points], linear=["self"])
+
+
+def _shared(x: Shape, index: Shape, dim: int) -> list[Factor | None]:
+    """Return names of the dims in which a tensor and an index have as many points, but for the one looked up in."""
+    names = positions(len(x))
+    return [name if i != dim and x[i] == index[i] else None for i, name in enumerate(names)]
+
+
+def scatter(call: Call) -> ShardingRule:
+    """Relate a tensor and points that replace others of it along a dim, or are added to them."""
+    x, index, dim = call.operands[0], call.shape("index") or (), call.dim()
+    if len(x) != len(index):
+        return relate(call)
+    source = "src" if "src" in call.numbers else "value"
+    names = _shared(x, index, dim)
+    labels: dict[str, Labels] = {"self": names, "index": names}
+    if call.rank(source):
+        src = call.shape(source) or ()
+        names = [name if src[i] == index[i] else None for i, name in enumerate(names)]
+        labels = {"self": names, "index": names, source: names}
+    linear: list[str] = ["self", source] if source in call.numbers else []
+    sums: list[Factor] = []
+    adds = call.name == "scatter_add" or (call.get("reduce") == "sum" and call.get("include_self", True))
+    if adds and (call.shape(source) or ())[dim : dim + 1] == index[dim : dim + 1]:
+        points = [*names[:dim], "i", *names[dim + 1 :]]
+        labels |= {"index": points, source: points}
+        sums = ["i"]
+    if not adds and call.get("reduce") is not None:
+        linear = []
+    return relate(call, labels, [names], sums=sums, linear=linear, once=linear)
+
+
+def rows(call: Call) -> ShardingRule:
+    """Relate a tensor and slices of it along a dim, at places that are listed."""
+    rank, dim = call.rank("self"), call.dim()
+    names = positions(rank)
+    given = [None if i == dim else name for i, name in enumerate(names)]
+    index: list[Factor | None] = ["i"] if call.rank("index") else [None]
+    made = [*given[:dim], *index, *given[dim + 1 :]]
+    return relate(
+        call, {"self": given, "index": index[: call.rank("index")]}, [made if rank else None], linear=["self"]
+    )
+
+
+def replaced_rows(call: Call) -> ShardingRule:
+    """Relate a tensor, slices that replace others of it along a dim, or are added to them, and the result."""
+    rank, dim = call.rank("self"), call.dim()
+    source = "source" if "source" in call.numbers else "value"
+    given = [None if i == dim else name for i, name in enumerate(positions(rank))]
+    every = ["self", source] if source in call.numbers and call.name != "index_reduce" else []
+    labels: dict[str, Labels] = {"self": given}
+    sums: list[Factor] = []
+    if rank and call.rank(source) == rank:
+        labels[source] = given
+        if call.name == "index_add" and call.rank("index") == 1:
+            labels |= {source: [*given[:dim], "i", *given[dim + 1 :]], "index": ["i"]}
+            sums = ["i"]
+    return relate(call, labels, [given], sums=sums, linear=every, once=every)
+
+
+def embedding(call: Call) -> ShardingRule:
+    """Relate a table and rows of it."""
+    indices = positions(call.rank("indices"), "i")
+    whole = [str(f) for f in indices] if call.get("scale_grad_by_freq") else []
+    return relate(call, {"weight": [None, "f"], "indices": indices}, [[*indices, "f"]], whole=whole, linear=["weight"])
+
+
+def embedding_bag(call: Call) -> ShardingRule:
+    """Relate a table and sums or means of rows of it, of which features pass."""
+    return relate(call, {"weight": [None, "f"]}, [[None, "f"]])
+
+
+def indexed(call: Call) -> ShardingRule:
+    """Relate a tensor and what lists of places in some dims read of it, or what is written there.
+
+    The dims of the places come first, or where the dims that are read are, if these are next to each other.
+    """
+    x = call.shape("self") or ()
+    places = list(call.get("indices", []))
+    if any(place is not None and str(place.dtype) in ("torch.bool", "torch.uint8") for place in places):
+        return unknown(call)
+    read = [dim for dim, place in enumerate(places) if place is not None]
+    given: list[Factor | None] = [None if i in read else name for i, name in enumerate(positions(len(x)))]
+    if not read:
+        return relate(call, {"self": given}, [given], linear=["self"])
+    shapes = [tuple(places[dim].shape) for dim in read]
+    index = positions(max(len(shape) for shape in shapes), "i")
+    at = read[0] if read == list(range(read[0], read[-1] + 1)) else 0
+    kept = [name for i, name in enumerate(given) if i not in read]
+    made = [*kept[:at], *index, *kept[at:]]
+    operands: list[Labels | None] = [None] * len(call.operands)
+    operands[call.numbers["self"][0]] = given
+    for number, shape in zip(call.numbers["indices"], shapes, strict=True):
+        operands[number] = index[len(index) - len(shape) :]
+    if "values" not in call.arguments:
+        return relate(call, operands, [made], linear=["self"])
+    operands[call.numbers["values"][0]] = made[len(made) - call.rank("values") :]
+    names = [str(name) for name in index]
+    is_sum = bool(call.get("accumulate", False))
+    every = ["self", "values"]
+    return relate(
+        call, operands, [given], sums=names if is_sum else [], whole=[] if is_sum else names, linear=every, once=every
+    )
+
+
+def taken(call: Call) -> ShardingRule:
+    """Relate a tensor and points of it by their numbers in it."""
+    index = positions(call.rank("index"))
+    return relate(call, {"index": index}, [index], linear=["self"])
+
+
+def one_hot(call: Call) -> ShardingRule:
+    """Relate classes and vectors that are 1 at the class."""
+    given = positions(len(call.operands[0]))
+    return relate(call, [given], [[*given, None]]) if call.get("num_classes", -1) > 0 else relate(call)
+
+
+def among(call: Call) -> ShardingRule:
+    """Relate points and what is found of each in another tensor, all of which is read."""
+    by_name = {"bucketize": "self", "isin": "elements", "searchsorted": "self"}
+    name = by_name[call.name]
+    labels = positions(call.rank(name))
+    operands: dict[str, Labels] = {name: labels}
+    if call.name == "searchsorted" and call.rank("sorted_sequence") > 1:
+        operands["sorted_sequence"] = [*labels[:-1], None]
+        operands["sorter"] = [*labels[:-1], None]
+    return relate(call, operands, [labels] if prod(call.results[0]) else [])
+
+
+RULES: dict[str, Rule] = table(
+    (summed, "sum mean nansum count_nonzero"),
+    (reduce, "max min amax amin aminmax var std var_mean std_mean prod any all argmax argmin logsumexp norm"),
+    (reduce, "linalg_vector_norm median nanmedian mode nanmean kthvalue native_norm"),
+    (quantile, "quantile nanquantile"),
+    (along_one, "softmax _softmax _log_softmax log_softmax _safe_softmax special_softmax special_log_softmax"),
+    (along_one, "cumprod cummax cummin logcumsumexp"),
+    (cumulative_sum, "cumsum"),
+    (along_last, "sort argsort topk glu"),
+    (along_first, "msort"),
+    (along_listed, "_fft_c2c _fft_r2c _fft_c2r"),
+    (cross, "cross linalg_cross"),
+    (renorm, "renorm"),
+    (weight_norm, "_weight_norm _weight_norm_interface"),
+    (differences, "diff"),
+    (trapezoid, "trapezoid trapz cumulative_trapezoid"),
+    (gather, "gather"),
+    (scatter, "scatter scatter_add scatter_reduce"),
+    (rows, "index_select"),
+    (replaced_rows, "index_add index_copy index_fill index_reduce"),
+    (embedding, "embedding"),
+    (embedding_bag, "embedding_bag _embedding_bag _embedding_bag_forward_only"),
+    (indexed, "index _unsafe_index index_put _unsafe_index_put _index_put_impl"),
+    (taken, "take"),
+    (one_hot, "one_hot"),
+    (among, "bucketize isin searchsorted"),
+    (matrices(), "cholesky linalg_cholesky linalg_cholesky_ex cholesky_inverse cholesky_solve linalg_det _linalg_det"),
+    (matrices(), "det logdet slogdet linalg_slogdet _linalg_slogdet inverse linalg_inv linalg_inv_ex pinverse"),
+    (matrices((2, 0)), "linalg_pinv linalg_matrix_rank"),
+    (matrices(), "linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh _linalg_eigh _linalg_eigvals"),
+    (matrices(), "linalg_svd linalg_svdvals _linalg_svd svd linalg_qr qr geqrf linalg_lu linalg_lu_factor"),
+    (matrices(), "linalg_lu_factor_ex linalg_matrix_exp matrix_exp linalg_matrix_power matrix_power"),
+    (matrices(), "triangular_solve linalg_solve_triangular"),
+    (matrices(), "linalg_ldl_factor linalg_ldl_factor_ex linalg_lstsq"),
+    (matrices((2, 1)), "linalg_householder_product orgqr"),
+    (matrices((2, 1, 2)), "linalg_lu_solve lu_solve linalg_ldl_solve ormqr"),
+    (matrices((2, 1)), "lu_unpack"),
+    (solve, "linalg_solve linalg_solve_ex _linalg_solve_ex"),
+    (vandermonde, "linalg_vander"),
+)
