@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import prod
 
 from pase.importers.ir.call import table
+from pase.importers.torch.sharding_rules.points import pointwise
 from pase.importers.torch.sharding_rules.rule import (
     Call,
     Factor,
@@ -29,7 +30,9 @@ def summed(call: Call) -> ShardingRule:
 
 
 def reduce(call: Call) -> ShardingRule:
-    """Relate a tensor and what is made of all points of some dims."""
+    """Relate a tensor and what is made of all points of some dims, or points of two tensors."""
+    if "other" in call.numbers:
+        return pointwise(call)
     given = positions(len(call.operands[0]))
     dims = call.dims("axis") if "axis" in call.arguments else call.dims()
     made = _without(given, dims, call)
@@ -73,9 +76,21 @@ def along_first(call: Call) -> ShardingRule:
     return _mixing(call, [0])
 
 
-def along_listed(call: Call) -> ShardingRule:
-    """Relate tensors of the same dims, of which those that are listed are mixed."""
+def transformed(call: Call) -> ShardingRule:
+    """Relate a tensor and its Fourier transform over some dims; where none are named, over as many as have extents."""
+    rank = len(call.operands[0])
+    sizes = call.get("s")
+    if call.get("dim") is None and sizes is not None:
+        return _mixing(call, range(rank - len(sizes), rank), is_linear=True)
     return _mixing(call, call.dims(), is_linear=True)
+
+
+def gradients(call: Call) -> ShardingRule:
+    """Relate a tensor and its differences along dims."""
+    rank = len(call.operands[0])
+    dims = call.dims()
+    labels = [None if i in dims else name for i, name in enumerate(positions(rank))]
+    return relate(call, {"self": labels}, [labels] * len(call.results), linear=["self"])
 
 
 def cumulative_sum(call: Call) -> ShardingRule:
@@ -96,13 +111,11 @@ def _mixing(call: Call, dims: Sequence[int], *, is_linear: bool = False) -> Shar
             names[dim] = None
     rest = [label for i, label in enumerate(names) if i not in dims]
 
-    def labels(shape: Shape) -> Labels | None:
-        by_rank = {len(rest): rest, rank: names}
-        return by_rank.get(len(shape))
-
+    given = [names if len(shape) == rank else None for shape in call.operands]
+    made = [names if len(shape) == rank else rest for shape in call.results]
     whole = [str(names[dim]) for dim in dims] if rank else []
     linear = [0] if is_linear else []
-    return relate(call, [*map(labels, call.operands)], [*map(labels, call.results)], whole=whole, linear=linear)
+    return relate(call, given, made, whole=whole, linear=linear)
 
 
 def cross(call: Call) -> ShardingRule:
@@ -174,8 +187,15 @@ def differences(call: Call) -> ShardingRule:
 
 
 def trapezoid(call: Call) -> ShardingRule:
-    """Relate values along a dim and their integral; places may be given along it, too."""
-    return along_last(call) if len(call.operands) == 1 else relate(call)
+    """Relate values along a dim and their integral; places may be given along it."""
+    rank = call.rank("y")
+    dim = call.get("dim", -1) % rank
+    names = [None if i == dim else name for i, name in enumerate(positions(rank))]
+    operands: dict[str, Labels] = {"y": names}
+    if call.rank("x") == rank > 1:
+        operands["x"] = names
+    made = names if len(call.results[0]) == rank else [name for i, name in enumerate(names) if i != dim]
+    return relate(call, operands, [made])
 
 
 # -- look-ups
@@ -196,6 +216,16 @@ def _shared(x: Shape, index: Shape, dim: int) -> list[Factor | None]:
     """Return names of the dims in which a tensor and an index have as many points, but for the one looked up in."""
     names = positions(len(x))
     return [name if i != dim and x[i] == index[i] else None for i, name in enumerate(names)]
+
+
+def gather_broadcast(call: Call) -> ShardingRule:
+    """Relate a tensor and points of it along a dim; both are broadcast in the others."""
+    if call.get("dim") is None:
+        return relate(call)
+    dim = call.dim()
+    names = [None if i == dim else name for i, name in enumerate(positions(len(call.operands[0])))]
+    points = ["i" if i == dim else name for i, name in enumerate(names)]
+    return relate(call, {"self": names, "indices": points}, [points], linear=["self"])
 
 
 def scatter(call: Call) -> ShardingRule:
@@ -284,15 +314,21 @@ def indexed(call: Call) -> ShardingRule:
     operands[call.numbers["self"][0]] = given
     for number, shape in zip(call.numbers["indices"], shapes, strict=True):
         operands[number] = index[len(index) - len(shape) :]
+    if "mask" in call.numbers:
+        operands[call.numbers["mask"][0]] = index[len(index) - call.rank("mask") :]
     if "values" not in call.arguments:
         return relate(call, operands, [made], linear=["self"])
-    operands[call.numbers["values"][0]] = made[len(made) - call.rank("values") :]
+    values = made[len(made) - call.rank("values") :]
+    operands[call.numbers["values"][0]] = values
     names = [str(name) for name in index]
-    is_sum = bool(call.get("accumulate", False))
-    every = ["self", "values"]
-    return relate(
-        call, operands, [given], sums=names if is_sum else [], whole=[] if is_sum else names, linear=every, once=every
-    )
+    if not call.get("accumulate", False):
+        every = ["self", "values"]
+        return relate(call, operands, [given], whole=names, linear=every, once=every)
+    # Values that are broadcast along places are added by each part, and cannot be given to one alone.
+    extents = dict(zip(reversed(values), reversed(call.shape("values") or ()), strict=True))
+    is_broadcast = any(extents.get(name, 1) == 1 for name in index)
+    every = ["self"] if is_broadcast else ["self", "values"]
+    return relate(call, operands, [given], sums=names, linear=["values"] if is_broadcast else every, once=every)
 
 
 def taken(call: Call) -> ShardingRule:
@@ -322,26 +358,30 @@ def among(call: Call) -> ShardingRule:
 RULES: dict[str, Rule] = table(
     (summed, "sum mean nansum count_nonzero"),
     (reduce, "max min amax amin aminmax var std var_mean std_mean prod any all argmax argmin logsumexp norm"),
-    (reduce, "linalg_vector_norm median nanmedian mode nanmean kthvalue native_norm"),
+    (reduce, "linalg_vector_norm linalg_norm linalg_matrix_norm median nanmedian mode nanmean kthvalue native_norm"),
     (quantile, "quantile nanquantile"),
     (along_one, "softmax _softmax _log_softmax log_softmax _safe_softmax special_softmax special_log_softmax"),
-    (along_one, "cumprod cummax cummin logcumsumexp"),
+    (along_one, "cumprod cummax cummin logcumsumexp _softmax_backward_data _log_softmax_backward_data"),
     (cumulative_sum, "cumsum"),
     (along_last, "sort argsort topk glu"),
     (along_first, "msort"),
-    (along_listed, "_fft_c2c _fft_r2c _fft_c2r"),
+    (transformed, "_fft_c2c _fft_r2c _fft_c2r fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft"),
+    (transformed, "fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2 fft_ihfft2"),
+    (transformed, "fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn fft_fftshift fft_ifftshift"),
+    (gradients, "gradient"),
     (cross, "cross linalg_cross"),
     (renorm, "renorm"),
     (weight_norm, "_weight_norm _weight_norm_interface"),
     (differences, "diff"),
     (trapezoid, "trapezoid trapz cumulative_trapezoid"),
     (gather, "gather"),
+    (gather_broadcast, "take_along_dim"),
     (scatter, "scatter scatter_add scatter_reduce"),
     (rows, "index_select"),
     (replaced_rows, "index_add index_copy index_fill index_reduce"),
     (embedding, "embedding"),
     (embedding_bag, "embedding_bag _embedding_bag _embedding_bag_forward_only"),
-    (indexed, "index _unsafe_index index_put _unsafe_index_put _index_put_impl"),
+    (indexed, "index _unsafe_index _unsafe_masked_index index_put _unsafe_index_put _index_put_impl"),
     (taken, "take"),
     (one_hot, "one_hot"),
     (among, "bucketize isin searchsorted"),
@@ -356,6 +396,9 @@ RULES: dict[str, Rule] = table(
     (matrices((2, 1)), "linalg_householder_product orgqr"),
     (matrices((2, 1, 2)), "linalg_lu_solve lu_solve linalg_ldl_solve ormqr"),
     (matrices((2, 1)), "lu_unpack"),
+    (matrices(), "linalg_cond"),
+    (matrices((1,)), "stft"),
+    (matrices((2, 1)), "istft"),
     (solve, "linalg_solve linalg_solve_ex _linalg_solve_ex"),
     (vandermonde, "linalg_vander"),
 )

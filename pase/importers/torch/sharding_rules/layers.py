@@ -254,6 +254,16 @@ def loss_of_rows(call: Call) -> ShardingRule:
     return reduced(call, operands, lead, others=[[*lead, None]], summed=[0])
 
 
+def alignment_loss(call: Call) -> ShardingRule:
+    """Relate scores of shape [time, batch, classes], labels, lengths and a loss of each example."""
+    is_batched = call.rank("log_probs") == 3 and call.rank("targets") == 2
+    if not is_batched or call.rank("input_lengths") != 1 or call.rank("target_lengths") != 1:
+        return relate(call)
+    operands: dict[str, Labels] = {"log_probs": [None, "n", None], "targets": ["n", None]}
+    operands |= {"input_lengths": ["n"], "target_lengths": ["n"]}
+    return reduced(call, operands, ["n"])
+
+
 RULES: dict[str, Rule] = table(
     (layer_norm, "layer_norm native_layer_norm rms_norm _fused_rms_norm"),
     (group_norm, "group_norm native_group_norm"),
@@ -272,11 +282,11 @@ RULES: dict[str, Rule] = table(
         images(2, is_linear=True),
         "upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa",
     ),
-    (images(1, is_linear=True), "_upsample_nearest_exact1d"),
     (images(2, is_linear=True), "_upsample_nearest_exact2d"),
     (images(3, is_linear=True), "_upsample_nearest_exact3d upsample_trilinear3d"),
     (images(1), "max_pool1d max_pool1d_with_indices adaptive_max_pool1d"),
     (images(2), "max_pool2d max_pool2d_with_indices adaptive_max_pool2d max_unpool2d"),
+    (images(2), "max_pool2d_with_indices_backward"),
     (images(3), "max_pool3d max_pool3d_with_indices adaptive_max_pool3d max_unpool3d"),
     (fractional_pool, "fractional_max_pool2d fractional_max_pool3d"),
     (grid_sample, "grid_sampler grid_sampler_2d grid_sampler_3d"),
@@ -290,4 +300,5 @@ RULES: dict[str, Rule] = table(
     (loss_of_classes, "nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward cross_entropy_loss"),
     (loss_of_rows, "multi_margin_loss multilabel_margin_loss multilabel_margin_loss_forward cosine_embedding_loss"),
     (loss_of_rows, "triplet_margin_loss"),
+    (alignment_loss, "ctc_loss"),
 )

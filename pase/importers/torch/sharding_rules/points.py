@@ -162,6 +162,7 @@ RULES: dict[str, Rule] = table(
     (pointwise, "divide empty_like expand_as fill float_power floor_divide frexp full_like greater greater_equal"),
     (pointwise, "hardswish imag isclose isneginf isposinf isreal ldexp less less_equal lift lift_fresh"),
     (pointwise, "lift_fresh_copy log_sigmoid logical_and multiply mvlgamma nan_to_num negative not_equal ones_like"),
+    (pointwise, "broadcast_tensors chalf log_sigmoid_forward"),
     (pointwise, "polar real resolve_conj resolve_neg rsub subtract to _to_copy true_divide type_as where"),
     (pointwise, "zero zeros_like convert_element_type special_bessel_j0 special_bessel_j1 special_bessel_y0"),
     (pointwise, "special_bessel_y1 special_entr special_erf special_erfcx special_expit special_i0e special_i1"),

@@ -39,8 +39,8 @@ class ShardingRule:
         whole: Factors that must not be split: the operator mixes their points, or nothing is known of them.
         linear: Numbers of operands that may be given as the addends of a sum: results are addends of the results.
         once: Numbers of operands that are added to what the others give, such as a bias. Where results are addends of
-            a sum, by a factor of `sums` or by an operand of `linear`, such an operand is either given as addends, too,
-            or to one of the parts alone and zeros to the others.
+            a sum, by a factor of `sums` that it does not have or by an operand of `linear`, such an operand is either
+            given as addends, too, or to one of the parts alone and zeros to the others.
         sizes: (name in the schema, value) of arguments that are extents and have to be those of the shard: a tuple
             of the factors of each dim, each as in `results`; of an argument that is one number, such as `groups`, a
             tuple of factors. No entry where none of them may be split.

@@ -5,7 +5,7 @@ from typing import Any
 
 from pase.importers.front_end import framework
 from pase.importers.torch.sharding_rules import along, layers, points, products, views
-from pase.importers.torch.sharding_rules.rule import Call, Rule, ShardingRule, unknown
+from pase.importers.torch.sharding_rules.rule import Call, Rule, Shape, ShardingRule, unknown
 
 RULES: Mapping[str, Rule] = {**points.RULES, **views.RULES, **products.RULES, **along.RULES, **layers.RULES}
 """By the operator's name, without namespace and overload."""
@@ -64,11 +64,22 @@ def _call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: 
         name=schema.name.partition("::")[2],
         arguments=defaults | given,
         numbers=numbers,
-        operands=tuple(tuple(int(n) for n in tensor.shape) for tensor in operands),
-        results=tuple(tuple(int(n) for n in tensor.shape) for tensor in results),
+        operands=tuple(_shape(tensor) for tensor in operands),
+        results=tuple(_shape(tensor) for tensor in results),
         are_floating=tuple(_is_floating(tensor) for tensor in operands),
         results_are_floating=tuple(_is_floating(tensor) for tensor in results),
     )
+
+
+def _shape(tensor: Any) -> Shape:
+    """Return extents; one that is only known when it runs counts as 0, of which no factor is made that may be split."""
+    extents = []
+    for extent in tensor.shape:
+        try:
+            extents.append(int(extent))
+        except RuntimeError:
+            extents.append(0)
+    return tuple(extents)
 
 
 def _is_floating(tensor: Any) -> bool:

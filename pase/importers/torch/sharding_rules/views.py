@@ -7,6 +7,7 @@ from pase.importers.ir.call import table
 from pase.importers.torch.sharding_rules.rule import (
     Call,
     Factor,
+    Labels,
     Rule,
     Shape,
     ShardingRule,
@@ -158,6 +159,8 @@ def piece(call: Call) -> ShardingRule:
     """Relate a tensor and pieces of it along one dim, which is whole unless it stays as it is."""
     shape, dim = call.operands[0], call.dim()
     given = positions(len(shape))
+    by_letter = {"hsplit": min(1, len(shape) - 1), "vsplit": 0, "dsplit": 2}
+    dim = by_letter.get(call.name, dim)
     keeps_dim = all(len(made) == len(shape) for made in call.results)
     is_same = len(call.results) == 1 and call.results[0] == shape and call.get("step", 1) == 1
     if is_same:
@@ -178,6 +181,57 @@ def concatenate(call: Call) -> ShardingRule:
     given = [labels if len(shape) == rank else None for shape in call.operands]
     every = range(len(call.operands))
     return relate(call, given, [labels], linear=every, once=every)
+
+
+def concatenate_promoted(call: Call) -> ShardingRule:
+    """Relate tensors that get further dims of extent 1 where they have few, and are put together along one."""
+    name = call.name
+    rank = len(call.results[0])
+    dim = {"vstack": 0, "dstack": 2, "column_stack": 1}.get(name, min(1, rank - 1))
+    labels = _replaced(positions(rank), dim, None)
+    given: list[Labels] = []
+    for shape in call.operands:
+        if not shape:
+            given.append([])
+        elif name == "column_stack" or (name == "dstack" and len(shape) > 1):
+            given.append(labels[: len(shape)])
+        elif name == "dstack":
+            given.append(labels[1:2])
+        else:
+            given.append(labels[rank - len(shape) :])
+    every = range(len(call.operands))
+    return relate(call, given, [labels], linear=every, once=every)
+
+
+def grids(call: Call) -> ShardingRule:
+    """Relate vectors and tensors of all of their dims, each constant along all but one."""
+    names = [f"v{i}" for i in range(len(call.operands))]
+    made = [names[1], names[0], *names[2:]] if call.get("indexing") == "xy" and len(names) > 1 else names
+    given = [[name][: len(shape)] for name, shape in zip(names, call.operands, strict=True)]
+    return relate(call, given, [made] * len(call.results))
+
+
+def combined(call: Call) -> ShardingRule:
+    """Relate vectors and all tuples of their points."""
+    if len(call.operands) == 1:
+        return relate(call, [["v0"]], [["v0"]])
+    names = [f"v{i}" for i in range(len(call.operands))]
+    extents = {name: shape[0] for name, shape in zip(names, call.operands, strict=True)}
+    return relate(call, [[[name]] for name in names], [[names, None]], extents=extents)
+
+
+def summed_to(call: Call) -> ShardingRule:
+    """Relate a tensor and its sum over dims that a smaller shape does not have."""
+    names = positions(len(call.operands[0]))
+    made = names[len(names) - len(call.results[0]) :]
+    kept = {name for name, extent in zip(made, call.results[0], strict=True) if extent != 1}
+    sums = [str(name) for name in names if name not in kept]
+    return relate(call, [names], [made], sums=sums, linear=[0], sizes={"size": made})
+
+
+def mixed(call: Call) -> ShardingRule:
+    """Relate tensors of which nothing may be split."""
+    return relate(call)
 
 
 def stack(call: Call) -> ShardingRule:
@@ -343,18 +397,27 @@ RULES: dict[str, Rule] = table(
     (permute, "transpose transpose_copy swapaxes swapdims"),
     (piece, "select select_copy slice slice_copy narrow narrow_copy unbind unbind_copy"),
     (piece, "split split_copy split_with_sizes split_with_sizes_copy unsafe_split unsafe_split_with_sizes"),
-    (piece, "chunk unsafe_chunk tensor_split"),
+    (piece, "chunk unsafe_chunk tensor_split hsplit vsplit dsplit"),
     (concatenate, "cat concat concatenate"),
+    (concatenate_promoted, "hstack vstack dstack column_stack row_stack"),
     (stack, "stack"),
+    (grids, "meshgrid"),
+    (combined, "cartesian_prod"),
+    (summed_to, "sum_to_size"),
     (repeat, "repeat tile"),
     (repeat_each, "repeat_interleave"),
     (moved_along, "flip roll fliplr flipud rot90"),
     (pad, "pad constant_pad_nd reflection_pad*d replication_pad*d _pad_circular"),
-    (diagonal, "diagonal diagonal_copy"),
+    (diagonal, "diagonal diagonal_copy linalg_diagonal"),
     (diag_embed, "diag_embed"),
     (scatter_piece, "select_scatter slice_scatter diagonal_scatter"),
     (windows, "unfold unfold_copy"),
     (complex_pairs, "view_as_complex view_as_real view_as_complex_copy view_as_real_copy"),
     (rearrange, "pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle"),
     (triangle, "tril triu"),
+    (mixed, "arange as_strided as_strided_copy as_strided_scatter bartlett_window blackman_window block_diag"),
+    (mixed, "combinations corrcoef cov _ctc_loss diag diagflat dist empty_permuted empty_strided eye"),
+    (mixed, "hamming_window hann_window histc kaiser_window linalg_tensorinv linalg_tensorsolve linspace logspace"),
+    (mixed, "masked_scatter new_empty_strided pdist _pdist_forward put scalar_tensor segment_reduce trace"),
+    (mixed, "tril_indices triu_indices _native_multi_head_attention _transformer_encoder_layer_fwd"),
 )
