@@ -13,7 +13,7 @@ from typing import Any
 
 from pase.errors import ModelError
 from pase.importers.torch.export import Loss, ready_to_trace, traced, unwrapped
-from pase.importers.torch.program import flat_items, function_of, sized, where
+from pase.importers.torch.program import flat_items, function_of, here, sized, where
 from pase.importers.torch.training import restored
 
 _OWN = "own"
@@ -86,7 +86,7 @@ def captured(
         elif not module.training:
             module.train()
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(_data_is_detached(torch))
+        stack.enter_context(_followed(torch))
         stack.enter_context(functions.as_operators())
         program = traced(torch, module, *given)
         _mark(program)
@@ -99,19 +99,38 @@ def captured(
 
 
 @contextmanager
-def _data_is_detached(torch: Any) -> Iterator[None]:
-    """Have `tensor.data` be `tensor.detach()`, which tracing follows."""
+def _followed(torch: Any) -> Iterator[None]:
+    """Have what hides from tracing do the same by steps that it follows: `tensor.data` and `torch.inference_mode()`."""
+    data, inference = torch.Tensor.data, torch.inference_mode
 
     class Data(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(
             self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
-            if function == torch.Tensor.data.__get__:
+            if function == data.__get__:
                 return args[0].detach()
+            if function == data.__set__:
+                old, new = args
+                if old.shape != new.shape or old.dtype != new.dtype:
+                    raise ModelError(f"a tensor's .data becomes one of another shape or type{here()}: use a new tensor")
+                return old.detach().copy_(new.detach())
             return function(*args, **(kwargs or {}))
 
-    with Data():
-        yield
+    def enter(self: Any) -> None:
+        # Its results differ from those of `no_grad` in what may be done with them alone.
+        self._instead = torch.no_grad() if self.mode else torch.enable_grad()
+        self._instead.__enter__()
+
+    def leave(self: Any, *error: Any) -> None:
+        self._instead.__exit__(*error)
+
+    methods = inference.__enter__, inference.__exit__
+    inference.__enter__, inference.__exit__ = enter, leave
+    try:
+        with Data():
+            yield
+    finally:
+        inference.__enter__, inference.__exit__ = methods
 
 
 class _Functions:
@@ -273,7 +292,11 @@ class _Cuts:
         self._module.recompile()
 
     def _call(self, node: Any) -> None:
-        aten, is_mutable = self._torch.ops.aten, _is_mutable(self._torch, node.target)
+        aten = self._torch.ops.aten
+        if node.target is aten.detach_.default:
+            self._replace_behind(node, node.args[0])
+            node.target = aten.detach.default
+        is_mutable = _is_mutable(self._torch, node.target)
         reads = [source for source in node.all_input_nodes if source in self.carrying]
         if reads and not self._is_enabled:
             for source in reads:
@@ -291,6 +314,13 @@ class _Cuts:
         self.carrying.add(node)
         if is_mutable:
             self.carrying |= set(_aliases(node.args[0]))
+
+    def _replace_behind(self, node: Any, source: Any) -> None:
+        """Have what comes after a node read that in place of another one."""
+        later = node.next
+        while later.op != "root":
+            later.replace_input_with(source, node)
+            later = later.next
 
     def _detach(self, source: Any) -> Any:
         if source not in self._detached:

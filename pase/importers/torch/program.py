@@ -1,10 +1,13 @@
 """`read_program`: an exported program's graph as a trace."""
 
+import linecache
+import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from functools import cache
 from math import prod
 from pathlib import PurePath
+from types import FrameType
 from typing import Any, Literal
 
 from pase.errors import ModelError
@@ -512,6 +515,22 @@ def where(node: Any) -> str:
     """Return " at file:line (source)" of the user's code that a node comes from, "" where it is not known."""
     line, source = location(node.meta.get("stack_trace") or "")
     return (f" at {line}" + (f" ({source})" if source else "")) if line else ""
+
+
+def here() -> str:
+    """Return " at file:line (source)" of the user's code that is running, "" where none is."""
+    line, source = user_line(sys._getframe(1))
+    return (f" at {line}" + (f" ({source})" if source else "")) if line else ""
+
+
+def user_line(frame: FrameType | None) -> tuple[str, str]:
+    """Return ("file.py:12", that line) of the innermost frame from one on that is no framework's own."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not is_framework(file):
+            return f"{PurePath(file).name}:{frame.f_lineno}", linecache.getline(file, frame.f_lineno).strip()
+        frame = frame.f_back
+    return "", ""
 
 
 def location(stack_trace: str) -> tuple[str, str]:

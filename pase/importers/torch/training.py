@@ -7,7 +7,6 @@ module's own graph is what programs run.
 """
 
 import inspect
-import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +16,7 @@ from pathlib import PurePath
 from typing import Any
 
 from pase.importers.front_end import first_line
-from pase.importers.torch.program import is_framework
+from pase.importers.torch.program import user_line
 from pase.importers.torch.tensors import known_values, mapped
 
 _DETACHING = frozenset({"detach", "detach_", "data"})
@@ -428,14 +427,12 @@ def _name(function: Any) -> str:
 def _place() -> tuple[str, str, set[str]]:
     """Return the line of the user's code that calls, what stands there, and the functions on the way by their files."""
     frame: Any = sys._getframe(2)
-    found, callers = ("", ""), set[str]()
+    line, source = user_line(frame)
+    callers = set[str]()
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not found[0] and not is_framework(file):
-            found = f"{PurePath(file).name}:{frame.f_lineno}", linecache.getline(file, frame.f_lineno).strip()
-        callers.add(_function_name(file, frame.f_code.co_name))
+        callers.add(_function_name(frame.f_code.co_filename, frame.f_code.co_name))
         frame = frame.f_back
-    return (*found, callers)
+    return line, source, callers
 
 
 @cache
