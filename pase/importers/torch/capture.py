@@ -8,16 +8,24 @@ pass of a `torch.autograd.Function` stays its own.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from operator import getitem
 from typing import Any
 
 from pase.errors import ModelError
 from pase.importers.torch.export import Loss, ready_to_trace, traced, unwrapped
-from pase.importers.torch.program import flat_items, function_of, here, sized, where
+from pase.importers.torch.program import (
+    Traced,
+    flat_items,
+    function_of,
+    here,
+    mark_origins,
+    origin_of,
+    shapes_of,
+    sized,
+    where,
+)
 from pase.importers.torch.training import restored
-
-_OWN = "own"
-"""Key of a node's `meta["custom"]`: the traced node that it comes from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +42,6 @@ class Captured:
         outputs: Nodes of the tensors that the module returns, in order.
         written: Nodes of what buffers (and parameters that the module itself changes) hold after a call, by name. They
             may carry gradients, which end there.
-        origins: By node, the traced node that it comes from: `exported` has the same names for what it returns.
         trains: Whether it is the graph of training.
         notes: What was assumed, in words.
     """
@@ -46,7 +53,6 @@ class Captured:
     constants: Mapping[str, Any]
     outputs: tuple[str, ...]
     written: Mapping[str, str]
-    origins: Mapping[str, str]
     trains: bool
     notes: tuple[str, ...]
 
@@ -87,12 +93,69 @@ def captured(
             module.train()
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_followed(torch))
+        stack.enter_context(_without_regions())
         stack.enter_context(functions.as_operators())
         program = traced(torch, module, *given)
-        _mark(program)
-        _keep_cuts(torch, program)
+        mark_origins(program)
+        _Cuts(torch, program.graph_module).write()
         functional = program.run_decompositions(_decompositions(torch))
         return _finished(torch, module, functional, functions, trains=trains, notes=notes)
+
+
+def corresponding(program: Any, capture: Captured) -> dict[str, str]:
+    """Return the nodes of a captured graph by those of an exported program of the same module, both by name.
+
+    Nodes correspond where the module calls the same operator, in the same line and on tensors of the same shape, in
+    both traces; those that one of them alone has are left out, as are steps within an operator that is taken apart.
+    """
+    read, own = _by_origin(program.graph), _by_origin(capture.graph.graph)
+    found: dict[Any, Any] = {}
+    for origin, other in _aligned(list(read), list(own)):
+        pair = _last_of_shape(read[origin], origin), _last_of_shape(own[other], other)
+        if None not in pair:
+            found[pair[0]] = pair[1]
+    items = {(node.args[0], node.args[1]): node for node in capture.graph.graph.nodes if node.target is getitem}
+    for node in program.graph.nodes:
+        if node.target is getitem:
+            item = items.get((found.get(node.args[0]), node.args[1]))
+            if item is not None:
+                found[node] = item
+    names = {node.name: other.name for node, other in found.items()}
+    held = {name: node for node, name in (*capture.parameters.items(), *capture.buffers.items())}
+    signature = program.graph_signature
+    for name, held_name in {**signature.inputs_to_parameters, **signature.inputs_to_buffers}.items():
+        if held_name in held:
+            names[name] = held[held_name]
+    given = {name: node for node, name in capture.inputs.items()}
+    return names | {name: given[name] for name in signature.user_inputs if name in given}
+
+
+def _by_origin(graph: Any) -> dict[Traced, list[Any]]:
+    """Return the nodes of a graph by the traced ones that they come from."""
+    found: dict[Traced, list[Any]] = {}
+    for node in graph.nodes:
+        origin = origin_of(node)
+        if origin is not None:
+            found.setdefault(origin, []).append(node)
+    return found
+
+
+def _aligned(origins: Sequence[Traced], others: Sequence[Traced]) -> Iterator[tuple[Traced, Traced]]:
+    """Yield pairs of traced nodes of two traces, in the order of both within each module."""
+    by_scope: dict[str, tuple[list[Traced], list[Traced]]] = {}
+    for i, traced_nodes in enumerate((origins, others)):
+        for origin in traced_nodes:
+            by_scope.setdefault(origin.scope, ([], []))[i].append(origin)
+    for ones, twos in by_scope.values():
+        keys = [[(origin.operator, origin.line, origin.shapes) for origin in each] for each in (ones, twos)]
+        for start, other_start, count in SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks():
+            yield from zip(ones[start : start + count], twos[other_start : other_start + count], strict=True)
+
+
+def _last_of_shape(nodes: Sequence[Any], origin: Traced) -> Any:
+    """Return the node that gives what a traced node gives; None where none does."""
+    results = [node for node in nodes if shapes_of(node) == origin.shapes]
+    return results[-1] if results else None
 
 
 # -- while the module is traced
@@ -131,6 +194,22 @@ def _followed(torch: Any) -> Iterator[None]:
             yield
     finally:
         inference.__enter__, inference.__exit__ = methods
+
+
+@contextmanager
+def _without_regions() -> Iterator[None]:
+    """Have the calls that switch gradients and autocast stay between the others: regions of their own lose some."""
+    from torch._export.passes import replace_autocast_with_hop_pass as of_casts
+    from torch._export.passes import replace_set_grad_with_hop_pass as of_gradients
+
+    with ExitStack() as stack:
+        for passes, name in (
+            (of_casts, "replace_autocast_with_hop_pass"),
+            (of_gradients, "replace_set_grad_with_hop_pass"),
+        ):
+            stack.callback(setattr, passes, name, getattr(passes, name))
+            setattr(passes, name, lambda module, signature: (module, signature))
+        yield
 
 
 class _Functions:
@@ -242,89 +321,63 @@ def _tensors(torch: Any, items: Any) -> list[Any]:
 # -- what making the graph functional would lose
 
 
-def _mark(program: Any) -> None:
-    """Name each traced node in what is made of it."""
-    for prefix, graph in _graphs(program):
-        for node in graph.nodes:
-            if node.op == "call_function":
-                node.meta["custom"] = {**node.meta.get("custom", {}), _OWN: f"{prefix}{node.name}"}
-
-
-def _graphs(program: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the graphs of a program, with those of the regions in it; each with the beginning of its nodes' names."""
-    for name, part in program.graph_module.named_modules():
-        if hasattr(part, "graph"):
-            yield f"{name}." if name else "", part.graph
-
-
-def _keep_cuts(torch: Any, program: Any) -> None:
-    """Write into the traced program where gradients end: operators under `no_grad` read detached tensors."""
-    module = program.graph_module
-    carrying = {node for node in module.graph.nodes if node.op == "placeholder" and _needs_gradient(node)}
-    _Cuts(torch, module, carrying, is_enabled=True).keep()
-
-
 class _Cuts:
-    """Writes the ends of gradients into one graph, and those of the regions that it runs.
+    """Writes into a traced graph where gradients end: operators under `no_grad` read detached tensors.
 
     Args:
         torch: PyTorch.
-        module: Whose graph it is.
-        carrying: Its placeholders that a gradient flows through; `keep` adds the nodes that are found.
-        is_enabled: Whether gradients are enabled where the graph begins.
+        module: Whose graph it is, with its calls of `torch._C._set_grad_enabled`, which are gone then.
     """
 
-    def __init__(self, torch: Any, module: Any, carrying: set[Any], *, is_enabled: bool) -> None:
+    def __init__(self, torch: Any, module: Any) -> None:
         self._torch, self._module, self._graph = torch, module, module.graph
-        self.carrying, self._is_enabled = carrying, is_enabled
         self._detached: dict[Any, Any] = {}
+        self._carrying = {node for node in self._graph.find_nodes(op="placeholder") if _needs_gradient(node)}
+        """Nodes that a gradient flows through."""
 
-    def keep(self) -> None:
+    def write(self) -> None:
         """Rewrite the graph."""
+        is_enabled = True
         for node in list(self._graph.nodes):
-            if node.op != "call_function":
-                continue
-            if _is_region(node):
-                self._region(node)
-            elif node.target is not getitem:
-                self._call(node)
+            if node.target is self._torch._C._set_grad_enabled:
+                is_enabled = bool(node.args[0])
+                self._graph.erase_node(node)
+            elif node.op == "call_function":
+                self._call(node, is_enabled=is_enabled)
         self._graph.lint()
         self._module.recompile()
 
-    def _call(self, node: Any) -> None:
+    def _call(self, node: Any, *, is_enabled: bool) -> None:
         aten = self._torch.ops.aten
         if node.target is aten.detach_.default:
-            self._replace_behind(node, node.args[0])
             node.target = aten.detach.default
-        is_mutable = _is_mutable(self._torch, node.target)
-        reads = [source for source in node.all_input_nodes if source in self.carrying]
-        if reads and not self._is_enabled:
+            node.args[0].replace_all_uses_with(node, lambda user: user is not node and node < user)
+        written = _written(self._torch, node)
+        reads = [source for source in node.all_input_nodes if source in self._carrying]
+        if not is_enabled:
             for source in reads:
                 node.replace_input_with(source, self._detach(source))
-        if is_mutable:
-            base = self._cut_base(node.args[0])
+        # The result is the tensor that is written itself.
+        if len(written) == 1:
+            node.replace_all_uses_with(written[0])
+        for tensor in written:
+            base = tensor if tensor in reads and not is_enabled else self._cut_base(tensor)
             if base is not None:
-                # Autograd does not see the write: the gradient of what was there before goes on.
-                with self._graph.inserting_before(node):
-                    zero = self._new(aten.sub.Tensor, (base, self._new(aten.detach.default, (base,), base)), base)
-                with self._graph.inserting_after(node):
-                    self._new(aten.add_.Tensor, (base, zero), base)
-        if not reads or not self._is_enabled or node.target is aten.detach.default:
-            return
-        self.carrying.add(node)
-        if is_mutable:
-            self.carrying |= set(_aliases(node.args[0]))
+                self._keep_gradient(node, base)
+        if reads and is_enabled and node.target is not aten.detach.default:
+            self._carrying |= {node, *(alias for tensor in written for alias in _aliases(tensor))}
 
-    def _replace_behind(self, node: Any, source: Any) -> None:
-        """Have what comes after a node read that in place of another one."""
-        later = node.next
-        while later.op != "root":
-            later.replace_input_with(source, node)
-            later = later.next
+    def _keep_gradient(self, node: Any, base: Any) -> None:
+        """Have a tensor that is written without autograd's knowledge keep the gradient of what it was before."""
+        aten = self._torch.ops.aten
+        with self._graph.inserting_before(node):
+            zero = self._new(aten.sub.Tensor, (base, self._new(aten.detach.default, (base,), base)), base)
+        with self._graph.inserting_after(node):
+            self._new(aten.add_.Tensor, (base, zero), base)
 
     def _detach(self, source: Any) -> Any:
         if source not in self._detached:
-            last = [n for n in self._graph.nodes if n.op == "placeholder"][-1] if source.op == "placeholder" else source
+            last = source if source.op != "placeholder" else self._graph.find_nodes(op="placeholder")[-1]
             with self._graph.inserting_after(last):
                 self._detached[source] = self._new(self._torch.ops.aten.detach.default, (source,), source)
         return self._detached[source]
@@ -335,51 +388,24 @@ class _Cuts:
         return node
 
     def _cut_base(self, written: Any) -> Any:
-        """Return the tensor that gradients flow through which a detached one is the memory of; None for none."""
-        aten = self._torch.ops.aten
-        behind = [
-            n.args[0] for n in _aliases(written) if n.target is aten.detach.default and n.args[0] in self.carrying
-        ]
-        return behind[-1] if behind else None
-
-    def _region(self, node: Any) -> None:
-        place = next(i for i, item in enumerate(node.args) if getattr(item, "op", "") == "get_attr")
-        inner, operands = self._module.get_submodule(node.args[place].target), node.args[place + 1 :]
-        places = [item for item in inner.graph.nodes if item.op == "placeholder"]
-        pairs = list(zip(places, operands, strict=True))
-        is_enabled = self._is_enabled
-        if "set_grad_enabled" in node.target.__name__:
-            is_enabled = bool(node.args[0])
-        cuts = _Cuts(self._torch, inner, {own for own, outer in pairs if outer in self.carrying}, is_enabled=is_enabled)
-        cuts.keep()
-        outer_of = dict(pairs)
-        self.carrying |= {outer for own, outer in pairs if own in cuts.carrying}
-        (returned,) = inner.graph.find_nodes(op="output")
-        results = list(returned.args[0])
-        for item in list(node.users):
-            if item.target is not getitem:
-                continue
-            result = results[item.args[1]]
-            if result in cuts.carrying:
-                self.carrying.add(item)
-            chain = list(_aliases(result))
-            if chain[-1] in outer_of and outer_of[chain[-1]] in self.carrying and self._is_in_place(chain):
-                # What is written in place is the tensor itself, whose gradient does not end.
-                item.replace_all_uses_with(outer_of[chain[-1]])
-
-    def _is_in_place(self, chain: Sequence[Any]) -> bool:
+        """Return the tensor with a gradient whose memory a detached one shares; None where there is none."""
         detach = self._torch.ops.aten.detach.default
-        inside = chain[:-1]
-        is_same = all(_is_mutable(self._torch, item.target) or item.target is detach for item in inside)
-        return is_same and any(_is_mutable(self._torch, item.target) for item in inside)
+        bases = [node.args[0] for node in _aliases(written) if node.target is detach]
+        return next((base for base in reversed(bases) if base in self._carrying), None)
 
 
 def _needs_gradient(node: Any) -> bool:
     return bool(getattr(node.meta.get("val"), "requires_grad", False))
 
 
-def _is_region(node: Any) -> bool:
-    return str(getattr(node.target, "__name__", "")).startswith("wrap_with")
+def _written(torch: Any, node: Any) -> list[Any]:
+    """Return the tensors that a call writes into."""
+    if not _is_mutable(torch, node.target):
+        return []
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    is_written = [a.name for a in node.target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [tensor for name in is_written for tensor in flat_items([given.get(name)]) if tensor is not None]
 
 
 def _is_mutable(torch: Any, target: Any) -> bool:
@@ -457,7 +483,6 @@ def _finished(
         **held,
         outputs=tuple(node.name for node in outputs),
         written={name: node.name for name, node in written.items()},
-        origins={n.name: origin for n in graph.nodes if (origin := (n.meta.get("custom") or {}).get(_OWN))},
         trains=trains,
         notes=tuple(notes),
     )

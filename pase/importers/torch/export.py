@@ -19,7 +19,7 @@ from pase.graph import Scalar
 from pase.importers.front_end import first_line, framework
 from pase.importers.ir.trace import Trace, check_trace
 from pase.importers.torch.operators import TRANSLATIONS
-from pase.importers.torch.program import constant_values, is_framework, read_program, without_known_masks
+from pase.importers.torch.program import constant_values, is_framework, mark_origins, read_program, without_known_masks
 from pase.importers.torch.tensors import (
     check_tensors,
     ctc_operator,
@@ -253,7 +253,9 @@ def exported(
         _outside_training(module),
         torch.no_grad(),
     ):
-        plain = _plain(torch, traced(torch, module, positional, named))
+        program = traced(torch, module, positional, named)
+        mark_origins(program)
+        plain = _plain(torch, program)
         return without_known_masks(torch, _of_shapes(torch, plain)), tuple(notes)
 
 
@@ -318,7 +320,7 @@ def _as_called(
         if loss is not None:
             stack.enter_context(_returning(loss, module, arguments, keywords))
         stack.enter_context(_exportable_experts(module, notes))
-        stack.enter_context(ctc_operator(torch))
+        ctc_operator(torch)
         stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         # The fast path has a whole encoder layer as one operator that nothing more is known of.
         torch.backends.mha.set_fastpath_enabled(False)

@@ -8,7 +8,7 @@ from functools import cache
 from math import prod
 from pathlib import PurePath
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pase.errors import ModelError
 from pase.importers.ir import ops
@@ -16,6 +16,9 @@ from pase.importers.ir.call import Call, values_of
 from pase.importers.ir.trace import Leaf, Node, Origin, Trace, Use, Value, dtype_name, frozen_notes
 from pase.importers.torch.operators import TRANSLATIONS
 from pase.importers.torch.sources import source_of
+
+_MARK = "own"
+"""Key of `node.meta["custom"]`."""
 
 _MAX_SHOWN = 3
 """Names in a note."""
@@ -503,6 +506,44 @@ def flat_items(items: Any) -> list[Any]:
 
 
 # -- where a node comes from
+
+
+class Traced(NamedTuple):
+    """A node of what `torch.export` traced.
+
+    Attributes:
+        name: Of the node.
+        scope: Path of the module that calls it.
+        operator: What is called.
+        line: Of the user's code.
+        shapes: Of its tensors.
+    """
+
+    name: str
+    scope: str
+    operator: str
+    line: str
+    shapes: tuple[tuple[int, ...], ...]
+
+
+def mark_origins(program: Any) -> None:
+    """Keep in each node of a traced program what it is: what is made of it has the same mark."""
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            line, _ = location(node.meta.get("stack_trace") or "")
+            origin = Traced(node.name, _scope(node), str(node.target), line, shapes_of(node))
+            node.meta["custom"] = {**(node.meta.get("custom") or {}), _MARK: origin}
+
+
+def origin_of(node: Any) -> Traced | None:
+    """Return the traced node that a node comes from, None for none."""
+    found = (node.meta.get("custom") or {}).get(_MARK)
+    return found if isinstance(found, Traced) else None
+
+
+def shapes_of(node: Any) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the tensors that a node gives."""
+    return tuple(tuple(item.shape) for item in flat_items([node.meta.get("val")]) if hasattr(item, "shape"))
 
 
 def _scope(node: Any) -> str:

@@ -7,7 +7,7 @@ stops there; beside each such tensor its values are kept, computed as the module
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from math import inf, log, pi
 from typing import Any
 
@@ -174,7 +174,7 @@ def known_values(torch: Any, *, keeps_gradients: bool = False) -> AbstractContex
     functional = torch.nn.functional
     replaced: dict[Any, Any] = {functional.gaussian_nll_loss: _gaussian_nll, functional.ctc_loss: _ctc_loss}
     if keeps_gradients:
-        replaced[functional.gaussian_nll_loss] = partial(_gaussian_nll, keeps_gradients=True)
+        replaced = {function: partial(instead, keeps_gradients=True) for function, instead in replaced.items()}
 
     class Known(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         """values: by the id of a tensor, that tensor (so that its id stays its own) and one with its values."""
@@ -253,19 +253,37 @@ def _gaussian_nll(
     return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
 
 
-@contextmanager
-def ctc_operator(torch: Any) -> Iterator[None]:
-    """Return a context in which there is an operator `pase::ctc_loss`: the losses of examples, [n].
+@cache
+def ctc_operator(torch: Any) -> Any:
+    """Define an operator `pase::ctc_loss`, once: the losses of examples, [n]; return what holds it.
 
     PyTorch's own also returns what its backward pass reads, of a size that depends on the targets' lengths.
     """
+    ctc = torch.nn.functional.ctc_loss
     library = torch.library.Library("pase", "FRAGMENT")
-    library.define("ctc_loss(Tensor scores, Tensor targets, Tensor steps, Tensor lengths, int blank) -> Tensor")
+    library.define(
+        "ctc_loss(Tensor scores, Tensor targets, Tensor steps, Tensor lengths, int blank, bool zero_infinity=False) "
+        "-> Tensor"
+    )
+
+    def losses(scores: Any, targets: Any, steps: Any, lengths: Any, blank: int, zero_infinity: bool = False) -> Any:
+        return ctc(scores, targets, steps, lengths, blank, "none", zero_infinity)
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs[:4])
+        ctx.options = inputs[4:]
+
+    def gradient(ctx: Any, dy: Any) -> tuple[Any, ...]:
+        scores, *others = ctx.saved_tensors
+        with torch.enable_grad():
+            scores = scores.detach().requires_grad_()
+            (dx,) = torch.autograd.grad(losses(scores, *others, *ctx.options), scores, dy)
+        return dx, *(None for _ in (*others, *ctx.options))
+
+    library.impl("ctc_loss", losses, "CompositeExplicitAutograd")
     torch.library.register_fake("pase::ctc_loss", lambda scores, *_: scores.new_empty(scores.shape[1]), lib=library)
-    try:
-        yield
-    finally:
-        library._destroy()
+    torch.library.register_autograd("pase::ctc_loss", gradient, setup_context=save, lib=library)
+    return library
 
 
 def _ctc_loss(
@@ -277,12 +295,15 @@ def _ctc_loss(
     blank: int = 0,
     reduction: str = "mean",
     zero_infinity: bool = False,
+    *,
+    keeps_gradients: bool = False,
 ) -> Any:
     """Return the connectionist temporal classification loss; log_probs: [t, n, c], or [t, c] of one example."""
     scores = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
     steps, lengths = torch.as_tensor(input_lengths), torch.as_tensor(target_lengths)
-    losses = torch.ops.pase.ctc_loss(scores, targets, steps, lengths, blank)
-    if zero_infinity:
+    options = (blank, zero_infinity) if keeps_gradients else (blank,)
+    losses = torch.ops.pase.ctc_loss(scores, targets, steps, lengths, *options)
+    if zero_infinity and not keeps_gradients:
         losses = torch.where(losses == inf, 0.0, losses)
     if reduction == "mean":
         return (losses / lengths.clamp(min=1)).mean()
