@@ -5,14 +5,21 @@ lost on the way is put into the graph first: regions under `torch.no_grad()` rea
 pass of a `torch.autograd.Function` stays its own.
 """
 
+import inspect
+import random
+import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import partial
 from operator import getitem
+from pathlib import PurePath
 from typing import Any
 
 from pase.errors import ModelError
+from pase.importers.front_end import first_line
 from pase.importers.torch.export import Loss, ready_to_trace, traced, unwrapped
 from pase.importers.torch.program import (
     Traced,
@@ -23,9 +30,10 @@ from pase.importers.torch.program import (
     origin_of,
     shapes_of,
     sized,
+    user_line,
     where,
 )
-from pase.importers.torch.training import restored
+from pase.importers.torch.training import computed_with_earlier, restored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +99,13 @@ def captured(
             module.eval()
         elif not module.training:
             module.train()
+        _average_cumulatively(torch, module)
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(_followed(torch))
-        stack.enter_context(_without_regions())
-        stack.enter_context(functions.as_operators())
-        program = traced(torch, module, *given)
+        with _PythonState(torch, module, given, notes):
+            stack.enter_context(_followed(torch))
+            stack.enter_context(_without_regions())
+            stack.enter_context(functions.as_operators())
+            program = traced(torch, module, *given)
         mark_origins(program)
         _Cuts(torch, program.graph_module).write()
         functional = program.run_decompositions(_decompositions(torch))
@@ -147,8 +157,9 @@ def _aligned(origins: Sequence[Traced], others: Sequence[Traced]) -> Iterator[tu
         for origin in traced_nodes:
             by_scope.setdefault(origin.scope, ([], []))[i].append(origin)
     for ones, twos in by_scope.values():
-        keys = [[(origin.operator, origin.line, origin.shapes) for origin in each] for each in (ones, twos)]
-        for start, other_start, count in SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks():
+        keys = [[(item.operator, item.line, item.shapes) for item in items] for items in (ones, twos)]
+        matcher = SequenceMatcher(None, keys[0], keys[1], autojunk=False)
+        for start, other_start, count in matcher.get_matching_blocks():
             yield from zip(ones[start : start + count], twos[other_start : other_start + count], strict=True)
 
 
@@ -163,13 +174,19 @@ def _last_of_shape(nodes: Sequence[Any], origin: Traced) -> Any:
 
 @contextmanager
 def _followed(torch: Any) -> Iterator[None]:
-    """Have what hides from tracing do the same by steps that it follows: `tensor.data` and `torch.inference_mode()`."""
+    """Have `tensor.data` and `torch.inference_mode()` do the same by steps that tracing follows; refuse gradients."""
     data, inference = torch.Tensor.data, torch.inference_mode
+    gradients = torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward
 
     class Data(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(
             self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
+            if function in gradients:
+                raise ModelError(
+                    f"the forward pass computes gradients{here()}, which a graph cannot contain: return what they are "
+                    "of, and call torch.autograd.grad on the result"
+                )
             if function == data.__get__:
                 return args[0].detach()
             if function == data.__set__:
@@ -316,6 +333,192 @@ def _with_tensors(torch: Any, items: Any, tensors: Sequence[Any]) -> Any:
 
 def _tensors(torch: Any, items: Any) -> list[Any]:
     return [item for item in torch.utils._pytree.tree_leaves(items) if isinstance(item, torch.Tensor)]
+
+
+def _average_cumulatively(torch: Any, module: Any) -> None:
+    """Have normalisation by averages over all batches (`momentum=None`) not ask how many there were.
+
+    Its forward pass is another attribute of the module then.
+    """
+    batch_norm = torch.nn.modules.batchnorm._BatchNorm
+    for part in module.modules():
+        is_plain = isinstance(part, batch_norm) and type(part).forward is batch_norm.forward
+        if is_plain and part.momentum is None and part.track_running_stats and part.training:
+            part.forward = partial(_with_cumulative_average, torch, part)
+
+
+def _with_cumulative_average(torch: Any, part: Any, x: Any) -> Any:
+    part._check_input_dim(x)
+    part.num_batches_tracked.add_(1)
+    of_batch = torch.zeros_like(part.running_mean), torch.zeros_like(part.running_var)
+    y = torch.nn.functional.batch_norm(x, *of_batch, part.weight, part.bias, training=True, momentum=1.0, eps=part.eps)
+    share = part.num_batches_tracked.to(torch.float64).reciprocal()
+    for held, new in zip((part.running_mean, part.running_var), of_batch, strict=True):
+        held.copy_(held * (1 - share) + new * share)
+    return y
+
+
+# -- what a graph cannot contain: Python state
+
+
+class _PythonState:
+    """A context in which a module is traced: what it changes of its own in Python is the same in every call.
+
+    Args:
+        torch: PyTorch.
+        module: The module.
+        given: Positional and keyword inputs of the trace.
+        notes: What changes without being read is added here.
+
+    Raises:
+        ModelError: It counts, alternates, reads tensors that an earlier call left, or draws Python's random numbers.
+    """
+
+    def __init__(self, torch: Any, module: Any, given: tuple[Any, Any], notes: list[str]) -> None:
+        self._torch, self._module, self._given, self._notes = torch, module, given, notes
+        self._lines: dict[tuple[int, str], str] = {}
+        self._after: dict[tuple[int, str], Any] = {}
+
+    def __enter__(self) -> None:
+        self._drawn = _random_states()
+        self._before = self._values()
+        self._setattr = self._torch.nn.Module.__setattr__
+        original, lines = self._setattr, self._lines
+
+        def assign(part: Any, name: str, value: Any) -> None:
+            lines.setdefault((id(part), name), here())
+            original(part, name, value)
+
+        self._torch.nn.Module.__setattr__ = assign
+        # Tracing puts back what was assigned.
+        self._hook = self._module.register_forward_hook(lambda *_: self._after.update(self._values()))
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._torch.nn.Module.__setattr__ = self._setattr
+        self._hook.remove()
+        drawn = _random_states()
+        for restore, state in self._drawn:
+            restore(state)
+        if error is not None:
+            return
+        if [state for _, state in drawn] != [state for _, state in self._drawn]:
+            raise ModelError(
+                f"the module draws random numbers of Python's or NumPy's own{self._line_of_draw()}: every step would "
+                "compute with those of the trace; draw with torch, and choose with torch.where"
+            )
+        changed = self._changed(self._before, self._after)
+        if changed:
+            self._check(changed)
+
+    def _check(self, changed: Sequence[tuple[Any, str]]) -> None:
+        torch, module = self._torch, self._module
+        after_first: dict[tuple[int, str], Any] = {}
+        positional, keywords = self._given
+        try:
+            problem = computed_with_earlier(
+                torch, module, positional, keywords, lambda: after_first.update(self._values())
+            )
+        # The user's code may raise anything; what was changed is refused then.
+        except Exception as error:  # noqa: BLE001
+            problem, again = first_line(error), changed
+        else:
+            again = self._changed(after_first, self._values())
+        for part, name in again:
+            raise ModelError(
+                f"the forward pass changes attribute {self._name(part, name)!r}{self._line(part, name)}: every step "
+                "would compute with what it was in the trace; keep it in a buffer, or change it outside the module"
+            )
+        if problem:
+            part, name = changed[0]
+            raise ModelError(
+                f"{problem}: attribute {self._name(part, name)!r}, which the forward pass changes"
+                f"{self._line(part, name)}, has to be a buffer"
+            )
+        names = ", ".join(repr(self._name(part, name)) for part, name in changed[:_MAX_SHOWN])
+        self._notes.append(f"what the forward pass writes into attributes of the module stays in the trace: {names}")
+
+    def _values(self) -> dict[tuple[int, str], Any]:
+        """Return what attributes of modules hold, tensors by shape."""
+        return {
+            (id(part), name): _structure(self._torch, value, 0)
+            for part in self._module.modules()
+            for name, value in vars(part).items()
+            if name not in _OF_MODULES
+        }
+
+    def _changed(
+        self, before: Mapping[tuple[int, str], Any], after: Mapping[tuple[int, str], Any]
+    ) -> list[tuple[Any, str]]:
+        parts = {id(part): part for part in self._module.modules()}
+        keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+        return [(parts[number], name) for number, name in keys if number in parts]
+
+    def _name(self, part: Any, name: str) -> str:
+        path = next(path for path, item in self._module.named_modules() if item is part)
+        return f"{path}.{name}".removeprefix(".")
+
+    def _line(self, part: Any, name: str) -> str:
+        if (id(part), name) in self._lines:
+            return self._lines[id(part), name]
+        try:
+            lines, first = inspect.getsourcelines(type(part).forward)
+            file = PurePath(inspect.getsourcefile(type(part)) or "").name
+        except (OSError, TypeError):
+            return ""
+        at = next((i for i, line in enumerate(lines) if f".{name}" in line), 0)
+        return f" at {file}:{first + at} ({lines[at].strip()})"
+
+    def _line_of_draw(self) -> str:
+        """Return where the module draws a number, by calling it once more; "" where it is not found."""
+        found: list[str] = []
+
+        def called(frame: Any, event: str, function: Any) -> None:
+            if event == "c_call" and isinstance(getattr(function, "__self__", None), random.Random) and not found:
+                line, source = user_line(frame)
+                found.append(f" at {line} ({source})")
+
+        sys.setprofile(called)
+        try:
+            with suppress(Exception):
+                computed_with_earlier(self._torch, self._module, *self._given, lambda: None)
+        finally:
+            sys.setprofile(None)
+            for restore, state in self._drawn:
+                restore(state)
+        return found[0] if found else ""
+
+
+_MAX_SHOWN = 3
+_MAX_DEPTH = 4
+_OF_MODULES = frozenset({"_parameters", "_buffers", "_modules", "_forward_hooks", "training", "forward"})
+"""Attributes that all modules have, or that tracing sets."""
+
+
+def _random_states() -> list[tuple[Callable[[Any], object], Any]]:
+    """Return the states of the generators that are not PyTorch's, each with what sets it."""
+    states: list[tuple[Callable[[Any], object], Any]] = [(random.setstate, random.getstate())]
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        kind, keys, *rest = numpy.random.get_state()
+        states.append((numpy.random.set_state, (kind, tuple(keys.tolist()), *rest)))
+    return states
+
+
+def _structure(torch: Any, value: Any, depth: int) -> Any:
+    """Return an attribute's value so that two are equal if the module computes with the same."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape)
+    if depth > _MAX_DEPTH or isinstance(value, torch.nn.Module | type) or callable(value):
+        return type(value).__name__
+    if isinstance(value, Mapping):
+        return {str(key): _structure(torch, item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return [_structure(torch, item, depth + 1) for item in value]
+    if type(value).__module__.partition(".")[0] != "torch" and hasattr(value, "__dict__"):
+        return {name: _structure(torch, item, depth + 1) for name, item in vars(value).items()}
+    return type(value).__name__
 
 
 # -- what making the graph functional would lose

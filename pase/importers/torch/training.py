@@ -130,6 +130,23 @@ def differences_in_training(
     return next(_reasons(torch, module, flags, trained, then, evaluated), ""), ""
 
 
+def computed_with_earlier(
+    torch: Any, module: Any, positional: tuple[Any, ...], keywords: Mapping[str, Any], between: Callable[[], object]
+) -> str:
+    """Return what a module, called twice, computes with tensors that the first call left; "" for nothing.
+
+    Args:
+        torch: PyTorch.
+        module: The module. What it changes of its own stays changed.
+        positional, keywords: Its example inputs, whose values are ignored.
+        between: Called between the two calls.
+    """
+    recorder = _Recording(torch, module, positional, keywords)
+    first = recorder.recorded()
+    between()
+    return next(_of_earlier_calls(first, recorder.recorded()), "")
+
+
 def _reasons(
     torch: Any, module: Any, flags: Mapping[Any, bool], trained: _Record, then: _Record, evaluated: _Record
 ) -> Iterator[str]:
