@@ -3,7 +3,8 @@
 (a) Configurations that no neighbour can tell apart are merged to the cheapest. Proof: let c and c' be configurations of
 v that are in the same layout class on every edge of v, with cost_v(c) ≤ cost_v(c'). Replacing c' by c in any strategy
 changes no transfer cost and does not raise the layer cost. So some cheapest strategy does not contain c'. Of equals the
-one with the lowest index stays.
+one with the lowest index stays. Of a vertex of few configurations (`FEW_CONFIGURATIONS` in `pairwise`) each is a
+class of its own; there (b) drops them.
 
 (b) Configurations that another one beats whatever the neighbours do are dropped, to a fixed point. c' dominates c at
 vertex v when
