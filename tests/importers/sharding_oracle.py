@@ -189,7 +189,7 @@ def check_call(call: Call, *, rule_of: RuleOf = sharding_rule, seed: int = 0) ->
         return report
     generator = torch.Generator().manual_seed(seed)
     factors = list(rule.splittable)
-    cuts = [[(factor, 1 / 3)] for factor in factors]
+    cuts = [[(factor, 0.0)] for factor in factors]
     cuts += [[(factor, 2 / 3)] for factor in factors]
     chosen = torch.randperm(len(factors), generator=generator).tolist()[:2]
     if len(chosen) == 2:
@@ -257,7 +257,7 @@ def _difference(
         call: The call.
         rule: Its rule.
         tensors: Its operands.
-        cut: For each factor that is split, the share of its points in the first of two parts.
+        cut: For each factor that is split, the share of its points in the first of two parts, which has one at least.
         generator: Of upstream gradients.
     """
     leaves, results = _with_gradients(call, tensors)
@@ -277,7 +277,7 @@ def _difference(
         given = []
         for n, (leaf, dims) in enumerate(zip(leaves, rule.operands, strict=True)):
             shard = shard_of(leaf.detach(), dims, rule.extents, part)
-            given.append(_leaf(0 * shard if is_zero[n] else shard, leaf.requires_grad))
+            given.append(_leaf(torch.zeros_like(shard) if is_zero[n] else shard, leaf.requires_grad))
         made = call.run(given, rule, part)
         above: list[Any] = []
         for n, (result, dims) in enumerate(zip(results, rule.results, strict=True)):
@@ -368,7 +368,7 @@ def _nonlinearity(call: Call, rule: ShardingRule, number: int, generator: torch.
     expected = call.run(tensors)
     sums = [_zeros(result) for result in expected]
     for i, addend in enumerate(addends):
-        given = [0 * t if i and n in rule.once else t for n, t in enumerate(tensors)]
+        given = [torch.zeros_like(t) if i and n in rule.once else t for n, t in enumerate(tensors)]
         given[number] = addend
         for total, result in zip(sums, call.run(given), strict=True):
             total += result
@@ -475,7 +475,7 @@ def _on_parts(call: Call, rule: ShardingRule, operands: Sequence[Any], factor: s
             shard = value.parts[number] if is_split_so else shard_of(_gathered(value), dims, rule.extents, part)
             has_factor = any(factor in dim for dim in dims)
             is_added_once = factor in rule.sums and n in rule.once and not has_factor
-            given.append(0 * shard if is_added_once and number else shard)
+            given.append(torch.zeros_like(shard) if is_added_once and number else shard)
         made.append(call.run(given, rule, part))
     results: list[Any] = []
     for n, (first, second) in enumerate(zip(*made, strict=True)):

@@ -171,6 +171,9 @@ def solve(call: Call) -> ShardingRule:
     """Relate matrices, right-hand sides and solutions; a right-hand side may be vectors."""
     a, b = call.operands[:2]
     is_vector = len(b) == 1 or (len(b) == len(a) - 1 and b == a[:-1])
+    if len(b) == len(a) - 1 and not is_vector:
+        # A shard of a might have as many matrices as b has rows, and b be taken for vectors.
+        return relate(call)
     return matrices((2, 1 if is_vector else 2))(call)
 
 
@@ -299,6 +302,8 @@ def indexed(call: Call) -> ShardingRule:
     """
     x = call.shape("self") or ()
     places = list(call.get("indices", []))
+    if [str(place.dtype) for place in places if place is not None] == ["torch.bool"] and "values" in call.numbers:
+        return _filled(call, places.index(next(place for place in places if place is not None)))
     if any(place is not None and str(place.dtype) in ("torch.bool", "torch.uint8") for place in places):
         return unknown(call)
     read = [dim for dim, place in enumerate(places) if place is not None]
@@ -329,6 +334,16 @@ def indexed(call: Call) -> ShardingRule:
     is_broadcast = any(extents.get(name, 1) == 1 for name in index)
     every = ["self"] if is_broadcast else ["self", "values"]
     return relate(call, operands, [given], sums=names, linear=["values"] if is_broadcast else every, once=every)
+
+
+def _filled(call: Call, at: int) -> ShardingRule:
+    """Relate a tensor, a mask of its dims from one on, and one value that is written or added where it is set."""
+    if call.shape("values") not in ((), (1,)):
+        return unknown(call)
+    names = positions(call.rank("self"))
+    mask = names[at : at + call.rank("indices")]
+    every = ["self", "values"]
+    return relate(call, {"self": names, "indices": mask}, [names], linear=every, once=every)
 
 
 def taken(call: Call) -> ShardingRule:
@@ -389,8 +404,11 @@ RULES: dict[str, Rule] = table(
     (matrices(), "det logdet slogdet linalg_slogdet _linalg_slogdet inverse linalg_inv linalg_inv_ex pinverse"),
     (matrices((2, 0)), "linalg_pinv linalg_matrix_rank"),
     (matrices(), "linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh _linalg_eigh _linalg_eigvals"),
-    (matrices(), "linalg_svd linalg_svdvals _linalg_svd svd linalg_qr qr geqrf linalg_lu linalg_lu_factor"),
-    (matrices(), "linalg_lu_factor_ex linalg_matrix_exp matrix_exp linalg_matrix_power matrix_power"),
+    (
+        matrices(),
+        "linalg_svd linalg_svdvals _linalg_svd svd linalg_qr qr geqrf linalg_lu linalg_lu_factor",
+    ),
+    (matrices(), "_lu_with_info linalg_lu_factor_ex linalg_matrix_exp matrix_exp linalg_matrix_power matrix_power"),
     (matrices(), "triangular_solve linalg_solve_triangular"),
     (matrices(), "linalg_ldl_factor linalg_ldl_factor_ex linalg_lstsq"),
     (matrices((2, 1)), "linalg_householder_product orgqr"),

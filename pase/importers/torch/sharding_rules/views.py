@@ -114,9 +114,13 @@ def unflatten(call: Call) -> ShardingRule:
     )
 
 
-def squeeze_all(call: Call) -> ShardingRule:
-    """Relate a tensor and itself without dims of extent 1: a shard may have more of these."""
-    return relate(call)
+def squeeze(call: Call) -> ShardingRule:
+    """Relate a tensor and itself without dims of extent 1; a listed dim of which a shard has one point is whole."""
+    shape = call.operands[0]
+    listed = call.dims()
+    names = [None if i in listed else name for i, name in enumerate(positions(len(shape)))]
+    made = [name for i, name in enumerate(names) if i not in listed or shape[i] != 1]
+    return relate(call, [names], [made], linear=[0])
 
 
 def expand(call: Call) -> ShardingRule:
@@ -162,7 +166,8 @@ def piece(call: Call) -> ShardingRule:
     by_letter = {"hsplit": min(1, len(shape) - 1), "vsplit": 0, "dsplit": 2}
     dim = by_letter.get(call.name, dim)
     keeps_dim = all(len(made) == len(shape) for made in call.results)
-    is_same = len(call.results) == 1 and call.results[0] == shape and call.get("step", 1) == 1
+    # Its end may lie beyond that of a shard; lengths of the other operators may not.
+    is_same = call.name.startswith("slice") and call.results[0] == shape and call.get("step", 1) == 1
     if is_same:
         return relate(call, [given], [given], linear=[0])
     cut = _replaced(given, dim, None) if keeps_dim else [*given[:dim], *given[dim + 1 :]]
@@ -387,9 +392,10 @@ def triangle(call: Call) -> ShardingRule:
 
 
 RULES: dict[str, Rule] = table(
-    (view, "flatten ravel squeeze squeeze_copy unsqueeze unsqueeze_copy view_as reshape_as"),
+    (squeeze, "squeeze squeeze_copy"),
+    (view, "flatten ravel unsqueeze unsqueeze_copy view_as reshape_as"),
     (view, "atleast_1d atleast_2d atleast_3d"),
-    (_sized("size"), "view view_copy _unsafe_view _reshape_copy _reshape_alias"),
+    (_sized("size"), "view view_copy _unsafe_view _reshape_copy"),
     (_sized("shape"), "reshape"),
     (unflatten, "unflatten"),
     (expand, "expand expand_copy broadcast_to"),
@@ -418,6 +424,9 @@ RULES: dict[str, Rule] = table(
     (mixed, "arange as_strided as_strided_copy as_strided_scatter bartlett_window blackman_window block_diag"),
     (mixed, "combinations corrcoef cov _ctc_loss diag diagflat dist empty_permuted empty_strided eye"),
     (mixed, "hamming_window hann_window histc kaiser_window linalg_tensorinv linalg_tensorsolve linspace logspace"),
-    (mixed, "masked_scatter new_empty_strided pdist _pdist_forward put scalar_tensor segment_reduce trace"),
-    (mixed, "tril_indices triu_indices _native_multi_head_attention _transformer_encoder_layer_fwd"),
+    (
+        mixed,
+        "masked_scatter new_empty_strided pdist _pdist_forward put scalar_tensor segment_reduce trace",
+    ),
+    (mixed, "_reshape_alias tril_indices triu_indices _native_multi_head_attention _transformer_encoder_layer_fwd"),
 )
