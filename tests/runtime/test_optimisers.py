@@ -154,8 +154,7 @@ def trained(optimiser: str, options: Mapping[str, float | bool | None], seed: in
     ("case", "seed"),
     [
         *((case, 9) for case in CASES),
-        ("adafactor", 16),
-        *(pytest.param(case, 16, marks=pytest.mark.full) for case in CASES if case != "adafactor"),
+        *(pytest.param(case, 16, marks=pytest.mark.full) for case in CASES),
     ],
 )
 def test_five_steps_are_those_of_the_paper_under_random_strategies(case: str, seed: int) -> None:

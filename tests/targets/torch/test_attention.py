@@ -170,16 +170,18 @@ def test_the_fused_kernel_computes_attention_in_a_low_type(ranks: Pool, how: str
 # -- in a ring
 
 
-@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    ("q", "k"),
+    ("q", "k", "causal"),
     [
-        ((B, S, H, K), (B, S, H, K)),
-        ((B, S, H, G, K), (B, S, H, K)),
-        ((B, H, S, K), (S, H, K)),
-        ((S, K), (S, K)),
+        pytest.param((B, S, H, K), (B, S, H, K), False, id="heads"),
+        pytest.param((B, S, H, K), (B, S, H, K), True, id="heads, causal", marks=pytest.mark.full),
+        pytest.param((B, S, H, G, K), (B, S, H, K), False, id="groups", marks=pytest.mark.full),
+        pytest.param((B, S, H, G, K), (B, S, H, K), True, id="groups, causal"),
+        pytest.param((B, H, S, K), (S, H, K), False, id="keys for all of the batch"),
+        pytest.param((B, H, S, K), (S, H, K), True, id="keys for all of the batch, causal", marks=pytest.mark.full),
+        pytest.param((S, K), (S, K), False, id="no heads", marks=pytest.mark.full),
+        pytest.param((S, K), (S, K), True, id="no heads, causal"),
     ],
-    ids=["heads", "groups", "keys for all of the batch", "no heads"],
 )
 def test_keys_that_are_split_as_the_queries_go_round(q: tuple[Dim, ...], k: tuple[Dim, ...], causal: bool) -> None:
     v = (*k[:-1], E)

@@ -32,7 +32,7 @@ QUICK = [
     # The schedules, each with all states and layers that are computed again.
     ("all", "mlp", 4, (0, 2, 3, 4)),
     ("all", "gpt", 4, (1,)),
-    ("all", "cnn", 4, (2, 5)),
+    ("all", "cnn", 4, (2,)),
 ]
 
 # A table that two layers share; experts; batch normalisation, layers that are frozen; attention of grouped heads.
@@ -56,7 +56,7 @@ FULL = [
         for name in names
         for world in (2, 4, 8)
     ),
-    ("states", "gpt", 2, (0,)),
+    *(("states", "gpt", 2, (0,)), ("all", "cnn", 4, (5,))),
 ]
 
 

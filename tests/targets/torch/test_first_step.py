@@ -185,7 +185,7 @@ def _trained(_rank: int, _world: int, plan: Plan, in_parts: bool) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["whole", "in parts", "in stages"])
+@pytest.mark.parametrize("kind", ["whole", pytest.param("in parts", marks=pytest.mark.full), "in stages"])
 def test_all_ranks_are_told_of_it(ranks: Pool, kind: str) -> None:
     graph = pase.load((made("gpt"), MODULES["gpt"].batch(0)))
     plan = in_stages(graph, 2, 2, 1, "1f1b", 3) if kind == "in stages" else random_plan(graph, 2, 1)

@@ -322,7 +322,9 @@ def _evaluated(_rank: int, _world: int, plan: Plan) -> list[tuple[float, float]]
     return found
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(
+    "state", [pytest.param(state, marks=[pytest.mark.full] if state == "zero2" else []) for state in STATES]
+)
 def test_weights_are_those_that_were_set_last(ranks: Pool, state: str) -> None:
     plan = data_parallel(plain(), plain_batch(), 2, state)
     for found in ranks.run(_evaluated, plan, world=2):
