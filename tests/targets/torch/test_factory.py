@@ -20,7 +20,8 @@ from tests.runtime.plans import placed_plan, random_plan, recomputing
 from tests.runtime.training import options
 from tests.targets.torch import factories
 from tests.targets.torch.plans import in_stages
-from tests.targets.torch.ranks import RanksFailedError
+from tests.targets.torch.ranks import Pool, RanksFailedError
+from tests.targets.torch.trained import program_events_on
 
 pytestmark = pytest.mark.usefixtures("on_ranks")
 
@@ -95,8 +96,9 @@ def test_losses_beyond_rounding_end_with_status_one(capfd: pytest.CaptureFixture
 
 
 def test_a_model_with_cross_entropy_is_run_from_its_plan_and_weights(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ranks: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("pase.targets.execute.program_events", program_events_on(ranks))
     name, plan, weights = f"{factories.__name__}:classifier", str(tmp_path / "plan.json"), str(tmp_path / "weights.npz")
     numbers = np.random.default_rng(1)
     data = {"tokens": numbers.integers(10, size=(24, 1)).reshape(24), "labels": numbers.integers(6, size=24)}

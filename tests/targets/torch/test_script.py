@@ -4,13 +4,11 @@ The reference interprets graphs with TensorFlow on one device, and knows nothing
 """
 
 import json
-import re
 import subprocess
 import sys
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +19,8 @@ from pase.sharding.traffic import flows
 from pase.targets.execute import max_relative_difference, run_plan
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses, reference_training
 from pase.targets.programs import emit
-from pase.targets.torch.script import command_of_program, main
-from pase.targets.training.options import TrainingOptions, training_options
+from pase.targets.torch.script import main
+from pase.targets.training.options import TrainingOptions
 from tests.emitter.test_forward import DENSE, SUM, network
 from tests.emitter.test_targets import with_logits
 from tests.runtime.networks import small
@@ -30,7 +28,7 @@ from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.test_dropout import dropping
 from tests.runtime.training import RULES, options, options_of_rule, parallel_losses
 from tests.targets.torch.ranks import Pool, RanksFailedError
-from tests.targets.torch.trained import builder_of, events, outputs, refused
+from tests.targets.torch.trained import builder_of, events, outputs, program_events_on, refused
 
 
 def losses(ranks: Pool, graph: Graph, given: TrainingOptions, *, world: int = 4, seed: int = 3) -> list[float]:
@@ -240,14 +238,8 @@ def test_a_plan_is_run_beside_one_process_and_measured(
     ranks: Pool, by_itself: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """by_itself: in processes of its own; else on the session's ranks."""
-
-    def program_events(source: str, arguments: list[str]) -> list[dict[str, Any]]:
-        values = command_of_program.read(arguments)
-        (world,) = re.findall(r"main\(build, num_devices=(\d+)", source)
-        return ranks.run(events, source, training_options(values), values["measure"], world=int(world))[0]
-
     if not by_itself:
-        monkeypatch.setattr("pase.targets.execute.program_events", program_events)
+        monkeypatch.setattr("pase.targets.execute.program_events", program_events_on(ranks))
     plan = make_plan(small("mlp"), 2, {"fc1": {"c": 2}, "fc2": {"n": 2}, "softmax": {"b": 2}})
     result = run_plan(plan, options(3), target="torch", measure=True)
     assert result.max_relative_difference < 1e-12

@@ -1,11 +1,14 @@
 """Functions that ranks of a pool run: emitted programs for PyTorch, trained and computed."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pase.targets.torch.script import compute, train
+from pase.targets.torch.script import command_of_program, compute, train
 from pase.targets.training.data import Array
-from pase.targets.training.options import TrainingOptions
+from pase.targets.training.options import TrainingOptions, training_options
+from tests.targets.torch.ranks import Pool
 
 
 def builder_of(source: str) -> Any:
@@ -32,6 +35,17 @@ def events(
         report=found.append,
     )
     return [*found, {"event": "losses", "losses": losses}]
+
+
+def program_events_on(ranks: Pool) -> Callable[[str, list[str]], list[dict[str, Any]]]:
+    """Return what `pase.targets.execute.program_events` does, with the ranks of a pool instead of processes anew."""
+
+    def program_events(source: str, arguments: list[str]) -> list[dict[str, Any]]:
+        values = command_of_program.read(arguments)
+        (world,) = re.findall(r"main\(build, num_devices=(\d+)", source)
+        return ranks.run(events, source, training_options(values), values["measure"], world=int(world))[0]
+
+    return program_events
 
 
 def outputs(rank: int, world: int, source: str, options: TrainingOptions, data: dict[str, Array]) -> dict[str, Array]:
