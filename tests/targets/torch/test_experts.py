@@ -1,6 +1,7 @@
 """Mixtures of experts that are split over ranks: what these find, beside the unmodified module, and send."""
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -142,12 +143,17 @@ def test_experts_that_are_asked_unequally(ranks: Pool, count: int) -> None:
         assert max(own.differences.values()) <= RELATIVE, own.differences
 
 
+@cache
+def traced(count: int) -> pase.Graph:
+    return trace_live((_module(count), evenly())).model.graph
+
+
 @pytest.mark.parametrize("devices", [2, 4, 8])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_dispatch_and_combine_cost_an_all_to_all(devices: int, count: int) -> None:
     """A device fetches, of its T k / a rows, what a - 1 others have (GShard, Lepikhin et al. 2021), a token once."""
     pytest.importorskip("transformers.integrations.moe")
-    graph = trace_live((_module(count), evenly())).model.graph
+    graph = traced(count)
     own = TOKENS // devices
     # As many tokens of each other device, or all of its own where each has experts here.
     expected = {"index": min(own * count / devices, own), "index_1": own * count / devices}
@@ -162,7 +168,7 @@ def test_dispatch_and_combine_cost_an_all_to_all(devices: int, count: int) -> No
 
 def test_imbalance_is_the_plans_and_no_matter_of_the_model(tmp_path: Path) -> None:
     pytest.importorskip("transformers.integrations.moe")
-    graph = trace_live((_module(2), evenly())).model.graph
+    graph = traced(2)
     plans = [pase.search(graph, 4, imbalance=factor) for factor in (None, 1.0, 3.0)]
     assert [plan.graph.imbalance for plan in plans] == [1.0, 1.0, 3.0]
     assert plans[0].total_cost == plans[1].total_cost <= plans[2].total_cost
