@@ -1,5 +1,6 @@
 """What a start takes and loads: `import pase`, `pase --help`, `--version` and the completion of a command."""
 
+import ast
 import inspect
 import json
 import os
@@ -69,6 +70,20 @@ def test_all_public_names_load_no_framework() -> None:
     modules = {module.partition(".")[0] for module in loaded("from pase import *")}
     assert {"numpy", "pase"} <= modules
     assert modules.isdisjoint(FRAMEWORKS | {"click"})
+
+
+def test_a_rank_of_a_program_for_pytorch_loads_no_compiler_at_its_start() -> None:
+    """PyTorch's pipelines load it, which takes as long as the rest; one schedule needs a function of theirs."""
+    for path in (ROOT / "pase" / "targets" / "torch").rglob("*.py"):
+        for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(statement, ast.ImportFrom):
+                names = [f"{statement.module}.{alias.name}" for alias in statement.names]
+            elif isinstance(statement, ast.Import):
+                names = [alias.name for alias in statement.names]
+            else:
+                continue
+            late = ("torch._dynamo", "torch._inductor", "torch.distributed.pipelining")
+            assert not [name for name in names if name.startswith(late)], path
 
 
 def test_names_are_there_before_and_after_they_are_loaded() -> None:

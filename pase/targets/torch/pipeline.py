@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from pase.planning.stages import Action, actions, paired_sends
 from pase.sharding.layouts import DeviceMesh, Layout
@@ -552,6 +551,8 @@ class Stages:
 def _backward(action: Action, stage: RankStage, flight: _Flight) -> None:
     """Go back through a stage: all of it, or for the gradients of what was received, or of the weights, alone."""
     if action.kind == "weights" and flight.put_off is not None:
+        from torch.distributed.pipelining._backward import stage_backward_weight
+
         with naming_lost_ranks():
             stage_backward_weight(iter(stage.leaves()), flight.put_off)
         with stage.gradients.held(), stage.gradients.finished():
@@ -562,6 +563,9 @@ def _backward(action: Action, stage: RankStage, flight: _Flight) -> None:
         return  # Where nothing was received, the whole pass is that of the weights.
     with stage.gradients.held(), naming_lost_ranks():
         if action.kind == "inputs":
+            # Here and not above: it loads torch.compile's modules, which takes longer than the rest of a rank's start.
+            from torch.distributed.pipelining._backward import stage_backward_input
+
             # It is detached then, as no view can be.
             y = y.clone() if y._is_view() else y
             _, flight.put_off = stage_backward_input([y], [flight.gradient], needing, iter(stage.leaves()))
