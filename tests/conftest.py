@@ -7,18 +7,26 @@ What tests start is interrupted by SIGINT, even where a shell runs them in the b
 
 Libraries compute with one thread: tests are small, and several processes share the cores; threads that wait for each
 other took an eighth of the suite's processor time.
+
+Compiled modules are written and read, even where PYTHONDONTWRITEBYTECODE is set: some hundred processes that tests
+start load the same ones, and half of the time of collecting is that of rewriting the assertions of test modules.
 """
 
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 
-from tests.targets.jax.devices import Devices
-from tests.targets.torch.ranks import Pool
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+from hypothesis import settings  # noqa: E402
+
+from tests.targets.jax.devices import Devices  # noqa: E402
+from tests.targets.torch.ranks import Pool  # noqa: E402
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 

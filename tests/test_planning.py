@@ -37,7 +37,13 @@ def _cheapest(graph: Graph, num_devices: int, machine: Machine) -> float:
 # ------------------------------------------------------------------------------------------------------- the optimum
 
 
-@pytest.mark.parametrize(("num_devices", "machine"), [(2, load_machine("1080ti")), (4, slow_machine())])
+@pytest.mark.parametrize(
+    ("num_devices", "machine"),
+    [
+        *[(2, load_machine("1080ti")), (2, slow_machine())],
+        pytest.param(4, slow_machine(), marks=pytest.mark.full),
+    ],
+)
 def test_no_strategy_of_a_chain_is_cheaper(num_devices: int, machine: Machine) -> None:
     plan = search(tiny_graph(), num_devices, machine=machine)
     assert plan.total_cost == pytest.approx(_cheapest(tiny_graph(), num_devices, machine), rel=1e-12)

@@ -77,7 +77,6 @@ run mlpp -p 4 | unknown model 'mlpp': did you mean 'mlp'
 run file | file is no plan: it is not JSON; a plan is what 'pase search MODEL
 run lenet5 -p 2 --data mnist | data 'mnist': mnist needs a path; expected mnist:FOLDER
 run lenet5 -p 2 --data mnist:none | .*none does not exist; expected the folder of the MNIST files
-run lenet5 -p 2 --data cifar11:x | .*expected an .npz file written by numpy.savez
 run mlp -p 4 -b 8 --virtual | --virtual is of GPUs, and CPU devices are virtual as they are; leave it out
 emit {300 nines} | there is no plan file '9+…', and no built-in network of that name either
 emit none.json | plan file none.json cannot be read: No such file or directory
@@ -155,8 +154,16 @@ halo --extent 4 --kernel {30 nines} --workers 3 | 9{30} points are too many
 """)
 """What is typed where `file` is a text and `plan.json` a plan, and what is said of it."""
 
+AT_FAULT_IN_A_PROGRAM = _rows(r"""
+run lenet5 -p 2 --data cifar11:x | .*expected an .npz file written by numpy.savez
+""")
+"""What the program says, which is a process with TensorFlow: test_run_emit.py has one that is refused for its GPUs."""
 
-@pytest.mark.parametrize(("command", "message"), AT_FAULT)
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [*AT_FAULT, *(pytest.param(*row, marks=pytest.mark.full) for row in AT_FAULT_IN_A_PROGRAM)],
+)
 def test_an_input_at_fault_has_status_1(
     command: str, message: str, pase: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,11 +65,11 @@ def test_every_line_fits_and_no_name_steers_the_terminal(
 
 @pytest.mark.parametrize(("name", "columns"), [("alexnet", 80), ("transformer", 132)])
 def test_tables_are_folded_between_words_and_nothing_is_lost(name: str, columns: int, terminal: Shown) -> None:
-    written = terminal("search", name, "-p", "32", "--all-layers", columns=columns)
+    written = terminal("search", name, "-p", "8", "--all-layers", columns=columns)
     assert "\x1b[1m" in written  # a header in bold
     lines = _unstyled(written).split("\n\n")[0].splitlines()
     assert all(cell_len(line) <= columns for line in lines)
-    plan = library.search(library.load(name), 32)
+    plan = library.search(library.load(name), 8)
     words = " ".join(lines).split()
     for layer in plan.layers:
         assert layer.name in words

@@ -347,8 +347,8 @@ def _levels(*levels: tuple[int, float, float]) -> Machine:
 
 
 SIZES = [
-    *[(2, 4), (4, 12), (8, 64)],
-    *(pytest.param(*size, marks=pytest.mark.full) for size in [(4, 8), (3, 6), (8, 24)]),
+    *[(2, 4), (4, 12)],
+    *(pytest.param(*size, marks=pytest.mark.full) for size in [(4, 8), (3, 6), (8, 24), (8, 64)]),
 ]
 NETWORKS = [pytest.param("lenet5", marks=pytest.mark.full), "rnnlm", "gpt"]
 

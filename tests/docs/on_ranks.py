@@ -1,5 +1,7 @@
 """What a page runs on several processes, run on those that stay for the whole session of tests."""
 
+import json
+import re
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pase.targets.training.script import program_events
 from tests.cli.conftest import Finished
 from tests.docs.files import forget_modules
 from tests.targets.torch.ranks import Pool
@@ -24,7 +27,18 @@ def torchrun(ranks: Pool, folder: Path, arguments: list[str]) -> Finished:
 
 @contextmanager
 def calls_on(ranks: Pool, folder: Path) -> Iterator[None]:
-    """Have what would be called on processes of its own be called on these."""
+    """Run functions and emitted programs on the ranks of the pool, which otherwise have processes of their own."""
+
+    def events(source: str, arguments: list[str]) -> Iterator[dict[str, Any]]:
+        if "from pase.targets.torch.script import main" not in source:
+            yield from program_events(source, arguments)
+            return
+        (number,) = re.findall(r"^    main\(.*num_devices=(\d+)", source, re.MULTILINE)
+        (folder / "emitted_program.py").write_text(source, encoding="utf-8")
+        command = ["emitted_program.py", *arguments, "--json"]
+        finished = pool.run(_emitted, str(folder), command, world=int(number))[0]
+        assert finished.status == 0, finished.err
+        yield from map(json.loads, finished.out.splitlines())
 
     def call(function: Callable[..., Any], *arguments: object, ranks: int, **_: object) -> list[Any]:
         return pool.run(_called, str(folder), function, arguments, world=ranks)
@@ -32,6 +46,7 @@ def calls_on(ranks: Pool, folder: Path) -> Iterator[None]:
     pool = ranks
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pase.targets.torch.launch.call", call)
+        patch.setattr("pase.targets.execute.program_events", events)
         yield
 
 
@@ -40,6 +55,13 @@ def _program(rank: int, world: int, folder: str, command: list[str]) -> Finished
 
     with _in_folder(rank, world, folder):
         return run_program(Path(folder) / command[0], command[1:])
+
+
+def _emitted(rank: int, world: int, folder: str, command: list[str]) -> Finished:
+    with pytest.MonkeyPatch.context() as patch:
+        # Which would end the process.
+        patch.setattr("pase.targets.torch.script.leave", lambda: None)
+        return _program(rank, world, folder, command)
 
 
 def _called(rank: int, world: int, folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

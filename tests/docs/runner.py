@@ -6,7 +6,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,8 @@ class PageRun:
         path.write_text(text, encoding="utf-8")
 
     def _python(self, block: Code) -> None:
-        run_snippet(block.text, self.namespace, block.where)
+        with self._on_ranks("run_" in block.text):
+            run_snippet(block.text, self.namespace, block.where)
 
     def _commands(self, block: Code) -> None:
         for command in commands(block.text):
@@ -77,10 +78,13 @@ class PageRun:
         parse_pase(arguments)
 
     def _run_pase(self, arguments: list[str]) -> Finished:
+        with self._on_ranks(arguments[0] == "run"):
+            return self._pase(*arguments)
+
+    def _on_ranks(self, starts_processes: bool) -> AbstractContextManager[None]:
         from tests.docs.on_ranks import calls_on
 
-        with calls_on(self._ranks, self._folder) if arguments[0] == "run" else nullcontext():
-            return self._pase(*arguments)
+        return calls_on(self._ranks, self._folder) if starts_processes else nullcontext()
 
     def _parse_python(self, arguments: list[str]) -> None:
         """Check the options of an emitted program; that of the forward pass has its own."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 _SCALE = 100
 _FEW = 5
-_SMALL = {"--stages": "2", "--micro-batches": "2"}
+_SMALL = {"--stages": "2", "--micro-batches": "2", "--devices": "4"}
 _COUNTS = ("--steps", "--save-every", "--test-every", "--warmup-steps", "--schedule-steps")
 
 
@@ -12,7 +12,7 @@ def scaled(arguments: Sequence[str]) -> list[str]:
     """The arguments, with every number of steps divided by a hundred, one at least; a few steps stay as they are.
 
     A training that does not say how many does one. A GPT whose steps have stages has two layers, two stages and two
-    micro-batches; the simulated network has few blocks, on one node.
+    micro-batches, on four devices; the simulated network has few blocks, on one node.
     """
     if arguments[1:2] == ["gpt"] and {"--stages", "pipeline.json"} & set(arguments) and "--arg" not in arguments:
         pairs = zip(("", *arguments), arguments, strict=False)

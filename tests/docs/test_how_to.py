@@ -182,7 +182,7 @@ def test_programs_for_the_target_of_the_page_compute_what_one_device_does(
     graph = net.build()
     told = options(3, rate=0.5)
     expected = reference_losses(graph, told)
-    plans = [pase.search(graph, devices=4), *(random_plan(graph, 8, seed) for seed in range(3))]
+    plans = [pase.search(graph, devices=4), *(random_plan(graph, 4, seed) for seed in range(2))]
     plans += [make_plan(graph, 4, {"loss": {"n": 4}}), make_plan(graph, 3, {"fc1": {"n": 3}})]
     for plan in plans:
         program = {"__name__": "emitted"}

@@ -1,7 +1,9 @@
 """Every command and snippet of the README and of docs/ runs, and prints what the page shows."""
 
+import os
 import re
 from pathlib import Path
+from unittest.mock import patch
 
 import click
 import pytest
@@ -37,8 +39,9 @@ def test_what_a_page_shows_runs(
     monkeypatch.syspath_prepend(str(tmp_path))
     run = PageRun(tmp_path, pase, ranks, prepare(page, tmp_path))
     try:
-        for block in blocks(page):
-            run.block(block)
+        with patch.dict(os.environ):
+            for block in blocks(page):
+                run.block(block)
     finally:
         forget_modules(tmp_path)
         OPERATORS.clear()

@@ -69,7 +69,10 @@ def test_numbers_are_those_of_fresh_searches(name: str, model: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "constraints"),
-    [("transformer", {}), ("transformer", CONSTRAINED), ("rnnlm", {"mesh": {"data": 4, "model": 2}})],
+    [
+        *[("transformer", CONSTRAINED), ("rnnlm", {"mesh": {"data": 4, "model": 2}})],
+        pytest.param("transformer", {}, marks=pytest.mark.full),
+    ],
 )
 def test_what_would_change_costs_what_is_said(name: str, constraints: dict[str, Any]) -> None:
     plan = planned(name, constraints=constraints)
