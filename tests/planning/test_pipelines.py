@@ -422,7 +422,7 @@ def test_constraints_hold_for_the_layers_that_they_are_about_alone() -> None:
     assert any(pinned[name].splits == free[name].splits for name in others)
 
 
-@pytest.mark.parametrize(("seeds", "least"), [(range(12), 6), pytest.param(range(12, 24), 5, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("seeds", "least"), [(range(16), 8), pytest.param(range(16, 24), 5, marks=pytest.mark.full)])
 def test_modes_of_single_layers_are_searched_as_brute_force_does(
     seeds: range, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
