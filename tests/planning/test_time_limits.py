@@ -17,7 +17,7 @@ from pase.solver import search as solver_search
 from pase.solver import solution
 
 SETTINGS: dict[str, Any] = {
-    "devices": 4,
+    "devices": 8,
     "machine": "v100",
     "cost_model": "step",
     "stages": "auto",
