@@ -587,6 +587,20 @@ class Stateful(Layers):
         self.steps, self.is_even, self.last, self.all = 0, True, None, []
 
 
+def initialising(self: Any, x: Any) -> Any:
+    if self.is_even:
+        with torch.no_grad():
+            self.first.bias.copy_(x.mean(0))  # here
+        self.is_even = False
+    return self.first(x)
+
+
+def branching(self: Any, x: Any) -> Any:
+    y = self.first(x) if self.last is None else self.second(x)  # here
+    self.last = "known"
+    return y
+
+
 def counting(self: Any, x: Any) -> Any:
     self.steps += 1  # here
     return self.first(x) / self.steps
@@ -631,10 +645,12 @@ def penalising(self: Any, x: Any) -> Any:
 
 
 REFUSED = {
+    initialising: "'first.bias' is written at .*here.*, in the first call alone: .*'is_even'",
+    branching: "here.* is computed in the first call, .*here.* in later ones: attribute 'last'",
     counting: "the forward pass changes attribute 'steps' at .*here",
     alternating: "the forward pass changes attribute 'is_even' at .*here",
     growing: "the forward pass changes attribute 'all'",
-    remembering: "here.* computes with what an earlier call of the module left: attribute 'last'",
+    remembering: "in the first call, .*here.* in later ones: attribute 'last'",
     drawing: "draws random numbers of Python's or NumPy's own at .*here",
     dropping: "control flow depends on values at .*here",
     sizing: "size depends on values at .*here",
@@ -657,5 +673,5 @@ def test_attributes_that_nothing_reads_are_noted() -> None:
 
     module = Stateful(kept)
     capture = captured(torch, module, (torch.randn(4, 8),), {}, trains=True)
-    assert capture.notes == ("what the forward pass writes into attributes of the module stays in the trace: 'last'",)
+    assert capture.notes == ("tensors that the forward pass writes into attributes stay in the trace: 'last'",)
     assert module.last is None

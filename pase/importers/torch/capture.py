@@ -434,8 +434,10 @@ class _PythonState:
                 f"{problem}: attribute {self._name(part, name)!r}, which the forward pass changes"
                 f"{self._line(part, name)}, has to be a buffer"
             )
-        names = ", ".join(repr(self._name(part, name)) for part, name in changed[:_MAX_SHOWN])
-        self._notes.append(f"what the forward pass writes into attributes of the module stays in the trace: {names}")
+        held = [(part, name) for part, name in changed if _has_tensor(self._after.get((id(part), name)))]
+        if held:
+            names = ", ".join(repr(self._name(part, name)) for part, name in held[:_MAX_SHOWN])
+            self._notes.append(f"tensors that the forward pass writes into attributes stay in the trace: {names}")
 
     def _values(self) -> dict[tuple[int, str], Any]:
         """Return what attributes of modules hold, tensors by shape."""
@@ -504,12 +506,16 @@ def _random_states() -> list[tuple[Callable[[Any], object], Any]]:
     return states
 
 
+class _Shape(tuple[int, ...]):
+    """The shape of a tensor that an attribute holds."""
+
+
 def _structure(torch: Any, value: Any, depth: int) -> Any:
     """Return an attribute's value so that two are equal if the module computes with the same."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
     if isinstance(value, torch.Tensor):
-        return tuple(value.shape)
+        return _Shape(value.shape)
     if depth > _MAX_DEPTH or isinstance(value, torch.nn.Module | type) or callable(value):
         return type(value).__name__
     if isinstance(value, Mapping):
@@ -519,6 +525,11 @@ def _structure(torch: Any, value: Any, depth: int) -> Any:
     if type(value).__module__.partition(".")[0] != "torch" and hasattr(value, "__dict__"):
         return {name: _structure(torch, item, depth + 1) for name, item in vars(value).items()}
     return type(value).__name__
+
+
+def _has_tensor(structure: Any) -> bool:
+    items = structure.values() if isinstance(structure, dict) else structure if isinstance(structure, list) else ()
+    return isinstance(structure, _Shape) or any(map(_has_tensor, items))
 
 
 # -- what making the graph functional would lose
@@ -567,7 +578,7 @@ class _Cuts:
             base = tensor if tensor in reads and not is_enabled else self._cut_base(tensor)
             if base is not None:
                 self._keep_gradient(node, base)
-        if reads and is_enabled and node.target is not aten.detach.default:
+        if reads and is_enabled and node.target is not aten.detach.default and _may_carry(node):
             self._carrying |= {node, *(alias for tensor in written for alias in _aliases(tensor))}
 
     def _keep_gradient(self, node: Any, base: Any) -> None:
@@ -595,6 +606,12 @@ class _Cuts:
         detach = self._torch.ops.aten.detach.default
         bases = [node.args[0] for node in _aliases(written) if node.target is detach]
         return next((base for base in reversed(bases) if base in self._carrying), None)
+
+
+def _may_carry(node: Any) -> bool:
+    """Return whether a gradient may flow through what a node gives."""
+    examples = [item for item in flat_items([node.meta.get("val")]) if hasattr(item, "is_floating_point")]
+    return any(item.is_floating_point() or item.is_complex() for item in examples)
 
 
 def _needs_gradient(node: Any) -> bool:

@@ -22,7 +22,7 @@ _MAX_SMALL = 4096
 _RANDOM = ("rand", "empty", "normal", "bernoulli", "multinomial", "dropout", "new_empty")
 """Beginnings of the names of functions whose results have no values that could be told."""
 
-_LIKE_ANOTHER = frozenset({"new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like"})
+LIKE_ANOTHER = frozenset({"new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like"})
 """These ask a tensor for its shape and type, not for its values."""
 
 _QUESTIONS = frozenset({"item", "tolist", "__bool__", "__int__", "__float__", "__index__"})
@@ -200,7 +200,7 @@ def known_values(torch: Any, *, keeps_gradients: bool = False) -> AbstractContex
                     self._computed(function, args, given)
                 else:
                     self.values.pop(id(read[0]), None)
-            elif (is_known or name in _LIKE_ANOTHER) and _is_small(torch, made):
+            elif (is_known or name in LIKE_ANOTHER) and _is_small(torch, made):
                 # What cannot be computed apart (a function that asks where its tensors are) is not known.
                 with suppress(RuntimeError, TypeError, ValueError):
                     self.values[id(made)] = made, self._computed(function, args, given)

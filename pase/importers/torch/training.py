@@ -17,7 +17,7 @@ from typing import Any
 
 from pase.importers.front_end import first_line
 from pase.importers.torch.program import user_line
-from pase.importers.torch.tensors import known_values, mapped
+from pase.importers.torch.tensors import LIKE_ANOTHER, known_values, mapped
 
 _DETACHING = frozenset({"detach", "detach_", "data"})
 _DROPPING = {"dropout": 0, "dropout_": 0}
@@ -46,6 +46,7 @@ class _Call:
         shapes: Of its results.
         operands: The calls that made its tensors.
         reads_held: Whether an input, a parameter or a buffer is an operand.
+        parameters: Those that are operands, by their ids.
         is_float: Whether a gradient could flow through a result.
         is_cut: Whether the gradient of an operand stops here.
         is_in_attention: Whether `torch.nn.functional.multi_head_attention_forward` calls it.
@@ -57,6 +58,7 @@ class _Call:
     shapes: tuple[object, ...] = ()
     operands: "list[_Call]" = field(default_factory=list)
     reads_held: bool = False
+    parameters: tuple[int, ...] = ()
     is_float: bool = False
     is_cut: bool = False
     is_in_attention: bool = False
@@ -133,7 +135,7 @@ def differences_in_training(
 def computed_with_earlier(
     torch: Any, module: Any, positional: tuple[Any, ...], keywords: Mapping[str, Any], between: Callable[[], object]
 ) -> str:
-    """Return what a module, called twice, computes with tensors that the first call left; "" for nothing.
+    """Return what a module, called twice, computes otherwise in the second call; "" for nothing.
 
     Args:
         torch: PyTorch.
@@ -144,7 +146,11 @@ def computed_with_earlier(
     recorder = _Recording(torch, module, positional, keywords)
     first = recorder.recorded()
     between()
-    return next(_of_earlier_calls(first, recorder.recorded()), "")
+    # What the module writes into its parameters is no state that is kept apart.
+    for parameter in recorder.parameters.values():
+        recorder.makers.pop(id(parameter), None)
+    second = recorder.recorded()
+    return next(_of_first_call(first, second), "") or next(_of_earlier_calls(first, second), "")
 
 
 def _reasons(
@@ -252,11 +258,28 @@ def _of_earlier_calls(trained: _Record, then: _Record) -> Iterator[str]:
             yield f"{one.at} computes with another number in every call"
 
 
+def _of_first_call(first: _Record, then: _Record) -> Iterator[str]:
+    """Yield what a module does in its first call alone; what it makes once, of no input and no weight, is ignored."""
+    for name, call in first.written.items():
+        if name not in then.written:
+            yield f"{name!r} is written{f' at {call.at}' if call else ''}, in the first call alone"
+    of_inputs = _behind_all([*first.calls, *then.calls])
+    ones, twos = ([call for call in record.live() if id(call) in of_inputs] for record in (first, then))
+    for one, two in zip(ones, twos, strict=False):
+        if (one.name, one.shapes, one.line, one.parameters) != (two.name, two.shapes, two.line, two.parameters):
+            yield f"{one.at} is computed in the first call, {two.at} in later ones"
+            return
+    if len(ones) != len(twos):
+        shorter, longer = sorted((ones, twos), key=len)
+        yield f"{longer[len(shorter)].at} is not computed in every call"
+
+
 def _behind_all(calls: Sequence[_Call]) -> set[int]:
     """Return the calls, in the order of their making, that depend on an input, a parameter or a buffer."""
     found = set[int]()
     for call in calls:
-        if call.reads_held or any(id(each) in found for each in call.operands):
+        is_of_shape = call.name in LIKE_ANOTHER
+        if not is_of_shape and (call.reads_held or any(id(each) in found for each in call.operands)):
             found.add(id(call))
     return found
 
@@ -410,6 +433,7 @@ def _recorder(of: _Recording, held: set[int]) -> Any:
                 shapes=tuple((tuple(x.shape), x.dtype) for x in results),
                 operands=[of.makers[id(x)] for x in tensors if id(x) in of.makers],
                 reads_held=any(id(x) in held for x in tensors),
+                parameters=tuple(id(x) for x in tensors if isinstance(x, torch.nn.Parameter)),
                 is_float=any(x.is_floating_point() for x in results),
             )
             call.line, call.source, callers = _place()
