@@ -104,6 +104,7 @@ class Tracer:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Array]] = {
+    "abs": np.abs,
     "add": lambda *a: sum(a[1:], a[0]),
     "average": lambda *a: sum(a[1:], a[0]) / len(a),
     "cast": lambda x: x,
@@ -128,7 +129,9 @@ FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "relu": lambda x: np.maximum(x, 0),
     "rsqrt": lambda x: 1 / np.sqrt(np.abs(x) + 1e-3),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "softplus": lambda x, beta: np.logaddexp(0, beta * x) / beta,
     "sqrt": np.sqrt,
+    "square": np.square,
     "subtract": np.subtract,
     "tanh": np.tanh,
     "where": np.where,

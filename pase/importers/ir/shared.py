@@ -104,15 +104,15 @@ def pool_whole(call: Call, spatial: Sequence[int], *, keeps_dims: bool = True) -
 
 
 def adaptive_pool(call: Call, spatial: Sequence[int]) -> None:
-    """Write pooling to a given size: nothing where it is that already, a reduction to one point, windows else."""
+    """Write pooling to a given size: nothing where it is that already, a reduction to one point, windows else.
+
+    Windows of several sizes, or that overlap unevenly, are those of the operator alone.
+    """
     before, after = ([value.shape[i] for i in spatial] for value in (call.x, call.result))
     if before != after and any(a != 1 for a in after):
-        if any(b < a for b, a in zip(before, after, strict=True)):
+        if any(b % a for b, a in zip(before, after, strict=True)):
             return call.opaque(over=spatial)
-        stride = [max(1, b // a) for b, a in zip(before, after, strict=True)]
-        return pool(
-            call, spatial, [b - (a - 1) * s for b, a, s in zip(before, after, stride, strict=True)], stride=stride
-        )
+        return pool(call, spatial, [b // a for b, a in zip(before, after, strict=True)])
     if before == after:
         call.identity(call.x, out=call.result)
     else:

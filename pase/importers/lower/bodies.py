@@ -264,7 +264,7 @@ class _Vertex:
                 known, axes[place] = sheet.unsplit(known, axis)
                 known = replace(known, axes=tuple(axes))
             layouts.append(tuple(axes))
-            operands.append(known.operand)
+            operands.append(self._truths(node, i, replace(known, axes=tuple(axes))))
         first = node.outputs[0]
         wanted = [value for value in node.outputs if value.name in self._asked] or [first]
         for value in reversed(wanted):
@@ -283,6 +283,22 @@ class _Vertex:
             name = sheet.step("source", operands, dims, **options, number=number, is_index=not value.is_float)
             self._known[value.name] = TensorRef(operand=name, shape=value.shape, axes=tuple(result))
         return self._known[wanted[0].name]
+
+    def _truths(self, node: Node, position: int, known: TensorRef) -> Operand:
+        """Return an input of the source's own call, as truth values where the source has them: steps have 0 and 1."""
+        made = {step.result: step.function for step in self._sheet.steps}
+        if self._dtype(node.inputs[position]) != "bool" or made.get(str(known.operand), "source") == "source":
+            return known.operand
+        layout = [names(axis) for axis in known.dims]
+        options: dict[str, Option] = {
+            "operator": "aten.ne.Scalar",
+            "arguments": '[[{"operand": 0}, 0], {}]',
+            "layouts": json.dumps([layout, layout]),
+        }
+        return self._sheet.step("source", [known.operand], names(flat(known.dims)), **options, number=0, is_index=True)
+
+    def _dtype(self, use: Use) -> str:
+        return self._values[use.of or use.value].dtype
 
     def _plain_input(self, node: Node, position: int) -> TensorRef:
         """Return an input as a tensor all of whose points have a dim."""
@@ -385,9 +401,10 @@ class _Vertex:
 
     def _converted(self, node: Node, known: TensorRef) -> TensorRef:
         """Return a tensor as numbers of another kind, where whole ones become others."""
-        use, to = node.inputs[0], node.outputs[0].dtype
-        before = self._values[use.of or use.value].dtype
-        if not self._sheet.is_own or before == to or (before in TYPES and to in TYPES):
+        before, to = self._dtype(node.inputs[0]), node.outputs[0].dtype
+        if before == to or (before in TYPES and to in TYPES):
+            return known
+        if not self._sheet.is_own and (before not in TYPES or to in TYPES):
             return known
         if to not in TYPES or known.axes is None or isinstance(known.operand, float):
             raise NoBodyError(f"{before} becomes {to}")
@@ -396,7 +413,7 @@ class _Vertex:
     def _cast(self, node: Node, inputs: list[TensorRef]) -> list[TensorRef]:
         """Return inputs in the type of numbers in which their source computes with them: that of the result."""
         to = node.outputs[0].dtype
-        types = [self._values[use.of or use.value].dtype for use in node.inputs]
+        types = [self._dtype(use) for use in node.inputs]
         sizes = [TYPES.index(dtype) if dtype in TYPES else -1 for dtype in types]
         if to not in TYPES or all(dtype == to or size < 0 for dtype, size in zip(types, sizes, strict=True)):
             return inputs
@@ -570,12 +587,11 @@ class _Vertex:
     def _input(self, node: Node, position: int, *, is_plain: bool = False) -> TensorRef:
         """Return an input of a node; is_plain: as a tensor without windows, and with all of its points."""
         use = node.inputs[position]
+        leaf = self._trace.leaf.get(use.value)
+        if use.of and (leaf is None or leaf.role != "parameter"):
+            return self._seen_as(self._of_weights(use.of), self._shape(use))
         if use.value in self._known:
             return seen(self._sheet, self._known[use.value], use)
-        leaf = self._trace.leaf.get(use.value)
-        is_aside = self._sheet.is_own and bool(use.of) and (leaf is None or leaf.role != "parameter")
-        if is_aside:
-            return self._seen_as(self._of_weights(use.of), self._shape(use))
         if self._is_read(use):
             return self._as_read(use, self._read_at(node, position), is_plain=is_plain)
         if leaf is None:

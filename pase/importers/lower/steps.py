@@ -31,6 +31,11 @@ from pase.importers.lower.builder import (
 Compute = Callable[[BodyBuilder, Any, Node, Sequence[TensorRef]], TensorRef]
 """Writes the steps of an operator that a node is, given its inputs; returns its first output."""
 
+_OF_TRUTHS: Mapping[str, str] = MappingProxyType(
+    {"and": "multiply", "not": "equal", "or": "maximum", "xor": "not_equal"}
+)
+"""Functions of truth values, and what they are of 0 and 1; "not" compares with 0."""
+
 _SAME: Mapping[str, str] = MappingProxyType({"exponential": "exp", "hard_silu": "hard_swish", "hard_tanh": "clip"})
 """Functions that have a name of their own in graphs, and what they are in bodies."""
 
@@ -49,6 +54,8 @@ def pointwise(sheet: BodyBuilder, op: ops.Pointwise, node: Node, inputs: Sequenc
     elif op.constant is not None and len(op.functions) == 1:
         operands = [op.constant, *operands] if op.constant_first else [*operands, op.constant]
     first, *others = op.functions or ("identity",)
+    if first in _OF_TRUTHS and node.outputs[0].dtype == "bool" and not others:
+        first, operands = _OF_TRUTHS[first], [*operands, *([0.0] if first == "not" else [])]
     if first == "where" and not others and len(operands) == 3 and isinstance(operands[0], float):
         # What is told apart by data that a program does not take is not.
         return replace(knowns[1 if operands[0] else 2], shape=shape, axes=axes)
@@ -100,8 +107,16 @@ def _reduced(sheet: BodyBuilder, function: str, x: Operand, over: Sequence[Axis]
 def softmax(sheet: BodyBuilder, op: ops.Softmax, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """A softmax or its logarithm."""
     x = _tensor(inputs[0])
-    name = sheet.step("log_softmax" if op.is_log else "softmax", [x.operand], _named(x.dims[op.dim]))
+    name = _softmax(sheet, x.operand, x.dims[op.dim], is_log=op.is_log)
     return TensorRef(operand=name, shape=x.shape, axes=x.dims)
+
+
+def _softmax(sheet: BodyBuilder, x: Operand, axis: Axis, *, is_log: bool = False) -> str:
+    if axis:
+        return sheet.step("log_softmax" if is_log else "softmax", [x], _named(axis))
+    # Of one point it is 1, whose gradient is 0.
+    zero = sheet.step("multiply", [x, 0.0])
+    return zero if is_log else sheet.step("add", [zero, 1.0])
 
 
 def normalise(sheet: BodyBuilder, op: ops.Normalise, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
@@ -257,7 +272,7 @@ def attention(sheet: BodyBuilder, op: ops.Attention, node: Node, inputs: Sequenc
         if len(scores.dims[2]) != 1 or len(scores.dims[3]) != 1:
             raise NoBodyError("queries and keys of a causal attention are more than one dim each")
         name = sheet.step("causal", [name], order)
-    name = sheet.step("softmax", [name], _named(scores.dims[3]))
+    name = _softmax(sheet, name, scores.dims[3])
     weights = TensorRef(operand=name, shape=scores.shape, axes=scores.dims)
     return _product(sheet, (weights, v), ("bhst", "bhte"), "bhse")
 

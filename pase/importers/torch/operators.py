@@ -15,6 +15,7 @@ from pase.importers.ir.call import (
     each,
     floats_first,
     letters,
+    place,
     places,
     table,
     with_extent,
@@ -157,10 +158,17 @@ def replace_piece(call: Call) -> None:
 
 def pad(call: Call) -> None:
     """Write a tensor with values around it, or cut."""
+    x, rank = call.x, len(call.x.shape)
     pads = list(call.get("pad", call.get("padding", [])))
-    before = [0] * len(call.x.shape)
-    before[len(before) - len(pads) // 2 :] = pads[::2][::-1]
-    call.add(ops.Pad(before=tuple(before)), call.x, out=call.result)
+    before = [0] * (rank - len(pads) // 2) + pads[::2][::-1]
+    after = [0] * (rank - len(pads) // 2) + pads[1::2][::-1]
+    is_of_zeros = call.get("mode", "constant") == "constant" and not call.get("value", 0)
+    if min([*before, *after], default=0) < 0 and is_of_zeros and call.name in ("pad", "constant_pad_nd"):
+        for dim, (first, last) in enumerate(zip(before, after, strict=True)):
+            if min(first, last) < 0:
+                x = call.cut(x, dim, max(0, -first), x.shape[dim] + min(0, first) + min(0, last))
+        before = [max(0, first) for first in before]
+    call.add(ops.Pad(before=tuple(before)), x, out=call.result)
 
 
 # -- look-ups
@@ -305,8 +313,38 @@ def pointwise(call: Call) -> None:
     if not call.tensors:
         return constant(call)
     order = -1 if call.name == "rsub" else 1
-    call.add(_details(call), *call.tensors[::order], out=call.result)
+    tensors = call.tensors[::order]
+    if call.name.startswith("logical_"):
+        tensors = tuple(
+            x if x.dtype == "bool" else call.point("not_equal", x, constant=0.0, dtype="bool") for x in tensors
+        )
+    call.add(_details(call), *tensors, out=call.result)
     return None
+
+
+def _truth(call: Call, x: Value) -> Value:
+    return x if x.dtype == "bool" else call.point("not_equal", x, constant=0.0, dtype="bool")
+
+
+def softplus(call: Call) -> None:
+    """Write log(1 + exp(beta · x)) / beta, and x itself where beta · x is above the threshold.
+
+    Above 20, the threshold by default, rounding alone tells them apart.
+    """
+    x, beta, threshold = call.x, float(call.get("beta", 1)), float(call.get("threshold", 20))
+    if threshold >= 20:
+        call.point("softplus", x, constant=beta, out=call.result)
+        return
+    is_above = call.point("greater", call.point("multiply", x, constant=beta), constant=threshold, dtype="bool")
+    call.point("where", is_above, x, call.point("softplus", x, constant=beta), out=call.result)
+
+
+def prelu(call: Call) -> None:
+    """Write x where it is positive, else x times a slope, which each channel may have its own of."""
+    x, slope = call.x, call.value("weight")
+    if len(slope.shape) == 1 and slope.shape[0] > 1:
+        slope = call.reshape(slope, (slope.shape[0], *(1,) * (len(x.shape) - 2)))
+    call.point("prelu", x, slope, out=call.result)
 
 
 def constant(call: Call) -> None:
@@ -325,6 +363,8 @@ def _details(call: Call) -> ops.Pointwise:
         case "where":
             # One of the two that are chosen from may be a number, or both.
             return _chosen(found, call.get("self", call.get("input")), call.get("other"))
+        case "add" if call.result.dtype == "bool":
+            return replace(found, functions=("or",))
         case "add" | "sub" | "rsub" if call.get("alpha", 1) != 1:
             # The second operand is taken so many times.
             return replace(found, functions=(f"{found.functions[0]}_of_multiple",))
@@ -437,14 +477,46 @@ def normalisation(call: Call) -> None:
     call.unread(call.results[1:])
 
 
-def distance(call: Call) -> None:
-    """Write the cosines of angles between vectors along a dim, or the lengths of differences of them in the last."""
-    is_cosine = call.name == "cosine_similarity"
+_LEAST_NORM = 1e-6
+"""Norms below the ε of `cosine_similarity` are not told apart from none where it is no larger."""
+
+
+def cosine_similarity(call: Call) -> None:
+    """Write x · y of vectors along a dim, each divided by its norm, which is ε at least.
+
+    PyTorch's gradient of a vector that is shorter than ε is that of its norm, which no steps have: with a larger ε the
+    operator stays whole.
+    """
     x, y = call.tensors[:2]
-    rank = len(broadcast_shape((x, y)))
-    dim = (call.get("dim", 1) if is_cosine else -1) % rank
-    made = call.point("multiply" if is_cosine else "subtract", x, y, flop_per_point=3)
-    call.reduce("sum", made, (dim,), keeps_dims=len(call.result.shape) == rank, out=call.result)
+    shape, epsilon = broadcast_shape((x, y)), float(call.get("eps", 1e-8))
+    dim = place(call.get("dim", 1), len(shape))
+    if not 0 < epsilon <= _LEAST_NORM:
+        return call.opaque(over=[dim], flop_per_point=3.0)
+    directions = []
+    for vector in (x, y):
+        own = vector if vector.shape == shape else call.broadcast(vector, shape)
+        squares = call.reduce("sum", call.point("square", own), (dim,), keeps_dims=True)
+        norm = call.point("sqrt", call.point("maximum", squares, constant=epsilon**2))
+        directions.append(call.point("divide", own, norm))
+    call.reduce("sum", call.point("multiply", *directions), (dim,), out=call.result)
+    return None
+
+
+def pairwise_distance(call: Call) -> None:
+    """Write the norms of x - y + ε along the last dim; without ε, and of unusual norms, the operator stays whole."""
+    x, y = call.tensors[:2]
+    last, p, epsilon = len(broadcast_shape((x, y))) - 1, float(call.get("p", 2)), float(call.get("eps", 1e-6))
+    keeps_dims = bool(call.get("keepdim", False))
+    if not epsilon or p not in (1.0, 2.0, inf):
+        return call.opaque(over=[last], flop_per_point=3.0)
+    difference = call.point("add", call.point("subtract", x, y), constant=epsilon)
+    if p == 2:
+        squares = call.reduce("sum", call.point("square", difference), (last,), keeps_dims=keeps_dims)
+        call.point("sqrt", squares, out=call.result)
+    else:
+        lengths = call.point("abs", difference)
+        call.reduce("sum" if p == 1 else "max", lengths, (last,), keeps_dims=keeps_dims, out=call.result)
+    return None
 
 
 def transformed(call: Call) -> None:
@@ -560,6 +632,8 @@ def ctc(call: Call) -> None:
 
 _POINTS = dict.fromkeys(FUNCTIONS, pointwise) | table(
     (lambda call: call.give(ops.Identity(rate=float(call.get("rate", 0.0))), *call.tensors[:1]), _AS_IT_IS),
+    (softplus, "softplus"),
+    (prelu, "prelu"),
     (constant, _CONSTANT),
     (copy, "copy"),
     (lambda call: (copy if len(call.tensors) > 1 else constant)(call), "fill"),
@@ -572,7 +646,8 @@ _POINTS = dict.fromkeys(FUNCTIONS, pointwise) | table(
     (moments, "var_mean std_mean aminmax"),
     (normalisation, " ".join(_KINDS)),
     (lambda call: call.softmax(call.x, call.dim(), is_log="log" in call.name, out=call.result), _SOFTMAX),
-    (distance, "cosine_similarity pairwise_distance"),
+    (cosine_similarity, "cosine_similarity"),
+    (pairwise_distance, "pairwise_distance"),
     (transformed, _FOURIER),
     (
         lambda call: _of_classes(call, call.x),
@@ -610,17 +685,33 @@ def _weighted_sum(call: Call, x: Value, vector: Value, out: Value | None = None)
 def addmm(call: Call) -> None:
     """Write input + mat1 · mat2."""
     bias, x, w = call.value("input"), call.value("mat1"), call.value("mat2")
-    if len(bias.shape) == 1 and bias.shape[0] == w.shape[1]:
+    is_plain = call.get("alpha", 1) == call.get("beta", 1) == 1
+    if is_plain and len(bias.shape) == 1 and bias.shape[0] == w.shape[1]:
         call.contract(x, w, ("mk", "kn"), "mn", bias, out=call.result)
     else:
-        _added(call, x, w, ("mk", "kn"), "mn")
+        _added(call, call.contract(x, w, ("mk", "kn"), "mn"))
 
 
-def _added(call: Call, x: Value, y: Value, operands: tuple[str, str], output: str) -> None:
-    if call.get("beta", 1) == 0:
-        call.contract(x, y, operands, output, out=call.result)
-    else:
-        call.point("add", call.contract(x, y, operands, output), call.value("input"), out=call.result)
+def _added(call: Call, product: Value) -> None:
+    """Write beta · input + alpha · product."""
+    alpha, beta = (call.get(name, 1) for name in ("alpha", "beta"))
+    product = product if alpha == 1 else call.point("multiply", product, constant=float(alpha))
+    if beta == 0:
+        call.identity(product, out=call.result)
+        return
+    given = call.value("input")
+    given = given if beta == 1 else call.point("multiply", given, constant=float(beta))
+    call.point("add", product, given, out=call.result)
+
+
+def baddbmm(call: Call) -> None:
+    """Write beta · input + alpha · batch1 · batch2."""
+    _added(call, call.contract(call.value("batch1"), call.value("batch2"), ("amk", "akn"), "amn"))
+
+
+def addmv(call: Call) -> None:
+    """Write beta · input + alpha · matrix · vector."""
+    _added(call, _weighted_sum(call, *call.tensors[1:]))
 
 
 def bilinear(call: Call) -> None:
@@ -788,12 +879,9 @@ def recurrent(call: Call) -> None:
 _PRODUCTS: dict[str, Translation] = table(
     (linear, "linear"),
     (matmul, "matmul mm bmm mv dot vdot __matmul__ linalg_matmul"),
-    (addmm, "addmm _addmm_activation"),
-    (lambda call: _added(call, call.value("batch1"), call.value("batch2"), ("amk", "akn"), "amn"), "baddbmm"),
-    (
-        lambda call: call.point("add", _weighted_sum(call, *call.tensors[1:]), call.tensors[0], out=call.result),
-        "addmv",
-    ),
+    (addmm, "addmm"),
+    (baddbmm, "baddbmm"),
+    (addmv, "addmv"),
     (
         lambda call: call.point("multiply", call.reshape(call.x, (*call.x.shape, 1)), call.tensors[1], out=call.result),
         "outer ger",

@@ -308,10 +308,15 @@ def _rows(step: Step, operands: tuple[Expression, ...], block: Written) -> Expre
 
 
 def _padded(_: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    read = _read(block)
-    before = code("before=[{}]", [axis.offset if isinstance(axis, SliceOf) else 0 for axis in read.index_map])
-    shape = code("shape=[{}]", read.shape)
-    return called(code("padded"), (operands[0].text, code("mesh"), block.result_dims, before, shape))
+    read, write = _read(block), block.operator.writes[0]
+    inside = {axis.dim: axis for axis in read.index_map if isinstance(axis, SliceOf)}
+    dims = [_name(axis) for axis in write.index_map]
+    before = code("before=[{}]", [inside[dim].offset if dim in inside else 0 for dim in dims])
+    extents = [inside[dim].extent if dim in inside else block.operator.extents[dim] for dim in dims]
+    order = _order(read, write)
+    told = [code("order=({})", order)] if order else []
+    shape = code("shape=[{}]", extents)
+    return called(code("padded"), (operands[0].text, code("mesh"), block.result_dims, before, shape, *told))
 
 
 def _piece(_: Step, operands: tuple[Expression, ...], block: Written) -> Expression:

@@ -89,14 +89,32 @@ def piece(x: Tensor, along: str, start: int, size: int) -> Tensor:
     return Tensor(value=value, mesh=x.mesh, dims=tuple(own), is_index=x.is_index)
 
 
-def padded(x: Tensor, mesh: LayerMesh, dims: Sequence[Dim], before: Sequence[int], shape: Sequence[int]) -> Tensor:
-    """Return x, of a shape, in the midst of zeros on a mesh, with dims `dims`; before: zeros before it in each dim."""
+def padded(
+    x: Tensor,
+    mesh: LayerMesh,
+    dims: Sequence[Dim],
+    before: Sequence[int],
+    shape: Sequence[int],
+    order: Sequence[int] = (),
+) -> Tensor:
+    """Return x in the midst of zeros on a mesh.
+
+    Args:
+        x: A tensor on any mesh.
+        mesh: That of the result.
+        dims: Of the result.
+        before: For each of `dims`, the number of zeros before x.
+        shape: For each of `dims`, the extent of x.
+        order: Where the dims of x come in another order, which of `dims` each of them is.
+    """
     x = resolved(x)
-    if x.shape != tuple(shape) or x.mesh.is_host:
-        own = [
-            dim if dim.size == extent else Dim(f"{dim.name}_inside", extent)
-            for dim, extent in zip(dims, shape, strict=True)
-        ]
+    own = [
+        dim if dim.size == extent else Dim(f"{dim.name}_inside", extent)
+        for dim, extent in zip(dims, shape, strict=True)
+    ]
+    if order:
+        x = resolved(arrange(reshard(x, mesh, [own[place] for place in order]), own))
+    elif x.shape != tuple(shape) or x.mesh.is_host:
         x = reshard(x, mesh, own)
     source, target = x.layout, _layout(mesh, dims)
     for position, offset in enumerate(before):

@@ -288,13 +288,31 @@ def piece(x: Any, along: str, start: int, size: int) -> Any:
     return Reshard(x, [hop], mesh=x.mesh, shape=own, name=f"{x.mesh.name}/piece").outputs[0]
 
 
-def padded(x: Any, mesh: LayerMesh, dims: Sequence[Any], before: Sequence[int], shape: Sequence[int]) -> Any:
-    """Return x, of a shape, in the midst of zeros on a mesh, with dims `dims`; before: zeros before it in each dim."""
-    if x.shape.to_integer_list != list(shape):
-        own = [
-            dim if dim.size == extent else mtf.Dimension(f"{dim.name}_inside", extent)
-            for dim, extent in zip(dims, shape, strict=True)
-        ]
+def padded(
+    x: Any,
+    mesh: LayerMesh,
+    dims: Sequence[Any],
+    before: Sequence[int],
+    shape: Sequence[int],
+    order: Sequence[int] = (),
+) -> Any:
+    """Return x in the midst of zeros on a mesh.
+
+    Args:
+        x: A tensor on any mesh.
+        mesh: That of the result.
+        dims: Of the result.
+        before: For each of `dims`, the number of zeros before x.
+        shape: For each of `dims`, the extent of x.
+        order: Where the dims of x come in another order, which of `dims` each of them is.
+    """
+    own = [
+        dim if dim.size == extent else mtf.Dimension(f"{dim.name}_inside", extent)
+        for dim, extent in zip(dims, shape, strict=True)
+    ]
+    if order:
+        x = arrange(reshard(x, mesh, [own[place] for place in order]), own)
+    elif x.shape.to_integer_list != list(shape):
         x = reshard(x, mesh, own)
     target = even_layout(mesh, [PlainDim(dim.name, dim.size) for dim in dims])
     source = layout_of_tensor(x)
