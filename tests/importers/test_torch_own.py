@@ -18,6 +18,7 @@ from pase.errors import GraphError, PaseError, ProgramError  # noqa: E402
 from pase.graph.body import Body, InnerDim, Step, verify_body  # noqa: E402
 from pase.graph.sources import SOURCE_OPERATORS  # noqa: E402
 from pase.importers.torch.live import trace_live  # noqa: E402
+from pase.importers.torch.operators import TRANSLATIONS  # noqa: E402
 from pase.targets.programs import emit  # noqa: E402
 from pase.targets.torch.layers.experts import rows_of_groups  # noqa: E402
 from pase.targets.torch.layers.sources import source  # noqa: E402
@@ -200,6 +201,39 @@ def test_operators_that_programs_may_call_are_functions_of_their_operands() -> N
         assert "backward" not in name
         random = {"lstm", "gru", "rnn_tanh", "rnn_relu", "scaled_dot_product_attention"}  # by a rate that is 0
         assert all(torch.Tag.nondeterministic_seeded not in one.tags for one in overloads) or name in random, name
+
+
+WHOLE = """
+    _weight_norm_interface addbmm addr binary_cross_entropy binary_cross_entropy_with_logits cdist
+    cosine_embedding_loss cross hinge_embedding_loss huber_loss isin kl_div kron l1_loss linalg_cross linalg_inv
+    linalg_solve margin_ranking_loss mse_loss multi_margin_loss one_hot poisson_nll_loss rot90 smooth_l1_loss
+    soft_margin_loss special_xlog1py trace triplet_margin_loss
+"""
+"""Operators that have no translation: PyTorch takes most of them apart where a module is traced."""
+
+NEVER = """
+    _adaptive_avg_pool2d _adaptive_avg_pool3d _embedding_bag _fft_c2r _fft_r2c _native_batch_norm_legit
+    _native_batch_norm_legit_no_training alias as_strided copy fill
+"""
+"""Of PyTorch's core operators those that a module is not traced to, that write into an operand, or read by strides."""
+
+
+def test_operators_that_programs_may_call_are_those_that_imports_produce() -> None:
+    """The list and the importer's table are kept together by the tags of PyTorch's own table."""
+    assert SOURCE_OPERATORS - {*TRANSLATIONS} == {*WHOLE.split()}
+    core = set()
+    for name in TRANSLATIONS:
+        packet = getattr(torch.ops.aten, name, None)
+        overloads = [getattr(packet, overload) for overload in packet.overloads()] if packet else []
+        draws = any(torch.Tag.nondeterministic_seeded in one.tags for one in overloads)
+        for one in overloads:
+            schema = one._schema
+            is_of_tensors = any("Tensor" in str(item.type) for item in schema.arguments)
+            is_of_tensors &= all("Tensor" in str(item.type) for item in schema.returns)
+            if torch.Tag.core in one.tags and is_of_tensors and not schema.is_mutable and not draws:
+                core.add(name)
+    assert len(core) > 100
+    assert core - SOURCE_OPERATORS == {*NEVER.split()}
 
 
 def calls(arguments: str, *, rows: int, is_index: bool = False, operator: str = "aten.gather.default") -> Any:
