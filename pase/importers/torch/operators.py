@@ -478,7 +478,7 @@ def normalisation(call: Call) -> None:
 
 
 _LEAST_NORM = 1e-6
-"""Norms below the ε of `cosine_similarity` are not told apart from none where it is no larger."""
+"""The largest ε of `cosine_similarity` that is written as steps: vectors this short are taken to be zero."""
 
 
 def cosine_similarity(call: Call) -> None:
