@@ -316,7 +316,7 @@ def test_tensors_without_values_have_the_same_rule() -> None:
 @pytest.mark.full
 def test_operators_of_the_database_are_equal_on_parts() -> None:
     entries = oracle.operators()
-    found = list(oracle.outcomes(entries, samples=6))
+    found = list(oracle.outcomes(entries, samples=4))
     table = oracle.table_of(found)
     equal = [outcome for outcome in found if outcome.exported and not outcome.report.wrong]
     assert not [wrong for outcome in found for wrong in outcome.report.wrong], table

@@ -92,11 +92,12 @@ class _Side:
 def view(call: Call, size: str = "") -> ShardingRule:
     """Relate two shapes of the same points in the same order; size: the argument with the extents of the result."""
     before, after = call.operands[0], call.results[0]
-    if not prod(before):
+    if not prod(before) or len(call.results) > 1:
         return relate(call)
     first, second, extents, whole = refinement(before, after)
     sizes = {size: second} if size else {}
-    return relate(call, [first], [second], extents=extents, whole=whole, linear=[0], sizes=sizes)
+    example = [second] if "other" in call.numbers else []
+    return relate(call, [first, *example], [second], extents=extents, whole=whole, linear=[0], sizes=sizes)
 
 
 def _sized(size: str) -> Rule:
@@ -150,7 +151,7 @@ def _order(call: Call, rank: int) -> list[int]:
             return [at[dim] if dim in at else next(rest) for dim in order]
         case "numpy_T":
             return order[::-1]
-        case "t" | "t_copy" | "mT" | "mH" | "adjoint":
+        case "t" | "t_copy" | "mT" | "mH" | "matrix_H" | "adjoint":
             a, b = (-2, -1) if rank > 1 else (0, 0)
         case _:
             word = "dim" if "dim0" in call.arguments else "axis"
@@ -399,7 +400,7 @@ RULES: dict[str, Rule] = table(
     (_sized("shape"), "reshape"),
     (unflatten, "unflatten"),
     (expand, "expand expand_copy broadcast_to"),
-    (permute, "permute permute_copy movedim moveaxis numpy_T t t_copy mT mH adjoint"),
+    (permute, "permute permute_copy movedim moveaxis numpy_T t t_copy mT mH matrix_H adjoint"),
     (permute, "transpose transpose_copy swapaxes swapdims"),
     (piece, "select select_copy slice slice_copy narrow narrow_copy unbind unbind_copy"),
     (piece, "split split_copy split_with_sizes split_with_sizes_copy unsafe_split unsafe_split_with_sizes"),
@@ -413,7 +414,7 @@ RULES: dict[str, Rule] = table(
     (repeat, "repeat tile"),
     (repeat_each, "repeat_interleave"),
     (moved_along, "flip roll fliplr flipud rot90"),
-    (pad, "pad constant_pad_nd reflection_pad*d replication_pad*d _pad_circular"),
+    (pad, "pad constant_pad_nd reflection_pad*d replication_pad*d _pad_circular _pad_enum"),
     (diagonal, "diagonal diagonal_copy linalg_diagonal"),
     (diag_embed, "diag_embed"),
     (scatter_piece, "select_scatter slice_scatter diagonal_scatter"),
@@ -429,4 +430,8 @@ RULES: dict[str, Rule] = table(
         "masked_scatter new_empty_strided pdist _pdist_forward put scalar_tensor segment_reduce trace",
     ),
     (mixed, "_reshape_alias tril_indices triu_indices _native_multi_head_attention _transformer_encoder_layer_fwd"),
+    (
+        mixed,
+        "vander _unsafe_masked_index_put_accumulate",
+    ),
 )
