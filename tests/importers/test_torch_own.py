@@ -343,10 +343,27 @@ def test_pytorch_checks_the_numbers_that_operators_look_up_by() -> None:
     assert counts == {**dict.fromkeys(looked_up, 4), "multilabel_margin_loss": 1, "masked_scatter": 1}
 
 
-def test_rows_of_groups_are_those_of_one_product_for_each() -> None:
-    rows, weights, ends = random(12, 5), random(4, 6, 5), torch.tensor([2, 2, 9, 11])
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float64, 5), (torch.float32, 8), (torch.bfloat16, 8)])
+def test_rows_of_groups_are_those_of_one_product_for_each(dtype: Any, width: int) -> None:
+    """With gradients; PyTorch's own product, where it takes the type, leaves rows of no group undefined."""
+    ends = torch.tensor([2, 2, 9, 11])
+    rows, weights = random(12, width).to(dtype), random(4, 16, width).to(dtype)
+    own, alone = ([x.clone().requires_grad_() for x in (rows, weights)] for _ in range(2))
+    found = rows_of_groups(*own, ends)
     expected = torch.stack([
-        weights[int((ends > i).nonzero()[0])] @ rows[i] if i < 11 else torch.zeros(6, dtype=torch.float64)
+        alone[1][int((ends > i).nonzero()[0])] @ alone[0][i] if i < 11 else torch.zeros(16, dtype=dtype)
         for i in range(12)
     ])  # fmt: skip
-    torch.testing.assert_close(rows_of_groups(rows, weights, [2, 0, 7, 2]), expected)
+    torch.testing.assert_close(found, expected)
+    for made in (found, expected):
+        made.square().sum().backward()
+    # In bfloat16 a sum over rows is rounded after each row, or at its end.
+    allowed = {"rtol": 0.05, "atol": 0.2} if dtype == torch.bfloat16 else {}
+    for mine, theirs in zip(own, alone, strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, **allowed)
+
+
+def test_rows_of_groups_have_the_type_of_autocast() -> None:
+    rows, weights, ends = random(12, 8).float(), random(4, 16, 8).float(), torch.tensor([2, 2, 9, 11])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert rows_of_groups(rows, weights, ends).dtype == (rows @ weights[0].t()).dtype == torch.bfloat16

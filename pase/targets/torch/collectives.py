@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed import _functional_collectives as functional
 
 from pase.common.containers import connected
-from pase.sharding.boxes import Box, extents, offsets
+from pase.sharding.boxes import Box, Range, extents, offsets
 from pase.sharding.reshard import ReshardStep, pieces
 from pase.sharding.traffic import Movement, Phase
 from pase.targets.torch.devices import carriers, current_device
@@ -501,20 +501,32 @@ class Move(nn.Module):
 
 
 class Take(nn.Module):
-    """A part of an input of the model, which every rank has whole, or its own part of.
+    """A part of an input of the model.
 
-    shape: as the layer sees the whole of it. box: of the part, which may stick out of it. fill: what stands there.
+    Attributes:
+        shape: As the layer sees the whole of it.
+        box: Box of the part, which may stick out of the input.
+        made: Shape of what is returned.
+        fill: What stands where the box sticks out.
+        rows: Which of the first dim the rank has of the input, None for all of them.
     """
+
+    rows: Range | None = None
 
     def __init__(self, *, shape: Sequence[int], box: Box, made: Sequence[int], fill: float = 0.0) -> None:
         super().__init__()
         self.shape, self.box, self.made, self.fill = tuple(shape), tuple(box), tuple(made), fill
         inside = tuple((max(low, 0), min(high, extent)) for (low, high), extent in zip(box, shape, strict=True))
-        self.inside = tuple(slice(low, max(low, high)) for low, high in inside)
+        self.inside = tuple((low, max(low, high)) for low, high in inside)
         self.pads = tuple((low - first, last - high) for (low, high), (first, last) in zip(inside, box, strict=True))
 
     def forward(self, x: Any) -> Any:
-        part = x.reshape(self.shape)[self.inside]
+        inside, shape = self.inside, self.shape
+        if self.rows is not None:
+            first, stop = self.rows
+            shape = (stop - first, *shape[1:])
+            inside = ((inside[0][0] - first, inside[0][1] - first), *inside[1:])
+        part = x.reshape(shape)[tuple(slice(low, high) for low, high in inside)]
         if any(any(pad) for pad in self.pads):
             part = nn.functional.pad(part, [n for pad in reversed(self.pads) for n in pad], value=self.fill)
         return part.reshape(self.made)

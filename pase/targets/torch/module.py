@@ -68,6 +68,11 @@ def rows_read(shape: Sequence[int], layouts: Iterable[Layout], rank: int) -> Ran
     return (max(0, min(low for low, _ in boxes)), min(shape[0], max(high for _, high in boxes))) if boxes else (0, 0)
 
 
+def part_in(x: Any, shape: tuple[int, ...], box: Box) -> Any:
+    """Return a rank's part of an input, of which it may be given the whole."""
+    return x[tuple(slice(low, high) for low, high in box)] if tuple(x.shape) == shape else x
+
+
 def in_place(part: Any, shape: tuple[int, ...], box: Box) -> Any:
     """Return a rank's part of an input where it is in the whole of it; nobody reads the zeros around it."""
     if tuple(part.shape) == shape:
@@ -345,6 +350,7 @@ class Parallel(nn.Module):
         own = [use.value for use in (*known, *(item.use for item in live.inputs.values())) if use.value not in fixed]
         self._part = live.part(own + [o.name for o in live.outputs if not o.layer], device=device)
         self._looked_up = live.part([lookup.value for lookup in live.lookups], device=device)
+        self._direct = _direct(live, self._looked_up)
         self._leaves = Leaves(receive=self._received)
         self._gradients: Gradients | None = None
         self._first_step: Compare | None = None
@@ -359,21 +365,26 @@ class Parallel(nn.Module):
         self._dims = dict(zip(live.call.names, example_dims(plan.graph, live.call.shapes), strict=True))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        mode, values, arguments = self._begun(args, kwargs)
+        mode, values, arguments = self._begun(args, kwargs, is_compiled=torch.compiler.is_compiling())
         with computing_in(mode.low, self._device), mode.traced.gathered.freed():
             found = mode.traced.module(*arguments)
         return self._ended(mode, values, *found)
 
     @torch._disable_dynamo
-    def _begun(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[_Mode, Mapping[str, Any], list[Any]]:
+    def _begun(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_compiled: bool
+    ) -> tuple[_Mode, Mapping[str, Any], list[Any]]:
         """Return the program, what is computed before any layer, and the arguments of the rank's graph."""
         if self.training and torch.is_grad_enabled():
             check_trained(self._live.model.graph)
             self._compare(args, kwargs)
+            if is_compiled:
+                self._mode(True).traced.gathered.check_compiled()
         boxes, call = self._boxes, self._live.call
         given = call.bound(args, kwargs, {name: extents(box) for name, box in boxes.items()})
         inputs = {
-            name: in_place(given[name], shape, boxes[name]) for name, shape in zip(call.names, call.shapes, strict=True)
+            name: (part_in if name in self._direct else in_place)(given[name], shape, boxes[name])
+            for name, shape in zip(call.names, call.shapes, strict=True)
         }
         self._check_lookups(inputs)
         mode = self._mode(self.training)
@@ -626,6 +637,7 @@ class Parallel(nn.Module):
             groups=self._groups,
             traffic=self._traffic,
             pieces=self._pieces,
+            device=self._device,
         )
 
     def _traced(self, program: LiveProgram, made: Any) -> _Mode:
@@ -650,6 +662,9 @@ class Parallel(nn.Module):
         kind, _, name = argument.partition(" ")
         if kind == "input":
             use, shape = fed[name], traced.inputs[name].shape
+            if use.value in self._direct and shape[:1] == (self._batch,):
+                takers = traced.takes.get(name, ())
+                return lambda values: self._in_rows(values[use.value], self._boxes[use.value][0], shape, takers)
             return lambda values: read_as(values[use.value], use).reshape(shape)
         if kind == "held":
             return lambda _: self._leaf(name)
@@ -670,7 +685,22 @@ class Parallel(nn.Module):
         if kind == "received":
             return lambda values: values[argument]
         assert argument == "mask_key", argument
-        return lambda _: torch.from_numpy(step_key(self._seed, self._step))
+        # On the device: a graph that is captured and played again would keep a number of the CPU.
+        return lambda _: torch.from_numpy(step_key(self._seed, self._step)).to(self._device)
+
+    @staticmethod
+    def _in_rows(x: Any, rows: Range, shape: tuple[int, ...], takes: Iterable[Take]) -> Any:
+        """Return some rows of an input in the shape in which the program reads it, and have what takes parts know them.
+
+        Args:
+            x: The rows, in the shape that the module has them in.
+            rows: Which ones.
+            shape: In which the program reads the whole of the input.
+            takes: What takes parts of it for layers.
+        """
+        for take in takes:
+            take.rows = rows
+        return x.reshape((rows[1] - rows[0], *shape[1:]))
 
     # -- parameters and buffers
 
@@ -783,6 +813,17 @@ class Parallel(nn.Module):
             return value.reshape(shape)
         local = [sum(high - low for low, high in runs) for runs in placed.held[self._rank]]
         return distributed(value.reshape(local), placed, self._mesh)
+
+
+def _direct(live: LiveModel, looked_up: Part) -> frozenset[str]:
+    """Return the inputs that layers alone read, as they are, of which a rank needs no more than its part."""
+    computed = {name for constant in live.constants.values() for name in constant.inputs}
+    computed.update(name for output in live.outputs for name in output.inputs)
+    for item in live.inputs.values():
+        is_as_it_is = item.is_given and item.inputs == (item.use.value,)
+        if not is_as_it_is or not (item.use.view is None or item.use.view.is_reshape):
+            computed.update(item.inputs)
+    return frozenset(live.call.names) - computed - {*looked_up.inputs}
 
 
 @dataclass(slots=True)

@@ -289,6 +289,7 @@ class Stages:
     traffic: Traffic
     device: Any
     done: Callable[[Action], None] | None = None
+    _loss_type: torch.dtype | None = None
     _given: dict[int, _Sent] = field(default_factory=dict)
     _links: dict[int, list[Handover]] = field(default_factory=dict)
     _asked: list[Groups] = field(default_factory=list)
@@ -480,13 +481,14 @@ class Stages:
     # -- steps
 
     def known(self, loss: Any) -> torch.Tensor:
-        """Return on every rank the loss that the last stage's ranks have."""
-        told = torch.zeros(2, dtype=torch.float64, device=self.device)
-        if loss is not None:
-            told[0], told[1] = loss.double(), TYPES.index(loss.dtype)
+        """Return on every rank the loss that the last stage's ranks have, in the type that it has the first time."""
+        source = self.first_of(self.last)
+        if self._loss_type is None:
+            self._loss_type = told_by(source, None if loss is None else loss.dtype)
+        told = torch.zeros((), dtype=torch.float64, device=self.device) if loss is None else loss.double().reshape(())
         with naming_lost_ranks():
-            dist.broadcast(told, src=self.first_of(self.last))
-        return told[0].to(TYPES[int(told[1])])
+            dist.broadcast(told, src=source)
+        return told.to(self._loss_type)
 
     def train(self, stages: Mapping[int, RankStage]) -> Any:
         """Take all micro-batches of a step forward and backward; return the mean loss on the last stage's ranks.

@@ -97,7 +97,8 @@ class Traced:
     keeps: statistics with their momentum, in the order of their values. results: the outputs by name. sums: of the
     gradient of each weight, by name, in the order of the layers. pieces: of those weights that ranks hold in pieces.
     gathered: the layers whose weights the graph gathers, to run the module within its `freed`. taken: how layers read
-    each input. correct: what this rank counts, its count the last of the outputs; None where there is none.
+    each input. takes: the modules that take parts of each input. correct: what this rank counts, its count the last of
+    the outputs; None where there is none.
     """
 
     module: fx.GraphModule
@@ -110,6 +111,7 @@ class Traced:
     pieces: Mapping[str, Pieces]
     gathered: GatheredLayers
     taken: Mapping[str, tuple[Layout, ...]]
+    takes: Mapping[str, tuple[Take, ...]]
     correct: Correct | None = None
 
 
@@ -133,8 +135,9 @@ class Program:
     point, scaled as ever. received: of the stage before, by argument.
     sources: by the name of a trained tensor, the argument of the graph that it is had of. dtype: the type of weights.
     low: that of products where it is another, "". pieces: of the weights that ranks hold in pieces, where another
-    program of the same layers has told; else this one tells. copied: weights of which other stages have copies, which
-    are in no pieces. notes: which weights' state is not the one that their layer's mesh says, and why.
+    program of the same layers has told; else this one tells. device: of the tensors of a step. copied: weights of which
+    other stages have copies, which are in no pieces. notes: which weights' state is not the one that their layer's mesh
+    says, and why.
     """
 
     def __init__(
@@ -148,8 +151,9 @@ class Program:
         counts: bool = False,
         is_of_one_type: bool = False,
         pieces: Mapping[str, Pieces] | None = None,
+        device: Any = None,
     ) -> None:
-        self.dtype, self.low = "float32", ""
+        self.dtype, self.low, self.device = "float32", "", device
         self.is_of_one_type, self.drops_nothing = is_of_one_type, False
         self.rank, self.num_devices, self.trains = rank, num_devices, trains
         self.groups = groups or Groups(rank, num_devices)
@@ -162,7 +166,7 @@ class Program:
         self.sources: dict[str, str] = {}
         self.received: dict[str, Received] = {}
         self._shared: set[str] = set()
-        self._taken: dict[str, list[Layout]] = {}
+        self._taken: dict[str, list[tuple[Layout, Take]]] = {}
         self._arguments: dict[str, fx.Node] = {}
         self._numbers = counted()
         self._keeps: dict[str, tuple[Tensor, float]] = {}
@@ -266,8 +270,9 @@ class Program:
         return fx.Proxy(node, self._tracer)
 
     def held(self, value: Any, name: str) -> Any:
+        """Return a tensor that steps need, which is kept on the program's device."""
         unique = self._new(name)
-        self._root.register_buffer(unique, value, persistent=False)
+        self._root.register_buffer(unique, value.to(self.device), persistent=False)
         return fx.Proxy(self._graph.get_attr(unique), self._tracer)
 
     def adder(self, mesh: LayerMesh, over: Iterable[str], gradients_of: Iterable[Tensor] = ()) -> Adder:
@@ -334,9 +339,8 @@ class Program:
     def take(self, x: Tensor, target: Layout, dims: tuple[Dim, ...], mesh: LayerMesh, fill: float) -> Any:
         box: Box = target.by_device[self.rank]
         argument = next(name for name, node in self._arguments.items() if node is x.value.node)
-        name = argument.removeprefix("input ")
-        self._taken.setdefault(name, []).append(target)
         module = Take(shape=target.shape, box=box, made=tuple(map(mesh.part, dims)), fill=fill)
+        self._taken.setdefault(argument.removeprefix("input "), []).append((target, module))
         return self.run(module, x.value, "take")
 
     def count_correct(self, loss: Tensor, labels: Tensor, count: Callable[[], Any]) -> None:
@@ -387,7 +391,8 @@ class Program:
             sums={name: self._weight_sum(name, over) for name, over in axes.items()},
             pieces=self.pieces,
             gathered=gathered,
-            taken={name: tuple(layouts) for name, layouts in self._taken.items()},
+            taken={name: tuple(layout for layout, _ in own) for name, own in self._taken.items()},
+            takes={name: tuple(module for _, module in own) for name, own in self._taken.items()},
             correct=correct,
         )
 

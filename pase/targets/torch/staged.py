@@ -52,6 +52,8 @@ class _Stage(Parallel):
         live = _live_of(parallel._live, plan.graph)
         self._prepare(module, live, plan, rank=stages.rank - stages.first, seed=parallel._seed)
         self._parallel, self._number, self._prefix = (parallel,), number, f"{number} "
+        # Every rank is given all examples.
+        self._direct = frozenset()
         self._traffic, self._state = parallel.traffic, parallel._state
         self._groups = stages.groups()
         self._sum_groups = self._groups.beside("sums")

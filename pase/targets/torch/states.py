@@ -33,6 +33,7 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
+from pase.errors import ProgramError
 from pase.sharding.boxes import Range, extents
 from pase.sharding.buckets import gradient_buckets
 from pase.sharding.layouts import Layout, sharded_layout
@@ -349,6 +350,16 @@ class GatheredLayers:
         self._owners: dict[StorageWeakRef, tuple[Gather, int]] = {}
         self._storages: dict[tuple[Gather, int], StorageWeakRef] = {}
         self._is_queued = False
+
+    def check_compiled(self) -> None:
+        """Raise ProgramError where a compiled graph would keep weights that are gathered for the backward pass."""
+        kept = next((module for module in self.modules if module.run is None), None)
+        if kept is not None:
+            raise ProgramError(
+                f"layer {kept.pieces[0].layer!r} is zero3, and a compiled graph would keep its whole weights until the "
+                "backward pass: train without torch.compile, or search for a plan that recomputes such layers, or with "
+                "another state (zero2)"
+            )
 
     def remember(self, module: Gather, wholes: Sequence[Any]) -> None:
         """Know weights again when autograd keeps them."""

@@ -235,6 +235,7 @@ class RankTraining:
             counts=True,
             is_of_one_type=self._dtype not in (None, torch.float32),
             pieces=None if trains else self.program.pieces,
+            device=self._ranks.device,
         )
 
     def _traced(self, *, trains: bool) -> Traced:
@@ -280,7 +281,7 @@ class RankTraining:
                     found.append(received[argument])
                 case _:
                     assert argument == "mask_key", argument
-                    found.append(torch.as_tensor(key))
+                    found.append(torch.as_tensor(key, device=self._ranks.device))
         return found
 
     def _first(self, values: Mapping[str, Array] | None, weight: Weight) -> Any:

@@ -1,10 +1,11 @@
 """Rows that go where data tell: tokens to the matrices of their experts, and what is made of them back.
 
-Every rank has the numbers that tell it, all of them, so that it knows what the others send without asking.
+Every rank has the numbers that tell it, all of them, so that it knows what the others send without asking. The host has
+to know how many rows go between ranks, and waits for the device once for each layer that sends some; products in
+bfloat16 take their groups' ends where these are, on the device.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -94,6 +95,8 @@ class Rows(Router):
     @torch._disable_dynamo
     def forward(self, table: Any, numbers: Any) -> Any:
         numbers = numbers.flatten().long()
+        if len(self.parts) == 1:
+            return functional.embedding(numbers, table)
         every = [numbers[asked].unique() for asked in self.asked]
         counts = _counts(every, torch.tensor(self.bounds, device=numbers.device))
         sent, received = [own[self.place] for own in counts], counts[self.place]
@@ -156,22 +159,52 @@ class Grouped(Router):
             for low, high in self.parts
         ]
         ends = torch.cat([ends.new_zeros(1), ends.flatten()]).long()
+        low, high = self.parts[self.place]
+        before = torch.stack([torch.searchsorted(own, ends[low : high + 1]) for own in numbers])
+        own_ends = (before[:, 1:] - before[:, :1]).sum(0)
+        if len(self.parts) == 1:
+            return rows_of_groups(x.reshape(groups * count, -1), weights, own_ends).reshape(groups, count, -1)
         # Rows behind the last group's are the last rank's.
         starts = [*ends[[low for low, _ in self.parts]].unbind(), ends.new_tensor((len(ends) - 1) * self.size)]
         counts = _counts(numbers, torch.stack(starts))
         sent, received = counts[self.place], [own[self.place] for own in counts]
         rows = self.rerouted(x.reshape(groups * count, -1), sent, received)
-        low, high = self.parts[self.place]
-        sizes = [sum(own) for own in zip(*_counts(numbers, ends[low : high + 1]), strict=True)]
-        made = self.rerouted(rows_of_groups(rows, weights, sizes), received, sent)
+        made = self.rerouted(rows_of_groups(rows, weights, own_ends), received, sent)
         return made.reshape(groups, count, -1)
 
 
-def rows_of_groups(rows: Any, weights: Any, sizes: Sequence[int]) -> Any:
-    """Return [r, n] of rows [r, k], sorted by group, each times its group's weights [g, n, k], zeros for those behind.
+_ALIGNMENT_BYTES = 16
+"""Of rows and columns, which PyTorch's product of rows with the matrices of their groups asks for."""
 
-    sizes: Rows of each group.
+
+def rows_of_groups(rows: Any, weights: Any, ends: Any) -> Any:
+    """Return rows, each times the matrix of its group.
+
+    Args:
+        rows: [r, k], sorted by group.
+        weights: [g, n, k], a matrix for each group.
+        ends: [g], before which row each group ends, on the device of the rows.
+
+    Returns:
+        [r, n], zeros for rows behind the last group.
     """
-    bounds = [0, *accumulate(sizes)]
-    made = [rows[a:b] @ matrix.t() for a, b, matrix in zip(bounds, bounds[1:], weights, strict=False)]
-    return torch.cat([*made, rows.new_zeros(len(rows) - bounds[-1], weights.shape[1])])
+    device = rows.device.type
+    if torch.is_autocast_enabled(device):
+        # PyTorch casts operands of plain products alone.
+        rows, weights = (x.to(torch.get_autocast_dtype(device)) for x in (rows, weights))
+    grouped_mm = getattr(functional, "grouped_mm", None)
+    widths_bytes = [extent * rows.element_size() for extent in weights.shape[1:]]
+    is_aligned = not any(width % _ALIGNMENT_BYTES for width in widths_bytes)
+    # Of other types it has none, or one that asks the host.
+    if grouped_mm is None or rows.dtype != torch.bfloat16 or not is_aligned:
+        return _one_by_one(rows, weights, ends.tolist())
+    # Rows behind the last group are taken for its own: of those of no group it leaves results and gradients undefined.
+    offsets = torch.cat([ends[:-1], ends.new_tensor([len(rows)])]).to(torch.int32)
+    made = grouped_mm(rows, weights.transpose(-2, -1), offs=offsets)
+    is_inside = torch.arange(len(rows), device=rows.device) < ends[-1]
+    return torch.where(is_inside[:, None], made, 0)
+
+
+def _one_by_one(rows: Any, weights: Any, ends: Sequence[int]) -> Any:
+    made = [rows[low:high] @ matrix.t() for low, high, matrix in zip([0, *ends[:-1]], ends, weights, strict=True)]
+    return torch.cat([*made, rows.new_zeros(len(rows) - ends[-1], weights.shape[1])])
