@@ -368,7 +368,7 @@ def _nonlinearity(call: Call, rule: ShardingRule, number: int, generator: torch.
     expected = call.run(tensors)
     sums = [_zeros(result) for result in expected]
     for i, addend in enumerate(addends):
-        given = [torch.zeros_like(t) if i and n in rule.once else t for n, t in enumerate(tensors)]
+        given = [torch.zeros_like(t) if i and n in rule.added else t for n, t in enumerate(tensors)]
         given[number] = addend
         for total, result in zip(sums, call.run(given), strict=True):
             total += result

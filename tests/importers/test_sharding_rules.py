@@ -254,6 +254,10 @@ def _added_always(rule: ShardingRule) -> ShardingRule:
     return replace(rule, once=())
 
 
+def _never_added(rule: ShardingRule) -> ShardingRule:
+    return replace(rule, added=())
+
+
 def _linear_in_all(rule: ShardingRule) -> ShardingRule:
     return replace(rule, linear=tuple(range(len(rule.operands))))
 
@@ -270,6 +274,7 @@ FAULTS: list[tuple[Callable[[ShardingRule], ShardingRule], str]] = [
     (_without_whole, "softmax|cumsum|layer_norm|amax|var|sort|gather|cholesky|attention of groups|batch_norm|topk|cat"),
     (_unweighted, "mean|mean of all|mse_loss mean|multi_margin_loss|cross_entropy of shares"),
     (_added_always, "linear|addmm|baddbmm|bilinear|conv2d|index_add|scatter_add|index_put added"),
+    (_never_added, "linear|addmm|where|cat|add broadcast|lerp|scatter"),
     (_linear_in_all, "softmax|mse_loss sum|layer_norm|attention|sort|addcmul"),
 ]
 

@@ -252,7 +252,7 @@ def scatter(call: Call) -> ShardingRule:
         sums = ["i"]
     if not adds and call.get("reduce") is not None:
         linear = []
-    return relate(call, labels, [names], sums=sums, linear=linear, once=linear)
+    return relate(call, labels, [names], sums=sums, linear=linear, added=linear)
 
 
 def rows(call: Call) -> ShardingRule:
@@ -280,7 +280,7 @@ def replaced_rows(call: Call) -> ShardingRule:
         if call.name == "index_add" and call.rank("index") == 1:
             labels |= {source: [*given[:dim], "i", *given[dim + 1 :]], "index": ["i"]}
             sums = ["i"]
-    return relate(call, labels, [given], sums=sums, linear=every, once=every)
+    return relate(call, labels, [given], sums=sums, linear=every, added=every)
 
 
 def embedding(call: Call) -> ShardingRule:
@@ -328,12 +328,12 @@ def indexed(call: Call) -> ShardingRule:
     names = [str(name) for name in index]
     if not call.get("accumulate", False):
         every = ["self", "values"]
-        return relate(call, operands, [given], whole=names, linear=every, once=every)
+        return relate(call, operands, [given], whole=names, linear=every, added=every)
     # Values that are broadcast along places are added by each part, and cannot be given to one alone.
     extents = dict(zip(reversed(values), reversed(call.shape("values") or ()), strict=True))
     is_broadcast = any(extents.get(name, 1) == 1 for name in index)
     every = ["self"] if is_broadcast else ["self", "values"]
-    return relate(call, operands, [given], sums=names, linear=["values"] if is_broadcast else every, once=every)
+    return relate(call, operands, [given], sums=names, linear=["values"] if is_broadcast else every, added=every)
 
 
 def _filled(call: Call, at: int) -> ShardingRule:
@@ -343,7 +343,7 @@ def _filled(call: Call, at: int) -> ShardingRule:
     names = positions(call.rank("self"))
     mask = names[at : at + call.rank("indices")]
     every = ["self", "values"]
-    return relate(call, {"self": names, "indices": mask}, [names], linear=every, once=every)
+    return relate(call, {"self": names, "indices": mask}, [names], linear=every, added=every)
 
 
 def taken(call: Call) -> ShardingRule:

@@ -94,7 +94,7 @@ def convolution(call: Call) -> ShardingRule:
         extents=extents,
         sums={"i"},
         linear=["input", "weight"],
-        once=["bias"],
+        added=["bias"],
         sizes={"groups": [["g"]]},
     )
 
@@ -103,7 +103,7 @@ def time_convolution(call: Call) -> ShardingRule:
     """Relate sequences of shape [time, batch, channels], filters and convolutions."""
     operands: dict[str, Labels] = {"self": [None, "n", "i"], "weight": [None, "i", "o"], "bias": ["o"]}
     linear = ["self", "weight"]
-    return relate(call, operands, [[None, "n", "o"]], sums={"i"}, linear=linear, once=["bias"])
+    return relate(call, operands, [[None, "n", "o"]], sums={"i"}, linear=linear, added=["bias"])
 
 
 def images(rank: int, *, is_linear: bool = False) -> Rule:

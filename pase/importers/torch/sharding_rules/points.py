@@ -71,13 +71,13 @@ _ADDED = {
 
 def pointwise(call: Call) -> ShardingRule:
     """Relate tensors that are broadcast to the result's shape."""
-    linear, once = _linear(call)
+    linear, added = _linear(call)
     return relate(
         call,
         [positions(len(shape)) for shape in call.operands],
         [positions(len(shape)) for shape in call.results],
         linear=linear,
-        once=once,
+        added=added,
     )
 
 

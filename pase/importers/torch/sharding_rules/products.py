@@ -20,7 +20,7 @@ def contract(
     operands: Mapping[str, Labels] | Sequence[Labels],
     result: Labels,
     *,
-    once: Iterable[str] = (),
+    added: Iterable[str] = (),
     whole: Iterable[Factor] = (),
 ) -> ShardingRule:
     """Relate a sum of products: it is over the names that the result does not have.
@@ -29,14 +29,14 @@ def contract(
         call: The call.
         operands: Names of the dims of each operand.
         result: Those of the result.
-        once: Arguments that are added to the products.
+        added: Arguments that are added to the products.
         whole: Names of dims that are not split.
     """
     labels = operands.values() if isinstance(operands, Mapping) else operands
     names = {f for dims in labels for f in dims if isinstance(f, str)}
-    once = list(once)
+    added = list(added)
     factors: list[str | int] = list(operands) if isinstance(operands, Mapping) else list(range(len(operands)))
-    linear = [name for name in factors if name not in once]
+    linear = [name for name in factors if name not in added]
     return relate(
         call,
         operands,
@@ -44,7 +44,7 @@ def contract(
         sums=names - {f for f in result if isinstance(f, str)},
         whole=whole,
         linear=linear,
-        once=once,
+        added=added,
     )
 
 
@@ -55,7 +55,7 @@ def product(operands: Mapping[str, str], result: str, *, added: str = "") -> Rul
         labels: dict[str, Labels] = dict(operands)
         if added:
             labels[added] = result[len(result) - call.rank(added) :]
-        return contract(call, labels, result, once=[added] if added else [])
+        return contract(call, labels, result, added=[added] if added else [])
 
     return rule
 
@@ -65,7 +65,7 @@ def linear(call: Call) -> ShardingRule:
     lead = positions(call.rank("input") - 1, "b")
     out = ["n"] if call.rank("weight") > 1 else []
     labels: dict[str, Labels] = {"input": [*lead, "k"], "weight": [*out, "k"], "bias": out[: call.rank("bias")]}
-    return contract(call, labels, [*lead, *out], once=["bias"])
+    return contract(call, labels, [*lead, *out], added=["bias"])
 
 
 def matmul(call: Call) -> ShardingRule:
@@ -141,7 +141,7 @@ def bilinear(call: Call) -> ShardingRule:
         "weight": ["n", "x", "y"],
         "bias": ["n"],
     }
-    return contract(call, labels, [*lead, "n"], once=["bias"])
+    return contract(call, labels, [*lead, "n"], added=["bias"])
 
 
 def trilinear(call: Call) -> ShardingRule:

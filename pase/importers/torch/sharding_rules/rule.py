@@ -33,14 +33,15 @@ class ShardingRule:
         results: Likewise for each tensor that it returns.
         extents: The extent of each factor. None is 1.
         sums: Factors over whose parts the results of `summed` are sums.
-        summed: Numbers of the results that are such sums; the others have the factor.
+        summed: Numbers of the results that are such sums; the others have the factor, or are the same of all parts.
         is_mean: Whether a part's results have to be multiplied by its share of the points of `sums` before they are
             added.
         whole: Factors that must not be split: the operator mixes their points, or nothing is known of them.
+        once: Numbers of operands that are added to what is summed over a factor of `sums` which they do not have, such
+            as a bias: of the parts along that factor, one is given the operand and the others zeros.
         linear: Numbers of operands that may be given as the addends of a sum: results are addends of the results.
-        once: Numbers of operands that are added to what the others give, such as a bias. Where results are addends of
-            a sum, by a factor of `sums` that it does not have or by an operand of `linear`, such an operand is either
-            given as addends, too, or to one of the parts alone and zeros to the others.
+        added: Numbers of operands that are added to what the others give. Where an operand of `linear` is given as
+            addends, these are, too, or one of the parts is given them and the others zeros.
         sizes: (name in the schema, value) of arguments that are extents and have to be those of the shard: a tuple
             of the factors of each dim, each as in `results`; of an argument that is one number, such as `groups`, a
             tuple of factors. No entry where none of them may be split.
@@ -54,8 +55,9 @@ class ShardingRule:
     summed: tuple[int, ...] = ()
     is_mean: bool = False
     whole: frozenset[Factor] = frozenset()
-    linear: tuple[int, ...] = ()
     once: tuple[int, ...] = ()
+    linear: tuple[int, ...] = ()
+    added: tuple[int, ...] = ()
     sizes: tuple[tuple[str, Dims | tuple[Factor, ...]], ...] = ()
     is_known: bool = True
 
@@ -135,7 +137,7 @@ def relate(
     is_mean: bool = False,
     whole: Iterable[Factor] = (),
     linear: Iterable[str | int] = (),
-    once: Iterable[str | int] = (),
+    added: Iterable[str | int] = (),
     sizes: Mapping[str, Labels] | None = None,
     is_known: bool = True,
 ) -> ShardingRule:
@@ -147,13 +149,13 @@ def relate(
             left out are whole.
         results: Likewise for each result.
         extents: Extents of factors that share a dim with others.
-        sums: As in `ShardingRule`, as are the others; `linear` and `once` may be names of arguments. Operands of whole
+        sums: As in `ShardingRule`, as are the others; `linear` and `added` may be names of arguments. Operands of whole
             numbers are never linear.
         summed: By default all results.
         is_mean: See there.
         whole: See there; a factor that one tensor has twice is whole without being told.
         linear: See there.
-        once: See there.
+        added: See there; those of them that do not have all factors of `sums` are added once.
         sizes: See there.
         is_known: See there.
 
@@ -171,16 +173,19 @@ def relate(
     )
     named = {factor: reader.extents[factor] for factor in reader.seen}
     whole = frozenset(reader.whole & named.keys())
+    summed_over = frozenset(set(sums) & named.keys()) - whole
+    added_numbers = _numbers(call, added)
     return ShardingRule(
         operands=read_operands,
         results=read_results,
         extents=named,
-        sums=frozenset(set(sums) & named.keys()) - whole,
+        sums=summed_over,
         summed=tuple(range(len(call.results)) if summed is None else summed),
         is_mean=is_mean,
         whole=whole,
         linear=tuple(n for n in _numbers(call, linear) if call.are_floating[n] and all(call.results_are_floating)),
-        once=_numbers(call, once),
+        once=tuple(n for n in added_numbers if not summed_over <= {f for dim in read_operands[n] for f in dim}),
+        added=added_numbers,
         sizes=_sizes(call, sizes or {}, named, whole),
         is_known=is_known,
     )

@@ -186,7 +186,7 @@ def concatenate(call: Call) -> ShardingRule:
     labels = _replaced(positions(rank), dim, None)
     given = [labels if len(shape) == rank else None for shape in call.operands]
     every = range(len(call.operands))
-    return relate(call, given, [labels], linear=every, once=every)
+    return relate(call, given, [labels], linear=every, added=every)
 
 
 def concatenate_promoted(call: Call) -> ShardingRule:
@@ -206,7 +206,7 @@ def concatenate_promoted(call: Call) -> ShardingRule:
         else:
             given.append(labels[rank - len(shape) :])
     every = range(len(call.operands))
-    return relate(call, given, [labels], linear=every, once=every)
+    return relate(call, given, [labels], linear=every, added=every)
 
 
 def grids(call: Call) -> ShardingRule:
@@ -247,7 +247,7 @@ def stack(call: Call) -> ShardingRule:
     made = _replaced(positions(rank), dim, None)
     given = [label for i, label in enumerate(made) if i != dim]
     every = range(len(call.operands))
-    return relate(call, [given] * len(call.operands), [made], linear=every, once=every)
+    return relate(call, [given] * len(call.operands), [made], linear=every, added=every)
 
 
 def repeat(call: Call) -> ShardingRule:
@@ -348,7 +348,7 @@ def scatter_piece(call: Call) -> ShardingRule:
         if call.name == "select_scatter":
             del piece_labels[call.dim()]
     every = ["self", "src"]
-    return relate(call, {"self": given, "src": piece_labels}, [given], linear=every, once=every)
+    return relate(call, {"self": given, "src": piece_labels}, [given], linear=every, added=every)
 
 
 def windows(call: Call) -> ShardingRule:
