@@ -47,8 +47,11 @@ def made_once(key: Hashable, make: Callable[[], T]) -> T:
 
 
 def new_group(ranks: Sequence[int]) -> Any:
-    """Make a process group, and connect its ranks; every rank calls it, in the same order."""
-    handle = dist.new_group(list(ranks))
+    """Make a process group, and connect its ranks; every rank calls it, in the same order.
+
+    It carries tensors of the device that ranks compute on: a group for others takes connections of its own.
+    """
+    handle = dist.new_group(list(ranks), backend=carriers().get(current_device().type))
     if dist.get_rank() in ranks:
         connect(handle)
     return handle

@@ -65,7 +65,8 @@ class Fabric:
         """What the default process group is known by; each rank has one of its own, as processes have."""
         return self._own.group
 
-    def new_group(self, ranks: Sequence[int]) -> tuple[int, ...]:
+    def new_group(self, ranks: Sequence[int], backend: str | None = None) -> tuple[int, ...]:
+        assert backend is None
         self.groups[self.get_rank()].append(tuple(ranks))
         return tuple(ranks)
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pase.errors import ProgramError
-from pase.targets.torch import devices, launch
+from pase.targets.torch import collectives, devices, launch
 
 
 @dataclass
@@ -119,6 +119,18 @@ def test_a_group_is_made_on_the_device_of_the_local_rank(
         assert (own["backend"], own["device_id"], own["current"]) == (BOTH, torch.device("cuda", 2), 2)
     else:
         assert (own["backend"], own.get("device_id"), machine.was_set) == ("gloo", None, [])
+
+
+@pytest.mark.parametrize(("backends", "expected"), [(OWN, "nccl"), (BOTH, "nccl"), (GLOO, "gloo")])
+def test_groups_carry_what_ranks_compute_alone(
+    machine: Accelerators, monkeypatch: pytest.MonkeyPatch, backends: str, expected: str
+) -> None:
+    _in_group(monkeypatch, backends, rank=3)
+    made: list[Any] = []
+    monkeypatch.setattr(dist, "new_group", lambda *given, **named: made.append((*given, named)))
+    collectives.new_group((0, 1))
+    assert made == [([0, 1], {"backend": expected})]
+    assert not machine.was_set
 
 
 def test_without_an_accelerator_nothing_of_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
