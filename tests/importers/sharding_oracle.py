@@ -278,21 +278,21 @@ def _difference(
         for n, (leaf, dims) in enumerate(zip(leaves, rule.operands, strict=True)):
             shard = shard_of(leaf.detach(), dims, rule.extents, part)
             given.append(_leaf(torch.zeros_like(shard) if is_zero[n] else shard, leaf.requires_grad))
-        made = call.run(given, rule, part)
+        outputs = call.run(given, rule, part)
         above: list[Any] = []
         for n, (result, dims) in enumerate(zip(results, rule.results, strict=True)):
             expected = shard_of(result.detach(), dims, rule.extents, part)
-            if made[n].shape != expected.shape or made[n].dtype != expected.dtype:
-                return f"result {n} of a part: {made[n].dtype} {list(made[n].shape)} for {list(expected.shape)}"
+            if outputs[n].shape != expected.shape or outputs[n].dtype != expected.dtype:
+                return f"result {n} of a part: {outputs[n].dtype} {list(outputs[n].shape)} for {list(expected.shape)}"
             gradient = shard_of(upstream[n], dims, rule.extents, part)
             if is_summed[n]:
-                _add(sums[n], weight * made[n].detach(), dims, rule.extents, part)
+                _add(sums[n], weight * outputs[n].detach(), dims, rule.extents, part)
                 gradient = weight * gradient
-            elif call.target._schema.name not in _UNDEFINED and not is_close(made[n].detach(), expected, result):
+            elif call.target._schema.name not in _UNDEFINED and not is_close(outputs[n].detach(), expected, result):
                 return f"result {n} of a part differs"
             has_factors = all(any(f in dim for dim in dims) for f, number in zip(cut, numbers, strict=True) if number)
             above.append(gradient if is_summed[n] or has_factors else None)
-        for n, gradient in enumerate(_gradients(made, given, above)):
+        for n, gradient in enumerate(_gradients(outputs, given, above)):
             if gradient is not None and not is_zero[n]:
                 _add(gradient_sums[n], gradient, rule.operands[n], rule.extents, part)
     for n, result in enumerate(results):
@@ -372,7 +372,7 @@ def _nonlinearity(call: Call, rule: ShardingRule, number: int, generator: torch.
         given[number] = addend
         for total, result in zip(sums, call.run(given), strict=True):
             total += result
-    return "" if all(map(is_close, sums, expected, expected)) else "results are no addends"
+    return "" if all(map(is_close, sums, expected, expected)) else "results are not addends"
 
 
 # -- whole graphs
@@ -441,8 +441,8 @@ class Carrying(torch.fx.Interpreter):
         factor, at = self._factor(rule, operands)
         call = Call(n.target, *meta)
         if factor is None:
-            made = call.run([_gathered(value) for value in operands])
-            return _like(n.meta.get("val"), made)
+            outputs = call.run([_gathered(value) for value in operands])
+            return _like(n.meta.get("val"), outputs)
         self.carried += 1
         return _like(n.meta.get("val"), _on_parts(call, rule, operands, factor, at))
 
@@ -464,7 +464,7 @@ class Carrying(torch.fx.Interpreter):
 def _on_parts(call: Call, rule: ShardingRule, operands: Sequence[Any], factor: str, at: int) -> list[Any]:
     """Return the results of a call on two parts."""
     extent = rule.extents[factor]
-    made = []
+    outputs = []
     for number, span in enumerate(((0, at), (at, extent))):
         part = {factor: span}
         given = []
@@ -476,9 +476,9 @@ def _on_parts(call: Call, rule: ShardingRule, operands: Sequence[Any], factor: s
             has_factor = any(factor in dim for dim in dims)
             is_added_once = factor in rule.sums and n in rule.once and not has_factor
             given.append(torch.zeros_like(shard) if is_added_once and number else shard)
-        made.append(call.run(given, rule, part))
+        outputs.append(call.run(given, rule, part))
     results: list[Any] = []
-    for n, (first, second) in enumerate(zip(*made, strict=True)):
+    for n, (first, second) in enumerate(zip(*outputs, strict=True)):
         dims = rule.results[n]
         places = [i for i, dim in enumerate(dims) if factor in dim]
         if places:
@@ -527,9 +527,9 @@ def _dtype(value: Any) -> Any:
     return value.parts[0].dtype if isinstance(value, Split) else value.dtype
 
 
-def _like(example: Any, made: list[Any]) -> Any:
+def _like(example: Any, outputs: list[Any]) -> Any:
     """Return tensors as an operator returns them: one, or several."""
-    return made[0] if isinstance(example, torch.Tensor) else made
+    return outputs[0] if isinstance(example, torch.Tensor) else outputs
 
 
 def check_graph(
@@ -549,7 +549,7 @@ def check_graph(
     module = program.module(check_guards=False)
     leaves, others = ([[_leaf(t, has_gradients) for t in group] for group in groups] for _ in range(2))
     torch.manual_seed(seed)
-    results = [_strided(made) for made in module(*(leaf for group in leaves for leaf in group))]
+    results = [_strided(outputs) for outputs in module(*(leaf for group in leaves for leaf in group))]
     interpreter = Carrying(module, seed)
     torch.manual_seed(seed)
     others_made = _gathered(interpreter.run(*(leaf for group in others for leaf in group)))
@@ -618,12 +618,12 @@ class _Applied(torch.nn.Module):
 
     def forward(self, *tensors: Any) -> list[Any]:
         """Return what each entry gives for other tensors."""
-        rest, made = iter(tensors), []
+        rest, outputs = iter(tensors), []
         for op, (values, spec) in zip(self._ops, self._given, strict=True):
             filled_values = [next(rest) if isinstance(value, torch.Tensor) else value for value in values]
             first, args, kwargs = torch.utils._pytree.tree_unflatten(filled_values, spec)
-            made.append(op(first, *args, **kwargs))
-        return made
+            outputs.append(op(first, *args, **kwargs))
+        return outputs
 
 
 class _Checking(torch.fx.Interpreter):
@@ -635,8 +635,8 @@ class _Checking(torch.fx.Interpreter):
         self._outcomes: dict[Any, Outcome] = {}
         (output,) = (node for node in module.graph.nodes if node.op == "output")
         returned = list(torch.utils._pytree.tree_unflatten(list(output.args[0]), module._out_spec))
-        for made, outcome in zip(returned, outcomes, strict=True):
-            pending = [node for node in _flat(made) if isinstance(node, torch.fx.Node)]
+        for outputs, outcome in zip(returned, outcomes, strict=True):
+            pending = [node for node in _flat(outputs) if isinstance(node, torch.fx.Node)]
             while pending:
                 node = pending.pop()
                 if node not in self._outcomes:
@@ -711,7 +711,7 @@ def _check_items(items: Sequence[_Item], rule_of: RuleOf) -> None:
     try:
         program = torch.export.export(module, tuple(tensors), strict=False).run_decompositions({})
         differences = _graph_differences(program, groups) if rule_of is sharding_rule else {}
-    except Exception as error:  # noqa: BLE001 - whatever is raised is told
+    except Exception as error:  # noqa: BLE001 - the reason is reported
         if len(items) > 1:
             _check_items(items[: len(items) // 2], rule_of)
             _check_items(items[len(items) // 2 :], rule_of)

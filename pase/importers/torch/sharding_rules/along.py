@@ -22,21 +22,23 @@ from pase.importers.torch.sharding_rules.rule import (
 
 def summed(call: Call) -> ShardingRule:
     """Relate a tensor and its sum or mean over some dims: parts add up."""
-    given = positions(len(call.operands[0]))
+    inputs = positions(len(call.operands[0]))
     dims = call.dims()
-    names = [str(given[dim]) for dim in dims]
+    names = [str(inputs[dim]) for dim in dims]
     linear = [0] if call.name in ("sum", "mean") else []
-    return relate(call, [given], [_without(given, dims, call)], sums=names, is_mean=call.name == "mean", linear=linear)
+    return relate(
+        call, [inputs], [_without(inputs, dims, call)], sums=names, is_mean=call.name == "mean", linear=linear
+    )
 
 
 def reduce(call: Call) -> ShardingRule:
     """Relate a tensor and what is made of all points of some dims, or points of two tensors."""
     if "other" in call.numbers:
         return pointwise(call)
-    given = positions(len(call.operands[0]))
+    inputs = positions(len(call.operands[0]))
     dims = call.dims("axis") if "axis" in call.arguments else call.dims()
-    made = _without(given, dims, call)
-    return relate(call, [given], [made] * len(call.results), whole=[str(given[dim]) for dim in dims])
+    outputs = _without(inputs, dims, call)
+    return relate(call, [inputs], [outputs] * len(call.results), whole=[str(inputs[dim]) for dim in dims])
 
 
 def _without(labels: Sequence[Factor | None], dims: Sequence[int], call: Call) -> list[Factor | None]:
@@ -48,13 +50,13 @@ def _without(labels: Sequence[Factor | None], dims: Sequence[int], call: Call) -
 
 def quantile(call: Call) -> ShardingRule:
     """Relate a tensor and its quantiles along a dim; of several, their number comes first."""
-    given = positions(call.rank("self"))
+    inputs = positions(call.rank("self"))
     dims = call.dims()
-    made = [label for i, label in enumerate(given) if i not in dims]
+    outputs = [label for i, label in enumerate(inputs) if i not in dims]
     number = [None] * call.rank("q")
-    if len(call.results[0]) > len(number) + len(made):
-        made = [None if i in dims else label for i, label in enumerate(given)]
-    return relate(call, {"self": given}, [[*number, *made]])
+    if len(call.results[0]) > len(number) + len(outputs):
+        outputs = [None if i in dims else label for i, label in enumerate(inputs)]
+    return relate(call, {"self": inputs}, [[*number, *outputs]])
 
 
 # -- functions along dims
@@ -111,11 +113,11 @@ def _mixing(call: Call, dims: Sequence[int], *, is_linear: bool = False) -> Shar
             names[dim] = None
     rest = [label for i, label in enumerate(names) if i not in dims]
 
-    given = [names if len(shape) == rank else None for shape in call.operands]
-    made = [names if len(shape) == rank else rest for shape in call.results]
+    inputs = [names if len(shape) == rank else None for shape in call.operands]
+    outputs = [names if len(shape) == rank else rest for shape in call.results]
     whole = [str(names[dim]) for dim in dims] if rank else []
     linear = [0] if is_linear else []
-    return relate(call, given, made, whole=whole, linear=linear)
+    return relate(call, inputs, outputs, whole=whole, linear=linear)
 
 
 def cross(call: Call) -> ShardingRule:
@@ -125,8 +127,8 @@ def cross(call: Call) -> ShardingRule:
         return relate(call)
     dim = call.get("dim", -1) % rank
     names = positions(rank)
-    given = [names[rank - len(shape) :] for shape in call.operands]
-    return relate(call, given, [names], whole=[str(names[dim])], linear=[0, 1])
+    inputs = [names[rank - len(shape) :] for shape in call.operands]
+    return relate(call, inputs, [names], whole=[str(names[dim])], linear=[0, 1])
 
 
 def renorm(call: Call) -> ShardingRule:
@@ -157,12 +159,12 @@ def matrices(trailing: Sequence[int] = (2,)) -> Rule:
         ]
         rank = max(leads)
         names = positions(rank, "b")
-        given = [
+        inputs = [
             [*names[rank - lead :], *[None] * (len(shape) - lead)]
             for lead, shape in zip(leads, call.operands, strict=True)
         ]
-        made = [[*names, *[None] * (len(shape) - rank)] if len(shape) >= rank else None for shape in call.results]
-        return relate(call, given, made)
+        outputs = [[*names, *[None] * (len(shape) - rank)] if len(shape) >= rank else None for shape in call.results]
+        return relate(call, inputs, outputs)
 
     return rule
 
@@ -197,8 +199,8 @@ def trapezoid(call: Call) -> ShardingRule:
     operands: dict[str, Labels] = {"y": names}
     if call.rank("x") == rank > 1:
         operands["x"] = names
-    made = names if len(call.results[0]) == rank else [name for i, name in enumerate(names) if i != dim]
-    return relate(call, operands, [made])
+    outputs = names if len(call.results[0]) == rank else [name for i, name in enumerate(names) if i != dim]
+    return relate(call, operands, [outputs])
 
 
 # -- look-ups
@@ -259,11 +261,11 @@ def rows(call: Call) -> ShardingRule:
     """Relate a tensor and slices of it along a dim, at places that are listed."""
     rank, dim = call.rank("self"), call.dim()
     names = positions(rank)
-    given = [None if i == dim else name for i, name in enumerate(names)]
+    inputs = [None if i == dim else name for i, name in enumerate(names)]
     index: list[Factor | None] = ["i"] if call.rank("index") else [None]
-    made = [*given[:dim], *index, *given[dim + 1 :]]
+    outputs = [*inputs[:dim], *index, *inputs[dim + 1 :]]
     return relate(
-        call, {"self": given, "index": index[: call.rank("index")]}, [made if rank else None], linear=["self"]
+        call, {"self": inputs, "index": index[: call.rank("index")]}, [outputs if rank else None], linear=["self"]
     )
 
 
@@ -271,16 +273,16 @@ def replaced_rows(call: Call) -> ShardingRule:
     """Relate a tensor, slices that replace others of it along a dim, or are added to them, and the result."""
     rank, dim = call.rank("self"), call.dim()
     source = "source" if "source" in call.numbers else "value"
-    given = [None if i == dim else name for i, name in enumerate(positions(rank))]
+    inputs = [None if i == dim else name for i, name in enumerate(positions(rank))]
     every = ["self", source] if source in call.numbers and call.name != "index_reduce" else []
-    labels: dict[str, Labels] = {"self": given}
+    labels: dict[str, Labels] = {"self": inputs}
     sums: list[Factor] = []
     if rank and call.rank(source) == rank:
-        labels[source] = given
+        labels[source] = inputs
         if call.name == "index_add" and call.rank("index") == 1:
-            labels |= {source: [*given[:dim], "i", *given[dim + 1 :]], "index": ["i"]}
+            labels |= {source: [*inputs[:dim], "i", *inputs[dim + 1 :]], "index": ["i"]}
             sums = ["i"]
-    return relate(call, labels, [given], sums=sums, linear=every, added=every)
+    return relate(call, labels, [inputs], sums=sums, linear=every, added=every)
 
 
 def embedding(call: Call) -> ShardingRule:
@@ -307,33 +309,33 @@ def indexed(call: Call) -> ShardingRule:
     if any(place is not None and str(place.dtype) in ("torch.bool", "torch.uint8") for place in places):
         return unknown(call)
     read = [dim for dim, place in enumerate(places) if place is not None]
-    given: list[Factor | None] = [None if i in read else name for i, name in enumerate(positions(len(x)))]
+    inputs: list[Factor | None] = [None if i in read else name for i, name in enumerate(positions(len(x)))]
     if not read:
-        return relate(call, {"self": given}, [given], linear=["self"])
+        return relate(call, {"self": inputs}, [inputs], linear=["self"])
     shapes = [tuple(places[dim].shape) for dim in read]
     index = positions(max(len(shape) for shape in shapes), "i")
     at = read[0] if read == list(range(read[0], read[-1] + 1)) else 0
-    kept = [name for i, name in enumerate(given) if i not in read]
-    made = [*kept[:at], *index, *kept[at:]]
+    kept = [name for i, name in enumerate(inputs) if i not in read]
+    outputs = [*kept[:at], *index, *kept[at:]]
     operands: list[Labels | None] = [None] * len(call.operands)
-    operands[call.numbers["self"][0]] = given
+    operands[call.numbers["self"][0]] = inputs
     for number, shape in zip(call.numbers["indices"], shapes, strict=True):
         operands[number] = index[len(index) - len(shape) :]
     if "mask" in call.numbers:
         operands[call.numbers["mask"][0]] = index[len(index) - call.rank("mask") :]
     if "values" not in call.arguments:
-        return relate(call, operands, [made], linear=["self"])
-    values = made[len(made) - call.rank("values") :]
+        return relate(call, operands, [outputs], linear=["self"])
+    values = outputs[len(outputs) - call.rank("values") :]
     operands[call.numbers["values"][0]] = values
     names = [str(name) for name in index]
     if not call.get("accumulate", False):
         every = ["self", "values"]
-        return relate(call, operands, [given], whole=names, linear=every, added=every)
+        return relate(call, operands, [inputs], whole=names, linear=every, added=every)
     # Values that are broadcast along places are added by each part, and cannot be given to one alone.
     extents = dict(zip(reversed(values), reversed(call.shape("values") or ()), strict=True))
     is_broadcast = any(extents.get(name, 1) == 1 for name in index)
     every = ["self"] if is_broadcast else ["self", "values"]
-    return relate(call, operands, [given], sums=names, linear=["values"] if is_broadcast else every, added=every)
+    return relate(call, operands, [inputs], sums=names, linear=["values"] if is_broadcast else every, added=every)
 
 
 def _filled(call: Call, at: int) -> ShardingRule:
@@ -354,8 +356,8 @@ def taken(call: Call) -> ShardingRule:
 
 def one_hot(call: Call) -> ShardingRule:
     """Relate classes and vectors that are 1 at the class."""
-    given = positions(len(call.operands[0]))
-    return relate(call, [given], [[*given, None]]) if call.get("num_classes", -1) > 0 else relate(call)
+    inputs = positions(len(call.operands[0]))
+    return relate(call, [inputs], [[*inputs, None]]) if call.get("num_classes", -1) > 0 else relate(call)
 
 
 def among(call: Call) -> ShardingRule:

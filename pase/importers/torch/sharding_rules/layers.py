@@ -112,8 +112,8 @@ def images(rank: int, *, is_linear: bool = False) -> Rule:
     def rule(call: Call) -> ShardingRule:
         lead = positions(len(call.operands[0]) - rank, "b")
         labels: Labels = [*lead, *[None] * rank]
-        given = [labels if len(shape) == len(labels) else None for shape in call.operands]
-        return relate(call, given, [labels] * len(call.results), linear=[0] if is_linear else [])
+        inputs = [labels if len(shape) == len(labels) else None for shape in call.operands]
+        return relate(call, inputs, [labels] * len(call.results), linear=[0] if is_linear else [])
 
     return rule
 
@@ -139,9 +139,9 @@ def affine_grid(call: Call) -> ShardingRule:
     """Relate matrices and the places that they move pixels to."""
     count = len(call.results[0]) - 2
     spatial = [f"s{i}" for i in range(count)]
-    made: Labels = ["n", *spatial, None]
+    outputs: Labels = ["n", *spatial, None]
     sizes: dict[str, Labels] = {"size": ["n", [], *spatial]}
-    return relate(call, [["n", None, None]], [made], whole=spatial, sizes=sizes, linear=[0])
+    return relate(call, [["n", None, None]], [outputs], whole=spatial, sizes=sizes, linear=[0])
 
 
 def unfolded_windows(call: Call) -> ShardingRule:
@@ -157,8 +157,8 @@ def unfolded_windows(call: Call) -> ShardingRule:
     extents = {"c": channels, "k": many[len(lead)] // channels}
     images: Labels = [*lead, ["c"], None, None]
     columns: Labels = [*lead, ["c", "k"], None]
-    given, made = (columns, images) if call.name == "col2im" else (images, columns)
-    return relate(call, [given], [made], extents=extents, whole={"k"}, linear=[0])
+    inputs, outputs = (columns, images) if call.name == "col2im" else (images, columns)
+    return relate(call, [inputs], [outputs], extents=extents, whole={"k"}, linear=[0])
 
 
 # -- sequences

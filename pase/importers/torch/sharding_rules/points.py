@@ -94,10 +94,10 @@ def _linear(call: Call) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def whole_points(call: Call) -> ShardingRule:
     """Relate random numbers and the like: the dims correspond, but none may be split."""
-    made = [positions(len(shape)) for shape in call.results]
-    given = [positions(len(shape)) for shape in call.operands]
+    created = [positions(len(shape)) for shape in call.results]
+    inputs = [positions(len(shape)) for shape in call.operands]
     try:
-        return relate(call, given, made, whole={f for labels in (*given, *made) for f in labels if f})
+        return relate(call, inputs, created, whole={f for labels in (*inputs, *created) for f in labels if f})
     except ValueError:
         return relate(call)
 
@@ -118,8 +118,8 @@ def prelu(call: Call) -> ShardingRule:
     return relate(call, {"self": x, "weight": slopes}, [x])
 
 
-def made(call: Call) -> ShardingRule:
-    """Relate a tensor whose points are all made alike; operands give no more than a type."""
+def created(call: Call) -> ShardingRule:
+    """Relate a tensor of constants; operands give its type only."""
     labels = positions(len(call.results[0]))
     return relate(call, results=[labels], sizes={"size": labels})
 
@@ -171,7 +171,7 @@ RULES: dict[str, Rule] = table(
     (pointwise, "zero zeros_like convert_element_type special_bessel_j0 special_bessel_j1 special_bessel_y0"),
     (pointwise, "special_bessel_y1 special_entr special_erf special_erfcx special_expit special_i0e special_i1"),
     (pointwise, "special_i1e special_log_ndtr special_ndtr special_ndtri special_xlog1py special_zeta"),
-    (made, "empty full ones zeros new_empty new_full new_ones new_zeros"),
+    (created, "empty full ones zeros new_empty new_full new_ones new_zeros"),
     (dropout, "dropout alpha_dropout feature_dropout feature_alpha_dropout native_dropout"),
     (dropout, "rrelu rrelu_with_noise rrelu_with_noise_functional"),
     (loss_of_points, "mse_loss l1_loss smooth_l1_loss huber_loss kl_div soft_margin_loss poisson_nll_loss"),

@@ -127,9 +127,9 @@ def kron(call: Call) -> ShardingRule:
         names = [f"{prefix}{rank - len(shape) + i}" for i in range(len(shape))]
         extents.update(zip(names, shape, strict=True))
         labels.append([[]] * (rank - len(shape)) + [[name] for name in names])
-    made = [[*a, *b] for a, b in zip(*labels, strict=True)]
-    given = [dims[rank - len(shape) :] for dims, shape in zip(labels, call.operands, strict=True)]
-    return relate(call, given, [made], extents=extents, linear=[0, 1])
+    outputs = [[*a, *b] for a, b in zip(*labels, strict=True)]
+    inputs = [dims[rank - len(shape) :] for dims, shape in zip(labels, call.operands, strict=True)]
+    return relate(call, inputs, [outputs], extents=extents, linear=[0, 1])
 
 
 def bilinear(call: Call) -> ShardingRule:

@@ -21,7 +21,7 @@ class ShardingRule:
 
     A shard along a factor holds a range of its points, in every operand and result that has it. The call on shards
     gives the shards of the results, with these exceptions: along a factor of `sums`, a result of `summed` is the sum
-    of what the parts give; arguments of `sizes` are those of the shard.
+    of the parts' results; arguments of `sizes` are those of the shard.
 
     In the backward pass the shard of a gradient is a shard of that of the whole call where the operand has the factor,
     and one of the addends where it does not.
@@ -196,9 +196,9 @@ def unknown(call: Call) -> ShardingRule:
     return relate(call, is_known=False)
 
 
-def _numbers(call: Call, given: Iterable[str | int]) -> tuple[int, ...]:
+def _numbers(call: Call, inputs: Iterable[str | int]) -> tuple[int, ...]:
     numbers: list[int] = []
-    for item in given:
+    for item in inputs:
         numbers += [item] if isinstance(item, int) else call.numbers.get(item, ())
     return tuple(sorted(set(numbers)))
 

@@ -18,20 +18,21 @@ def sharding_rule(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], r
 
     Args:
         target: The `OpOverload` that is called.
-        args: Its positional arguments. Whatever has a shape is a tensor: a real one, a fake one, one on the meta
+        args: Its positional arguments. Every object with a shape is a tensor: a real one, a fake one, one on the meta
             device. No value of a tensor is read.
         kwargs: Its arguments by name.
         results: What the call returns, tensors of the same shapes, such as ``node.meta["val"]``. By default the call is
             made on fake tensors; where that is not possible, nothing is known.
     """
     try:
-        made = list(_tensors(results if results is not None else _called(target, args, kwargs)))
+        outputs = list(_tensors(results if results is not None else _called(target, args, kwargs)))
     except RuntimeError:
         return unknown(_call(target, args, kwargs, []))
-    call = _call(target, args, kwargs, made)
+    call = _call(target, args, kwargs, outputs)
     try:
         return _function(target)(call)
-    except ValueError:
+    except (ValueError, LookupError, ArithmeticError):
+        # A form of the call that its family does not expect: shapes that the names of dims do not fit, no such dim.
         return unknown(call)
 
 
@@ -51,18 +52,18 @@ def _call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: 
     """Return a call without its tensors' values."""
     schema = target._schema
     names = [argument.name for argument in schema.arguments]
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    arguments = dict(zip(names, args, strict=False)) | dict(kwargs)
     defaults = {arg.name: arg.default_value for arg in schema.arguments if arg.has_default_value()}
     numbers: dict[str, tuple[int, ...]] = {}
     operands: list[Any] = []
-    for name, value in given.items():
+    for name, value in arguments.items():
         tensors = list(_tensors(value))
         if tensors:
             numbers[name] = tuple(range(len(operands), len(operands) + len(tensors)))
             operands += tensors
     return Call(
         name=schema.name.partition("::")[2],
-        arguments=defaults | given,
+        arguments=defaults | arguments,
         numbers=numbers,
         operands=tuple(_shape(tensor) for tensor in operands),
         results=tuple(_shape(tensor) for tensor in results),

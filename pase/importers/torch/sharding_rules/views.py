@@ -120,21 +120,21 @@ def squeeze(call: Call) -> ShardingRule:
     shape = call.operands[0]
     listed = call.dims()
     names = [None if i in listed else name for i, name in enumerate(positions(len(shape)))]
-    made = [name for i, name in enumerate(names) if i not in listed or shape[i] != 1]
-    return relate(call, [names], [made], linear=[0])
+    outputs = [name for i, name in enumerate(names) if i not in listed or shape[i] != 1]
+    return relate(call, [names], [outputs], linear=[0])
 
 
 def expand(call: Call) -> ShardingRule:
     """Relate a tensor that is broadcast to other extents."""
-    made = positions(len(call.results[0]))
-    return relate(call, [positions(len(call.operands[0]))], [made], linear=[0], sizes={"size": made})
+    outputs = positions(len(call.results[0]))
+    return relate(call, [positions(len(call.operands[0]))], [outputs], linear=[0], sizes={"size": outputs})
 
 
 def permute(call: Call) -> ShardingRule:
     """Relate a tensor and itself with its dims in another order."""
     rank = len(call.operands[0])
-    given = positions(rank)
-    return relate(call, [given], [[given[dim] for dim in _order(call, rank)]], linear=[0])
+    inputs = positions(rank)
+    return relate(call, [inputs], [[inputs[dim] for dim in _order(call, rank)]], linear=[0])
 
 
 def _order(call: Call, rank: int) -> list[int]:
@@ -163,16 +163,16 @@ def _order(call: Call, rank: int) -> list[int]:
 def piece(call: Call) -> ShardingRule:
     """Relate a tensor and pieces of it along one dim, which is whole unless it stays as it is."""
     shape, dim = call.operands[0], call.dim()
-    given = positions(len(shape))
+    inputs = positions(len(shape))
     by_letter = {"hsplit": min(1, len(shape) - 1), "vsplit": 0, "dsplit": 2}
     dim = by_letter.get(call.name, dim)
-    keeps_dim = all(len(made) == len(shape) for made in call.results)
-    # Its end may lie beyond that of a shard; lengths of the other operators may not.
+    keeps_dim = all(len(outputs) == len(shape) for outputs in call.results)
+    # A slice may end after a shard does; the other operators may not.
     is_same = call.name.startswith("slice") and call.results[0] == shape and call.get("step", 1) == 1
     if is_same:
-        return relate(call, [given], [given], linear=[0])
-    cut = _replaced(given, dim, None) if keeps_dim else [*given[:dim], *given[dim + 1 :]]
-    return relate(call, [_replaced(given, dim, None)], [cut] * len(call.results), linear=[0])
+        return relate(call, [inputs], [inputs], linear=[0])
+    cut = _replaced(inputs, dim, None) if keeps_dim else [*inputs[:dim], *inputs[dim + 1 :]]
+    return relate(call, [_replaced(inputs, dim, None)], [cut] * len(call.results), linear=[0])
 
 
 def _replaced(labels: Sequence[Factor | None], dim: int, label: Factor | None) -> list[Factor | None]:
@@ -184,9 +184,9 @@ def concatenate(call: Call) -> ShardingRule:
     rank = len(call.results[0])
     dim = call.dim("dim", rank)
     labels = _replaced(positions(rank), dim, None)
-    given = [labels if len(shape) == rank else None for shape in call.operands]
+    inputs = [labels if len(shape) == rank else None for shape in call.operands]
     every = range(len(call.operands))
-    return relate(call, given, [labels], linear=every, added=every)
+    return relate(call, inputs, [labels], linear=every, added=every)
 
 
 def concatenate_promoted(call: Call) -> ShardingRule:
@@ -195,26 +195,26 @@ def concatenate_promoted(call: Call) -> ShardingRule:
     rank = len(call.results[0])
     dim = {"vstack": 0, "dstack": 2, "column_stack": 1}.get(name, min(1, rank - 1))
     labels = _replaced(positions(rank), dim, None)
-    given: list[Labels] = []
+    inputs: list[Labels] = []
     for shape in call.operands:
         if not shape:
-            given.append([])
+            inputs.append([])
         elif name == "column_stack" or (name == "dstack" and len(shape) > 1):
-            given.append(labels[: len(shape)])
+            inputs.append(labels[: len(shape)])
         elif name == "dstack":
-            given.append(labels[1:2])
+            inputs.append(labels[1:2])
         else:
-            given.append(labels[rank - len(shape) :])
+            inputs.append(labels[rank - len(shape) :])
     every = range(len(call.operands))
-    return relate(call, given, [labels], linear=every, added=every)
+    return relate(call, inputs, [labels], linear=every, added=every)
 
 
 def grids(call: Call) -> ShardingRule:
     """Relate vectors and tensors of all of their dims, each constant along all but one."""
     names = [f"v{i}" for i in range(len(call.operands))]
-    made = [names[1], names[0], *names[2:]] if call.get("indexing") == "xy" and len(names) > 1 else names
-    given = [[name][: len(shape)] for name, shape in zip(names, call.operands, strict=True)]
-    return relate(call, given, [made] * len(call.results))
+    outputs = [names[1], names[0], *names[2:]] if call.get("indexing") == "xy" and len(names) > 1 else names
+    inputs = [[name][: len(shape)] for name, shape in zip(names, call.operands, strict=True)]
+    return relate(call, inputs, [outputs] * len(call.results))
 
 
 def combined(call: Call) -> ShardingRule:
@@ -229,10 +229,10 @@ def combined(call: Call) -> ShardingRule:
 def summed_to(call: Call) -> ShardingRule:
     """Relate a tensor and its sum over dims that a smaller shape does not have."""
     names = positions(len(call.operands[0]))
-    made = names[len(names) - len(call.results[0]) :]
-    kept = {name for name, extent in zip(made, call.results[0], strict=True) if extent != 1}
+    outputs = names[len(names) - len(call.results[0]) :]
+    kept = {name for name, extent in zip(outputs, call.results[0], strict=True) if extent != 1}
     sums = [str(name) for name in names if name not in kept]
-    return relate(call, [names], [made], sums=sums, linear=[0], sizes={"size": made})
+    return relate(call, [names], [outputs], sums=sums, linear=[0], sizes={"size": outputs})
 
 
 def mixed(call: Call) -> ShardingRule:
@@ -244,10 +244,10 @@ def stack(call: Call) -> ShardingRule:
     """Relate tensors that are put together along a new dim."""
     rank = len(call.results[0])
     dim = call.dim("dim", rank)
-    made = _replaced(positions(rank), dim, None)
-    given = [label for i, label in enumerate(made) if i != dim]
+    outputs = _replaced(positions(rank), dim, None)
+    inputs = [label for i, label in enumerate(outputs) if i != dim]
     every = range(len(call.operands))
-    return relate(call, [given] * len(call.operands), [made], linear=every, added=every)
+    return relate(call, [inputs] * len(call.operands), [outputs], linear=every, added=every)
 
 
 def repeat(call: Call) -> ShardingRule:
@@ -260,10 +260,10 @@ def repeat(call: Call) -> ShardingRule:
     if not prod(call.results[0]):
         return relate(call)
     extents = {f"r{i}": count for i, count in enumerate(times)} | {f"d{i}": extent for i, extent in enumerate(old)}
-    given = [[f"d{i}"] for i in range(rank)][rank - len(call.operands[0]) :]
-    made = [[f"r{i}", f"d{i}"] for i in range(rank)]
+    inputs = [[f"d{i}"] for i in range(rank)][rank - len(call.operands[0]) :]
+    outputs = [[f"r{i}", f"d{i}"] for i in range(rank)]
     sizes = {argument: [[f"r{i}"] for i in range(rank)][rank - len(call.get(argument)) :]}
-    return relate(call, [given], [made], extents=extents, linear=[0], sizes=sizes)
+    return relate(call, [inputs], [outputs], extents=extents, linear=[0], sizes=sizes)
 
 
 def repeat_each(call: Call) -> ShardingRule:
@@ -274,12 +274,12 @@ def repeat_each(call: Call) -> ShardingRule:
     shape = call.operands[0]
     rank = len(shape)
     extents = {"r": times} | {f"d{i}": extent for i, extent in enumerate(shape)}
-    given = [[f"d{i}"] for i in range(rank)]
+    inputs = [[f"d{i}"] for i in range(rank)]
     if dim is None:
-        made = [[f"d{i}" for i in range(rank)] + ["r"]]
+        outputs = [[f"d{i}" for i in range(rank)] + ["r"]]
     else:
-        made = [[*labels, "r"] if i == dim % rank else labels for i, labels in enumerate(given)]
-    return relate(call, [given], [made], extents=extents, linear=[0], sizes={"repeats": [["r"]]})
+        outputs = [[*labels, "r"] if i == dim % rank else labels for i, labels in enumerate(inputs)]
+    return relate(call, [inputs], [outputs], extents=extents, linear=[0], sizes={"repeats": [["r"]]})
 
 
 def along(call: Call, dims: Iterable[int], *, is_linear: bool = False) -> ShardingRule:
@@ -287,9 +287,9 @@ def along(call: Call, dims: Iterable[int], *, is_linear: bool = False) -> Shardi
     dims = set(dims)
     labels = [None if i in dims else name for i, name in enumerate(positions(len(call.operands[0])))]
     rank = len(labels)
-    given = [labels if len(shape) == rank else None for shape in call.operands]
-    made = [labels if len(shape) == rank else None for shape in call.results]
-    return relate(call, given, made, linear=[0] if is_linear else [])
+    inputs = [labels if len(shape) == rank else None for shape in call.operands]
+    outputs = [labels if len(shape) == rank else None for shape in call.results]
+    return relate(call, inputs, outputs, linear=[0] if is_linear else [])
 
 
 def moved_along(call: Call) -> ShardingRule:
@@ -322,8 +322,8 @@ def diagonal(call: Call) -> ShardingRule:
     rank = len(call.operands[0])
     a, b = call.get("dim1", 0) % rank, call.get("dim2", 1) % rank
     labels = positions(rank)
-    given = [None if i in (a, b) else label for i, label in enumerate(labels)]
-    return relate(call, [given], [[*(f for i, f in enumerate(labels) if i not in (a, b)), None]], linear=[0])
+    inputs = [None if i in (a, b) else label for i, label in enumerate(labels)]
+    return relate(call, [inputs], [[*(f for i, f in enumerate(labels) if i not in (a, b)), None]], linear=[0])
 
 
 def diag_embed(call: Call) -> ShardingRule:
@@ -331,8 +331,8 @@ def diag_embed(call: Call) -> ShardingRule:
     rank = len(call.results[0])
     a, b = call.get("dim1", -2) % rank, call.get("dim2", -1) % rank
     lead = iter(positions(rank - 2, "b"))
-    given = [*positions(rank - 2, "b"), None]
-    return relate(call, [given], [[None if i in (a, b) else next(lead) for i in range(rank)]], linear=[0])
+    inputs = [*positions(rank - 2, "b"), None]
+    return relate(call, [inputs], [[None if i in (a, b) else next(lead) for i in range(rank)]], linear=[0])
 
 
 def scatter_piece(call: Call) -> ShardingRule:
@@ -340,15 +340,15 @@ def scatter_piece(call: Call) -> ShardingRule:
     rank = len(call.operands[0])
     if call.name == "diagonal_scatter":
         a, b = call.get("dim1", 0) % rank, call.get("dim2", 1) % rank
-        given = [None if i in (a, b) else label for i, label in enumerate(positions(rank))]
-        piece_labels: list[Factor | None] = [*(f for i, f in enumerate(given) if i not in (a, b)), None]
+        inputs = [None if i in (a, b) else label for i, label in enumerate(positions(rank))]
+        piece_labels: list[Factor | None] = [*(f for i, f in enumerate(inputs) if i not in (a, b)), None]
     else:
-        given = _replaced(positions(rank), call.dim(), None)
-        piece_labels = list(given)
+        inputs = _replaced(positions(rank), call.dim(), None)
+        piece_labels = list(inputs)
         if call.name == "select_scatter":
             del piece_labels[call.dim()]
     every = ["self", "src"]
-    return relate(call, {"self": given, "src": piece_labels}, [given], linear=every, added=every)
+    return relate(call, {"self": inputs, "src": piece_labels}, [inputs], linear=every, added=every)
 
 
 def windows(call: Call) -> ShardingRule:
