@@ -108,8 +108,8 @@ def captured(
             program = traced(torch, module, *given)
         mark_origins(program)
         _Cuts(torch, program.graph_module).write()
-        functional = program.run_decompositions(_decompositions(torch))
-        return _finished(torch, module, functional, functions, trains=trains, notes=notes)
+        program = _functional(torch, program)
+        return _finished(torch, module, program, functions, trains=trains, notes=notes)
 
 
 def corresponding(program: Any, capture: Captured) -> dict[str, str]:
@@ -646,6 +646,21 @@ def _aliases(node: Any) -> Iterator[Any]:
 # -- what was made functional
 
 
+def _functional(torch: Any, program: Any) -> Any:
+    """Return a program without calls that write, and with the casts of autocast regions.
+
+    That traces the program once more, which takes longer than the first time: only where there are any.
+    """
+    aten = torch.ops.aten
+    norms = aten.batch_norm.default, aten.instance_norm.default
+    casts = torch.amp.autocast_mode._enter_autocast
+    for node in program.graph.nodes:
+        is_norm_in_training = node.target in norms and node.args[5]
+        if is_norm_in_training or node.target is casts or _is_mutable(torch, node.target):
+            return program.run_decompositions(_decompositions(torch))
+    return program
+
+
 def _decompositions(torch: Any) -> dict[Any, Callable[..., Any]]:
     """Return what operators consist of that write into buffers without their schemas saying so."""
     aten = torch.ops.aten
@@ -760,6 +775,8 @@ def _rewrite(torch: Any, graph: Any, node: Any, functions: _Functions) -> None:
     target, example = node.target, node.meta.get("val")
     if target in (aten.view.default, aten._unsafe_view.default):
         node.target = aten.reshape.default
+    elif target in (aten.view_as.default, aten.unflatten.int):
+        node.target, node.args = aten.reshape.default, (node.args[0], list(example.shape))
     elif target is aten.detach_copy.default:
         node.target = aten.detach.default
     elif target is aten.lift_fresh_copy.default:
