@@ -75,6 +75,7 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], str]] = {
     "tril": (aten.tril.default, (_X,), {}, "4"),
     "pixel_shuffle": (aten.pixel_shuffle.default, (_numbers(3, 8, 2, 2), 2), {}, "2 3"),
     "slice_scatter": (aten.slice_scatter.default, (_X, _numbers(4, 1, 6), 1, 1, 2), {}, "4 6"),
+    "sum_to_size": (aten.sum_to_size.default, (_X, [3, 1]), {}, "3 4 6"),
     # products
     "mm": (aten.mm.default, (_numbers(3, 4), _numbers(4, 5)), {}, "3 4 5"),
     "bmm": (aten.bmm.default, (_numbers(2, 3, 4), _numbers(2, 4, 5)), {}, "2 3 4 5"),
@@ -100,6 +101,7 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], str]] = {
     "mean of all": (aten.mean.default, (_X,), {}, "3 4 6"),
     "amax": (aten.amax.default, (_X, [1]), {}, "4 6"),
     "var": (aten.var.correction, (_X, [0]), {}, "3 6"),
+    "quantile": (aten.quantile.default, (_X, _numbers(2), 1), {}, "4 6"),
     "max": (aten.max.dim, (_X, 1), {}, "4 6"),
     "softmax": (aten._softmax.default, (_X, -1, False), {}, "3 4"),
     "cumsum": (aten.cumsum.default, (_X, 0), {}, "3 6"),

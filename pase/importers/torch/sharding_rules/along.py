@@ -49,14 +49,13 @@ def _without(labels: Sequence[Factor | None], dims: Sequence[int], call: Call) -
 
 
 def quantile(call: Call) -> ShardingRule:
-    """Relate a tensor and its quantiles along a dim; of several, their number comes first."""
-    inputs = positions(call.rank("self"))
+    """Relate a tensor and its quantiles along a dim, or of all points; of several, their number comes first."""
     dims = call.dims()
-    outputs = [label for i, label in enumerate(inputs) if i not in dims]
+    names = [None if i in dims else name for i, name in enumerate(positions(call.rank("self")))]
     number = [None] * call.rank("q")
-    if len(call.results[0]) > len(number) + len(outputs):
-        outputs = [None if i in dims else label for i, label in enumerate(inputs)]
-    return relate(call, {"self": inputs}, [[*number, *outputs]])
+    kept = [name for i, name in enumerate(names) if i not in dims]
+    keeps_dims = len(call.results[0]) > len(number) + len(kept)
+    return relate(call, {"self": names}, [[*number, *(names if keeps_dims else kept)]])
 
 
 # -- functions along dims

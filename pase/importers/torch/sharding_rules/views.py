@@ -228,11 +228,11 @@ def combined(call: Call) -> ShardingRule:
 
 def summed_to(call: Call) -> ShardingRule:
     """Relate a tensor and its sum over dims that a smaller shape does not have."""
-    names = positions(len(call.operands[0]))
-    outputs = names[len(names) - len(call.results[0]) :]
-    kept = {name for name, extent in zip(outputs, call.results[0], strict=True) if extent != 1}
-    sums = [str(name) for name in names if name not in kept]
-    return relate(call, [names], [outputs], sums=sums, linear=[0], sizes={"size": outputs})
+    shape, result = call.operands[0], call.results[0]
+    names = [f"d{i}" for i in range(len(shape))]
+    kept = [n if extent != 1 else None for n, extent in zip(names[len(shape) - len(result) :], result, strict=True)]
+    sums = [name for name in names if name not in kept]
+    return relate(call, [names], [kept], sums=sums, linear=[0], sizes={"size": kept})
 
 
 def mixed(call: Call) -> ShardingRule:
