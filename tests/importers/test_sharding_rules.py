@@ -59,6 +59,7 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], str]] = {
     "squeeze": (aten.squeeze.dims, (_numbers(3, 1, 4), [1, 2]), {}, "3"),
     "unsqueeze": (aten.unsqueeze.default, (_X, 1), {}, "3 4 6"),
     "expand": (aten.expand.default, (_numbers(4, 1), [3, -1, 6]), {}, "3 4 6"),
+    "expand of no points": (aten.expand.default, (torch.zeros(4, 1, 0, dtype=torch.float64), [-1, 3, 0]), {}, ""),
     "permute": (aten.permute.default, (_X, [2, 0, 1]), {}, "3 4 6"),
     "transpose": (aten.transpose.int, (_X, 0, -1), {}, "3 4 6"),
     "slice": (aten.slice.Tensor, (_X, 1, 1, 3), {}, "4 6"),

@@ -162,6 +162,9 @@ def relate(
     Raises:
         ValueError: Shapes do not fit the names.
     """
+    if sizes and not all(map(prod, call.results)):
+        # Extents of 0 have no factor that the arguments could be made of.
+        return relate(call)
     if isinstance(operands, Mapping):
         by_number = {n: labels for name, labels in operands.items() for n in call.numbers.get(name, ())}
     else:
