@@ -309,6 +309,12 @@ def test_a_result_of_a_number_of_points_that_values_tell_has_no_rule() -> None:
     assert (rule.is_known, rule.splittable, rule.results) == (False, (), ())
 
 
+def test_nothing_is_known_of_sparse_tensors() -> None:
+    sparse = torch.eye(4, dtype=torch.float64).to_sparse()
+    rule = sharding_rule(aten.mm.default, (sparse, _numbers(4, 3)), {}, results=_numbers(4, 3))
+    assert (rule.is_known, rule.splittable) == (False, ())
+
+
 def test_tensors_without_values_have_the_same_rule() -> None:
     args = (_numbers(2, 3, 4), _numbers(5, 4), _numbers(5))
     meta = tuple(tensor.to("meta") for tensor in args)

@@ -29,6 +29,8 @@ def sharding_rule(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], r
     except RuntimeError:
         return unknown(_call(target, args, kwargs, []))
     call = _call(target, args, kwargs, outputs)
+    if not all(_is_strided(tensor) for tensor in _tensors([*args, *kwargs.values(), *outputs])):
+        return unknown(call)
     try:
         return _function(target)(call)
     except (ValueError, LookupError, ArithmeticError):
@@ -70,6 +72,11 @@ def _call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: 
         are_floating=tuple(_is_floating(tensor) for tensor in operands),
         results_are_floating=tuple(_is_floating(tensor) for tensor in results),
     )
+
+
+def _is_strided(tensor: Any) -> bool:
+    """Return whether a tensor is neither sparse nor nested."""
+    return str(tensor.layout) == "torch.strided"
 
 
 def _shape(tensor: Any) -> Shape:
