@@ -343,7 +343,9 @@ def _gradients(results: Sequence[Any], leaves: Sequence[Any], upstream: Sequence
     try:
         found = torch.autograd.grad([r for r, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
     except RuntimeError as error:
-        if not any(reason in str(error) for reason in ("is not implemented", "not supported")):
+        # Not implemented, or not defined for this upstream gradient, as for a phase of eigenvectors.
+        reasons = ("is not implemented", "not supported", "specified up to")
+        if not any(reason in str(error) for reason in reasons):
             raise
         return [None] * len(leaves)
     gradients = iter(g.detach() if g is not None else None for g in found)
