@@ -445,7 +445,7 @@ class Carrying(torch.fx.Interpreter):
         factor, at = self._factor(rule, operands)
         call = Call(n.target, *meta)
         if factor is None:
-            outputs = call.run([_gathered(value) for value in operands])
+            outputs = call.run([_gathered(value).contiguous() for value in operands])
             return _like(n.meta.get("val"), outputs)
         self.carried += 1
         return _like(n.meta.get("val"), _on_parts(call, rule, operands, factor, at))
@@ -479,7 +479,7 @@ def _on_parts(call: Call, rule: ShardingRule, operands: Sequence[Any], factor: s
             shard = value.parts[number] if is_split_so else shard_of(_gathered(value), dims, rule.extents, part)
             has_factor = any(factor in dim for dim in dims)
             is_added_once = factor in rule.sums and n in rule.once and not has_factor
-            given.append(torch.zeros_like(shard) if is_added_once and number else shard)
+            given.append(torch.zeros_like(shard) if is_added_once and number else shard.contiguous())
         outputs.append(call.run(given, rule, part))
     results: list[Any] = []
     for n, (first, second) in enumerate(zip(*outputs, strict=True)):
