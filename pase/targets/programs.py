@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from textwrap import dedent, wrap
 from types import MappingProxyType
 
@@ -42,7 +42,13 @@ def default_target(plan: Plan) -> str:
     return plan.graph.framework if plan.graph.framework in TARGETS else MESH_TENSORFLOW.name
 
 
-def emit(plan: Plan, *, target: str | Target | None = None, has_module: bool = False) -> str:
+def emit(
+    plan: Plan,
+    *,
+    target: str | Target | None = None,
+    has_module: bool = False,
+    aten: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType({}),
+) -> str:
     """Return a Python script that trains the plan's network with the plan's strategy, one block for each layer.
 
     Layers that do not lead to the loss are left out, for Mesh-TensorFlow; for PyTorch the other outputs of the model
@@ -53,6 +59,8 @@ def emit(plan: Plan, *, target: str | Target | None = None, has_module: bool = F
         plan: The plan.
         target: One, or a name of `TARGETS`; by default the framework that the model came from.
         has_module: Whether the module computes, before each step, what layers read of its inputs (masks, say).
+        aten: Layers that nodes of the module's own exported graph compute: the one whose mesh each is on, and those
+            that it reads beside what the plan has it read.
 
     Raises:
         EmitError: Nothing of the network can be returned, a layer does not say how it is computed, the target lacks it,
@@ -67,7 +75,7 @@ def emit(plan: Plan, *, target: str | Target | None = None, has_module: bool = F
     plan, told = _in_types_of(plan, chosen)
     bodies = _bodies(plan, chosen, trains=True, has_module=has_module)
     loss = _loss(plan, chosen)
-    writer = _Writer(plan=plan, target=chosen, bodies=bodies, trains=True, loss=loss, told=told)
+    writer = _Writer(plan=plan, target=chosen, bodies=bodies, trains=True, loss=loss, told=told, aten=aten)
     if plan.num_stages > 1:
         assert chosen.stages is not None
         return writer.pipeline(chosen.stages)
@@ -81,11 +89,17 @@ def emit(plan: Plan, *, target: str | Target | None = None, has_module: bool = F
     return replace(writer, outputs=outputs, told=(*told, *_left_out(bodies, lost))).program(form)
 
 
-def check_trained(graph: Graph) -> None:
-    """Raise EmitError where programs would not train the model of a graph as it trains itself."""
-    if graph.untrained:
+def check_trained(graph: Graph, problem: str | None = None) -> None:
+    """Raise EmitError where programs would not train the model of a graph as it trains itself.
+
+    Args:
+        graph: Of the model.
+        problem: Why not, where that is known better than when the model was imported; "" for no reason.
+    """
+    told = graph.untrained if problem is None else problem
+    if told:
         raise EmitError(
-            f"{graph.name!r} cannot be trained under a plan: {printable(graph.untrained, 500)}, which programs "
+            f"{graph.name!r} cannot be trained under a plan: {printable(told, 500)}, which programs "
             "do not do; replace it in the model, or use the plan without a program"
         )
 
@@ -267,6 +281,7 @@ class _Writer:
     loss: str
     outputs: Sequence[str] = ()
     told: Sequence[str] = ()
+    aten: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
 
     def program(self, form: Form) -> str:
         """Return the source of a program that returns the loss, outputs, or both."""
@@ -393,12 +408,13 @@ class _Writer:
             results[layer.name] = code("") if is_loss and not outputs else identifiers.new(layer.name)
             taken = {*variables.values(), *fed.values(), *results.values(), *(name for _, name, _ in returned)}
             taken |= {*written.values()}
+            first, besides = self.aten.get(layer.name, (layer.name, ()))
             sources = {
-                i: fed[layer.name, i]
-                if (layer.name, i) in fed
-                else _made(plan, bodies, graph.incoming[layer.name, i], results, written)
-                for i, access in enumerate(graph[layer.name].reads)
-                if access.role is not Role.PARAMETER and ((layer.name, i) in fed or (layer.name, i) in graph.incoming)
+                i: fed[first, i]
+                if (first, i) in fed
+                else _made(plan, bodies, graph.incoming[first, i], results, written)
+                for i, access in enumerate(graph[first].reads)
+                if access.role is not Role.PARAMETER and ((first, i) in fed or (first, i) in graph.incoming)
             }
             others = {
                 i: identifiers.new(f"{layer.name}_{i}", fallback="other")
@@ -422,7 +438,11 @@ class _Writer:
                 },
             )
             yield code("")
-            lines = list(block.lines())
+            if layer.name in self.aten:
+                on = next(own for own in layers if own.name == first)
+                lines = list(block.aten_lines(on, [(name, results[name]) for name in besides]))
+            else:
+                lines = list(block.lines())
             if lacking:
                 _check_layers(layer.name, lines, lacking, self.target)
             yield from lines
@@ -482,6 +502,8 @@ def _imported_layers(body: Sequence[Text], target: Target) -> list[Text]:
     """Return the import of the layers that a program's body uses."""
     used = {node.id for node in ast.walk(ast.parse(joined(body))) if isinstance(node, ast.Name)}
     names = [word(name, target.layers) for name in target.layers if name in used]
+    if not names:
+        return []
     line = code("from {} import {}", target.module, names)
     if len(line) <= WIDTH:
         return [line]

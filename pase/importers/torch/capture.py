@@ -140,6 +140,12 @@ def corresponding(program: Any, capture: Captured) -> dict[str, str]:
     return names | {name: given[name] for name in signature.user_inputs if name in given}
 
 
+def in_both(one: Captured, other: Captured) -> frozenset[str]:
+    """Return the nodes of one graph of a module, by name, that come from calls which the other one has, too."""
+    ours, theirs = _by_origin(one.graph.graph), _by_origin(other.graph.graph)
+    return frozenset(node.name for origin, _ in _aligned(list(ours), list(theirs)) for node in ours[origin])
+
+
 def _by_origin(graph: Any) -> dict[Traced, list[Any]]:
     """Return the nodes of a graph by the traced ones that they come from."""
     found: dict[Traced, list[Any]] = {}

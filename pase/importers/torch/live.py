@@ -22,6 +22,7 @@ from pase.importers.front_end import framework
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Node, Trace, Use, Value, check_trace
 from pase.importers.passes.views import Depends, dependencies
+from pase.importers.torch.capture import Captured, captured
 from pase.importers.torch.export import as_trained, call_of, exported, recorded_call, unwrapped
 from pase.importers.torch.program import Reader, behind, flat_items, location, tied_weights, trace_of
 
@@ -146,6 +147,9 @@ class LiveModel:
             training updates its `running_mean`, `running_var` and `num_batches_tracked`.
         unread: Names of parameters that no layer reads.
         notes: What was assumed, in words.
+        graphs: The module's own graphs, by whether they are of training, where its translation does not train it; none
+            where it does, or where they cannot be had.
+        is_stateful: Whether the module changes from call to call, which the graphs do not.
     """
 
     model: ImportedModel
@@ -160,6 +164,8 @@ class LiveModel:
     notes: tuple[str, ...]
     program: "_Program"
     structure: Any
+    graphs: Mapping[bool, Captured]
+    is_stateful: bool
 
     def part(self, names: Iterable[str], *, device: object = None) -> Part:
         """Return what computes values of the module, by their names, of its inputs, buffers and weights.
@@ -200,7 +206,16 @@ def trace_live(source: Any, *, batch: int | None = None) -> LiveModel:
     reader = Reader(torch, module, program)
     call = recorded_call(torch, positional, keywords, has_loss=loss is not None)
     trace = replace(check_trace(trace_of(reader, module, type(module).__name__, notes)), call=call)
-    trace = as_trained(torch, trace, module, positional, keywords, loss)
+    trace, is_stateful = as_trained(torch, trace, module, positional, keywords, loss)
+    graphs: dict[bool, Captured] = {}
+    if trace.untrained and not is_stateful:
+        # Its translation is not what it trains: its own graph is.
+        try:
+            for trains in (True, False):
+                graphs[trains] = captured(torch, module, positional, keywords, loss, trains=trains)
+        except ModelError as error:
+            graphs.clear()
+            trace = replace(trace, notes=(*trace.notes, f"the module's own graph is not run: {error}"))
     recorded: dict[str, Scalar] = {} if batch is None else {"batch": batch}
     model = imported(trace, arguments=recorded, framework="torch")
     # Values of weights are given when they are needed: the program holds none.
@@ -229,6 +244,8 @@ def trace_live(source: Any, *, batch: int | None = None) -> LiveModel:
         notes=trace.notes,
         program=own,
         structure=_structure(torch, seen[-1]),
+        graphs=graphs,
+        is_stateful=is_stateful,
     )
 
 

@@ -107,10 +107,25 @@ def _behind(calls: Sequence[_Call], operands: Callable[[_Call], Sequence[_Call]]
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """Why a module is not trained by what was traced of it, "" for no reason.
+
+    Attributes:
+        untrained: Why its trace, which is of evaluation, is not what it computes in training.
+        is_stateful: Whether no graph of one call is, since the module changes from call to call.
+        problem: Why that is not known.
+    """
+
+    untrained: str = ""
+    is_stateful: bool = False
+    problem: str = ""
+
+
 def differences_in_training(
     torch: Any, module: Any, positional: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> tuple[str, str]:
-    """Return why programs would not train a module right, and why that is not known: "" for no reason.
+) -> Differences:
+    """Return why what was traced of a module does not train it as it trains itself.
 
     Args:
         torch: PyTorch.
@@ -128,8 +143,10 @@ def differences_in_training(
             module.eval()
             evaluated = recorder.recorded()
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-        return "", f"what it does in training alone is not known: {first_line(error)}"
-    return next(_reasons(torch, module, flags, trained, then, evaluated), ""), ""
+        return Differences(problem=f"what it does in training alone is not known: {first_line(error)}")
+    stateful = next(_of_state(torch, module, trained, then), "")
+    untrained = next(_reasons(module, flags, trained, evaluated), stateful)
+    return Differences(untrained=untrained, is_stateful=bool(stateful))
 
 
 def computed_with_earlier(
@@ -153,17 +170,8 @@ def computed_with_earlier(
     return next(_of_first_call(first, second), "") or next(_of_earlier_calls(first, second), "")
 
 
-def _reasons(
-    torch: Any, module: Any, flags: Mapping[Any, bool], trained: _Record, then: _Record, evaluated: _Record
-) -> Iterator[str]:
-    """Yield why programs would not train a module right. then: what it does when it is called once more."""
-    for function in trained.functions:
-        yield f"torch.autograd.Function {function.__name__!r}{_defined(function)} has a backward pass of its own"
-    for call in trained.cuts():
-        if call.name in _DETACHING:
-            yield f"{call.at} detaches what depends on weights"
-        else:
-            yield f"{call.at} computes under torch.no_grad what depends on weights"
+def _of_state(torch: Any, module: Any, trained: _Record, then: _Record) -> Iterator[str]:
+    """Yield how a module changes from call to call. then: what it does when it is called once more."""
     owners = {
         f"{path}.{last}".removeprefix("."): part
         for path, part in module.named_modules(remove_duplicate=False)
@@ -176,10 +184,21 @@ def _reasons(
         kind = "parameter" if name.rpartition(".")[2] in owners[name]._parameters else "buffer"
         where = f" at {writer.at}" if writer is not None and writer.line else ""
         yield f"{kind} {name!r} is written in the forward pass{where}"
+    yield from _of_earlier_calls(trained, then)
+
+
+def _reasons(module: Any, flags: Mapping[Any, bool], trained: _Record, evaluated: _Record) -> Iterator[str]:
+    """Yield what a module does in training and not in evaluation, and where gradients do not flow as its calls do."""
+    for function in trained.functions:
+        yield f"torch.autograd.Function {function.__name__!r}{_defined(function)} has a backward pass of its own"
+    for call in trained.cuts():
+        if call.name in _DETACHING:
+            yield f"{call.at} detaches what depends on weights"
+        else:
+            yield f"{call.at} computes under torch.no_grad what depends on weights"
     yield from _of_flags(module, flags, trained)
     yield from _of_drops(trained, evaluated)
     yield from _of_branches(trained.live(), evaluated.live())
-    yield from _of_earlier_calls(trained, then)
 
 
 def _of_flags(module: Any, flags: Mapping[Any, bool], trained: _Record) -> Iterator[str]:

@@ -120,7 +120,7 @@ class Block:
             dims=self.variables,
             names=names | weights,
             windows=tuple(windows.values()),
-            head=code("{} =", self.result) if self.result else code("return"),
+            head=self.head,
             result_names=() if self.is_loss else named_dims(self.operator.writes[0]),
             others={
                 result: (self.others[i], named_dims(self.operator.writes[i]))
@@ -132,6 +132,30 @@ class Block:
         steps = written_steps(body, written)
         moved = self._bytes([i for i, _ in inputs]) if self._is_moved and len(steps) == 1 else ""
         yield from with_comment(steps, moved)
+
+    def aten_lines(self, first: LayerPlan, others: Sequence[tuple[str, Text]]) -> Iterator[Text]:
+        """Yield the lines of a block that nodes of the module's own exported graph compute.
+
+        Args:
+            first: The layer whose mesh it is on, whose reads `sources` are.
+            others: What it reads besides: by layer, the variable.
+        """
+        yield _comment(self.layer, "by the module's own operators")
+        yield from _declared_mesh(first)
+        sources = [code("({}, {})", i, source) for i, source in self.sources.items()]
+        besides = [code("({}, {})", name, source) for name, source in others]
+        arguments = [
+            code("mesh"),
+            code("{}", self.layer.name),
+            code("dict([{}])", sources),
+            code("dict([{}])", besides),
+        ]
+        yield from call(code("{} program.aten", self.head), arguments)
+
+    @property
+    def head(self) -> Text:
+        """What stands before what the layer computes."""
+        return code("{} =", self.result) if self.result else code("return")
 
     def returned(self, identifiers: Identifiers) -> Iterator[tuple[str, Text, tuple[int, ...], list[Text]]]:
         """Yield the outputs of the model that the layer computes: name, variable, shape, lines that lay them out."""

@@ -31,6 +31,7 @@ from pase.importers.torch.training import held_instead, restored
 from pase.planning.plan import Plan, on_one_device
 from pase.planning.planner import search
 from pase.targets.programs import emit
+from pase.targets.torch.aten import AtenLayers
 from pase.targets.torch.collectives import Groups
 from pase.targets.torch.messages import told_by
 from pase.targets.torch.module import LiveProgram, Parallel
@@ -205,7 +206,8 @@ class _Alone(Parallel):
 
     def __init__(self, module: nn.Module, live: LiveModel, plan: Plan, *, values: Named) -> None:
         nn.Module.__init__(self)
-        self.program = emit(plan, target="torch", has_module=True)
+        self._aten = AtenLayers(live, plan)
+        self.program = emit(plan, target="torch", has_module=True, aten=self._aten.calls())
         self._prepare(module, live, plan, rank=0, seed=0)
         self._groups = Groups(0, 1)
         self._sum_groups = self._groups.beside("sums")

@@ -22,6 +22,7 @@ from pase.planning.plan import Plan
 from pase.sharding.boxes import Box, Range, extents, whole
 from pase.sharding.layouts import DeviceMesh, Layout
 from pase.targets.programs import check_trained, emit
+from pase.targets.torch.aten import AtenLayers
 from pase.targets.torch.collectives import Groups, Take, Traffic
 from pase.targets.torch.devices import module_device
 from pase.targets.torch.launch import join
@@ -131,9 +132,17 @@ class LiveProgram(Program):
     """
 
     def __init__(
-        self, live: LiveModel, state: State, storage: Storage | None, *, prefix: str = "", **options: Any
+        self,
+        live: LiveModel,
+        state: State,
+        storage: Storage | None,
+        *,
+        layers: AtenLayers,
+        prefix: str = "",
+        **options: Any,
     ) -> None:
         super().__init__(**options)
+        self.layers = layers
         self.live, self.state, self.storage, self.prefix = live, state, storage, prefix
         self.takes: dict[str, Take] = {}
         everywhere = DeviceMesh((("replica", self.num_devices),), tuple(range(self.num_devices)), has_replicas=True)
@@ -200,6 +209,25 @@ class LiveProgram(Program):
     def reads(self) -> dict[str, Read]:
         read = {name: self._read(name, weight.is_trained) for name, weight in self.weights.items()}
         return {name: own for name, own in read.items() if own is not None}
+
+    def aten(self, mesh: LayerMesh, name: str, sources: Mapping[int, Tensor], others: Mapping[str, Tensor]) -> Tensor:
+        """Return what a layer writes that nodes of the module's own graph compute.
+
+        Args:
+            mesh: That it is computed on.
+            name: Of the layer.
+            sources: What it reads, by the number of the read.
+            others: What it reads besides, by the layers that write it.
+        """
+        return self.layers.run(self, mesh, name, sources, others)
+
+    def known(self, name: str, shape: Sequence[int], *, is_index: bool) -> Tensor:
+        """Return a value of the module that is computed of its inputs and buffers alone; every rank has all of it."""
+        dims = tuple(Dim(f"{name}.{i}*", extent) for i, extent in enumerate(shape) if extent > 1)
+        shape = [dim.size for dim in dims]
+        return Tensor(
+            value=self.argument(f"known {name}").reshape(shape), mesh=self._everywhere, dims=dims, is_index=is_index
+        )
 
     def whole(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         return reshard(resolved(x), self._everywhere, [Dim(f"dim{i}", extent) for i, extent in enumerate(shape)])
@@ -286,12 +314,14 @@ Compare = Callable[["Parallel", Mapping[str, Any], Callable[[Mapping[str, Any]],
 class _Mode:
     """The program of training, or of evaluation.
 
-    given: what each of its arguments is had of. keeps: what is done with each value of a statistic. loss: which output
-    is that. placed: how the ranks have each output between them, None for those that every rank has whole. low: the
-    type of products, where it is another than that of weights, or "".
+    known: what is computed of inputs and buffers before any layer. given: what each of its arguments is had of. keeps:
+    what is done with each value of a statistic. loss: which output is that. placed: how the ranks have each output
+    between them, None for those that every rank has whole. low: the type of products, where it is another than that of
+    weights, or "".
     """
 
     traced: Traced
+    known: Part
     given: tuple[Get, ...]
     keeps: tuple[Callable[[Any], None], ...]
     loss: str
@@ -321,9 +351,10 @@ class Parallel(nn.Module):
         notes: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        self._aten = AtenLayers(live, plan)
         if module.training:
-            check_trained(live.model.graph)
-        self.program = emit(plan, target="torch", has_module=True)
+            check_trained(live.model.graph, self._aten.problem)
+        self.program = emit(plan, target="torch", has_module=True, aten=self._aten.calls())
         self._prepare(module, live, plan, rank=rank, seed=seed)
         self._groups = Groups(rank, plan.num_devices)
         self._sum_groups = self._groups.beside("sums")
@@ -332,7 +363,7 @@ class Parallel(nn.Module):
         self._replicas = Replicas(self._stored, self._sums, self._sum_groups)
         self._mesh = mesh_of(self._stored, self._device.type)
         held = notes_on(self._state, self._stored)
-        self.notes = (*live.notes, *self._device_notes, *held, *self._state_notes, *notes)
+        self.notes = (*live.notes, *self._device_notes, *held, *self._state_notes, *self._aten.notes, *notes)
         # Last, since names of the model may be those of our attributes.
         install(self, self._state, self._stored, self._mesh, weights, device=self._device)
         super().train(module.training)
@@ -376,7 +407,7 @@ class Parallel(nn.Module):
     ) -> tuple[_Mode, Mapping[str, Any], list[Any]]:
         """Return the program, what is computed before any layer, and the arguments of the rank's graph."""
         if self.training and torch.is_grad_enabled():
-            check_trained(self._live.model.graph)
+            check_trained(self._live.model.graph, self._aten.problem)
             self._compare(args, kwargs)
             if is_compiled:
                 self._mode(True).traced.gathered.check_compiled()
@@ -393,7 +424,7 @@ class Parallel(nn.Module):
             PASSES.begin(FORWARD)
         self._reconcile_in_time()
         self._gather()
-        values = self._values(inputs)
+        values = self._values(inputs) | self._known(mode, inputs)
         return mode, values, [get(values) for get in mode.given]
 
     def reconcile(self) -> None:
@@ -562,7 +593,7 @@ class Parallel(nn.Module):
         live, traced, batch = self._live, self._mode(True).traced, self._batch
         own = list(live.inputs.values())
         computed = [c for c in live.constants.values() if c.inputs] + [i for i in own if i.inputs and not i.is_given]
-        if computed or any(output.inputs for output in live.outputs):
+        if computed or any(output.inputs for output in live.outputs) or self._mode(True).known.inputs:
             return (0, batch)
         shapes = {item.name: traced.inputs[item.name].shape for item in own if item.name in traced.taken}
         found = [rows_read(shape, traced.taken[name], rank) for name, shape in shapes.items() if shape[:1] == (batch,)]
@@ -630,6 +661,7 @@ class Parallel(nn.Module):
             self._live,
             self._state,
             self._storage,
+            layers=self._aten,
             prefix=self._prefix,
             rank=self._rank,
             num_devices=self.plan.num_devices,
@@ -655,7 +687,8 @@ class Parallel(nn.Module):
         numbers = {own.name: own.output.name for own in self._live.outputs if own.output and not own.shape}
         at_loss = next((name for name, made in numbers.items() if made not in outputs), "")
         keeps = tuple(self._kept(name, momentum) for name, momentum in traced.keeps)
-        return _Mode(traced=traced, given=given, keeps=keeps, loss=at_loss, placed=placed, low=program.low)
+        known = self._aten.part(self.plan.index, trains=program.trains, device=self._device)
+        return _Mode(traced=traced, known=known, given=given, keeps=keeps, loss=at_loss, placed=placed, low=program.low)
 
     def _source(self, argument: str, fed: Mapping[str, Use], traced: Traced, takes: Mapping[str, Take]) -> Get:
         """Return where an argument of a rank's graph is had of."""
@@ -682,6 +715,8 @@ class Parallel(nn.Module):
                     name, lambda: take(read_as(values[constant.value], constant))
                 )
             return lambda values: take(read_as(values[constant.value], constant))
+        if kind == "known":
+            return lambda values: values[argument]
         if kind == "received":
             return lambda values: values[argument]
         assert argument == "mask_key", argument
@@ -731,6 +766,12 @@ class Parallel(nn.Module):
         with torch.no_grad():
             fixed = self._fixed_values.of(self._fixed, {name: self._tensor(name) for name in self._fixed.state})
             return fixed | self._part(inputs, {name: _whole(self._tensor(name)) for name in self._part.state})
+
+    def _known(self, mode: _Mode, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what layers read that is computed of inputs and buffers alone, by the names of the arguments."""
+        with torch.no_grad():
+            found = mode.known(inputs, {name: _whole(self._tensor(name)) for name in mode.known.state})
+        return {f"known {name}": value for name, value in found.items()}
 
     def _check_lookups(self, inputs: Mapping[str, Any]) -> None:
         """Raise ModelError for labels and numbers of rows that are out of bounds, which a rank's steps leave out."""
@@ -790,7 +831,8 @@ class Parallel(nn.Module):
         with torch.no_grad():
             for keep, value in zip(mode.keeps, values, strict=True):
                 keep(value)
-            for owner in dict.fromkeys(self._live.statistics.values()):
+            kept = {own for layer, own in self._live.statistics.items() if layer not in self._aten.layers}
+            for owner in sorted(kept):
                 counted = owner_of(self._root, f"{owner}.num_batches_tracked")[0]._buffers.get("num_batches_tracked")
                 if counted is not None:
                     counted.add_(1)

@@ -269,6 +269,14 @@ class Program:
         node.meta.update(meta)
         return fx.Proxy(node, self._tracer)
 
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return what a function makes of nodes of the graph, as a step of it."""
+        return self.of(self._graph.call_function(function, args, dict(kwargs)))
+
+    def of(self, node: fx.Node) -> Any:
+        """Return what stands for the value of a node of the graph."""
+        return fx.Proxy(node, self._tracer)
+
     def held(self, value: Any, name: str) -> Any:
         """Return a tensor that steps need, which is kept on the program's device."""
         unique = self._new(name)

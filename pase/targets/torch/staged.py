@@ -19,6 +19,7 @@ from pase.planning.stages import stage_plan
 from pase.sharding.boxes import Range
 from pase.sharding.shards import prime_factors
 from pase.targets.programs import check_trained, emit
+from pase.targets.torch.aten import AtenLayers
 from pase.targets.torch.devices import current_device
 from pase.targets.torch.failures import naming_lost_ranks
 from pase.targets.torch.messages import told_by_all
@@ -49,7 +50,7 @@ class _Stage(Parallel):
     def __init__(self, module: nn.Module, parallel: "Staged", number: int) -> None:
         nn.Module.__init__(self)
         plan, stages = stage_plan(parallel.plan, number), parallel._stages
-        live = _live_of(parallel._live, plan.graph)
+        live, self._aten = _live_of(parallel._live, plan.graph), parallel._aten
         self._prepare(module, live, plan, rank=stages.rank - stages.first, seed=parallel._seed)
         self._parallel, self._number, self._prefix = (parallel,), number, f"{number} "
         # Every rank is given all examples.
@@ -83,7 +84,8 @@ class _Stage(Parallel):
         parallel = self._root
         mode = self._mode(parallel.training)
         self._seed, self._step = parallel._seed, parallel._step + micro_batch
-        values = self._values(inputs(micro_batch)) | {f"received {number}": x for number, x in enumerate(received)}
+        own = inputs(micro_batch)
+        values = self._values(own) | self._known(mode, own) | {f"received {i}": x for i, x in enumerate(received)}
         with naming_lost_ranks(), computing_in(mode.low, self._device), mode.traced.gathered.freed():
             made, _, keeps = mode.traced.module(*[get(values) for get in mode.given])
         if parallel.training:
@@ -125,9 +127,10 @@ class Staged(Parallel):
                 "products in float16 need a loss that is scaled, which pipelines do not do; search with another "
                 "precision (bf16-mixed), or without stages"
             )
+        self._aten = AtenLayers(live, plan)
         if module.training:
-            check_trained(live.model.graph)
-        self.program = emit(plan, target="torch", has_module=True)
+            check_trained(live.model.graph, self._aten.problem)
+        self.program = emit(plan, target="torch", has_module=True, aten=self._aten.calls())
         names = run_text(self.program)
         pipeline = Pipeline(
             stages=tuple(names[f"stage_{number}"] for number in range(plan.num_stages)),
@@ -164,7 +167,7 @@ class Staged(Parallel):
         self._left: dict[str, Any] = {}
         states = [note for program in programs for note in program.notes]
         held = notes_on(self._state, self._storage)
-        self.notes = (*live.notes, *self._device_notes, *held, *states, *notes)
+        self.notes = (*live.notes, *self._device_notes, *held, *states, *self._aten.notes, *notes)
         install(self, self._state, self._storage, self._mesh, weights, device=self._device)
         nn.Module.train(self, module.training)
 
@@ -176,7 +179,7 @@ class Staged(Parallel):
 
         All ranks have the loss. Every rank is given all examples.
         """
-        check_trained(self._live.model.graph)
+        check_trained(self._live.model.graph, self._aten.problem)
         count = self.plan.micro_batches
         if self.training and self._first_step is not None:
             # Its copy of the inputs is freed before the step.

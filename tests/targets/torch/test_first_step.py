@@ -12,6 +12,7 @@ import pase
 from pase.errors import ProgramError
 from pase.importers.torch import export
 from pase.importers.torch.operators import TRANSLATIONS
+from pase.importers.torch.training import Differences
 from pase.planning.plan import Plan
 from pase.targets.torch import first_step
 from tests.importers.test_torch_training import REFUSED, TAKEN
@@ -37,7 +38,7 @@ def _alone(module: nn.Module, *given: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("name", [name for name in REFUSED if name not in LATER | NO_PROGRAM])
 def test_what_is_traced_wrong_raises_in_the_first_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that the importer refuses, were it not refused."""
-    monkeypatch.setattr(export, "differences_in_training", lambda *_: ("", ""))
+    monkeypatch.setattr(export, "differences_in_training", lambda *_: Differences())
     torch.manual_seed(1)
     module = REFUSED[name][0]()
     parallel = _alone(module)

@@ -153,11 +153,11 @@ def arrange(x: Tensor, dims: Sequence[Dim]) -> Tensor:
     return local(compute, [x], dims, is_linear=True, is_index=x.is_index)
 
 
-def dropout(x: Tensor, key: Any, *, rate: float) -> Tensor:
+def dropout(x: Tensor, key: Any, *, rate: float, of: str = "") -> Tensor:
     """Return ``x / (1 - rate)`` where a point is kept and 0 where it is dropped, the same points in the gradient.
 
-    key: the step's, `Program.mask_key`. Points are dropped by it, the name of x's layer and their number in the whole
-    tensor. Where the program does not train, the result is x.
+    key: the step's, `Program.mask_key`. Points are dropped by it, a name (`of`, by default x's layer) and their number
+    in the whole tensor. Where the program does not train, the result is x.
     """
     if not 0 <= rate < 1:
         raise ProgramError(f"layer {x.mesh.layer!r} drops a fraction of {rate}; give a rate from 0 to below 1")
@@ -165,7 +165,7 @@ def dropout(x: Tensor, key: Any, *, rate: float) -> Tensor:
         return x
     if x.mesh.program.drops_nothing:
         return local(lambda shard: shard * (1 / (1 - rate)), [x], x.dims)
-    first, second = (int(word) for word in layer_key(x.mesh.layer))
+    first, second = (int(word) for word in layer_key(of or x.mesh.layer))
 
     def masked(shard: Any) -> Any:
         drawn = _drawn(shard, x, (key[0] ^ first, key[1] ^ second))

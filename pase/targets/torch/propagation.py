@@ -1,0 +1,144 @@
+"""Sharding propagation: from how the operands of an operator are split to how its results are.
+
+A dim of a tensor is told as the factors that it is made of, the outermost first, as views merge and split dims: of a
+batch and a sequence that are one dim, or of heads and their channels, each may be split by itself. Names of factors
+are those of the layer's iteration dims, by which its mesh splits.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from pase.importers.torch.sharding_rules import Factor, ShardingRule
+from pase.targets.torch.tensor import Dim
+
+Dims = tuple[tuple[Dim, ...], ...]
+"""For each dim of a tensor its factors, the outermost first; none for a dim of one point."""
+
+Splits = Mapping[str, int]
+"""In how many parts each name of a factor is split."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Propagated:
+    """How an operator is run on shards.
+
+    Attributes:
+        operands: How each of them has to lie.
+        results: How each result lies.
+        sums: Names of the factors over whose parts results are parts of sums.
+        factors: What each factor of the rule is made of.
+        gathered: Numbers of the operands of which ranks hold less than they need.
+    """
+
+    operands: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    sums: frozenset[str]
+    factors: Mapping[Factor, tuple[Dim, ...]]
+    gathered: tuple[int, ...]
+
+
+def propagated(rule: ShardingRule, operands: Sequence[Dims], splits: Splits) -> Propagated:
+    """Return how an operator is run whose operands lie so.
+
+    The largest operand decides first how a factor is split; one that the rule needs whole, or that would be split by a
+    name which splits another one, is not.
+    """
+    told = [_factors_of(rule, number, dims, splits) for number, dims in enumerate(operands)]
+    bound: dict[Factor, tuple[Dim, ...]] = {}
+    plain: dict[Factor, tuple[Dim, ...]] = {}
+    used: set[str] = set()
+    sizes = [prod(dim.size for dims in operand for dim in dims) for operand in operands]
+    for number in sorted(range(len(operands)), key=lambda i: -sizes[i]):
+        for factor, dims in told[number].items():
+            names = [dim.name for dim in dims if splits.get(dim.name, 1) > 1]
+            if not names:
+                plain.setdefault(factor, dims)
+            elif factor not in bound and factor not in rule.whole and used.isdisjoint(names):
+                bound[factor] = dims
+                used.update(names)
+    for factor, extent in rule.extents.items():
+        if factor not in bound:
+            bound[factor] = plain.get(factor, (Dim(f"{factor}*", extent),))
+
+    def lie(factors: Sequence[Sequence[Factor]]) -> Dims:
+        return tuple(tuple(dim for factor in own for dim in bound[factor]) for own in factors)
+
+    wanted = tuple(lie(own) for own in rule.operands)
+    return Propagated(
+        operands=wanted,
+        results=tuple(lie(own) for own in rule.results),
+        sums=frozenset(dim.name for factor in rule.sums for dim in bound[factor] if splits.get(dim.name, 1) > 1),
+        factors=bound,
+        gathered=tuple(
+            i for i, (have, need) in enumerate(zip(operands, wanted, strict=True)) if _is_less(have, need, splits)
+        ),
+    )
+
+
+def lies_alike(one: Dims, other: Dims, splits: Splits) -> bool:
+    """Return whether ranks hold the same points of a tensor either way, each in the same order."""
+    return len(one) == len(other) and all(
+        _canonical(mine, splits) == _canonical(others, splits) for mine, others in zip(one, other, strict=True)
+    )
+
+
+def refined(dims: Sequence[Dim], extents: Sequence[int], splits: Splits) -> tuple[tuple[Dim, ...], ...] | None:
+    """Return the factors of a dim as those of some dims that are together as large; None where parts do not fit.
+
+    A factor that is split is divided only so that its parts are those of the outer one.
+    """
+    left, found = list(dims), list[tuple[Dim, ...]]()
+    for extent in extents:
+        own, size = list[Dim](), 1
+        while size < extent:
+            if not left:
+                return None
+            dim, needed = left.pop(0), extent // size
+            if extent % size:
+                return None
+            if dim.size > needed:
+                if dim.size % needed or dim.parts or needed % splits.get(dim.name, 1):
+                    return None
+                left.insert(0, Dim(f"{dim.name}*{dim.size // needed}", dim.size // needed))
+                dim = Dim(dim.name, needed)
+            own.append(dim)
+            size *= dim.size
+        if size != extent:
+            return None
+        found.append(tuple(own))
+    return None if left else tuple(found)
+
+
+def _factors_of(rule: ShardingRule, number: int, dims: Dims, splits: Splits) -> dict[Factor, tuple[Dim, ...]]:
+    """Return what the factors of an operand are made of; those of a dim whose parts do not fit are left out."""
+    found: dict[Factor, tuple[Dim, ...]] = {}
+    for own, factors in zip(dims, rule.operands[number], strict=True):
+        extents = [rule.extents[factor] for factor in factors]
+        fitted = refined(own, extents, splits) if prod(extents) == prod(dim.size for dim in own) else None
+        found |= dict(zip(factors, fitted, strict=True)) if fitted is not None else {}
+    return found
+
+
+def _canonical(dims: Sequence[Dim], splits: Splits) -> list[object]:
+    """Return a dim's factors, those that are not split merged with each other."""
+    return list(_merged(dims, splits))
+
+
+def _merged(dims: Sequence[Dim], splits: Splits) -> Iterator[object]:
+    size = 1
+    for dim in dims:
+        if splits.get(dim.name, 1) == 1:
+            size *= dim.size
+            continue
+        yield size
+        yield dim
+        size = 1
+    yield size
+
+
+def _is_less(have: Dims, need: Dims, splits: Splits) -> bool:
+    """Return whether points that a rank needs of a tensor may be none that it has."""
+    if lies_alike(have, need, splits):
+        return False
+    return any(splits.get(dim.name, 1) > 1 for dims in have for dim in dims)
