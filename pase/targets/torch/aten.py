@@ -6,7 +6,7 @@ written. The importer's idea of what a layer computes is not asked for, so that 
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, count
 from math import prod
@@ -52,8 +52,6 @@ class AtenLayer:
         target: The node that it writes.
         written: How the plan has that; None where it is left as it comes.
         is_whole: Whether ranks compute all of what splits are not carried through.
-        known: Nodes that it reads and that every rank has all of.
-        others: Nodes that it reads besides and that other layers write.
     """
 
     operator: Operator
@@ -62,8 +60,6 @@ class AtenLayer:
     target: fx.Node
     written: tuple[Dim, ...] | None
     is_whole: bool
-    known: dict[fx.Node, None] = field(default_factory=dict)
-    others: dict[fx.Node, None] = field(default_factory=dict)
 
     def read(self, number: int) -> tuple[Dim, ...]:
         """Return the dims of what it reads, as its mesh has them; _NotCarriedError where a window is split."""
@@ -308,7 +304,7 @@ class AtenLayers:
         """Find the layers in the graphs of a module, of which there are none where its translation trains it."""
         self.plan = plan
         self.graphs = {trains: AtenGraph(live, captured) for trains, captured in live.graphs.items()}
-        self.layers: dict[str, dict[bool, AtenLayer]] = {}
+        self.layers: dict[str, dict[bool, _Propagation]] = {}
         self.others: dict[str, str] = {}
         self.notes: list[str] = []
         for layer in plan.layers if self.graphs else ():
@@ -345,9 +341,10 @@ class AtenLayers:
             self.notes.append(f"layer {name!r} is computed whole where its splits are not carried through: {why}")
 
     def _checked(self, name: str, found: dict[bool, AtenLayer]) -> None:
-        for trains, own in found.items():
-            _Propagation(self.graphs[trains], own).check()
-        self.layers[name] = found
+        lies = {trains: _Propagation(self.graphs[trains], own) for trains, own in found.items()}
+        for own in lies.values():
+            own.check()
+        self.layers[name] = lies
 
     def _first(self, name: str) -> str:
         """Return the first of the layers that are one operator of the module together, of which one is the last."""
@@ -366,8 +363,8 @@ class AtenLayers:
         """Return for each layer whose mesh it is on, and the layers that it reads beside those of the plan."""
         return {
             name: (
-                found[True].operator.name,
-                tuple(dict.fromkeys(self.graphs[t].writers[node] for t, own in found.items() for node in own.others)),
+                found[True].layer.operator.name,
+                tuple(dict.fromkeys(own.graph.writers[node] for own in found.values() for node in own.others)),
             )
             for name, found in self.layers.items()
         }
@@ -407,15 +404,15 @@ class AtenLayers:
             sources: What it reads of others, as these have it, by the number of the read.
             others: What it reads besides, by the layers that write it.
         """
-        layer, graph = self.layers[name][program.trains], self.graphs[program.trains]
-        return _Run(_Propagation(graph, layer), self.plan.graph, program, mesh, sources, others).written()
+        return _Run(self.layers[name][program.trains], self.plan.graph, program, mesh, sources, others).written()
 
     def part(self, layers: Collection[str], *, trains: bool, device: object) -> Part:
         """Return what computes all that some layers read and that is computed of inputs and buffers alone."""
         if not self.graphs:
             return Part(graph=lambda: (), inputs=(), state=(), names=())
-        own = [layer[trains] for name, layer in self.layers.items() if name in layers]
-        nodes = dict.fromkeys(node for layer in own for node in layer.known)
+        nodes = dict.fromkeys(
+            node for name, found in self.layers.items() if name in layers for node in found[trains].known
+        )
         return self.graphs[trains].part(list(nodes), device)
 
 
@@ -521,11 +518,19 @@ def _over(dims: Sequence[Dim], shape: Sequence[int], splits: Splits) -> Dims:
 
 
 class _Propagation:
-    """Follows a layer's splits from what it reads to what it writes, without anything to compute."""
+    """Follows a layer's splits from what it reads to what it writes, without anything to compute.
+
+    Attributes:
+        known: Nodes that the layer reads and that every rank has all of.
+        others: Nodes that it reads though the plan does not say so, and that other layers write.
+    """
 
     def __init__(self, graph: AtenGraph, layer: AtenLayer) -> None:
         self.graph, self.layer = graph, layer
+        self.known: dict[fx.Node, None] = {}
+        self.others: dict[fx.Node, None] = {}
         self._lies: dict[fx.Node, Any] = {}
+        self._steps: dict[fx.Node, tuple[ShardingRule, Propagated]] = {}
 
     def check(self) -> None:
         """Raise _NotCarriedError where what is written does not lie as the plan has it."""
@@ -545,22 +550,26 @@ class _Propagation:
             self._lies[node] = self._lie(node)
         return self._lies[node]
 
-    def step(self, node: fx.Node) -> Propagated:
-        """Return how a node is run."""
-        return propagated(rule_of(node), [self.of(other) for other in operands_of(node)], self.layer.splits)
+    def step(self, node: fx.Node) -> tuple[ShardingRule, Propagated]:
+        """Return a node's rule, and how it is run."""
+        if node not in self._steps:
+            rule = rule_of(node)
+            operands = [self.of(other) for other in operands_of(node)]
+            self._steps[node] = rule, propagated(rule, operands, self.layer.splits)
+        return self._steps[node]
 
     def _lie(self, node: fx.Node) -> Any:
         layer = self.layer
         if node in layer.pins:
             return layer.pinned(node)
         if node in self.graph.known:
-            layer.known[node] = None
+            self.known[node] = None
             return _whole(_shape(node), node.name)
         if node.op != "call_function":
             raise _NotCarriedError(f"{node.name} is none of its reads")
         writer = self.graph.writers.get(node, "")
         if writer and node is not layer.target and layer.is_whole:
-            layer.others[node] = None
+            self.others[node] = None
             return _whole(_shape(node), node.name)
         if writer and node is not layer.target:
             raise _NotCarriedError(f"it reads {node.name}, which layer {writer} writes")
@@ -570,7 +579,7 @@ class _Propagation:
             return self.of(node.args[0])
         if is_random(node) and not is_idle(node):
             raise _NotCarriedError(f"{node.target} at {node.name} draws numbers")
-        found = self.step(node)
+        _, found = self.step(node)
         for i in found.gathered if not layer.is_whole else ():
             raise _NotCarriedError(f"{node.target} at {node.name} needs more of operand {i} than ranks have")
         return found.results[0] if hasattr(node.meta["val"], "shape") else list(found.results)
@@ -688,8 +697,8 @@ class _Run:
             return self._as(self._read(layer.pins[node]), _flat(self._lies.of(node)))
         if node in self._lies.graph.known:
             value = node.meta["val"]
-            return self._program.known(node.name, value.shape, is_index=not value.is_floating_point())
-        if node in layer.others:
+            return self._program.known(node.name, _flat(self._lies.of(node)), is_index=not value.is_floating_point())
+        if node in self._lies.others:
             return self._others[self._lies.graph.writers[node]]
         if node.target is getitem:
             return self._of(node.args[0])[node.args[1]]
@@ -717,7 +726,7 @@ class _Run:
 
     def _step(self, node: fx.Node) -> Any:
         mesh, tensors = self._mesh, operands_of(node)
-        rule, found = rule_of(node), self._lies.step(node)
+        rule, found = self._lies.step(node)
         # What is added once to a sum is added when its addends are, or, where the operator needs it, on one rank alone.
         once = set(rule.once) if found.sums else set()
         added = {number for number in once if _is_optional(node, number)}

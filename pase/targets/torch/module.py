@@ -221,13 +221,10 @@ class LiveProgram(Program):
         """
         return self.layers.run(self, mesh, name, sources, others)
 
-    def known(self, name: str, shape: Sequence[int], *, is_index: bool) -> Tensor:
+    def known(self, name: str, dims: tuple[Dim, ...], *, is_index: bool) -> Tensor:
         """Return a value of the module that is computed of its inputs and buffers alone; every rank has all of it."""
-        dims = tuple(Dim(f"{name}.{i}*", extent) for i, extent in enumerate(shape) if extent > 1)
-        shape = [dim.size for dim in dims]
-        return Tensor(
-            value=self.argument(f"known {name}").reshape(shape), mesh=self._everywhere, dims=dims, is_index=is_index
-        )
+        value = self.argument(f"known {name}").reshape([dim.size for dim in dims])
+        return Tensor(value=value, mesh=self._everywhere, dims=dims, is_index=is_index)
 
     def whole(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         return reshard(resolved(x), self._everywhere, [Dim(f"dim{i}", extent) for i, extent in enumerate(shape)])
@@ -715,9 +712,7 @@ class Parallel(nn.Module):
                     name, lambda: take(read_as(values[constant.value], constant))
                 )
             return lambda values: take(read_as(values[constant.value], constant))
-        if kind == "known":
-            return lambda values: values[argument]
-        if kind == "received":
+        if kind in ("known", "received"):
             return lambda values: values[argument]
         assert argument == "mask_key", argument
         # On the device: a graph that is captured and played again would keep a number of the CPU.
