@@ -21,7 +21,7 @@ from pase.graph import Graph, Operator, Role, SliceOf
 from pase.importers.ir import ops
 from pase.importers.torch.capture import Captured, corresponding, in_both
 from pase.importers.torch.live import LiveModel, Part
-from pase.importers.torch.program import location, origin_of
+from pase.importers.torch.program import behind, location, origin_of
 from pase.importers.torch.sharding_rules import ShardingRule, sharding_rule
 from pase.importers.torch.sharding_rules.rule import Dims as RuleDims
 from pase.planning.plan import LayerPlan, Plan
@@ -182,17 +182,17 @@ class AtenGraph:
     def part(self, nodes: Sequence[fx.Node], device: object) -> Part:
         """Return what computes nodes that depend on inputs, buffers and literals alone."""
         graph, root, env = fx.Graph(), torch.nn.Module(), dict[fx.Node, fx.Node]()
-        needed = _behind(nodes)
-        inputs = [node for node in self.nodes if node in needed and node.name in self.captured.inputs]
-        state = [node for node in self.nodes if node in needed and node.name in self.captured.buffers]
+        needed = behind(self.captured.graph, nodes)
+        inputs = [node for node in needed if node.name in self.captured.inputs]
+        state = [node for node in needed if node.name in self.captured.buffers]
         for node in (*inputs, *state):
             env[node] = graph.placeholder(node.name)
 
         def placed(item: Any) -> Any:
             return torch.device(str(device)) if isinstance(item, torch.device) else item
 
-        for node in self.nodes:
-            if node not in needed or node in env:
+        for node in needed:
+            if node in env:
                 continue
             if node.op == "placeholder":
                 root.register_buffer(node.name, self.captured.constants[node.name].to(device))
@@ -447,16 +447,6 @@ def _name(node: fx.Node) -> str:
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
     return tuple(node.meta["val"].shape)
-
-
-def _behind(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    found, frontier = set[fx.Node](), list(nodes)
-    while frontier:
-        node = frontier.pop()
-        if node not in found:
-            found.add(node)
-            frontier += node.all_input_nodes
-    return found
 
 
 _BY_KEPT_STATISTICS = {_ATEN._native_batch_norm_legit_no_training.default}

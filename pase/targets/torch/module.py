@@ -587,10 +587,11 @@ class Parallel(nn.Module):
 
     def _rows(self, rank: int) -> Range:
         """Return the examples of a batch that a rank reads, of whatever input."""
-        live, traced, batch = self._live, self._mode(True).traced, self._batch
+        live, mode, batch = self._live, self._mode(True), self._batch
+        traced = mode.traced
         own = list(live.inputs.values())
         computed = [c for c in live.constants.values() if c.inputs] + [i for i in own if i.inputs and not i.is_given]
-        if computed or any(output.inputs for output in live.outputs) or self._mode(True).known.inputs:
+        if computed or any(output.inputs for output in live.outputs) or mode.known.inputs:
             return (0, batch)
         shapes = {item.name: traced.inputs[item.name].shape for item in own if item.name in traced.taken}
         found = [rows_read(shape, traced.taken[name], rank) for name, shape in shapes.items() if shape[:1] == (batch,)]
