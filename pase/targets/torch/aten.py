@@ -28,7 +28,18 @@ from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.layouts import WHOLE, PlainDim, tensor_dims
 from pase.targets.torch.layers.points import arrange, dropout
 from pase.targets.torch.propagation import Dims, Propagated, Splits, lies_alike, propagated, refined
-from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, as_low, called, in_float32, reshard, resolved, spread
+from pase.targets.torch.tensor import (
+    Dim,
+    LayerMesh,
+    Tensor,
+    as_low,
+    called,
+    in_float32,
+    reshard,
+    resolved,
+    shaped,
+    spread,
+)
 from pase.targets.training.counted import shared_order, weight_name
 
 _ATEN = torch.ops.aten
@@ -746,7 +757,7 @@ class _Run:
         results = []
         for i, (value, dims) in enumerate(zip([values] if is_one else values, found.results, strict=True)):
             flat = _flat(dims)
-            shard = _reshaped(made if is_one else made[i], self._local(dims), tuple(map(mesh.part, flat)))
+            shard = shaped(made if is_one else made[i], self._local(dims), tuple(map(mesh.part, flat)))
             partial = found.sums if i in rule.summed else frozenset[str]()
             x = Tensor(value=shard, mesh=mesh, dims=flat, partial=partial, is_index=not value.is_floating_point())
             for number in added:
@@ -755,7 +766,7 @@ class _Run:
         return results[0] if is_one else results
 
     def _shard(self, x: Tensor, dims: Dims) -> fx.Node:
-        shard: fx.Node = _reshaped(x.value, x.shard, self._local(dims)).node
+        shard: fx.Node = shaped(x.value, x.shard, self._local(dims)).node
         return shard
 
     def _plus(self, x: Tensor, other: Tensor, given: RuleDims, made: RuleDims, found: Propagated) -> Tensor:
@@ -773,7 +784,7 @@ class _Run:
         if x.dims == dims:
             return x
         shape = tuple(map(self._mesh.part, dims))
-        return replace(x, value=_reshaped(x.value, x.shard, shape), dims=dims, spreads={})
+        return replace(x, value=shaped(x.value, x.shard, shape), dims=dims, spreads={})
 
     def _brought(self, x: Tensor, have: Dims, need: Dims) -> Tensor:
         """Return an operand as a node needs it."""
@@ -804,7 +815,3 @@ class _Run:
 
 def _flat(dims: Dims) -> tuple[Dim, ...]:
     return tuple(dim for own in dims for dim in own)
-
-
-def _reshaped(value: Any, now: Sequence[int], shape: Sequence[int]) -> Any:
-    return value if tuple(now) == tuple(shape) else value.reshape(tuple(shape))
