@@ -132,7 +132,7 @@ def run_factory(
 ) -> RunResult:
     """Return the losses of a factory's PyTorch module under a plan beside those of the unmodified module.
 
-    Each runs in processes of its own, with PyTorch's optimisers, from the weights that the seed draws.
+    Each runs in processes of its own, from the weights that the seed draws.
     Raises ProgramError where a process fails, and for data to test on or weights, which a module has itself; EmitError
     for a module that would not be trained as it trains itself.
     """
@@ -142,10 +142,8 @@ def run_factory(
     check_trained(plan.graph)
     TORCH.check()
     from pase.targets.torch.launch import call
-    from pase.targets.torch.parallel import check_rule, train_factory
+    from pase.targets.torch.parallel import train_factory
 
-    # What no process could do is said before they start, which takes seconds.
-    check_rule(options.rule)
     report = on_progress or _silent
     given = (factory.name, factory.batch, dict(factory.arguments), plan, options)
     kind = "cuda" if device == GPU else "cpu"

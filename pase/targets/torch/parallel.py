@@ -4,16 +4,11 @@ import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import chain
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
 from pase.errors import ProgramError
@@ -25,21 +20,21 @@ from pase.importers.torch.live import LiveModel, trace_live
 from pase.planning.plan import Plan, check_even
 from pase.planning.plan_file import graph_hash
 from pase.targets.torch.devices import current_device
-from pase.targets.torch.failures import naming_lost_ranks
 from pase.targets.torch.first_step import FirstStep
 from pase.targets.torch.launch import join
 from pase.targets.torch.module import Parallel, loss_of
+from pase.targets.torch.optimizers import optimizer_of, refuse_optimizers
 from pase.targets.torch.placements import Held
 from pase.targets.torch.replicas import DEFAULT_STEPS
-from pase.targets.torch.script import measured_bytes
 from pase.targets.torch.staged import Staged
+from pase.targets.torch.stepping import ModuleTraining, measured_bytes
 from pase.targets.torch.tensor import computing_in
 from pase.targets.torch.values import Source, from_file, from_first_rank, from_tensors, own_values, random_values
 from pase.targets.torch.watch import agree, digest, versions
 from pase.targets.training.counted import generator, initial_moments
 from pase.targets.training.data import Array, Batches, DataInput, data_inputs, example_dims, micro_batch, read_arrays
-from pase.targets.training.optimisers import Adam, AdamW, Momentum, Rule, Sgd, name_of
 from pase.targets.training.options import TrainingOptions
+from pase.targets.training.script import Steps
 
 
 def parallelize(
@@ -94,7 +89,7 @@ def parallelize(
         return (module, live), {**same, "reconciling_steps=": reconciling_steps}
 
     module, live = agree(traced)
-    _refuse_optimizers()
+    refuse_optimizers()
     values, notes = _first_values(module, live, weights, seed, ranks.device)
     made = Staged if plan.num_groups > 1 else Parallel
     parallel = made(module, live, plan, rank=ranks.rank, weights=values, seed=seed, notes=notes)
@@ -103,25 +98,6 @@ def parallelize(
         _, _, _, loss = call_of(torch, _source(model, plan)[1], None)
         parallel.compare_first(FirstStep(module, loss, live, plan).run)
     return parallel
-
-
-@cache
-def _refuse_optimizers() -> None:
-    """Have a step of an optimizer that PyTorch does not carry out on split parameters say so, before it begins."""
-    register_optimizer_step_pre_hook(_check_optimizer)
-
-
-def _check_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if not isinstance(optimizer, torch.optim.Adafactor):
-        return
-    for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
-        if isinstance(parameter, DTensor) and not all(own.is_replicate() for own in parameter.placements):
-            raise ProgramError(
-                "torch.optim.Adafactor takes means over rows and columns in place, which PyTorch does not do for split "
-                f"parameters, here one of shape {list(parameter.shape)} as {parameter.placements}: use "
-                "torch.optim.AdamW, or train the program that 'pase emit --target torch' writes of the plan, with "
-                "--optimizer adafactor, whose means of split rows and columns a plan counts"
-            )
 
 
 def _same_on_all_ranks(
@@ -255,44 +231,45 @@ def train_factory(
     # With its weights, which a search does without.
     made, took_batch = call_factory(name, batch=batch, arguments=arguments, front_ends=())
     found, positional, keywords, loss = call_of(torch, made, None if took_batch else batch)
-    module = unwrapped(torch, found).to(dtype).train()
+    module: nn.Module = unwrapped(torch, found).to(dtype).train()
     if not is_parallel or own != current_device():
         # A module that is made parallel goes where the process group carries tensors best, part by part.
         module.to(own)
     inputs = _Inputs(plan, _named_inputs(module, positional, keywords, loss), (positional, keywords), options)
-    step: Callable[..., Any]
+    step = _with_loss(module, loss)
     if is_parallel:
         positional, keywords = inputs.of_micro_batch()
-        parallel = parallelize((module, positional, keywords, *([loss] if loss else [])), plan, seed=options.seed or 0)
-        step, parameters, traffic = parallel.accumulate, list(parallel.parameters()), parallel.traffic
-    else:
-        step, parameters, traffic = _with_loss(module, loss), list(module.parameters()), None
-    optimiser = _optimiser(options.rule, parameters, options.schedule.peak)
-    built_s, losses, times = time.perf_counter() - begin, list[float](), list[float]()
-    for number in range(options.steps):
-        positional, keywords = pytree.tree_map_only(torch.Tensor, lambda x: x.to(own), inputs.of_step(number))
-        for group in optimiser.param_groups:
-            group["lr"] = options.schedule.rate(number)
-        begin = time.perf_counter()
-        if traffic is not None:
-            traffic.is_counted = measure and number == options.steps - 1
-        with naming_lost_ranks():
-            # A module made parallel sees to its types, and its micro-batches, itself.
-            with computing_in("" if is_parallel else low, own):
-                value = loss_of(step(*positional, **keywords))
-            if not is_parallel:
-                value.backward()
-        if not torch.isfinite(value):
-            raise ProgramError(f"step {number + 1}: the loss is {value.item()}; use a smaller learning rate")
-        optimiser.step()
-        optimiser.zero_grad()
-        losses.append(value.item())
-        times.append(time.perf_counter() - begin)
+        model = (module, positional, keywords, *([loss] if loss else []))
+        module = parallelize(model, plan, seed=options.seed or 0)
+
+    def accumulate(arrays: Mapping[str, Array]) -> Any:
+        positional, keywords = pytree.tree_map_only(torch.Tensor, lambda x: x.to(own), inputs.nested(arrays))
+        if isinstance(module, Parallel):
+            # It sees to its types, and its micro-batches, itself.
+            return loss_of(module.accumulate(*positional, **keywords))
+        with computing_in(low, own):
+            value = loss_of(step(*positional, **keywords))
+        value.backward()
+        return value.detach()
+
+    optimizer = optimizer_of(options.rule, list(module.parameters()), options.schedule.peak)
+    traffic = module.traffic if isinstance(module, Parallel) else None
+    training = ModuleTraining(module, optimizer, accumulate, traffic=traffic)
+    steps = Steps(
+        options=options,
+        batches=inputs,
+        num_examples=inputs.num_examples,
+        measured=measured_bytes if measure and is_parallel else None,
+    )
+    events: list[dict[str, Any]] = []
+    built_s = time.perf_counter() - begin
+    losses = steps.take(training, events.append)
+    done = events[-1]
     return FactoryRun(
         losses=tuple(losses),
         build_time_s=built_s,
-        step_time_s=median(times[1:] or times),
-        measured=measured_bytes(traffic.sent) if traffic is not None and measure else None,
+        step_time_s=done["step_time_s"],
+        measured=done if steps.measured else None,
     )
 
 
@@ -310,26 +287,6 @@ def _with_loss(module: Any, loss: Callable[..., Any] | None) -> Callable[..., An
         return loss(module(*given, **named), targets)
 
     return step
-
-
-def check_rule(rule: Rule) -> None:
-    """Raise ProgramError where PyTorch has no optimiser of an update rule."""
-    _optimiser(rule, [torch.zeros(1)], 1.0)
-
-
-def _optimiser(rule: Rule, parameters: Sequence[Any], rate: float) -> Any:
-    match rule:
-        case Sgd():
-            return torch.optim.SGD(parameters, lr=rate, weight_decay=rule.weight_decay)
-        case Momentum():
-            own = {"momentum": rule.momentum, "nesterov": rule.nesterov, "weight_decay": rule.weight_decay}
-            return torch.optim.SGD(parameters, lr=rate, **own)
-        case Adam():
-            return torch.optim.Adam(parameters, lr=rate, betas=(rule.beta1, rule.beta2), eps=rule.epsilon)
-        case AdamW():
-            own = {"eps": rule.epsilon, "weight_decay": rule.weight_decay}
-            return torch.optim.AdamW(parameters, lr=rate, betas=(rule.beta1, rule.beta2), **own)
-    raise ProgramError(f"a PyTorch module is not trained with {name_of(rule)} here; use sgd, momentum, adam or adamw")
 
 
 def _named_inputs(
@@ -377,8 +334,16 @@ class _Inputs:
             for i, item in zip(self._names, items, strict=True)
         }
 
-    def of_step(self, step: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        arrays: Mapping[str, Any] = self._own if self._batches is None else self._batches.batch(step)
+    @property
+    def num_examples(self) -> int:
+        return next((own.shape[0] for own in self._own.values() if own.ndim), 1)
+
+    def batch(self, step: int) -> Mapping[str, Array]:
+        """Return the arrays of a step, by name."""
+        return self._own if self._batches is None else self._batches.batch(step)
+
+    def nested(self, arrays: Mapping[str, Array]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arrays as the module is called with them: by position, and by name."""
         leaves = list(self._leaves)
         for i, name in self._names.items():
             value = torch.as_tensor(np.ascontiguousarray(arrays[name]))
@@ -386,7 +351,7 @@ class _Inputs:
         return self._nested(leaves)
 
     def of_micro_batch(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        leaves, _ = pytree.tree_flatten(self.of_step(0))
+        leaves, _ = pytree.tree_flatten(self.nested(self.batch(0)))
         for i, dim in self._dims.items():
             leaves[i] = micro_batch(leaves[i], 0, self._count, dim)
         return self._nested(leaves)

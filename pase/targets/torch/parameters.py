@@ -417,6 +417,31 @@ def wrapped_like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     return _dtensor(local, parameter.device_mesh, parameter.placements, parameter.shape, parameter.stride())
 
 
+def splitting_axes(parameter: torch.Tensor, dims: Iterable[int]) -> list[int]:
+    """Return the axes of a parameter's mesh, by number, that split some of its dims."""
+    if not isinstance(parameter, DTensor):
+        return []
+    wanted = set(dims)
+    return [
+        axis
+        for axis, placement in enumerate(parameter.placements)
+        if isinstance(placement, Shard | _StridedShard) and placement.dim in wanted
+    ]
+
+
+def reduced_like(parameter: torch.Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return zeros, split as a parameter is. shape: the parameter's, but for dims that may have extent 1 instead."""
+    reduced = [dim for dim, extent in enumerate(parameter.shape) if shape[dim] != extent]
+    local = local_of(parameter)
+    made = local.new_zeros([1 if dim in reduced else n for dim, n in enumerate(local.shape)], dtype=dtype)
+    if not isinstance(parameter, DTensor):
+        return made
+    joined = splitting_axes(parameter, reduced)
+    placements = [Replicate() if axis in joined else own for axis, own in enumerate(parameter.placements)]
+    stride = torch.empty(tuple(shape), device="meta").stride()
+    return _dtensor(made, parameter.device_mesh, placements, torch.Size(shape), stride)
+
+
 def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
     """Add a rank's part of a gradient, which nobody else changes later on, to what a parameter has of it."""
     if parameter.grad is None:

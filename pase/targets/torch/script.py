@@ -4,7 +4,6 @@ import inspect
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,12 +16,11 @@ import torch.distributed as dist
 
 from pase.common.options import PATH, ProgramCommand, option
 from pase.errors import PaseError, ProgramError
-from pase.sharding.traffic import Movement
 from pase.targets.torch.checkpoints import RankCheckpoints, save_state
 from pase.targets.torch.failures import tell_failure
 from pase.targets.torch.launch import Ranks, join, leave, run_program
-from pase.targets.torch.messages import told_by_all
 from pase.targets.torch.pipeline import Pipeline
+from pase.targets.torch.stepping import measured_bytes
 from pase.targets.torch.training import Build, Outputs, RankTraining, rank_training
 from pase.targets.torch.watch import agree, digest, versions
 from pase.targets.training.checkpointing import Kept, check_fits, checkpoint_flags, stopped_text
@@ -43,10 +41,9 @@ from pase.targets.training.script import (
     chosen_batches,
     reporting,
     script_flags,
-    tabulated,
 )
 
-__all__ = ["Outputs", "compute", "main", "measured_bytes", "rank_training", "train"]
+__all__ = ["Outputs", "compute", "main", "rank_training", "train"]
 
 
 def train(
@@ -112,7 +109,7 @@ def train(
             options=options,
             first=first,
             batches=batches,
-            test=test,
+            test=(test, training.evaluate) if test else None,
             num_examples=inputs[0].shape[0] if inputs else 1,
             measured=measured_bytes if measure else None,
             keeping=Keeping(save=save, newest=checkpointing.newest) if checkpointing else None,
@@ -169,14 +166,6 @@ def _joined(num_devices: int, device: str | None) -> Ranks:
             f"--nproc-per-node {num_devices} {quote(Path(sys.argv[0]).name)}"
         )
     return ranks
-
-
-def measured_bytes(sent: Mapping[Movement, int]) -> dict[str, Any]:
-    """Return what all ranks sent in a step, by edge and layer."""
-    total = Counter[Movement]()
-    for own in told_by_all(dict(sent)):
-        total.update(own)
-    return {"measured_bytes": sum(total.values()), **tabulated({}, total)}
 
 
 def compute(

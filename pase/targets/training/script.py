@@ -142,6 +142,13 @@ class StepResult:
     record: Any = None
 
 
+class StepBatches(Protocol):
+    """Gives the batch of each step."""
+
+    def batch(self, step: int) -> Mapping[str, Array]:
+        """Return the arrays of a step, counted from 0, by name; steps are asked for in their order."""
+
+
 class Stepping(Protocol):
     """Whoever takes the steps of a training."""
 
@@ -149,9 +156,6 @@ class Stepping(Protocol):
         self, batch: Mapping[str, Array], *, learning_rate: float | None = None, with_record: bool = False
     ) -> StepResult:
         """Train on one batch; ProgramError where the loss or a gradient is not finite."""
-
-    def evaluate(self, batch: Mapping[str, Array]) -> Evaluation:
-        """Return the loss and the accuracy of a batch and change nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,15 +170,16 @@ class Keeping:
 class Steps:
     """The steps of a training from a first one, and what is shown of each.
 
-    test: batches to test on, None for none. measured: what a record says of the bytes that moved, where they are to be
-    measured. metrics: the file of lines. progress: whether to show a line of progress.
+    test: batches to test on, and what evaluates one of them and changes nothing; None for none. measured: what a record
+    says of the bytes that moved, where they are to be measured. metrics: the file of lines. progress: whether to show a
+    line of progress.
     """
 
     options: TrainingOptions
-    batches: Batches | GeneratedBatches
+    batches: StepBatches
     num_examples: int
     first: int = 0
-    test: Batches | None = None
+    test: tuple[Batches, Callable[[Mapping[str, Array]], Evaluation]] | None = None
     measured: Callable[[Any], Mapping[str, Any]] | None = None
     keeping: Keeping | None = None
     metrics: MetricsFile | None = None
@@ -212,7 +217,7 @@ class Steps:
             shown: dict[str, Any] = {}
             if self.test and options.is_test_due(step + 1):
                 with self._telling(line):
-                    on_test = evaluated(self.test, training.evaluate, step=step + 1)
+                    on_test = evaluated(*self.test, step=step + 1)
                 shown = {"test_loss": on_test.loss, "test_accuracy": on_test.accuracy}
                 report({"event": "tested", **asdict(on_test)})
             if self.metrics:

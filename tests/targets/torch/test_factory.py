@@ -10,7 +10,7 @@ import torch
 
 import pase
 from pase.cli.main import run
-from pase.errors import PaseError, ProgramError
+from pase.errors import ProgramError
 from pase.planning.plan import Plan
 from pase.targets.execute import Factory, run_factory
 from pase.targets.programs import emit, target_of
@@ -133,8 +133,6 @@ def test_what_a_factory_has_no_use_for_is_refused() -> None:
     plan = random_plan(pase.load(TAGGER), 2, 1)
     with pytest.raises(ProgramError, match="--weights is of programs that are emitted; a factory makes a model with"):
         run_factory(plan, Factory(name=TAGGER), options(1, weights_path=Path("weights.npz")))
-    with pytest.raises(PaseError, match="a PyTorch module is not trained with adafactor here; use sgd, momentum, adam"):
-        run_factory(plan, Factory(name=TAGGER), options(1, rule=make_rule("adafactor", {})))
 
 
 def test_a_model_without_a_loss_is_refused() -> None:

@@ -132,7 +132,7 @@ def train(
             options=options,
             first=first,
             batches=batches,
-            test=test,
+            test=(test, training.evaluate) if test else None,
             num_examples=program.inputs[0].shape[0] if program.inputs else 1,
             measured=measured if measure else None,
             keeping=Keeping(save=save, newest=checkpointing.newest) if checkpointing else None,
