@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,8 @@ START = np.linspace(-1.0, 1.0, PACKING.num_weights)
 class Request:
     """What a test asks for.
 
-    slow_s: how long steps take, by worker. halt: (worker, step, file): write its process into the file, and never end
-    this step. folder: for checkpoints.
+    halt: (worker, step, file): write its process into the file, and never end this step. waiting: workers that do not
+    end that step before the process in the file is gone. folder: for checkpoints.
     """
 
     algorithm: str
@@ -44,8 +44,8 @@ class Request:
     arrivals: tuple[int, ...] = ()
     save_every: int | None = None
     packed: bool = True
-    slow_s: dict[str, float] = field(default_factory=dict)
     halt: tuple[int, int, str] | None = None
+    waiting: tuple[int, ...] = ()
     folder: str | None = None
     timeout_s: float | None = None
 
@@ -61,8 +61,8 @@ class Request:
         )
 
     def objective(self, worker: int) -> "Quadratic":
-        halt = self.halt if self.halt and self.halt[0] == worker else None
-        return Quadratic(worker=worker, step_s=self.slow_s.get(str(worker), 0.0), halt=halt)
+        halt = self.halt if self.halt and worker in (self.halt[0], *self.waiting) else None
+        return Quadratic(worker=worker, halt=halt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,17 +70,18 @@ class Quadratic:
     """½ a (w − c)², another a and c for each worker, and something that changes with the step."""
 
     worker: int
-    step_s: float = 0.0
     halt: tuple[int, int, str] | None = None
     batch_size: int = 8
 
     def gradient(self, weights: Array, step: int) -> Gradient:
         if self.halt and step == self.halt[1]:
             path = Path(self.halt[2])
-            path.with_suffix(".part").write_text(str(os.getpid()), encoding="ascii")
-            path.with_suffix(".part").rename(path)
-            time.sleep(600)
-        time.sleep(self.step_s)
+            if self.worker == self.halt[0]:
+                path.with_suffix(".part").write_text(str(os.getpid()), encoding="ascii")
+                path.with_suffix(".part").rename(path)
+                time.sleep(600)
+            while not path.exists() or Path("/proc", path.read_text(encoding="ascii")).exists():
+                time.sleep(0.02)
         difference = weights - 0.3 * self.worker
         noise = 0.1 * np.cos(step + self.worker + np.arange(len(weights)))
         curvature = 1.0 + 0.1 * self.worker

@@ -79,14 +79,15 @@ def in_threads(request: Request, folder: Path | None = None) -> Outcome:
     return train_in_threads(job, start, objectives=[request.objective(worker) for worker in range(job.num_workers)])
 
 
-def process_in(path: Path) -> int:
-    """The process that has written its number, as soon as it has."""
+def process_in(path: Path, training: "subprocess.Popen[str]") -> int:
+    """The process that has written its number, as soon as it has; AssertionError where the training ends before."""
     end = time.monotonic() + WAIT_S
-    while time.monotonic() < end:
-        if path.exists():
-            return int(path.read_text(encoding="ascii"))
+    while not path.exists():
+        if training.poll() is not None:
+            raise AssertionError(f"the training ended without {path}: {ended(training)}")
+        assert time.monotonic() < end, f"there is no {path}"
         time.sleep(0.02)
-    raise AssertionError(f"there is no {path}")
+    return int(path.read_text(encoding="ascii"))
 
 
 def free_port() -> int:
@@ -196,7 +197,7 @@ def test_a_synchronous_training_ends_with_a_process_and_goes_on_exactly(tmp_path
     halt, folder = tmp_path / "halted", tmp_path / "kept"
     request = Request(algorithm="sync-easgd3", num_steps=6, save_every=2, folder=str(folder))
     with training(Request(**asdict(request) | {"halt": (3, 5, str(halt))})) as process:
-        victim = process_in(halt)
+        victim = process_in(halt, process)
         assert [json.loads(next(process.stdout or iter(())))["after"] for _ in range(2)] == [2, 4]
         begin = time.monotonic()
         os.kill(victim, signal.SIGKILL)
@@ -215,9 +216,11 @@ def test_a_synchronous_training_ends_with_a_process_and_goes_on_exactly(tmp_path
 @pytest.mark.slow
 def test_an_asynchronous_training_goes_on_without_a_process(tmp_path: Path) -> None:
     halt = tmp_path / "halted"
-    request = Request(algorithm="async-easgd", num_steps=40, halt=(3, 5, str(halt)), slow_s={"0": 0.05, "1": 0.05})
+    # The others wait for the end of that process: workers 0 and 1 would otherwise be done before it, and worker 2,
+    # which ends with it, as well.
+    request = Request(algorithm="async-easgd", num_steps=40, halt=(3, 5, str(halt)), waiting=(0, 1, 2))
     with training(request) as process:
-        victim = process_in(halt)
+        victim = process_in(halt, process)
         os.kill(victim, signal.SIGKILL)
         status, events, errors = ended(process)
     assert status == 0
@@ -244,7 +247,7 @@ def test_the_master_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
         folder=str(folder),
     )
     with training(Request(**asdict(request) | {"halt": (1, 4, str(halt))})) as process:
-        process_in(halt)
+        process_in(halt, process)
         assert json.loads(next(process.stdout or iter(())))["after"] == 2
         master = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii").split()[-1])
         os.kill(master, signal.SIGKILL)
