@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pase.planning.plan_file import load_plan
     from pase.planning.planner import SearchOptions, search
     from pase.planning.session import Session
+    from pase.targets.check import check
     from pase.targets.parallelize import parallelize
     from pase.targets.programs import emit
     from pase.views.exports import export
@@ -39,6 +40,7 @@ else:
         {
             "pase.analysis.baselines.compare": ("compare",),
             "pase.targets.programs": ("emit",),
+            "pase.targets.check": ("check",),
             "pase.targets.parallelize": ("parallelize",),
             "pase.analysis.evaluation": ("evaluate",),
             "pase.analysis.explanation": ("explain",),
@@ -80,6 +82,7 @@ __all__ = [
     "SearchOptions",
     "Session",
     "__version__",
+    "check",
     "compare",
     "emit",
     "evaluate",

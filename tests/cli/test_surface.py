@@ -73,6 +73,7 @@ SURFACE = {
         *("--decay-every", "--decay-factor"),
         *("--device", "--virtual", "--gpu-memory"),
     ],
+    "check": ["model_name", "plan ?", *OF_MODEL, "--seed", "--all", "--json"],
     "launch": ["program", "--processes", "--hosts", "--task", "--bind", "--timeout"],
     "train": [
         *("source", "--algorithm", "--workers", "--steps", "--learning-rate", "--rho", "--momentum", "--average"),

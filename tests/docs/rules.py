@@ -68,6 +68,10 @@ SHOWN: Mapping[tuple[str, str], str] = {
         "docs/how-to/torchtitan.md",
         "--parallelism.tensor_parallel_degree N --parallelism.spmd_backend partial_dtensor",
     ): "flags of torchtitan",
+    (
+        "docs/how-to/check-torch.md",
+        "training in float64 on 1 device: 27 of 32 tensors differ",
+    ): "of a command that ends with status 1; tests/targets/torch/test_check.py runs such",
     ("docs/index.md", ". .venv/bin/activate"): "of the shell",
     ("docs/machines.md", "[[levels]]                              [[levels]]"): "two files beside one another",
     (

@@ -1,8 +1,7 @@
 """`FirstStep`: before the first step of training, what was traced of a module is compared with the module itself.
 
 Rank 0 runs both whole, on the values that training begins with and on the step's own inputs, and compares losses,
-outputs, gradients and buffers; the others wait for what it found. Dropout keeps every point, scaled as ever, and other
-random numbers depend on their shape alone, so that both compute with the same ones. What differs by more than rounding
+outputs, gradients and buffers (`comparison.py`); the others wait for what it found. What differs by more than rounding
 is an error: in the types of the module first, and, before it is believed, in float64.
 
 A module that is too large for one device is compared with its repeated blocks cut to two and with few examples, or not
@@ -11,21 +10,20 @@ at all; a note says so.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pase.costs import device_memory
 from pase.errors import PaseError, ProgramError
 from pase.graph import rounding
+from pase.graph.precision import FLOAT32
 from pase.importers.front_end import first_line
-from pase.importers.torch.export import tensors_of, unwrapped
+from pase.importers.torch.export import unwrapped
 from pase.importers.torch.live import LiveModel, trace_live
 from pase.importers.torch.training import held_instead, restored
 from pase.planning.plan import Plan, on_one_device
@@ -33,8 +31,19 @@ from pase.planning.planner import search
 from pase.targets.programs import emit
 from pase.targets.torch.aten import AtenLayers
 from pase.targets.torch.collectives import Groups
+from pase.targets.torch.comparison import (
+    Computed,
+    Named,
+    compared,
+    places_of,
+    repeatable,
+    step,
+    tensors_held,
+    whole,
+    with_loss,
+)
 from pase.targets.torch.messages import told_by
-from pase.targets.torch.module import LiveProgram, Parallel
+from pase.targets.torch.module import Parallel
 from pase.targets.torch.parameters import install, state_of
 from pase.targets.torch.values import from_tensors
 
@@ -46,23 +55,6 @@ _MOST_MEMORY = 0.5
 
 _FEW_EXAMPLES = 4
 _FEW_BLOCKS = 2
-
-_FLOOR = 1e-3
-"""Gradients that are smaller than this share of the greatest one are compared as if they were as large: rounding leaves
-something where gradients cancel."""
-
-Named = Mapping[str, torch.Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Computed:
-    """What a step computed: outputs in order, gradients by name. loss: None where it has none. kept: parameters
-    and buffers after the forward pass."""
-
-    loss: torch.Tensor | None
-    outputs: Sequence[torch.Tensor]
-    gradients: Named
-    kept: Named
 
 
 class FirstStep:
@@ -112,7 +104,8 @@ class FirstStep:
         self, values: Named, inputs: Mapping[str, Any], call: Callable[[Mapping[str, Any]], Any], device: torch.device
     ) -> tuple[str, str]:
         """Return what differs, and a note of what was not compared; "" for nothing."""
-        alone = on_one_device(self._plan)
+        # In the types of the values, whatever the plan says.
+        alone = on_one_device(replace(self._plan, graph=self._plan.graph.in_precision(FLOAT32)))
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
                 if reason := _too_large(alone, values, device):
@@ -132,7 +125,7 @@ class FirstStep:
     ) -> tuple[str, str]:
         """Compare the module with its repeated blocks cut to two, with few examples."""
         said = f"the first step was not compared with the module itself, which {reason}"
-        names = {id(tensor): name for name, tensor in _held(self._module).items()}
+        names = {id(tensor): name for name, tensor in tensors_held(self._module).items()}
         count = min((x.shape[0] for x in inputs.values() if x.dim()), default=1)
         few = min(count, _FEW_EXAMPLES)
         with _cut(self._module) as num_left_out:
@@ -143,7 +136,7 @@ class FirstStep:
                 alone = search(live.model.graph, 1)
             except PaseError as error:
                 return "", f"{said}, nor with its blocks cut to {_FEW_BLOCKS}: {error}"
-            own = {name: values[names[id(tensor)]] for name, tensor in _held(self._module).items()}
+            own = {name: values[names[id(tensor)]] for name, tensor in tensors_held(self._module).items()}
             if _too_large(alone, own, device):
                 return "", f"{said}, with its blocks cut to {_FEW_BLOCKS} and {few} examples, too"
             problem = self._compared(live, alone, own, (positional, keywords), device)
@@ -177,32 +170,25 @@ class FirstStep:
         with restored(torch, self._module), held_instead(torch, self._module, lambda name, _: own[name]) as held:
             if not self._module.training:
                 self._module.train()
-            with _repeatable(), _WithoutDrops():
-                expected = _step(self._called(positional, keywords), held, lambda: _held(self._module))
-            with _repeatable():
+            call = with_loss(self._module, self._loss)
+            with repeatable(is_module=True):
+                expected = step(lambda: call(*positional, **keywords), held, lambda: tensors_held(self._module))
+            with repeatable(is_module=False):
                 alone = _Alone(self._module, live, plan, values={n: converted(x) for n, x in values.items()})
                 try:
-                    found = _step(lambda: alone(*positional, **keywords), alone.tensors(), alone.tensors)
+                    found = step(lambda: alone(*positional, **keywords), alone.tensors(), alone.tensors)
                 finally:
                     alone.release()
-        return _difference(found, expected, len(plan.layers))
-
-    def _called(self, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Callable[[], Any]:
-        module, loss = self._module, self._loss
-        if loss is None:
-            return lambda: module(*positional, **keywords)
-        if not keywords:
-            return lambda: loss(module(*positional[:-1]), positional[-1])
-        last = "targets" if "targets" in keywords else list(keywords)[-1]
-        rest = {name: x for name, x in keywords.items() if name != last}
-        return lambda: loss(module(*positional, **rest), keywords[last])
+        return _difference(found, expected, live, len(plan.layers))
 
 
-# -- the two that are compared
+# -- what is compared with the module
 
 
 class _Alone(Parallel):
     """What was traced of a module, on one device, in the types of its values; it drops nothing."""
+
+    _drops_nothing = True
 
     def __init__(self, module: nn.Module, live: LiveModel, plan: Plan, *, values: Named) -> None:
         nn.Module.__init__(self)
@@ -217,12 +203,6 @@ class _Alone(Parallel):
         install(self, self._state, self._stored, None, from_tensors(values), device=self._device)
         nn.Module.train(self)
 
-    def _declared(self, trains: bool) -> LiveProgram:
-        program = super()._declared(trains)
-        program.drops_nothing = True
-        program.is_of_one_type = True
-        return program
-
     def _output(self, value: Any, shape: tuple[int, ...], _placed: Any) -> Any:
         return value.reshape(shape)
 
@@ -235,135 +215,21 @@ class _Alone(Parallel):
         self.__dict__.clear()
 
 
-def _step(call: Callable[[], Any], held: Named, after: Callable[[], Named]) -> _Computed:
-    """Return what a step computes. held, after: parameters and buffers by name, before and after the forward pass."""
-    for x in held.values():
-        x.grad = None
-    outputs = [x for x in {id(x): x for x in tensors_of(torch, call())}.values() if x.is_floating_point()]
-    trained = [x for x in outputs if x.requires_grad]
-    numbers = [x for x in trained if x.numel() == 1]
-    loss = numbers[0].reshape(()) if len(numbers) == 1 else None
-    if loss is not None:
-        loss.backward()
-    elif trained:
-        torch.autograd.backward(trained, [_weights(x) for x in trained])
-    return _Computed(
-        loss=None if loss is None else loss.detach(),
-        outputs=[x.detach() for x in outputs],
-        gradients={name: x.grad.detach() for name, x in held.items() if x.grad is not None},
-        kept={name: x.detach() for name, x in after().items()},
-    )
-
-
-def _weights(x: torch.Tensor) -> torch.Tensor:
-    """Return what the elements of an output count for, where the module has no loss: numbers without a pattern."""
-    numbers = torch.arange(1, x.numel() + 1, device=x.device, dtype=torch.float64)
-    return (torch.sin(numbers * 12.9898) / x.numel() ** 0.5).reshape(x.shape).to(x.dtype)
-
-
-def _difference(found: _Computed, expected: _Computed, num_layers: int) -> str:
+def _difference(found: Computed, expected: Computed, live: LiveModel, num_layers: int) -> str:
     """Return the largest difference that rounding does not explain, in words; "" where there is none."""
     # In float64, too, a module may compute parts of itself in float32.
     explained = rounding("float32", "float32", num_layers)
-    greatest = max((float(x.abs().max()) for x in expected.gradients.values() if x.numel()), default=0.0)
-    pairs = []
-    if found.loss is not None and expected.loss is not None:
-        pairs.append(("the loss", found.loss, expected.loss, 0.0))
-    if len(found.outputs) == len(expected.outputs):
-        pairs += [
-            (f"output {i}", ours, theirs, 0.0)
-            for i, (ours, theirs) in enumerate(zip(found.outputs, expected.outputs, strict=True))
-        ]
-    for name in {**expected.gradients, **found.gradients}:
-        ours, theirs = found.gradients.get(name), expected.gradients.get(name)
-        zero = torch.zeros_like(ours if theirs is None else theirs)
-        ours, theirs = (zero if x is None else x for x in (ours, theirs))
-        pairs.append((f"the gradient of {name!r}", ours, theirs, _FLOOR * greatest))
-    pairs += [
-        (f"{name!r} after it", found.kept[name], x, 0.0) for name, x in expected.kept.items() if name in found.kept
-    ]
-    worst, said = explained, ""
-    for what, ours, theirs, floor in pairs:
-        if ours.shape != theirs.shape or not theirs.numel():
-            continue
-        ours, theirs = ours.to(torch.float64), theirs.to(torch.float64)
-        alike = (ours == theirs) | (ours.isnan() & theirs.isnan())
-        distance = torch.where(alike, 0.0, (ours - theirs).abs())
-        size = max(float(theirs.abs().nan_to_num(0.0, 0.0).max()), floor, 1e-30)
-        relative = float(distance.nan_to_num(torch.inf).max()) / size
-        if relative > worst:
-            at = int(distance.nan_to_num(torch.inf).argmax())
-            worst = relative
-            said = (
-                f"{what} is {float(ours.flatten()[at]):.6g}, {float(theirs.flatten()[at]):.6g} of the module itself: "
-                f"{relative:.1e} of its size, of which rounding explains {explained:.1e}"
-            )
-    if not said:
+    differences, _, _ = compared(found, expected, explained, places_of(live))
+    if not differences:
         return ""
+    largest = max(differences, key=lambda difference: difference.relative)
     return (
-        f"the plan's program computes something else than the module: {said}; train without a plan, or leave out what "
-        "is not followed (check=False trains all the same)"
+        f"the plan's program computes something else than the module: {largest.text}; train without a plan, or leave "
+        'out what is not followed (verify="off" trains all the same; pase.check shows all that differs)'
     )
 
 
-# -- the same random numbers
-
-
-class _Repeatable(TorchDispatchMode):
-    """Has random numbers depend on nothing but their shape; masks of dropout keep all points."""
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in function.tags:
-            return function(*args, **given)
-        name = function._schema.name
-        if name == "aten::native_dropout":
-            x, rate = args[:2]
-            return x / (1 - rate) if rate < 1 else torch.zeros_like(x), torch.ones_like(x, dtype=torch.bool)
-        if name == "aten::bernoulli_":
-            return args[0].fill_(1)
-        if name == "aten::bernoulli":
-            return torch.ones_like(args[0])
-        torch.manual_seed(0)
-        return function(*args, **given)
-
-
-@contextmanager
-def _repeatable() -> Iterator[None]:
-    """Compute in the types of the tensors, with random numbers that are the same each time."""
-    with ExitStack() as stack:
-        for kind in ("cpu", "cuda"):
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        stack.enter_context(_Repeatable())
-        yield
-
-
-class _WithoutDrops(torch.overrides.TorchFunctionMode):
-    """Has attention drop nothing, as the notes of a module say that programs do not."""
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = dict(kwargs or {})
-        name = getattr(function, "__name__", "")
-        place = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}.get(name)
-        if place is not None:
-            given.pop("dropout_p", None)
-            if len(args) > place:
-                args = (*args[:place], 0.0, *args[place + 1 :])
-            else:
-                given["dropout_p"] = 0.0
-        return function(*args, **given)
-
-
 # -- values, inputs and sizes
-
-
-def _held(module: nn.Module) -> dict[str, torch.Tensor]:
-    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    return dict(named)
 
 
 def _whole_values(parallel: Parallel) -> dict[str, torch.Tensor]:
@@ -371,8 +237,7 @@ def _whole_values(parallel: Parallel) -> dict[str, torch.Tensor]:
     found, persistent = parallel.full_state_dict(), {*parallel.state_dict(keep_vars=True)}
     for name, buffer in parallel.named_buffers(remove_duplicate=False):
         if name not in persistent:
-            whole = buffer.full_tensor() if isinstance(buffer, DTensor) else buffer
-            found[name] = whole.detach().to("cpu", copy=True)
+            found[name] = whole(buffer.detach()).to("cpu", copy=True)
     return found
 
 

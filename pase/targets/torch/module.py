@@ -335,6 +335,8 @@ class Parallel(nn.Module):
     """
 
     _replicas: Replicas | None
+    _drops_nothing = False
+    """Whether dropout keeps every point, scaled as ever."""
 
     def __init__(
         self,
@@ -381,7 +383,9 @@ class Parallel(nn.Module):
         self._direct = _direct(live, self._looked_up)
         self._leaves = Leaves(receive=self._received)
         self._gradients: Gradients | None = None
-        self._first_step: Compare | None = None
+        self._sums_trains = True
+        self._compares: Compare | None = None
+        self._compares_always = False
         self._replicas = None
         self._reconciling_steps = DEFAULT_STEPS
         self._pieces: Mapping[str, Pieces] | None = None
@@ -439,14 +443,16 @@ class Parallel(nn.Module):
         if self.training and torch.is_grad_enabled() and period and self._step and not self._step % period:
             self.reconcile()
 
-    def compare_first(self, first: Compare | None) -> None:
-        """Have the first step of training compared with the module itself; None for no more of it."""
-        self._first_step = first
+    def compare_steps(self, compare: Compare | None, *, is_always: bool = False) -> None:
+        """Have the first step of training compared with the module itself, or all of them; None for no more of it."""
+        self._compares, self._compares_always = compare, is_always
 
     def _compare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        compare, self._first_step = self._first_step, None
+        compare = self._compares
         if compare is None:
             return
+        if not self._compares_always:
+            self._compares = None
         call = self._live.call
         given = call.bound(args, kwargs, {name: extents(box) for name, box in self._boxes.items()})
 
@@ -454,7 +460,8 @@ class Parallel(nn.Module):
             return next(call.split(args, kwargs, [0], lambda name, _x, _number: inputs[name]))
 
         # A part of the model may have the same name.
-        self.__dict__["notes"] = (*self.__dict__["notes"], *compare(self, given, called, self._device))
+        notes = (*self.__dict__["notes"], *compare(self, given, called, self._device))
+        self.__dict__["notes"] = tuple(dict.fromkeys(notes))
 
     @torch._disable_dynamo
     def _ended(
@@ -640,8 +647,13 @@ class Parallel(nn.Module):
 
     @cached_property
     def _sums(self) -> dict[str, WeightSum]:
+        """The sums of gradients in training."""
+        return self._sums_in(True)
+
+    def _sums_in(self, trains: bool) -> dict[str, WeightSum]:
+        """Return the sums of gradients by parameter; a normalisation over split dims has its own in training."""
         found: dict[str, WeightSum] = {}
-        for name, own in self._mode(True).traced.sums.items():
+        for name, own in self._mode(trains).traced.sums.items():
             parameter = self._reading(name).parameter
             before = found.get(parameter)
             # Several weights may be parts of one parameter, whose gradient is reduced once.
@@ -655,7 +667,7 @@ class Parallel(nn.Module):
         return self._modes[trains]
 
     def _declared(self, trains: bool) -> LiveProgram:
-        return LiveProgram(
+        program = LiveProgram(
             self._live,
             self._state,
             self._storage,
@@ -669,6 +681,8 @@ class Parallel(nn.Module):
             pieces=self._pieces,
             device=self._device,
         )
+        program.drops_nothing = self._root._drops_nothing
+        return program
 
     def _traced(self, program: LiveProgram, made: Any) -> _Mode:
         """Return what runs; made: what the functions that declare the layers return."""
@@ -736,7 +750,7 @@ class Parallel(nn.Module):
     # -- parameters and buffers
 
     @property
-    def _root(self) -> nn.Module:
+    def _root(self) -> "Parallel":
         return self
 
     def _give(self, parameter: Any, gradient: Any) -> None:
@@ -790,14 +804,22 @@ class Parallel(nn.Module):
         self._gradients.arrived(parameter, gradient)
 
     def _follow(self) -> None:
-        """Have the sums of gradients be those of the parameters that are there, and trained, now."""
+        """Have the sums of gradients be those of the mode and of the parameters that are there, and trained, now."""
         before = self._leaves.num_made
-        for name in self._sums:
+        trains = self._root.training if torch.is_grad_enabled() or self._gradients is None else self._sums_trains
+        sums = self._sums if trains else {**self._sums, **self._sums_in(False)}
+        for name in sums:
             self._leaf(name)
-        if self._gradients is None or self._leaves.num_made > before:
+        if self._gradients is not None and trains != self._sums_trains and self._gradients.is_waiting:
+            raise ProgramError(
+                "gradients that no_sync() has left unsummed are of another mode: go backward outside it before "
+                "train() or eval() is called"
+            )
+        if self._gradients is None or trains != self._sums_trains or self._leaves.num_made > before:
             pieces = self._leaves.pieces
-            entries = [Entry(self._tensor(name), own, pieces.get(name)) for name, own in self._sums.items()]
+            entries = [Entry(self._tensor(name), own, pieces.get(name)) for name, own in sums.items()]
             self._gradients = Gradients(entries, self._sum_groups, self._traffic, self._give)
+            self._sums_trains = trains
 
     def _gather(self) -> None:
         """Gather the weights that stay whole, of which ranks update pieces, if these may have changed.

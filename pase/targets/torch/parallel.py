@@ -2,7 +2,7 @@
 
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from pase.errors import ProgramError
+from pase.errors import ProgramError, unknown_name
 from pase.graph import Scalar
 from pase.importers.frameworks import difference
 from pase.importers.front_end import call_factory
@@ -19,6 +19,7 @@ from pase.importers.torch.export import call_inputs, call_of, unwrapped
 from pase.importers.torch.live import LiveModel, trace_live
 from pase.planning.plan import Plan, check_even
 from pase.planning.plan_file import graph_hash
+from pase.targets.torch.comparison import with_loss
 from pase.targets.torch.devices import current_device
 from pase.targets.torch.first_step import FirstStep
 from pase.targets.torch.launch import join
@@ -36,6 +37,9 @@ from pase.targets.training.data import Array, Batches, DataInput, data_inputs, e
 from pase.targets.training.options import TrainingOptions
 from pase.targets.training.script import Steps
 
+VERIFIED = ("first_step", "off", "always")
+"""When a module under a plan may be compared with the module itself."""
+
 
 def parallelize(
     model: Any,
@@ -43,7 +47,8 @@ def parallelize(
     *,
     weights: Any = None,
     seed: int = 0,
-    check: bool = True,
+    verify: str = "first_step",
+    check: bool | None = None,
     reconciling_steps: int = DEFAULT_STEPS,
 ) -> Parallel:
     """Return a module that computes as a model does, of which each rank of the process group has its part.
@@ -57,8 +62,10 @@ def parallelize(
             each rank reads its parts. By default the module's own; random ones, whatever the strategy, where it was
             made on the device 'meta'.
         seed: Of what is dropped; the same on all ranks.
-        check: Compare what was traced with the module itself in the first step of training, on rank 0: losses, outputs,
-            gradients and buffers. The step raises ProgramError where they differ by more than rounding.
+        verify: When to compare what was traced with the module itself, on rank 0: losses, outputs, gradients and
+            buffers. In the "first_step" of training, "always", which is in every step of it, or "off". The step raises
+            ProgramError where they differ by more than rounding.
+        check: What `verify` was before version 0.12: True for "first_step", False for "off".
         reconciling_steps: After how many steps the ranks that compute a layer on the same data, and update its weights
             each for itself, take those of the first of them; 0 for never. Kernels that add in no fixed order, as those
             of GPUs may, would have them drift apart.
@@ -69,9 +76,13 @@ def parallelize(
         RankError: On all ranks: another one failed to trace its model, or ranks have different plans, models or seeds.
     """
     ranks = join()
+    if check is not None:
+        verify = "first_step" if check else "off"
 
     def traced() -> tuple[tuple[nn.Module, LiveModel], Mapping[str, object]]:
         check_even(plan, "a module made parallel")
+        if verify not in VERIFIED:
+            raise ProgramError(unknown_name("value of verify", verify, VERIFIED))
         if reconciling_steps < 0:
             raise ProgramError(f"reconciling_steps is {reconciling_steps}; give a number of steps, or 0 for never")
         if ranks.world_size != plan.num_devices:
@@ -80,12 +91,9 @@ def parallelize(
                 f"many: torchrun --nproc-per-node {plan.num_devices} …, or search for {ranks.world_size} devices"
             )
         module, source = _source(model, plan)
-        live = trace_live(source)
-        found = difference(plan.graph, live.model.graph)
-        if found:
-            raise ProgramError(f"the plan is of another model: {found}; search a plan for this one")
-        _check_types(module, plan)
-        same = _same_on_all_ranks(module, plan, weights, seed, is_checked=check)
+        live = traced_of_plan(source, plan)
+        check_types(module, plan)
+        same = _same_on_all_ranks(module, plan, weights, seed, verify)
         return (module, live), {**same, "reconciling_steps=": reconciling_steps}
 
     module, live = agree(traced)
@@ -94,15 +102,25 @@ def parallelize(
     made = Staged if plan.num_groups > 1 else Parallel
     parallel = made(module, live, plan, rank=ranks.rank, weights=values, seed=seed, notes=notes)
     parallel._reconciling_steps = reconciling_steps
-    if check:
+    if verify != "off":
         _, _, _, loss = call_of(torch, _source(model, plan)[1], None)
-        parallel.compare_first(FirstStep(module, loss, live, plan).run)
+        parallel.compare_steps(FirstStep(module, loss, live, plan).run, is_always=verify == "always")
     return parallel
 
 
-def _same_on_all_ranks(
-    module: nn.Module, plan: Plan, weights: Any, seed: int, *, is_checked: bool
-) -> dict[str, object]:
+def traced_of_plan(source: Any, plan: Plan) -> LiveModel:
+    """Return what is traced of a module that a plan is of; ProgramError where it is another one.
+
+    source: The module and what it is called with, as `trace_live` takes it.
+    """
+    live = trace_live(source)
+    found = difference(plan.graph, live.model.graph)
+    if found:
+        raise ProgramError(f"the plan is of another model: {found}; search a plan for this one")
+    return live
+
+
+def _same_on_all_ranks(module: nn.Module, plan: Plan, weights: Any, seed: int, verify: str) -> dict[str, object]:
     """Return what has to be the same on all ranks, by what messages call it."""
     parameters = [
         (name, tuple(x.shape), str(x.dtype), x.requires_grad, x.is_meta) for name, x in module.named_parameters()
@@ -120,11 +138,11 @@ def _same_on_all_ranks(
         "the precision": plan.precision.name,
         "the seed": seed,
         "weights=": type(weights).__name__,
-        "check=": is_checked,
+        "verify=": verify,
     }
 
 
-def _check_types(module: nn.Module, plan: Plan) -> None:
+def check_types(module: nn.Module, plan: Plan) -> None:
     """Raise ProgramError where a module's parameters are wider than those of the plan, which is of a low type."""
     held = getattr(torch, plan.precision.parameters)
     if held.itemsize >= torch.float32.itemsize:
@@ -235,8 +253,16 @@ def train_factory(
     if not is_parallel or own != current_device():
         # A module that is made parallel goes where the process group carries tensors best, part by part.
         module.to(own)
-    inputs = _Inputs(plan, _named_inputs(module, positional, keywords, loss), (positional, keywords), options)
-    step = _with_loss(module, loss)
+    data = None if options.data_path is None else read_arrays(options.data_path)
+    inputs = Inputs(
+        plan,
+        named_inputs(module, positional, keywords, loss),
+        (positional, keywords),
+        dtype=getattr(torch, options.dtype),
+        seed=options.seed or 0,
+        data=data,
+    )
+    step = with_loss(module, loss)
     if is_parallel:
         positional, keywords = inputs.of_micro_batch()
         model = (module, positional, keywords, *([loss] if loss else []))
@@ -273,23 +299,7 @@ def train_factory(
     )
 
 
-def _with_loss(module: Any, loss: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Return a module that is called with its inputs and, last of them, the targets of its loss."""
-    if loss is None:
-        called: Callable[..., Any] = module
-        return called
-
-    def step(*given: Any, **named: Any) -> Any:
-        if not named:
-            return loss(module(*given[:-1]), given[-1])
-        last = "targets" if "targets" in named else list(named)[-1]
-        targets = named.pop(last)
-        return loss(module(*given, **named), targets)
-
-    return step
-
-
-def _named_inputs(
+def named_inputs(
     module: Any, positional: tuple[Any, ...], keywords: Mapping[str, Any], loss: object
 ) -> list[tuple[str, Any]]:
     """Return the leaves of a module's inputs, in order, by the names of the parameters of its forward pass."""
@@ -304,14 +314,31 @@ def _named_inputs(
     return found
 
 
-class _Inputs:
+class Inputs:
     """What a module is called with in each step: its example's structure, with other tensors.
 
-    named: leaves of the example, a micro-batch, by name. example: the positional and the keyword inputs.
+    Args:
+        plan: What the module is trained under.
+        named: Leaves of the example, a micro-batch, by name.
+        example: The positional and the keyword inputs.
+        dtype: The type of inputs of floats; None for their own.
+        seed: Of numbers that are drawn.
+        data: Arrays by the names of the inputs; None for the example's own values.
+        makes_up: Whether numbers are drawn for an input that has one value throughout, or none.
     """
 
-    def __init__(self, plan: Plan, named: Sequence[tuple[str, Any]], example: Any, options: TrainingOptions) -> None:
-        self._dtype, seed = getattr(torch, options.dtype), options.seed or 0
+    def __init__(
+        self,
+        plan: Plan,
+        named: Sequence[tuple[str, Any]],
+        example: Any,
+        *,
+        dtype: torch.dtype | None,
+        seed: int,
+        data: Mapping[str, Array] | None = None,
+        makes_up: bool = True,
+    ) -> None:
+        self._dtype = dtype
         self._leaves, self._structure = pytree.tree_flatten(example)
         self._names = {i: name for i, (name, leaf) in enumerate(named) if isinstance(leaf, torch.Tensor)}
         below = {item.name: item.below for item in data_inputs(plan.graph).values()}
@@ -326,13 +353,13 @@ class _Inputs:
             bound = 0 if leaf.is_floating_point() else below.get(name) or 2**31 - 1
             of_step = tuple(extent * (self._count if place == dim else 1) for place, extent in enumerate(shape))
             items.append(DataInput(name=name, shape=of_step, below=bound))
-        self._batches = None
-        if options.data_path is not None:
-            self._batches = Batches(items, seed=seed, arrays=read_arrays(options.data_path))
-        self._own = {
-            item.name: _made_up(self._leaves[i], item, below.get(item.name, 0), seed)
-            for i, item in zip(self._names, items, strict=True)
-        }
+        self._batches = None if data is None else Batches(items, seed=seed, arrays=data)
+        self._own = {}
+        for i, item in zip(self._names, items, strict=True):
+            values = _of_step(self._leaves[i], item)
+            if values is None or (makes_up and _is_constant(values)):
+                values = _made_up(item, below.get(item.name, 0), seed, values)
+            self._own[item.name] = values
 
     @property
     def num_examples(self) -> int:
@@ -347,13 +374,20 @@ class _Inputs:
         leaves = list(self._leaves)
         for i, name in self._names.items():
             value = torch.as_tensor(np.ascontiguousarray(arrays[name]))
-            leaves[i] = value.to(self._dtype) if leaves[i].is_floating_point() else value.to(leaves[i].dtype)
+            dtype = self._dtype if leaves[i].is_floating_point() and self._dtype else leaves[i].dtype
+            # The module may write into its inputs.
+            leaves[i] = value.to(dtype, copy=True)
         return self._nested(leaves)
 
-    def of_micro_batch(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        leaves, _ = pytree.tree_flatten(self.nested(self.batch(0)))
+    def of_step(self, step: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what the module is called with in a step."""
+        return self.nested(self.batch(step))
+
+    def of_micro_batch(self, step: int = 0, number: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what the module is called with in a micro-batch of a step."""
+        leaves, _ = pytree.tree_flatten(self.of_step(step))
         for i, dim in self._dims.items():
-            leaves[i] = micro_batch(leaves[i], 0, self._count, dim)
+            leaves[i] = micro_batch(leaves[i], number, self._count, dim)
         return self._nested(leaves)
 
     def _nested(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -361,17 +395,24 @@ class _Inputs:
         return tuple(positional), dict(keywords)
 
 
-def _made_up(example: Any, item: DataInput, below: int, seed: int) -> Array:
-    """Return an example's values, for each micro-batch; where it has none, or one alone, numbers that are drawn."""
-    values = None if example.is_meta else example.detach().cpu().numpy()
-    if values is not None:
-        values = np.tile(
-            values, [size // max(extent, 1) for size, extent in zip(item.shape, values.shape, strict=True)]
-        )
-    if values is not None and values.size and (values != values.flat[0]).any():
-        return np.asarray(values)
+def _of_step(example: Any, item: DataInput) -> Array | None:
+    """Return an example's values, for each micro-batch; None where it has none."""
+    if example.is_meta:
+        return None
+    values = example.detach().cpu()
+    # NumPy has no such type.
+    values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    return np.tile(values, [size // max(extent, 1) for size, extent in zip(item.shape, values.shape, strict=True)])
+
+
+def _is_constant(values: Array) -> bool:
+    return not values.size or not bool((values != values.flat[0]).any())
+
+
+def _made_up(item: DataInput, below: int, seed: int, values: Array | None) -> Array:
+    """Return numbers that are drawn; whole numbers of which no bound is known are as they are."""
     if item.below == 0:
         return generator(f"data/{item.name}", seed).standard_normal(item.shape, np.float32)
     if below:
         return generator(f"data/{item.name}", seed).integers(below, size=item.shape, dtype=np.int32)
-    return np.zeros(item.shape, np.int32) if values is None else np.asarray(values)
+    return np.zeros(item.shape, np.int32) if values is None else values

@@ -181,7 +181,7 @@ class Staged(Parallel):
         """
         check_trained(self._live.model.graph, self._aten.problem)
         count = self.plan.micro_batches
-        if self.training and self._first_step is not None:
+        if self.training and self._compares is not None:
             # Its copy of the inputs is freed before the step.
             self._compare(*next(self._live.call.split(args, kwargs, [0], self._micro_batch)))
         PASSES.begin(HELD_PIPELINE if self._is_held else PIPELINE)

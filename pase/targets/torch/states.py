@@ -622,6 +622,11 @@ class Gradients:
         """Whether backward passes leave parts of gradients where they are."""
         return self._is_held
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are parts of gradients that backward passes have left where they are."""
+        return bool(self._waiting)
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Leave parts of gradients where they are: the next backward pass outside adds them up with its own.

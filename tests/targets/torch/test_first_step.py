@@ -14,7 +14,7 @@ from pase.importers.torch import export
 from pase.importers.torch.operators import TRANSLATIONS
 from pase.importers.torch.training import Differences
 from pase.planning.plan import Plan
-from pase.targets.torch import first_step
+from pase.targets.torch import comparison, first_step
 from tests.importers.test_torch_training import REFUSED, TAKEN
 from tests.runtime.plans import random_plan
 from tests.targets.torch.modules import MODULES, made
@@ -93,10 +93,10 @@ def test_outputs_of_a_module_without_a_loss_are_compared(dtype: torch.dtype, mon
     assert not [note for note in right.notes if "compared" in note]
     _wrong(monkeypatch)
     with pytest.raises(
-        ProgramError, match=r"computes something else than the module: .* \(check=False trains all the same"
+        ProgramError, match=r"computes something else than the module: .* \(verify=\"off\" trains all the same"
     ):
         _alone(Tanh().to(dtype), x)(x)
-    assert _alone(Tanh().to(dtype), x, check=False)(x).shape == (4, 3)
+    assert _alone(Tanh().to(dtype), x, verify="off")(x).shape == (4, 3)
     # An evaluation is no training.
     assert _alone(Tanh().to(dtype).eval(), x)(x).shape == (4, 3)
 
@@ -151,10 +151,10 @@ def test_nothing_of_the_comparison_outlives_it(fails: bool, monkeypatch: pytest.
         # The module itself asks first.
         given = [torch.ones(4, 3)]
         weights = iter(given)
-        monkeypatch.setattr(first_step, "_weights", lambda _: next(weights))
+        monkeypatch.setattr(comparison, "_weights", lambda _: next(weights))
     added = []
-    for check in (False, True):
-        parallel = _alone(Tanh(), check=check)
+    for verify in ("off", "first_step"):
+        parallel = _alone(Tanh(), verify=verify)
         gc.collect()
         gc.disable()
         try:
@@ -163,7 +163,9 @@ def test_nothing_of_the_comparison_outlives_it(fails: bool, monkeypatch: pytest.
             added.append(_alive() - before)
         finally:
             gc.enable()
-        assert any("not compared with the module itself" in x for x in parallel.notes) == (fails and check)
+        assert any("not compared with the module itself" in x for x in parallel.notes) == (
+            fails and verify == "first_step"
+        )
     assert added[0] == added[1] == 4 * sum(p.numel() for p in parallel.parameters())
 
 

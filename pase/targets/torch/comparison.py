@@ -1,0 +1,354 @@
+"""What a step computes, of a module and of what is to be the same module, and what of it differs.
+
+Random numbers depend on their shape alone while a step is computed here, and dropout keeps every point, scaled as ever,
+so that both compute with the same ones.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pase.importers.torch.export import tensors_of
+from pase.importers.torch.live import LiveModel
+from pase.targets.differences import Difference
+
+_FLOOR = 1e-3
+"""Gradients that are smaller than this share of the greatest one are compared as if they were as large: rounding leaves
+something where gradients cancel."""
+
+_OF_CHANGES = 1e-5
+"""Changes are compared as if they were so large that the rounding of weights is this share of them."""
+
+Named = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computed:
+    """What a step computed.
+
+    Attributes:
+        loss: None where it has none.
+        outputs: The other tensors of floats that the module returned, as "output 0" by their places among them.
+        gradients: Of the parameters that have one, by name.
+        held: Parameters and buffers after the forward pass, by name.
+        changes: What an update has changed of parameters, by name.
+    """
+
+    loss: torch.Tensor | None
+    outputs: Named
+    gradients: Named
+    held: Named
+    changes: Named = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a tensor is computed or first read.
+
+    Attributes:
+        number: Of the layer, in the order of the graph.
+        line: Of the user's source, "" where it is not known.
+    """
+
+    number: int
+    line: str
+
+
+NOWHERE = Place(number=0, line="")
+
+
+def step(call: Callable[[], Any], held: Named, after: Callable[[], Named]) -> Computed:
+    """Return what a step computes, whose gradients the parameters have then.
+
+    Args:
+        call: Returns what the module returns.
+        held: Parameters and buffers by name, before the forward pass.
+        after: Returns them after it.
+    """
+    for x in held.values():
+        x.grad = None
+    outputs = outputs_of(call())
+    trained = [x for x in outputs.values() if x.requires_grad]
+    numbers = [name for name, x in outputs.items() if x.requires_grad and x.numel() == 1]
+    loss = outputs.pop(numbers[0]).reshape(()) if len(numbers) == 1 else None
+    if loss is not None:
+        loss.backward()
+    elif trained:
+        torch.autograd.backward(trained, [_weights(x) for x in trained])
+    return Computed(
+        loss=None if loss is None else loss.detach(),
+        outputs={name: x.detach() for name, x in outputs.items()},
+        gradients=gradients_of(held),
+        held={name: whole(x.detach()) for name, x in after().items()},
+    )
+
+
+def gradients_of(held: Named) -> dict[str, torch.Tensor]:
+    """Return the gradients of parameters that have one, whole; all ranks call it."""
+    return {name: whole(x.grad.detach()) for name, x in held.items() if x.grad is not None}
+
+
+def outputs_of(returned: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of floats that a module returned, whole, each once; all ranks call it."""
+    tensors = {id(x): x for x in tensors_of(torch, returned)}.values()
+    return {f"output {number}": whole(x) for number, x in enumerate(tensors) if x.is_floating_point()}
+
+
+def whole(x: Any) -> Any:
+    """Return a tensor of which ranks may have shards whole; all ranks call it."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def tensors_held(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a module by all of their names."""
+    named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    return dict(named)
+
+
+def with_loss(module: Any, loss: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return a module that is called with its inputs and, last of them, the targets of its loss."""
+    if loss is None:
+        called: Callable[..., Any] = module
+        return called
+
+    def called_with_targets(*given: Any, **named: Any) -> Any:
+        if not named:
+            return loss(module(*given[:-1]), given[-1])
+        last = "targets" if "targets" in named else list(named)[-1]
+        targets = named.pop(last)
+        return loss(module(*given, **named), targets)
+
+    return called_with_targets
+
+
+def _weights(x: torch.Tensor) -> torch.Tensor:
+    """Return what the elements of an output count for, where the module has no loss: numbers without a pattern."""
+    numbers = torch.arange(1, x.numel() + 1, device=x.device, dtype=torch.float64)
+    return (torch.sin(numbers * 12.9898) / x.numel() ** 0.5).reshape(x.shape).to(x.dtype)
+
+
+# -- what differs
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Item:
+    """One tensor of a step.
+
+    Attributes:
+        what: What messages call it.
+        order: When a step computes it, as numbers to compare.
+        line: Of the user's source.
+        floor: The least size that its differences are compared with.
+    """
+
+    what: str
+    order: tuple[int, int]
+    line: str
+    tensor: torch.Tensor
+    floor: float = 0.0
+
+
+def places_of(live: LiveModel) -> dict[str, Place]:
+    """Return where parameters and buffers are first read and outputs are made, by their names and by "output 0"."""
+    graph, lowered = live.model.graph, live.model.lowered
+    nodes = {node.name: node for node in live.model.traces[-1].nodes}
+    numbers = {operator.name: number for number, operator in enumerate(graph.operators)}
+
+    def place(layer: str) -> Place:
+        node = nodes.get(lowered.nodes.get(layer, ""))
+        return Place(number=numbers.get(layer, 0), line="" if node is None else node.origin.line)
+
+    read = [(weight.parameter, layer) for (layer, _), weight in live.weights.items()]
+    read += [(constant.buffer, layer) for (layer, _), constant in live.constants.items() if constant.buffer]
+    found = {f"output {number}": place(output.layer) for number, output in enumerate(live.outputs) if output.layer}
+    losses = [output.layer for output in live.outputs if output.layer and not output.shape]
+    if len(losses) == 1:
+        found["loss"] = place(losses[0])
+    for name, layer in sorted(read, key=lambda item: numbers.get(item[1], 0)):
+        found.setdefault(name, place(layer))
+    return found
+
+
+def _items(computed: Computed, likewise: Computed, places: Mapping[str, Place]) -> dict[str, _Item]:
+    """Return the tensors of a step in the order in which it computes them.
+
+    Args:
+        computed: The step.
+        likewise: Another one, of which gradients that this one lacks are zeros here.
+        places: Where tensors come from.
+    """
+    found: list[_Item] = []
+
+    def add(what: str, name: str, order: tuple[int, int], tensor: torch.Tensor, floor: float = 0.0) -> None:
+        found.append(_Item(what=what, order=order, line=places.get(name, NOWHERE).line, tensor=tensor, floor=floor))
+
+    def number(name: str) -> int:
+        return places.get(name, NOWHERE).number
+
+    for name, x in computed.outputs.items():
+        add(name, name, (0, number(name)), x)
+    if computed.loss is not None:
+        add("the loss", "loss", (1, 0), computed.loss)
+    greatest = _greatest(computed.gradients)
+    for name in {**computed.gradients, **likewise.gradients}:
+        x = computed.gradients.get(name)
+        x = torch.zeros_like(likewise.gradients[name]) if x is None else x
+        # From the loss on.
+        add(f"the gradient of {name!r}", name, (2, -number(name)), x, _FLOOR * greatest)
+    for name, x in computed.held.items():
+        add(f"{name!r} after it", name, (3, number(name)), x)
+    greatest = _greatest(computed.changes)
+    for name, x in computed.changes.items():
+        # A change is the difference of two numbers that are rounded.
+        rounded = float(computed.held[name].abs().max()) * torch.finfo(x.dtype).eps if x.numel() else 0.0
+        add(f"the update of {name!r}", name, (4, number(name)), x, max(_FLOOR * greatest, rounded / _OF_CHANGES))
+    found.sort(key=lambda item: item.order)
+    return {item.what: item for item in found}
+
+
+def _greatest(tensors: Named) -> float:
+    return max((float(x.abs().max()) for x in tensors.values() if x.numel()), default=0.0)
+
+
+def compared(
+    found: Computed,
+    expected: Computed,
+    explained: float,
+    places: Mapping[str, Place],
+    exact: Computed | None = None,
+    share: float = 0.0,
+) -> tuple[list[Difference], int, list[str]]:
+    """Return what rounding does not explain, in the order of a step; how many tensors were compared; which are missing.
+
+    Args:
+        found: What was computed under a plan.
+        expected: What the module itself computes.
+        explained: The relative difference that rounding explains in any module.
+        places: Where tensors come from (`places_of`).
+        exact: What the module itself computes with less rounding: what it is from that is rounding, too.
+        share: How much of it is, as a factor.
+    """
+    ours, theirs = _items(found, expected, places), _items(expected, found, places)
+    exact_items = {} if exact is None else _items(exact, expected, places)
+    differences, count, missing = list[Difference](), 0, list[str]()
+    for what, item in theirs.items():
+        other = ours.get(what)
+        if other is None:
+            missing.append(what)
+        if other is None or not item.tensor.numel():
+            continue
+        count += 1
+        limit = explained
+        if what in exact_items and exact_items[what].tensor.shape == item.tensor.shape:
+            limit = max(limit, share * _distance(item.tensor, exact_items[what].tensor, item.floor)[0])
+        relative, at = _distance(other.tensor, item.tensor, item.floor)
+        if relative > limit:
+            shown = [float("nan"), float("nan")]
+            if at is not None:
+                shown = [float(_numbers(x.tensor).flatten()[at]) for x in (other, item)]
+            differences.append(
+                Difference(
+                    what=what,
+                    line=item.line,
+                    order=item.order,
+                    found=shown[0],
+                    expected=shown[1],
+                    relative=relative,
+                    explained=limit,
+                )
+            )
+    return differences, count, missing
+
+
+def _distance(ours: torch.Tensor, theirs: torch.Tensor, floor: float) -> tuple[float, int | None]:
+    """Return the greatest difference of two tensors, of the size of the second, and at which element."""
+    if ours.shape != theirs.shape:
+        return torch.inf, None
+    ours, theirs = _numbers(ours), _numbers(theirs)
+    alike = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    distance = torch.where(alike, 0.0, (ours - theirs).abs()).nan_to_num(torch.inf)
+    size = max(float(theirs.abs().nan_to_num(0.0, 0.0).max()), floor, 1e-30)
+    return float(distance.max()) / size, int(distance.argmax())
+
+
+def _numbers(x: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a tensor in float64, of complex ones both parts."""
+    return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).to(torch.float64)
+
+
+# -- the same random numbers
+
+
+class Repeatable(TorchDispatchMode):
+    """Has random numbers depend on nothing but their shape; masks of dropout keep all points.
+
+    Attributes:
+        narrow: Types of floats that were computed in, but float64.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow: set[torch.dtype] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = self._made(function, args, kwargs or {})
+        for x in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64:
+                self.narrow.add(x.dtype)
+        return made
+
+    def _made(self, function: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+        if torch.Tag.nondeterministic_seeded not in function.tags:
+            return function(*args, **given)
+        name = function._schema.name
+        if name == "aten::native_dropout":
+            x, rate = args[:2]
+            return x / (1 - rate) if rate < 1 else torch.zeros_like(x), torch.ones_like(x, dtype=torch.bool)
+        if name == "aten::bernoulli_":
+            return args[0].fill_(1)
+        if name == "aten::bernoulli":
+            return torch.ones_like(args[0])
+        torch.manual_seed(0)
+        return function(*args, **given)
+
+
+class _WithoutDrops(torch.overrides.TorchFunctionMode):
+    """Has attention drop nothing, as the notes of a module say that programs do not."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        name = getattr(function, "__name__", "")
+        place = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}.get(name)
+        if place is not None:
+            given.pop("dropout_p", None)
+            if len(args) > place:
+                args = (*args[:place], 0.0, *args[place + 1 :])
+            else:
+                given["dropout_p"] = 0.0
+        return function(*args, **given)
+
+
+@contextmanager
+def repeatable(*, is_module: bool) -> Iterator[Repeatable]:
+    """Compute in the types of the tensors, with random numbers that are the same each time.
+
+    is_module: Whether it is the module itself that computes, whose attention may drop something.
+    """
+    mode = Repeatable()
+    with ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(mode)
+        if is_module:
+            stack.enter_context(_WithoutDrops())
+        yield mode
