@@ -1,6 +1,6 @@
 """`run_plan`: a plan emitted, executed in a process of its own, and compared with the program of a single device."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -113,12 +113,7 @@ def run_plan(
         reference = _run(emit(on_one_device(plan), target=chosen), arguments, alone, options.steps, report)
     else:
         reference = chosen.reference(plan.graph, options, on_step=lambda step, _: report(alone, step, options.steps))
-    if ours.built["predicted_bytes"] is None:
-        predicted = step_bytes(run)
-        ours.built["predicted_bytes"] = sum(predicted.values())
-        if measure:
-            ours.done |= tabulated(predicted, _measured(ours.done))
-    return _result(plan, run, options, ours, reference, rows=ours.done if measure else {})
+    return _result(plan, run, options, ours, reference, measure=measure)
 
 
 def run_factory(
@@ -148,21 +143,11 @@ def run_factory(
     given = (factory.name, factory.batch, dict(factory.arguments), plan, options)
     kind = "cuda" if device == GPU else "cpu"
     report("training on local processes", 0, options.steps)
-    ours, *_ = call(train_factory, *given, True, measure, kind, ranks=plan.num_devices, device=kind)
+    events, *_ = call(train_factory, *given, True, measure, kind, ranks=plan.num_devices, device=kind)
     report("training the unmodified module", 0, options.steps)
     (alone,) = call(train_factory, *given, False, False, kind, ranks=1, device=kind)
-    run = _in_types_of(plan, options, TORCH)
-    predicted = step_bytes(run)
-    rows = tabulated(predicted, _measured(ours.measured)) if ours.measured else {"edges": [], "layers": []}
-    nothing: list[float | None] = [None] * options.steps
-    found = _Run(
-        losses=list(ours.losses),
-        accuracies=nothing,
-        built={"predicted_bytes": sum(predicted.values()), "build_time_s": ours.build_time_s},
-        done={"measured_bytes": (ours.measured or {}).get("measured_bytes"), "step_time_s": ours.step_time_s},
-    )
-    reference = _Run(losses=list(alone.losses), accuracies=nothing)
-    result = _result(plan, run, options, found, reference, rows=rows if measure else {})
+    ours, reference = _reported(events), _reported(alone)
+    result = _result(plan, _in_types_of(plan, options, TORCH), options, ours, reference, measure=measure)
     # The module drops other points, so that losses differ; the first step was compared without dropping any.
     return replace(result, disagreement="") if _drops(plan) else result
 
@@ -172,10 +157,14 @@ def _drops(plan: Plan) -> bool:
     return any(step.function == "dropout" for body in bodies if body for step in body.steps)
 
 
-def _result(
-    plan: Plan, run: Plan, options: TrainingOptions, ours: _Run, reference: Any, *, rows: Mapping[str, Any]
-) -> RunResult:
-    """Return what a run showed. run: the plan in the types of the program. rows: edges and layers, where measured."""
+def _result(plan: Plan, run: Plan, options: TrainingOptions, ours: _Run, reference: Any, *, measure: bool) -> RunResult:
+    """Return what a run showed. run: the plan in the types of the program. measure: whether bytes were counted."""
+    if ours.built["predicted_bytes"] is None:
+        predicted = step_bytes(run)
+        ours.built["predicted_bytes"] = sum(predicted.values())
+        if measure:
+            ours.done |= tabulated(predicted, _measured(ours.done))
+    rows = ours.done if measure else {}
     slots = partial(optimiser_numbers, slots=options.rule.slots)
     return RunResult(
         losses=tuple(ours.losses),
@@ -207,24 +196,30 @@ def _in_types_of(plan: Plan, options: TrainingOptions, target: Target) -> Plan:
 
 def _run(source: str, arguments: list[str], what: str, steps: int, report: Progress) -> _Run:
     """Run a program to its end; ProgramError where it ends before."""
-    found = _Run()
-    for event in program_events(source, arguments):
-        match event:
-            case {"event": "built"}:
-                found.built = event
-                report(what, 0, steps)
-            case {"event": "step", "loss": loss, "accuracy": accuracy}:
-                found.losses.append(loss)
-                found.accuracies.append(accuracy)
-                report(what, len(found.losses), steps)
-            case {"event": "tested"}:
-                found.tests.append(StepEvaluation(**{key: value for key, value in event.items() if key != "event"}))
-            case {"event": "done"}:
-                found.done = event
+    found = _reported(program_events(source, arguments), lambda step: report(what, step, steps))
     if not found.built or not found.done or len(found.losses) != steps:
         raise ProgramError(
             f"the program ended after {len(found.losses)} of {steps} steps; run it on its own to see why"
         )
+    return found
+
+
+def _reported(events: Iterable[dict[str, Any]], on_step: Callable[[int], None] = lambda _: None) -> _Run:
+    """Return what a training reported. on_step: is told how many steps are done."""
+    found = _Run()
+    for event in events:
+        match event:
+            case {"event": "built"}:
+                found.built = event
+                on_step(0)
+            case {"event": "step", "loss": loss, "accuracy": accuracy}:
+                found.losses.append(loss)
+                found.accuracies.append(accuracy)
+                on_step(len(found.losses))
+            case {"event": "tested"}:
+                found.tests.append(StepEvaluation(**{key: value for key, value in event.items() if key != "event"}))
+            case {"event": "done"}:
+                found.done = event
     return found
 
 

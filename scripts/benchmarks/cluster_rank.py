@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from pase.targets.torch import script
 from pase.targets.torch.launch import Ranks, join
+from pase.targets.torch.training import program_training
 from pase.targets.training.data import Batches
 from pase.targets.training.options import TrainingOptions
 
@@ -53,8 +54,8 @@ def step_of(path: Path, ranks: Ranks) -> Parts:
     with patch.object(script, "main") as main:
         exec(code, {"__name__": "__main__"})
     (build,), count = main.call_args.args, main.call_args.kwargs.get("micro_batches", 1)
-    training = script.rank_training(build, ranks, TrainingOptions(steps=1), micro_batches=count)
-    batch = Batches(training.step_inputs, seed=0).batch(0)
+    training = program_training(build, ranks, TrainingOptions(steps=1), micro_batches=count)
+    batch = Batches(training.module.step_inputs, seed=0).batch(0)
     return partial(training.gradients, batch), partial(training.descend, learning_rate=_RATE)
 
 

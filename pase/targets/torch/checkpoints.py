@@ -14,7 +14,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -36,8 +36,8 @@ from pase.common.documents import LARGEST_INTEGER, Field, read_limited
 from pase.errors import PaseError, ProgramError
 from pase.sharding.boxes import Box, num_points, whole
 from pase.targets.torch.messages import told_by, told_by_all
-from pase.targets.torch.old_checkpoints import read_metadata
-from pase.targets.torch.parameters import held_by
+from pase.targets.torch.old_checkpoints import read_metadata, with_slots_of_pytorch
+from pase.targets.torch.parameters import held_by, reduced_like
 from pase.targets.torch.placements import Held, place
 from pase.targets.torch.shard_files import (
     Piece,
@@ -407,21 +407,31 @@ def load_checkpoint(
     if path is None:
         return None
     opened = Opened.found(path)
+    load_opened(opened, module, optimizer)
+    return Checkpoint(path=path, step=opened.step, extra=opened.extra)
+
+
+def load_opened(opened: "Opened", module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Load an opened checkpoint into a parallel model and its optimizer, as `load_checkpoint` does."""
+    path, is_of_old_program = opened.path, "optimizer" not in opened.record and "optimiser" in opened.extra
+    if is_of_old_program:
+        opened = replace(opened, saved=with_slots_of_pytorch(opened.saved, opened.extra["optimiser"]))
     state: dict[str, Any] = {"model": module.state_dict()}
     elsewhere = module.all_names if isinstance(module, InStages) else ()
     _check(path, {name: tuple(value.shape) for name, value in state["model"].items()}, opened.shapes, elsewhere)
     slots: dict[str, dict[str, torch.Tensor]] = {}
     if optimizer is not None:
-        if opened.record.get("optimizer") is None:
+        if opened.record.get("optimizer") is None and not is_of_old_program:
             raise ProgramError(f"checkpoint {path} holds no optimizer's state; load the model alone")
         slots = state["optimizer"] = _empty_slots(module, opened.saved)
     opened.load(state)
     if optimizer is not None:
-        _set_optimizer(path, module, optimizer, slots, opened.record["optimizer"])
+        for own in slots.values() if is_of_old_program else ():
+            own["step"] = torch.tensor(float(opened.step))
+        _set_optimizer(path, module, optimizer, slots, opened.record.get("optimizer"))
     masks = opened.record.get("mask_state")
     if masks is not None and hasattr(module, "mask_state"):
         module.mask_state = masks
-    return Checkpoint(path=path, step=opened.step, extra=opened.extra)
 
 
 def newest(folder: Path) -> Path | None:
@@ -593,40 +603,24 @@ def _check(
 # -- of programs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankCheckpoint(Kept):
-    """A checkpoint of a program that was found to go on from."""
+def found_checkpoint(checkpointing: CheckpointFolder) -> tuple[Kept, Opened] | None:
+    """Return the checkpoint that a program goes on from, None to begin with the first step; all ranks call it.
 
-    opened: Opened
+    Raises:
+        ProgramError: It is damaged, the folder holds another training's, or cannot be made.
+    """
 
-    @property
-    def path(self) -> Path:
-        return self.opened.path
+    def chosen() -> Path | None:
+        checkpointing.begin()
+        resume = checkpointing.resume
+        return None if resume is None else newest(checkpointing.folder if resume == NEWEST else Path(resume))
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return self.opened.shapes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankCheckpoints(CheckpointFolder):
-    """Where and when ranks write checkpoints together; each one is a folder of its own."""
-
-    def found(self) -> RankCheckpoint | None:
-        """Return the checkpoint to go on from, None to begin with the first step; all ranks call it.
-
-        Raises ProgramError where it is damaged, where the folder holds another training's, where it cannot be made.
-        """
-        path = from_first(self._chosen)
-        if path is None:
-            return None
-        opened = Opened.found(path)
-        said = {**opened.extra, "step": opened.step}
-        return RankCheckpoint.read(Field(said, "", ProgramError, f"checkpoint {path}"), opened=opened)
-
-    def _chosen(self) -> Path | None:
-        self.begin()
-        return None if self.resume is None else newest(self.folder if self.resume == NEWEST else Path(self.resume))
+    path = from_first(chosen)
+    if path is None:
+        return None
+    opened = Opened.found(path)
+    said = {**opened.extra, "step": opened.step}
+    return Kept.read(Field(said, "", ProgramError, f"checkpoint {path}")), opened
 
 
 # -- optimizers
@@ -669,7 +663,7 @@ def _of_all_ranks(module: nn.Module, groups: list[dict[str, Any]]) -> list[dict[
 
 
 def _empty_slots(module: nn.Module, saved: Mapping[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
-    """Return tensors to load what an optimizer had: as its parameter is laid out where they have its shape."""
+    """Return tensors to load what an optimizer had: laid out as its parameter where they have its shape, or 1 in it."""
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, parameter in module.named_parameters():
         prefix = f"optimizer.{name}."
@@ -677,9 +671,12 @@ def _empty_slots(module: nn.Module, saved: Mapping[str, Any]) -> dict[str, dict[
             slot = key.removeprefix(prefix)
             if slot == key or "." in slot:
                 continue
-            is_like = own.shape == tuple(parameter.shape)
-            made = torch.zeros_like(parameter, dtype=own.dtype) if is_like else torch.zeros(own.shape, dtype=own.dtype)
-            found.setdefault(name, {})[slot] = made.detach()
+            is_like = len(own.shape) == parameter.ndim and all(
+                extent in (1, whole_extent) for extent, whole_extent in zip(own.shape, parameter.shape, strict=True)
+            )
+            found.setdefault(name, {})[slot] = (
+                reduced_like(parameter, own.shape, own.dtype) if is_like else torch.zeros(own.shape, dtype=own.dtype)
+            )
     return found
 
 
@@ -688,10 +685,12 @@ def _set_optimizer(
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
     slots: Mapping[str, Mapping[str, torch.Tensor]],
-    groups: list[dict[str, Any]],
+    groups: list[dict[str, Any]] | None,
 ) -> None:
+    """Give an optimizer what it had. groups: None where the checkpoint does not say which it had: those of now."""
     of_rank = _options(module, optimizer)
     own = _of_all_ranks(module, of_rank)
+    groups = own if groups is None else groups
     if [group["params"] for group in own] != [group["params"] for group in groups]:
         raise ProgramError(
             f"checkpoint {path}: the optimizer's groups hold other parameters here than there; make them as they were"

@@ -123,44 +123,20 @@ class RankSampler(Sampler[list[int]]):
 # -- the program of a model
 
 
-class LiveProgram(Program):
-    """A program whose weights, constants and statistics are a module's own.
+class HeldProgram(Program):
+    """A program whose weights are parameters and buffers of a module.
 
-    storage: how its parameters and buffers are held; None until `hold_together`, which decides, too, which weights are
-    in pieces. prefix: before the names of its weights there. takes: of each constant, by name, the part that its
-    argument is.
+    state: of the module. storage: how its parameters and buffers are held; None until `hold_together`, which decides,
+    too, which weights are in pieces. prefix: before the names of its weights there. takes: of each constant that is
+    none of these, by name, the part that its argument is.
     """
 
-    def __init__(
-        self,
-        live: LiveModel,
-        state: State,
-        storage: Storage | None,
-        *,
-        layers: AtenLayers,
-        prefix: str = "",
-        **options: Any,
-    ) -> None:
+    def __init__(self, state: State, storage: Storage | None, *, prefix: str = "", **options: Any) -> None:
         super().__init__(**options)
-        self.layers = layers
-        self.live, self.state, self.storage, self.prefix = live, state, storage, prefix
+        self.state, self.storage, self.prefix = state, storage, prefix
         self.takes: dict[str, Take] = {}
         everywhere = DeviceMesh((("replica", self.num_devices),), tuple(range(self.num_devices)), has_replicas=True)
         self._everywhere = LayerMesh("the model", everywhere, self)
-
-    def weight(self, *args: Any, is_frozen: bool = False, **named: Any) -> Tensor:
-        """Return a parameter of the module; whether a step trains it, that parameter itself tells."""
-        return super().weight(*args, **named)
-
-    def declared(self, name: str, tensor: Tensor, kind: str) -> Any:
-        is_trained = kind == "trained"
-        if is_trained or (kind == "statistic" and self._read(name, is_trained) is not None):
-            if is_trained:
-                self.sources[name] = f"shard {name}"
-            return self.argument(f"shard {name}")
-        box = tensor.layout.by_device[self.rank]
-        self.takes[name] = Take(shape=tensor.shape, box=box, made=tensor.shard)
-        return self.argument(f"constant {name}")
 
     def bind(self) -> None:
         """Have each shard that a layer reads be a part of what this rank holds of a parameter or a buffer.
@@ -210,6 +186,44 @@ class LiveProgram(Program):
         read = {name: self._read(name, weight.is_trained) for name, weight in self.weights.items()}
         return {name: own for name, own in read.items() if own is not None}
 
+    def whole(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        return reshard(resolved(x), self._everywhere, [Dim(f"dim{i}", extent) for i, extent in enumerate(shape)])
+
+    def _part(self, stored: Storage, name: str) -> Any:
+        reading, weight = stored.readings[f"{self.prefix}{name}"], self.weights[name]
+        source = f"held {reading.parameter}"
+        if weight.is_trained:
+            self.sources[name] = source
+        return part_of(stored, reading, self.argument(source), weight.tensor)
+
+    def _read(self, name: str, is_trained: bool) -> Read | None:
+        """Return what a weight is of the module; None for what is no parameter and no buffer of it."""
+        raise NotImplementedError
+
+
+class LiveProgram(HeldProgram):
+    """A program whose weights, constants and statistics are those of a traced module."""
+
+    def __init__(
+        self, live: LiveModel, state: State, storage: Storage | None, *, layers: AtenLayers, **options: Any
+    ) -> None:
+        super().__init__(state, storage, **options)
+        self.live, self.layers = live, layers
+
+    def weight(self, *args: Any, is_frozen: bool = False, **named: Any) -> Tensor:
+        """Return a parameter of the module; whether a step trains it, that parameter itself tells."""
+        return super().weight(*args, **named)
+
+    def declared(self, name: str, tensor: Tensor, kind: str) -> Any:
+        is_trained = kind == "trained"
+        if is_trained or (kind == "statistic" and self._read(name, is_trained) is not None):
+            if is_trained:
+                self.sources[name] = f"shard {name}"
+            return self.argument(f"shard {name}")
+        box = tensor.layout.by_device[self.rank]
+        self.takes[name] = Take(shape=tensor.shape, box=box, made=tensor.shard)
+        return self.argument(f"constant {name}")
+
     def aten(self, mesh: LayerMesh, name: str, sources: Mapping[int, Tensor], others: Mapping[str, Tensor]) -> Tensor:
         """Return what a layer writes that nodes of the module's own graph compute.
 
@@ -226,18 +240,7 @@ class LiveProgram(Program):
         value = self.argument(f"known {name}").reshape([dim.size for dim in dims])
         return Tensor(value=value, mesh=self._everywhere, dims=dims, is_index=is_index)
 
-    def whole(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        return reshard(resolved(x), self._everywhere, [Dim(f"dim{i}", extent) for i, extent in enumerate(shape)])
-
-    def _part(self, stored: Storage, name: str) -> Any:
-        reading, weight = stored.readings[f"{self.prefix}{name}"], self.weights[name]
-        source = f"held {reading.parameter}"
-        if weight.is_trained:
-            self.sources[name] = source
-        return part_of(stored, reading, self.argument(source), weight.tensor)
-
     def _read(self, name: str, is_trained: bool) -> Read | None:
-        """Return what a weight or a statistic is of the module; None for what is no parameter and no buffer of it."""
         layer, _, own = name.rpartition("/")
         if is_trained:
             weight = self.live.weights[layer, own]
@@ -248,7 +251,7 @@ class LiveProgram(Program):
         return Read(parameter=constant.buffer, piece=constant.use.piece, view=constant.use.view) if is_kept else None
 
 
-def hold_together(programs: Sequence[LiveProgram], stored_by: Callable[[Mapping[str, list[Need]]], Storage]) -> Storage:
+def hold_together(programs: Sequence[HeldProgram], stored_by: Callable[[Mapping[str, list[Need]]], Storage]) -> Storage:
     """Return how all that programs of this rank read is held, which they know from then on, and their pieces of it.
 
     programs: all of whose layers have been called. stored_by: says it, from what is needed of each parameter.
@@ -334,6 +337,9 @@ class Parallel(nn.Module):
     otherwise than layers read it.
     """
 
+    _live: Any
+    """The `LiveModel`, or what an emitted program has in its place."""
+    _part: Part
     _replicas: Replicas | None
     _drops_nothing = False
     """Whether dropout keeps every point, scaled as ever."""
@@ -370,17 +376,15 @@ class Parallel(nn.Module):
     def _prepare(self, module: nn.Module, live: LiveModel, plan: Plan, *, rank: int, seed: int) -> None:
         """Take what a rank computes beside its program: of inputs, before any layer, and what it keeps in between."""
         self.plan = plan
-        self._live, self._rank, self._seed, self._step = live, rank, seed, 0
-        self._traffic, self._prefix = Traffic(), ""
         device, note = module_device(module, join().device)
-        self._device, self._device_notes = device, (note,) if note else ()
-        known = [item.use for item in live.constants.values()]
-        fixed = [c.use.value for c in live.constants.values() if not (c.inputs or c.parameters or c.is_random)]
-        self._fixed, self._fixed_values = live.part(fixed, device=device), _Fixed()
-        own = [use.value for use in (*known, *(item.use for item in live.inputs.values())) if use.value not in fixed]
-        self._part = live.part(own + [o.name for o in live.outputs if not o.layer], device=device)
-        self._looked_up = live.part([lookup.value for lookup in live.lookups], device=device)
-        self._direct = _direct(live, self._looked_up)
+        self._device_notes = (note,) if note else ()
+        self._begin(device, rank=rank, seed=seed, micro_batches=plan.micro_batches)
+        self._take_model(live, example_dims(plan.graph, live.call.shapes))
+
+    def _begin(self, device: Any, *, rank: int, seed: int, micro_batches: int) -> None:
+        """Take what is known of any program: what it computes on, and what is kept in between steps."""
+        self._rank, self._seed, self._step, self._micro_batches = rank, seed, 0, micro_batches
+        self._traffic, self._prefix, self._device = Traffic(), "", device
         self._leaves = Leaves(receive=self._received)
         self._gradients: Gradients | None = None
         self._sums_trains = True
@@ -393,8 +397,24 @@ class Parallel(nn.Module):
         self._owners: dict[str, tuple[nn.Module, str]] = {}
         self._modes: dict[bool, _Mode] = {}
         self._storage: Storage | None = None
+
+    def _take_model(self, live: Any, dims: Sequence[int | None]) -> None:
+        """Take what is computed of inputs, before any layer.
+
+        Args:
+            live: What layers read of inputs, buffers and constants.
+            dims: Along which examples are, of each input; None for one that has none.
+        """
+        self._live, device = live, self._device
+        known = [item.use for item in live.constants.values()]
+        fixed = [c.use.value for c in live.constants.values() if not (c.inputs or c.parameters or c.is_random)]
+        self._fixed, self._fixed_values = live.part(fixed, device=device), _Fixed()
+        own = [use.value for use in (*known, *(item.use for item in live.inputs.values())) if use.value not in fixed]
+        self._part = live.part(own + [o.name for o in live.outputs if not o.layer], device=device)
+        self._looked_up = live.part([lookup.value for lookup in live.lookups], device=device)
+        self._direct = _direct(live, self._looked_up)
         self._shapes = dict(zip(live.call.names, live.call.shapes, strict=True))
-        self._dims = dict(zip(live.call.names, example_dims(plan.graph, live.call.shapes), strict=True))
+        self._dims = dict(zip(live.call.names, dims, strict=True))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         mode, values, arguments = self._begun(args, kwargs, is_compiled=torch.compiler.is_compiling())
@@ -408,7 +428,7 @@ class Parallel(nn.Module):
     ) -> tuple[_Mode, Mapping[str, Any], list[Any]]:
         """Return the program, what is computed before any layer, and the arguments of the rank's graph."""
         if self.training and torch.is_grad_enabled():
-            check_trained(self._live.model.graph, self._aten.problem)
+            self._check_trained()
             self._compare(args, kwargs)
             if is_compiled:
                 self._mode(True).traced.gathered.check_compiled()
@@ -428,6 +448,10 @@ class Parallel(nn.Module):
         values = self._values(inputs) | self._known(mode, inputs)
         return mode, values, [get(values) for get in mode.given]
 
+    def _check_trained(self) -> None:
+        """Raise EmitError where the module would not be trained as it trains itself."""
+        check_trained(self._live.model.graph, self._aten.problem)
+
     def reconcile(self) -> None:
         """Make the weights that several ranks hold and update alike equal to the last bit; all ranks call it.
 
@@ -439,7 +463,7 @@ class Parallel(nn.Module):
             self._gathered = None
 
     def _reconcile_in_time(self) -> None:
-        period = self._reconciling_steps * self.plan.micro_batches
+        period = self._reconciling_steps * self._micro_batches
         if self.training and torch.is_grad_enabled() and period and self._step and not self._step % period:
             self.reconcile()
 
@@ -513,7 +537,7 @@ class Parallel(nn.Module):
             ModelError: An input has another number of examples.
             ProgramError: The model returns no single loss.
         """
-        count, losses = self.plan.micro_batches, []
+        count, losses = self._micro_batches, []
         for number, (own, named) in enumerate(self._live.call.split(args, kwargs, range(count), self._micro_batch)):
             with nullcontext() if number + 1 == count else self.no_sync():
                 loss = loss_of(self(*own, **named))
@@ -523,7 +547,7 @@ class Parallel(nn.Module):
 
     def _micro_batch(self, name: str, x: Any, number: int) -> Any:
         """Return what a micro-batch, by its number, has of an input."""
-        count, dim = self.plan.micro_batches, self._dims[name]
+        count, dim = self._micro_batches, self._dims[name]
         if dim is None or not isinstance(x, torch.Tensor) or x.ndim <= dim:
             return x
         whole_size, own_size = (count * size[dim] for size in (self._shapes[name], extents(self._boxes[name])))
@@ -561,7 +585,7 @@ class Parallel(nn.Module):
         A call may give every rank the whole batch, or every rank its own part. A model that computes something of its
         inputs before its first layer (labels that it moves, masks) needs all of them on every rank.
         """
-        count = self.plan.micro_batches
+        count = self._micro_batches
         found = {name: list(box) for name, box in self._read(self._rank if rank is None else rank).items()}
         for name, dim in self._dims.items():
             if dim is not None:
@@ -584,7 +608,7 @@ class Parallel(nn.Module):
         examples: the data set, or how many examples there are. seed: the same on all ranks.
         """
         low, high = self._rows(self._rank if rank is None else rank)
-        count = self.plan.micro_batches
+        count = self._micro_batches
         rows = (low * count, high * count)
         return RankSampler(examples, batch=self._batch * count, rows=rows, shuffle=shuffle, seed=seed)
 
@@ -684,23 +708,31 @@ class Parallel(nn.Module):
         program.drops_nothing = self._root._drops_nothing
         return program
 
-    def _traced(self, program: LiveProgram, made: Any) -> _Mode:
+    def _traced(self, program: Any, made: Any) -> _Mode:
         """Return what runs; made: what the functions that declare the layers return."""
         loss, outputs = made if isinstance(made, tuple) else (made, {}) if isinstance(made, Tensor) else (None, made)
         if self._pieces is None:
             self._storage, self._pieces, self._state_notes = program.hold(), program.pieces, program.notes
             self._leaves.pieces = {self._reading(name).parameter: own for name, own in (program.pieces or {}).items()}
-        # Whoever computes a loss of what the model returns needs all of it.
-        placed = {name: None if loss is None else program.placed(x, shape) for name, (x, shape) in outputs.items()}
-        results = {n: x if placed[n] else program.whole(x, shape) for n, (x, shape) in outputs.items()}
+        placed, results = self._results(program, loss, outputs)
         traced = program.traced(loss, results)
         fed = {item.name: item.use for item in self._live.inputs.values()}
         given = tuple(self._source(argument, fed, traced, program.takes) for argument in traced.arguments)
         numbers = {own.name: own.output.name for own in self._live.outputs if own.output and not own.shape}
         at_loss = next((name for name, made in numbers.items() if made not in outputs), "")
         keeps = tuple(self._kept(name, momentum) for name, momentum in traced.keeps)
-        known = self._aten.part(self.plan.index, trains=program.trains, device=self._device)
+        known = self._known_part(program.trains)
         return _Mode(traced=traced, known=known, given=given, keeps=keeps, loss=at_loss, placed=placed, low=program.low)
+
+    def _results(self, program: Any, loss: Any, outputs: Mapping[str, Any]) -> Any:
+        """Return how the ranks have each output between them, None where every rank has all of it; and the outputs."""
+        # Whoever computes a loss of what the model returns needs all of it.
+        placed = {name: None if loss is None else program.placed(x, shape) for name, (x, shape) in outputs.items()}
+        return placed, {n: x if placed[n] else program.whole(x, shape) for n, (x, shape) in outputs.items()}
+
+    def _known_part(self, trains: bool) -> Part:
+        """Return what computes what layers read of inputs and buffers alone."""
+        return self._aten.part(self.plan.index, trains=trains, device=self._device)
 
     def _source(self, argument: str, fed: Mapping[str, Use], traced: Traced, takes: Mapping[str, Take]) -> Get:
         """Return where an argument of a rank's graph is had of."""
@@ -752,6 +784,9 @@ class Parallel(nn.Module):
     @property
     def _root(self) -> "Parallel":
         return self
+
+    def _count(self, traced: Traced, outputs: Sequence[Any]) -> None:
+        """Take what a program counts besides: nothing, of a module that was traced."""
 
     def _give(self, parameter: Any, gradient: Any) -> None:
         """Add this rank's part of a whole gradient to what a parameter has."""

@@ -43,6 +43,26 @@ _STORAGES: Mapping[str, torch.dtype] = MappingProxyType(
 )
 
 
+_SLOTS: Mapping[str, str] = MappingProxyType({"first_moment": "exp_avg", "second_moment": "exp_avg_sq"})
+"""What programs up to 0.11 called what Adam keeps, and what PyTorch calls it."""
+
+
+def with_slots_of_pytorch(saved: Mapping[str, Saved], optimiser: Mapping[str, Any]) -> dict[str, Saved]:
+    """Return the tensors of a program's checkpoint with what an optimizer keeps as optimizers of PyTorch call it.
+
+    Args:
+        saved: The tensors, by name.
+        optimiser: What the record says of the update rule.
+    """
+    renamed = _SLOTS if optimiser.get("name") in ("adam", "adamw") else {}
+    found = {}
+    for name, tensor in saved.items():
+        parameter, _, slot = name.rpartition(".")
+        is_slot = name.startswith("optimizer.") and slot in renamed
+        found[f"{parameter}.{renamed[slot]}" if is_slot else name] = tensor
+    return found
+
+
 # -- pickles as data
 
 

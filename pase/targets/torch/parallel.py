@@ -3,7 +3,6 @@
 import inspect
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -204,16 +203,6 @@ def _source(model: Any, plan: Plan) -> tuple[nn.Module, Any]:
 # -- a model of a factory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FactoryRun:
-    """What a training of a factory's model showed. measured: what ranks sent in a step, where it was asked for."""
-
-    losses: tuple[float, ...]
-    build_time_s: float
-    step_time_s: float
-    measured: Mapping[str, Any] | None = None
-
-
 def train_factory(
     name: str,
     batch: int | None,
@@ -223,8 +212,10 @@ def train_factory(
     is_parallel: bool,
     measure: bool,
     device: str = "cpu",
-) -> FactoryRun:
+) -> list[dict[str, Any]]:
     """Train the model of a factory, package.module:function, on this rank: its part under a plan, or the module alone.
+
+    Returns the events that an emitted program reports: ``built``, and those of `Steps.take`.
 
     batch, arguments: what the factory is given. is_parallel: whether under the plan. measure: count what ranks send.
     device: the type of that of a rank, "cpu" or "cuda".
@@ -287,16 +278,9 @@ def train_factory(
         num_examples=inputs.num_examples,
         measured=measured_bytes if measure and is_parallel else None,
     )
-    events: list[dict[str, Any]] = []
-    built_s = time.perf_counter() - begin
-    losses = steps.take(training, events.append)
-    done = events[-1]
-    return FactoryRun(
-        losses=tuple(losses),
-        build_time_s=built_s,
-        step_time_s=done["step_time_s"],
-        measured=done if steps.measured else None,
-    )
+    events = [{"event": "built", "build_time_s": time.perf_counter() - begin, "predicted_bytes": None}]
+    steps.take(training, events.append)
+    return events
 
 
 def named_inputs(

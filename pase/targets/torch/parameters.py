@@ -410,13 +410,6 @@ def _as_tensor(stored: Stored, shard: Any, mesh: LayerMesh) -> Tensor:
 # -- leaves
 
 
-def wrapped_like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """Return a rank's part of what is as large as a parameter as the parameter has its own."""
-    if not isinstance(parameter, DTensor):
-        return local
-    return _dtensor(local, parameter.device_mesh, parameter.placements, parameter.shape, parameter.stride())
-
-
 def splitting_axes(parameter: torch.Tensor, dims: Iterable[int]) -> list[int]:
     """Return the axes of a parameter's mesh, by number, that split some of its dims."""
     if not isinstance(parameter, DTensor):
@@ -442,17 +435,19 @@ def reduced_like(parameter: torch.Tensor, shape: Sequence[int], dtype: torch.dty
     return _dtensor(made, parameter.device_mesh, placements, torch.Size(shape), stride)
 
 
-def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Add a rank's part of a gradient, which nobody else changes later on, to what a parameter has of it."""
-    if parameter.grad is None:
-        parameter.grad = wrapped_like(parameter, gradient.detach())
-    else:
-        local_of(parameter.grad).add_(gradient.detach())
-
-
 def receive(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Add a rank's part of a gradient as `add_gradient` does, and run the parameter's hooks of that."""
-    add_gradient(parameter, gradient)
+    """Add a rank's part of a gradient, which nobody else changes later on, to what a parameter has of it.
+
+    The parameter's hooks of that are run.
+    """
+    local = gradient.detach()
+    if parameter.grad is not None:
+        local_of(parameter.grad).add_(local)
+    elif isinstance(parameter, DTensor):
+        mesh, placements = parameter.device_mesh, parameter.placements
+        parameter.grad = _dtensor(local, mesh, placements, parameter.shape, parameter.stride())
+    else:
+        parameter.grad = local
     hooks: Mapping[int, Callable[[torch.Tensor], None]] | None = parameter._post_accumulate_grad_hooks
     for hook in list((hooks or {}).values()):
         hook(parameter)

@@ -16,14 +16,15 @@ import torch.distributed as dist
 
 from pase.common.options import PATH, ProgramCommand, option
 from pase.errors import PaseError, ProgramError
-from pase.targets.torch.checkpoints import RankCheckpoints, save_state
+from pase.targets.torch.checkpoints import found_checkpoint, save_checkpoint
+from pase.targets.torch.emitted import Build, Outputs
 from pase.targets.torch.failures import tell_failure
 from pase.targets.torch.launch import Ranks, join, leave, run_program
 from pase.targets.torch.pipeline import Pipeline
 from pase.targets.torch.stepping import measured_bytes
-from pase.targets.torch.training import Build, Outputs, RankTraining, rank_training
+from pase.targets.torch.training import program_training
 from pase.targets.torch.watch import agree, digest, versions
-from pase.targets.training.checkpointing import Kept, check_fits, checkpoint_flags, stopped_text
+from pase.targets.training.checkpointing import CheckpointFolder, Kept, check_fits, checkpoint_flags, stopped_text
 from pase.targets.training.data import (
     Array,
     filled_batches,
@@ -43,7 +44,7 @@ from pase.targets.training.script import (
     script_flags,
 )
 
-__all__ = ["Outputs", "compute", "main", "rank_training", "train"]
+__all__ = ["Outputs", "compute", "main", "program_training", "train"]
 
 
 def train(
@@ -54,7 +55,7 @@ def train(
     micro_batches: int = 1,
     device: str | None = None,
     generator: str | None = None,
-    checkpointing: RankCheckpoints | None = None,
+    checkpointing: CheckpointFolder | None = None,
     metrics_path: Path | None = None,
     measure: bool = False,
     report: Report | None = None,
@@ -74,36 +75,40 @@ def train(
     is_first = ranks.rank == 0
     shown = report if report and is_first else _silent
     # Before anything expensive: what is wrong is found out at once.
-    found = checkpointing.found() if checkpointing else None
-    asked, options = options, replace(options, seed=found.seed if found else options.seed or 0)
-    first = found.step if found else 0
+    found = found_checkpoint(checkpointing) if checkpointing else None
+    kept = found[0] if found else None
+    asked, options = options, replace(options, seed=kept.seed if kept else options.seed or 0)
+    first = kept.step if kept else 0
     with ExitStack() as opened:
-        training = rank_training(build, ranks, options, micro_batches=micro_batches, is_restored=found is not None)
-        program, inputs = training.program, training.step_inputs
+        training = program_training(build, ranks, options, micro_batches=micro_batches, is_restored=found is not None)
+        module, inputs = training.module, training.module.step_inputs
         batches = chosen_batches(inputs, options.seed or 0, options.data_path, generator, first)
         test = (
-            held_out_batches(list(program.inputs.values()), options.test_data_path) if options.test_data_path else None
+            held_out_batches(module.program_inputs.values(), options.test_data_path) if options.test_data_path else None
         )
         if found:
-            shapes, data = training.weight_shapes, batches.description
-            check_fits(found, found.path, asked, weights=found.shapes, expected=shapes, data=data)
+            kept, opened_checkpoint = found
+            shapes, data = module.weight_shapes, batches.description
+            weights = opened_checkpoint.shapes
+            check_fits(kept, opened_checkpoint.path, asked, weights=weights, expected=shapes, data=data)
         metrics = None
         if metrics_path and is_first:
             resume = checkpointing is not None and checkpointing.resume is not None
             metrics = opened.enter_context(MetricsFile(metrics_path, num_steps=first, resume=resume))
         if found:
-            training.restore(found.opened)
-            shown({"event": "resumed", "step": found.step})
+            training.restore(found[1])
+            shown({"event": "resumed", "step": first})
+        for note in module.notes if progress and is_first else ():
+            sys.stderr.write(f"note: {note}\n")
         shown({"event": "built", "build_time_s": time.perf_counter() - begin, "predicted_bytes": None})
 
         def save(step: int) -> Path | None:
             if checkpointing is None or not checkpointing.is_due(step, options.steps):
                 return None
             training.check_finite()
-            kept = Kept.of(options, step=step, seed=options.seed or 0, data=batches.description)
-            return save_state(
-                checkpointing.folder, training.saved_state(), step=step, extra=kept.document(), keep=checkpointing.keep
-            )
+            extra = Kept.of(options, step=step, seed=options.seed or 0, data=batches.description).document()
+            folder, keep = checkpointing.folder, checkpointing.keep
+            return save_checkpoint(folder, module, training.optimizer, step=step, extra=extra, keep=keep)
 
         steps = Steps(
             options=options,
@@ -124,7 +129,7 @@ def _same_on_all_ranks(
     options: TrainingOptions,
     num_devices: int,
     micro_batches: int,
-    checkpointing: RankCheckpoints | None,
+    checkpointing: CheckpointFolder | None,
 ) -> dict[str, object]:
     """Return what has to be the same on all ranks, by what messages call it."""
     builds = [build] if not isinstance(build, Pipeline) else [*build.stages, build.schedule, build.micro_batches]
@@ -172,12 +177,12 @@ def compute(
     build: Build, options: TrainingOptions, data: Mapping[str, Array], *, num_devices: int, device: str | None = None
 ) -> dict[str, Array]:
     """Return the outputs of a program for all examples of some data, a batch at a time; the last one is filled up."""
-    training = RankTraining(build, _joined(num_devices, device), options)
-    inputs = list(training.program.inputs.values())
+    training = program_training(build, _joined(num_devices, device), options)
+    inputs = list(training.module.program_inputs.values())
     batch = max((item.shape[0] for item in inputs if item.shape), default=1)
     num_examples, batches = filled_batches(inputs, data, batch)
     found = [training.outputs(arrays) for arrays in batches]
-    return {name: joined_rows(name, [of[name] for of in found], num_examples, batch) for name in training.shapes}
+    return {name: joined_rows(name, [of[name] for of in found], num_examples, batch) for name in found[0]}
 
 
 def _silent(_: dict[str, Any]) -> None:
@@ -205,7 +210,7 @@ def main(
         options = training_options(values)
         if values["output"] and options.data_path is None:
             raise ProgramError("--output needs --data PATH, the inputs to compute the outputs of")
-        checkpointing = RankCheckpoints.asked(values)
+        checkpointing = CheckpointFolder.asked(values)
         if is_rank:
             _run_rank(build, num_devices, micro_batches, values, options, checkpointing)
         else:
@@ -228,7 +233,7 @@ def _run_rank(
     micro_batches: int,
     values: Mapping[str, Any],
     options: TrainingOptions,
-    checkpointing: RankCheckpoints | None,
+    checkpointing: CheckpointFolder | None,
 ) -> None:
     device = "cuda" if device_choice(values).kind == GPU else "cpu"
     if values["output"] and options.data_path:

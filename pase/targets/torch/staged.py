@@ -23,7 +23,7 @@ from pase.targets.torch.aten import AtenLayers
 from pase.targets.torch.devices import current_device
 from pase.targets.torch.failures import naming_lost_ranks
 from pase.targets.torch.messages import told_by_all
-from pase.targets.torch.module import Parallel, hold_together, run_text
+from pase.targets.torch.module import HeldProgram, Parallel, hold_together, run_text
 from pase.targets.torch.parameters import (
     Axes,
     State,
@@ -44,7 +44,7 @@ from pase.targets.torch.values import Source
 from pase.targets.torch.watch import HELD_PIPELINE, PASSES, PIPELINE
 
 
-class _Stage(Parallel):
+class StageModule(Parallel):
     """A stage on this rank; its parameters and buffers are the whole module's."""
 
     def __init__(self, module: nn.Module, parallel: "Staged", number: int) -> None:
@@ -52,6 +52,11 @@ class _Stage(Parallel):
         plan, stages = stage_plan(parallel.plan, number), parallel._stages
         live, self._aten = _live_of(parallel._live, plan.graph), parallel._aten
         self._prepare(module, live, plan, rank=stages.rank - stages.first, seed=parallel._seed)
+        self._take_place(parallel, number)
+
+    def _take_place(self, parallel: "Staged", number: int) -> None:
+        """Become a stage of a module, by its number."""
+        stages = parallel._stages
         self._parallel, self._number, self._prefix = (parallel,), number, f"{number} "
         # Every rank is given all examples.
         self._direct = frozenset()
@@ -87,7 +92,8 @@ class _Stage(Parallel):
         own = inputs(micro_batch)
         values = self._values(own) | self._known(mode, own) | {f"received {i}": x for i, x in enumerate(received)}
         with naming_lost_ranks(), computing_in(mode.low, self._device), mode.traced.gathered.freed():
-            made, _, keeps = mode.traced.module(*[get(values) for get in mode.given])
+            made, outputs, keeps = mode.traced.module(*[get(values) for get in mode.given])
+        parallel._count(mode.traced, outputs)
         if parallel.training:
             self._keep(mode, keeps)
         return made
@@ -139,37 +145,58 @@ class Staged(Parallel):
             num_groups=plan.num_groups,
         )
         self._prepare(module, live, plan, rank=rank, seed=seed)
-        self._state, self._is_held = state_of(module), False
+        self._state = state_of(module)
         self._boxes = self._read(rank)
+
+        def begun(number: int) -> HeldProgram:
+            self._own[number] = StageModule(module, self, number)
+            return self._own[number]._declared(True)
+
+        programs = self._declare(pipeline, begun, rank, plan.num_devices)
+        self._install(programs, weights, (*live.notes, *self._device_notes, *self._aten.notes, *notes))
+        nn.Module.train(self, module.training)
+
+    def _declare(
+        self, pipeline: Pipeline, begun: Callable[[int], HeldProgram], rank: int, num_ranks: int
+    ) -> list[HeldProgram]:
+        """Declare the stages of this rank's group, and trace them; return their programs.
+
+        begun: Begins a stage, by its number, and returns the program that it is declared on.
+        """
+        self._is_held, self._own, self._left = False, dict[int, StageModule](), dict[str, Any]()
         self._stages = Stages(
-            pipeline=pipeline, rank=rank, num_ranks=plan.num_devices, traffic=self._traffic, device=self._device
+            pipeline=pipeline, rank=rank, num_ranks=num_ranks, traffic=self._traffic, device=self._device
         )
-        self._own = {number: _Stage(module, self, number) for number in self._stages.numbers}
-        declared = self._stages.declare(lambda number: self._own[number]._declared(True))
-        self._holders = _holders(live, plan, self._state)
-        programs = [program for program, _ in declared.values()]
-        for program in programs:
+        declared = self._stages.declare(begun)
+        programs = {number: program for number, (program, _) in declared.items()}
+        self._holders = self._declared_by(programs)
+        for program in programs.values():
             read = program.reads().items()
             program.copied |= {name for name, own in read if self._state.first[own.parameter] in self._shared}
-        self._storage = hold_together(programs, self._stored_by)
+        self._storage = hold_together(list(programs.values()), self._stored_by)
         for number, (program, made) in declared.items():
             self._own[number]._modes[True] = self._own[number]._traced(program, made)
-        self._copied = self._stages.link_copies(self._copies({n: program for n, (program, _) in declared.items()}))
-        every, uneven = zip(*told_by_all(split_axes(self._storage)), strict=True)
+        self._copied = self._stages.link_copies(self._copies(programs))
+        return list(programs.values())
+
+    def _declared_by(self, programs: Mapping[int, HeldProgram]) -> Mapping[str, tuple[int, ...]]:
+        """Return the groups of ranks that have each parameter and each buffer, once the stages are declared."""
+        return _holders(self._live, self.plan, self._state)
+
+    def _install(self, programs: Sequence[HeldProgram], weights: Source, notes: Sequence[str]) -> None:
+        """Make the process groups that steps need, and the parameters and buffers."""
+        every, uneven = zip(*told_by_all(split_axes(self._stored)), strict=True)
         split = set[Axes]().union(*every), set[Axes]().union(*uneven)
-        self._mesh = mesh_in_groups(self._storage.sizes, *split, plan.num_groups, self._device.type)
+        self._mesh = mesh_in_groups(self._stored.sizes, *split, self._stages.pipeline.num_groups, self._device.type)
         sums: dict[str, WeightSum] = {}
         for stage in self._own.values():
             stage.ask()
             sums = {**stage._sums, **sums}
-        self._replicas = Replicas(self._storage, sums, self._stages.groups().beside("sums"))
+        self._replicas = Replicas(self._stored, sums, self._stages.groups().beside("sums"))
         self._stages.connect()
-        self._left: dict[str, Any] = {}
         states = [note for program in programs for note in program.notes]
-        held = notes_on(self._state, self._storage)
-        self.notes = (*live.notes, *self._device_notes, *held, *states, *self._aten.notes, *notes)
-        install(self, self._state, self._storage, self._mesh, weights, device=self._device)
-        nn.Module.train(self, module.training)
+        self.notes = (*notes, *notes_on(self._state, self._stored), *states)
+        install(self, self._state, self._stored, self._mesh, weights, device=self._device)
 
     # -- steps
 
@@ -179,8 +206,8 @@ class Staged(Parallel):
 
         All ranks have the loss. Every rank is given all examples.
         """
-        check_trained(self._live.model.graph, self._aten.problem)
-        count = self.plan.micro_batches
+        self._check_trained()
+        count = self._micro_batches
         if self.training and self._compares is not None:
             # Its copy of the inputs is freed before the step.
             self._compare(*next(self._live.call.split(args, kwargs, [0], self._micro_batch)))
@@ -210,7 +237,11 @@ class Staged(Parallel):
         inputs = self._live.call.bound(args, kwargs)
         loss = self._stages.evaluate(self._begun_on(lambda _: inputs, 1))
         self._step += self.training
-        return self._live.returned([self._stages.known(loss).reshape(self._live.outputs[0].shape)])
+        return self._returned_loss(self._stages.known(loss))
+
+    def _returned_loss(self, loss: Any) -> Any:
+        """Return what the module returns, of which the loss is known on all ranks."""
+        return self._live.returned([loss.reshape(self._live.outputs[0].shape)])
 
     def reconcile(self) -> None:
         super().reconcile()
@@ -228,7 +259,8 @@ class Staged(Parallel):
     def _inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], number: int) -> Mapping[str, Any]:
         """Return a copy of the inputs of one micro-batch of a step, by name."""
         ((own, named),) = self._live.call.split(args, kwargs, [number], self._micro_batch)
-        return self._live.call.bound(own, named)
+        inputs: Mapping[str, Any] = self._live.call.bound(own, named)
+        return inputs
 
     def _begun_on(self, inputs: Callable[[int], Mapping[str, Any]], count: int) -> dict[int, RankStage]:
         """Begin a step of so many micro-batches. inputs: Returns those of one, by its number, when its turn comes."""

@@ -82,7 +82,7 @@ class ModuleTraining:
     def _check(self, loss: Any, gradients: list[Any]) -> float | None:
         """Return the accuracy; raise ProgramError on all ranks where the loss or a gradient is not finite on one."""
         is_finite = [x.isfinite().all() for x in (loss, *gradients)]
-        right, *finite = _over_ranks(self._right(loss), is_finite[0], torch.stack(is_finite).all())
+        right, *finite = over_ranks(self._right(loss), is_finite[0], torch.stack(is_finite).all())
         num_ranks = dist.get_world_size() if dist.is_initialized() else 1
         if finite == [num_ranks, num_ranks]:
             return self._accuracy(right)
@@ -102,7 +102,8 @@ class ModuleTraining:
         return None
 
 
-def _over_ranks(*counts: Any) -> list[int]:
+def over_ranks(*counts: Any) -> list[int]:
+    """Return the sums of counts over all ranks."""
     found = torch.stack([x.to(torch.int64) for x in counts])
     if dist.is_initialized() and dist.get_world_size() > 1:
         with naming_lost_ranks():

@@ -3,6 +3,7 @@
 What they are held against are trainings of the same program that nothing interrupted.
 """
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import pytest
 
 from pase.errors import ProgramError
 from pase.targets.programs import emit
-from pase.targets.torch.checkpoints import RankCheckpoints, checkpoints, save_checkpoint
+from pase.targets.torch.checkpoints import checkpoints, save_checkpoint
 from pase.targets.torch.script import train
-from pase.targets.training.checkpointing import NEWEST
+from pase.targets.training.checkpointing import NEWEST, CheckpointFolder
 from pase.targets.training.optimisers import make_rule
 from pase.targets.training.options import TrainingOptions
 from tests.runtime.networks import small
@@ -34,7 +35,7 @@ def run(
     found: list[dict[str, Any]] = []
     checkpointing = None
     if folder is not None:
-        checkpointing = RankCheckpoints(
+        checkpointing = CheckpointFolder(
             folder=folder, save_every=others.pop("every", 100), resume=others.pop("resume", None)
         )
     losses = train(
@@ -82,6 +83,23 @@ def test_going_on_is_as_if_nothing_had_happened(ranks: Pool, tmp_path: Path, rul
     other = emit(random_plan(dropping(), 2, 5), target="torch")
     losses = ranks.run(goes_on_elsewhere, given, tmp_path, other, world=2)[0]
     assert losses == pytest.approx(whole[4:], rel=1e-12)
+
+
+OLD = Path(__file__).with_name("program_0_10")
+OLD_LOSSES = (2.238640151940978, 2.108702869076358)
+"""Of steps 3 and 4 of the training by PaSE 0.10, of which `OLD` has the checkpoint after step 2."""
+
+
+def goes_on_from_old(_rank: int, world: int, folder: Path) -> list[float]:
+    source = emit(random_plan(small("mlp"), world, 4), target="torch")
+    given = options(4, rate=0.01, rule=make_rule("adam", {}), seed=3)
+    return run(source, given, world, folder, resume=NEWEST)[0]
+
+
+def test_a_program_goes_on_from_a_checkpoint_of_0_10(ranks: Pool, tmp_path: Path) -> None:
+    shutil.copytree(OLD, tmp_path / "kept")
+    for found in ranks.run(goes_on_from_old, tmp_path / "kept", world=2):
+        assert found == pytest.approx(OLD_LOSSES, rel=1e-12)
 
 
 def refuses(rank: int, world: int, folder: Path, others: dict[str, str]) -> None:
@@ -134,7 +152,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(ranks: Pool, tmp_path: Path) 
 def diverges(rank: int, world: int, folder: Path) -> None:
     source = emit(random_plan(small("mlp"), world, 1), target="torch")
     # The last step's update is beyond what numbers hold; no step finds out.
-    given = options(1, rate=1e45, dtype="float32")
+    given = options(1, rate=1e45, dtype="float32", rule=make_rule("momentum", {}))
     with pytest.raises(ProgramError, match=r"step 1: weight '.*' is not finite; no checkpoint was written"):
         run(source, given, world, folder)
     assert checkpoints(folder) == []

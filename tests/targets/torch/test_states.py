@@ -15,17 +15,19 @@ from torch.nn import functional
 import pase
 from pase.costs import STATES
 from pase.errors import PlanError, ProgramError
+from pase.graph import Builder
+from pase.graph.operators import dense, embedding, softmax_loss
 from pase.planning.plan import Plan
 from pase.sharding.layouts import PlainDim, device_mesh, layout_of, sharded_layout
 from pase.sharding.shards import shard_dims
 from pase.sharding.traffic import held_weights, optimiser_numbers
 from pase.targets.jax.parallel import Parallel
 from pase.targets.programs import emit_forward
-from pase.targets.torch.checkpoints import RankCheckpoints
 from pase.targets.torch.parallel import parallelize
 from pase.targets.torch.program import Program
 from pase.targets.torch.script import train
 from pase.targets.torch.states import local_of
+from pase.targets.training.checkpointing import CheckpointFolder
 from pase.targets.training.optimisers import Adafactor, make_rule
 from pase.targets.training.options import TrainingOptions
 from tests.runtime.networks import small, tied
@@ -409,9 +411,34 @@ def test_an_emitted_program_trains_in_all_modes(
     assert done["measured_bytes"] == sum(predicted(plan).values())
 
 
+def _tied_in_turns() -> Plan:
+    """A table that two stages of one group of ranks read, and a third one of the other group stands between."""
+    net = Builder("tied in turns")
+    x = net.add(embedding, "first", net.input((4, 6)), vocabulary=12, size=8, shared="table")
+    x = net.add(dense, "up", x, lead=("b", "s"), out=(("e", 6),), reduce=("d",))
+    x = net.add(dense, "down", x, lead=("b", "s"), out=(("d", 8),), reduce=("e",))
+    x = net.add(dense, "fc", x, lead=("b", "s"), out=(("v", 12),), reduce=("d",), shared="table")
+    net.add(softmax_loss, "loss", x, dims=("b", "s", "v"))
+    plan = make_plan(net.build(), 2, {})
+    stages = {"first": 0, "up": 1, "down": 2, "fc": 2}
+    layers = [replace(layer, stage=stages.get(layer.name, 3), splits=dict.fromkeys(layer.splits, 1)) for layer in plan]
+    layers = [replace(layer, devices=(layer.stage % 2,)) for layer in layers]
+    return replace(plan, layers=tuple(layers), num_groups=2, micro_batches=4, schedule="interleaved")
+
+
+def test_an_emitted_program_has_a_weight_in_several_stages_of_a_group(ranks: Pool) -> None:
+    plan = _tied_in_turns()
+    given = replace(options(3), rule=make_rule("adam", {}))
+    alone = pase.emit(replace(make_plan(plan.graph, 1, {}), micro_batches=4), target="torch")
+    expected = _losses(ranks.run(events, alone, given, False, 4, world=1))
+    found = ranks.run(events, pase.emit(plan, target="torch"), given, False, 4, world=2)
+    assert _losses(found) == pytest.approx(expected, rel=RELATIVE)
+    assert expected[-1] < expected[0]
+
+
 def _kept(_rank: int, world: int, source: str, steps: int, folder: Path, resume: str | None) -> list[float]:
     options = TrainingOptions(steps=steps, dtype="float64", rule=Adafactor())
-    checkpointing = RankCheckpoints(folder=folder, resume=resume)
+    checkpointing = CheckpointFolder(folder=folder, resume=resume)
     return train(builder_of(source), options, num_devices=world, checkpointing=checkpointing)
 
 
@@ -421,8 +448,11 @@ def test_an_emitted_program_goes_on_in_other_states(ranks: Pool, tmp_path: Path)
     first, second = (pase.emit(with_states(plan, state), target="torch") for state in ("zero3", "zero1"))
     alone = ranks.run(_kept, pase.emit(make_plan(graph, 1, {}), target="torch"), 4, tmp_path / "alone", None, world=1)
     ranks.run(_kept, first, 2, tmp_path / "states", None, world=4)
-    for found in ranks.run(_kept, second, 4, tmp_path / "states", "newest", world=4):
-        assert found == pytest.approx(alone[0][2:], rel=RELATIVE)
+    for found in ranks.run(_kept, second, 3, tmp_path / "states", "newest", world=4):
+        assert found == pytest.approx(alone[0][2:3], rel=RELATIVE)
+    stages = pase.emit(in_stages(graph, 2, 2, 1, "gpipe", 1), target="torch")
+    for found in ranks.run(_kept, stages, 4, tmp_path / "states", "newest", world=2):
+        assert found == pytest.approx(alone[0][3:], rel=RELATIVE)
 
 
 def test_an_unknown_state_is_refused() -> None:

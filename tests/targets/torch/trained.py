@@ -1,10 +1,11 @@
 """Functions that ranks of a pool run: emitted programs for PyTorch, trained and computed."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pase.planning.plan import Plan
 from pase.targets.torch.script import command_of_program, compute, train
 from pase.targets.training.data import Array
 from pase.targets.training.options import TrainingOptions, training_options
@@ -35,6 +36,12 @@ def events(
         report=found.append,
     )
     return [*found, {"event": "losses", "losses": losses}]
+
+
+def between_layers(done: Mapping[str, Any], plan: Plan) -> int:
+    """Return the bytes that were measured, but for weights that ranks hold otherwise than layers read them."""
+    rows = [row for row in done["edges"] if row["producer"] in plan.index]
+    return sum(row["measured_bytes"] for row in (*rows, *done["layers"]))
 
 
 def program_events_on(ranks: Pool) -> Callable[[str, list[str]], list[dict[str, Any]]]:
