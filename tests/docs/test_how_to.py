@@ -64,8 +64,9 @@ def test_an_operator_without_a_body_cannot_be_emitted() -> None:
 def test_with_the_body_of_the_page_the_program_computes_what_one_device_does() -> None:
     from pase.targets.execute import max_relative_difference
     from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
+    from tests.runtime.options import options
     from tests.runtime.plans import random_plan
-    from tests.runtime.training import options, parallel_losses
+    from tests.runtime.training import parallel_losses
 
     shown = next(block.text for block in blocks(OPERATOR) if block.text.startswith("# -- join"))
     emitted = pase.emit(pase.search(_towers(batch=64, width=256), devices=8))
@@ -165,8 +166,8 @@ def test_programs_for_the_target_of_the_page_compute_what_one_device_does(
     jax = pytest.importorskip("jax")
     from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
     from pase.targets.training.data import Batches
+    from tests.runtime.options import options
     from tests.runtime.plans import make_plan, random_plan
-    from tests.runtime.training import options
 
     for file in ("pretended.py", "pretended_layers.py"):
         (block,) = (block for block in blocks(TARGET) if file_name(block) == file)

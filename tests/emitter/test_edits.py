@@ -12,7 +12,8 @@ from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
 from pase.targets.mesh_tensorflow.runtime.script import main
 from tests.emitter.golden import GOLDEN
 from tests.runtime.networks import small
-from tests.runtime.training import builder_of, options
+from tests.runtime.options import options
+from tests.runtime.training import builder_of
 
 Array = np.ndarray[Any, Any]
 

@@ -25,8 +25,8 @@ from pase.targets.mesh_tensorflow import MESH_TENSORFLOW
 from pase.targets.programs import emit
 from tests.emitter.golden import GOLDEN, golden_plan
 from tests.runtime.networks import EXCHANGING, dropping, lines, mixed, small, sorting, tied, volumes, weightless
+from tests.runtime.options import options
 from tests.runtime.plans import make_plan, random_plan
-from tests.runtime.training import options
 
 ROOT = Path(__file__).resolve().parents[2]
 

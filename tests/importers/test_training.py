@@ -32,8 +32,9 @@ from pase.targets.mesh_tensorflow.runtime.training import Training  # noqa: E402
 from pase.targets.programs import emit, emit_forward  # noqa: E402
 from pase.targets.training.options import Schedule, TrainingOptions  # noqa: E402
 from tests.importers.torch_zoo import module  # noqa: E402
+from tests.runtime.options import options  # noqa: E402
 from tests.runtime.plans import make_plan, random_plan  # noqa: E402
-from tests.runtime.training import builder_of, by_ends, options  # noqa: E402
+from tests.runtime.training import builder_of, by_ends  # noqa: E402
 from tests.targets.torch.modules import FineTuned  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional

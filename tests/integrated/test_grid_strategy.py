@@ -20,8 +20,9 @@ from pase.targets.mesh_tensorflow.runtime.reference import reference_training
 from pase.targets.mesh_tensorflow.runtime.script import train
 from pase.targets.programs import emit
 from tests.networks import small_graph
+from tests.runtime.options import options
 from tests.runtime.plans import make_plan
-from tests.runtime.training import builder_of, options
+from tests.runtime.training import builder_of
 
 MACHINE = load_machine("1080ti")
 ROWS_AND_WEIGHTS = {"conv1": Role.DOMAIN, "conv2": Role.DOMAIN} | dict.fromkeys(("fc1", "fc2", "fc3"), Role.MODEL)

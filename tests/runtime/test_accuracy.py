@@ -22,8 +22,9 @@ from pase.targets.mesh_tensorflow.runtime.training import Training
 from pase.targets.programs import emit
 from pase.targets.training.data import Batches, DataInput, Evaluation, StepEvaluation, evaluated
 from tests.runtime.networks import small
+from tests.runtime.options import options
 from tests.runtime.plans import make_plan, random_plan
-from tests.runtime.training import builder_of, options
+from tests.runtime.training import builder_of
 
 Splits = list[tuple[str, int]]
 

@@ -25,8 +25,9 @@ from pase.targets.programs import emit
 from pase.targets.training.counted import NOTHING_DROPPED, kept, layer_key, step_key, threshold
 from pase.targets.training.data import Batches
 from tests.runtime.networks import dropping
+from tests.runtime.options import options
 from tests.runtime.plans import make_plan, random_plan
-from tests.runtime.training import builder_of, options, started, trained
+from tests.runtime.training import builder_of, started, trained
 
 BIG = 2**40
 

@@ -12,8 +12,8 @@ from pase.targets.execute import disagreement, max_relative_difference, run_plan
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
 from pase.targets.training.optimisers import make_rule
 from tests.runtime.networks import small
+from tests.runtime.options import options
 from tests.runtime.plans import random_plan
-from tests.runtime.training import options
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from pase.sharding.traffic import Summed, layer_movements
 from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
 from tests.networks import slow_machine
 from tests.runtime.networks import attentions, dense_block, inception, mixed, small, tied
+from tests.runtime.options import options
 from tests.runtime.plans import configurations, make_plan, random_plan
-from tests.runtime.training import check, check_bytes, options, trained
+from tests.runtime.training import check, check_bytes, trained
 
 NETWORKS: dict[str, Callable[[], Graph]] = {
     "attentions": attentions,

@@ -22,8 +22,9 @@ from pase.targets.programs import emit
 from pase.targets.training.optimisers import make_rule
 from pase.targets.training.options import Schedule, TrainingOptions
 from scripts.digits import write
+from tests.runtime.options import options
 from tests.runtime.plans import make_plan
-from tests.runtime.training import builder_of, options
+from tests.runtime.training import builder_of
 
 SPATIAL = {"h": 2, "w": 2}
 AFFINE = {"n": 2, "c": 2}

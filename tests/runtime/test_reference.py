@@ -29,7 +29,7 @@ from pase.targets.mesh_tensorflow.runtime.reference import reference_losses, ref
 from pase.targets.training.counted import initial_deviation, initial_value
 from pase.targets.training.data import Batches, data_inputs
 from tests.runtime.networks import sorting
-from tests.runtime.training import options
+from tests.runtime.options import options
 
 Tensors = Mapping[str, Any]
 Loss = Callable[[Tensors, Tensors], Any]

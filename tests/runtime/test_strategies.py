@@ -16,8 +16,9 @@ from pase.sharding.traffic import bytes_by_movement, flows
 from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
 from tests.networks import slow_machine
 from tests.runtime.networks import EXCHANGING, MADE, SMALL, deep, small
+from tests.runtime.options import options
 from tests.runtime.plans import configurations, data_parallel_plan, make_plan, random_plan
-from tests.runtime.training import Trained, by_ends, check, check_training, in_float64, options, trained
+from tests.runtime.training import Trained, by_ends, check, check_training, in_float64, trained
 
 RATES = dict.fromkeys(("lstm", "lstm_lm", "lines", "volumes", "dropping"), 0.3)
 RATES |= {"inception_v3": 1e-6, "all of inception_v3": 1e-6, "resnet101": 1e-3, "densenet121": 1e-3}

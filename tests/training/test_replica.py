@@ -20,8 +20,9 @@ from pase.targets.mesh_tensorflow.runtime.training import Training
 from pase.targets.programs import emit
 from pase.targets.training.data import Batches
 from tests.runtime.networks import small
+from tests.runtime.options import options
 from tests.runtime.plans import make_plan, random_plan
-from tests.runtime.training import builder_of, options
+from tests.runtime.training import builder_of
 
 RATE = 0.1
 

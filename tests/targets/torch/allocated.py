@@ -1,9 +1,29 @@
 """What PyTorch allocates in a step."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._C._profiler import _EventType
+
+
+TIMES, ENOUGH = 8, 3
+
+
+def least_allocated(step: Callable[[], object]) -> int:
+    """The most that a step allocates where gloo's threads free what they have sent at once; in some they do so late.
+
+    The least of eight steps, or of fewer where every rank has found its least in three.
+    """
+    found: list[int] = []
+    for _ in range(TIMES):
+        found.append(most_allocated(step))
+        is_enough = torch.tensor(found.count(min(found)) >= ENOUGH, dtype=torch.uint8)
+        dist.all_reduce(is_enough, dist.ReduceOp.MIN)
+        if is_enough:
+            break
+    return min(found)
 
 
 def most_allocated(step: Any) -> int:

@@ -3,6 +3,7 @@
 A test takes the fixture `ranks` and calls `ranks.run(function, *arguments, world=2)`: `function(rank, world,
 *arguments)` runs on every rank, with gloo as the default process group, and what each returns comes back, in the order
 of ranks. The function is one of a module (not a lambda, nothing within another function), so that it can be pickled.
+Every rank loads that module: one that imports TensorFlow costs each of them some three seconds.
 
 Each run has a process group of its own. Where a rank fails, the others are given a moment to fail or end, too; those
 that hang, waiting for it, are replaced. So are those that could not make their group or have left it for another one:

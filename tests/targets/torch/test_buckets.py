@@ -18,8 +18,8 @@ import pase
 from pase.costs.build import hiding_layers
 from pase.targets.torch.parallel import parallelize
 from pase.targets.torch.states import Gradients
+from tests.runtime.options import options
 from tests.runtime.plans import data_parallel_plan, make_plan
-from tests.runtime.training import options
 from tests.targets.torch.modules import STEPS, TOKENS, Block, words
 from tests.targets.torch.ranks import Pool
 from tests.targets.torch.trained import events

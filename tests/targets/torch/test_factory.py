@@ -16,8 +16,8 @@ from pase.targets.execute import Factory, run_factory
 from pase.targets.programs import emit, target_of
 from pase.targets.training.optimisers import make_rule
 from pase.targets.training.options import GPU
+from tests.runtime.options import options
 from tests.runtime.plans import placed_plan, random_plan, recomputing
-from tests.runtime.training import options
 from tests.targets.torch import factories
 from tests.targets.torch.plans import in_stages
 from tests.targets.torch.ranks import Pool, RanksFailedError

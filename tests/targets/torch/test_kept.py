@@ -18,10 +18,9 @@ from pase.targets.torch.script import train
 from pase.targets.training.checkpointing import NEWEST, CheckpointFolder
 from pase.targets.training.optimisers import make_rule
 from pase.targets.training.options import TrainingOptions
-from tests.runtime.networks import small
+from tests.runtime.networks import dropping, small
+from tests.runtime.options import options
 from tests.runtime.plans import make_plan, random_plan
-from tests.runtime.test_dropout import dropping
-from tests.runtime.training import options
 from tests.targets.torch.ranks import Pool
 from tests.targets.torch.trained import builder_of
 

@@ -16,13 +16,12 @@ from pase.models import build
 from pase.planning.plan import Plan
 from pase.sharding.traffic import flows
 from pase.targets.execute import max_relative_difference
-from pase.targets.mesh_tensorflow.runtime.reference import reference_training
 from pase.targets.programs import emit
 from pase.targets.torch.parallel import parallelize
 from pase.targets.training.data import example_dims, micro_batch
 from tests.runtime.networks import batch_norms, small
+from tests.runtime.options import options
 from tests.runtime.plans import make_plan, random_plan, recomputing
-from tests.runtime.training import options
 from tests.targets.torch.equality import RELATIVE, difference, full, micro_batches_of, of_step
 from tests.targets.torch.modules import Batch, Language, floats, made, words
 from tests.targets.torch.ranks import Pool
@@ -174,6 +173,9 @@ def _smaller(name: str, count: int) -> Graph:
     [("mlp", 2, 3), pytest.param("transformer", 4, 2, marks=pytest.mark.full)],
 )
 def test_a_program_trains_on_the_whole_batch(ranks: Pool, name: str, world: int, count: int) -> None:
+    # Not above: ranks load this module, too, and need no TensorFlow.
+    from pase.targets.mesh_tensorflow.runtime.reference import reference_training
+
     plan = replace(random_plan(_smaller(name, count), world, 3), micro_batches=count)
     source = emit(plan, target="torch")
     assert f"main(build, num_devices={world}, micro_batches={count})" in source
@@ -185,6 +187,9 @@ def test_a_program_trains_on_the_whole_batch(ranks: Pool, name: str, world: int,
 
 
 def test_files_of_data_hold_the_examples_of_whole_steps(ranks: Pool, tmp_path: Path) -> None:
+    # Not above: ranks load this module, too, and need no TensorFlow.
+    from pase.targets.mesh_tensorflow.runtime.reference import reference_training
+
     numbers = np.random.default_rng(0)
     arrays = {"inputs": numbers.standard_normal((72, 12)), "labels": numbers.integers(12, size=72)}
     np.savez(tmp_path / "data.npz", **arrays)  # type: ignore[arg-type]

@@ -14,13 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import pase
 from pase.planning.plan import Plan
 from pase.targets.execute import max_relative_difference
-from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
 from pase.targets.programs import emit
 from pase.targets.torch.parallel import parallelize
 from pase.targets.training.counted import kept, step_key
 from tests.runtime.networks import small
+from tests.runtime.options import options
 from tests.runtime.plans import make_plan, random_plan, recomputing
-from tests.runtime.training import options
 from tests.targets.torch.equality import RELATIVE, difference, full
 from tests.targets.torch.ranks import Pool
 from tests.targets.torch.test_memory import Functions, kept_bytes, memory_changes
@@ -172,6 +171,9 @@ def test_a_program_says_what_is_computed_again() -> None:
 
 @pytest.mark.parametrize("split", [{"l": 2, "s": 2}, pytest.param({"s": 2, "e": 2}, marks=pytest.mark.full)])
 def test_chains_of_ranks_are_computed_again(ranks: Pool, split: dict[str, int]) -> None:
+    # Not above: ranks load this module, too, and need no TensorFlow.
+    from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
+
     graph = small("lstm_lm")
     (name,) = (operator.name for operator in graph.operators if operator.kind == "lstm")
     plan = again(make_plan(graph, 4, {name: split}), *graph.index)

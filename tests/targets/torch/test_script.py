@@ -23,10 +23,10 @@ from pase.targets.torch.script import main
 from pase.targets.training.options import TrainingOptions
 from tests.emitter.test_forward import DENSE, SUM, network
 from tests.emitter.test_targets import with_logits
-from tests.runtime.networks import small
+from tests.runtime.networks import dropping, small
+from tests.runtime.options import RULES, options, options_of_rule
 from tests.runtime.plans import make_plan, random_plan
-from tests.runtime.test_dropout import dropping
-from tests.runtime.training import RULES, options, options_of_rule, parallel_losses
+from tests.runtime.training import parallel_losses
 from tests.targets.torch.ranks import Pool, RanksFailedError
 from tests.targets.torch.trained import builder_of, events, outputs, program_events_on, refused
 
