@@ -8,6 +8,9 @@ What tests start is interrupted by SIGINT, even where a shell runs them in the b
 Libraries compute with one thread: tests are small, and several processes share the cores; threads that wait for each
 other took an eighth of the suite's processor time.
 
+Of two processes that share the tests, one has all tests with ranks: so one pool is started, and its ranks trace each
+module once. They begin its half, so that what is left at the end is short.
+
 Compiled modules are written and read, even where PYTHONDONTWRITEBYTECODE is set: some hundred processes that tests
 start load the same ones, and half of the time of collecting is that of rewriting the assertions of test modules.
 """
@@ -45,6 +48,16 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 10)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # A process of pytest-xdist begins with an equal part of the tests, in their order; others take from its end.
+    if hasattr(config, "workerinput"):
+        with_ranks = [item for item in items if "ranks" in getattr(item, "fixturenames", ())]
+        others = [item for item in items if "ranks" not in getattr(item, "fixturenames", ())]
+        middle = len(items) // 2
+        items[:] = [*others[:middle], *with_ranks, *others[middle:]]
 
 
 @pytest.fixture(scope="session")

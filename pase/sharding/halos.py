@@ -22,12 +22,10 @@ from pase.sharding.shards import (
     FloatArray,
     IntArray,
     Splits,
-    by_split,
     components,
     distinct_rows,
-    largest_part,
+    largest_parts,
     split_columns,
-    split_of,
 )
 
 MAX_WORKERS = 1 << 20
@@ -343,7 +341,7 @@ def halo_fetch(access: Access, splits: Splits) -> tuple[FloatArray, IntArray]:
     others = np.ones(len(splits.values))
     for part in parts:
         if part not in windows:
-            others *= by_split(split_of(part.axis, splits), lambda k, c=part: largest_part(c, k))  # type: ignore[misc]
+            others *= largest_parts(part, splits)
     kernels = [splits.of(part.axis.kernel) for part in windows if isinstance(part.axis, Window)]
     rows, inverse = distinct_rows(np.column_stack([split_columns(windows, splits), *kernels]))
     positions, owners = np.array([_window_fetch(windows, row) for row in rows.tolist()], dtype=np.int64).T

@@ -51,7 +51,7 @@ def shard_size(tensor: Indexed, splits: Splits) -> FloatArray:
     """Return the [K] number of elements in the largest shard of a tensor, halos left out."""
     size = np.ones(len(splits.values))
     for component in components(tensor, splits.extents):
-        size *= by_split(split_of(component.axis, splits), lambda k, c=component: largest_part(c, k))  # type: ignore[misc]
+        size *= largest_parts(component, splits)
     return size
 
 
@@ -142,22 +142,33 @@ def padded_shard_points(part_extents: Sequence[int], dim: int, count: int) -> in
     return -(-part_extents[dim] // count) * prod(extent for at, extent in enumerate(part_extents) if at != dim)
 
 
-def by_split(split: IndexArray, function: Callable[[int], float]) -> FloatArray:
-    """Return function(k) for each entry k, evaluated once for each distinct value."""
-    values, inverse = np.unique(split, return_inverse=True)
-    return np.array([function(int(k)) for k in values], dtype=np.float64)[inverse]
+_FEW_NUMBERS = 1024
 
 
 def distinct_rows(rows: IndexArray) -> tuple[IndexArray, NDArray[np.intp]]:
     """Return the distinct rows of [N, C] non-negative integers, in order, and [N] which one each row is."""
-    base = rows.max(axis=0, initial=0).astype(np.int64) + 1
-    if prod(base.tolist()) >= 1 << 62:
+    if not rows.shape[1]:
+        return rows[:1], np.zeros(len(rows), dtype=np.intp)
+    bases = [most + 1 for most in rows.max(axis=0, initial=0).tolist()]
+    size = prod(bases)
+    if size >= 1 << 62:
         values, inverse = np.unique(rows, axis=0, return_inverse=True)
         return values, inverse.reshape(-1)
     # One number for a row, its columns as digits: sorting numbers is much faster than sorting rows.
-    weights = np.concatenate([np.cumprod(base[:0:-1])[::-1], np.ones(1, dtype=np.int64)]) if base.size else base
-    _, first, inverse = np.unique(rows @ weights, return_index=True, return_inverse=True)
-    return rows[first], inverse
+    weights = [1]
+    for base in bases[:0:-1]:
+        weights.append(weights[-1] * base)
+    numbers = rows @ np.array(weights[::-1], dtype=np.int64)
+    if size > _FEW_NUMBERS + 4 * len(rows):
+        _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
+        return rows[first], inverse
+    # Where there are few numbers nothing need be sorted: each one's first row is the last that is written.
+    first_of = np.full(size, -1, dtype=np.intp)
+    first_of[numbers[::-1]] = np.arange(len(rows) - 1, -1, -1)
+    found = np.flatnonzero(first_of >= 0)
+    place = np.empty(size, dtype=np.intp)
+    place[found] = np.arange(len(found))
+    return rows[first_of[found]], place[numbers]
 
 
 def split_of(axis: SingleAxis, splits: Splits) -> IndexArray:
@@ -165,11 +176,14 @@ def split_of(axis: SingleAxis, splits: Splits) -> IndexArray:
     return splits.of(split_dim(axis)) if axis is not None else np.ones(len(splits.values), dtype=np.int32)
 
 
-def largest_part(component: Component, split: int) -> float:
-    """Return the extent of the largest of so many even parts of a component."""
-    if isinstance(component.axis, SliceOf):
-        return float(np.bincount(part_labels(component, split)).max())
-    return float(-(-component.length // split))
+def largest_parts(component: Component, splits: Splits) -> FloatArray:
+    """Return the [K] extents of the largest of the even parts of a component."""
+    split = split_of(component.axis, splits)
+    if not isinstance(component.axis, SliceOf):
+        return np.asarray(-(-component.length // split.astype(np.int64)), dtype=np.float64)
+    values, place = distinct_rows(split[:, None])
+    largest = [np.bincount(part_labels(component, k)).max() for k in values[:, 0].tolist()]
+    return np.array(largest, dtype=np.float64)[place]
 
 
 def part_labels(component: Component, split: int) -> IntArray:

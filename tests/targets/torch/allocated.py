@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 from torch._C._profiler import _EventType
 
-
 TIMES, ENOUGH = 8, 3
 
 
