@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -222,32 +221,20 @@ def save_checkpoint(
         ProgramError: it cannot be written. Older ones are as they were.
     """
     groups = None if optimizer is None else _of_all_ranks(module, _options(module, optimizer))
-    said = {"optimizer": groups, "mask_state": getattr(module, "mask_state", None)}
     state = {
         kind: {name: x for name, x in own.items() if not isinstance(module, InStages) or module.owns(name)}
         for kind, own in _state(module, optimizer).items()
     }
-    return save_state(folder, state, step=step, extra=extra or {}, said=said, keep=keep)
-
-
-def save_state(
-    folder: str | Path,
-    state: Mapping[str, Any],
-    *,
-    step: int,
-    extra: Mapping[str, Any],
-    said: Mapping[str, Any] = MappingProxyType({}),
-    keep: int,
-) -> Path:
-    """Write tensors as a checkpoint, whole or not at all, and return its path; all ranks call it.
-
-    state: DTensors, whole tensors or `Part`s, in mappings. said: what else the record says. Others as `save_checkpoint`
-    has them, whose errors it raises.
-    """
     folder = Path(folder)
     path = checkpoint_path(folder, step)
     part = folder / f".{path.name}.part"
-    record = {"schema_version": SCHEMA_VERSION, "step": step, "extra": dict(extra), **said}
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "step": step,
+        "extra": dict(extra or {}),
+        "optimizer": groups,
+        "mask_state": getattr(module, "mask_state", None),
+    }
     _on_first(lambda: _begin(part), path)
     tensors = _written(part, path, _by_name(state))
     text = _record_text({**record, "tensors": tensors})

@@ -27,7 +27,6 @@ from pase.targets.torch.checkpoints import (
     export_checkpoint,
     load_checkpoint,
     save_checkpoint,
-    save_state,
 )
 
 OLD = Path(__file__).with_name("checkpoint_0_10")
@@ -54,6 +53,14 @@ def content(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
     for name, parameter in module.named_parameters():
         found |= {f"optimizer.{name}.{slot}": value for slot, value in optimizer.state[parameter].items()}
     return {name: value.detach().numpy() for name, value in found.items()}
+
+
+def holding(tensors: dict[str, torch.Tensor]) -> nn.Module:
+    """A module with tensors as its buffers."""
+    module = nn.Module()
+    for name, tensor in tensors.items():
+        module.register_buffer(name, tensor)
+    return module
 
 
 def loaded(folder: Path) -> dict[str, Any]:
@@ -100,15 +107,15 @@ def test_files_of_shards_are_those_of_safetensors(tmp_path: Path) -> None:
         "none": torch.empty(0, 3),
         "turned": torch.randn(4, 2, generator=draw).t(),
     }
-    path = save_state(tmp_path, state, step=1, extra={}, keep=1)
+    path = save_checkpoint(tmp_path, holding(state), step=1)
     found = load_file(path / "rank-00000.safetensors")
-    names = {"low": "low[0:3, 0:5]", "flags": "flags[0:2]", "number": "number[]", "none": "none[0:0, 0:3]"}
+    boxes = {"low": "[0:3, 0:5]", "flags": "[0:2]", "number": "[]", "none": "[0:0, 0:3]", "turned": "[0:2, 0:4]"}
     for name, value in state.items():
-        assert torch.equal(found[names.get(name, "turned[0:2, 0:4]")], value)
+        assert torch.equal(found[f"model.{name}{boxes[name]}"], value)
     # Each shard's checksum is that of its bytes, at its place in the file.
     record = json.loads((path / "training.json").read_text())
     raw = (path / "rank-00000.safetensors").read_bytes()
-    (low,) = record["tensors"]["low"]["shards"]
+    (low,) = record["tensors"]["model.low"]["shards"]
     piece = raw[low["offset"] : low["offset"] + 30]
     assert piece == state["low"].view(torch.int16).numpy().tobytes()
     assert low["sha256"] == hashlib.sha256(piece).hexdigest()
@@ -116,19 +123,19 @@ def test_files_of_shards_are_those_of_safetensors(tmp_path: Path) -> None:
 
 def test_a_type_that_files_do_not_have_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        ProgramError, match=r"cannot write checkpoint .*: 'x' is of torch.complex128, which checkpoints do"
+        ProgramError, match=r"cannot write checkpoint .*: 'model.x' is of torch.complex128, which checkpoints do"
     ):
-        save_state(tmp_path, {"x": torch.zeros(2, dtype=torch.complex128)}, step=1, extra={}, keep=1)
+        save_checkpoint(tmp_path, holding({"x": torch.zeros(2, dtype=torch.complex128)}), step=1)
     assert not list(tmp_path.iterdir())
 
 
 def test_parts_that_lie_apart_are_put_together(tmp_path: Path) -> None:
     """Rows 0, 1 and 4 of six, then the others: another order of the same tensor's boxes."""
     whole = torch.arange(12.0).reshape(6, 2)
-    save_state(tmp_path, {"x": whole}, step=1, extra={}, keep=1)
+    save_checkpoint(tmp_path, holding({"x": whole}), step=1)
     held = (((0, 2), (4, 5)), ((0, 2),))
     part = torch.zeros(3, 2)
-    Opened.found(tmp_path / "step-0000000001").load({"x": Part.of(part, held, whole.shape)})
+    Opened.found(tmp_path / "step-0000000001").load({"model.x": Part.of(part, held, whole.shape)})
     assert torch.equal(part, whole[[0, 1, 4]])
 
 
