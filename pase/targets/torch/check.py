@@ -39,6 +39,7 @@ from pase.targets.torch.launch import join
 from pase.targets.torch.messages import told_by, told_by_all
 from pase.targets.torch.module import Parallel, loss_of
 from pase.targets.torch.parallel import Inputs, check_types, named_inputs, traced_of_plan
+from pase.targets.torch.parts import check_hooks
 from pase.targets.torch.staged import Staged
 from pase.targets.torch.tensor import computing_in
 from pase.targets.torch.values import from_tensors
@@ -114,6 +115,7 @@ def _checked_on(rank: int, source: Any, plan: Plan, seed: int) -> RankCheck:
         batch = None if took_batch else batch
     module, positional, keywords, loss = call_of(torch, source, batch)
     module = unwrapped(torch, module)
+    check_hooks(module)
     for name, tensor in tensors_held(module).items():
         if tensor.is_meta:
             raise ProgramError(f"{name!r} was made without values (on the device 'meta'); give a module that has them")

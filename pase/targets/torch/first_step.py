@@ -201,7 +201,7 @@ class _Alone(Parallel):
         self._boxes = self._read(0)
         self._mode(True)
         install(self, self._state, self._stored, None, from_tensors(values), device=self._device)
-        nn.Module.train(self)
+        self.train()
 
     def _output(self, value: Any, shape: tuple[int, ...], _placed: Any) -> Any:
         return value.reshape(shape)

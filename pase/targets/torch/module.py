@@ -10,6 +10,7 @@ from typing import Any
 from weakref import ref
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
@@ -43,6 +44,7 @@ from pase.targets.torch.parameters import (
     state_of,
     viewed,
 )
+from pase.targets.torch.parts import Resembling
 from pase.targets.torch.placements import Need, Reading, Storage, Stored, held_as, storage
 from pase.targets.torch.program import Program, Traced
 from pase.targets.torch.replicas import DEFAULT_STEPS, Replicas
@@ -329,7 +331,7 @@ class _Mode:
     low: str
 
 
-class Parallel(nn.Module):
+class Parallel(Resembling):
     """A model under a plan, on one rank: called as the model is, it returns what the model returns.
 
     Its parameters and buffers have the model's names; parameters are DTensors, or plain where the plan splits none of
@@ -371,7 +373,7 @@ class Parallel(nn.Module):
         self.notes = (*live.notes, *self._device_notes, *held, *self._state_notes, *self._aten.notes, *notes)
         # Last, since names of the model may be those of our attributes.
         install(self, self._state, self._stored, self._mesh, weights, device=self._device)
-        super().train(module.training)
+        self.train(module.training)
 
     def _prepare(self, module: nn.Module, live: LiveModel, plan: Plan, *, rank: int, seed: int) -> None:
         """Take what a rank computes beside its program: of inputs, before any layer, and what it keeps in between."""
@@ -416,6 +418,12 @@ class Parallel(nn.Module):
         self._shapes = dict(zip(live.call.names, live.call.shapes, strict=True))
         self._dims = dict(zip(live.call.names, dims, strict=True))
 
+    def train(self, mode: bool = True) -> "Parallel":
+        """Set the module and all of its parts to training, or to evaluation; parts are computed as they were traced."""
+        for part in self.modules():
+            part.training = mode
+        return self
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         mode, values, arguments = self._begun(args, kwargs, is_compiled=torch.compiler.is_compiling())
         with computing_in(mode.low, self._device), mode.traced.gathered.freed():
@@ -434,6 +442,7 @@ class Parallel(nn.Module):
                 self._mode(True).traced.gathered.check_compiled()
         boxes, call = self._boxes, self._live.call
         given = call.bound(args, kwargs, {name: extents(box) for name, box in boxes.items()})
+        self._check_inputs(given)
         inputs = {
             name: (part_in if name in self._direct else in_place)(given[name], shape, boxes[name])
             for name, shape in zip(call.names, call.shapes, strict=True)
@@ -817,6 +826,19 @@ class Parallel(nn.Module):
         with torch.no_grad():
             found = mode.known(inputs, {name: _whole(self._tensor(name)) for name in mode.known.state})
         return {f"known {name}": value for name, value in found.items()}
+
+    def _check_inputs(self, inputs: Mapping[str, Any]) -> None:
+        """Raise ProgramError for an input of which a gradient is wanted that it would not get, or not all of."""
+        for name, x in inputs.items():
+            if not (isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled()):
+                continue
+            is_split = dist.get_world_size() > 1
+            if is_split or name not in self._direct:
+                why = "each process would have a part of it" if is_split else "it would get none"
+                raise ProgramError(
+                    f"input {name!r} requires a gradient, which a module under a plan does not compute: {why}. Give "
+                    f"{name}.detach(), or what it is computed by as a part of the module"
+                )
 
     def _check_lookups(self, inputs: Mapping[str, Any]) -> None:
         """Raise ModelError for labels and numbers of rows that are out of bounds, which a rank's steps leave out."""

@@ -24,6 +24,7 @@ from pase.targets.torch.first_step import FirstStep
 from pase.targets.torch.launch import join
 from pase.targets.torch.module import Parallel, loss_of
 from pase.targets.torch.optimizers import optimizer_of, refuse_optimizers
+from pase.targets.torch.parts import check_hooks
 from pase.targets.torch.placements import Held
 from pase.targets.torch.replicas import DEFAULT_STEPS
 from pase.targets.torch.staged import Staged
@@ -75,6 +76,7 @@ def parallelize(
         RankError: On all ranks: another one failed to trace its model, or ranks have different plans, models or seeds.
     """
     ranks = join()
+    hook_notes: list[str] = []
     if check is not None:
         verify = "first_step" if check else "off"
 
@@ -90,6 +92,7 @@ def parallelize(
                 f"many: torchrun --nproc-per-node {plan.num_devices} …, or search for {ranks.world_size} devices"
             )
         module, source = _source(model, plan)
+        hook_notes.extend(check_hooks(module))
         live = traced_of_plan(source, plan)
         check_types(module, plan)
         same = _same_on_all_ranks(module, plan, weights, seed, verify)
@@ -99,7 +102,7 @@ def parallelize(
     refuse_optimizers()
     values, notes = _first_values(module, live, weights, seed, ranks.device)
     made = Staged if plan.num_groups > 1 else Parallel
-    parallel = made(module, live, plan, rank=ranks.rank, weights=values, seed=seed, notes=notes)
+    parallel = made(module, live, plan, rank=ranks.rank, weights=values, seed=seed, notes=[*hook_notes, *notes])
     parallel._reconciling_steps = reconciling_steps
     if verify != "off":
         _, _, _, loss = call_of(torch, _source(model, plan)[1], None)

@@ -35,6 +35,7 @@ from pase.sharding.boxes import Box, Range, extents, whole
 from pase.sharding.layouts import device_mesh
 from pase.sharding.reshard import reshard_steps
 from pase.targets.torch.collectives import Groups, carried, exchange, made_once
+from pase.targets.torch.parts import Original, Part, Resembling, originals
 from pase.targets.torch.placements import Held, Need, Reading, Runs, Split, Storage, Stored, chunk_part
 from pase.targets.torch.program import Weight
 from pase.targets.torch.states import Pieces, held_whole, local_of
@@ -58,10 +59,17 @@ class Declared:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """All parameters and buffers of a model, by their first names. order: of all names, as the model has them."""
+    """All parameters and buffers of a model, by their first names.
+
+    Attributes:
+        declared: By the first name of each.
+        order: All names, as the model has them.
+        parts: What is known of the model and its parts, by their paths.
+    """
 
     declared: Mapping[str, Declared]
     order: tuple[str, ...]
+    parts: Mapping[str, Original] = field(default_factory=dict)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -95,7 +103,7 @@ def state_of(model: nn.Module) -> State:
             is_buffer=is_buffer,
             is_persistent=not is_buffer or any(_is_persistent(model, name) for name in names[key]),
         )
-    return State(declared=found, order=tuple(order))
+    return State(declared=found, order=tuple(order), parts=originals(model))
 
 
 def _is_persistent(model: nn.Module, name: str) -> bool:
@@ -231,9 +239,9 @@ def held_by(tensor: DTensor) -> Held:
 
 
 def install(
-    root: nn.Module, state: State, stored: Storage, mesh: DeviceMesh, source: Source, *, device: object = None
+    root: Resembling, state: State, stored: Storage, mesh: DeviceMesh, source: Source, *, device: object = None
 ) -> None:
-    """Register the parameters and buffers of a model, its `state`, on a module, where names with dots become modules.
+    """Register the parameters, buffers and parts of a model, its `state`, on a module.
 
     stored: how each is held; what is not named is other ranks' alone. source: of values, by name. device: of the
     shards; by default that of the mesh. Raises ProgramError where the source lacks a value, or has it in another shape.
@@ -260,6 +268,12 @@ def install(
         local = local.to(device=where, dtype=declared.dtype).contiguous()
         held = local if is_plain else distributed(local, own, mesh)
         made[name] = held if declared.is_buffer else nn.Parameter(held, declared.requires_grad)
+    for path, original in state.parts.items():
+        if path:
+            holder, last = owner_of(root, path)
+            holder._modules[last] = Part(original)
+        else:
+            root._original = original
     for name in state.order:
         key = state.first[name]
         if key not in made:
@@ -291,7 +305,7 @@ def owner_of(root: nn.Module, name: str) -> tuple[nn.Module, str]:
     *path, last = name.split(".")
     for part in path:
         # Not by attributes: these may be the root's own ones.
-        root = root._modules.setdefault(part, nn.Module())
+        root = root._modules.setdefault(part, Part())
     return root, last
 
 
@@ -435,22 +449,45 @@ def reduced_like(parameter: torch.Tensor, shape: Sequence[int], dtype: torch.dty
     return _dtensor(made, parameter.device_mesh, placements, torch.Size(shape), stride)
 
 
+def _wrapped_like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """Return a rank's part of what is as large as a parameter as the parameter has its own."""
+    if not isinstance(parameter, DTensor):
+        return local
+    return _dtensor(local, parameter.device_mesh, parameter.placements, parameter.shape, parameter.stride())
+
+
 def receive(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
     """Add a rank's part of a gradient, which nobody else changes later on, to what a parameter has of it.
 
-    The parameter's hooks of that are run.
+    The parameter's hooks of that are run before and after it.
     """
+    if parameter._backward_hooks:
+        gradient = _hooked(parameter, gradient)
     local = gradient.detach()
     if parameter.grad is not None:
         local_of(parameter.grad).add_(local)
-    elif isinstance(parameter, DTensor):
-        mesh, placements = parameter.device_mesh, parameter.placements
-        parameter.grad = _dtensor(local, mesh, placements, parameter.shape, parameter.stride())
     else:
-        parameter.grad = local
+        parameter.grad = _wrapped_like(parameter, local)
     hooks: Mapping[int, Callable[[torch.Tensor], None]] | None = parameter._post_accumulate_grad_hooks
     for hook in list((hooks or {}).values()):
         hook(parameter)
+
+
+def _hooked(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return what the hooks that `parameter.register_hook` has registered make of a gradient."""
+    given = _wrapped_like(parameter, gradient.detach())
+    for hook in list((parameter._backward_hooks or {}).values()):
+        changed = hook(given)
+        if changed is None:
+            continue
+        if isinstance(changed, DTensor) != isinstance(parameter, DTensor) or changed.shape != parameter.shape:
+            raise ProgramError(
+                f"a hook of a parameter of shape {list(parameter.shape)} returned a {type(changed).__name__} of shape "
+                f"{list(changed.shape)}; expected one like the gradient that it was given, a {type(given).__name__}"
+            )
+        given = changed
+    found: torch.Tensor = local_of(given)
+    return found
 
 
 @dataclass(slots=True)
@@ -537,6 +574,11 @@ def _hand(parameter: torch.Tensor, leaves: "ref[Leaves]", leaf: torch.Tensor) ->
     gradient, leaf.grad = leaf.grad, None
     if gradient is None:
         return
+    if torch.is_grad_enabled() and torch._C._current_graph_task_id() >= 0:
+        raise ProgramError(
+            "gradients of a module under a plan cannot be differentiated again (create_graph=True): collectives bring "
+            "them together, which have no gradient of their own. Go backward without it"
+        )
     own = leaves()
     if own is None:
         raise ProgramError("the parallel module is gone that this backward pass is of; keep it until that is over")

@@ -154,7 +154,7 @@ class Staged(Parallel):
 
         programs = self._declare(pipeline, begun, rank, plan.num_devices)
         self._install(programs, weights, (*live.notes, *self._device_notes, *self._aten.notes, *notes))
-        nn.Module.train(self, module.training)
+        self.train(module.training)
 
     def _declare(
         self, pipeline: Pipeline, begun: Callable[[int], HeldProgram], rank: int, num_ranks: int
@@ -265,7 +265,9 @@ class Staged(Parallel):
     def _begun_on(self, inputs: Callable[[int], Mapping[str, Any]], count: int) -> dict[int, RankStage]:
         """Begin a step of so many micro-batches. inputs: Returns those of one, by its number, when its turn comes."""
         for number in range(count):
-            self._check_lookups(inputs(number))
+            own = inputs(number)
+            self._check_inputs(own)
+            self._check_lookups(own)
         self._names = {id(self._tensor(name)): name for name in self._stored.stored}
         is_first = any(self.training not in stage._modes for stage in self._own.values())
         self._reconcile_in_time()
