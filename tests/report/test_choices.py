@@ -51,8 +51,11 @@ def pinned(plan: Plan, layer: int, splits: list[int], **others: Any) -> float:
 @pytest.mark.parametrize(
     ("name", "model"),
     [
-        *(("transformer", "paper"), ("alexnet", "alpha_beta")),
-        pytest.param("inception_v3", "alpha_beta", marks=pytest.mark.full),
+        ("alexnet", "alpha_beta"),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (("transformer", "paper"), ("inception_v3", "alpha_beta"))
+        ),
     ],
 )
 def test_numbers_are_those_of_fresh_searches(name: str, model: str) -> None:

@@ -21,6 +21,7 @@ def plan() -> Plan:
     return random_plan(small("mlp"), 4, 1)
 
 
+@pytest.mark.full
 def test_the_program_and_the_reference_agree_in_a_process_of_its_own(plan: Plan, tmp_path: Path) -> None:
     numbers = np.random.default_rng(0)
     for name in ("data", "test"):

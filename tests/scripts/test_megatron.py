@@ -43,7 +43,7 @@ def every_step() -> dict[Degrees, tuple[Step, dict[Mode, tuple[float, float]]]]:
     return found
 
 
-@pytest.mark.parametrize("limit_bytes", [inf, 2_200_000.0])
+@pytest.mark.parametrize("limit_bytes", [pytest.param(inf, marks=pytest.mark.full), 2_200_000.0])
 def test_nothing_that_is_left_out_is_cheaper(limit_bytes: float) -> None:
     found = list(megatron.steps(setting_of(limit_bytes)))
     every = [each for _, modes in every_step().values() for each in modes.values()]

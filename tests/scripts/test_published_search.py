@@ -64,7 +64,7 @@ def test_a_row_is_spread_as_it_says() -> None:
     [
         replace(ROWS[20], layers=2),
         replace(ROWS[21], layers=2),
-        replace(ROWS[23], layers=2, gpus=16, pp=2, gbs=8),
+        pytest.param(replace(ROWS[23], layers=2, gpus=16, pp=2, gbs=8), marks=pytest.mark.full),
         replace(ROWS[2], layers=2, gpus=8, dp=4, gbs=64),
     ],
 )

@@ -25,14 +25,13 @@ from tests.targets.torch.ranks import Pool
 QUICK = [
     ("random", "dlrm", 2, (1,)),
     ("random", "pieces", 4, (None, 5)),
-    ("recomputation", "lstm", 4, (4,)),
-    ("micro-batches", "fine-tuned", 4, (2,)),
+    ("recomputation", "lstm", 2, (20,)),
+    ("micro-batches", "fine-tuned", 2, (20,)),
     ("states", "picture", 4, (4,)),
     ("rings", "nanogpt", 2, (0,)),
     # The schedules, each with all states and layers that are computed again.
     ("all", "mlp", 4, (0, 2, 3, 4)),
     ("all", "gpt", 4, (1,)),
-    ("all", "cnn", 4, (2,)),
 ]
 
 # A table that two layers share; experts; batch normalisation, layers that are frozen; attention of grouped heads.
@@ -56,7 +55,7 @@ FULL = [
         for name in names
         for world in (2, 4, 8)
     ),
-    *(("states", "gpt", 2, (0,)), ("all", "cnn", 4, (5,))),
+    *(("states", "gpt", 2, (0,)), ("all", "cnn", 4, (2, 5))),
 ]
 
 

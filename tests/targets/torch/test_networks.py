@@ -54,7 +54,6 @@ CASES = {
     "lenet5": {4: (0,)},
     "gpt": {4: (0,)},
     "transformer": {4: (None,)},
-    "resnet101": {4: (0,)},
     "inception_v3": {2: (None,)},
 }
 
