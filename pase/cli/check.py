@@ -6,16 +6,22 @@ from math import isfinite
 import click
 
 from pase.cli.main import EXIT_INPUT
-from pase.cli.options import ModelArguments, chosen_plan, complete_models, flag, json_option, model_options
+from pase.cli.options import (
+    ModelArguments,
+    checked_factory,
+    chosen_plan,
+    complete_models,
+    flag,
+    given_plan,
+    json_option,
+    model_options,
+)
 from pase.cli.output import print_json, print_table, say, warn
 from pase.cli.progress import progress
 from pase.common.options import WholeNumber, option
-from pase.errors import ModelError
-from pase.importers.front_end import is_factory
-from pase.planning.plan_file import read_plan
 from pase.targets.check import DEFAULT_DEVICES, check_factory
 from pase.targets.differences import CheckResult, Difference
-from pase.targets.execute import Factory
+from pase.targets.execute import Factory, factory_of
 
 _FEW_ROWS = 20
 """Differences are printed up to these, of the first run; what is computed of a wrong tensor is wrong, too."""
@@ -40,21 +46,19 @@ def check_command(
     one device and on that many local processes. What differs by more than rounding is printed, most upstream first,
     and the exit status is 1. Dropout keeps every point for it.
     """
-    if not is_factory(model_name):
-        raise ModelError(f"{model_name!r} is no factory; give package.module:function, which returns (module, inputs)")
+    checked_factory(model_name)
     with progress() as on_progress:
         if plan is None:
             devices = DEFAULT_DEVICES if model.num_devices is None else model.num_devices
             chosen = chosen_plan(model_name, replace(model, num_devices=devices), on_progress)
+            factory = Factory(name=model_name, batch=model.batch, arguments=model.arguments)
         else:
-            if model.num_devices is not None:
-                raise click.UsageError("--devices is of a plan that is searched; PLAN has its own")
-            chosen = read_plan(plan)
+            chosen = given_plan(plan, model)
+            factory = factory_of(chosen, model_name)
 
         def report(what: str, done: int, total: int) -> None:
             on_progress(what, done / total)
 
-        factory = Factory(name=model_name, batch=model.batch, arguments=model.arguments)
         result = check_factory(factory, chosen, seed=seed, on_progress=report)
     if as_json:
         print_json(_document(result))

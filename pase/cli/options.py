@@ -18,9 +18,10 @@ from pase.cli.output import print_table, say, say_all, warn
 from pase.common.options import PATH, POSITIVE, SECONDS, Decorator, option, options_of_all
 from pase.common.words import quantity, short
 from pase.costs import COST_MODELS, OPTIMISER_STATE
-from pase.errors import PlanError
+from pase.errors import ModelError, PlanError
 from pase.graph import PRECISIONS, Graph, Scalar
 from pase.importers import MODEL_SUFFIXES, is_builtin, load
+from pase.importers.front_end import is_factory
 from pase.machine import AUTO, DEFAULT_MACHINE, Machine, load_machine, override_machine, preset_names
 from pase.models import MODELS
 from pase.planning.constraints import (
@@ -310,14 +311,28 @@ def chosen_plan(
     A model without a number of devices is wrong usage. keeps_machine: whether a plan has no use for another machine.
     """
     if _is_plan(plan_or_model):
-        if not (model if keeps_machine else replace(model, machine=None)).is_empty:
-            warn("a plan names its own model and devices: --devices, --batch, --arg and others are not used")
-        return read_plan(plan_or_model)
+        return given_plan(plan_or_model, model if keeps_machine else replace(model, machine=None))
     if model.num_devices is None and is_builtin(plan_or_model) and plan_or_model not in MODELS:
         raise PlanError(f"there is no plan file {short(plan_or_model)!r}, and no built-in network of that name either")
     chosen = replace(model, model=plan_or_model)
     devices = chosen.devices
     return search(chosen.graph(), devices, machine=chosen.loaded_machine(), on_progress=on_progress)
+
+
+def given_plan(path: str, model: ModelArguments) -> Plan:
+    """Return the plan in a file, and say what of the options it has no use for."""
+    if not model.is_empty:
+        warn("a plan names its own model and devices: --devices, --batch, --arg and others are not used")
+    return read_plan(path)
+
+
+def checked_factory(name: str) -> str:
+    """Return the name of a factory; ModelError for what is none."""
+    if not is_factory(name):
+        raise ModelError(
+            f"{short(name)!r} is no factory; give package.module:function, which returns a module and its inputs"
+        )
+    return name
 
 
 def _is_plan(text: str) -> bool:

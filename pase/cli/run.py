@@ -17,6 +17,7 @@ from pase.cli.options import (
     ModelArguments,
     arguments_option,
     batch_option,
+    checked_factory,
     choice_option,
     chosen_clusters,
     chosen_plan,
@@ -42,7 +43,7 @@ from pase.importers.front_end import is_factory
 from pase.planning.plan import Plan
 from pase.sharding.boxes import whole
 from pase.sharding.traffic import HeldWeight, held_weights, parameters_per_device
-from pase.targets.execute import Factory, RunResult, run_factory, run_plan
+from pase.targets.execute import Factory, RunResult, factory_of, run_factory, run_plan
 from pase.targets.mesh_tensorflow.runtime.launch import launch_tasks
 from pase.targets.programs import TARGETS, emit, emit_forward, outputs_left_out, target_of
 from pase.targets.training.data import data_inputs
@@ -66,6 +67,7 @@ _target_option = choice_option(
 
 @click.command("run", epilog="Example: pase run alexnet --devices 8 --steps 3")
 @click.argument("plan_or_model", metavar="PLAN|MODEL", shell_complete=complete_models)
+@option("--model", "factory", metavar="FACTORY", help="Of PLAN, package.module:function: train its module itself.")
 @model_options()
 @_target_option
 @option("--steps", type=click.IntRange(min=1), default=5, help="Training steps.")
@@ -74,14 +76,20 @@ _target_option = choice_option(
 @flag("--measure", help="Count the bytes that cross devices in a step.")
 @json_option
 def run_command(
-    plan_or_model: str, model: ModelArguments, target: str | None, measure: bool, as_json: bool, **others: Any
+    plan_or_model: str,
+    factory: str | None,
+    model: ModelArguments,
+    target: str | None,
+    measure: bool,
+    as_json: bool,
+    **others: Any,
 ) -> int:
     """Train with PLAN, a file, or with the best strategy for MODEL on --devices, and compare with one device.
 
     Emits the program, runs it on virtual CPUs or on GPUs, for PyTorch in a process for each device, and runs the
     single-device program on the same weights and data: the losses are equal up to rounding (try --dtype float64), or
-    the exit status is 1. A PyTorch module that a factory makes, package.module:function, is trained as pase.parallelize
-    has it, and by itself.
+    the exit status is 1. A PyTorch module that a factory makes, package.module:function as MODEL or as --model of PLAN,
+    is trained as pase.parallelize has it, and by itself.
     """
     with progress() as on_progress, TemporaryDirectory(prefix="pase-data-") as folder:
         plan = chosen_plan(plan_or_model, model, on_progress)
@@ -94,9 +102,9 @@ def run_command(
         def report(what: str, done: int, total: int) -> None:
             on_progress(what, done / total)
 
-        if chosen.takes_factories and is_factory(plan_or_model):
-            factory = Factory(name=plan_or_model, batch=model.batch, arguments=model.arguments)
-            result = run_factory(plan, factory, options, device=choice.kind, measure=measure, on_progress=report)
+        made_by = _factory(plan_or_model, factory, model, plan) if chosen.takes_factories else None
+        if made_by is not None:
+            result = run_factory(plan, made_by, options, device=choice.kind, measure=measure, on_progress=report)
         else:
             result = run_plan(plan, options, target=chosen, choice=choice, measure=measure, on_progress=report)
     if as_json:
@@ -111,6 +119,19 @@ def run_command(
     )
     warn(f"{result.disagreement}; {hint}")
     return EXIT_INPUT
+
+
+def _factory(plan_or_model: str, factory: str | None, model: ModelArguments, plan: Plan) -> Factory | None:
+    """Return what makes the module that is to be trained itself; None where the program of a plan is."""
+    if is_factory(plan_or_model):
+        if factory is not None:
+            raise click.UsageError("--model is of a PLAN; leave it out")
+        return Factory(name=plan_or_model, batch=model.batch, arguments=model.arguments)
+    if factory is not None:
+        return factory_of(plan, checked_factory(factory))
+    if plan.graph.call:
+        warn("this is the program of the plan; --model package.module:function trains the PyTorch module itself")
+    return None
 
 
 def _print_document(plan: Plan, result: RunResult) -> None:

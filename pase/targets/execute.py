@@ -71,6 +71,16 @@ class Factory:
     arguments: Mapping[str, Scalar] = field(default_factory=dict)
 
 
+def factory_of(plan: Plan, name: str) -> Factory:
+    """Return a factory, package.module:function, with what the model of a plan was made with.
+
+    Whoever runs it names it: a plan, which may be a stranger's file, says which arguments it was given, and no code.
+    """
+    arguments = dict(plan.graph.arguments)
+    batch = arguments.pop("batch", None)
+    return Factory(name=name, batch=batch if isinstance(batch, int) else None, arguments=arguments)
+
+
 @dataclass(slots=True)
 class _Run:
     """What a program reported. built, done: its events of these names."""

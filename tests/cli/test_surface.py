@@ -55,6 +55,7 @@ SURFACE = {
     "weights": ["model", "--batch -b", "--arg", "--output -o !", "--json"],
     "run": [
         "plan_or_model",
+        "--model",
         *("--devices -p" if flag == "--devices -p !" else flag for flag in MODEL[1:]),
         *(
             "--target",

@@ -86,6 +86,30 @@ def test_a_factory_is_run_from_the_command_line(capfd: pytest.CaptureFixture[str
     assert found["accuracies"] == [None, None]
 
 
+def test_a_plan_of_a_factory_trains_its_module_where_the_factory_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As the factory itself does: with the batch and the arguments that the plan was searched with."""
+    plan, options = str(tmp_path / "plan.json"), ["--steps", "2", "--dtype", "float64", "--json"]
+    given = ["--devices", "2", "--batch", "4", "--arg", "width=32"]
+    assert run(["search", TAGGER, *given, "-o", plan]) == 0
+    capfd.readouterr()
+    losses = []
+    for arguments in ([plan, "--model", TAGGER], [TAGGER, *given]):
+        assert run(["run", *arguments, *options]) == 0
+        found = json.loads(capfd.readouterr().out)
+        losses.append((found["losses"], found["reference_losses"]))
+    assert losses[0] == losses[1]
+    assert run(["check", TAGGER, plan, "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["is_equal"]
+    # Whoever runs a plan names the code that runs; without, it is the plan's program.
+    assert run(["run", plan, *options]) == 0
+    assert "--model package.module:function trains the PyTorch module itself" in capfd.readouterr().err
+    assert run(["run", plan, "--model", "factories"]) == 1
+    assert "'factories' is no factory; give package.module:function" in capfd.readouterr().err
+    assert run(["run", TAGGER, *given, "--model", TAGGER]) == 2
+
+
 def test_losses_beyond_rounding_end_with_status_one(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["run", f"{factories.__name__}:annealed", "--devices", "1", "--steps", "4"]) == 1
     shown = capfd.readouterr()

@@ -101,6 +101,26 @@ def test_outputs_of_a_module_without_a_loss_are_compared(dtype: torch.dtype, mon
     assert _alone(Tanh().to(dtype).eval(), x)(x).shape == (4, 3)
 
 
+def test_all_steps_are_compared_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that becomes another one than was traced in its second step."""
+    found = []
+    for verify in ("off", "first_step", "always"):
+        module = Tanh()
+        parallel = _alone(module, verify=verify)
+        parallel(X)
+        monkeypatch.setattr(module.layers[0], "forward", lambda x: torch.sigmoid(x[..., :8]))
+        try:
+            parallel(X)
+        except ProgramError as error:
+            found.append((verify, "computes something else than the module" in str(error)))
+    assert found == [("always", True)]
+    with pytest.raises(ProgramError, match=r"unknown value of verify 'first'"):
+        _alone(Tanh(), verify="first")
+    # What it was called before.
+    assert _alone(Tanh(), check=False)._compares is None
+    assert _alone(Tanh(), check=True)._compares is not None
+
+
 def test_a_loss_that_stands_apart_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     given = (X, torch.tensor([0, 1, 2, 0])), nn.CrossEntropyLoss()
     plan = pase.search((Tanh(), *given), devices=1)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import pase
-from pase.errors import ProgramError
+from pase.errors import ModelError, ProgramError
 from pase.planning.plan import Plan
 from pase.targets.torch.parallel import parallelize
 from tests.runtime.plans import random_plan
@@ -58,6 +58,7 @@ def _on_ranks(_rank: int, _world: int, plan: Plan) -> None:
     _check_parts(_parallel(plan))
     _check_hooks(plan)
     _check_gradients(plan)
+    _check_shapes(plan)
 
 
 def _check_parts(parallel: Any) -> None:
@@ -115,8 +116,19 @@ def _check_gradients(plan: Plan) -> None:
         torch.autograd.grad(parallel(X), list(parallel.parameters()))
 
 
+def _check_shapes(plan: Plan) -> None:
+    """Another batch is refused at the call, with the shapes that work."""
+    parallel = _parallel(plan).eval()
+    with (
+        torch.no_grad(),
+        pytest.raises(ModelError, match=r"input 'x' is of shape \[3, 8\]; the plan is for a"),
+    ):
+        parallel(X[:3])
+
+
 def test_on_one_device() -> None:
     plan = _plan(1)
+    _check_shapes(plan)
     _check_parts(_parallel(plan))
     _check_hooks(plan)
     _check_gradients(plan)
