@@ -67,7 +67,7 @@ def check_plan(name: str, plan: Plan) -> None:
 QUICK: list[tuple[str, int, str | int]] = [
     *(("mlp", p, how) for p, how in ((1, "data parallel"), (3, 0), (4, "searched"), (5, 100))),
     *(("rnnlm", 6, 0), ("rnnlm", 8, "searched"), ("lenet5", 4, "searched")),
-    *((name, 3, 3) for name in EXCHANGING),
+    *(("attention", 3, 3), ("lstm", 3, 3)),
     *(("gpt", 4, "searched"), ("volumes", 4, "searched")),
     *(("mixed", 4, 0), ("functions", 4, 0), ("rearranged", 4, 1), ("tied", 4, 0), ("lines", 4, 0)),
     ("weightless", 4, 17),
@@ -76,7 +76,7 @@ QUICK: list[tuple[str, int, str | int]] = [
 
 FULL: list[tuple[str, int, str | int]] = [
     *((name, 4, 1) for name in SMALL),
-    *((name, 8, 8) for name in EXCHANGING),
+    *((name, p, p) for name in EXCHANGING for p in (3, 8)),
     *(("mlp", 12, 0), ("rnnlm", 9, 0), ("lenet5", 8, 1), ("alexnet", 6, 0), ("mixed", 3, 0), ("dropping", 8, 2)),
     *product((*SMALL, *MADE), (2, 4, 8), ("searched", "data parallel", 0)),
     *product(("mlp", "rnnlm", "lenet5", "mixed", "tied"), (5, 6, 9, 12), (100,)),

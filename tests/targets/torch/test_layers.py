@@ -708,7 +708,12 @@ CELLS = [
 @pytest.mark.parametrize(
     ("cell", "layers", "directions", "num_biases", "has_first", "which"),
     # All outputs, the last hidden state, and that which an LSTM keeps besides.
-    [(*cell, which) for cell in CELLS for which in range(3 if cell[0] == "lstm" else 2)],
+    [
+        pytest.param(*cell, which, marks=[pytest.mark.full] if which < last and cell[-1] else [])
+        for cell in CELLS
+        for last in [2 if cell[0] == "lstm" else 1]
+        for which in range(last + 1)
+    ],
 )
 def test_recurrent(cell: str, layers: int, directions: int, num_biases: int, has_first: bool, which: int) -> None:
     b, s, d, e, r = (Dim(*item) for item in (("b", 4), ("s", 3), ("d", 5), ("e", 6), ("r", directions)))
