@@ -1,7 +1,7 @@
 """`emit`, `emit_forward`: the source of a program for a plan, one block for each layer."""
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from textwrap import dedent, wrap
 from types import MappingProxyType
@@ -48,6 +48,7 @@ def emit(
     target: str | Target | None = None,
     has_module: bool = False,
     aten: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType({}),
+    updated: Sequence[str] | None = None,
 ) -> str:
     """Return a Python script that trains the plan's network with the plan's strategy, one block for each layer.
 
@@ -61,6 +62,8 @@ def emit(
         has_module: Whether the module computes, before each step, what layers read of its inputs (masks, say).
         aten: Layers that nodes of the module's own exported graph compute: the one whose mesh each is on, and those
             that it reads beside what the plan has it read.
+        updated: Layers of whose results the module computes what its buffers hold after a call; None for no such
+            buffers.
 
     Raises:
         EmitError: Nothing of the network can be returned, a layer does not say how it is computed, the target lacks it,
@@ -75,12 +78,14 @@ def emit(
     plan, told = _in_types_of(plan, chosen)
     bodies = _bodies(plan, chosen, trains=True, has_module=has_module)
     loss = _loss(plan, chosen)
-    writer = _Writer(plan=plan, target=chosen, bodies=bodies, trains=True, loss=loss, told=told, aten=aten)
+    writer = _Writer(
+        plan=plan, target=chosen, bodies=bodies, trains=True, loss=loss, told=told, aten=aten, updated=updated
+    )
     if plan.num_stages > 1:
         assert chosen.stages is not None
         return writer.pipeline(chosen.stages)
     others = [] if chosen.with_outputs is None else [name for name in _ends(plan, bodies) if name != loss]
-    lost = _problems(plan, bodies, others)
+    lost = _problems(plan, {name: body for name, body in bodies.items() if name not in aten}, others)
     outputs = [name for name in others if name not in lost]
     if loss:
         form = chosen.with_outputs if outputs and chosen.with_outputs else chosen.loss
@@ -190,37 +195,65 @@ def _bodies(plan: Plan, target: Target, *, trains: bool, has_module: bool = Fals
     Without the module, a layer whose own form reads what the module computes of its inputs has the form that all
     targets have.
     """
-    found: dict[str, Body] = {}
+    return {
+        operator.name: _body(operator, target, trains=trains, has_module=has_module)
+        for operator in plan.graph.operators
+    }
+
+
+def _body(operator: Operator, target: Target, *, trains: bool, has_module: bool) -> Body:
+    if operator.body is None:
+        raise EmitError(
+            f"layer {operator.name!r} is a {operator.kind!r} that does not say how it is computed; give the "
+            "operator a body, or search the model again where the plan is an older version's"
+        )
+    try:
+        verify_operator(operator)
+    except GraphError as error:
+        raise EmitError(str(error)) from None
+    body, own = operator.body, operator.body.own
+    if own is not None and not has_module and any(constant.is_given for constant in own.constants):
+        body = replace(body, own=None)
     # A forward pass drops nothing.
     kernels = target.kernels if trains else target.kernels - {"dropout"}
-    for operator in plan.graph.operators:
-        if operator.body is None:
-            raise EmitError(
-                f"layer {operator.name!r} is a {operator.kind!r} that does not say how it is computed; give the "
-                "operator a body, or search the model again where the plan is an older version's"
-            )
-        try:
-            verify_operator(operator)
-        except GraphError as error:
-            raise EmitError(str(error)) from None
-        body, own = operator.body, operator.body.own
-        if own is not None and not has_module and any(constant.is_given for constant in own.constants):
-            body = replace(body, own=None)
-        found[operator.name] = elementary(body, trains=trains, kernels=kernels)
-    return found
+    return elementary(body, trains=trains, kernels=kernels)
 
 
-def _checked(plan: Plan, target: Target, bodies: Mapping[str, Body], ends: Sequence[str], *, trains: bool) -> set[str]:
-    """Return the layers that lead to some; EmitError for the first that cannot be written."""
+def trains_as_written(operator: Operator, target: str) -> bool:
+    """Return whether a program that has its module at hand can be written of a layer and trains it."""
+    try:
+        body = _body(operator, TARGETS[target], trains=True, has_module=True)
+    except EmitError:
+        return False
+    return _problem(body, trains=True) == ""
+
+
+def _problem(body: Body, *, trains: bool) -> str:
+    """Return why no program can be written of what a layer computes, "" for no reason."""
+    untrained = body.untrained if trains else ""
+    return body.problem or untrained or ("" if body.steps else "it has no steps")
+
+
+def _checked(
+    plan: Plan,
+    target: Target,
+    bodies: Mapping[str, Body],
+    ends: Sequence[str],
+    *,
+    trains: bool,
+    others: Collection[str] = (),
+) -> set[str]:
+    """Return the layers that lead to some; EmitError for the first that cannot be written.
+
+    others: Layers that are not written from their bodies.
+    """
     wanted = plan.graph.leading_to(ends)
     for name in sorted(wanted, key=plan.index.__getitem__):
-        operator, body = plan.graph[name], bodies[name]
-        untrained = body.untrained if trains else ""
-        if body.problem or untrained or not body.steps:
+        operator, problem = plan.graph[name], _problem(bodies[name], trains=trains)
+        if name not in others and problem:
             raise EmitError(
-                f"layer {name!r} ({operator.kind}) cannot be written as a program: "
-                f"{body.problem or untrained or 'it has no steps'}; replace it in the model, or use the plan without "
-                "a program"
+                f"layer {name!r} ({operator.kind}) cannot be written as a program: {problem}; replace it in the "
+                "model, or use the plan without a program"
             )
         _check_splits(plan[name], operator, target)
     return wanted
@@ -251,7 +284,7 @@ def _problems(plan: Plan, bodies: Mapping[str, Body], ends: Sequence[str]) -> di
     found: dict[str, tuple[str, str]] = {}
     for end in ends:
         needed = sorted(plan.graph.leading_to([end]), key=plan.index.__getitem__)
-        first = next((name for name in needed if bodies[name].problem), None)
+        first = next((name for name in needed if name in bodies and bodies[name].problem), None)
         if first is not None:
             found[end] = first, bodies[first].problem
     return found
@@ -282,11 +315,13 @@ class _Writer:
     outputs: Sequence[str] = ()
     told: Sequence[str] = ()
     aten: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    updated: Sequence[str] | None = None
 
     def program(self, form: Form) -> str:
         """Return the source of a program that returns the loss, outputs, or both."""
         loss, outputs, plan = self.loss, self.outputs, self.plan
-        wanted = _checked(plan, self.target, self.bodies, [*([loss] if loss else []), *outputs], trains=self.trains)
+        ends = [*([loss] if loss else []), *outputs, *(self.updated or ())]
+        wanted = _checked(plan, self.target, self.bodies, ends, trains=self.trains, others=self.aten)
         told_of = (
             code("the loss and its outputs") if loss and outputs else code("the loss") if loss else code("its outputs")
         )
@@ -307,7 +342,7 @@ class _Writer:
         if not self.loss or plan[self.loss].stage != last:
             where = f"its loss in stage {plan[self.loss].stage} of 0 to {last}" if self.loss else "no loss"
             raise EmitError(f"a pipeline ends with the loss, and the plan has {where}; search without stages")
-        wanted = _checked(plan, self.target, self.bodies, [self.loss], trains=True)
+        wanted = _checked(plan, self.target, self.bodies, [self.loss], trains=True, others=self.aten)
         body: list[Text] = []
         for number in range(plan.num_stages):
             layers = stage_layers(plan, number)
@@ -405,7 +440,8 @@ class _Writer:
             if layer.name not in wanted:
                 continue
             is_loss = layer.name == self.loss
-            results[layer.name] = code("") if is_loss and not outputs else identifiers.new(layer.name)
+            is_returned = is_loss and not outputs and self.updated is None
+            results[layer.name] = code("") if is_returned else identifiers.new(layer.name)
             taken = {*variables.values(), *fed.values(), *results.values(), *(name for _, name, _ in returned)}
             taken |= {*written.values()}
             first, besides = self.aten.get(layer.name, (layer.name, ()))
@@ -450,9 +486,15 @@ class _Writer:
                 for name, variable, shape, extra in block.returned(identifiers):
                     yield from extra
                     returned.append((name, variable, shape))
+        if self.updated is not None:
+            yield code("")
+            items = [code("({}, {})", name, results[name]) for name in self.updated]
+            yield from call(code("program.update"), [code("dict([{}])", items)])
         for edge in sent:
             yield code("{}return {}", INDENT, _made(plan, bodies, edge, results, written))
         if not outputs:
+            if self.updated is not None and self.loss:
+                yield code("{}return {}", INDENT, results[self.loss])
             return
         yield code("")
         items = [code("{}: ({}, {})", name, variable, _tuple(shape)) for name, variable, shape in returned]

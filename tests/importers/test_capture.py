@@ -551,7 +551,8 @@ def test_graph_has_no_operator_that_writes_and_each_weight_once() -> None:
     make, inputs = made("gpt")
     capture = captured(torch, make(), (), inputs, trains=True)
     calls = capture.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.dropout.default)
-    assert len(calls) == 2
+    # Two of its blocks, and that of attention, whose fused kernel would draw by itself.
+    assert len(calls) == 3
     targets = [node.target for node in capture.graph.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
     assert not any(target._schema.is_mutable for target in targets)
     assert sorted(capture.parameters.values()) == sorted(name for name, _ in make().named_parameters())

@@ -798,29 +798,131 @@ def _rewrite(torch: Any, graph: Any, node: Any, functions: _Functions) -> None:
     elif target is aten.native_dropout.default and node.args[2]:
         _as_dropout(torch, graph, node)
     elif torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) and name.partition(".")[0] in _DRAWN:
-        with graph.inserting_before(node):
-            source = node.args[0]
-            node.args = (_inserted(graph, node, aten.detach.default, (source,)), *node.args[1:])
+        _of_shape_alone(torch, graph, node)
+    elif target is aten.scaled_dot_product_attention.default and _argument(node, "dropout_p"):
+        _as_softmax_with_dropout(torch, graph, node)
+    elif target in (aten.feature_dropout.default, aten.alpha_dropout.default, aten.feature_alpha_dropout.default):
+        _as_masked(torch, graph, node)
     elif str(target) == "pase.function.default":
         node.target, node.args = functions.target(node.args[1]), node.args[:1]
 
 
 _DRAWN = frozenset(
-    {"bernoulli", "cauchy", "exponential", "geometric", "log_normal", "normal_functional", "random", "uniform"}
+    {
+        *("bernoulli", "cauchy", "exponential", "geometric", "log_normal", "normal_functional", "random", "uniform"),
+        *("rand_like", "randint_like", "randn_like"),
+    }
 )
-"""Operators that draw in place of what a tensor holds: no gradient flows to that."""
+"""Operators that draw in place of what a tensor holds, of which they need the shape and the type alone."""
 
 
 def _inserted(graph: Any, like: Any, target: Any, args: tuple[Any, ...], **kwargs: Any) -> Any:
+    """Insert a call of an operator that comes from the same call of the module as another node."""
     node = graph.call_function(target, args, kwargs)
     node.meta = dict(like.meta)
-    source = args[0].meta["val"]
-    match target.__name__.partition(".")[0]:
-        case "detach":
-            node.meta["val"] = source.detach()
-        case "expand":
-            node.meta["val"] = source.expand(args[1])
+    values = [argument.meta["val"] for argument in node.all_input_nodes]
+    mode = next(value.fake_mode for value in (*values, *flat_items([like.meta["val"]])) if hasattr(value, "fake_mode"))
+    given = _with_values(args), {name: _with_values(value) for name, value in kwargs.items()}
+    with mode:
+        node.meta["val"] = target(*given[0], **given[1])
     return node
+
+
+def _with_values(item: Any) -> Any:
+    if isinstance(item, list | tuple):
+        return type(item)(_with_values(each) for each in item)
+    return item.meta["val"] if hasattr(item, "meta") else item
+
+
+def _argument(node: Any, name: str) -> Any:
+    """Return an argument of a call by its name, its default where it is not given."""
+    for place, argument in enumerate(node.target._schema.arguments):
+        if argument.name == name:
+            if place < len(node.args):
+                return node.args[place]
+            return node.kwargs.get(name, argument.default_value)
+    raise AssertionError(f"{node.target} has no argument {name}")
+
+
+def _of_shape_alone(torch: Any, graph: Any, node: Any) -> None:
+    """Have what draws random numbers in place of a tensor's not need that tensor."""
+    if node.target is torch.ops.aten.bernoulli.default:
+        # What it reads are the probabilities.
+        with graph.inserting_before(node):
+            node.args = (_inserted(graph, node, torch.ops.aten.detach.default, node.args[:1]), *node.args[1:])
+        return
+    example = node.args[0].meta["val"]
+    kind = {"dtype": example.dtype, "device": example.device}
+    with graph.inserting_before(node):
+        made = _inserted(graph, node, torch.ops.aten.zeros.default, (list(example.shape),), **kind)
+    node.args = (made, *node.args[1:])
+
+
+def _as_softmax_with_dropout(torch: Any, graph: Any, node: Any) -> None:
+    """Put products, a softmax and a dropout of single points in place of attention that drops some of its weights."""
+    aten = torch.ops.aten
+    query, key, value = (_argument(node, name) for name in ("query", "key", "value"))
+    mask, scale = _argument(node, "attn_mask"), _argument(node, "scale")
+    examples = [item.meta["val"] for item in (query, key, value)]
+
+    def add(target: Any, *args: Any, **kwargs: Any) -> Any:
+        return _inserted(graph, node, target, args, **kwargs)
+
+    with graph.inserting_before(node):
+        if _argument(node, "enable_gqa"):
+            key, value = (
+                add(aten.repeat_interleave.self_int, item, examples[0].shape[-3] // example.shape[-3], -3)
+                for item, example in ((key, examples[1]), (value, examples[2]))
+            )
+        factor = examples[0].shape[-1] ** -0.5 if scale is None else scale
+        scores = add(aten.mul.Tensor, add(aten.matmul.default, query, add(aten.transpose.int, key, -2, -1)), factor)
+        kind = {"dtype": examples[0].dtype, "device": examples[0].device}
+        if _argument(node, "is_causal"):
+            size = [examples[0].shape[-2], examples[1].shape[-2]]
+            mask = add(aten.tril.default, add(aten.ones.default, size, **{**kind, "dtype": torch.bool}))
+        if mask is not None:
+            if mask.meta["val"].dtype == torch.bool:
+                zero = add(aten.zeros.default, [], **kind)
+                infinite = add(aten.full.default, [], float("-inf"), **kind)
+                mask = add(aten.where.self, mask, zero, infinite)
+            scores = add(aten.add.Tensor, scores, mask)
+        weights = add(aten._safe_softmax.default, scores, -1)
+        weights = add(aten.dropout.default, weights, _argument(node, "dropout_p"), True)
+        made = add(aten.matmul.default, weights, value)
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
+
+
+def _as_masked(torch: Any, graph: Any, node: Any) -> None:
+    """Put a product with a random mask in place of dropout of channels, and of dropout that keeps the moments."""
+    aten = torch.ops.aten
+    x, rate, trains = node.args
+    example = x.meta["val"]
+
+    def add(target: Any, *args: Any, **kwargs: Any) -> Any:
+        return _inserted(graph, node, target, args, **kwargs)
+
+    with graph.inserting_before(node):
+        if not trains or not rate:
+            made = add(aten.clone.default, x)
+        elif rate == 1:
+            made = add(aten.mul.Tensor, x, 0.0)
+        else:
+            of_channels = node.target is not aten.alpha_dropout.default
+            shape = [extent if not of_channels or i < 2 else 1 for i, extent in enumerate(example.shape)]
+            zeros = add(aten.zeros.default, shape, dtype=example.dtype, device=example.device)
+            mask = add(aten.bernoulli.p, zeros, 1 - rate)
+            if node.target is aten.feature_dropout.default:
+                made = add(aten.mul.Tensor, x, add(aten.div.Tensor, mask, 1 - rate))
+            else:
+                # The value of SELU far from zero, and the affine map that keeps mean and variance (Klambauer 2017).
+                alpha = 1.7580993408473766
+                a = ((alpha**2 * rate + 1) * (1 - rate)) ** -0.5
+                offset = add(aten.mul.Tensor, add(aten.sub.Tensor, mask, 1), alpha * a)
+                shifted = add(aten.add.Tensor, offset, alpha * a * rate)
+                made = add(aten.add.Tensor, add(aten.mul.Tensor, x, add(aten.mul.Tensor, mask, a)), shifted)
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
 
 
 def _as_dropout(torch: Any, graph: Any, node: Any) -> None:

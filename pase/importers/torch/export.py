@@ -87,18 +87,18 @@ def trace_module(
     module = unwrapped(torch, module)
     program, notes = exported(torch, module, tuple(arguments), dict(keywords), loss)
     trace = check_trace(read_program(torch, module, program, name or type(module).__name__, notes))
-    return as_trained(torch, trace, module, tuple(arguments), keywords, loss)[0]
+    return as_trained(torch, trace, module, tuple(arguments), keywords, loss)
 
 
 def as_trained(
     torch: Any, trace: Trace, module: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any], loss: Loss | None
-) -> tuple[Trace, bool]:
-    """Return a module's trace with what is known of its training, and whether the module changes from call to call."""
+) -> Trace:
+    """Return a module's trace with what is known of its training."""
     with _as_called(torch, module, arguments, dict(keywords), loss, []):
         found = differences_in_training(torch, module, arguments, keywords)
     notes = [f"programs would not train it as it trains itself: {found.untrained}"] if found.untrained else []
     notes += [found.problem] if found.problem else []
-    return replace(trace, untrained=found.untrained, notes=(*trace.notes, *notes)), found.is_stateful
+    return replace(trace, untrained=found.untrained, notes=(*trace.notes, *notes))
 
 
 def values_of(source: Any, names: Iterable[str], *, batch: int | None = None) -> dict[str, Any]:

@@ -24,7 +24,15 @@ from pase.importers.ir.trace import Node, Trace, Use, Value, check_trace
 from pase.importers.passes.views import Depends, dependencies
 from pase.importers.torch.capture import Captured, captured
 from pase.importers.torch.export import as_trained, call_of, exported, recorded_call, unwrapped
-from pase.importers.torch.program import Reader, behind, flat_items, location, tied_weights, trace_of
+from pase.importers.torch.program import (
+    Reader,
+    behind,
+    dropped_in_attention,
+    flat_items,
+    location,
+    tied_weights,
+    trace_of,
+)
 
 Layer = str
 Tensor = str
@@ -117,17 +125,20 @@ class Part:
     """What a module computes of its inputs, buffers and weights before any layer, as a graph of torch's own calls.
 
     graph: a `torch.fx.GraphModule`. inputs: the names of those of the module's inputs that it takes, then state: those
-    of its parameters and buffers, all positional and in order. names: of what it returns, a tuple.
+    of its parameters and buffers, all positional and in order. names: of what it returns, a tuple. draws: whether it
+    takes, behind these, the key of a step by which it draws random numbers.
     """
 
     graph: Any
     inputs: tuple[str, ...]
     state: tuple[str, ...]
     names: tuple[str, ...]
+    draws: bool = False
 
-    def __call__(self, inputs: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, inputs: Mapping[str, Any], state: Mapping[str, Any], key: Any = None) -> dict[str, Any]:
         """Return the values, by name; inputs, state: tensors by name, of which it takes what it needs."""
         given = (*(inputs[name] for name in self.inputs), *(state[name] for name in self.state))
+        given = (*given, key) if self.draws else given
         return dict(zip(self.names, self.graph(*given), strict=True))
 
 
@@ -147,9 +158,7 @@ class LiveModel:
             training updates its `running_mean`, `running_var` and `num_batches_tracked`.
         unread: Names of parameters that no layer reads.
         notes: What was assumed, in words.
-        graphs: The module's own graphs, by whether they are of training, where its translation does not train it; none
-            where it does, or where they cannot be had.
-        is_stateful: Whether the module changes from call to call, which the graphs do not.
+        graphs: The module's own graphs, by whether they are of training; none where it cannot be captured.
     """
 
     model: ImportedModel
@@ -165,7 +174,6 @@ class LiveModel:
     program: "_Program"
     structure: Any
     graphs: Mapping[bool, Captured]
-    is_stateful: bool
 
     def part(self, names: Iterable[str], *, device: object = None) -> Part:
         """Return what computes values of the module, by their names, of its inputs, buffers and weights.
@@ -206,16 +214,19 @@ def trace_live(source: Any, *, batch: int | None = None) -> LiveModel:
     reader = Reader(torch, module, program)
     call = recorded_call(torch, positional, keywords, has_loss=loss is not None)
     trace = replace(check_trace(trace_of(reader, module, type(module).__name__, notes)), call=call)
-    trace, is_stateful = as_trained(torch, trace, module, positional, keywords, loss)
     graphs: dict[bool, Captured] = {}
-    if trace.untrained and not is_stateful:
-        # Its translation is not what it trains: its own graph is.
-        try:
-            for trains in (True, False):
-                graphs[trains] = captured(torch, module, positional, keywords, loss, trains=trains)
-        except ModelError as error:
-            graphs.clear()
-            trace = replace(trace, notes=(*trace.notes, f"the module's own graph is not run: {error}"))
+    try:
+        for trains in (True, False):
+            graphs[trains] = captured(torch, module, positional, keywords, loss, trains=trains)
+    except ModelError as error:
+        graphs.clear()
+        # Its translation trains it, where that is known to be what the module does.
+        trace = as_trained(torch, trace, module, positional, keywords, loss)
+        trace = replace(trace, notes=(*trace.notes, f"the module's own graph is not run: {error}"))
+    else:
+        # What the module's own graph drops in attention is dropped.
+        untrue = {*dropped_in_attention(module, reader.attentions)}
+        trace = replace(trace, notes=tuple(note for note in trace.notes if note not in untrue))
     recorded: dict[str, Scalar] = {} if batch is None else {"batch": batch}
     model = imported(trace, arguments=recorded, framework="torch")
     # Values of weights are given when they are needed: the program holds none.
@@ -245,7 +256,6 @@ def trace_live(source: Any, *, batch: int | None = None) -> LiveModel:
         program=own,
         structure=_structure(torch, seen[-1]),
         graphs=graphs,
-        is_stateful=is_stateful,
     )
 
 

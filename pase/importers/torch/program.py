@@ -57,7 +57,7 @@ def trace_of(reader: "Reader", module: Any, name: str, notes: tuple[str, ...] = 
         leaves=tuple(reader.leaves),
         nodes=tuple(reader.nodes),
         outputs=tuple(dict.fromkeys(reader.outputs)),
-        notes=(*notes, *_notes(module, reader.unused), *_dropped_in_attention(module, reader.attentions)),
+        notes=(*notes, *_notes(module, reader.unused), *dropped_in_attention(module, reader.attentions)),
         num_source_operators=reader.count,
         has_calls=True,
     )
@@ -74,7 +74,7 @@ def _notes(module: Any, unused: list[str]) -> Iterator[str]:
         yield f"{found} no part in what the module returns: {shown}"
 
 
-def _dropped_in_attention(module: Any, paths: Iterable[str]) -> Iterator[str]:
+def dropped_in_attention(module: Any, paths: Iterable[str]) -> Iterator[str]:
     """Yield what is to be said of modules that would drop points of attention's weights, outside their sight here.
 
     They are traced outside training, where attention is told of no rate; those of PyTorch and transformers keep it as a

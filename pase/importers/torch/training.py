@@ -113,12 +113,10 @@ class Differences:
 
     Attributes:
         untrained: Why its trace, which is of evaluation, is not what it computes in training.
-        is_stateful: Whether no graph of one call is, since the module changes from call to call.
         problem: Why that is not known.
     """
 
     untrained: str = ""
-    is_stateful: bool = False
     problem: str = ""
 
 
@@ -146,7 +144,7 @@ def differences_in_training(
         return Differences(problem=f"what it does in training alone is not known: {first_line(error)}")
     stateful = next(_of_state(torch, module, trained, then), "")
     untrained = next(_reasons(module, flags, trained, evaluated), stateful)
-    return Differences(untrained=untrained, is_stateful=bool(stateful))
+    return Differences(untrained=untrained)
 
 
 def computed_with_earlier(

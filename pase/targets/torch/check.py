@@ -229,7 +229,7 @@ class _Check:
             with computing_in(low, torch.device("cpu")):
                 return call(*positional, **keywords)
 
-        with self._held(dtype) as held, repeatable(is_module=True) as repeated:
+        with self._held(dtype) as held, repeatable() as repeated:
             self._set(self._module, mode)
 
             def computed(number: int) -> Computed:
@@ -278,7 +278,7 @@ class _Check:
             )
 
         forward, problem = None, ""
-        with repeatable(is_module=False):
+        with repeatable():
             if mode == "evaluation":
                 forward, problem = self._tried(lambda: _forward(lambda: parallel(*positional, **keywords)))
             steps = self._trained(mode, computed, parallel)

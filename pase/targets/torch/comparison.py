@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pase.importers.torch.export import tensors_of
@@ -320,35 +321,14 @@ class Repeatable(TorchDispatchMode):
         return function(*args, **given)
 
 
-class _WithoutDrops(torch.overrides.TorchFunctionMode):
-    """Has attention drop nothing, as the notes of a module say that programs do not."""
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = dict(kwargs or {})
-        name = getattr(function, "__name__", "")
-        place = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}.get(name)
-        if place is not None:
-            given.pop("dropout_p", None)
-            if len(args) > place:
-                args = (*args[:place], 0.0, *args[place + 1 :])
-            else:
-                given["dropout_p"] = 0.0
-        return function(*args, **given)
-
-
 @contextmanager
-def repeatable(*, is_module: bool) -> Iterator[Repeatable]:
-    """Compute in the types of the tensors, with random numbers that are the same each time.
-
-    is_module: Whether it is the module itself that computes, whose attention may drop something.
-    """
+def repeatable() -> Iterator[Repeatable]:
+    """Compute in the types of the tensors, with random numbers that are the same each time."""
     mode = Repeatable()
     with ExitStack() as stack:
         for kind in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(kind, enabled=False))
+        # A fused kernel drops by numbers of its own.
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(mode)
-        if is_module:
-            stack.enter_context(_WithoutDrops())
         yield mode

@@ -258,8 +258,11 @@ class _OfProgram(Parallel):
     def _check_trained(self) -> None:
         """Do nothing: a program that was emitted trains as it says."""
 
-    def _known_part(self, trains: bool) -> Part:
+    def _known_part(self, trains: bool, *, is_fixed: bool) -> Part:
         return Part(graph=_as_given, inputs=(), state=(), names=())
+
+    def _updates(self, trains: bool) -> Mapping[str, str]:
+        return {}
 
     def _results(self, program: Any, loss: Any, outputs: Outputs) -> Any:
         self._shown = {name: shape for name, (_, shape) in outputs.items()}

@@ -28,7 +28,6 @@ from pase.importers.torch.live import LiveModel, trace_live
 from pase.importers.torch.training import held_instead, restored
 from pase.planning.plan import Plan, on_one_device
 from pase.planning.planner import search
-from pase.targets.programs import emit
 from pase.targets.torch.aten import AtenLayers
 from pase.targets.torch.collectives import Groups
 from pase.targets.torch.comparison import (
@@ -171,9 +170,9 @@ class FirstStep:
             if not self._module.training:
                 self._module.train()
             call = with_loss(self._module, self._loss)
-            with repeatable(is_module=True):
+            with repeatable():
                 expected = step(lambda: call(*positional, **keywords), held, lambda: tensors_held(self._module))
-            with repeatable(is_module=False):
+            with repeatable():
                 alone = _Alone(self._module, live, plan, values={n: converted(x) for n, x in values.items()})
                 try:
                     found = step(lambda: alone(*positional, **keywords), alone.tensors(), alone.tensors)
@@ -193,7 +192,7 @@ class _Alone(Parallel):
     def __init__(self, module: nn.Module, live: LiveModel, plan: Plan, *, values: Named) -> None:
         nn.Module.__init__(self)
         self._aten = AtenLayers(live, plan)
-        self.program = emit(plan, target="torch", has_module=True, aten=self._aten.calls())
+        self.program = self._aten.program()
         self._prepare(module, live, plan, rank=0, seed=0)
         self._groups = Groups(0, 1)
         self._sum_groups = self._groups.beside("sums")

@@ -22,7 +22,7 @@ from pase.importers.torch.live import LiveModel, Part
 from pase.planning.plan import Plan
 from pase.sharding.boxes import Box, Range, extents, whole
 from pase.sharding.layouts import DeviceMesh, Layout
-from pase.targets.programs import check_trained, emit
+from pase.targets.programs import check_trained
 from pase.targets.torch.aten import AtenLayers
 from pase.targets.torch.collectives import Groups, Take, Traffic
 from pase.targets.torch.devices import module_device
@@ -237,6 +237,20 @@ class LiveProgram(HeldProgram):
         """
         return self.layers.run(self, mesh, name, sources, others)
 
+    def update(self, results: Mapping[str, Tensor]) -> None:
+        """Have a step write the buffers that nodes of the module's own graph write.
+
+        Args:
+            results: What layers write, by their names.
+        """
+        for name, value in self.layers.update(self, self._everywhere, results):
+            self._keeps[name] = value, None
+
+    @property
+    def draw_key(self) -> Any:
+        """The key of a step's random numbers, on the CPU, for the operators that draw some."""
+        return self.argument("draw_key")
+
     def known(self, name: str, dims: tuple[Dim, ...], *, is_index: bool) -> Tensor:
         """Return a value of the module that is computed of its inputs and buffers alone; every rank has all of it."""
         value = self.argument(f"known {name}").reshape([dim.size for dim in dims])
@@ -316,14 +330,23 @@ Compare = Callable[["Parallel", Mapping[str, Any], Callable[[Mapping[str, Any]],
 class _Mode:
     """The program of training, or of evaluation.
 
-    known: what is computed of inputs and buffers before any layer. given: what each of its arguments is had of. keeps:
-    what is done with each value of a statistic. loss: which output is that. placed: how the ranks have each output
-    between them, None for those that every rank has whole. low: the type of products, where it is another than that of
-    weights, or "".
+    Attributes:
+        traced: The program of this rank.
+        known: Computes values of inputs and buffers before any layer.
+        fixed: Computes values of buffers alone, which are cached in `fixed_values` until a buffer changes.
+        updates: By the name of a buffer, the one of the known values that it has after a call.
+        given: Where each argument of the program comes from.
+        keeps: What is done with each value of a statistic or a buffer that layers compute.
+        loss: Name of the output that is the loss, "" for none.
+        placed: How ranks hold each output; None for one that is replicated.
+        low: Type of products where it is another one than that of weights, or "".
     """
 
     traced: Traced
     known: Part
+    fixed: Part
+    fixed_values: "_Fixed"
+    updates: Mapping[str, str]
     given: tuple[Get, ...]
     keeps: tuple[Callable[[Any], None], ...]
     loss: str
@@ -361,7 +384,7 @@ class Parallel(Resembling):
         self._aten = AtenLayers(live, plan)
         if module.training:
             check_trained(live.model.graph, self._aten.problem)
-        self.program = emit(plan, target="torch", has_module=True, aten=self._aten.calls())
+        self.program = self._aten.program()
         self._prepare(module, live, plan, rank=rank, seed=seed)
         self._groups = Groups(rank, plan.num_devices)
         self._sum_groups = self._groups.beside("sums")
@@ -500,8 +523,8 @@ class Parallel(Resembling):
     def _ended(
         self, mode: _Mode, values: Mapping[str, Any], loss: Any, outputs: Sequence[Any], keeps: Sequence[Any]
     ) -> Any:
+        self._keep(mode, keeps, values)
         if self.training:
-            self._keep(mode, keeps)
             self._step += 1
             PASSES.end()
             self._note_backward((loss, *outputs))
@@ -730,8 +753,18 @@ class Parallel(Resembling):
         numbers = {own.name: own.output.name for own in self._live.outputs if own.output and not own.shape}
         at_loss = next((name for name, made in numbers.items() if made not in outputs), "")
         keeps = tuple(self._kept(name, momentum) for name, momentum in traced.keeps)
-        known = self._known_part(program.trains)
-        return _Mode(traced=traced, known=known, given=given, keeps=keeps, loss=at_loss, placed=placed, low=program.low)
+        return _Mode(
+            traced=traced,
+            known=self._known_part(program.trains, is_fixed=False),
+            fixed=self._known_part(program.trains, is_fixed=True),
+            fixed_values=_Fixed(),
+            updates=self._updates(program.trains),
+            given=given,
+            keeps=keeps,
+            loss=at_loss,
+            placed=placed,
+            low=program.low,
+        )
 
     def _results(self, program: Any, loss: Any, outputs: Mapping[str, Any]) -> Any:
         """Return how the ranks have each output between them, None where every rank has all of it; and the outputs."""
@@ -739,9 +772,13 @@ class Parallel(Resembling):
         placed = {name: None if loss is None else program.placed(x, shape) for name, (x, shape) in outputs.items()}
         return placed, {n: x if placed[n] else program.whole(x, shape) for n, (x, shape) in outputs.items()}
 
-    def _known_part(self, trains: bool) -> Part:
-        """Return what computes what layers read of inputs and buffers alone."""
-        return self._aten.part(self.plan.index, trains=trains, device=self._device)
+    def _known_part(self, trains: bool, *, is_fixed: bool) -> Part:
+        """Return what computes values that layers read of inputs and buffers alone, or of buffers alone."""
+        return self._aten.part(self.plan.index, trains=trains, is_fixed=is_fixed, device=self._device)
+
+    def _updates(self, trains: bool) -> Mapping[str, str]:
+        """Return which of these values buffers have after a call, by the names of the buffers."""
+        return self._aten.known_updates(trains=trains)
 
     def _source(self, argument: str, fed: Mapping[str, Use], traced: Traced, takes: Mapping[str, Take]) -> Get:
         """Return where an argument of a rank's graph is had of."""
@@ -770,6 +807,8 @@ class Parallel(Resembling):
             return lambda values: take(read_as(values[constant.value], constant))
         if kind in ("known", "received"):
             return lambda values: values[argument]
+        if argument == "draw_key":
+            return lambda _: self._draw_key
         assert argument == "mask_key", argument
         # On the device: a graph that is captured and played again would keep a number of the CPU.
         return lambda _: torch.from_numpy(step_key(self._seed, self._step)).to(self._device)
@@ -824,8 +863,14 @@ class Parallel(Resembling):
     def _known(self, mode: _Mode, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return what layers read that is computed of inputs and buffers alone, by the names of the arguments."""
         with torch.no_grad():
-            found = mode.known(inputs, {name: _whole(self._tensor(name)) for name in mode.known.state})
+            found = mode.fixed_values.of(mode.fixed, {name: self._tensor(name) for name in mode.fixed.state})
+            state = {name: _whole(self._tensor(name)) for name in mode.known.state}
+            found = found | mode.known(inputs, state, self._draw_key)
         return {f"known {name}": value for name, value in found.items()}
+
+    @property
+    def _draw_key(self) -> Any:
+        return torch.from_numpy(step_key(self._seed, self._step))
 
     def _check_inputs(self, inputs: Mapping[str, Any]) -> None:
         """Raise ProgramError for an input of which a gradient is wanted that it would not get, or not all of."""
@@ -897,17 +942,30 @@ class Parallel(Resembling):
                 gather_in_place(held, self._traffic)
             self._gathered = versions() if is_training else None
 
-    def _kept(self, name: str, momentum: float) -> Callable[[Any], None]:
+    def _kept(self, name: str, momentum: float | None) -> Callable[[Any], None]:
+        if momentum is None:
+            return lambda value: self._tensor(name).copy_(value.reshape(self._tensor(name).shape))
         reading = self._reading(name)
         keep = keeping(self._stored, reading, self._groups)
         return lambda value: keep(local_of(self._tensor(reading.parameter)), value, momentum)
 
-    def _keep(self, mode: _Mode, values: Sequence[Any]) -> None:
+    def _keep(self, mode: _Mode, values: Sequence[Any], known: Mapping[str, Any]) -> None:
+        """Give buffers the values that a call leaves in them.
+
+        Args:
+            mode: Of training or evaluation.
+            values: Those that layers computed, in the order of the mode's `keeps`.
+            known: Those that were known before any layer.
+        """
         with torch.no_grad():
             for keep, value in zip(mode.keeps, values, strict=True):
                 keep(value)
-            kept = {own for layer, own in self._live.statistics.items() if layer not in self._aten.layers}
-            for owner in sorted(kept):
+            for name, argument in mode.updates.items():
+                self._tensor(name).copy_(known[argument])
+            if not self._root.training or mode.updates:
+                return
+            owners = {own for layer, own in self._live.statistics.items() if layer not in self._aten.layers}
+            for owner in sorted(owners):
                 counted = owner_of(self._root, f"{owner}.num_batches_tracked")[0]._buffers.get("num_batches_tracked")
                 if counted is not None:
                     counted.add_(1)
@@ -923,6 +981,8 @@ class Parallel(Resembling):
                 tensors.append(self._output(found[own], item.shape, mode.placed[own]))
             else:
                 tensors.append(values[item.name])
+        for i in self._aten.detached(trains=self.training) if len(tensors) > 1 else ():
+            tensors[i] = tensors[i].detach()
         return self._live.returned(tensors)
 
     def _output(self, value: Any, shape: tuple[int, ...], placed: Stored | None) -> Any:

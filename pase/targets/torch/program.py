@@ -91,21 +91,26 @@ class Correct:
 class Traced:
     """A program of one rank.
 
-    module: takes values of `arguments`, in order, returns (loss or None, outputs, values of statistics). arguments:
-    each says what it is: "input x", "weight w", "piece w" (this rank's, of a weight that the graph gathers),
-    "received 0" (of the stage before), "mask_key"; a live module has others (`LiveProgram`). inputs, weights: by name.
-    keeps: statistics with their momentum, in the order of their values. results: the outputs by name. sums: of the
-    gradient of each weight, by name, in the order of the layers. pieces: of those weights that ranks hold in pieces.
-    gathered: the layers whose weights the graph gathers, to run the module within its `freed`. taken: how layers read
-    each input. takes: the modules that take parts of each input. correct: what this rank counts, its count the last of
-    the outputs; None where there is none.
+    Attributes:
+        module: Takes values of `arguments`, in order, returns (loss or None, outputs, values of `keeps`).
+        arguments: What each is: "input x", "weight w", "piece w" (this rank's shard of a weight that the graph
+            gathers), "received 0" (from the previous stage), "mask_key"; a live module has others (`LiveProgram`).
+        inputs, weights: By name.
+        keeps: Statistics with their momentum, and buffers that become the value, with None.
+        results: The outputs by name.
+        sums: How the gradient of each weight is reduced, by name, in the order of the layers.
+        pieces: The weights that ranks hold sharded.
+        gathered: The layers whose weights the graph gathers; the module runs within its `freed`.
+        taken: How layers read each input.
+        takes: The modules that take parts of each input.
+        correct: What this rank counts, its count the last of the outputs; None where there is none.
     """
 
     module: fx.GraphModule
     arguments: tuple[str, ...]
     inputs: Mapping[str, DataInput]
     weights: Mapping[str, Weight]
-    keeps: tuple[tuple[str, float], ...]
+    keeps: tuple[tuple[str, float | None], ...]
     results: Mapping[str, Tensor]
     sums: Mapping[str, WeightSum]
     pieces: Mapping[str, Pieces]
@@ -169,7 +174,7 @@ class Program:
         self._taken: dict[str, list[tuple[Layout, Take]]] = {}
         self._arguments: dict[str, fx.Node] = {}
         self._numbers = counted()
-        self._keeps: dict[str, tuple[Tensor, float]] = {}
+        self._keeps: dict[str, tuple[Tensor, float | None]] = {}
         self._runs: list[list[str]] = []
         self._is_in_run = False
         self._root = nn.Module()

@@ -18,7 +18,7 @@ from pase.planning.plan import Plan
 from pase.planning.stages import stage_plan
 from pase.sharding.boxes import Range
 from pase.sharding.shards import prime_factors
-from pase.targets.programs import check_trained, emit
+from pase.targets.programs import check_trained
 from pase.targets.torch.aten import AtenLayers
 from pase.targets.torch.devices import current_device
 from pase.targets.torch.failures import naming_lost_ranks
@@ -94,8 +94,7 @@ class StageModule(Parallel):
         with naming_lost_ranks(), computing_in(mode.low, self._device), mode.traced.gathered.freed():
             made, outputs, keeps = mode.traced.module(*[get(values) for get in mode.given])
         parallel._count(mode.traced, outputs)
-        if parallel.training:
-            self._keep(mode, keeps)
+        self._keep(mode, keeps, values)
         return made
 
     @property
@@ -136,7 +135,7 @@ class Staged(Parallel):
         self._aten = AtenLayers(live, plan)
         if module.training:
             check_trained(live.model.graph, self._aten.problem)
-        self.program = emit(plan, target="torch", has_module=True, aten=self._aten.calls())
+        self.program = self._aten.program()
         names = run_text(self.program)
         pipeline = Pipeline(
             stages=tuple(names[f"stage_{number}"] for number in range(plan.num_stages)),

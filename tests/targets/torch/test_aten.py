@@ -11,7 +11,7 @@ from pase.importers.torch.live import trace_live
 from pase.planning.plan import Plan
 from pase.targets.torch.aten import AtenLayers
 from pase.targets.torch.parallel import parallelize
-from tests.importers.test_torch_training import OWN, REFUSED
+from tests.importers.test_torch_training import DRAWN, OWN, REFUSED
 from tests.runtime.plans import random_plan
 from tests.targets.torch.equality import difference, full
 from tests.targets.torch.ranks import Pool
@@ -53,6 +53,22 @@ def test_what_its_own_graph_trains_is_trained_on_ranks(ranks: Pool) -> None:
         for (name, _), (losses, state) in zip(given, found, strict=True):
             expected_losses, expected = alone[name]
             assert losses == pytest.approx(expected_losses, rel=1e-12), name
+            assert all(difference(state[key], x) < 1e-12 for key, x in expected.items() if x.is_floating_point()), name
+
+
+def _numbers_of_rank(_rank: int, _world: int, given: list[tuple[str, Plan]]) -> list[Any]:
+    return [_trained(parallelize(_made(name), plan)) for name, plan in given]
+
+
+def test_random_numbers_are_those_of_one_device_whatever_the_plan(ranks: Pool) -> None:
+    """Seeds are of the step and the place in the graph; one device is compared with the module in its first step."""
+    given = [(name, random_plan(pase.load((_made(name), X)), 2, seed)) for name in DRAWN for seed in (0, 3)]
+    alone = {name: _trained(parallelize(_made(name), pase.search((_made(name), X), devices=1))) for name in DRAWN}
+    for found in ranks.run(_numbers_of_rank, given, world=2):
+        for (name, _), (losses, state) in zip(given, found, strict=True):
+            expected_losses, expected = alone[name]
+            assert losses == pytest.approx(expected_losses, rel=1e-12), name
+            assert len(set(losses)) == 3, name
             assert all(difference(state[key], x) < 1e-12 for key, x in expected.items() if x.is_floating_point()), name
 
 

@@ -1,6 +1,7 @@
 """What a step does on its device: the host does not wait, tensors are made there, and none for inputs of others."""
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import pase
 from pase.errors import ProgramError
+from pase.importers.torch.live import trace_live
 from pase.planning.plan import Plan
 from pase.targets.torch.layers import grouped, routed
 from pase.targets.torch.layers.experts import rows_of_groups
+from pase.targets.torch.module import Parallel
 from pase.targets.torch.parallel import parallelize
 from pase.targets.torch.program import Program
 from pase.targets.torch.tensor import Dim, Tensor, reshard
+from pase.targets.torch.values import from_tensors
 from tests.runtime.plans import data_parallel_plan, make_plan
 from tests.targets.torch.plans import with_states
 from tests.targets.torch.ranks import Pool
@@ -88,7 +92,10 @@ class Dropping(nn.Module):
 def _kept(_rank: int, _world: int) -> set[str]:
     torch.manual_seed(0)
     module, x = Dropping(), torch.randn(4, 2, 8, 8)
-    parallel = parallelize((module, {"x": x}), make_plan(pase.load((module, {"x": x})), 1, {}), check=False)
+    # The layers' own functions, which hold what they need in buffers.
+    live = replace(trace_live((module, {"x": x})), graphs={})
+    values = from_tensors(module.state_dict())
+    parallel = Parallel(module, live, make_plan(live.model.graph, 1, {}), rank=0, weights=values, seed=0)
     # In place of a GPU.
     parallel._device = torch.device("meta")
     mode = parallel._mode(False)

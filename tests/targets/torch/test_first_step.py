@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import pase
-from pase.errors import ProgramError
-from pase.importers.torch import export
+from pase.errors import ModelError, ProgramError
+from pase.importers.torch import export, live
 from pase.importers.torch.operators import TRANSLATIONS
 from pase.importers.torch.training import Differences
 from pase.planning.plan import Plan
@@ -37,8 +37,9 @@ def _alone(module: nn.Module, *given: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if name not in LATER | NO_PROGRAM])
 def test_what_is_traced_wrong_raises_in_the_first_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that the importer refuses, were it not refused."""
+    """All that the importer refuses, were it not refused and the module's own graph not at hand."""
     monkeypatch.setattr(export, "differences_in_training", lambda *_: Differences())
+    _translated(monkeypatch)
     torch.manual_seed(1)
     module = REFUSED[name][0]()
     parallel = _alone(module)
@@ -81,7 +82,17 @@ class Tanh(nn.Module):
         return self.last(x)
 
 
+def _translated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the translation be what is run."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise ModelError("it cannot be captured")
+
+    monkeypatch.setattr(live, "captured", refused)
+
+
 def _wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    _translated(monkeypatch)
     monkeypatch.setitem(TRANSLATIONS, "tanh", lambda call: call.point("sigmoid", call.x, out=call.result))
 
 

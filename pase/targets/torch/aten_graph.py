@@ -1,0 +1,662 @@
+"""`AtenGraph`: a module's own exported graph, with the nodes that the layers of a plan read and write.
+
+`LayerSplits` follows the splits of a layer through its nodes by the operators' sharding rules, with nothing to compute.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+
+from pase.graph import Graph, Operator, Role, SliceOf
+from pase.importers.ir import ops
+from pase.importers.ir.trace import Use
+from pase.importers.torch.capture import Captured, corresponding
+from pase.importers.torch.live import LiveModel, Part
+from pase.importers.torch.program import behind, location, origin_of
+from pase.importers.torch.sharding_rules import ShardingRule, sharding_rule
+from pase.importers.torch.sharding_rules.rule import Dims as RuleDims
+from pase.sharding.layouts import WHOLE, PlainDim, tensor_dims
+from pase.targets.torch.draws import is_random, rate_of, seeded
+from pase.targets.torch.propagation import Dims, Propagated, Splits, lies_alike, propagated, refined
+from pase.targets.torch.tensor import (
+    Dim,
+)
+
+_ATEN = torch.ops.aten
+
+
+class NotCarriedError(Exception):
+    """The sharding rules do not carry a layer's splits from what it reads to what it writes."""
+
+
+# -- the layers in the graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtenLayer:
+    """A layer as a part of an exported graph.
+
+    Attributes:
+        operator: Of the plan's graph. Where one operator of the module is several layers, that of the first. None for
+            what no layer computes: the new value of a buffer.
+        splits: In how many parts each of its dims is split.
+        pins: Numbers of reads by the nodes of the graph that they are.
+        target: The node that it writes.
+        written: How the plan has that; None where it is left as it comes.
+        is_whole: Whether ranks compute all of what splits are not carried through.
+    """
+
+    operator: Operator | None
+    splits: Splits
+    pins: Mapping[fx.Node, int]
+    target: fx.Node
+    written: tuple[Dim, ...] | None
+    is_whole: bool
+
+    def read(self, number: int) -> tuple[Dim, ...]:
+        """Return the dims of what it reads, as its mesh has them; NotCarriedError where a window is split."""
+        found = []
+        assert self.operator is not None
+        for place, dim in enumerate(tensor_dims(self.operator, self.operator.reads[number])):
+            if isinstance(dim, PlainDim):
+                name = dim.name if dim.name != WHOLE else f"{number}.{place}*"
+                found.append(Dim(name, dim.extent))
+            elif self.splits.get(dim.out, 1) == self.splits.get(dim.kernel, 1) == 1:
+                found.append(Dim(f"{number}.{place}*", dim.extent))
+            else:
+                raise NotCarriedError(f"windows over {dim.out} are split")
+        return tuple(found)
+
+    def pinned(self, node: fx.Node) -> Dims:
+        """Return how what it reads lies, as the graph has it."""
+        return _over(self.read(self.pins[node]), shape_of(node), self.splits)
+
+
+class AtenGraph:
+    """One of a module's own graphs, with the nodes that layers write in it.
+
+    Attributes:
+        captured: The graph.
+        targets: By layer, the node that it writes.
+        writers: The layer that writes a node.
+        known: The nodes that every rank has all of before any layer: inputs, buffers, and what is computed of these.
+        numbers: The place of each node.
+        weights: For the nodes of parameters, a layer and its tensor that is the whole of the parameter.
+    """
+
+    def __init__(self, live: LiveModel, captured: Captured) -> None:
+        self.live, self.captured = live, captured
+        self.nodes: list[fx.Node] = list(captured.graph.graph.nodes)
+        self.named = {node.name: node for node in self.nodes}
+        self.targets = dict(self._targets())
+        self.writers = {node: layer for layer, node in self.targets.items()}
+        self.known = self._known()
+        self.numbers = {node: number for number, node in enumerate(self.nodes)}
+        self._placed = {name: node for node, name in self._leaves()}
+        self.weights = dict(self._weights())
+        self._pieces: dict[tuple[fx.Node, int, int, int], list[fx.Node]] = {}
+        for node in self.nodes:
+            piece = _piece_of(node)
+            if piece is not None:
+                self._pieces.setdefault(piece, []).append(node)
+
+    def layer(self, operator: Operator, graph: Graph, splits: Splits, *, is_whole: bool = False) -> AtenLayer:
+        """Return a layer; NotCarriedError where it is no part of the graph."""
+        name = operator.name
+        if any(not _is_piece(access.index_map) for access in operator.writes[1:]):
+            raise NotCarriedError("it writes several tensors")
+        if name not in self.targets:
+            raise NotCarriedError("what it writes is no node of the exported graph")
+        owner = self.live.statistics.get(name)
+        if owner is not None and not is_whole and self.live.graphs[True].written.keys() & statistics_of(owner):
+            raise NotCarriedError("it keeps statistics")
+        write = operator.writes[0]
+        if any(axis is None and extent > 1 for axis, extent in zip(write.index_map, write.shape, strict=True)):
+            raise NotCarriedError("it writes dims that are none of its own")
+        named = [each for axis in write.index_map for each in (axis if isinstance(axis, tuple) else (axis,))]
+        if not all(each is None or isinstance(each, str) for each in named):
+            raise NotCarriedError("it writes a part of its dims")
+        return AtenLayer(
+            operator=operator,
+            splits=splits,
+            pins=dict(self._pins(operator, graph)),
+            target=self.targets[name],
+            written=tuple(Dim(each, operator.extents[each]) for each in named if isinstance(each, str)),
+            is_whole=False,
+        )
+
+    def whole_layer(self, name: str, first: Operator, graph: Graph, splits: Splits) -> AtenLayer:
+        """Return a layer of which ranks compute all that splits are not carried through.
+
+        Args:
+            name: Of the layer.
+            first: The first of the layers that are one operator of the module together, of which it is the last.
+            graph: Of the plan.
+            splits: Of the first layer.
+        """
+        found = self.layer(graph[name], graph, splits, is_whole=True)
+        if first.name == name:
+            return replace(found, is_whole=True)
+        pins = dict(self._pins(first, graph))
+        return replace(found, operator=first, pins=pins, written=None, is_whole=True)
+
+    def keeps_plainly(self, owner: str) -> bool:
+        """Return whether a module that normalises, by name, keeps the moments of one call, by a fixed share of them."""
+        held = [node for node in self.nodes if self.captured.buffers.get(node.name) in statistics_of(owner)]
+        return all(len(node.users) == 1 and set(node.users) <= self._normalising for node in held)
+
+    @cached_property
+    def _normalising(self) -> set[fx.Node]:
+        return {node for node in self.nodes if node.target in _NORMALISING and node.args[5]}
+
+    def cone(self, target: fx.Node, *, is_whole: bool = True) -> Iterator[fx.Node]:
+        """Yield the nodes that one is computed by, up to what layers write.
+
+        Args:
+            target: The node.
+            is_whole: Whether the node itself is among them though a layer writes it.
+        """
+        found, frontier = set[fx.Node](), [target]
+        while frontier:
+            node = frontier.pop()
+            if node in found or (node in self.writers and not (is_whole and node is target)):
+                continue
+            found.add(node)
+            if node.op == "call_function":
+                yield node
+                frontier += node.all_input_nodes
+
+    @cached_property
+    def carrying(self) -> set[fx.Node]:
+        """The nodes that a gradient flows through, where parameters and inputs have one."""
+        found: set[fx.Node] = set()
+        for node in self.nodes:
+            if node.op == "output" or not _is_float(node):
+                continue
+            if node.op == "placeholder":
+                carries = node.name in self.captured.parameters or node.name in self.captured.inputs
+            else:
+                carries = not is_cut(node) and not found.isdisjoint(node.all_input_nodes)
+            if carries:
+                found.add(node)
+        return found
+
+    @cached_property
+    def fixed(self) -> set[fx.Node]:
+        """The known nodes that are computed of buffers and literals alone, which no call writes, and drawn by none."""
+        found: set[fx.Node] = set()
+        for node in self.nodes:
+            if node not in self.known or is_random(node):
+                continue
+            if node.op == "placeholder":
+                is_written = self.captured.buffers.get(node.name) in self.captured.written
+                if node.name not in self.captured.inputs and not is_written:
+                    found.add(node)
+            elif found.issuperset(node.all_input_nodes):
+                found.add(node)
+        return found
+
+    @cached_property
+    def readers(self) -> Mapping[fx.Node, Sequence[str]]:
+        """The layers that compute each node that drops single points."""
+        found: dict[fx.Node, list[str]] = {}
+        for layer, target in self.targets.items():
+            for node in self.cone(target):
+                if rate_of(node):
+                    found.setdefault(node, []).append(layer)
+        return found
+
+    def drop_name(self, node: fx.Node) -> str:
+        """Return by what name the points that a node drops are drawn: that of its layer, as its translation does."""
+        layers = self.readers.get(node, ())
+        if len(layers) != 1:
+            return f"dropout {self.numbers[node]}"
+        alike = sorted((other for other, own in self.readers.items() if own == layers), key=self.numbers.__getitem__)
+        place = alike.index(node)
+        return layers[0] if place == 0 else f"{layers[0]}/{place + 1}"
+
+    def untranslated(self, node: fx.Node, layer: str, alike: Collection[str]) -> str:
+        """Return what a node does that no translation of the module in evaluation does, "" for nothing.
+
+        Args:
+            node: The node.
+            layer: That it is computed for, "" for none.
+            alike: The nodes, by name, that are computed in evaluation, too.
+        """
+        if is_random(node):
+            return f"{at(node)} draws numbers"
+        if node in self.known or node.target is getitem:
+            return ""
+        if is_cut(node):
+            return f"{at(node)} detaches what depends on weights"
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return f"torch.autograd.Function {node.target.__name__!r} at {at(node)} has a backward pass of its own"
+        if rate_of(node) == 0.0 and node.args[1]:
+            return f"dropout at {at(node)} drops nothing in training"
+        if rate_of(node) and (node is not self.targets.get(layer) or len(self.readers[node]) > 1):
+            return f"{at(node)} drops points within a layer"
+        if node.target in _BY_KEPT_STATISTICS or (node.target in _NORMALISING and not node.args[5]):
+            return f"batch_norm at {at(node)} normalises by kept statistics in training"
+        if origin_of(node) is not None and node.name not in alike and node.target is not _ATEN.clone.default:
+            return f"{at(node)} is computed in training alone"
+        return ""
+
+    def part(self, nodes: Sequence[fx.Node], device: object) -> Part:
+        """Return what computes nodes that depend on inputs, buffers and literals alone."""
+        graph, root, env = fx.Graph(), torch.nn.Module(), dict[fx.Node, fx.Node]()
+        needed = behind(self.captured.graph, nodes)
+        inputs = [node for node in needed if node.name in self.captured.inputs]
+        state = [node for node in needed if node.name in self.captured.buffers]
+        for node in (*inputs, *state):
+            env[node] = graph.placeholder(node.name)
+        for node in state:
+            if self.captured.buffers[node.name] in self.captured.written:
+                # What is saved for the backward pass has to stay as it was.
+                env[node] = graph.call_function(_ATEN.clone.default, (env[node],))
+        draws = any(map(is_random, needed))
+        key = graph.placeholder("draw_key") if draws else None
+
+        def placed(item: Any) -> Any:
+            return torch.device(str(device)) if isinstance(item, torch.device) else item
+
+        for node in needed:
+            if node in env:
+                continue
+            if node.op == "placeholder":
+                root.register_buffer(node.name, self.captured.constants[node.name].to(device))
+                env[node] = graph.get_attr(node.name)
+                continue
+            made = env[node] = graph.node_copy(node, env.__getitem__)
+            made.args, made.kwargs = (fx.node.map_aggregate(item, placed) for item in (made.args, made.kwargs))
+            if is_random(node):
+                made.target, made.args = seeded(node.target, self.numbers[node]), (key, *made.args)
+        graph.output(tuple(env[node] for node in nodes))
+        return Part(
+            graph=fx.GraphModule(root, graph),
+            inputs=tuple(self.captured.inputs[node.name] for node in inputs),
+            state=tuple(self.captured.buffers[node.name] for node in state),
+            names=tuple(node.name for node in nodes),
+            draws=draws,
+        )
+
+    def _pins(self, operator: Operator, graph: Graph) -> Iterator[tuple[fx.Node, int]]:
+        """Yield the nodes that a layer reads, each with the number of the read.
+
+        What another layer computes is the node that this one writes, or a piece of it: whatever the importer takes
+        them for, they are the same numbers.
+        """
+        for number, access in enumerate(operator.reads):
+            if access.role is Role.PARAMETER:
+                weight = self.live.weights.get((operator.name, access.tensor))
+                if weight is None or weight.row is not None or not _is_in_order(weight.use):
+                    continue
+                node, piece = self._placed.get(weight.parameter), weight.use.piece
+                cut = None if piece is None else (piece.dim, piece.start, piece.size)
+            else:
+                node, cut = self._read(operator.name, number, graph)
+            if node is None:
+                continue
+            if cut is None:
+                yield node, number
+                continue
+            for user in self._pieces.get((node, *cut), ()):
+                yield user, number
+
+    def _read(self, layer: str, number: int, graph: Graph) -> tuple[fx.Node | None, tuple[int, int, int] | None]:
+        """Return the node that a layer reads, perhaps a piece (dim, start, size) of it; None for none."""
+        edge = graph.incoming.get((layer, number))
+        while edge is not None and graph[edge.producer].is_fan_out:
+            edge = graph.incoming[edge.producer, 0]
+        if edge is None:
+            fed = self.live.inputs.get((layer, number))
+            is_given = fed is not None and fed.is_given and fed.use.piece is None and _is_in_order(fed.use)
+            return self._placed.get(f"input {fed.use.value}") if is_given and fed else None, None
+        node = self.targets.get(edge.producer)
+        producer = graph[edge.producer]
+        write = producer.writes[edge.output]
+        if node is None or edge.output == 0:
+            return node, None
+        cuts = [(dim, axis) for dim, axis in enumerate(write.index_map) if isinstance(axis, SliceOf)]
+        if len(cuts) != 1 or producer.writes[0].shape != shape_of(node):
+            return None, None
+        ((dim, part),) = cuts
+        return node, (dim, part.offset, part.extent)
+
+    def _weights(self) -> Iterator[tuple[fx.Node, tuple[str, str]]]:
+        """Yield the parameters that are weights of layers as they are, with a layer and its tensor."""
+        for (layer, tensor), weight in self.live.weights.items():
+            node = self._placed.get(weight.parameter)
+            is_all = weight.row is None and weight.use.piece is None and _is_in_order(weight.use)
+            if node is not None and is_all and weight.shape == shape_of(node):
+                yield node, (layer, tensor)
+
+    def _leaves(self) -> Iterator[tuple[fx.Node, str]]:
+        for node in self.nodes:
+            if node.name in self.captured.parameters:
+                yield node, self.captured.parameters[node.name]
+            elif node.name in self.captured.inputs:
+                yield node, f"input {self.captured.inputs[node.name]}"
+
+    def _targets(self) -> Iterator[tuple[str, fx.Node]]:
+        """Yield each layer with the node that it writes."""
+        lowered, own = self.live.model.lowered, self.live.program
+        nodes = {node.name: node for node in self.live.model.traces[-1].nodes}
+        names = corresponding(own.program, self.captured)
+        for layer, name in lowered.nodes.items():
+            use, made = lowered.written.get((layer, 0)), nodes[name].elementary[-1]
+            if use is None or use.piece is not None or _is_lying(made):
+                continue
+            node, item = own.made.get(made.outputs[0].name, (None, None))
+            if item is not None:
+                node = next((user for user in node.users if user.target is getitem and user.args[1] == item), None)
+            target = _first_result(self.named[names[node.name]]) if node is not None and node.name in names else None
+            if target is not None and nodes[name].rate and self.captured.trains:
+                # What the layer writes are the points that are left.
+                target = _dropped(target)
+            if target is not None:
+                yield layer, target
+
+    def _known(self) -> set[fx.Node]:
+        """Return the nodes that depend on inputs, buffers and literals alone: every rank has all of them."""
+        found: set[fx.Node] = set()
+        for node in self.nodes:
+            if node.op == "placeholder":
+                if node.name not in self.captured.parameters:
+                    found.add(node)
+            elif node.op == "call_function" and not rate_of(node) and found.issuperset(node.all_input_nodes):
+                found.add(node)
+        return found
+
+
+def at(node: fx.Node) -> str:
+    """Return the line of the user's source that a node comes from, with its text; its operator where none is known."""
+    line, source = location(node.meta.get("stack_trace") or "")
+    return f"{line} ({source})" if source else line or str(node.target)
+
+
+def _is_in_order(use: Use) -> bool:
+    """Return whether the elements that are read are in the order that they have in the module."""
+    return use.view is None or use.view.is_reshape
+
+
+def statistics_of(owner: str) -> set[str]:
+    """Return the names of the buffers in which a module that normalises has its moments, by the module's name."""
+    return {f"{owner}.running_mean".removeprefix("."), f"{owner}.running_var".removeprefix(".")}
+
+
+def _is_lying(node: Any) -> bool:
+    return isinstance(node.op, ops.Identity) and node.name.endswith(":held")
+
+
+def _is_piece(index_map: Sequence[Any]) -> bool:
+    return any(isinstance(axis, SliceOf) for axis in index_map)
+
+
+def is_cut(node: fx.Node) -> bool:
+    """Return whether a gradient ends at a node."""
+    return node.target is _ATEN.detach.default
+
+
+def _is_float(node: fx.Node) -> bool:
+    values = node.meta["val"]
+    return any(x.is_floating_point() or x.is_complex() for x in ([values] if hasattr(values, "shape") else values))
+
+
+def operator_name(node: fx.Node) -> str:
+    """Return the name of a node's operator, without namespace and overload."""
+    schema = getattr(node.target, "_schema", None)
+    return str(schema.name).partition("::")[2] if schema else str(getattr(node.target, "__name__", ""))
+
+
+def shape_of(node: fx.Node) -> tuple[int, ...]:
+    """Return the shape of the tensor that a node gives."""
+    return tuple(node.meta["val"].shape)
+
+
+_BY_KEPT_STATISTICS = {_ATEN._native_batch_norm_legit_no_training.default}
+_RESHAPING = {_ATEN.reshape.default, _ATEN.unsqueeze.default, _ATEN.squeeze.dim, _ATEN.flatten.using_ints}
+_NORMALISING = {_ATEN.batch_norm.default, _ATEN._native_batch_norm_legit_functional.default}
+
+
+def _first_result(node: fx.Node) -> fx.Node:
+    """Return a node, or what gives the first of its tensors where it gives several."""
+    if hasattr(node.meta["val"], "shape"):
+        return node
+    return next((user for user in node.users if user.target is getitem and user.args[1] == 0), node)
+
+
+def _dropped(node: fx.Node) -> fx.Node | None:
+    """Return the dropout that reads what a node gives, perhaps in another shape; None for none."""
+    for user in node.users:
+        if rate_of(user) is not None:
+            return user
+        if user.target in _RESHAPING and (found := _dropped(user)) is not None:
+            return found
+    return None
+
+
+def _piece_of(node: fx.Node) -> tuple[fx.Node, int, int, int] | None:
+    """Return the node that one is a piece of, along which dim, from where and of what size; None for no piece."""
+    if node.target is getitem:
+        source, number = node.args
+        if operator_name(source) not in ("chunk", "split", "split_with_sizes"):
+            return None
+        whole = source.args[0]
+        dim = source.args[2] if len(source.args) > 2 else source.kwargs.get("dim", 0)
+        dim %= len(shape_of(whole))
+        sizes = [part.shape[dim] for part in source.meta["val"]]
+        return whole, dim, [0, *accumulate(sizes)][number], sizes[number]
+    if node.target is _ATEN.slice.Tensor and (len(node.args) < 5 or node.args[4] == 1):
+        whole = node.args[0]
+        dim = node.args[1] if len(node.args) > 1 else 0
+        start = (node.args[2] if len(node.args) > 2 else None) or 0
+        dim %= len(shape_of(whole))
+        start = start if start >= 0 else start + shape_of(whole)[dim]
+        return whole, dim, start, shape_of(node)[dim]
+    return None
+
+
+def whole_dims(shape: Sequence[int], name: str) -> Dims:
+    """Return dims of a replicated tensor, whose names begin with one."""
+    return tuple((Dim(f"{name}.{i}*", extent),) if extent > 1 else () for i, extent in enumerate(shape))
+
+
+def _over(dims: Sequence[Dim], shape: Sequence[int], splits: Splits) -> Dims:
+    """Return the dims of a tensor, row-major, as those of a shape of as many elements."""
+    found = refined([dim for dim in dims if dim.size > 1], shape, splits)
+    if found is None:
+        raise NotCarriedError(f"{[dim.size for dim in dims]} is read as {list(shape)}")
+    return found
+
+
+# -- the way of the splits through a layer
+
+
+class LayerSplits:
+    """Follows a layer's splits from what it reads to what it writes, without anything to compute.
+
+    Attributes:
+        known: Nodes that the layer reads and that every rank has all of.
+        others: Nodes that it reads though the plan does not say so, and that other layers write.
+    """
+
+    def __init__(self, graph: AtenGraph, layer: AtenLayer) -> None:
+        self.graph, self.layer = graph, layer
+        self.known: dict[fx.Node, None] = {}
+        self.others: dict[fx.Node, None] = {}
+        self._lies: dict[fx.Node, Any] = {}
+        self._steps: dict[fx.Node, tuple[ShardingRule, Propagated]] = {}
+
+    @property
+    def first(self) -> str:
+        """The layer whose mesh it is on."""
+        assert self.layer.operator is not None
+        return self.layer.operator.name
+
+    def check(self) -> None:
+        """Raise NotCarriedError where what is written does not lie as the plan has it."""
+        lies = self.of(self.layer.target)
+        if not self.layer.is_whole and not lies_alike(lies, self.wanted, self.layer.splits):
+            raise NotCarriedError(f"it writes {lies}, which the plan has as {self.layer.written}")
+
+    @property
+    def wanted(self) -> Dims:
+        """How the plan has what the layer writes."""
+        written, target = self.layer.written, self.layer.target
+        return self.of(target) if written is None else _over(written, shape_of(target), self.layer.splits)
+
+    def of(self, node: fx.Node) -> Any:
+        """Return how a node lies; a list for one that gives several tensors."""
+        if node not in self._lies:
+            self._lies[node] = self._lie(node)
+        return self._lies[node]
+
+    def step(self, node: fx.Node) -> tuple[ShardingRule, Propagated]:
+        """Return a node's rule, and how it is run."""
+        if node not in self._steps:
+            rule = rule_of(node)
+            operands = [self.of(other) for other in operands_of(node)]
+            self._steps[node] = rule, propagated(rule, operands, self.layer.splits)
+        return self._steps[node]
+
+    def added(self, node: fx.Node) -> set[int]:
+        """Return the operands of a node that are added to its result where that is a sum, by their numbers."""
+        rule, found = self.step(node)
+        return {number for number in rule.once if _is_optional(node, number)} if found.sums else set()
+
+    @cached_property
+    def spreads(self) -> Mapping[tuple[fx.Node, int], frozenset[str]]:
+        """By a node and the number of an operand, the splits that the operand may lack, whose parts its gradient sums.
+
+        What is repeated on the way to a node is so before it is repeated, when there is less of it.
+        """
+        needed = {
+            (node, i): self._split(node)
+            for node in self._steps
+            for i, _ in enumerate(operands_of(node))
+            if i not in self.added(node)
+        }
+        for (node, i), names in list(needed.items()):
+            operand = operands_of(node)[i]
+            first = self._before_repeated(operand)
+            if first is not None and self._is_as_needed(node, i):
+                lacking = names - {dim.name for dims in self.of(operand) for dim in dims}
+                needed[first, 0] |= lacking
+                needed[node, i] -= lacking
+        return needed
+
+    def _split(self, node: fx.Node) -> frozenset[str]:
+        """Return the dims by which a node's work is split."""
+        _, found = self.step(node)
+        added = self.added(node)
+        lies = [*(dims for i, dims in enumerate(found.operands) if i not in added), *found.results]
+        names = {dim.name for dims in lies for own in dims for dim in own}
+        return found.sums | {name for name in names if self.layer.splits.get(name, 1) > 1}
+
+    def _is_as_needed(self, node: fx.Node, number: int) -> bool:
+        """Return whether ranks hold of an operand what a node needs."""
+        operand = operands_of(node)[number]
+        return lies_alike(self.of(operand), self.step(node)[1].operands[number], self.layer.splits)
+
+    def _before_repeated(self, node: fx.Node) -> fx.Node | None:
+        """Return the node that first repeats what one gives, which is used nowhere else; None for none."""
+        first, smallest = None, prod(shape_of(node)) if hasattr(node.meta["val"], "shape") else 0
+        while node in self._steps and len(node.users) == 1 and len(operands_of(node)) == 1:
+            (operand,) = operands_of(node)
+            if not isinstance(node.target, torch._ops.OpOverload) or not self._is_as_needed(node, 0):
+                break
+            if prod(shape_of(operand)) < smallest:
+                first, smallest = node, prod(shape_of(operand))
+            node = operand
+        return first
+
+    def _lie(self, node: fx.Node) -> Any:
+        layer = self.layer
+        if node in layer.pins:
+            return layer.pinned(node)
+        if node in self.graph.known:
+            self.known[node] = None
+            return whole_dims(shape_of(node), node.name)
+        if node.op != "call_function":
+            if not layer.is_whole or node not in self.graph.weights:
+                raise NotCarriedError(f"{node.name} is none of its reads")
+            return whole_dims(shape_of(node), node.name)
+        writer = self.graph.writers.get(node, "")
+        if writer and layer.is_whole and (node is not layer.target or layer.operator is None):
+            self.others[node] = None
+            return whole_dims(shape_of(node), node.name)
+        if writer and node is not layer.target:
+            raise NotCarriedError(f"it reads {node.name}, which layer {writer} writes")
+        if node.target is getitem:
+            return self.of(node.args[0])[node.args[1]]
+        if rate_of(node) is not None:
+            return self.of(node.args[0])
+        if is_random(node) and not layer.is_whole:
+            raise NotCarriedError(f"{node.target} at {node.name} draws numbers")
+        _, found = self.step(node)
+        for i in found.gathered if not layer.is_whole else ():
+            raise NotCarriedError(f"{node.target} at {node.name} needs more of operand {i} than ranks have")
+        return found.results[0] if hasattr(node.meta["val"], "shape") else list(found.results)
+
+
+def operands_of(node: fx.Node) -> list[fx.Node]:
+    """Return the tensors that a node reads, in the order of its arguments; one that is read twice, twice."""
+    return nodes_in((node.args, dict(node.kwargs)))
+
+
+def rule_of(node: fx.Node) -> ShardingRule:
+    """Return how the dims of what a node reads and gives go together."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return _whole_rule(node)
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda other: other.meta["val"])
+    return sharding_rule(node.target, args, kwargs, node.meta["val"])
+
+
+def _whole_rule(node: fx.Node) -> ShardingRule:
+    """Return the rule of a function of the user's own, of which nothing is known: it is given all of its operands."""
+    extents: dict[str, int] = {}
+
+    def named(shape: Sequence[int]) -> RuleDims:
+        found = []
+        for extent in shape:
+            name = f"d{len(extents)}"
+            extents[name] = extent
+            found.append((name,) if extent > 1 else ())
+        return tuple(found)
+
+    operands = tuple(named(shape_of(other)) for other in operands_of(node))
+    values = node.meta["val"]
+    results = tuple(named(x.shape) for x in ([values] if hasattr(values, "shape") else values))
+    extents = {name: extent for name, extent in extents.items() if extent > 1}
+    return ShardingRule(operands=operands, results=results, extents=extents, whole=frozenset(extents), is_known=False)
+
+
+def _is_optional(node: fx.Node, number: int) -> bool:
+    """Return whether an operator can do without one of its tensors, by its number."""
+    left, arguments = number, node.target._schema.arguments
+    for place, argument in enumerate(arguments):
+        value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+        count_of = len(nodes_in(value))
+        if left < count_of:
+            return str(argument.type).startswith("Optional")
+        left -= count_of
+    raise AssertionError(f"{node.target} has no tensor {number}")
+
+
+def nodes_in(value: Any) -> list[fx.Node]:
+    """Return the nodes in arguments of a call, in order; one that stands there twice, twice."""
+    found: list[fx.Node] = []
+
+    def add(other: fx.Node) -> fx.Node:
+        found.append(other)
+        return other
+
+    fx.map_arg(value, add)
+    return found

@@ -1,0 +1,58 @@
+"""Operators that draw random numbers: the same on all ranks, other ones in each step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from pase.targets.training.counted import layer_key
+
+_ATEN = torch.ops.aten
+
+
+def is_random(node: fx.Node) -> bool:
+    """Return whether a node draws random numbers, whatever it reads."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    return rate_of(node) is None and not _is_idle(node)
+
+
+def rate_of(node: fx.Node) -> float | None:
+    """Return the share of single points that a node drops; None for a node that drops none."""
+    if node.target is not _ATEN.dropout.default:
+        return None
+    _, rate, trains = node.args
+    return float(rate) if trains else 0.0
+
+
+def _is_idle(node: fx.Node) -> bool:
+    """Return whether an operator that may draw numbers draws none: attention and recurrent layers that drop nothing."""
+    schema = node.target._schema
+    defaults = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
+    given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
+    rates = {name: value for name, value in (defaults | given).items() if name in ("dropout_p", "dropout")}
+    trains = (defaults | given).get("train", True) if "dropout" in rates else True
+    return bool(rates) and (not trains or not any(rates.values()))
+
+
+def seeded(function: Callable[..., Any], number: int) -> Callable[..., Any]:
+    """Return an operator that draws by a step's key, which is its first argument, and its own number in the graph.
+
+    Ranks that call it with the same key, number and shapes draw the same numbers. The generators are left as they were.
+    """
+    own = [int(word) for word in layer_key(f"draw {number}")]
+
+    def run(key: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        first, second = (int(word) ^ mine for word, mine in zip(key.tolist(), own, strict=True))
+        devices = {x.device for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)}
+        devices |= {x for x in kwargs.values() if isinstance(x, torch.device)}
+        accelerators = [device for device in devices if device.type == "cuda"]
+        with torch.random.fork_rng(accelerators, device_type="cuda"):
+            torch.manual_seed((first << 31) ^ second)
+            return function(*args, **kwargs)
+
+    name = str(getattr(function, "__name__", "operator")).partition(".")[0]
+    run.__name__ = run.__qualname__ = f"seeded_{name}"
+    undisturbed: Callable[..., Any] = torch._disable_dynamo(run)
+    return undisturbed
