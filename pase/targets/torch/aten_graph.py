@@ -213,6 +213,15 @@ class AtenGraph:
                     found.setdefault(node, []).append(layer)
         return found
 
+    def _is_dropped_alike(self, node: fx.Node, layer: str) -> bool:
+        """Return whether the translation of a layer drops points where a node of it does, and no other layer does."""
+        if len(self.readers.get(node, ())) != 1 or layer not in self.live.model.lowered.nodes:
+            return False
+        name = self.live.model.lowered.nodes[layer]
+        steps = next(each for each in self.live.model.traces[-1].nodes if each.name == name).elementary
+        drops = [other for other, layers in self.readers.items() if layer in layers]
+        return len(drops) == sum(step.rate > 0 for step in steps)
+
     def drop_name(self, node: fx.Node) -> str:
         """Return by what name the points that a node drops are drawn: that of its layer, as its translation does."""
         layers = self.readers.get(node, ())
@@ -240,8 +249,8 @@ class AtenGraph:
             return f"torch.autograd.Function {node.target.__name__!r} at {at(node)} has a backward pass of its own"
         if rate_of(node) == 0.0 and node.args[1]:
             return f"dropout at {at(node)} drops nothing in training"
-        if rate_of(node) and (node is not self.targets.get(layer) or len(self.readers[node]) > 1):
-            return f"{at(node)} drops points within a layer"
+        if rate_of(node) and not self._is_dropped_alike(node, layer):
+            return f"{at(node)} drops points otherwise than its layer's translation does"
         if node.target in _BY_KEPT_STATISTICS or (node.target in _NORMALISING and not node.args[5]):
             return f"batch_norm at {at(node)} normalises by kept statistics in training"
         if origin_of(node) is not None and node.name not in alike and node.target is not _ATEN.clone.default:
@@ -357,7 +366,7 @@ class AtenGraph:
             if item is not None:
                 node = next((user for user in node.users if user.target is getitem and user.args[1] == item), None)
             target = _first_result(self.named[names[node.name]]) if node is not None and node.name in names else None
-            if target is not None and nodes[name].rate and self.captured.trains:
+            if target is not None and (nodes[name].rate or made.rate) and self.captured.trains:
                 # What the layer writes are the points that are left.
                 target = _dropped(target)
             if target is not None:

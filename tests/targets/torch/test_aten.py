@@ -81,3 +81,26 @@ def test_a_layer_whose_splits_are_not_carried_through_is_named() -> None:
     assert layers.problem == ""
     assert set(layers.layers) == {op.name for op in plan.graph.operators if not op.is_fan_out}
     assert layers.others == {}
+
+
+class Dropped(nn.Module):
+    """Points are dropped behind two steps that are one layer, and within attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.drop = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)
+        self.attention, self.last = nn.MultiheadAttention(8, 2, dropout=0.25, batch_first=True), nn.Linear(8, 1)
+
+    def forward(self, x: Any) -> Any:
+        x = self.drop(torch.tanh(self.norm(self.first(x))))
+        return self.last(self.attention(x[None], x[None], x[None], need_weights=False)[0]).square().mean()
+
+
+def test_points_are_dropped_once_where_the_module_drops_them() -> None:
+    """The first step is compared with the module's, both of which keep every point, scaled."""
+    torch.manual_seed(0)
+    module = Dropped().double()
+    parallel = parallelize(module, pase.search((module, X), devices=1))
+    losses = {parallel(X).item() for _ in range(3)}
+    assert len(losses) == 3
+    assert not [note for note in parallel.notes if "compared" in note or "drop" in note]
