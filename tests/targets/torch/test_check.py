@@ -1,7 +1,9 @@
 """`pase.check` and `pase check`: modules that are equal under a plan, and what is found of those that are not."""
 
+import inspect
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ from torch import nn
 
 import pase
 from pase.cli.main import run
-from pase.errors import ProgramError
+from pase.errors import ModelError, ProgramError
+from pase.importers.torch import live
+from pase.importers.torch.operators import TRANSLATIONS
 from pase.planning.plan import Plan
 from pase.targets.check import check_factory
 from pase.targets.differences import Run
@@ -40,7 +44,7 @@ def _plan(kind: str, module: str = "Net") -> Plan:
 
 
 @pytest.mark.usefixtures("on_ranks")
-@pytest.mark.parametrize("kind", ["", "micro-batches", "stages"])
+@pytest.mark.parametrize("kind", ["", pytest.param("micro-batches", marks=pytest.mark.full), "stages"])
 def test_a_module_is_equal_under_plans_of_every_kind(kind: str) -> None:
     module = _made("Net")
     before = {name: x.clone() for name, x in module.state_dict().items()}
@@ -83,6 +87,27 @@ def test_what_differs_is_found_where_it_is() -> None:
     buffers = {"'norm.running_mean' after it", "'norm.running_var' after it"}
     assert {each.what for each in buffer.differences} == buffers
     assert {each.run.mode for each in buffer.differences if each.run} == {"training"}
+
+
+def test_the_layer_is_named_at_which_a_difference_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise ModelError("it cannot be captured")
+
+    # What is run is the translation then.
+    monkeypatch.setattr(live, "captured", refused)
+    monkeypatch.setitem(TRANSLATIONS, "tanh", lambda call: call.point("sigmoid", call.x, out=call.result))
+    result = _alone("Net")
+    (origin,) = result.origins()
+    # The activation is a part of the normalisation before it, which is in this line.
+    assert (origin.what, origin.step) == ("what layer 'norm' computes", 0)
+    _, first = inspect.getsourcelines(KINDS["Net"].forward)
+    assert origin.line == f"checked.py:{first + 1}"
+    assert str(result).startswith("it begins here: what layer 'norm' computes (checked.py:")
+    monkeypatch.undo()
+    # A trace that is another one than the module is computed as it is.
+    other = _alone("OtherValue")
+    assert not other.origins()
+    assert any("every layer computes what was traced of it" in note for note in other.notes)
 
 
 @pytest.mark.usefixtures("on_ranks")
