@@ -253,6 +253,8 @@ class AtenGraph:
             return f"{at(node)} drops points otherwise than its layer's translation does"
         if node.target in _BY_KEPT_STATISTICS or (node.target in _NORMALISING and not node.args[5]):
             return f"batch_norm at {at(node)} normalises by kept statistics in training"
+        if told := _beyond_translation(node):
+            return told
         if origin_of(node) is not None and node.name not in alike and node.target is not _ATEN.clone.default:
             return f"{at(node)} is computed in training alone"
         return ""
@@ -360,15 +362,15 @@ class AtenGraph:
         names = corresponding(own.program, self.captured)
         for layer, name in lowered.nodes.items():
             use, made = lowered.written.get((layer, 0)), nodes[name].elementary[-1]
-            if use is None or use.piece is not None or _is_lying(made):
+            if use is None or use.piece is not None or _is_lying(made) or not _keeps_order(nodes[name].elementary):
                 continue
             node, item = own.made.get(made.outputs[0].name, (None, None))
             if item is not None:
                 node = next((user for user in node.users if user.target is getitem and user.args[1] == item), None)
             target = _first_result(self.named[names[node.name]]) if node is not None and node.name in names else None
             if target is not None and (nodes[name].rate or made.rate) and self.captured.trains:
-                # What the layer writes are the points that are left.
-                target = _dropped(target)
+                # What the layer writes are the points that are left, where nothing comes behind the dropout.
+                target = _dropped(target) or target
             if target is not None:
                 yield layer, target
 
@@ -393,6 +395,23 @@ def at(node: fx.Node) -> str:
 def _is_in_order(use: Use) -> bool:
     """Return whether the elements that are read are in the order that they have in the module."""
     return use.view is None or use.view.is_reshape
+
+
+def _keeps_order(steps: Sequence[Any]) -> bool:
+    """Return whether the operators of a layer, one after the other, give elements in the order of the first one's."""
+    made = {output.name for step in steps for output in step.outputs}
+    return all(_is_in_order(use) for step in steps for use in step.inputs if use.value in made)
+
+
+def _beyond_translation(node: fx.Node) -> str:
+    """Return what an operator does that its translation leaves out, "" for nothing."""
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    if node.target is _ATEN.scaled_dot_product_attention.default and given.get("attn_mask") is not None:
+        return f"attention at {at(node)} gives zeros where a mask leaves no key"
+    if node.target is _ATEN.embedding.default and given.get("scale_grad_by_freq"):
+        return f"the gradient of {at(node)} is scaled by how often a row is read"
+    return ""
 
 
 def statistics_of(owner: str) -> set[str]:

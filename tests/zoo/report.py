@@ -1,0 +1,60 @@
+"""What the zoo's runs come to: a table by family, and the page of the documentation."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from tests.zoo.runner import CRASHED, EQUAL, REFUSED, WRONG, Report
+
+PAGE = "docs/zoo.md"
+_KINDS = (EQUAL, REFUSED, WRONG, CRASHED)
+
+_HEAD = """# Models that are trained beside the unmodified module
+
+`python -m tests.zoo --write` trains each model of `tests/zoo` for three steps of AdamW in float64 and compares losses,
+gradients of the first step and all parameters and buffers after the last one with the unmodified module, to 1e-11 of
+each tensor's largest value. It does so on one device, and under four plans each on two and four processes: the searched
+one, a tensor-parallel one and two random ones. Models that draw random numbers are compared with the module in the
+first step on one device, with equal numbers, and every plan with that device.
+
+"""
+
+
+def _table(reports: Sequence[Report]) -> str:
+    families = list(dict.fromkeys(report.family for report in reports))
+    lines = ["| family | models | equal | refused | wrong | crashed | CPU s |", "|---|--:|--:|--:|--:|--:|--:|"]
+    for family in [*families, "all"]:
+        own = [report for report in reports if family in (report.family, "all")]
+        counts = Counter(report.kind for report in own)
+        cells = [family, len(own), *(counts[kind] for kind in _KINDS), round(sum(report.cpu_s for report in own))]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def summary(reports: Sequence[Report]) -> str:
+    return _table(reports)
+
+
+def written(reports: Sequence[Report]) -> str:
+    """Return the page: the table, what is not equal, and the names of what is."""
+    page = f"{_HEAD}{_table(reports)}\n"
+    for kind, title in ((WRONG, "Wrong"), (CRASHED, "Crashed"), (REFUSED, "Refused")):
+        own = [report for report in reports if report.kind == kind]
+        if not own:
+            continue
+        page += f"\n## {title}\n\n| model | under | message |\n|---|---|---|\n"
+        for report in own:
+            under = dict[str, list[str]]()
+            for (world, plan), outcome in report.outcomes.items():
+                if outcome.kind != EQUAL:
+                    under.setdefault(outcome.message, []).append(f"{plan} on {world}")
+            for message, where in under.items():
+                page += f"| {report.name} | {', '.join(where)} | {_cell(message)} |\n"
+    page += "\n## Equal\n\n"
+    for family in dict.fromkeys(report.family for report in reports):
+        names = [report.name for report in reports if report.family == family and report.kind == EQUAL]
+        page += f"* {family}: {', '.join(names)}\n"
+    return page
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
