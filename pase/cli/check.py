@@ -89,6 +89,8 @@ def _document(result: CheckResult) -> dict[str, object]:
 
 
 def _print_result(result: CheckResult, *, shows_all: bool) -> None:
+    for origin in result.origins():
+        say(f"it begins here: {origin.text}")
     differing = result.differing()
     for number, (run, own) in enumerate(differing.items()):
         say(f"{run.text}: {len(own):,} of {result.compared[run]:,} tensors differ")

@@ -133,6 +133,11 @@ class CheckResult:
             found.setdefault(difference.run, []).append(difference)
         return found
 
+    def origins(self) -> list[Difference]:
+        """Return the layers at which the first difference in evaluation begins, where these are known."""
+        found = [each for each in self.differences if each.order[0] < 0]
+        return [each for each in found if each.run == found[0].run]
+
     def refusals(self) -> list[str]:
         """Return what is refused in words, each reason once."""
         runs: dict[str, list[Run]] = {}
@@ -141,7 +146,7 @@ class CheckResult:
         return [f"{'; '.join(run.text for run in own)}: {problem}" for problem, own in runs.items()]
 
     def __str__(self) -> str:
-        lines = []
+        lines = [f"it begins here: {each.text}" for each in self.origins()]
         for run, own in self.differing().items():
             lines += [f"{run.text}: {len(own)} of {self.compared[run]} tensors differ"]
             lines += [f"  {each.when}: {each.text}" for each in own]

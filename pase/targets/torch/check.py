@@ -36,6 +36,7 @@ from pase.targets.torch.comparison import (
     with_loss,
 )
 from pase.targets.torch.launch import join
+from pase.targets.torch.located import differing_layers
 from pase.targets.torch.messages import told_by, told_by_all
 from pase.targets.torch.module import Parallel, loss_of
 from pase.targets.torch.parallel import Inputs, check_types, named_inputs, traced_of_plan
@@ -193,7 +194,10 @@ class _Check:
                 self.found.refused[run] = problem
                 continue
             assert live is not None
-            self._compare(run, plan, live, found, alone[mode], exact.get(mode))
+            is_wrong = self._compare(run, plan, live, found, alone[mode], exact.get(mode))
+            if mode == "evaluation" and plan.num_groups == 1 and any(self._of_all(is_wrong)):
+                with _computing(dtype):
+                    self._locate(run, plan, live, dtype, _explained(run, plan, alone[mode]))
 
     def _traced(self, plan: Plan, dtype: torch.dtype | None) -> LiveModel:
         positional, keywords = torch.utils._pytree.tree_map_only(
@@ -317,7 +321,8 @@ class _Check:
 
     def _compare(
         self, run: Run, plan: Plan, live: LiveModel, found: _Steps, alone: _Steps, exact: _Steps | None
-    ) -> None:
+    ) -> bool:
+        """Add what differs in a run; return whether something does in the forward pass without gradients."""
         explained = _explained(run, plan, alone)
         places = places_of(live)
         pairs: list[tuple[int, Computed | None, Computed | None, Computed | None]]
@@ -340,6 +345,40 @@ class _Check:
             self.found.not_compared.append(
                 f"{run.text}: the module under the plan does not return {', '.join(missing)}"
             )
+        return any(each.run == run and each.step == 0 for each in self.found.differences)
+
+    def _locate(self, run: Run, plan: Plan, live: LiveModel, dtype: torch.dtype | None, explained: float) -> None:
+        """Add the layers at which a difference in evaluation begins."""
+        positional, keywords = self._inputs(dtype).of_micro_batch()
+        with self._held(dtype) as held:
+            self._module.eval()
+            weights = from_tensors(tensors_held(self._module))
+            with repeatable():
+                layers, problem = self._tried(
+                    lambda: differing_layers(
+                        self._module,
+                        live,
+                        plan,
+                        (positional, keywords),
+                        rank=self._rank,
+                        weights=weights,
+                        held=held,
+                        explained=explained,
+                    )
+                )
+        if problem:
+            self.found.not_compared.append(f"{run.text}, layers: {problem}")
+        elif not any(self._of_all(bool(layers))):
+            self.found.notes.append(
+                "in evaluation every layer computes what was traced of it: what differs is the trace of the module "
+                "(torch.export), or is made of the layers' results"
+            )
+        self.found.differences += [replace(each, run=run, rank=self._rank) for each in layers or ()]
+
+    @staticmethod
+    def _of_all(is_so: bool) -> list[bool]:
+        """Return what all ranks say; all of them call it."""
+        return told_by_all(is_so) if dist.get_world_size() > 1 else [is_so]
 
     # -- the module, its values and inputs
 

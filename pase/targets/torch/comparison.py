@@ -157,22 +157,26 @@ class _Item:
 
 def places_of(live: LiveModel) -> dict[str, Place]:
     """Return where parameters and buffers are first read and outputs are made, by their names and by "output 0"."""
-    graph, lowered = live.model.graph, live.model.lowered
-    nodes = {node.name: node for node in live.model.traces[-1].nodes}
-    numbers = {operator.name: number for number, operator in enumerate(graph.operators)}
-
-    def place(layer: str) -> Place:
-        node = nodes.get(lowered.nodes.get(layer, ""))
-        return Place(number=numbers.get(layer, 0), line="" if node is None else node.origin.line)
-
+    layers = layer_places(live)
     read = [(weight.parameter, layer) for (layer, _), weight in live.weights.items()]
     read += [(constant.buffer, layer) for (layer, _), constant in live.constants.items() if constant.buffer]
-    found = {f"output {number}": place(output.layer) for number, output in enumerate(live.outputs) if output.layer}
+    found = {f"output {number}": layers[output.layer] for number, output in enumerate(live.outputs) if output.layer}
     losses = [output.layer for output in live.outputs if output.layer and not output.shape]
     if len(losses) == 1:
-        found["loss"] = place(losses[0])
-    for name, layer in sorted(read, key=lambda item: numbers.get(item[1], 0)):
-        found.setdefault(name, place(layer))
+        found["loss"] = layers[losses[0]]
+    for name, layer in sorted(read, key=lambda item: layers[item[1]].number):
+        found.setdefault(name, layers[layer])
+    return found
+
+
+def layer_places(live: LiveModel) -> dict[str, Place]:
+    """Return where each layer is computed, by its name."""
+    lowered = live.model.lowered
+    nodes = {node.name: node for node in live.model.traces[-1].nodes}
+    found = {}
+    for number, operator in enumerate(live.model.graph.operators):
+        node = nodes.get(lowered.nodes.get(operator.name, ""))
+        found[operator.name] = Place(number=number, line="" if node is None else node.origin.line)
     return found
 
 
@@ -247,12 +251,12 @@ def compared(
         count += 1
         limit = explained
         if what in exact_items and exact_items[what].tensor.shape == item.tensor.shape:
-            limit = max(limit, share * _distance(item.tensor, exact_items[what].tensor, item.floor)[0])
-        relative, at = _distance(other.tensor, item.tensor, item.floor)
+            limit = max(limit, share * distance(item.tensor, exact_items[what].tensor, item.floor)[0])
+        relative, at = distance(other.tensor, item.tensor, item.floor)
         if relative > limit:
             shown = [float("nan"), float("nan")]
             if at is not None:
-                shown = [float(_numbers(x.tensor).flatten()[at]) for x in (other, item)]
+                shown = [float(numbers_of(x.tensor).flatten()[at]) for x in (other, item)]
             differences.append(
                 Difference(
                     what=what,
@@ -267,18 +271,18 @@ def compared(
     return differences, count, missing
 
 
-def _distance(ours: torch.Tensor, theirs: torch.Tensor, floor: float) -> tuple[float, int | None]:
+def distance(ours: torch.Tensor, theirs: torch.Tensor, floor: float) -> tuple[float, int | None]:
     """Return the greatest difference of two tensors, of the size of the second, and at which element."""
     if ours.shape != theirs.shape:
         return torch.inf, None
-    ours, theirs = _numbers(ours), _numbers(theirs)
+    ours, theirs = numbers_of(ours), numbers_of(theirs)
     alike = (ours == theirs) | (ours.isnan() & theirs.isnan())
     distance = torch.where(alike, 0.0, (ours - theirs).abs()).nan_to_num(torch.inf)
     size = max(float(theirs.abs().nan_to_num(0.0, 0.0).max()), floor, 1e-30)
     return float(distance.max()) / size, int(distance.argmax())
 
 
-def _numbers(x: torch.Tensor) -> torch.Tensor:
+def numbers_of(x: torch.Tensor) -> torch.Tensor:
     """Return the numbers of a tensor in float64, of complex ones both parts."""
     return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).to(torch.float64)
 

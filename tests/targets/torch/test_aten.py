@@ -41,13 +41,9 @@ def _on_rank(_rank: int, _world: int, given: list[tuple[str, Plan]]) -> list[Any
     return [_trained(parallelize(_made(name), plan, check=False)) for name, plan in given]
 
 
-def test_what_its_own_graph_trains_is_trained_on_ranks(ranks: Pool) -> None:
-    given = [
-        (name, random_plan(pase.load((_made(name), X)), 2, seed))
-        for name in OWN
-        for seed in (0, 3)
-        if name != "no_grad"
-    ]
+@pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.full)])
+def test_what_its_own_graph_trains_is_trained_on_ranks(ranks: Pool, seed: int) -> None:
+    given = [(name, random_plan(pase.load((_made(name), X)), 2, seed)) for name in OWN if name != "no_grad"]
     alone = {name: _trained(_made(name)) for name, _ in given}
     for found in ranks.run(_on_rank, given, world=2):
         for (name, _), (losses, state) in zip(given, found, strict=True):

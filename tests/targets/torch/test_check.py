@@ -1,7 +1,9 @@
 """`pase.check` and `pase check`: modules that are equal under a plan, and what is found of those that are not."""
 
+import inspect
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ from torch import nn
 
 import pase
 from pase.cli.main import run
-from pase.errors import ProgramError
+from pase.errors import ModelError, ProgramError
+from pase.importers.torch import live
+from pase.importers.torch.operators import TRANSLATIONS
 from pase.planning.plan import Plan
 from pase.targets.check import check_factory
 from pase.targets.differences import Run
@@ -40,7 +44,9 @@ def _plan(kind: str, module: str = "Net") -> Plan:
 
 
 @pytest.mark.usefixtures("on_ranks")
-@pytest.mark.parametrize("kind", ["", "micro-batches", "stages"])
+@pytest.mark.parametrize(
+    "kind", ["", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("micro-batches", "stages"))]
+)
 def test_a_module_is_equal_under_plans_of_every_kind(kind: str) -> None:
     module = _made("Net")
     before = {name: x.clone() for name, x in module.state_dict().items()}
@@ -65,26 +71,54 @@ def test_a_module_is_equal_under_plans_of_every_kind(kind: str) -> None:
     assert dist.is_initialized() == was_in_group
 
 
-def test_what_differs_is_found_where_it_is() -> None:
-    """In values, in gradients alone and in buffers alone; the nearest to the cause first, with its line."""
-    value, gradient, buffer = (_alone(kind) for kind in ("OtherValue", "OtherGradient", "OtherBuffer"))
-    assert not value.is_equal
+def test_gradients_alone_that_differ_are_found_where_they_are() -> None:
+    result = _alone("OtherGradient")
+    first = result.differences[0]
+    assert first.run == Run(devices=1, dtype="float64", mode="training")
+    # The first gradient that is computed behind the loss is that of the layer before, and those behind are right.
+    of_step = [each.what for each in result.differences if each.step == 1 and each.run == first.run]
+    assert of_step[0] in ("the gradient of 'norm.bias'", "the gradient of 'norm.weight'")
+    assert not {"the loss", "output 1", "the gradient of 'last.weight'"} & set(of_step)
+    assert first.line.startswith("checked.py:")
+    assert {run.dtype for run in result.differing()} == {"float64", "float32"}
+
+
+@pytest.mark.full
+def test_values_and_buffers_that_differ_are_found_where_they_are() -> None:
+    value, buffer = _alone("OtherValue"), _alone("OtherBuffer")
     first = value.differences[0]
     assert (first.what, first.step, first.run) == ("output 1", 1, Run(devices=1, dtype="float64", mode="training"))
     assert 1e-10 < first.relative < 1e-8
     # Rounding of float32 hides it.
     assert {run.dtype for run in value.differing()} == {"float64"}
-    assert first.line.startswith("checked.py:")
-    # The first gradient that is computed behind the loss is that of the layer before, and those behind are right.
-    of_step = [each.what for each in gradient.differences if each.step == 1 and each.run == first.run]
-    assert of_step[0] in ("the gradient of 'norm.bias'", "the gradient of 'norm.weight'")
-    assert not {"the loss", "output 1", "the gradient of 'last.weight'"} & set(of_step)
-    assert {run.dtype for run in gradient.differing()} == {"float64", "float32"}
     buffers = {"'norm.running_mean' after it", "'norm.running_var' after it"}
     assert {each.what for each in buffer.differences} == buffers
     assert {each.run.mode for each in buffer.differences if each.run} == {"training"}
 
 
+@pytest.mark.full
+def test_the_layer_is_named_at_which_a_difference_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise ModelError("it cannot be captured")
+
+    # What is run is the translation then.
+    monkeypatch.setattr(live, "captured", refused)
+    monkeypatch.setitem(TRANSLATIONS, "tanh", lambda call: call.point("sigmoid", call.x, out=call.result))
+    result = _alone("Net")
+    (origin,) = result.origins()
+    # The activation is a part of the normalisation before it, which is in this line.
+    assert (origin.what, origin.step) == ("what layer 'norm' computes", 0)
+    _, first = inspect.getsourcelines(KINDS["Net"].forward)
+    assert origin.line == f"checked.py:{first + 1}"
+    assert str(result).startswith("it begins here: what layer 'norm' computes (checked.py:")
+    monkeypatch.undo()
+    # A trace that is another one than the module is computed as it is.
+    other = _alone("OtherValue")
+    assert not other.origins()
+    assert any("every layer computes what was traced of it" in note for note in other.notes)
+
+
+@pytest.mark.full
 @pytest.mark.usefixtures("on_ranks")
 def test_what_ranks_alone_compute_otherwise_is_found() -> None:
     result = check_factory(Factory(name=MAKE, arguments={"kind": "OtherOnRanks"}), _plan("", "OtherOnRanks"))
@@ -131,19 +165,23 @@ def test_what_cannot_be_checked_is_one_line() -> None:
     assert pase.check(own(4, 4), torch.ones(2, 4), devices=1).is_equal
 
 
-@pytest.mark.usefixtures("on_ranks")
 def test_from_the_command_line(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", MAKE, "--devices", "1", "--arg", "kind=OtherValue"]) == 1
+    shown = capfd.readouterr()
+    assert "training in float64 on 1 device:" in shown.out
+    assert "output 1" in shown.out
+    assert "differ by more than rounding explains" in shown.err.splitlines()[-1]
+    assert run(["check", "alexnet"]) == 1
+    assert capfd.readouterr().err.splitlines()[-1].startswith("pase: 'alexnet' is no factory; give package.module:")
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("on_ranks")
+def test_what_is_equal_is_one_document(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["check", MAKE, "--devices", "2", "--flops", "1e9", "--json"]) == 0
     found = json.loads(capfd.readouterr().out)
     assert found["is_equal"]
     assert len(found["runs"]) == 8
-    assert run(["check", MAKE, "--devices", "1", "--arg", "kind=OtherGradient"]) == 1
-    shown = capfd.readouterr()
-    assert "training in float64 on 1 device:" in shown.out
-    assert "the gradient of 'norm.bias'" in shown.out
-    assert "differ by more than rounding explains" in shown.err.splitlines()[-1]
-    assert run(["check", "alexnet"]) == 1
-    assert capfd.readouterr().err.splitlines()[-1].startswith("pase: 'alexnet' is no factory; give package.module:")
 
 
 def test_a_plan_of_another_model_is_refused(tmp_path: object, capfd: pytest.CaptureFixture[str]) -> None:

@@ -125,7 +125,7 @@ def check(found: Any, expected: nn.Module, losses: list[float]) -> None:
     [
         pytest.param("2", ("zero1",), "foreach", marks=pytest.mark.full),
         pytest.param("3", ("zero2",), "fused", marks=pytest.mark.full),
-        ("3", ("zero3",), "sgd"),
+        pytest.param("3", ("zero3",), "sgd", marks=pytest.mark.full),
         ("3", MIXED, "foreach"),
         pytest.param("4", ("zero3", "zero1", "zero2"), "foreach", marks=pytest.mark.full),
         ("2 x 2", ("zero2", "zero3"), "foreach"),
