@@ -110,8 +110,8 @@ class AtenGraph:
     def layer(self, operator: Operator, graph: Graph, splits: Splits, *, is_whole: bool = False) -> AtenLayer:
         """Return a layer; NotCarriedError where it is no part of the graph."""
         name = operator.name
-        if any(not _is_piece(access.index_map) for access in operator.writes[1:]):
-            raise NotCarriedError("it writes several tensors")
+        if self._read_besides(operator, graph):
+            raise NotCarriedError("it writes several tensors that are read")
         if name not in self.targets:
             raise NotCarriedError("what it writes is no node of the exported graph")
         owner = self.live.statistics.get(name)
@@ -131,6 +131,17 @@ class AtenGraph:
             written=tuple(Dim(each, operator.extents[each]) for each in named if isinstance(each, str)),
             is_whole=False,
         )
+
+    def _read_besides(self, operator: Operator, graph: Graph) -> bool:
+        """Return whether what a layer writes beside its first tensor, but for pieces of that, is read or returned."""
+        others = [i for i, access in enumerate(operator.writes) if i and not _is_piece(access.index_map)]
+        if not others:
+            return False
+        written = self.live.model.lowered.written
+        values = {written[operator.name, i].value for i in others if (operator.name, i) in written}
+        if values & {output.name for output in self.live.outputs}:
+            return True
+        return any(edge.producer == operator.name and edge.output in others for edge in graph.edges)
 
     def whole_layer(self, name: str, first: Operator, graph: Graph, splits: Splits) -> AtenLayer:
         """Return a layer of which ranks compute all that splits are not carried through.

@@ -47,9 +47,11 @@ def seeded(function: Callable[..., Any], number: int) -> Callable[..., Any]:
         first, second = (int(word) ^ mine for word, mine in zip(key.tolist(), own, strict=True))
         devices = {x.device for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)}
         devices |= {x for x in kwargs.values() if isinstance(x, torch.device)}
-        accelerators = [device for device in devices if device.type == "cuda"]
-        with torch.random.fork_rng(accelerators, device_type="cuda"):
-            torch.manual_seed((first << 31) ^ second)
+        cards = [torch.cuda._get_device_index(device, optional=True) for device in devices if device.type == "cuda"]
+        with torch.random.fork_rng(cards, device_type="cuda"):
+            # Those of other devices are not put back.
+            for generator in (torch.default_generator, *(torch.cuda.default_generators[card] for card in cards)):
+                generator.manual_seed((first << 31) ^ second)
             return function(*args, **kwargs)
 
     name = str(getattr(function, "__name__", "operator")).partition(".")[0]

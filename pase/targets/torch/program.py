@@ -13,6 +13,7 @@ from math import prod
 from operator import getitem
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from pase.costs import REPLICATED, STATES
@@ -388,6 +389,7 @@ class Program:
         remove_still_moves(self._graph, self._root)
         gathered = self._gather(self.pieces)
         fuse_biases(self._graph)
+        merge_reshapes(self._graph)
         module = fx.GraphModule(self._root, self._graph, "RankProgram")
         module.graph.eliminate_dead_code()
         gather_runs(module, self._runs, gathered)
@@ -767,6 +769,18 @@ def remove_still_moves(graph: fx.Graph, root: nn.Module) -> None:
                 shaped.meta["layer"] = node.meta["layer"]
                 node.replace_all_uses_with(shaped)
             graph.erase_node(node)
+
+
+def merge_reshapes(graph: fx.Graph) -> None:
+    """Have a reshape of a reshape read what the first one reads."""
+    for node in graph.nodes:
+        while _is_reshape(node) and isinstance(node.args[0], fx.Node) and _is_reshape(node.args[0]):
+            node.replace_input_with(node.args[0], node.args[0].args[0])
+
+
+def _is_reshape(node: fx.Node) -> bool:
+    is_method = node.op == "call_method" and node.target == "reshape"
+    return is_method or node.target is torch.ops.aten.reshape.default
 
 
 def fuse_biases(graph: fx.Graph) -> None:
