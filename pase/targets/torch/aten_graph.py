@@ -3,7 +3,7 @@
 `LayerSplits` follows the splits of a layer through its nodes by the operators' sharding rules, with nothing to compute.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -103,7 +103,7 @@ class AtenGraph:
         self.weights = dict(self._weights())
         self._pieces: dict[tuple[fx.Node, int, int, int], list[fx.Node]] = {}
         for node in self.nodes:
-            piece = _piece_of(node)
+            piece = _piece_of(node) or _selected_of(node, self.writers)
             if piece is not None:
                 self._pieces.setdefault(piece, []).append(node)
 
@@ -266,7 +266,7 @@ class AtenGraph:
             return f"batch_norm at {at(node)} normalises by kept statistics in training"
         if told := _beyond_translation(node):
             return told
-        if origin_of(node) is not None and node.name not in alike and node.target is not _ATEN.clone.default:
+        if origin_of(node) is not None and node.name not in alike and node.target not in _COPIES:
             return f"{at(node)} is computed in training alone"
         return ""
 
@@ -460,6 +460,11 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
 
 
 _BY_KEPT_STATISTICS = {_ATEN._native_batch_norm_legit_no_training.default}
+_COPIES = {_ATEN.clone.default, _ATEN.contiguous.default}
+_VIEWS = {
+    *(_ATEN.reshape.default, _ATEN.unsqueeze.default, _ATEN.squeeze.dim, _ATEN.transpose.int, _ATEN.permute.default),
+    *(_ATEN.select.int, *_COPIES),
+}
 _RESHAPING = {_ATEN.reshape.default, _ATEN.unsqueeze.default, _ATEN.squeeze.dim, _ATEN.flatten.using_ints}
 _NORMALISING = {_ATEN.batch_norm.default, _ATEN._native_batch_norm_legit_functional.default}
 
@@ -500,6 +505,41 @@ def _piece_of(node: fx.Node) -> tuple[fx.Node, int, int, int] | None:
         start = start if start >= 0 else start + shape_of(whole)[dim]
         return whole, dim, start, shape_of(node)[dim]
     return None
+
+
+def _selected_of(node: fx.Node, writers: Container[fx.Node]) -> tuple[fx.Node, int, int, int] | None:
+    """Return of which node that a layer writes one is a piece, by views that end with a selection, as `_piece_of`."""
+    if node.target is not _ATEN.select.int:
+        return None
+    views, whole = [node], node.args[0]
+    while whole not in writers:
+        if whole.target not in _VIEWS:
+            return None
+        views.append(whole)
+        whole = whole.args[0]
+    base = torch.empty(shape_of(whole), device="meta")
+    found = base
+    for view in reversed(views):
+        # A copy has the same points in the same order of dims.
+        if view.target not in _COPIES:
+            found = view.target(found, *view.args[1:], **view.kwargs)
+    if found.untyped_storage()._cdata != base.untyped_storage()._cdata or not base.numel():
+        return None
+    for dim, extent in enumerate(base.shape):
+        size, rest = divmod(found.numel() * extent, base.numel())
+        start, offset = divmod(found.storage_offset(), base.stride(dim))
+        if rest or offset or start + size > extent:
+            continue
+        piece = base.narrow(dim, start, size)
+        if _squeezed(piece) == _squeezed(found):
+            return whole, dim, start, size
+    return None
+
+
+def _squeezed(x: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the extents and the strides of a tensor, without dims of one point."""
+    own = [(extent, stride) for extent, stride in zip(x.shape, x.stride(), strict=True) if extent > 1]
+    return tuple(extent for extent, _ in own), tuple(stride for _, stride in own)
 
 
 def whole_dims(shape: Sequence[int], name: str) -> Dims:

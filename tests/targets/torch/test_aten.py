@@ -100,3 +100,6 @@ def test_points_are_dropped_once_where_the_module_drops_them() -> None:
     losses = {parallel(X).item() for _ in range(3)}
     assert len(losses) == 3
     assert not [note for note in parallel.notes if "compared" in note or "drop" in note]
+    # Queries, keys and values are selected of one product.
+    assert "attention/attention" in parallel._aten.layers
+    assert not [note for note in parallel.notes if "computed whole" in note]
