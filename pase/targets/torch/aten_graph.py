@@ -382,7 +382,8 @@ class AtenGraph:
             if target is not None and (nodes[name].rate or made.rate) and self.captured.trains:
                 # What the layer writes are the points that are left, where nothing comes behind the dropout.
                 target = _dropped(target) or target
-            if target is not None:
+            # What is repeated on the way to an operator is written before that.
+            if target is not None and prod(shape_of(target)) == prod(self.live.model.graph[layer].writes[0].shape):
                 yield layer, target
 
     def _known(self) -> set[fx.Node]:

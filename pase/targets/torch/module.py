@@ -243,6 +243,8 @@ class LiveProgram(HeldProgram):
         Args:
             results: What layers write, by their names.
         """
+        # Of no layer: what a buffer becomes is not recomputed for the backward pass.
+        self._graph.layer = ""
         for name, value in self.layers.update(self, self._everywhere, results):
             self._keeps[name] = value, None
 

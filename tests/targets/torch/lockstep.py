@@ -25,6 +25,9 @@ T = TypeVar("T")
 
 WAIT_S = 60.0
 
+_DONE = SimpleNamespace(wait=lambda: None)
+"""What waits for a collective, which is over."""
+
 
 @dataclass(slots=True)
 class Meeting:
@@ -71,30 +74,39 @@ class Fabric:
         self.groups[self.get_rank()].append(tuple(ranks))
         return tuple(ranks)
 
-    def all_reduce(self, x: Any, op: Any = ReduceOp.SUM, group: tuple[int, ...] | None = None) -> None:
+    def all_reduce(
+        self, x: Any, op: Any = ReduceOp.SUM, group: tuple[int, ...] | None = None, async_op: bool = False
+    ) -> Any:
         assert x.is_contiguous()
         if self.is_alone:
-            return
+            return None
         terms = self._exchange(group, "all_reduce", (str(op), tuple(x.shape), x.dtype), x.detach().clone())
         stacked = torch.stack([terms[rank] for rank in sorted(terms)])
         x.copy_(stacked.amax(0) if op == self.ReduceOp.MAX else stacked.sum(0))
+        return _DONE if async_op else None
 
     def all_to_all_single(
         self,
         output: Any,
         x: Any,
-        output_splits: Sequence[int],
-        input_splits: Sequence[int],
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
         group: Any = None,
         async_op: bool = False,
     ) -> Any:
         ranks = self.world if group is None else group
-        own = dict(zip(ranks, torch.split(x.detach().clone(), list(input_splits)), strict=True))
+        even = [len(x) // len(ranks)] * len(ranks)
+        own = dict(zip(ranks, torch.split(x.detach().clone(), list(input_splits or even)), strict=True))
         found = self._exchange(group, "all_to_all", (x.dtype,), own)
         parts = [found[rank][self.get_rank()] for rank in ranks]
-        assert [part.numel() for part in parts] == list(output_splits)
+        assert [len(part) for part in parts] == list(output_splits or even)
         torch.cat(parts, out=output)
-        return SimpleNamespace(wait=lambda: None) if async_op else None
+        return _DONE if async_op else None
+
+    def all_gather_into_tensor(self, output: Any, x: Any, group: Any = None, async_op: bool = False) -> Any:
+        found = self._exchange(group, "all_gather", (x.dtype, tuple(x.shape)), x.detach().clone())
+        output.copy_(torch.cat([found[rank] for rank in sorted(found)]).view(output.shape))
+        return _DONE if async_op else None
 
     def _exchange(self, group: Any, what: str, alike: tuple[Any, ...], brought: T) -> dict[int, T]:
         """Return what each rank of a group brought to an exchange."""
