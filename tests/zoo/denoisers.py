@@ -59,8 +59,8 @@ _add("unet of texts", "UNet2DConditionModel", {
 _add("unet of videos", "UNet3DConditionModel", {
     **_UNET, "cross_attention_dim": 8, "attention_head_dim": 4,
     "down_block_types": ("CrossAttnDownBlock3D", "DownBlock3D"), "up_block_types": ("UpBlock3D", "CrossAttnUpBlock3D"),
-}, sample=floats(2, 4, 2, 8, 8), timestep=_STEPS, encoder_hidden_states=floats(2, 6, 8), noise=floats(2, 4, 2, 8,
-    8))  # fmt: skip
+}, sample=floats(2, 4, 2, 8, 8), timestep=_STEPS, encoder_hidden_states=floats(2, 6, 8),
+    noise=floats(2, 4, 2, 8, 8), is_random=True)  # fmt: skip
 _add("DiT", "DiTTransformer2DModel", {
     **_TRANSFORMER, "in_channels": 4, "sample_size": 8, "patch_size": 2, "num_embeds_ada_norm": 10,
     "norm_num_groups": 4,

@@ -84,6 +84,7 @@ _INPUTS: Mapping[str, Mapping[str, Draw]] = {
     "choices": {"input_ids": whole(4, 3, STEPS, low=3, high=TOKENS), "labels": whole(4, high=3)},
     "image": {"pixel_values": floats(4, 3, 16, 16)},
     "large": {"pixel_values": floats(4, 3, 32, 32)},
+    "larger": {"pixel_values": floats(4, 3, 96, 96)},
     "map": {"labels": whole(4, 32, 32, high=CLASSES)},
     "hidden": {"bool_masked_pos": lambda _: torch.tensor([[0, 1, 1, 0]] * 4).bool()},
     "depth": {"labels": uniform(4, 32, 32, low=0.5, high=2.0)},
@@ -349,7 +350,7 @@ _MODELS: tuple[tuple[str, str, str, _Sizes], ...] = (
     ("regnet", "RegNetForImageClassification", "large class", {
         "num_labels": CLASSES, "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 4,
     }),
-    ("mobilenet-v1", "MobileNetV1ForImageClassification", "large class", {"depth_multiplier": 0.25,
+    ("mobilenet-v1", "MobileNetV1ForImageClassification", "larger class", {"depth_multiplier": 0.25,
         "num_labels": CLASSES}),
     ("levit", "LevitForImageClassification", "large class", {
         "image_size": 32, "hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 3, 4], "depths": [1, 1, 1],

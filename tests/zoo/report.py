@@ -12,7 +12,7 @@ _HEAD = """# Models that are trained beside the unmodified module
 
 `python -m tests.zoo --write` trains each model of `tests/zoo` for three steps of AdamW in float64 and compares losses,
 gradients of the first step and all parameters and buffers after the last one with the unmodified module, to 1e-11 of
-each tensor's largest value. It does so on one device, and under four plans each on two and four processes: the searched
+each tensor's largest value. It does so on one device, and under four plans each on WORLDS processes: the searched
 one, a tensor-parallel one and two random ones. Models that draw random numbers are compared with the module in the
 first step on one device, with equal numbers, and every plan with that device.
 
@@ -36,7 +36,8 @@ def summary(reports: Sequence[Report]) -> str:
 
 def written(reports: Sequence[Report]) -> str:
     """Return the page: the table, what is not equal, and the names of what is."""
-    page = f"{_HEAD}{_table(reports)}\n"
+    worlds = sorted({world for report in reports for world, _ in report.outcomes if world > 1})
+    page = f"{_HEAD.replace('WORLDS', ' and '.join(map(str, worlds)))}{_table(reports)}\n"
     for kind, title in ((WRONG, "Wrong"), (CRASHED, "Crashed"), (REFUSED, "Refused")):
         own = [report for report in reports if report.kind == kind]
         if not own:
