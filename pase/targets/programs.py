@@ -1,7 +1,7 @@
 """`emit`, `emit_forward`: the source of a program for a plan, one block for each layer."""
 
 import ast
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from textwrap import dedent, wrap
 from types import MappingProxyType
@@ -42,12 +42,17 @@ def default_target(plan: Plan) -> str:
     return plan.graph.framework if plan.graph.framework in TARGETS else MESH_TENSORFLOW.name
 
 
+Aten = Mapping[str, tuple[str, tuple[str, ...]]]
+"""For layers that nodes of a module's own graph compute: the one whose mesh each is on, and those that it reads beside
+what that one reads."""
+
+
 def emit(
     plan: Plan,
     *,
     target: str | Target | None = None,
     has_module: bool = False,
-    aten: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType({}),
+    aten: Aten = MappingProxyType({}),
     updated: Sequence[str] | None = None,
 ) -> str:
     """Return a Python script that trains the plan's network with the plan's strategy, one block for each layer.
@@ -85,7 +90,7 @@ def emit(
         assert chosen.stages is not None
         return writer.pipeline(chosen.stages)
     others = [] if chosen.with_outputs is None else [name for name in _ends(plan, bodies) if name != loss]
-    lost = _problems(plan, {name: body for name, body in bodies.items() if name not in aten}, others)
+    lost = _problems(plan, {name: body for name, body in bodies.items() if name not in aten}, others, aten)
     outputs = [name for name in others if name not in lost]
     if loss:
         form = chosen.with_outputs if outputs and chosen.with_outputs else chosen.loss
@@ -241,16 +246,16 @@ def _checked(
     ends: Sequence[str],
     *,
     trains: bool,
-    others: Collection[str] = (),
+    aten: Aten = MappingProxyType({}),
 ) -> set[str]:
     """Return the layers that lead to some; EmitError for the first that cannot be written.
 
-    others: Layers that are not written from their bodies.
+    aten: Layers that are not written from their bodies.
     """
-    wanted = plan.graph.leading_to(ends)
+    wanted = _leading_to(plan.graph, ends, aten)
     for name in sorted(wanted, key=plan.index.__getitem__):
         operator, problem = plan.graph[name], _problem(bodies[name], trains=trains)
-        if name not in others and problem:
+        if name not in aten and problem:
             raise EmitError(
                 f"layer {name!r} ({operator.kind}) cannot be written as a program: {problem}; replace it in the "
                 "model, or use the plan without a program"
@@ -279,11 +284,26 @@ def _ends(plan: Plan, bodies: Mapping[str, Body]) -> list[str]:
     return returned or [operator.name for operator in plan.graph.operators if operator.name not in read]
 
 
-def _problems(plan: Plan, bodies: Mapping[str, Body], ends: Sequence[str]) -> dict[str, tuple[str, str]]:
+def _leading_to(graph: Graph, ends: Sequence[str], aten: Aten) -> set[str]:
+    """Return the layers that some layers need, themselves included."""
+    wanted = set(ends)
+    for operator in reversed(graph.operators):
+        if operator.name not in wanted:
+            continue
+        first, besides = aten.get(operator.name, (operator.name, ()))
+        wanted.update(besides)
+        reads = ((first, position) for position in range(len(graph[first].reads)))
+        wanted.update(graph.incoming[read].producer for read in reads if read in graph.incoming)
+    return wanted
+
+
+def _problems(
+    plan: Plan, bodies: Mapping[str, Body], ends: Sequence[str], aten: Aten = MappingProxyType({})
+) -> dict[str, tuple[str, str]]:
     """Return the ends that cannot be computed, with the first layer that they need and that is the reason."""
     found: dict[str, tuple[str, str]] = {}
     for end in ends:
-        needed = sorted(plan.graph.leading_to([end]), key=plan.index.__getitem__)
+        needed = sorted(_leading_to(plan.graph, [end], aten), key=plan.index.__getitem__)
         first = next((name for name in needed if name in bodies and bodies[name].problem), None)
         if first is not None:
             found[end] = first, bodies[first].problem
@@ -314,14 +334,14 @@ class _Writer:
     loss: str
     outputs: Sequence[str] = ()
     told: Sequence[str] = ()
-    aten: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    aten: Aten = field(default_factory=dict)
     updated: Sequence[str] | None = None
 
     def program(self, form: Form) -> str:
         """Return the source of a program that returns the loss, outputs, or both."""
         loss, outputs, plan = self.loss, self.outputs, self.plan
         ends = [*([loss] if loss else []), *outputs, *(self.updated or ())]
-        wanted = _checked(plan, self.target, self.bodies, ends, trains=self.trains, others=self.aten)
+        wanted = _checked(plan, self.target, self.bodies, ends, trains=self.trains, aten=self.aten)
         told_of = (
             code("the loss and its outputs") if loss and outputs else code("the loss") if loss else code("its outputs")
         )
@@ -342,7 +362,7 @@ class _Writer:
         if not self.loss or plan[self.loss].stage != last:
             where = f"its loss in stage {plan[self.loss].stage} of 0 to {last}" if self.loss else "no loss"
             raise EmitError(f"a pipeline ends with the loss, and the plan has {where}; search without stages")
-        wanted = _checked(plan, self.target, self.bodies, [self.loss], trains=True, others=self.aten)
+        wanted = _checked(plan, self.target, self.bodies, [self.loss], trains=True, aten=self.aten)
         body: list[Text] = []
         for number in range(plan.num_stages):
             layers = stage_layers(plan, number)

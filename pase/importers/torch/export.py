@@ -294,6 +294,10 @@ def ready_to_trace(
         hook = module.register_forward_hook(hooked)
         stack.callback(hook.remove)
         given = stack.enter_context(on_one_device(torch, module, (arguments, keywords)))
+        # Distributions ask for the values of their parameters otherwise.
+        distribution = torch.distributions.Distribution
+        stack.callback(distribution.set_default_validate_args, distribution._validate_args)
+        distribution.set_default_validate_args(False)
         # What the module prints is no result of ours; what torch prints of its failures is told in one line.
         stack.enter_context(redirect_stdout(sys.stderr))
         stack.enter_context(redirect_stderr(io.StringIO()))

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pase.errors import ModelError
-from pase.graph import Role, Scalar
+from pase.graph import Role, Scalar, SliceOf
 from pase.graph.body import ModelOutput
 from pase.importers.frameworks import ImportedModel, imported
 from pase.importers.front_end import framework
@@ -90,7 +90,8 @@ class LiveInput:
 class LiveOutput:
     """A tensor that the module returns.
 
-    name: its own. layer: that computes it, "" where none does; output: in what order of dims the layer has it then.
+    name: its own. layer: that computes it, "" where none does; output: in what order of dims the layer has it then;
+    part: which range of one of the layer's dims it is, None for all that the layer writes.
     inputs: those of the module that a value which no layer computes depends on: a `Part` gives it. problem: why it
     cannot be had, "" if it can.
     """
@@ -99,6 +100,7 @@ class LiveOutput:
     shape: tuple[int, ...]
     layer: str = ""
     output: ModelOutput | None = None
+    part: SliceOf | None = None
     inputs: tuple[str, ...] = ()
     problem: str = ""
 
@@ -291,7 +293,15 @@ def _output(model: ImportedModel, own: "_Program", name: str) -> LiveOutput:
                 body = operator.body and (operator.body.own or operator.body)
                 assert body is not None
                 found = next(item for item in body.outputs if item.name == behind)
-                return LiveOutput(name=name, shape=shape, layer=operator.name, output=found, problem=body.problem)
+                part, problem = None, body.problem
+                use = next((item.use for item in model.traces[-1].returned if item.name == behind), None)
+                if use is not None and use.piece is not None:
+                    axis = operator.writes[0].index_map[use.piece.dim]
+                    if isinstance(axis, str):
+                        part = SliceOf(dim=axis, offset=use.piece.start, extent=use.piece.size)
+                    else:
+                        problem = problem or f"output {name!r} is a part of what layer {operator.name!r} computes"
+                return LiveOutput(name=name, shape=shape, layer=operator.name, output=found, part=part, problem=problem)
     is_given = any(value.name == name for value in own.given.values())
     if is_given or own.depends[name] in (Depends.CONSTANT, Depends.INDEX):
         return LiveOutput(name=name, shape=shape, inputs=own.inputs_of([name]))

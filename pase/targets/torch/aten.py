@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import fx
 
-from pase.errors import EmitError
+from pase.errors import EmitError, ModelError
 from pase.graph import Graph, Role
 from pase.importers.torch.capture import in_both
 from pase.importers.torch.live import LiveModel, Part
@@ -75,9 +75,9 @@ class AtenLayers:
         for layer in plan.layers if self.graphs else ():
             if not plan.graph[layer.name].is_fan_out:
                 self._add(layer)
+        self._unneeded: set[str] = set()
         for name in list(self.others):
-            is_translated = trains_as_written(plan.graph[name], "torch") and not self._untranslated(name)
-            if name in self.graphs[True].targets and not is_translated:
+            if name in self.graphs[True].targets and not self._is_translated(live, name):
                 self._add_whole(name)
         self.updates = {trains: dict(self._updates(graph)) for trains, graph in self.graphs.items()}
         if plan.num_stages > 1:
@@ -102,6 +102,7 @@ class AtenLayers:
         except (NotCarriedError, EmitError) as error:
             self.others[name] = str(error)
         else:
+            self._unneeded |= self._steps_of(name) - {name}
             why = self.others.pop(name)
             self.notes.append(f"layer {name!r} is computed whole where its splits are not carried through: {why}")
 
@@ -113,13 +114,33 @@ class AtenLayers:
 
     def _first(self, name: str) -> str:
         """Return the first of the layers that are one operator of the module together, of which one is the last."""
+        found, stage = self._steps_of(name), self.plan[name].stage
+        return next(layer.name for layer in self.plan.layers if layer.name in found and layer.stage == stage)
+
+    def _steps_of(self, name: str) -> set[str]:
+        """Return the layers that are one operator of the module together, of which one is the last."""
         graph, found = self.plan.graph, {name}
         for layer in reversed(self.plan.layers):
             if layer.name in found:
                 read = (graph.incoming.get((layer.name, i)) for i in range(len(graph[layer.name].reads)))
                 found |= {e.producer for e in read if e is not None and not self._is_written(e.producer)}
-        stage = self.plan[name].stage
-        return next(layer.name for layer in self.plan.layers if layer.name in found and layer.stage == stage)
+        return found
+
+    def _is_translated(self, live: LiveModel, name: str) -> bool:
+        """Return whether a program of the importer's steps trains a layer, and those that are one operator with it."""
+        for layer in self._steps_of(name):
+            if not trains_as_written(self.plan.graph[layer], "torch"):
+                return False
+            try:
+                live.part(item.use.value for (owner, _), item in live.constants.items() if owner == layer)
+            except ModelError:
+                return False
+        return not self._untranslated(name)
+
+    def translated(self, live: LiveModel) -> LiveModel:
+        """Return a module with the constants of those layers alone that are translated."""
+        others = {*self.layers, *self._unneeded}
+        return replace(live, constants={key: x for key, x in live.constants.items() if key[0] not in others})
 
     def _is_written(self, name: str) -> bool:
         return self.plan.graph[name].is_fan_out or any(name in graph.targets for graph in self.graphs.values())
@@ -204,15 +225,16 @@ class AtenLayers:
     def _problems(self) -> Iterator[str]:
         """Yield what is done in training by no layer that nodes of the graph compute."""
         yield from self._refused
-        parameters = {*self.graphs[True].captured.parameters.values()}
+        graph = self.graphs[True]
+        trained = [node for node in graph.nodes if getattr(node.meta.get("val"), "requires_grad", False)]
+        parameters = {graph.captured.parameters.get(node.name) for node in trained}
         for name, (node, _) in self.updates[True].items():
             if name in parameters:
-                yield f"parameter {name!r} is written in the forward pass at {at(node)}"
+                yield f"parameter {name!r} is written in the forward pass at {at(node)}, and trained"
         for name, why in self.others.items():
             told = self._untranslated(name)
             if told:
                 yield f"{told} (layer {name!r} is translated: {why})"
-        graph = self.graphs[True]
         for name in graph.captured.outputs:
             output = graph.named[name]
             for node in graph.cone(output, is_whole=False):

@@ -27,6 +27,7 @@ from pase.targets.torch.aten import AtenLayers
 from pase.targets.torch.collectives import Groups, Take, Traffic
 from pase.targets.torch.devices import module_device
 from pase.targets.torch.launch import join
+from pase.targets.torch.layers.movement import piece
 from pase.targets.torch.parameters import (
     Leaves,
     Read,
@@ -50,7 +51,7 @@ from pase.targets.torch.program import Program, Traced
 from pase.targets.torch.replicas import DEFAULT_STEPS, Replicas
 from pase.targets.torch.states import Entry, Gradients, Pieces, WeightSum, gather_in_place, local_of
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, computing_in, reshard, resolved
-from pase.targets.torch.values import Source
+from pase.targets.torch.values import Source, cut
 from pase.targets.torch.watch import BACKWARD, FORWARD, HELD_BACKWARD, PASSES
 from pase.targets.training.counted import step_key
 from pase.targets.training.data import example_dims, micro_batch
@@ -406,7 +407,7 @@ class Parallel(Resembling):
         device, note = module_device(module, join().device)
         self._device_notes = (note,) if note else ()
         self._begin(device, rank=rank, seed=seed, micro_batches=plan.micro_batches)
-        self._take_model(live, example_dims(plan.graph, live.call.shapes))
+        self._take_model(self._aten.translated(live), example_dims(plan.graph, live.call.shapes))
 
     def _begin(self, device: Any, *, rank: int, seed: int, micro_batches: int) -> None:
         """Take what is known of any program: what it computes on, and what is kept in between steps."""
@@ -770,9 +771,16 @@ class Parallel(Resembling):
 
     def _results(self, program: Any, loss: Any, outputs: Mapping[str, Any]) -> Any:
         """Return how the ranks have each output between them, None where every rank has all of it; and the outputs."""
+        outputs = {name: (self._part_of(name, x), shape) for name, (x, shape) in outputs.items()}
         # Whoever computes a loss of what the model returns needs all of it.
         placed = {name: None if loss is None else program.placed(x, shape) for name, (x, shape) in outputs.items()}
         return placed, {n: x if placed[n] else program.whole(x, shape) for n, (x, shape) in outputs.items()}
+
+    def _part_of(self, name: str, x: Tensor) -> Tensor:
+        """Return the part of a layer's result that an output of the model, by the program's name, is."""
+        parts = (output.part for output in self._live.outputs if output.output and output.output.name == name)
+        part = next(parts, None)
+        return x if part is None else piece(x, part.dim, part.offset, part.extent)
 
     def _known_part(self, trains: bool, *, is_fixed: bool) -> Part:
         """Return what computes values that layers read of inputs and buffers alone, or of buffers alone."""
@@ -787,8 +795,9 @@ class Parallel(Resembling):
         kind, _, name = argument.partition(" ")
         if kind == "input":
             use, shape = fed[name], traced.inputs[name].shape
-            if use.value in self._direct and shape[:1] == (self._batch,):
-                takers = traced.takes.get(name, ())
+            takers = traced.takes.get(name, ())
+            shapes = {shape[:1], *(take.shape[:1] for take in takers)}
+            if use.value in self._direct and shapes == {(self._batch,)}:
                 return lambda values: self._in_rows(values[use.value], self._boxes[use.value][0], shape, takers)
             return lambda values: read_as(values[use.value], use).reshape(shape)
         if kind == "held":
@@ -946,10 +955,15 @@ class Parallel(Resembling):
 
     def _kept(self, name: str, momentum: float | None) -> Callable[[Any], None]:
         if momentum is None:
-            return lambda value: self._tensor(name).copy_(value.reshape(self._tensor(name).shape))
+            return partial(self._become, name)
         reading = self._reading(name)
         keep = keeping(self._stored, reading, self._groups)
         return lambda value: keep(local_of(self._tensor(reading.parameter)), value, momentum)
+
+    def _become(self, name: str, value: Any) -> None:
+        """Give a buffer, or a frozen parameter, a value that every rank has all of."""
+        tensor = self._tensor(name)
+        local_of(tensor).copy_(cut(value.reshape(tensor.shape), self._stored.stored[name].held[self._rank]))
 
     def _keep(self, mode: _Mode, values: Sequence[Any], known: Mapping[str, Any]) -> None:
         """Give buffers the values that a call leaves in them.
@@ -963,7 +977,7 @@ class Parallel(Resembling):
             for keep, value in zip(mode.keeps, values, strict=True):
                 keep(value)
             for name, argument in mode.updates.items():
-                self._tensor(name).copy_(known[argument])
+                self._become(name, known[argument])
             if not self._root.training or mode.updates:
                 return
             owners = {own for layer, own in self._live.statistics.items() if layer not in self._aten.layers}

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import pase
 from pase.importers.torch.live import trace_live
@@ -26,10 +27,11 @@ def _made(name: str) -> nn.Module:
 
 
 def _trained(module: nn.Module) -> tuple[list[float], dict[str, Any]]:
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.05)
     losses = []
     for _ in range(3):
         loss = module(X)
+        loss = loss["loss"] if isinstance(loss, dict) else loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -77,6 +79,99 @@ def test_a_layer_whose_splits_are_not_carried_through_is_named() -> None:
     assert layers.problem == ""
     assert set(layers.layers) == {op.name for op in plan.graph.operators if not op.is_fan_out}
     assert layers.others == {}
+
+
+# -- what users write
+
+
+class Weighted(nn.Module):
+    """A loss that counts classes differently, of weights that are a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(8, 4)
+        self.register_buffer("weights", torch.tensor([1.0, 2.0, 0.5, 1.0]))
+
+    def forward(self, x: Any) -> Any:
+        return functional.cross_entropy(self.scores(x), torch.arange(4), weight=self.weights)
+
+
+class Answers(nn.Module):
+    """What is returned beside the loss are the halves of one product: where an answer begins, and where it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.ends = nn.Linear(2, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Any) -> Any:
+        begin, end = self.ends(self.first(x.reshape(4, 4, 2)).relu()).split(1, dim=-1)
+        begin, end, places = begin.squeeze(-1), end.squeeze(-1), torch.arange(4)
+        loss = functional.cross_entropy(begin, places) + functional.cross_entropy(end, 3 - places)
+        return {"loss": loss, "begin": begin, "end": end}
+
+
+class Policy(nn.Module):
+    """Its distribution would look at values of its parameters, were it asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        chosen = torch.distributions.Categorical(logits=self.scores(x))
+        return -chosen.log_prob(torch.arange(4)).mean() - 0.1 * chosen.entropy().mean()
+
+
+class Sorted(nn.Module):
+    """The Lovász hinge: errors in order, and how much each adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(2, 1)
+
+    def forward(self, x: Any) -> Any:
+        labels = (x[:, :4] > 0).to(x.dtype)
+        errors, places = (1 - self.scores(x.reshape(4, 4, 2)).flatten() * labels.flatten()).sort(descending=True)
+        counts = labels.flatten()[places].cumsum(0)
+        return (errors.relu() * torch.cat([counts[:1], counts[1:] - counts[:-1]])).sum()
+
+
+class Following(nn.Module):
+    """A target network, frozen, that follows the one that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online, self.target = nn.Linear(8, 4), nn.Linear(8, 4).requires_grad_(False)
+
+    def forward(self, x: Any) -> Any:
+        with torch.no_grad():
+            for own, other in zip(self.target.parameters(), self.online.parameters(), strict=True):
+                own.mul_(0.9).add_(other * 0.1)
+            target = self.target(x)
+        return (self.online(x.tanh()) - target).square().mean()
+
+
+USERS = {kind.__name__: kind for kind in (Weighted, Answers, Policy, Sorted, Following)}
+
+
+def _of_users(name: str) -> nn.Module:
+    torch.manual_seed(1)
+    return USERS[name]().double()
+
+
+def _users_on_rank(_rank: int, _world: int, given: list[tuple[str, Plan]]) -> list[Any]:
+    # The first step of each is compared with the module, outputs too.
+    return [_trained(parallelize(_of_users(name), plan)) for name, plan in given]
+
+
+def test_what_users_write_is_trained_on_ranks(ranks: Pool) -> None:
+    given = [(name, random_plan(pase.load((_of_users(name), X)), 2, 3)) for name in USERS]
+    alone = {name: _trained(_of_users(name)) for name in USERS}
+    for found in ranks.run(_users_on_rank, given, world=2):
+        for (name, _), (losses, state) in zip(given, found, strict=True):
+            expected_losses, expected = alone[name]
+            assert losses == pytest.approx(expected_losses, rel=1e-12), name
+            assert all(difference(state[key], x) < 1e-12 for key, x in expected.items()), name
 
 
 class Dropped(nn.Module):
