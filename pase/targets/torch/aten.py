@@ -329,7 +329,10 @@ class _Run:
         lies, wanted = self._lies.of(self._layer.target), self._lies.wanted
         found = self._brought(resolved(self._of(self._layer.target)), lies, wanted)
         written = self._layer.written
-        return found if written is None else self._as(found, tuple(dim for dim in written if dim.size > 1))
+        if written is None:
+            return found
+        dims = tuple(dim for dim in written if dim.size > 1)
+        return reshard(found, self._mesh, dims) if self._lies.is_apart else self._as(found, dims)
 
     def _of(self, node: fx.Node) -> Any:
         """Return the tensor of a node, its dims flat; a list for one that gives several."""

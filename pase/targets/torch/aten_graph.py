@@ -582,15 +582,28 @@ class LayerSplits:
 
     def check(self) -> None:
         """Raise NotCarriedError where what is written does not lie as the plan has it."""
-        lies = self.of(self.layer.target)
-        if not self.layer.is_whole and not lies_alike(lies, self.wanted, self.layer.splits):
+        lies, wanted = self.of(self.layer.target), self.wanted
+        if not self.layer.is_whole and not lies_alike(lies, wanted, self.layer.splits):
             raise NotCarriedError(f"it writes {lies}, which the plan has as {self.layer.written}")
 
     @property
     def wanted(self) -> Dims:
-        """How the plan has what the layer writes."""
+        """How the plan has what the layer writes; replicated where its parts are none of the node's dims."""
         written, target = self.layer.written, self.layer.target
-        return self.of(target) if written is None else _over(written, shape_of(target), self.layer.splits)
+        if written is None:
+            lies: Dims = self.of(target)
+            return lies
+        if self.is_apart:
+            return whole_dims(shape_of(target), target.name)
+        return _over(written, shape_of(target), self.layer.splits)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether a layer that is computed whole is split by the plan as its node cannot be."""
+        written, shape = self.layer.written, shape_of(self.layer.target)
+        if written is None or not self.layer.is_whole or prod(shape) != prod(dim.size for dim in written):
+            return False
+        return refined([dim for dim in written if dim.size > 1], shape, self.layer.splits) is None
 
     def of(self, node: fx.Node) -> Any:
         """Return how a node lies; a list for one that gives several tensors."""
