@@ -22,7 +22,7 @@ class Classifier(nn.Module):
         return functional.cross_entropy(self.net(x), labels)
 
 
-def _add(name: str, size: int = 32, **options: Any) -> None:
+def _add(name: str, size: int = 64, **options: Any) -> None:
     def make() -> nn.Module:
         import timm
 
@@ -35,10 +35,10 @@ def _add(name: str, size: int = 32, **options: Any) -> None:
                     parameter.normal_(std=0.1)
         return Classifier(net)
 
-    zoo.add(name, make, x=floats(2, 3, size, size), labels=whole(2, high=CLASSES))
+    zoo.add(name, make, x=floats(4, 3, size, size), labels=whole(4, high=CLASSES))
 
 
-_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
+_VIT = {"img_size": 64, "patch_size": 16, "embed_dim": 16, "depth": 1, "num_heads": 2}
 _PLAIN = {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16)}
 
 for _name in ("resnet18", "resnet26d", "seresnet18", "ecaresnet26t", "skresnet18"):
@@ -47,18 +47,18 @@ for _name in ("vit_tiny_patch16_224", "deit_tiny_patch16_224", "deit3_small_patc
     _add(_name, **_VIT)
 for _name in ("vit_relpos_small_patch16_224", "vit_srelpos_small_patch16_224", "cait_xxs24_224"):
     _add(_name, **_VIT)
-_add("xcit_nano_12_p8_224", img_size=32, depth=1)
+_add("xcit_nano_12_p8_224", img_size=64, depth=1)
 _add("beit_base_patch16_224", **_VIT)
 _add(
     "swin_tiny_patch4_window7_224",
-    img_size=32,
+    img_size=64,
     window_size=4,
     depths=(1, 1),
     num_heads=(1, 2),
     embed_dim=8,
     patch_size=2,
 )
-_add("swinv2_tiny_window8_256", img_size=32, window_size=4, depths=(1, 1), num_heads=(1, 2), embed_dim=8, patch_size=2)
+_add("swinv2_tiny_window8_256", img_size=64, window_size=4, depths=(1, 1), num_heads=(1, 2), embed_dim=8, patch_size=2)
 _add("convnext_atto", **_PLAIN)
 _add("convnextv2_atto", **_PLAIN)
 _add("edgenext_xx_small", depths=(1, 1, 1, 1), dims=(8, 8, 16, 16), heads=(2, 2, 2, 2))
@@ -73,10 +73,10 @@ _add("dla34")
 _add("res2net50_26w_4s")
 _add("hrnet_w18_small")
 _add("mobilevit_xxs")
-_add("coat_tiny", img_size=32)
+_add("coat_tiny", img_size=64)
 _add("pvt_v2_b0", depths=(1, 1, 1, 1), embed_dims=(8, 8, 16, 16), num_heads=(1, 1, 2, 2))
-_add("twins_svt_small", img_size=64, size=64, depths=(1, 1, 1, 1), embed_dims=(16, 16, 32, 32))
-_add("maxvit_pico_rw_256", img_size=64, size=64)
+_add("twins_svt_small", img_size=64, depths=(1, 1, 1, 1), embed_dims=(16, 16, 32, 32))
+_add("maxvit_pico_rw_256", img_size=64)
 _add("nf_resnet26")
 _add("resnetv2_50", layers=(1, 1, 1, 1), channels=(8, 8, 16, 16), stem_chs=8)
 _add("selecsls42b")
