@@ -27,6 +27,7 @@ PUBLIC = (
     "SearchOptions",
     "Session",
     "__version__",
+    "check",
     "compare",
     "emit",
     "evaluate",

@@ -105,7 +105,7 @@ def test_names_are_there_before_and_after_they_are_loaded() -> None:
     assert are_same
     assert {name for name, kind in kinds.items() if kind == "function"} == {
         *("compare", "emit", "explain", "export", "load", "load_machine", "load_plan", "machines", "report", "search"),
-        *("evaluate", "parallelize", "simulate"),
+        *("check", "evaluate", "parallelize", "simulate"),
     }
     assert {name for name, kind in kinds.items() if kind == "str"} == {"__version__"}
     assert set(kinds.values()) == {"function", "str", "type"}

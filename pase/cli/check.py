@@ -21,7 +21,7 @@ from pase.cli.progress import progress
 from pase.common.options import WholeNumber, option
 from pase.targets.check import DEFAULT_DEVICES, check_factory
 from pase.targets.differences import CheckResult, Difference
-from pase.targets.execute import Factory, factory_of
+from pase.targets.factories import Factory, factory_of
 
 _FEW_ROWS = 20
 """Differences are printed up to these, of the first run; what is computed of a wrong tensor is wrong, too."""

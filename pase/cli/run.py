@@ -43,7 +43,8 @@ from pase.importers.front_end import is_factory
 from pase.planning.plan import Plan
 from pase.sharding.boxes import whole
 from pase.sharding.traffic import HeldWeight, held_weights, parameters_per_device
-from pase.targets.execute import Factory, RunResult, factory_of, run_factory, run_plan
+from pase.targets.execute import RunResult, run_factory, run_plan
+from pase.targets.factories import Factory, factory_of
 from pase.targets.mesh_tensorflow.runtime.launch import launch_tasks
 from pase.targets.programs import TARGETS, emit, emit_forward, outputs_left_out, target_of
 from pase.targets.training.data import data_inputs

@@ -8,7 +8,7 @@ from pase.importers import load
 from pase.planning.plan import Plan, on_one_device
 from pase.planning.planner import search
 from pase.targets.differences import CheckResult, result_of
-from pase.targets.execute import Factory, Progress
+from pase.targets.factories import Factory, Progress
 from pase.targets.torch import TORCH
 
 DEFAULT_DEVICES = 2

@@ -7,20 +7,17 @@ from typing import Any
 
 from pase.costs import DEFAULT_OPTIMISER, DeviceMemory, device_memory
 from pase.errors import ProgramError
-from pase.graph import ITEMSIZES, Scalar, rounding, uniform
+from pase.graph import ITEMSIZES, rounding, uniform
 from pase.planning.plan import Plan, on_one_device
 from pase.planning.stages import most_held, step_bytes
 from pase.sharding.traffic import Movement, Phase, optimiser_numbers
 from pase.targets.emitter.target import Target
+from pase.targets.factories import Factory, Progress
 from pase.targets.programs import check_trained, emit, target_of
 from pase.targets.torch import TORCH
 from pase.targets.training.data import StepEvaluation
 from pase.targets.training.options import CPU, GPU, DeviceChoice, TrainingOptions, command_line
 from pase.targets.training.script import NOTHING_MOVED, program_events, tabulated
-
-Progress = Callable[[str, int, int], None]
-"""Takes what is being done, how many steps are done and how many there are."""
-
 
 Row = Mapping[str, Any]
 """Bytes of an edge or a layer, as JSON has them."""
@@ -60,25 +57,6 @@ class RunResult:
     peak_memory_bytes: tuple[int, ...] | None
     step_time_s: float
     build_time_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Factory:
-    """What makes a PyTorch module and its inputs: package.module:function, and what it is given."""
-
-    name: str
-    batch: int | None = None
-    arguments: Mapping[str, Scalar] = field(default_factory=dict)
-
-
-def factory_of(plan: Plan, name: str) -> Factory:
-    """Return a factory, package.module:function, with what the model of a plan was made with.
-
-    Whoever runs it names it: a plan, which may be a stranger's file, says which arguments it was given, and no code.
-    """
-    arguments = dict(plan.graph.arguments)
-    batch = arguments.pop("batch", None)
-    return Factory(name=name, batch=batch if isinstance(batch, int) else None, arguments=arguments)
 
 
 @dataclass(slots=True)

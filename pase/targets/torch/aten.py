@@ -138,9 +138,13 @@ class AtenLayers:
         return not self._untranslated(name)
 
     def translated(self, live: LiveModel) -> LiveModel:
-        """Return a module with the constants of those layers alone that are translated."""
+        """Return a module with what translated layers read of it, and the inputs that the others read as they are."""
         others = {*self.layers, *self._unneeded}
-        return replace(live, constants={key: x for key, x in live.constants.items() if key[0] not in others})
+        return replace(
+            live,
+            constants={key: x for key, x in live.constants.items() if key[0] not in others},
+            inputs={key: x for key, x in live.inputs.items() if x.is_given or key[0] not in others},
+        )
 
     def _is_written(self, name: str) -> bool:
         return self.plan.graph[name].is_fan_out or any(name in graph.targets for graph in self.graphs.values())

@@ -752,7 +752,11 @@ class Parallel(Resembling):
         placed, results = self._results(program, loss, outputs)
         traced = program.traced(loss, results)
         fed = {item.name: item.use for item in self._live.inputs.values()}
-        given = tuple(self._source(argument, fed, traced, program.takes) for argument in traced.arguments)
+        places = traced.module.graph.find_nodes(op="placeholder")
+        given = tuple(
+            self._source(argument, fed, traced, program.takes) if place.users else _unread
+            for argument, place in zip(traced.arguments, places, strict=True)
+        )
         numbers = {own.name: own.output.name for own in self._live.outputs if own.output and not own.shape}
         at_loss = next((name for name, made in numbers.items() if made not in outputs), "")
         keeps = tuple(self._kept(name, momentum) for name, momentum in traced.keeps)
@@ -1006,6 +1010,10 @@ class Parallel(Resembling):
             return value.reshape(shape)
         local = [sum(high - low for low, high in runs) for runs in placed.held[self._rank]]
         return distributed(value.reshape(local), placed, self._mesh)
+
+
+def _unread(_: Mapping[str, Any]) -> None:
+    """Return nothing, for an argument that nothing reads."""
 
 
 def _direct(live: LiveModel, looked_up: Part) -> frozenset[str]:

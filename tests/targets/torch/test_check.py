@@ -18,7 +18,7 @@ from pase.importers.torch.operators import TRANSLATIONS
 from pase.planning.plan import Plan
 from pase.targets.check import check_factory
 from pase.targets.differences import Run
-from pase.targets.execute import Factory
+from pase.targets.factories import Factory
 from tests.runtime.plans import placed_plan, random_plan, recomputing
 from tests.targets.torch import checked
 from tests.targets.torch.checked import KINDS, given

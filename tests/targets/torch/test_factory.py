@@ -12,7 +12,8 @@ import pase
 from pase.cli.main import run
 from pase.errors import ProgramError
 from pase.planning.plan import Plan
-from pase.targets.execute import Factory, run_factory
+from pase.targets.execute import run_factory
+from pase.targets.factories import Factory
 from pase.targets.programs import emit, target_of
 from pase.targets.training.optimisers import make_rule
 from pase.targets.training.options import GPU
