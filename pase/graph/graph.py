@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from math import inf, prod
+from types import MappingProxyType
 
 from pase.common.containers import FrozenDict
 from pase.common.words import listed, quantity, short, visible
@@ -117,12 +118,19 @@ class Graph:
         """The layers that are trained or read what depends on anything that is: a gradient flows back to these."""
         return frozenset(name for name, _ in self._gradients)
 
-    def leading_to(self, ends: Iterable[str]) -> set[str]:
-        """Return the layers that some layers need, themselves included."""
+    def leading_to(
+        self, ends: Iterable[str], instead: Mapping[str, tuple[str, Sequence[str]]] = MappingProxyType({})
+    ) -> set[str]:
+        """Return the layers that some layers need, themselves included.
+
+        instead: For layers that read otherwise than they say, the layer whose reads are theirs, and more layers.
+        """
         wanted = set(ends)
         for operator in reversed(self.operators):
             if operator.name in wanted:
-                reads = ((operator.name, position) for position in range(len(operator.reads)))
+                reader, more = instead.get(operator.name, (operator.name, ()))
+                wanted.update(more)
+                reads = ((reader, position) for position in range(len(self[reader].reads)))
                 wanted.update(self.incoming[read].producer for read in reads if read in self.incoming)
         return wanted
 

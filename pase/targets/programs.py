@@ -252,7 +252,7 @@ def _checked(
 
     aten: Layers that are not written from their bodies.
     """
-    wanted = _leading_to(plan.graph, ends, aten)
+    wanted = plan.graph.leading_to(ends, aten)
     for name in sorted(wanted, key=plan.index.__getitem__):
         operator, problem = plan.graph[name], _problem(bodies[name], trains=trains)
         if name not in aten and problem:
@@ -284,26 +284,13 @@ def _ends(plan: Plan, bodies: Mapping[str, Body]) -> list[str]:
     return returned or [operator.name for operator in plan.graph.operators if operator.name not in read]
 
 
-def _leading_to(graph: Graph, ends: Sequence[str], aten: Aten) -> set[str]:
-    """Return the layers that some layers need, themselves included."""
-    wanted = set(ends)
-    for operator in reversed(graph.operators):
-        if operator.name not in wanted:
-            continue
-        first, besides = aten.get(operator.name, (operator.name, ()))
-        wanted.update(besides)
-        reads = ((first, position) for position in range(len(graph[first].reads)))
-        wanted.update(graph.incoming[read].producer for read in reads if read in graph.incoming)
-    return wanted
-
-
 def _problems(
     plan: Plan, bodies: Mapping[str, Body], ends: Sequence[str], aten: Aten = MappingProxyType({})
 ) -> dict[str, tuple[str, str]]:
     """Return the ends that cannot be computed, with the first layer that they need and that is the reason."""
     found: dict[str, tuple[str, str]] = {}
     for end in ends:
-        needed = sorted(_leading_to(plan.graph, [end], aten), key=plan.index.__getitem__)
+        needed = sorted(plan.graph.leading_to([end], aten), key=plan.index.__getitem__)
         first = next((name for name in needed if name in bodies and bodies[name].problem), None)
         if first is not None:
             found[end] = first, bodies[first].problem
