@@ -204,7 +204,7 @@ def layout_of(mesh: DeviceMesh, dims: Sequence[TensorDim], *, layer: str = "") -
     """
     used = [axis for dim in dims for axis in dim.axes]
     for name, extent in used:
-        if mesh.size(name) > extent:
+        if mesh.size(name) > max(extent, 1):
             raise ProgramError(
                 f"layer {layer!r} splits {name} = {extent} in {mesh.size(name)} parts; choose at most as many as points"
             )

@@ -7,7 +7,7 @@ written. The importer's idea of what a layer computes is not asked for, so that 
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from math import prod
 from operator import getitem
@@ -29,6 +29,8 @@ from pase.targets.torch.aten_graph import (
     LayerSplits,
     NotCarriedError,
     at,
+    flat_factors,
+    has_gradient,
     is_cut,
     operands_of,
     operator_name,
@@ -44,6 +46,7 @@ from pase.targets.torch.tensor import (
     as_low,
     called,
     in_float32,
+    local,
     reshard,
     resolved,
     shaped,
@@ -201,7 +204,15 @@ class AtenLayers:
                 continue
             lies = None
             if node not in graph.known:
-                whole = AtenLayer(operator=None, splits={}, pins={}, target=node, written=None, is_whole=True)
+                whole = AtenLayer(
+                    operator=None,
+                    splits={},
+                    pins={},
+                    target=node,
+                    written=None,
+                    is_whole=True,
+                    orders=graph.orders,
+                )
                 lies = LayerSplits(graph, whole)
                 try:
                     lies.check()
@@ -332,10 +343,12 @@ class _Run:
         """Return what the layer writes, in the dims of its plan."""
         lies, wanted = self._lies.of(self._layer.target), self._lies.wanted
         found = self._brought(resolved(self._of(self._layer.target)), lies, wanted)
-        written = self._layer.written
+        if self._layer.operator is None:
+            return found
+        found, written = self._as_written(found), self._layer.written
         if written is None:
             return found
-        dims = tuple(dim for dim in written if dim.size > 1)
+        dims = tuple(dim for dim in written if dim.size != 1)
         return reshard(found, self._mesh, dims) if self._lies.is_apart else self._as(found, dims)
 
     def _of(self, node: fx.Node) -> Any:
@@ -347,12 +360,13 @@ class _Run:
     def _made(self, node: fx.Node) -> Any:
         layer = self._layer
         if node in layer.pins:
-            return self._as(self._read(layer.pins[node]), _flat(self._lies.of(node)))
+            return self._laid(self._read(layer.pins[node]), node)
         if node in self._lies.graph.known:
             value = node.meta["val"]
-            return self._program.known(node.name, _flat(self._lies.of(node)), is_index=not value.is_floating_point())
+            return self._program.known(node.name, _flat(self._lies.of(node)), is_index=not has_gradient(value))
         if node in self._lies.others:
-            return self._others[self._lies.graph.writers[node]]
+            other = self._others[self._lies.graph.writers[node]]
+            return self._laid(self._whole(other, node), node) if node in layer.orders else other
         if node.op == "placeholder":
             layer_name, tensor = self._lies.graph.weights[node]
             operator = self._graph[layer_name]
@@ -367,6 +381,42 @@ class _Run:
             return self._step(node)
         x = resolved(self._of(node.args[0]))
         return dropout(x, self._program.mask_key, rate=rate, of=self._lies.graph.drop_name(node)) if rate else x
+
+    def _laid(self, x: Tensor, node: fx.Node) -> Tensor:
+        """Return what a layer writes, on this mesh, as the node that it is lies."""
+        layer = self._layer
+        if layer.laid(node, x.dims) is None:
+            x = self._whole(x, node)
+        if node in layer.orders:
+            factors, dims = layer.factors(node, x.dims), layer.ordered(node, x.dims)
+            assert factors is not None
+            assert dims is not None
+            x = arrange(self._as(x, _flat(factors)), dims)
+        return self._as(x, _flat(self._lies.of(node)))
+
+    def _as_written(self, x: Tensor) -> Tensor:
+        """Return what the layer's node gives in the order in which the layer writes it."""
+        layer, node = self._layer, self._layer.target
+        if node not in layer.orders:
+            return x
+        found = layer.by_factor(node, x.dims)
+        if found is None:
+            x = self._whole(x, node)
+            found = layer.by_factor(node, x.dims)
+        assert found is not None
+        x = self._as(x, _flat(found))
+        dims: dict[int, tuple[Dim, ...]] = {}
+        for factor, own in zip(flat_factors(layer.orders[node]), found, strict=True):
+            if factor.base is not None:
+                dims[factor.base] = own
+            for dim in own if factor.base is None else ():
+                # All that is repeated is alike.
+                place = x.dims.index(dim)
+                x = local(partial(_first, place=place), [x], [other for other in x.dims if other != dim])
+        return arrange(x, [dim for _, own in sorted(dims.items()) for dim in own])
+
+    def _whole(self, x: Tensor, node: fx.Node) -> Tensor:
+        return reshard(x, self._mesh, [Dim(f"{node.name}:{i}", dim.size) for i, dim in enumerate(x.dims)])
 
     def _read(self, number: int) -> Tensor:
         if number not in self._reads:
@@ -418,7 +468,7 @@ class _Run:
             flat = _flat(dims)
             shard = shaped(made if is_one else made[i], self._local(dims), tuple(map(mesh.part, flat)))
             partial = found.sums if i in rule.summed else frozenset[str]()
-            x = Tensor(value=shard, mesh=mesh, dims=flat, partial=partial, is_index=not value.is_floating_point())
+            x = Tensor(value=shard, mesh=mesh, dims=flat, partial=partial, is_index=not has_gradient(value))
             for number in added:
                 x = self._plus(x, operands[number], rule.operands[number], rule.results[i], found)
             results.append(x)
@@ -476,6 +526,10 @@ def detached(x: Tensor) -> Tensor:
     """Return a tensor through which no gradient flows."""
     x = resolved(x)
     return replace(x, value=x.value.detach(), spreads={})
+
+
+def _first(shard: Any, *, place: int) -> Any:
+    return shard.select(place, 0)
 
 
 def _flat(dims: Dims) -> tuple[Dim, ...]:

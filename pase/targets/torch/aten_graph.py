@@ -17,6 +17,7 @@ from torch import fx
 from pase.graph import Graph, Operator, Role, SliceOf
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Use
+from pase.importers.ir.views import Factor, View
 from pase.importers.torch.capture import Captured, corresponding
 from pase.importers.torch.live import LiveModel, Part
 from pase.importers.torch.program import behind, location, origin_of
@@ -51,6 +52,7 @@ class AtenLayer:
         target: The node that it writes.
         written: How the plan has that; None where it is left as it comes.
         is_whole: Whether ranks compute all of what splits are not carried through.
+        orders: Of nodes that are other than in the order of what a layer writes, how they lie over that.
     """
 
     operator: Operator | None
@@ -59,6 +61,7 @@ class AtenLayer:
     target: fx.Node
     written: tuple[Dim, ...] | None
     is_whole: bool
+    orders: Mapping[fx.Node, View]
 
     def read(self, number: int) -> tuple[Dim, ...]:
         """Return the dims of what it reads, as its mesh has them; NotCarriedError where a window is split."""
@@ -76,7 +79,37 @@ class AtenLayer:
 
     def pinned(self, node: fx.Node) -> Dims:
         """Return how what it reads lies, as the graph has it."""
-        return _over(self.read(self.pins[node]), shape_of(node), self.splits)
+        dims = self.read(self.pins[node])
+        found = self.laid(node, dims)
+        if found is None and not self.is_whole:
+            raise NotCarriedError(f"{[dim.size for dim in dims]} is read as {list(shape_of(node))}")
+        return whole_dims(shape_of(node), node.name) if found is None else found
+
+    def laid(self, node: fx.Node, dims: Sequence[Dim]) -> Dims | None:
+        """Return dims of what a layer writes as those of the node that it is; None where their parts do not fit."""
+        own: Sequence[Dim] | None = [dim for dim in dims if dim.size != 1]
+        if node in self.orders:
+            own = self.ordered(node, dims)
+        return None if own is None else refined(own, shape_of(node), self.splits)
+
+    def factors(self, node: fx.Node, dims: Sequence[Dim]) -> Dims | None:
+        """Return dims of what a layer writes, row-major, by the factors of which the order of its node is told."""
+        return refined([dim for dim in dims if dim.size != 1], self.orders[node].factors, self.splits)
+
+    def ordered(self, node: fx.Node, dims: Sequence[Dim]) -> list[Dim] | None:
+        """Return dims of what a layer writes in the order of its node, with whole ones for what that repeats."""
+        factors = self.factors(node, dims)
+        if factors is None:
+            return None
+        found: list[Dim] = []
+        for place, factor in enumerate(flat_factors(self.orders[node])):
+            found += [Dim(f"repeated {place}", factor.extent)] if factor.base is None else factors[factor.base]
+        return found
+
+    def by_factor(self, node: fx.Node, dims: Sequence[Dim]) -> Dims | None:
+        """Return dims of a node, row-major, by the factors of its order; None where their parts do not fit."""
+        extents = [factor.extent for factor in flat_factors(self.orders[node])]
+        return refined([dim for dim in dims if dim.size != 1], extents, self.splits)
 
 
 class AtenGraph:
@@ -85,6 +118,7 @@ class AtenGraph:
     Attributes:
         captured: The graph.
         targets: By layer, the node that it writes.
+        orders: Of those nodes that are other than in the order of what their layers write, how they lie over that.
         writers: The layer that writes a node.
         known: The nodes that every rank has all of before any layer: inputs, buffers, and what is computed of these.
         numbers: The place of each node.
@@ -95,7 +129,12 @@ class AtenGraph:
         self.live, self.captured = live, captured
         self.nodes: list[fx.Node] = list(captured.graph.graph.nodes)
         self.named = {node.name: node for node in self.nodes}
-        self.targets = dict(self._targets())
+        self.targets: dict[str, fx.Node] = {}
+        self.orders: dict[fx.Node, View] = {}
+        for layer, node, order in self._targets():
+            self.targets[layer] = node
+            if not order.is_reshape:
+                self.orders[node] = order
         self.writers = {node: layer for layer, node in self.targets.items()}
         self.known = self._known()
         self.numbers = {node: number for number, node in enumerate(self.nodes)}
@@ -130,6 +169,7 @@ class AtenGraph:
             target=self.targets[name],
             written=tuple(Dim(each, operator.extents[each]) for each in named if isinstance(each, str)),
             is_whole=False,
+            orders=self.orders,
         )
 
     def _read_besides(self, operator: Operator, graph: Graph) -> bool:
@@ -346,7 +386,7 @@ class AtenGraph:
         if node is None or edge.output == 0:
             return node, None
         cuts = [(dim, axis) for dim, axis in enumerate(write.index_map) if isinstance(axis, SliceOf)]
-        if len(cuts) != 1 or producer.writes[0].shape != shape_of(node):
+        if len(cuts) != 1 or producer.writes[0].shape != shape_of(node) or node in self.orders:
             return None, None
         ((dim, part),) = cuts
         return node, (dim, part.offset, part.extent)
@@ -366,25 +406,27 @@ class AtenGraph:
             elif node.name in self.captured.inputs:
                 yield node, f"input {self.captured.inputs[node.name]}"
 
-    def _targets(self) -> Iterator[tuple[str, fx.Node]]:
-        """Yield each layer with the node that it writes."""
+    def _targets(self) -> Iterator[tuple[str, fx.Node, View]]:
+        """Yield each layer with the node that it writes, and how that lies over what the layer writes."""
         lowered, own = self.live.model.lowered, self.live.program
         nodes = {node.name: node for node in self.live.model.traces[-1].nodes}
         names = corresponding(own.program, self.captured)
         for layer, name in lowered.nodes.items():
             use, made = lowered.written.get((layer, 0)), nodes[name].elementary[-1]
-            if use is None or use.piece is not None or _is_lying(made) or not _keeps_order(nodes[name].elementary):
+            value = made.inputs[0].value if _is_lying(made) else made.outputs[0].name
+            order = _order(nodes[name], value)
+            if use is None or use.piece is not None or order is None:
                 continue
-            node, item = own.made.get(made.outputs[0].name, (None, None))
+            node, item = own.made.get(value, (None, None))
             if item is not None:
                 node = next((user for user in node.users if user.target is getitem and user.args[1] == item), None)
             target = _first_result(self.named[names[node.name]]) if node is not None and node.name in names else None
             if target is not None and (nodes[name].rate or made.rate) and self.captured.trains:
                 # What the layer writes are the points that are left, where nothing comes behind the dropout.
                 target = _dropped(target) or target
-            # What is repeated on the way to an operator is written before that.
-            if target is not None and prod(shape_of(target)) == prod(self.live.model.graph[layer].writes[0].shape):
-                yield layer, target
+            is_all = prod(order.base) == prod(self.live.model.graph[layer].writes[0].shape)
+            if target is not None and is_all and prod(shape_of(target)) == prod(order.shape):
+                yield layer, target, order
 
     def _known(self) -> set[fx.Node]:
         """Return the nodes that depend on inputs, buffers and literals alone: every rank has all of them."""
@@ -409,12 +451,45 @@ def _is_in_order(use: Use) -> bool:
     return use.view is None or use.view.is_reshape
 
 
-def _keeps_order(steps: Sequence[Any]) -> bool:
-    """Return whether the operators of a layer, one after the other, give elements in the order of the first one's."""
-    made = {output.name for step in steps for output in step.outputs}
-    # Attention has an order of its own, whatever that of its queries and keys.
-    inherits = [step for step in steps if not isinstance(step.op, ops.Attention)]
-    return all(_is_in_order(use) for step in inherits for use in step.inputs if use.value in made)
+def _order(node: Any, value: str) -> View | None:
+    """Return how a value lies over what a layer writes; None where that is not told.
+
+    Args:
+        node: Of the trace, that the layer is.
+        value: What one of its operators gives, by name.
+    """
+    views: dict[str, View] = {}
+    for step in node.elementary:
+        made = step.outputs[0]
+        if made.name == node.outputs[0].name:
+            views[made.name] = View.plain(made.shape)
+            if _is_lying(step) and (inverse := _inverse(step.inputs[0].view)) is not None:
+                views[step.inputs[0].value] = inverse
+            continue
+        for use in step.inputs:
+            inner = views.get(use.value) if use.piece is None and use.seen_as is None else None
+            if inner is not None and use.view is not None:
+                inner = inner.reshaped(use.view.base)
+                inner = None if inner is None else use.view.of(inner)
+            if inner is not None and prod(inner.shape) == prod(made.shape):
+                views[made.name] = inner
+                break
+    return views.get(value)
+
+
+def _inverse(view: View | None) -> View | None:
+    """Return how a tensor lies over what a view of it, row-major, gives; None where that repeats points."""
+    if view is None or view.repeats:
+        return None
+    flat = flat_factors(view)
+    places = {factor.base: place for place, factor in enumerate(flat)}
+    dims = tuple((Factor(extent, places[base]),) for base, extent in enumerate(view.factors))
+    return View(base=tuple(factor.extent for factor in flat), dims=dims)
+
+
+def flat_factors(view: View) -> list[Factor]:
+    """Return the factors of a view, row-major."""
+    return [factor for own in view.dims for factor in own]
 
 
 def _beyond_translation(node: fx.Node) -> str:
@@ -448,7 +523,12 @@ def is_cut(node: fx.Node) -> bool:
 
 def _is_float(node: fx.Node) -> bool:
     values = node.meta["val"]
-    return any(x.is_floating_point() or x.is_complex() for x in ([values] if hasattr(values, "shape") else values))
+    return any(map(has_gradient, [values] if hasattr(values, "shape") else values))
+
+
+def has_gradient(x: Any) -> bool:
+    """Return whether a tensor, real or fake, holds numbers that gradients are of."""
+    return bool(x.is_floating_point() or x.is_complex())
 
 
 def operator_name(node: fx.Node) -> str:
@@ -547,15 +627,7 @@ def _squeezed(x: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def whole_dims(shape: Sequence[int], name: str) -> Dims:
     """Return dims of a replicated tensor, whose names begin with one."""
-    return tuple((Dim(f"{name}.{i}*", extent),) if extent > 1 else () for i, extent in enumerate(shape))
-
-
-def _over(dims: Sequence[Dim], shape: Sequence[int], splits: Splits) -> Dims:
-    """Return the dims of a tensor, row-major, as those of a shape of as many elements."""
-    found = refined([dim for dim in dims if dim.size > 1], shape, splits)
-    if found is None:
-        raise NotCarriedError(f"{[dim.size for dim in dims]} is read as {list(shape)}")
-    return found
+    return tuple((Dim(f"{name}.{i}*", extent),) if extent != 1 else () for i, extent in enumerate(shape))
 
 
 # -- the way of the splits through a layer
@@ -595,17 +667,22 @@ class LayerSplits:
         if written is None:
             lies: Dims = self.of(target)
             return lies
+        found = self.layer.laid(target, written)
+        if found is not None:
+            return found
         if self.is_apart:
             return whole_dims(shape_of(target), target.name)
-        return _over(written, shape_of(target), self.layer.splits)
+        raise NotCarriedError(f"{[dim.size for dim in written]} is written as {list(shape_of(target))}")
 
     @property
     def is_apart(self) -> bool:
         """Whether a layer that is computed whole is split by the plan as its node cannot be."""
-        written, shape = self.layer.written, shape_of(self.layer.target)
-        if written is None or not self.layer.is_whole or prod(shape) != prod(dim.size for dim in written):
+        layer, written = self.layer, self.layer.written
+        if written is None or not layer.is_whole:
             return False
-        return refined([dim for dim in written if dim.size > 1], shape, self.layer.splits) is None
+        order = layer.orders.get(layer.target)
+        size = prod(shape_of(layer.target) if order is None else order.base)
+        return size == prod(dim.size for dim in written) and layer.laid(layer.target, written) is None
 
     def of(self, node: fx.Node) -> Any:
         """Return how a node lies; a list for one that gives several tensors."""

@@ -156,10 +156,16 @@ class Group:
     rank: int
 
 
+def as_stored(x: Any) -> Any:
+    """Return a tensor as what is sent of it: no view that a bit marks as conjugated or negated."""
+    return x.resolve_conj().resolve_neg()
+
+
 def all_reduced(x: Any, group: Group, op: Any = None) -> Any:
     """Return the sum, or another reduction, of a tensor over the ranks of a group."""
     if torch.compiler.is_compiling():
-        return functional.all_reduce(x.contiguous(), "sum" if op is None else "max", group.handle or dist.group.WORLD)
+        x = as_stored(x).contiguous()
+        return functional.all_reduce(x, "sum" if op is None else "max", group.handle or dist.group.WORLD)
     # A copy: what is summed in place may be somebody else's.
     total = x.clone(memory_format=torch.contiguous_format)
     with naming_lost_ranks():
@@ -410,6 +416,7 @@ def _together(step: ReshardStep, num_ranks: int) -> list[list[int]]:
 
 def carried(x: Any, steps: Iterable[Exchange], fill: float, count: Callable[[int], None] | None) -> Any:
     """Return what this rank has of a tensor after some steps. count: is told the bytes that it sends."""
+    x = as_stored(x)
     for step in steps:
         x = x.reshape(step.held) if tuple(x.shape) != step.held else x
         if step.is_whole:

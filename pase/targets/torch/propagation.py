@@ -91,21 +91,17 @@ def refined(dims: Sequence[Dim], extents: Sequence[int], splits: Splits) -> tupl
     left, found = list(dims), list[tuple[Dim, ...]]()
     for extent in extents:
         own, size = list[Dim](), 1
-        while size < extent:
-            if not left:
+        while size != extent:
+            if not left or not size or extent % size:
                 return None
             dim, needed = left.pop(0), extent // size
-            if extent % size:
-                return None
             if dim.size > needed:
-                if dim.size % needed or dim.parts or needed % splits.get(dim.name, 1):
+                if not needed or dim.size % needed or dim.parts or needed % splits.get(dim.name, 1):
                     return None
-                left.insert(0, Dim(f"{dim.name}*{dim.size // needed}", dim.size // needed))
+                left.insert(0, Dim(f"{dim.name}*{needed}", dim.size // needed))
                 dim = Dim(dim.name, needed)
             own.append(dim)
             size *= dim.size
-        if size != extent:
-            return None
         found.append(tuple(own))
     return None if left else tuple(found)
 

@@ -38,7 +38,7 @@ from pase.sharding.boxes import Range, extents
 from pase.sharding.buckets import gradient_buckets
 from pase.sharding.layouts import Layout, sharded_layout
 from pase.sharding.traffic import Movement, Phase
-from pase.targets.torch.collectives import Group, Groups, Traffic, begun, gathered, ring_bytes, scattered
+from pase.targets.torch.collectives import Group, Groups, Traffic, as_stored, begun, gathered, ring_bytes, scattered
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -682,7 +682,7 @@ class Gradients:
         self._finish()
 
     def _launch(self, bucket: _Bucket) -> None:
-        gradients = [bucket.arrived[place] for place in sorted(bucket.arrived)]
+        gradients = [as_stored(bucket.arrived[place]) for place in sorted(bucket.arrived)]
         entries = [bucket.entries[place] for place in sorted(bucket.arrived)]
         bucket.arrived.clear()
         if bucket.is_in_pieces:

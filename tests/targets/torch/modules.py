@@ -430,7 +430,7 @@ def in_float64() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(torch.Tensor, "float", torch.Tensor.double)
         for name, module in list(sys.modules.items()):
-            if name.startswith("transformers.") and getattr(module, "torch", None) is torch:
+            if name.startswith(("transformers.", "diffusers.")) and getattr(module, "torch", None) is torch:
                 patched.setattr(module, "torch", _Doubled())
         if "transformers.integrations.moe" in sys.modules:
             # PyTorch's own product of rows with the matrices of their experts is of float32 and less.
