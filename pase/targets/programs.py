@@ -109,8 +109,8 @@ def check_trained(graph: Graph, problem: str | None = None) -> None:
     told = graph.untrained if problem is None else problem
     if told:
         raise EmitError(
-            f"{graph.name!r} cannot be trained under a plan: {printable(told, 500)}, which programs "
-            "do not do; replace it in the model, or use the plan without a program"
+            f"{graph.name!r} cannot be trained under a plan: {printable(told, 500)}; replace that in the model, or use "
+            "the plan without a program"
         )
 
 

@@ -238,7 +238,43 @@ def checkpointed(self: Any, x: Any) -> Any:
     return self.third(y)
 
 
+def iterated(self: Any, x: Any) -> Any:
+    """Calls a layer without gradients, then with them; `flatten` gives back the weight itself."""
+    with torch.no_grad():
+        y = self.layer(x) + x @ self.first.weight.flatten(1)
+    return self.layer(y) + y @ self.first.weight + self.second(functional.dropout(y, 0.5, training=False))
+
+
+def recomputed(self: Any, x: Any) -> Any:
+    """A checkpoint within another, and one of what has no gradient; batch norms are recomputed, too."""
+    y = self.first(x)
+
+    def outer(z: Any) -> Any:
+        return checkpoint(lambda w: self.second(w).tanh(), z.relu(), use_reentrant=False) + z
+
+    y = checkpoint(outer, y, use_reentrant=False)
+    y = checkpoint(lambda z: self.norm(z).tanh(), y, use_reentrant=False)
+    y = checkpoint(lambda z: self.other(z).relu(), y, use_reentrant=True)
+    return self.third(y) + checkpoint(self.first, x, use_reentrant=True)
+
+
 # -- buffers
+
+
+class Observer(nn.Module):  # type: ignore[misc]
+    """Assigns to its buffers, and returns what they were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("low", torch.zeros(8))
+        self.register_buffer("high", torch.ones(8), persistent=False)
+
+    def forward(self, x: Any) -> Any:
+        before = self.low
+        if self.training:
+            self.low = torch.minimum(self.high, x.detach().amin(0))
+            self.low, self.high = self.high * 1.0, self.low
+        return before, x * self.low - self.high
 
 
 def moving_average(self: Any, x: Any) -> Any:
@@ -473,6 +509,11 @@ IN_SUITE: dict[str, Callable[[], nn.Module]] = {
     "codebook": lambda: Quantised(is_data=True),
     "partly in evaluation": partly_in_evaluation,
     "chance": lambda: Layers(drawn),
+    "without gradients, then with": lambda: Layers(
+        iterated, layer=utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+    ),
+    "recomputed": lambda: Layers(recomputed, norm=nn.BatchNorm1d(8), other=nn.BatchNorm1d(8, momentum=None)),
+    "buffers of a part": lambda: Layers(lambda self, x: self.part(self.first(x)), part=Observer()),
 }
 
 IN_FULL: dict[str, Callable[[], nn.Module]] = {
@@ -535,6 +576,7 @@ def made(name: str) -> tuple[Callable[[], nn.Module], dict[str, Any]]:
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")
 @pytest.mark.parametrize("name", [*IN_SUITE, *(pytest.param(name, marks=pytest.mark.full) for name in IN_FULL)])
 def test_captured_graph_trains_as_the_module_does(name: str) -> None:
     assert_as_module(*made(name))
@@ -586,6 +628,7 @@ class Stateful(Layers):
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         super().__init__(function)
         self.steps, self.is_even, self.last, self.all = 0, True, None, []
+        self.register_buffer("count", torch.zeros(()))
 
 
 def initialising(self: Any, x: Any) -> Any:
@@ -645,7 +688,22 @@ def penalising(self: Any, x: Any) -> Any:
     return slope.square().sum()
 
 
+def recomputing(self: Any, x: Any) -> Any:
+    def counted(y: Any) -> Any:
+        self.count.add_(1)
+        return self.first(y).tanh()
+
+    return checkpoint(counted, self.second(x), use_reentrant=False)  # here
+
+
+def resizing(self: Any, x: Any) -> Any:
+    self.count = torch.zeros(2)
+    return self.first(x)
+
+
 REFUSED = {
+    recomputing: "'count' is written within a checkpoint at .*here",
+    resizing: "'count' becomes one of another shape",
     initialising: "'first.bias' is written at .*here.*, in the first call alone: .*'is_even'",
     branching: "here.* is computed in the first call, .*here.* in later ones: attribute 'last'",
     counting: "the forward pass changes attribute 'steps' at .*here",

@@ -21,6 +21,7 @@ from typing import Any
 from pase.errors import ModelError
 from pase.importers.front_end import first_line
 from pase.importers.torch.export import Loss, ready_to_trace, traced, unwrapped
+from pase.importers.torch.following import Checkpoints, followed
 from pase.importers.torch.program import (
     Traced,
     flat_items,
@@ -91,7 +92,6 @@ def captured(
     """
     module = unwrapped(torch, module)
     notes: list[str] = []
-    functions = _Functions(torch)
     with ExitStack() as stack:
         stack.enter_context(restored(torch, module))
         given = stack.enter_context(ready_to_trace(torch, module, positional, keywords, loss, notes, on_output))
@@ -102,7 +102,8 @@ def captured(
         _average_cumulatively(torch, module)
         stack.enter_context(torch.enable_grad())
         with _PythonState(torch, module, given, notes):
-            stack.enter_context(_followed(torch))
+            checkpoints = stack.enter_context(followed(torch, module))
+            functions = _Functions(torch, checkpoints)
             stack.enter_context(_without_regions())
             stack.enter_context(functions.as_operators())
             program = traced(torch, module, *given)
@@ -179,47 +180,6 @@ def _last_of_shape(nodes: Sequence[Any], origin: Traced) -> Any:
 
 
 @contextmanager
-def _followed(torch: Any) -> Iterator[None]:
-    """Have `tensor.data` and `torch.inference_mode()` do the same by steps that tracing follows; refuse gradients."""
-    data, inference = torch.Tensor.data, torch.inference_mode
-    gradients = torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward
-
-    class Data(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
-        def __torch_function__(
-            self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-        ) -> Any:
-            if function in gradients:
-                raise ModelError(
-                    f"the forward pass computes gradients{here()}, which a graph cannot contain: return what they are "
-                    "of, and call torch.autograd.grad on the result"
-                )
-            if function == data.__get__:
-                return args[0].detach()
-            if function == data.__set__:
-                old, new = args
-                if old.shape != new.shape or old.dtype != new.dtype:
-                    raise ModelError(f"a tensor's .data becomes one of another shape or type{here()}: use a new tensor")
-                return old.detach().copy_(new.detach())
-            return function(*args, **(kwargs or {}))
-
-    def enter(self: Any) -> None:
-        # Its results differ from those of `no_grad` in what may be done with them alone.
-        self._instead = torch.no_grad() if self.mode else torch.enable_grad()
-        self._instead.__enter__()
-
-    def leave(self: Any, *error: Any) -> None:
-        self._instead.__exit__(*error)
-
-    methods = inference.__enter__, inference.__exit__
-    inference.__enter__, inference.__exit__ = enter, leave
-    try:
-        with Data():
-            yield
-    finally:
-        inference.__enter__, inference.__exit__ = methods
-
-
-@contextmanager
 def _without_regions() -> Iterator[None]:
     """Have the calls that switch gradients and autocast stay between the others: regions of their own lose some."""
     from torch._export.passes import replace_autocast_with_hop_pass as of_casts
@@ -242,8 +202,8 @@ class _Functions:
         calls: By number: the class, its arguments with places of tensors in them, and what it returns, likewise.
     """
 
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
+    def __init__(self, torch: Any, checkpoints: Checkpoints) -> None:
+        self._torch, self._checkpoints = torch, checkpoints
         # `Function.apply`, which users have bound to names of their own, calls that of this class.
         self._base = torch.autograd.function._SingleLevelFunction
         self.calls: list[tuple[Any, Any, Any]] = []
@@ -281,8 +241,7 @@ class _Functions:
     def _called(self, cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         torch = self._torch
         if cls.__module__ == "torch.utils.checkpoint" and cls.__name__ == "CheckpointFunction":
-            # The graph contains what is computed, not what is recomputed.
-            return args[0](*args[2:])
+            return self._checkpoints.run(args[0], args[2:])
         if cls.__module__.startswith("torch.") and not cls.__module__.startswith("torch.nn."):
             return self._applied(cls, args, kwargs)
         arguments, tensors = _with_places(torch, (args, dict(kwargs)))
@@ -498,7 +457,9 @@ class _PythonState:
 
 _MAX_SHOWN = 3
 _MAX_DEPTH = 4
-_OF_MODULES = frozenset({"_parameters", "_buffers", "_modules", "_forward_hooks", "training", "forward"})
+_OF_MODULES = frozenset(
+    {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "training", "forward"}
+)
 """Attributes that all modules have, or that tracing sets."""
 
 

@@ -91,14 +91,25 @@ def trace_module(
 
 
 def as_trained(
-    torch: Any, trace: Trace, module: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any], loss: Loss | None
+    torch: Any,
+    trace: Trace,
+    module: Any,
+    arguments: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    loss: Loss | None,
+    unknown: str = "",
 ) -> Trace:
-    """Return a module's trace with what is known of its training."""
-    with _as_called(torch, module, arguments, dict(keywords), loss, []):
-        found = differences_in_training(torch, module, arguments, keywords)
-    notes = [f"programs would not train it as it trains itself: {found.untrained}"] if found.untrained else []
-    notes += [found.problem] if found.problem else []
-    return replace(trace, untrained=found.untrained, notes=(*trace.notes, *notes))
+    """Return a module's trace with why programs would not train it as it trains itself, as far as that is known.
+
+    unknown: why that is not known, where its training cannot be recorded; by default what stopped the recording.
+    """
+    try:
+        with _as_called(torch, module, arguments, dict(keywords), loss, []):
+            untrained = differences_in_training(torch, module, arguments, keywords)
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        untrained = unknown or f"what it does in training alone is not known: {first_line(error)}"
+    notes = [f"programs would not train it as it trains itself: {untrained}"] if untrained else []
+    return replace(trace, untrained=untrained, notes=(*trace.notes, *notes))
 
 
 def values_of(source: Any, names: Iterable[str], *, batch: int | None = None) -> dict[str, Any]:

@@ -91,7 +91,8 @@ class LiveOutput:
     """A tensor that the module returns.
 
     name: its own. layer: that computes it, "" where none does; output: in what order of dims the layer has it then;
-    part: which range of one of the layer's dims it is, None for all that the layer writes.
+    part: which range of one of the layer's dims it is, None for all that the layer writes. is_moved: whether it has
+    the layer's points in an order that no dims of the layer give.
     inputs: those of the module that a value which no layer computes depends on: a `Part` gives it. problem: why it
     cannot be had, "" if it can.
     """
@@ -101,6 +102,7 @@ class LiveOutput:
     layer: str = ""
     output: ModelOutput | None = None
     part: SliceOf | None = None
+    is_moved: bool = False
     inputs: tuple[str, ...] = ()
     problem: str = ""
 
@@ -223,7 +225,7 @@ def trace_live(source: Any, *, batch: int | None = None) -> LiveModel:
     except ModelError as error:
         graphs.clear()
         # Its translation trains it, where that is known to be what the module does.
-        trace = as_trained(torch, trace, module, positional, keywords, loss)
+        trace = as_trained(torch, trace, module, positional, keywords, loss, unknown=str(error))
         trace = replace(trace, notes=(*trace.notes, f"the module's own graph is not run: {error}"))
     else:
         # What the module's own graph drops in attention is dropped.
@@ -295,13 +297,22 @@ def _output(model: ImportedModel, own: "_Program", name: str) -> LiveOutput:
                 found = next(item for item in body.outputs if item.name == behind)
                 part, problem = None, body.problem
                 use = next((item.use for item in model.traces[-1].returned if item.name == behind), None)
+                is_moved = bool(body.problem and use is not None and use.view is not None and not use.view.is_reshape)
                 if use is not None and use.piece is not None:
                     axis = operator.writes[0].index_map[use.piece.dim]
                     if isinstance(axis, str):
                         part = SliceOf(dim=axis, offset=use.piece.start, extent=use.piece.size)
                     else:
                         problem = problem or f"output {name!r} is a part of what layer {operator.name!r} computes"
-                return LiveOutput(name=name, shape=shape, layer=operator.name, output=found, part=part, problem=problem)
+                return LiveOutput(
+                    name=name,
+                    shape=shape,
+                    layer=operator.name,
+                    output=found,
+                    part=part,
+                    is_moved=is_moved,
+                    problem=problem,
+                )
     is_given = any(value.name == name for value in own.given.values())
     if is_given or own.depends[name] in (Depends.CONSTANT, Depends.INDEX):
         return LiveOutput(name=name, shape=shape, inputs=own.inputs_of([name]))

@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import PurePath
 from typing import Any
 
-from pase.importers.front_end import first_line
 from pase.importers.torch.program import user_line
 from pase.importers.torch.tensors import LIKE_ANOTHER, known_values, mapped
 
@@ -107,44 +106,28 @@ def _behind(calls: Sequence[_Call], operands: Callable[[_Call], Sequence[_Call]]
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Differences:
-    """Why a module is not trained by what was traced of it, "" for no reason.
-
-    Attributes:
-        untrained: Why its trace, which is of evaluation, is not what it computes in training.
-        problem: Why that is not known.
-    """
-
-    untrained: str = ""
-    problem: str = ""
-
-
-def differences_in_training(
-    torch: Any, module: Any, positional: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> Differences:
-    """Return why what was traced of a module does not train it as it trains itself.
+def differences_in_training(torch: Any, module: Any, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
+    """Return why what was traced of a module, in evaluation, does not train it as it trains itself; "" for no reason.
 
     Args:
         torch: PyTorch.
         module: The module; it is left as it was. A module that is not in training is looked at as `train()` leaves it.
         positional, keywords: Its example inputs, whose values are ignored.
+
+    Raises:
+        Exception: What the module raises where it is called on tensors without values.
     """
     flags = {part: part.training for part in module.modules()}
     recorder = _Recording(torch, module, positional, keywords)
-    try:
-        with restored(torch, module):
-            if not module.training:
-                module.train()
-            trained, then = recorder.recorded(), recorder.recorded()
-        with restored(torch, module):
-            module.eval()
-            evaluated = recorder.recorded()
-    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-        return Differences(problem=f"what it does in training alone is not known: {first_line(error)}")
+    with restored(torch, module):
+        if not module.training:
+            module.train()
+        trained, then = recorder.recorded(), recorder.recorded()
+    with restored(torch, module):
+        module.eval()
+        evaluated = recorder.recorded()
     stateful = next(_of_state(torch, module, trained, then), "")
-    untrained = next(_reasons(module, flags, trained, evaluated), stateful)
-    return Differences(untrained=untrained)
+    return next(_reasons(module, flags, trained, evaluated), stateful)
 
 
 def computed_with_earlier(

@@ -83,6 +83,7 @@ class AtenLayers:
             if name in self.graphs[True].targets and not self._is_translated(live, name):
                 self._add_whole(name)
         self.updates = {trains: dict(self._updates(graph)) for trains, graph in self.graphs.items()}
+        self._moved = {trains: dict(self._moved_outputs(graph)) for trains, graph in self.graphs.items()}
         if plan.num_stages > 1:
             self._refuse_updates()
         self.problem = next(self._problems(), "") if self.graphs else live.model.graph.untrained
@@ -204,21 +205,23 @@ class AtenLayers:
                 continue
             lies = None
             if node not in graph.known:
-                whole = AtenLayer(
-                    operator=None,
-                    splits={},
-                    pins={},
-                    target=node,
-                    written=None,
-                    is_whole=True,
-                    orders=graph.orders,
-                )
-                lies = LayerSplits(graph, whole)
+                lies = _whole(graph, node)
                 try:
                     lies.check()
                 except NotCarriedError as error:
                     self._refused.append(f"buffer {name!r} is written at {at(node)}, and {error}")
             yield name, (node, lies)
+
+    def _moved_outputs(self, graph: AtenGraph) -> Iterator[tuple[int, LayerSplits]]:
+        """Yield the outputs, by number, that have what a layer writes in an order that its dims do not give."""
+        for number, output in enumerate(graph.live.outputs):
+            if output.is_moved and output.layer in self.layers:
+                lies = _whole(graph, graph.named[graph.captured.outputs[number]])
+                try:
+                    lies.check()
+                except NotCarriedError as error:
+                    self._refused.append(f"output {number} of the module is {output.problem}, and {error}")
+                yield number, lies
 
     def _untranslated(self, name: str) -> str:
         """Return what a layer does in training that its translation does not, "" for nothing."""
@@ -284,6 +287,17 @@ class AtenLayers:
                 others = {layer: detached(x) for layer, x in results.items()}
                 yield name, detached(_Run(lies, self.plan.graph, program, mesh, {}, others).written())
 
+    def returned(self, program: Any, mesh: LayerMesh, number: int, results: Mapping[str, Tensor]) -> Tensor:
+        """Return an output of the module, whole, as its own nodes make it of what a layer writes.
+
+        Args:
+            program: Of the rank.
+            mesh: On which every rank has all of it.
+            number: Of the output.
+            results: What the layer writes, by its name.
+        """
+        return _Run(self._moved[program.trains][number], self.plan.graph, program, mesh, {}, results).written()
+
     def part(self, layers: Collection[str], *, trains: bool, is_fixed: bool, device: object) -> Part:
         """Return what computes values that some layers read and that are known before any layer.
 
@@ -299,8 +313,18 @@ class AtenLayers:
         nodes = [node for name, found in self.layers.items() if name in layers for node in found[trains].known]
         for node, lies in self.updates[trains].values():
             nodes += [node] if lies is None else lies.known
+        for lies in self._moved[trains].values():
+            nodes += lies.known
         wanted = [node for node in dict.fromkeys(nodes) if (node in graph.fixed) == is_fixed]
         return graph.part(wanted, device)
+
+
+def _whole(graph: AtenGraph, node: fx.Node) -> LayerSplits:
+    """Return how a node that no layer writes is computed, whole, of what layers write."""
+    return LayerSplits(
+        graph,
+        AtenLayer(operator=None, splits={}, pins={}, target=node, written=None, is_whole=True, orders=graph.orders),
+    )
 
 
 def _splits(layer: LayerPlan) -> dict[str, int]:

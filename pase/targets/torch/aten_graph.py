@@ -199,9 +199,25 @@ class AtenGraph:
         return replace(found, operator=first, pins=pins, written=None, is_whole=True)
 
     def keeps_plainly(self, owner: str) -> bool:
-        """Return whether a module that normalises, by name, keeps the moments of one call, by a fixed share of them."""
-        held = [node for node in self.nodes if self.captured.buffers.get(node.name) in statistics_of(owner)]
-        return all(len(node.users) == 1 and set(node.users) <= self._normalising for node in held)
+        """Return whether each layer that normalises for a module, by name, is one call that keeps its moments."""
+        layers = [layer for layer, other in self.live.statistics.items() if other == owner]
+        for node in self.nodes:
+            if self.captured.buffers.get(node.name) in statistics_of(owner) and self._kept_in(node) != len(layers):
+                return False
+        return True
+
+    def _kept_in(self, held: fx.Node) -> int:
+        """Return in how many calls that normalise, one after the other, a moment is kept; -1 where it is also read."""
+        calls = [user for user in held.users if user.op != "output"]
+        if not calls:
+            return 0
+        if len(calls) > 1 or calls[0] not in self._normalising:
+            return -1
+        # The new moments are the results behind those of the batch, in the order of the old ones.
+        number = calls[0].args.index(held)
+        new = [user for user in calls[0].users if user.target is getitem and user.args[1] == number]
+        later = [self._kept_in(node) for node in new]
+        return -1 if -1 in later else 1 + sum(later)
 
     @cached_property
     def _normalising(self) -> set[fx.Node]:

@@ -249,6 +249,11 @@ class LiveProgram(HeldProgram):
         for name, value in self.layers.update(self, self._everywhere, results):
             self._keeps[name] = value, None
 
+    def returned(self, number: int, layer: str, x: Tensor) -> Tensor:
+        """Return an output of the module, by its number, that has a layer's points in another order than the layer."""
+        self._graph.layer = ""
+        return self.layers.returned(self, self._everywhere, number, {layer: x})
+
     @property
     def draw_key(self) -> Any:
         """The key of a step's random numbers, on the CPU, for the operators that draw some."""
@@ -775,16 +780,19 @@ class Parallel(Resembling):
 
     def _results(self, program: Any, loss: Any, outputs: Mapping[str, Any]) -> Any:
         """Return how the ranks have each output between them, None where every rank has all of it; and the outputs."""
-        outputs = {name: (self._part_of(name, x), shape) for name, (x, shape) in outputs.items()}
+        outputs = {name: (self._output_of(program, name, x), shape) for name, (x, shape) in outputs.items()}
         # Whoever computes a loss of what the model returns needs all of it.
         placed = {name: None if loss is None else program.placed(x, shape) for name, (x, shape) in outputs.items()}
         return placed, {n: x if placed[n] else program.whole(x, shape) for n, (x, shape) in outputs.items()}
 
-    def _part_of(self, name: str, x: Tensor) -> Tensor:
-        """Return the part of a layer's result that an output of the model, by the program's name, is."""
-        parts = (output.part for output in self._live.outputs if output.output and output.output.name == name)
-        part = next(parts, None)
-        return x if part is None else piece(x, part.dim, part.offset, part.extent)
+    def _output_of(self, program: LiveProgram, name: str, x: Tensor) -> Tensor:
+        """Return what an output of the model, by the program's name, is of the result of its layer."""
+        for number, output in enumerate(self._live.outputs):
+            if output.output and output.output.name == name:
+                if output.is_moved:
+                    return program.returned(number, output.layer, x)
+                return x if output.part is None else piece(x, output.part.dim, output.part.offset, output.part.extent)
+        return x
 
     def _known_part(self, trains: bool, *, is_fixed: bool) -> Part:
         """Return what computes values that layers read of inputs and buffers alone, or of buffers alone."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import pase
 from pase.importers.torch.live import trace_live
@@ -151,7 +152,34 @@ class Following(nn.Module):
         return (self.online(x.tanh()) - target).square().mean()
 
 
-USERS = {kind.__name__: kind for kind in (Weighted, Answers, Policy, Sorted, Following)}
+class Recomputed(nn.Module):
+    """Its batch norm is recomputed in the backward pass, which writes its moments once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        def inner(y: Any) -> Any:
+            return self.second(self.norm(y).tanh())
+
+        return checkpoint(inner, self.first(x), use_reentrant=False).square().mean()
+
+
+class Shuffled(nn.Module):
+    """What is returned beside the loss has the points of a convolution in an order of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 1)
+
+    def forward(self, x: Any) -> Any:
+        image = x.reshape(4, 2, 2, 2)
+        larger = functional.pixel_shuffle(self.conv(image), 2)
+        return {"loss": functional.l1_loss(larger, image.reshape(4, 1, 2, 4).tile(1, 1, 2, 1)), "larger": larger}
+
+
+USERS = {kind.__name__: kind for kind in (Weighted, Answers, Policy, Sorted, Following, Recomputed, Shuffled)}
 
 
 def _of_users(name: str) -> nn.Module:
