@@ -5,7 +5,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,7 +25,8 @@ from pase.targets.torch.first_step import FirstStep
 from pase.targets.torch.module import Parallel
 from pase.targets.torch.values import from_tensors
 from tests.runtime.plans import make_plan, placed, random_plan
-from tests.targets.torch.equality import full
+from tests.targets.torch.equality import full, is_predicted, predicted_of, sent_by, wrong_bytes
+from tests.targets.torch.lockstep import Sent
 from tests.targets.torch.ranks import Pool, RanksFailedError
 from tests.zoo.registry import exact, zoo
 
@@ -62,12 +63,18 @@ class Outcome:
         message: Of the error, or what differs and by how much; "" where it is equal.
         error: The largest relative difference.
         notes: Of the parallel module.
+        sent: By this rank in the first step, what can be predicted of it.
+        predicted: For all ranks, None where not all of it can be.
+        bytes: What ranks sent otherwise than predicted, "" for nothing.
     """
 
     kind: str
     message: str = ""
     error: float = 0.0
     notes: tuple[str, ...] = ()
+    sent: Sent = field(default_factory=dict)
+    predicted: Sent | None = None
+    bytes: str = ""
 
 
 @dataclass(kw_only=True)
@@ -94,6 +101,7 @@ class Report:
             if outcome.kind != EQUAL:
                 told.setdefault((outcome.kind, outcome.message), []).append(f"{plan} on {world}")
         lines += [f"    {kind} ({', '.join(where)}): {message}" for (kind, message), where in told.items()]
+        lines += [f"    {outcome.bytes} ({plan} on {world})" for (world, plan), outcome in self.outcomes.items() if outcome.bytes]
         return "\n".join(lines)
 
 
@@ -123,9 +131,26 @@ def _asked(
     for number, plan in enumerate(plans):
         outcomes = [found[0][number] for found in by_rank]
         order = (CRASHED, WRONG, REFUSED, EQUAL)
-        report.outcomes[world, plan] = min(outcomes, key=lambda outcome: order.index(outcome.kind))
+        worst = min(outcomes, key=lambda outcome: order.index(outcome.kind))
+        report.outcomes[world, plan] = replace(worst, bytes=_wrong_bytes(outcomes))
     report.cpu_s += sum(found[2] for found in by_rank)
     return [by_rank[0][1]]
+
+
+def _wrong_bytes(outcomes: Sequence[Outcome]) -> str:
+    """Return what ranks sent otherwise than predicted, in words."""
+    expected = outcomes[0].predicted
+    if expected is None or any(outcome.predicted is None for outcome in outcomes):
+        return ""
+    wrong = wrong_bytes([outcome.sent for outcome in outcomes], expected)
+    if not wrong:
+        return ""
+    first, (sent, told) = next(iter(wrong.items()))
+    total, all_told = sum(pair[0] for pair in wrong.values()), sum(expected.values())
+    return (
+        f"bytes: {len(wrong)} movements differ, by {total - sum(pair[1] for pair in wrong.values())} B of {all_told} B; "
+        f"the first: {first}: {sent} B, predicted {told} B"
+    )
 
 
 # -- on ranks
@@ -161,7 +186,15 @@ def _outcome(name: str, world: int, kind: str, reference: Training | None) -> tu
         unchecked = [note for note in notes if "not compared" in note]
         return Outcome(kind=CRASHED if unchecked else EQUAL, message="; ".join(unchecked), notes=notes), trained
     problem, error = differing(trained, reference or _alone(name))
-    return Outcome(kind=WRONG if problem else EQUAL, message=problem, error=error, notes=notes), trained
+    outcome = Outcome(
+        kind=WRONG if problem else EQUAL,
+        message=problem,
+        error=error,
+        notes=notes,
+        sent=sent_by(parallel, plan),
+        predicted=predicted_of(plan) if is_predicted(plan, parallel) else None,
+    )
+    return outcome, trained
 
 
 def _one_line(text: str) -> str:
@@ -252,6 +285,8 @@ def _trained(module: nn.Module, name: str) -> Training:
     )
     losses, gradients = list[float](), dict[str, Any]()
     for step in range(STEPS):
+        if isinstance(module, Parallel):
+            module.traffic.is_counted = not step
         found = module(**zoo()[name].batch(step))
         loss = found if isinstance(found, torch.Tensor) else found["loss"]
         loss.backward()

@@ -16,6 +16,7 @@ from pase.graph import AllToAll
 from pase.importers.torch.live import LiveModel, trace_live
 from pase.machine import override_machine
 from pase.planning.plan import Plan
+from pase.sharding.traffic import Movement
 from pase.targets.torch.module import Parallel
 from pase.targets.torch.staged import Staged
 from pase.targets.torch.values import from_tensors
@@ -186,13 +187,14 @@ def _beside(plan: Plan, seed: int | None, own: Found, alone: Found, parallel: Pa
             if x is not None and x.norm() > 1e-12 * size
         },
         state={key: difference(own.state[key], x) for key, x in alone.state.items()},
-        sent=_told(plan, _sent(parallel)),
-        predicted=_told(plan, predicted(plan)),
-        is_predicted=_is_predicted(plan, parallel),
+        sent=sent_by(parallel, plan),
+        predicted=predicted_of(plan),
+        is_predicted=is_predicted(plan, parallel),
     )
 
 
-def _is_predicted(plan: Plan, parallel: Parallel) -> bool:
+def is_predicted(plan: Plan, parallel: Parallel) -> bool:
+    """Return whether all that ranks send can be predicted (see `Compared`)."""
     is_moved = any(reading.steps for reading in parallel._stored.readings.values())
     is_otherwise = any(" replicated, not " in note for note in parallel.notes)
     return not (is_otherwise or (is_moved and plan.micro_batches > 1) or plan.schedule == "zero_bubble")
@@ -213,11 +215,24 @@ def _told(plan: Plan, moved: Sent) -> Sent:
     }
 
 
-def _sent(parallel: Parallel) -> Sent:
+def predicted_of(plan: Plan) -> Sent:
+    """Return what ranks together are predicted to send, of what `sent_by` counts."""
+    return _told(plan, predicted(plan))
+
+
+def sent_by(parallel: Parallel, plan: Plan) -> Sent:
     """Return what a rank sent, but for outputs that it gives whole and weights held otherwise than layers read them."""
     held = {name for name, _ in parallel.named_parameters()} | {name for name, _ in parallel.named_buffers()}
     sent = parallel.traffic.sent.items()
-    return {own: count for own, count in sent if count and own.producer not in held and own.consumer != "the model"}
+    own_sent = {own: n for own, n in sent if n and own.producer not in held and own.consumer != "the model"}
+    return _told(plan, own_sent)
+
+
+def wrong_bytes(by_rank: Sequence[Sent], expected: Sent) -> dict[Movement, tuple[int, int]]:
+    """Return what ranks together sent and were to send, where these differ."""
+    sent = added(by_rank)
+    both = {key: (sent.get(key, 0), expected.get(key, 0)) for key in {*sent, *expected}}
+    return {key: pair for key, pair in both.items() if pair[0] != pair[1]}
 
 
 def difference(found: Any, expected: Any) -> float:
@@ -244,7 +259,5 @@ def check(by_rank: Sequence[Sequence[Compared]]) -> None:
             wrong = {name: x for name, x in all_own.items() if not x <= RELATIVE}
             assert not wrong, (own.seed, wrong)
         if all(own.is_predicted for own in found):
-            sent, predicted = added([own.sent for own in found]), found[0].predicted
-            both = {key: (sent.get(key, 0), predicted.get(key, 0)) for key in {*sent, *predicted}}
-            wrong_bytes = {key: pair for key, pair in both.items() if pair[0] != pair[1]}
-            assert not wrong_bytes, (found[0].seed, wrong_bytes)
+            unlike = wrong_bytes([own.sent for own in found], found[0].predicted)
+            assert not unlike, (found[0].seed, unlike)
