@@ -101,7 +101,11 @@ class Report:
             if outcome.kind != EQUAL:
                 told.setdefault((outcome.kind, outcome.message), []).append(f"{plan} on {world}")
         lines += [f"    {kind} ({', '.join(where)}): {message}" for (kind, message), where in told.items()]
-        lines += [f"    {outcome.bytes} ({plan} on {world})" for (world, plan), outcome in self.outcomes.items() if outcome.bytes]
+        lines += [
+            f"    {outcome.bytes} ({plan} on {world})"
+            for (world, plan), outcome in self.outcomes.items()
+            if outcome.bytes
+        ]
         return "\n".join(lines)
 
 

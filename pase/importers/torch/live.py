@@ -61,7 +61,7 @@ class LiveConstant:
     use: how it is read of a value, by the value's name in a `Part`. buffer: the module's buffer that the value is, ""
     for what is computed or written into the source. inputs: the inputs of the module that the value depends on: it is
     another one in every step then. parameters: those that it is computed of; it has no gradient. is_random: drawn anew
-    in every step, the same on all ranks.
+    in every step, the same on all ranks. is_written: computed of a buffer that calls of the module write.
     """
 
     use: Use
@@ -69,6 +69,12 @@ class LiveConstant:
     inputs: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     is_random: bool = False
+    is_written: bool = False
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is the same in every step until somebody changes a buffer."""
+        return not (self.inputs or self.parameters or self.is_random or self.is_written)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +241,8 @@ def trace_live(source: Any, *, batch: int | None = None) -> LiveModel:
     model = imported(trace, arguments=recorded, framework="torch")
     # Values of weights are given when they are needed: the program holds none.
     program.state_dict.clear()
-    own = _Program(torch=torch, program=program, reader=reader, trace=trace)
+    written = frozenset(name for graph in graphs.values() for name in graph.written)
+    own = _Program(torch=torch, program=program, reader=reader, trace=trace, written=written)
     tied = tied_weights(module)
     weights = {}
     for found in model.lowered.weights:
@@ -368,12 +375,13 @@ def _statistics(model: ImportedModel, constants: Mapping[tuple[Layer, str], Live
 
 @dataclass(frozen=True, kw_only=True)
 class _Program:
-    """The exported program, and where each value of the trace is made in it."""
+    """The exported program, and where each value of the trace is made in it. written: buffers that calls write."""
 
     torch: Any
     program: Any
     reader: Reader
     trace: Trace
+    written: frozenset[str]
 
     @cached_property
     def made(self) -> dict[str, tuple[Any, int | None]]:
@@ -422,6 +430,7 @@ class _Program:
             inputs=tuple(self.given[node].name for node in nodes if node in self.given),
             parameters=tuple(parameters[node.name] for node in nodes if node.name in parameters),
             is_random=any(self._is_random(node) for node in nodes),
+            is_written=any(self.held.get(node.name) in self.written for node in nodes),
         )
 
     def inputs_of(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -458,6 +467,10 @@ class _Program:
         state = [node for node in nodes if node.op == "placeholder" and node.name in self.held]
         for node in (*inputs, *state):
             env[node] = graph.placeholder(node.name)
+        for node in state:
+            if self.held[node.name] in self.written:
+                # What is saved for the backward pass has to stay as it was.
+                env[node] = graph.call_function(torch.ops.aten.clone.default, (env[node],))
 
         def placed(item: Any) -> Any:
             return torch.device(device) if device is not None and isinstance(item, torch.device) else item

@@ -439,8 +439,9 @@ class Parallel(Resembling):
             dims: Along which examples are, of each input; None for one that has none.
         """
         self._live, device = live, self._device
-        known = [item.use for item in live.constants.values()]
-        fixed = [c.use.value for c in live.constants.values() if not (c.inputs or c.parameters or c.is_random)]
+        # Moments that are kept are read as the buffers that they are.
+        computed = [c for (layer, _), c in live.constants.items() if not (c.buffer and layer in live.statistics)]
+        known, fixed = [c.use for c in computed], [c.use.value for c in computed if c.is_fixed]
         self._fixed, self._fixed_values = live.part(fixed, device=device), _Fixed()
         own = [use.value for use in (*known, *(item.use for item in live.inputs.values())) if use.value not in fixed]
         self._part = live.part(own + [o.name for o in live.outputs if not o.layer], device=device)
