@@ -150,10 +150,10 @@ def _wrong_bytes(outcomes: Sequence[Outcome]) -> str:
     if not wrong:
         return ""
     first, (sent, told) = next(iter(wrong.items()))
-    total, all_told = sum(pair[0] for pair in wrong.values()), sum(expected.values())
+    more = sum(pair[0] - pair[1] for pair in wrong.values())
     return (
-        f"bytes: {len(wrong)} movements differ, by {total - sum(pair[1] for pair in wrong.values())} B of {all_told} B; "
-        f"the first: {first}: {sent} B, predicted {told} B"
+        f"bytes: {len(wrong)} movements differ, by {more} B of {sum(expected.values())} B; the first: "
+        f"{first.phase.value} of {first.producer} to {first.consumer}: {sent} B, predicted {told} B"
     )
 
 

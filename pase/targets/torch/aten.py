@@ -24,6 +24,7 @@ from pase.importers.torch.sharding_rules.rule import Dims as RuleDims
 from pase.planning.plan import LayerPlan, Plan
 from pase.targets.programs import emit, trains_as_written
 from pase.targets.torch.aten_graph import (
+    WITHOUT_ADDEND,
     AtenGraph,
     AtenLayer,
     LayerSplits,
@@ -477,11 +478,14 @@ class _Run:
             shards |= {i: (self._program.of(shards[i]) * 0.0).node for i in once - added}
         numbers = count()
         args, kwargs = fx.map_arg(self._with_sizes(node, rule, found), lambda _: shards.get(next(numbers)))
+        target = node.target
+        if added and target in WITHOUT_ADDEND:
+            target, args = WITHOUT_ADDEND[target], args[1:]
         if is_random(node):
             number = self._lies.graph.numbers[node]
-            made = self._program.call(seeded(node.target, number), (self._program.draw_key.node, *args), kwargs)
+            made = self._program.call(seeded(target, number), (self._program.draw_key.node, *args), kwargs)
         else:
-            made = self._program.call(node.target, args, kwargs)
+            made = self._program.call(target, args, kwargs)
         if rule.is_mean and found.sums:
             points = [dim for factor in rule.sums for dim in found.factors[factor]]
             made = made * (prod(map(mesh.part, points)) / prod(dim.size for dim in points))

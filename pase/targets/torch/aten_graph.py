@@ -3,10 +3,9 @@
 `LayerSplits` follows the splits of a layer through its nodes by the operators' sharding rules, with nothing to compute.
 """
 
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 from math import prod
 from operator import getitem
 from typing import Any
@@ -24,6 +23,7 @@ from pase.importers.torch.program import behind, location, origin_of
 from pase.importers.torch.sharding_rules import ShardingRule, sharding_rule
 from pase.importers.torch.sharding_rules.rule import Dims as RuleDims
 from pase.sharding.layouts import WHOLE, PlainDim, tensor_dims
+from pase.targets.torch.cuts import COPIES, Cut, cut_of
 from pase.targets.torch.draws import is_random, rate_of, seeded
 from pase.targets.torch.propagation import Dims, Propagated, Splits, lies_alike, propagated, refined
 from pase.targets.torch.tensor import (
@@ -140,11 +140,12 @@ class AtenGraph:
         self.numbers = {node: number for number, node in enumerate(self.nodes)}
         self._placed = {name: node for node, name in self._leaves()}
         self.weights = dict(self._weights())
-        self._pieces: dict[tuple[fx.Node, int, int, int], list[fx.Node]] = {}
+        self._cuts: dict[tuple[fx.Node, Cut], list[fx.Node]] = {}
+        wholes = {*self.writers, *self._placed.values()}
         for node in self.nodes:
-            piece = _piece_of(node) or _selected_of(node, self.writers)
-            if piece is not None:
-                self._pieces.setdefault(piece, []).append(node)
+            found = cut_of(node, wholes)
+            if found is not None:
+                self._cuts.setdefault(found, []).append(node)
 
     def layer(self, operator: Operator, graph: Graph, splits: Splits, *, is_whole: bool = False) -> AtenLayer:
         """Return a layer; NotCarriedError where it is no part of the graph."""
@@ -322,7 +323,7 @@ class AtenGraph:
             return f"batch_norm at {at(node)} normalises by kept statistics in training"
         if told := _beyond_translation(node):
             return told
-        if origin_of(node) is not None and node.name not in alike and node.target not in _COPIES:
+        if origin_of(node) is not None and node.name not in alike and node.target not in COPIES:
             return f"{at(node)} is computed in training alone"
         return ""
 
@@ -376,7 +377,7 @@ class AtenGraph:
                 if weight is None or weight.row is not None or not _is_in_order(weight.use):
                     continue
                 node, piece = self._placed.get(weight.parameter), weight.use.piece
-                cut = None if piece is None else (piece.dim, piece.start, piece.size)
+                cut = None if piece is None else Cut.of_range(weight.shape, piece.dim, piece.start, piece.size)
             else:
                 node, cut = self._read(operator.name, number, graph)
             if node is None:
@@ -384,11 +385,11 @@ class AtenGraph:
             if cut is None:
                 yield node, number
                 continue
-            for user in self._pieces.get((node, *cut), ()):
+            for user in self._cuts.get((node, cut), ()):
                 yield user, number
 
-    def _read(self, layer: str, number: int, graph: Graph) -> tuple[fx.Node | None, tuple[int, int, int] | None]:
-        """Return the node that a layer reads, perhaps a piece (dim, start, size) of it; None for none."""
+    def _read(self, layer: str, number: int, graph: Graph) -> tuple[fx.Node | None, Cut | None]:
+        """Return the node that a layer reads, perhaps a piece of it; None for none."""
         edge = graph.incoming.get((layer, number))
         while edge is not None and graph[edge.producer].is_fan_out:
             edge = graph.incoming[edge.producer, 0]
@@ -402,10 +403,11 @@ class AtenGraph:
         if node is None or edge.output == 0:
             return node, None
         cuts = [(dim, axis) for dim, axis in enumerate(write.index_map) if isinstance(axis, SliceOf)]
-        if len(cuts) != 1 or producer.writes[0].shape != shape_of(node) or node in self.orders:
+        whole = producer.writes[0].shape
+        if len(cuts) != 1 or prod(whole) != prod(shape_of(node)) or node in self.orders:
             return None, None
         ((dim, part),) = cuts
-        return node, (dim, part.offset, part.extent)
+        return node, Cut.of_range(whole, dim, part.offset, part.extent)
 
     def _weights(self) -> Iterator[tuple[fx.Node, tuple[str, str]]]:
         """Yield the parameters that are weights of layers as they are, with a layer and its tensor."""
@@ -559,11 +561,6 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
 
 
 _BY_KEPT_STATISTICS = {_ATEN._native_batch_norm_legit_no_training.default}
-_COPIES = {_ATEN.clone.default, _ATEN.contiguous.default}
-_VIEWS = {
-    *(_ATEN.reshape.default, _ATEN.unsqueeze.default, _ATEN.squeeze.dim, _ATEN.transpose.int, _ATEN.permute.default),
-    *(_ATEN.select.int, *_COPIES),
-}
 _RESHAPING = {_ATEN.reshape.default, _ATEN.unsqueeze.default, _ATEN.squeeze.dim, _ATEN.flatten.using_ints}
 _NORMALISING = {_ATEN.batch_norm.default, _ATEN._native_batch_norm_legit_functional.default}
 
@@ -583,62 +580,6 @@ def _dropped(node: fx.Node) -> fx.Node | None:
         if user.target in _RESHAPING and (found := _dropped(user)) is not None:
             return found
     return None
-
-
-def _piece_of(node: fx.Node) -> tuple[fx.Node, int, int, int] | None:
-    """Return the node that one is a piece of, along which dim, from where and of what size; None for no piece."""
-    if node.target is getitem:
-        source, number = node.args
-        if operator_name(source) not in ("chunk", "split", "split_with_sizes"):
-            return None
-        whole = source.args[0]
-        dim = source.args[2] if len(source.args) > 2 else source.kwargs.get("dim", 0)
-        dim %= len(shape_of(whole))
-        sizes = [part.shape[dim] for part in source.meta["val"]]
-        return whole, dim, [0, *accumulate(sizes)][number], sizes[number]
-    if node.target is _ATEN.slice.Tensor and (len(node.args) < 5 or node.args[4] == 1):
-        whole = node.args[0]
-        dim = node.args[1] if len(node.args) > 1 else 0
-        start = (node.args[2] if len(node.args) > 2 else None) or 0
-        dim %= len(shape_of(whole))
-        start = start if start >= 0 else start + shape_of(whole)[dim]
-        return whole, dim, start, shape_of(node)[dim]
-    return None
-
-
-def _selected_of(node: fx.Node, writers: Container[fx.Node]) -> tuple[fx.Node, int, int, int] | None:
-    """Return of which node that a layer writes one is a piece, by views that end with a selection, as `_piece_of`."""
-    if node.target is not _ATEN.select.int:
-        return None
-    views, whole = [node], node.args[0]
-    while whole not in writers:
-        if whole.target not in _VIEWS:
-            return None
-        views.append(whole)
-        whole = whole.args[0]
-    base = torch.empty(shape_of(whole), device="meta")
-    found = base
-    for view in reversed(views):
-        # A copy has the same points in the same order of dims.
-        if view.target not in _COPIES:
-            found = view.target(found, *view.args[1:], **view.kwargs)
-    if found.untyped_storage()._cdata != base.untyped_storage()._cdata or not base.numel():
-        return None
-    for dim, extent in enumerate(base.shape):
-        size, rest = divmod(found.numel() * extent, base.numel())
-        start, offset = divmod(found.storage_offset(), base.stride(dim))
-        if rest or offset or start + size > extent:
-            continue
-        piece = base.narrow(dim, start, size)
-        if _squeezed(piece) == _squeezed(found):
-            return whole, dim, start, size
-    return None
-
-
-def _squeezed(x: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the extents and the strides of a tensor, without dims of one point."""
-    own = [(extent, stride) for extent, stride in zip(x.shape, x.stride(), strict=True) if extent > 1]
-    return tuple(extent for extent, _ in own), tuple(stride for _, stride in own)
 
 
 def whole_dims(shape: Sequence[int], name: str) -> Dims:
@@ -826,8 +767,18 @@ def _whole_rule(node: fx.Node) -> ShardingRule:
     return ShardingRule(operands=operands, results=results, extents=extents, whole=frozenset(extents), is_known=False)
 
 
+WITHOUT_ADDEND = {
+    _ATEN.addmm.default: _ATEN.mm.default,
+    _ATEN.addmv.default: _ATEN.mv.default,
+    _ATEN.baddbmm.default: _ATEN.bmm.default,
+}
+"""What operators compute before they add their first operand."""
+
+
 def _is_optional(node: fx.Node, number: int) -> bool:
     """Return whether an operator can do without one of its tensors, by its number."""
+    if node.target in WITHOUT_ADDEND:
+        return number == 0 and not node.kwargs
     left, arguments = number, node.target._schema.arguments
     for place, argument in enumerate(arguments):
         value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
