@@ -400,7 +400,7 @@ _MODELS: tuple[tuple[str, str, str, _Sizes], ...] = (
     }),
 )  # fmt: skip
 
-_RANDOM = ("vit-mae",)
+_RANDOM = ("vit-mae", "phimoe")
 """Draw random numbers without dropout, too."""
 
 _DROPPING = (

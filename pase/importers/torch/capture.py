@@ -659,6 +659,8 @@ def _finished(
     for node in list(graph.nodes):
         if node.op == "call_function":
             _rewrite(torch, graph, node, functions)
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.index.Tensor):
+        _as_range(torch, graph, node, program)
     outputs: list[Any] = []
     written: dict[str, Any] = {}
     names = _canonical(module)
@@ -764,6 +766,8 @@ def _rewrite(torch: Any, graph: Any, node: Any, functions: _Functions) -> None:
         _as_softmax_with_dropout(torch, graph, node)
     elif target in (aten.feature_dropout.default, aten.alpha_dropout.default, aten.feature_alpha_dropout.default):
         _as_masked(torch, graph, node)
+    elif target is aten.cat.default:
+        _without_empty(graph, node)
     elif str(target) == "pase.function.default":
         node.target, node.args = functions.target(node.args[1]), node.args[:1]
 
@@ -803,6 +807,38 @@ def _argument(node: Any, name: str) -> Any:
                 return node.args[place]
             return node.kwargs.get(name, argument.default_value)
     raise AssertionError(f"{node.target} has no argument {name}")
+
+
+def _without_empty(graph: Any, node: Any) -> None:
+    """Have a concatenation not read what has no points, which tells nothing of how it is split."""
+    tensors = [x for x in node.args[0] if x.meta["val"].numel()]
+    if len(tensors) == 1 and tensors[0].meta["val"].dtype == node.meta["val"].dtype:
+        node.replace_all_uses_with(tensors[0])
+        graph.erase_node(node)
+    elif tensors:
+        node.args = (tensors, *node.args[1:])
+
+
+def _as_range(torch: Any, graph: Any, node: Any, program: Any) -> None:
+    """Put a slice in place of an index by numbers of the source that follow one another, such as x[..., [-1], :]."""
+    x, indices = node.args
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    if len(dims) != 1:
+        return
+    ((dim, source),) = [(dim, indices[dim]) for dim in dims]
+    while source.target in (torch.ops.aten.clone.default, torch.ops.aten.lift_fresh_copy.default):
+        source = source.args[0]
+    name = program.graph_signature.inputs_to_lifted_tensor_constants.get(source.name)
+    numbers = None if name is None else program.constants[name]
+    if numbers is None or numbers.is_meta or hasattr(numbers, "fake_mode") or numbers.dim() != 1 or not len(numbers):
+        return
+    extent = x.meta["val"].shape[dim]
+    places = [place % extent for place in numbers.tolist()] if not numbers.is_floating_point() else []
+    if numbers.dtype != torch.bool and places == list(range(places[0], places[0] + len(places))):
+        with graph.inserting_before(node):
+            made = _inserted(graph, node, torch.ops.aten.slice.Tensor, (x, dim, places[0], places[-1] + 1))
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
 
 
 def _of_shape_alone(torch: Any, graph: Any, node: Any) -> None:

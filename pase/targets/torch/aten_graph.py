@@ -196,7 +196,8 @@ class AtenGraph:
         found = self.layer(graph[name], graph, splits, is_whole=True)
         if first.name == name:
             return replace(found, is_whole=True)
-        pins = dict(self._pins(first, graph))
+        # The first layer itself is not computed, and what it alone is fed is no input of the program.
+        pins = {node: number for node, number in self._pins(first, graph) if node not in self.known}
         return replace(found, operator=first, pins=pins, written=None, is_whole=True)
 
     def keeps_plainly(self, owner: str) -> bool:

@@ -14,7 +14,7 @@ from pase.planning.plan import Plan
 from pase.targets.torch.aten import AtenLayers
 from pase.targets.torch.parallel import parallelize
 from tests.importers.test_torch_training import DRAWN, OWN, REFUSED
-from tests.runtime.plans import random_plan
+from tests.runtime.plans import make_plan, random_plan
 from tests.targets.torch.equality import difference, full
 from tests.targets.torch.ranks import Pool
 
@@ -80,6 +80,39 @@ def test_a_layer_whose_splits_are_not_carried_through_is_named() -> None:
     assert layers.problem == ""
     assert set(layers.layers) == {op.name for op in plan.graph.operators if not op.is_fan_out}
     assert layers.others == {}
+
+
+class Fused(nn.Module):
+    """Queries, keys and values are cut out of one product, in one of the ways of Hugging Face's models."""
+
+    def __init__(self, cut: str) -> None:
+        super().__init__()
+        self.cut, self.weight, self.bias = cut, nn.Parameter(torch.randn(8, 24)), nn.Parameter(torch.randn(24))
+
+    def forward(self, x: Any) -> Any:
+        given = x.reshape(2, 2, 8)
+        made = torch.addmm(self.bias, given.reshape(-1, 8), self.weight).view(2, 2, 24)
+        if self.cut == "split":
+            parts = [part.reshape(2, 2, 2, 4) for part in made.split(8, dim=2)]
+        elif self.cut == "index":
+            heads = made.view(2, 2, 6, 4)
+            parts = [heads[:, :, :-4], heads[:, :, [2, 3]], heads[:, :, [-2, -1]]]
+        else:
+            parts = [made[..., at : at + 8].reshape(2, 2, 2, 4) for at in (0, 8, 16)]
+            # The part that is not turned has no points.
+            parts[:2] = [torch.cat([part[..., :4].tanh(), part[..., 4:]], -1) for part in parts[:2]]
+        q, k, v = (part.transpose(1, 2) for part in parts)
+        return functional.scaled_dot_product_attention(q, k, v, torch.ones(2, 2).tril().bool()).square().mean()
+
+
+@pytest.mark.parametrize("cut", ["split", "index", "part"])
+def test_attention_is_split_whatever_its_operands_are_cut_out_of(cut: str) -> None:
+    live = trace_live((Fused(cut), X))
+    graph = live.model.graph
+    plan = make_plan(graph, 2, {op.name: {"b": 2} for op in graph.operators if "b" in op.extents})
+    layers = AtenLayers(live, plan)
+    assert {name for name, own in layers.layers.items() if own[True].layer.is_whole} == set()
+    assert [graph[name].kind for name in layers.layers].count("attention") == 1
 
 
 # -- what users write
