@@ -258,6 +258,33 @@ def recomputed(self: Any, x: Any) -> Any:
     return self.third(y) + checkpoint(self.first, x, use_reentrant=True)
 
 
+# -- gradients within the forward pass
+
+
+def penalised(self: Any, x: Any) -> Any:
+    """Gradients of gradients, through what is made of other functions and saves its results."""
+    x = x.detach().requires_grad_()
+    y = self.norm(functional.silu(self.first(x)).reshape(2, 2, 8))
+    scores = torch.softmax(self.second(y) @ y.transpose(1, 2), -1) @ y
+    (slope,) = torch.autograd.grad(scores.tanh().sum(), x, create_graph=True)
+    (curve,) = torch.autograd.grad((slope[:, 0] * x[:, 1]).sum(), x, create_graph=True)
+    (stopped,) = torch.autograd.grad(self.third(x).sigmoid().sum(), x, retain_graph=True)
+    return slope, curve * self.third(x), stopped * self.second(x)
+
+
+def of_energy(self: Any, x: Any) -> Any:
+    """The point at which a gradient is taken depends on weights, too."""
+
+    def energy(y: Any, z: Any) -> tuple[Any, Any]:
+        h = functional.softplus(self.second(y) + self.drop(z))
+        return h.sum(), h
+
+    gradients, (total, h) = torch.func.grad_and_value(energy, argnums=(0, 1), has_aux=True)(self.first(x), x)
+    with torch.no_grad():
+        still = torch.func.grad(lambda y: self.first(y).tanh().sum())(x)
+    return gradients[0] * gradients[1], total * h, still * self.third(x)
+
+
 # -- buffers
 
 
@@ -512,6 +539,8 @@ IN_SUITE: dict[str, Callable[[], nn.Module]] = {
     "without gradients, then with": lambda: Layers(
         iterated, layer=utils.parametrizations.spectral_norm(nn.Linear(8, 8))
     ),
+    "gradients of gradients": lambda: Layers(penalised, norm=nn.LayerNorm(8)),
+    "gradients by torch.func": lambda: Layers(of_energy, drop=nn.Dropout(0.3)),
     "recomputed": lambda: Layers(recomputed, norm=nn.BatchNorm1d(8), other=nn.BatchNorm1d(8, momentum=None)),
     "buffers of a part": lambda: Layers(lambda self, x: self.part(self.first(x)), part=Observer()),
 }
@@ -682,10 +711,23 @@ def sizing(self: Any, x: Any) -> Any:
     return self.first(x)[x > 0].sum()  # here
 
 
-def penalising(self: Any, x: Any) -> Any:
-    x.requires_grad_()
-    (slope,) = torch.autograd.grad(self.first(x).sum(), x)  # here
-    return slope.square().sum()
+def mapping(self: Any, x: Any) -> Any:
+    return torch.func.vmap(torch.func.grad(lambda row: self.first(row).sum()))(x).sum()  # here
+
+
+def jacobian(self: Any, x: Any) -> Any:
+    return torch.func.jacrev(lambda y: self.first(y).sum(0))(x).sum()  # here
+
+
+def stepping(self: Any, x: Any) -> Any:
+    self.first(x).sum().backward()  # here
+    return self.second(x)
+
+
+def reversing(self: Any, x: Any) -> Any:
+    x = x.detach().requires_grad_()
+    y = reverse(self.first(x))  # here
+    return torch.autograd.grad(y.sum(), x, create_graph=True)[0]
 
 
 def recomputing(self: Any, x: Any) -> Any:
@@ -713,7 +755,10 @@ REFUSED = {
     drawing: "draws random numbers of Python's or NumPy's own at .*here",
     dropping: "control flow depends on values at .*here",
     sizing: "size depends on values at .*here",
-    penalising: "computes gradients at .*here",
+    mapping: "by a transform of torch.func at .*here",
+    jacobian: "by a transform of torch.func at .*here",
+    stepping: r"calls backward\(\) at .*here",
+    reversing: "computes gradients, and calls torch.autograd.Function 'Reverse' at .*here",
 }
 
 

@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
 from operator import getitem
@@ -22,6 +22,7 @@ from pase.errors import ModelError
 from pase.importers.front_end import first_line
 from pase.importers.torch.export import Loss, ready_to_trace, traced, unwrapped
 from pase.importers.torch.following import Checkpoints, followed
+from pase.importers.torch.inner_gradients import with_inner_gradients
 from pase.importers.torch.program import (
     Traced,
     flat_items,
@@ -52,6 +53,7 @@ class Captured:
         written: Nodes of what buffers (and parameters that the module itself changes) hold after a call, by name. They
             may carry gradients, which end there.
         trains: Whether it is the graph of training.
+        computes_gradients: Whether the forward pass computes gradients.
         notes: What was assumed, in words.
     """
 
@@ -63,6 +65,7 @@ class Captured:
     outputs: tuple[str, ...]
     written: Mapping[str, str]
     trains: bool
+    computes_gradients: bool
     notes: tuple[str, ...]
 
 
@@ -91,26 +94,31 @@ def captured(
             can contain.
     """
     module = unwrapped(torch, module)
-    notes: list[str] = []
-    with ExitStack() as stack:
-        stack.enter_context(restored(torch, module))
-        given = stack.enter_context(ready_to_trace(torch, module, positional, keywords, loss, notes, on_output))
-        if not trains:
-            module.eval()
-        elif not module.training:
-            module.train()
-        _average_cumulatively(torch, module)
-        stack.enter_context(torch.enable_grad())
-        with _PythonState(torch, module, given, notes):
-            checkpoints = stack.enter_context(followed(torch, module))
-            functions = _Functions(torch, checkpoints)
-            stack.enter_context(_without_regions())
-            stack.enter_context(functions.as_operators())
-            program = traced(torch, module, *given)
-        mark_origins(program)
-        _Cuts(torch, program.graph_module).write()
-        program = _functional(torch, program)
-        return _finished(torch, module, program, functions, trains=trains, notes=notes)
+
+    def trace(computes_gradients: bool) -> Captured:
+        notes: list[str] = []
+        with ExitStack() as stack:
+            stack.enter_context(restored(torch, module))
+            given = stack.enter_context(ready_to_trace(torch, module, positional, keywords, loss, notes, on_output))
+            if not trains:
+                module.eval()
+            elif not module.training:
+                module.train()
+            _average_cumulatively(torch, module)
+            stack.enter_context(torch.enable_grad())
+            with _PythonState(torch, module, given, notes):
+                checkpoints = stack.enter_context(followed(torch, module))
+                functions = _Functions(torch, checkpoints, computes_gradients=computes_gradients)
+                stack.enter_context(_without_regions())
+                stack.enter_context(functions.as_operators())
+                program = traced(torch, module, *given)
+            mark_origins(program)
+            _Cuts(torch, program.graph_module).write()
+            program = _functional(torch, program)
+            capture = _finished(torch, module, program, functions, trains=trains, notes=notes)
+            return replace(capture, computes_gradients=computes_gradients)
+
+    return with_inner_gradients(torch, trace)
 
 
 def corresponding(program: Any, capture: Captured) -> dict[str, str]:
@@ -202,8 +210,9 @@ class _Functions:
         calls: By number: the class, its arguments with places of tensors in them, and what it returns, likewise.
     """
 
-    def __init__(self, torch: Any, checkpoints: Checkpoints) -> None:
+    def __init__(self, torch: Any, checkpoints: Checkpoints, *, computes_gradients: bool) -> None:
         self._torch, self._checkpoints = torch, checkpoints
+        self._computes_gradients = computes_gradients
         # `Function.apply`, which users have bound to names of their own, calls that of this class.
         self._base = torch.autograd.function._SingleLevelFunction
         self.calls: list[tuple[Any, Any, Any]] = []
@@ -244,6 +253,11 @@ class _Functions:
             return self._checkpoints.run(args[0], args[2:])
         if cls.__module__.startswith("torch.") and not cls.__module__.startswith("torch.nn."):
             return self._applied(cls, args, kwargs)
+        if self._computes_gradients:
+            raise ModelError(
+                f"the forward pass computes gradients, and calls torch.autograd.Function {cls.__name__!r}{here()}, "
+                "whose backward pass is not traced: write it with PyTorch's own functions"
+            )
         arguments, tensors = _with_places(torch, (args, dict(kwargs)))
         for item in torch.utils._pytree.tree_leaves(arguments):
             if isinstance(item, torch.nn.Module):
@@ -688,6 +702,7 @@ def _finished(
         outputs=tuple(node.name for node in outputs),
         written={name: node.name for name, node in written.items()},
         trains=trains,
+        computes_gradients=False,
         notes=tuple(notes),
     )
 

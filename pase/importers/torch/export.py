@@ -18,6 +18,7 @@ from pase.errors import ModelError
 from pase.graph import Scalar
 from pase.importers.front_end import first_line, framework
 from pase.importers.ir.trace import Trace, check_trace
+from pase.importers.torch.inner_gradients import with_inner_gradients
 from pase.importers.torch.operators import TRANSLATIONS
 from pase.importers.torch.program import constant_values, is_framework, mark_origins, read_program, without_known_masks
 from pase.importers.torch.tensors import (
@@ -259,15 +260,19 @@ def exported(
     on_output: is given what the module returns, with tensors without values, whenever it is called.
     """
     notes: list[str] = []
-    with (
-        ready_to_trace(torch, module, arguments, keywords, loss, notes, on_output) as (positional, named),
-        _outside_training(module),
-        torch.no_grad(),
-    ):
-        program = traced(torch, module, positional, named)
-        mark_origins(program)
-        plain = _plain(torch, program)
-        return without_known_masks(torch, _of_shapes(torch, plain)), tuple(notes)
+
+    def trace(computes_gradients: bool) -> Any:
+        with (
+            ready_to_trace(torch, module, arguments, keywords, loss, notes, on_output) as (positional, named),
+            _outside_training(module),
+            torch.set_grad_enabled(computes_gradients),
+        ):
+            program = traced(torch, module, positional, named)
+            mark_origins(program)
+            plain = _plain(torch, program)
+            return without_known_masks(torch, _of_shapes(torch, plain))
+
+    return with_inner_gradients(torch, trace), tuple(dict.fromkeys(notes))
 
 
 @contextmanager

@@ -23,7 +23,7 @@ def followed(torch: Any, module: Any) -> Iterator["Checkpoints"]:
         What runs checkpoints.
 
     Raises:
-        ModelError: The forward pass computes gradients, or changes what a graph cannot.
+        ModelError: The forward pass changes what a graph cannot.
     """
     checkpoints = Checkpoints(torch, module)
     with ExitStack() as stack:
@@ -39,18 +39,12 @@ def _calls(torch: Any) -> Any:
     from torch.fx.experimental import proxy_tensor
 
     data = torch.Tensor.data
-    gradients = torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward
 
     class Calls(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(
             self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
             given = kwargs or {}
-            if function in gradients:
-                raise ModelError(
-                    f"the forward pass computes gradients{here()}, which a graph cannot contain: return what they are "
-                    "of, and call torch.autograd.grad on the result"
-                )
             if function == data.__get__:
                 return args[0].detach()
             if function == data.__set__:

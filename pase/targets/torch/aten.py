@@ -32,6 +32,7 @@ from pase.targets.torch.aten_graph import (
     at,
     flat_factors,
     has_gradient,
+    in_places,
     is_cut,
     operands_of,
     operator_name,
@@ -245,6 +246,8 @@ class AtenLayers:
         """Yield what is done in training by no layer that nodes of the graph compute."""
         yield from self._refused
         graph = self.graphs[True]
+        if graph.captured.computes_gradients:
+            yield from _computed_apart(graph)
         trained = [node for node in graph.nodes if getattr(node.meta.get("val"), "requires_grad", False)]
         parameters = {graph.captured.parameters.get(node.name) for node in trained}
         for name, (node, _) in self.updates[True].items():
@@ -318,6 +321,24 @@ class AtenLayers:
             nodes += lies.known
         wanted = [node for node in dict.fromkeys(nodes) if (node in graph.fixed) == is_fixed]
         return graph.part(wanted, device)
+
+
+def _computed_apart(graph: AtenGraph) -> Iterator[str]:
+    """Yield what gives several tensors with gradients, which several layers compute.
+
+    A normalisation that a backward pass reads statistics of is such: PyTorch's own gradient of these is that of all
+    results together.
+    """
+    readers: dict[fx.Node, set[str]] = {}
+    for layer, target in graph.targets.items():
+        for node in graph.cone(target):
+            schema, values = getattr(node.target, "_schema", None), node.meta["val"]
+            has_several = schema is not None and len(schema.returns) > 1
+            if has_several and sum(x is not None and has_gradient(x) for x in values) > 1:
+                readers.setdefault(node, set()).add(layer)
+    for node, layers in readers.items():
+        if len(layers) > 1:
+            yield f"the forward pass computes gradients through {at(node)}, of which layers would compute parts"
 
 
 def _whole(graph: AtenGraph, node: fx.Node) -> LayerSplits:
@@ -491,16 +512,17 @@ class _Run:
             made = made * (prod(map(mesh.part, points)) / prod(dim.size for dim in points))
         values = node.meta["val"]
         is_one = hasattr(values, "shape")
+        given = [(values, made)] if is_one else [(x, made[i]) for i, x in enumerate(values) if x is not None]
         results = []
-        for i, (value, dims) in enumerate(zip([values] if is_one else values, found.results, strict=True)):
+        for i, ((value, shard), dims) in enumerate(zip(given, found.results, strict=True)):
             flat = _flat(dims)
-            shard = shaped(made if is_one else made[i], self._local(dims), tuple(map(mesh.part, flat)))
+            shard = shaped(shard, self._local(dims), tuple(map(mesh.part, flat)))
             partial = found.sums if i in rule.summed else frozenset[str]()
             x = Tensor(value=shard, mesh=mesh, dims=flat, partial=partial, is_index=not has_gradient(value))
             for number in added:
                 x = self._plus(x, operands[number], rule.operands[number], rule.results[i], found)
             results.append(x)
-        return results[0] if is_one else results
+        return results[0] if is_one else in_places(node, results)
 
     def _shard(self, x: Tensor, dims: Dims) -> fx.Node:
         shard: fx.Node = shaped(x.value, x.shard, self._local(dims)).node

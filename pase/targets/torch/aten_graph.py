@@ -733,7 +733,13 @@ class LayerSplits:
         _, found = self.step(node)
         for i in found.gathered if not layer.is_whole else ():
             raise NotCarriedError(f"{node.target} at {node.name} needs more of operand {i} than ranks have")
-        return found.results[0] if hasattr(node.meta["val"], "shape") else list(found.results)
+        return found.results[0] if hasattr(node.meta["val"], "shape") else in_places(node, found.results)
+
+
+def in_places(node: fx.Node, results: Sequence[Any]) -> list[Any]:
+    """Return what belongs to the tensors that a node gives, with None in the places where it gives none."""
+    items = iter(results)
+    return [None if value is None else next(items) for value in node.meta["val"]]
 
 
 def operands_of(node: fx.Node) -> list[fx.Node]:

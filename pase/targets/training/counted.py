@@ -323,22 +323,28 @@ def shared_order(graph: Graph, operator: Operator, access: Access) -> tuple[int,
     """Return [rank] for each dim of a parameter, which dim of the layer that declares it that is.
 
     A layer may use another one's weight transposed (a projection tied to an embedding): dims are told by their
-    names. Raises GraphError where two layers share a name but neither names nor shape.
+    names, but those of imported models, which have the order of what the model stores. Raises GraphError where two
+    layers share a name but neither names nor shape.
     """
     name = parameter_name(operator, access)
     owner, first = next((o, a) for o in graph.operators for a in o.parameters if parameter_name(o, a) == name)
     same = tuple(range(len(access.shape)))
-    if first.index_map == access.index_map and first.shape == access.shape:
+    if first.shape == access.shape and (graph.is_imported or first.index_map == access.index_map):
         return same
     if set(first.index_map) == set(access.index_map):
         order = tuple(first.index_map.index(axis) for axis in access.index_map)
         if tuple(first.shape[i] for i in order) == access.shape:
             return order
-    elif first.shape == access.shape:
-        return same
+    # Dims of one point may stand anywhere.
+    large, ones = ([i for i, extent in enumerate(first.shape) if (extent > 1) == own] for own in (True, False))
+    if [first.shape[i] for i in large] == [extent for extent in access.shape if extent > 1]:
+        if len(first.shape) != len(access.shape):
+            return same
+        places = iter(large), iter(ones)
+        return tuple(next(places[extent == 1]) for extent in access.shape)
     raise GraphError(
         f"layers {owner.name!r} and {operator.name!r} share weight {name!r} with shapes {first.shape} and "
-        f"{access.shape}; shared weights have the same dims"
+        f"{access.shape}; give them the same dims in the same order, or name them alike"
     )
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import pase
+from pase.errors import EmitError
 from pase.importers.torch.live import trace_live
 from pase.planning.plan import Plan
 from pase.targets.torch.aten import AtenLayers
@@ -227,7 +228,22 @@ class Queue(nn.Module):
         return functional.cross_entropy(logits / 0.2, torch.zeros(4, dtype=torch.long))
 
 
-USERS = {kind.__name__: kind for kind in (Weighted, Answers, Policy, Sorted, Following, Recomputed, Shuffled, Queue)}
+class Penalised(nn.Module):
+    """A penalty of the gradient at the inputs, and a weight that is read as its transpose, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Any) -> Any:
+        x = x.detach().requires_grad_()
+        y = self.last((self.first(x).tanh() @ self.first.weight).sin())
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return (slope.norm(dim=1) - 1).square().mean() + y.mean()
+
+
+OF_USERS = (Weighted, Answers, Policy, Sorted, Following, Recomputed, Shuffled, Queue, Penalised)
+USERS = {kind.__name__: kind for kind in OF_USERS}
 
 
 def _of_users(name: str) -> nn.Module:
@@ -248,6 +264,27 @@ def test_what_users_write_is_trained_on_ranks(ranks: Pool) -> None:
             expected_losses, expected = alone[name]
             assert losses == pytest.approx(expected_losses, rel=1e-12), name
             assert all(difference(state[key], x) < 1e-12 for key, x in expected.items()), name
+
+
+def test_gradients_of_statistics_are_not_taken_apart() -> None:
+    """PyTorch's gradient of a norm's statistics is right only together with that of what it normalises."""
+
+    class Slope(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.GroupNorm(2, 8)
+
+        def forward(self, x: Any) -> Any:
+            x = x.detach().requires_grad_()
+            y = self.norm(x).tanh()
+            (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            return slope.square().sum()
+
+    module = Slope().double()
+    with pytest.raises(
+        EmitError, match=r"computes gradients through .*test_aten.* of which layers would compute parts"
+    ):
+        parallelize(module, pase.search((module, X), devices=1))
 
 
 class Dropped(nn.Module):
