@@ -264,6 +264,9 @@ class _OfProgram(Parallel):
     def _updates(self, trains: bool) -> Mapping[str, str]:
         return {}
 
+    def _detached(self, trains: bool) -> frozenset[int]:
+        return frozenset()
+
     def _results(self, program: Any, loss: Any, outputs: Outputs) -> Any:
         self._shown = {name: shape for name, (_, shape) in outputs.items()}
         if program.trains:

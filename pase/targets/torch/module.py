@@ -348,6 +348,7 @@ class _Mode:
         loss: Name of the output that is the loss, "" for none.
         placed: How ranks hold each output; None for one that is replicated.
         low: Type of products where it is another one than that of weights, or "".
+        detached: Numbers of the tensors that the module returns which have no gradient.
     """
 
     traced: Traced
@@ -360,6 +361,7 @@ class _Mode:
     loss: str
     placed: Mapping[str, Stored | None]
     low: str
+    detached: frozenset[int]
 
 
 class Parallel(Resembling):
@@ -777,7 +779,12 @@ class Parallel(Resembling):
             loss=at_loss,
             placed=placed,
             low=program.low,
+            detached=self._detached(program.trains),
         )
+
+    def _detached(self, trains: bool) -> frozenset[int]:
+        """Return the numbers of the tensors that the module returns which have no gradient."""
+        return self._aten.detached(trains=trains)
 
     def _results(self, program: Any, loss: Any, outputs: Mapping[str, Any]) -> Any:
         """Return how the ranks have each output between them, None where every rank has all of it; and the outputs."""
@@ -1010,7 +1017,7 @@ class Parallel(Resembling):
                 tensors.append(self._output(found[own], item.shape, mode.placed[own]))
             else:
                 tensors.append(values[item.name])
-        for i in self._aten.detached(trains=self.training) if len(tensors) > 1 else ():
+        for i in mode.detached if len(tensors) > 1 else ():
             tensors[i] = tensors[i].detach()
         return self._live.returned(tensors)
 
