@@ -513,6 +513,14 @@ def losses(self: Any, x: Any) -> Any:
     )
 
 
+def counted(self: Any, x: Any) -> Any:
+    """Functions that PyTorch asks for values in: how large their results are, and whether their weights are zero."""
+    y, labels = self.first(x), torch.tensor([0, 2, 2, 1])
+    counts = torch.bincount(labels, minlength=3)
+    shares = labels.bincount(x[:, 0].detach(), 4)
+    return y.t().cov(), torch.cov(self.second(x)[0], correction=0), y[:, :3] / counts.to(y.dtype), y[:, :4] * shares
+
+
 def tied() -> nn.Module:
     module = Layers(lambda self, x: self.third(self.second(self.first(x))))
     module.third.weight = module.first.weight
@@ -573,6 +581,7 @@ IN_FULL: dict[str, Callable[[], nn.Module]] = {
     ),
     "in place": lambda: Layers(written_in_place),
     "loop": lambda: Layers(looped),
+    "counts and covariances": lambda: Layers(counted),
     "losses": lambda: Layers(losses),
     "gpt": Gpt,
     "embedding of bounded norm": lambda: nn.Sequential(nn.Embedding(20, 8, max_norm=0.5), nn.Linear(8, 8)),

@@ -199,6 +199,7 @@ OWN = (
     "running average",
     "buffer replaced",
     "spectral norm",
+    "row norms",
 )
 """What no translation trains, and the module's own graph does."""
 

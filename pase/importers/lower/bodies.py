@@ -112,6 +112,9 @@ def _body(operator: Operator, of: Lowering, *, is_own: bool) -> tuple[Body, Sour
         outputs = tuple(
             ModelOutput(name=found.name, dims=_order(sheet, value, found.use), shape=found.shape) for found in returned
         )
+        named = {*operator.extents, *sheet.inner}
+        if any(not named.issuperset(constant.dims) for constant in sheet.constants):
+            raise NoBodyError("it is computed with a value of as many points as its windows read")
         body = Body(
             steps=tuple(sheet.steps),
             constants=tuple(sheet.constants),

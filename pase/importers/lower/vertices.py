@@ -370,9 +370,8 @@ def lower_pad(trace: Trace, node: Node, op: ops.Pad, name: str) -> LoweredOperat
 def lower_lookup(trace: Trace, node: Node, op: ops.Op, name: str) -> LoweredOperator:
     """Return an embedding, or rows of any other tensor of any rank, which are looked up alike."""
     table, indices = shapes(trace, node)[:2]
-    names = dim_names(len(indices)) if indices else ()
-    if len(indices) in (1, 2):
-        names = ("b", "s")[: len(indices)]
+    # Rows and their columns have names, too.
+    names = ("b", "s") if len(indices) == 2 else spare(("v", "d"), len(indices), _NAMES.get(len(indices), "b"))
     if prod(node.outputs[0].shape) != prod((*indices, *table[1:])):
         return lower_generic(trace, node, op, name)
     operator = embedding(name, indices, vocabulary=table[0], size=prod(table[1:]), dims=names)

@@ -168,13 +168,15 @@ def without_values(torch: Any) -> Iterator[None]:
 def known_values(torch: Any, *, keeps_gradients: bool = False) -> AbstractContextManager[object]:
     """Return a context for `torch.export`, in which questions about such tensors are answered.
 
-    Losses that ask about the values of their inputs are computed in another way there, without asking. With
-    `keeps_gradients`, their gradients are PyTorch's also where that cuts them.
+    Functions that ask about the values of their inputs are computed in another way there, without asking. With
+    `keeps_gradients`, the gradients of losses are PyTorch's also where that cuts them.
     """
     functional = torch.nn.functional
     replaced: dict[Any, Any] = {functional.gaussian_nll_loss: _gaussian_nll, functional.ctc_loss: _ctc_loss}
     if keeps_gradients:
         replaced = {function: partial(instead, keeps_gradients=True) for function, instead in replaced.items()}
+    replaced |= dict.fromkeys((torch.bincount, torch.Tensor.bincount), _bincount)
+    replaced |= dict.fromkeys((torch.cov, torch.Tensor.cov), _cov)
 
     class Known(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         """values: by the id of a tensor, that tensor (so that its id stays its own) and one with its values."""
@@ -222,6 +224,26 @@ def known_values(torch: Any, *, keeps_gradients: bool = False) -> AbstractContex
             return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
     return Known()
+
+
+def _bincount(torch: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
+    """Return how often each number occurs; numbers from `minlength` on are out of range."""
+    if not minlength:
+        return torch.bincount(x, weights)
+    if weights is None:
+        weights = torch.ones_like(x, dtype=torch.int64)
+    elif weights.dtype != torch.float32:
+        weights = weights.double()
+    return torch.zeros(minlength, dtype=weights.dtype, device=x.device).index_add(0, x, weights.detach())
+
+
+def _cov(torch: Any, x: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
+    """Return the covariances of rows; PyTorch's own asks whether all weights are zero."""
+    if fweights is not None or aweights is not None:
+        return torch.cov(x, correction=correction, fweights=fweights, aweights=aweights)
+    rows = x if x.dim() == 2 else x.reshape(1, -1)
+    apart = rows - rows.mean(1, keepdim=True)
+    return (apart @ apart.t().conj() / max(rows.shape[1] - correction, 0)).squeeze()
 
 
 def _gaussian_nll(

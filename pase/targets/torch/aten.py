@@ -248,11 +248,6 @@ class AtenLayers:
         graph = self.graphs[True]
         if graph.captured.computes_gradients:
             yield from _computed_apart(graph)
-        trained = [node for node in graph.nodes if getattr(node.meta.get("val"), "requires_grad", False)]
-        parameters = {graph.captured.parameters.get(node.name) for node in trained}
-        for name, (node, _) in self.updates[True].items():
-            if name in parameters:
-                yield f"parameter {name!r} is written in the forward pass at {at(node)}, and trained"
         for name, why in self.others.items():
             told = self._untranslated(name)
             if told:
