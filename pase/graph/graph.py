@@ -119,18 +119,22 @@ class Graph:
         return frozenset(name for name, _ in self._gradients)
 
     def leading_to(
-        self, ends: Iterable[str], instead: Mapping[str, tuple[str, Sequence[str]]] = MappingProxyType({})
+        self,
+        ends: Iterable[str],
+        instead: Mapping[str, tuple[str, Sequence[int], Sequence[str]]] = MappingProxyType({}),
     ) -> set[str]:
         """Return the layers that some layers need, themselves included.
 
-        instead: For layers that read otherwise than they say, the layer whose reads are theirs, and more layers.
+        instead: For layers that read otherwise than they say, the layer whose reads are theirs, the numbers of these
+            reads, and more layers.
         """
         wanted = set(ends)
         for operator in reversed(self.operators):
             if operator.name in wanted:
-                reader, more = instead.get(operator.name, (operator.name, ()))
+                own = (operator.name, range(len(operator.reads)), ())
+                reader, numbers, more = instead.get(operator.name, own)
                 wanted.update(more)
-                reads = ((reader, position) for position in range(len(self[reader].reads)))
+                reads = ((reader, number) for number in numbers)
                 wanted.update(self.incoming[read].producer for read in reads if read in self.incoming)
         return wanted
 

@@ -42,9 +42,9 @@ def default_target(plan: Plan) -> str:
     return plan.graph.framework if plan.graph.framework in TARGETS else MESH_TENSORFLOW.name
 
 
-Aten = Mapping[str, tuple[str, tuple[str, ...]]]
-"""For layers that nodes of a module's own graph compute: the one whose mesh each is on, and those that it reads beside
-what that one reads."""
+Aten = Mapping[str, tuple[str, tuple[int, ...], tuple[str, ...]]]
+"""For layers that nodes of a module's own graph compute: the one whose mesh each is on, which of that one's reads are
+read, by their numbers, and the layers that are read besides."""
 
 
 def emit(
@@ -65,8 +65,8 @@ def emit(
         plan: The plan.
         target: One, or a name of `TARGETS`; by default the framework that the model came from.
         has_module: Whether the module computes, before each step, what layers read of its inputs (masks, say).
-        aten: Layers that nodes of the module's own exported graph compute: the one whose mesh each is on, and those
-            that it reads beside what the plan has it read.
+        aten: Layers that nodes of the module's own exported graph compute: the one whose mesh each is on, which of
+            that one's reads are read, and the layers that are read besides.
         updated: Layers of whose results the module computes what its buffers hold after a call; None for no such
             buffers.
 
@@ -224,13 +224,19 @@ def _body(operator: Operator, target: Target, *, trains: bool, has_module: bool)
     return elementary(body, trains=trains, kernels=kernels)
 
 
-def trains_as_written(operator: Operator, target: str) -> bool:
+def trains_as_written(graph: Graph, layer: str, target: str) -> bool:
     """Return whether a program that has its module at hand can be written of a layer and trains it."""
+
+    def body_of(name: str) -> Body:
+        return _body(graph[name], TARGETS[target], trains=True, has_module=True)
+
     try:
-        body = _body(operator, TARGETS[target], trains=True, has_module=True)
+        body = body_of(layer)
+        edges = [graph.incoming.get((layer, i)) for i in range(len(graph[layer].reads))]
+        are_told = [_is_told(graph[edge.producer], body_of(edge.producer), edge.output) for edge in edges if edge]
     except EmitError:
         return False
-    return _problem(body, trains=True) == ""
+    return _problem(body, trains=True) == "" and all(are_told)
 
 
 def _problem(body: Body, *, trains: bool) -> str:
@@ -436,7 +442,8 @@ class _Writer:
         variables = {name: identifiers.new(name, fallback="dim") for name in dim_names}
         for name in LOCALS:
             identifiers.new(name)
-        fed, lines = _inputs(plan, wanted, identifiers)
+        firsts = {own[0] for name, own in self.aten.items() if name in wanted}
+        fed, lines = _inputs(plan, wanted | firsts, identifiers)
         fed |= given
         yield from lines
         results: dict[str, Text] = {}
@@ -451,13 +458,15 @@ class _Writer:
             results[layer.name] = code("") if is_returned else identifiers.new(layer.name)
             taken = {*variables.values(), *fed.values(), *results.values(), *(name for _, name, _ in returned)}
             taken |= {*written.values()}
-            first, besides = self.aten.get(layer.name, (layer.name, ()))
+            all_reads = tuple(range(len(graph[layer.name].reads)))
+            first, numbers, besides = self.aten.get(layer.name, (layer.name, all_reads, ()))
             sources = {
                 i: fed[first, i]
                 if (first, i) in fed
                 else _made(plan, bodies, graph.incoming[first, i], results, written)
-                for i, access in enumerate(graph[first].reads)
-                if access.role is not Role.PARAMETER and ((first, i) in fed or (first, i) in graph.incoming)
+                for i in numbers
+                if graph[first].reads[i].role is not Role.PARAMETER
+                if (first, i) in fed or (first, i) in graph.incoming
             }
             others = {
                 i: identifiers.new(f"{layer.name}_{i}", fallback="other")
@@ -590,6 +599,16 @@ def _borrowed(item: Borrowed, layer: str, results: Mapping[str, Text], written: 
     return written[item.layer, item.output]
 
 
+def _is_told(producer: Operator, body: Body, output: int) -> bool:
+    """Return whether a program can name one of the tensors that a layer writes."""
+    number = producer.wholes.get(output, output)
+    is_other = number > 0 and any(body.others[number - 1 : number])
+    is_state = number > 0 and bool(body.steps) and body.steps[-1].function == "recurrent"
+    parts = [axis for axis in producer.writes[output].index_map if isinstance(axis, SliceOf)]
+    is_piece = len(parts) == 1 and parts[0].dim in producer.writes[number].index_map
+    return (number == 0 or is_other or is_state) and (number == output or is_piece)
+
+
 def _made(
     plan: Plan,
     bodies: Mapping[str, Body],
@@ -601,18 +620,15 @@ def _made(
     producer = plan.graph[edge.producer]
     name = results[edge.producer]
     write, number = producer.writes[edge.output], producer.wholes.get(edge.output, edge.output)
-    parts = [axis for axis in write.index_map if isinstance(axis, SliceOf)]
-    whole = producer.writes[number]
-    if number == edge.output and (edge.producer, number) in written:
-        return written[edge.producer, number]
-    is_state = number > 0 and bodies[edge.producer].steps[-1].function == "recurrent"
-    is_piece = len(parts) == 1 and parts[0].dim in whole.index_map
-    if (number and not is_state) or (number != edge.output and not is_piece):
+    if not _is_told(producer, bodies[edge.producer], edge.output):
         raise EmitError(
             f"layer {edge.consumer!r} reads output {edge.output} of layer {edge.producer!r}, which programs cannot "
             "tell apart from the first yet"
         )
-    made = code("last_state({}, {})", name, number) if number else name
+    made = written.get((edge.producer, number), name)
+    if number > 0 and (edge.producer, number) not in written:
+        made = code("last_state({}, {})", name, number)
     if number == edge.output:
         return made
-    return code("piece({}, {}, {}, {})", made, parts[0].dim, parts[0].offset, parts[0].extent)
+    (part,) = (axis for axis in write.index_map if isinstance(axis, SliceOf))
+    return code("piece({}, {}, {}, {})", made, part.dim, part.offset, part.extent)

@@ -759,6 +759,10 @@ def _rewrite(torch: Any, graph: Any, node: Any, functions: _Functions) -> None:
     target, example = node.target, node.meta.get("val")
     if target in (aten.view.default, aten._unsafe_view.default):
         node.target = aten.reshape.default
+    elif target is aten.as_strided_scatter.default:
+        raise ModelError(f"elements are written by their places in memory{where(node)}; write them by their indices")
+    elif target in (aten.as_strided.default, aten.as_strided_copy.default):
+        node.target, node.args, node.kwargs = _strided(torch, node), node.args[:1], {}
     elif target in (aten.view_as.default, aten.unflatten.int):
         node.target, node.args = aten.reshape.default, (node.args[0], list(example.shape))
     elif target is aten.detach_copy.default:
@@ -785,6 +789,32 @@ def _rewrite(torch: Any, graph: Any, node: Any, functions: _Functions) -> None:
         _without_empty(graph, node)
     elif str(target) == "pase.function.default":
         node.target, node.args = functions.target(node.args[1]), node.args[:1]
+
+
+def _strided(torch: Any, node: Any) -> Callable[..., Any]:
+    """Return what `as_strided` computes of a tensor whose elements have the order in memory that they were traced in.
+
+    Raises:
+        ModelError: It reads what is no element of its tensor, or two of which are one.
+    """
+    example, size, stride = node.args[0].meta["val"], _argument(node, "size"), _argument(node, "stride")
+    given = _argument(node, "storage_offset")
+    offset = 0 if given is None else given - example.storage_offset()
+    order = sorted(range(example.dim()), key=lambda dim: (-example.stride(dim), dim))
+    inverse = [order.index(dim) for dim in range(example.dim())]
+    dense = torch.empty([example.shape[dim] for dim in order], device="meta").permute(inverse)
+    last = offset + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
+    kept = [dim for dim, extent in enumerate(example.shape) if extent > 1]
+    if any(dense.stride(dim) != example.stride(dim) for dim in kept) or offset < 0 or last >= example.numel():
+        raise ModelError(f"as_strided reads beyond the elements of its tensor{where(node)}; cut the tensor behind it")
+
+    def run(x: Any) -> Any:
+        # In memory of its own: places are counted from its beginning.
+        x = x.permute(order).clone(memory_format=torch.contiguous_format)
+        return torch.as_strided(x, size, stride, offset)
+
+    run.__name__ = run.__qualname__ = "as_strided"
+    return run
 
 
 _DRAWN = frozenset(

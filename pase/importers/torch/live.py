@@ -362,7 +362,8 @@ def _lookups(own: "_Program") -> Iterator[LiveLookup]:
 def _statistics(model: ImportedModel, constants: Mapping[tuple[Layer, str], LiveConstant]) -> dict[Layer, str]:
     found = {}
     for operator in model.graph.operators:
-        for step in operator.body.steps if operator.body else ():
+        body = operator.body and (operator.body.own or operator.body)
+        for step in body.steps if body else ():
             if step.function == "batch_norm" and isinstance(step.operands[3], str):
                 known = constants.get((operator.name, step.operands[3]))
                 if known is not None and known.buffer.endswith("running_mean"):

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from pase.costs import REPLICATED
 from pase.errors import EmitError, PaseError, ProgramError
 from pase.graph import Access, Dim, Operator, Role
-from pase.graph.body import MOVES, WINDOWED, Body, InnerDim, Step, is_before_layout
+from pase.graph.body import MOVES, WINDOWED, Body, InnerDim, ModelOutput, Step, is_before_layout
 from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.layouts import WHOLE, PlainDim, WindowDim, tensor_dims
 from pase.sharding.traffic import edge_bytes, parameter_name
@@ -140,7 +140,10 @@ class Block:
             first: The layer whose mesh it is on, whose reads `sources` are.
             others: What it reads besides: by layer, the variable.
         """
+        laid = {dim for output in self.body.outputs if self._is_laid_out(output) for dim in output.dims}
         yield _comment(self.layer, "by the module's own operators")
+        if laid:
+            yield from _declared_dims([dim for dim in self.operator.dims if dim.name in laid], self.variables)
         yield from _declared_mesh(first)
         sources = [code("({}, {})", i, source) for i, source in self.sources.items()]
         besides = [code("({}, {})", name, source) for name, source in others]
@@ -159,18 +162,22 @@ class Block:
 
     def returned(self, identifiers: Identifiers) -> Iterator[tuple[str, Text, tuple[int, ...], list[Text]]]:
         """Yield the outputs of the model that the layer computes: name, variable, shape, lines that lay them out."""
-        own = named_dims(self.operator.writes[0])
         if not self.body.outputs:
             yield self.operator.name, self.result, self.operator.writes[0].shape, []
         for output in self.body.outputs:
-            kept = tuple(dim for dim in own if self.operator.extents.get(dim, 1) > 1)
-            if output.dims == kept or not output.dims:
+            if not self._is_laid_out(output):
                 yield output.name, self.result, output.shape, []
                 continue
             variable = identifiers.new(f"{output.name}_out", fallback="output")
             dims = [self.variables[dim] for dim in output.dims]
             lines = call(code("{} = arrange", variable), [self.result, code("[{}]", dims)])
             yield output.name, variable, output.shape, lines
+
+    def _is_laid_out(self, output: ModelOutput) -> bool:
+        """Return whether an output of the model has the dims of what the layer writes in another order."""
+        own = named_dims(self.operator.writes[0])
+        kept = tuple(dim for dim in own if self.operator.extents.get(dim, 1) > 1)
+        return output.dims not in (kept, ())
 
     @cached_property
     def _is_moved(self) -> bool:

@@ -260,12 +260,15 @@ def _concat(step: Step, operands: tuple[Expression, ...], block: Written) -> Exp
 
 def _order(read: Access, write: Access) -> tuple[int, ...]:
     """Return for each dim of what is read which one of what is written it is; nothing where they are in one order."""
-    own, written = (
-        [name for axis in access.index_map for name in (axis if isinstance(axis, tuple) else (_name(axis),))]
-        for access in (read, write)
-    )
+    own, written = _names(read), _names(write)
     order = tuple(written.index(name) for name in own if name in written)
     return () if order == tuple(range(len(written))) or len(order) != len(written) else order
+
+
+def _names(access: Access) -> list[str]:
+    """Return the iteration dims that index a tensor, throughout or in part; "" for a dim that none indexes."""
+    axes = [axis if isinstance(axis, tuple) else (_name(axis),) for axis in access.index_map]
+    return [name for axis in axes for name in axis]
 
 
 def _name(axis: DimIndex) -> str:
@@ -310,7 +313,7 @@ def _rows(step: Step, operands: tuple[Expression, ...], block: Written) -> Expre
 def _padded(_: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     read, write = _read(block), block.operator.writes[0]
     inside = {axis.dim: axis for axis in read.index_map if isinstance(axis, SliceOf)}
-    dims = [_name(axis) for axis in write.index_map]
+    dims = _names(write)
     before = code("before=[{}]", [inside[dim].offset if dim in inside else 0 for dim in dims])
     extents = [inside[dim].extent if dim in inside else block.operator.extents[dim] for dim in dims]
     order = _order(read, write)

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import fx
 
-from pase.errors import EmitError, ModelError
+from pase.errors import ModelError
 from pase.graph import Graph, Role
 from pase.importers.torch.capture import in_both
 from pase.importers.torch.live import LiveModel, Part
@@ -95,7 +95,7 @@ class AtenLayers:
         operator, splits = self.plan.graph[layer.name], _splits(layer)
         try:
             self._checked(layer.name, {t: g.layer(operator, self.plan.graph, splits) for t, g in self.graphs.items()})
-        except (NotCarriedError, EmitError) as error:
+        except NotCarriedError as error:
             self.others[layer.name] = str(error)
 
     def _add_whole(self, name: str) -> None:
@@ -105,7 +105,7 @@ class AtenLayers:
         try:
             found = {t: g.whole_layer(name, operator, graph, splits) for t, g in self.graphs.items()}
             self._checked(name, found)
-        except (NotCarriedError, EmitError) as error:
+        except NotCarriedError as error:
             self.others[name] = str(error)
         else:
             self._unneeded |= self._steps_of(name) - {name}
@@ -135,7 +135,7 @@ class AtenLayers:
     def _is_translated(self, live: LiveModel, name: str) -> bool:
         """Return whether a program of the importer's steps trains a layer, and those that are one operator with it."""
         for layer in self._steps_of(name):
-            if not trains_as_written(self.plan.graph[layer], "torch"):
+            if not trains_as_written(self.plan.graph, layer, "torch"):
                 return False
             try:
                 live.part(item.use.value for (owner, _), item in live.constants.items() if owner == layer)
@@ -187,11 +187,17 @@ class AtenLayers:
             return None
         return tuple(dict.fromkeys(lies.graph.writers[node] for lies in computed for node in lies.others))
 
-    def calls(self) -> dict[str, tuple[str, tuple[str, ...]]]:
-        """Return for each layer whose mesh it is on, and the layers that it reads beside those of the plan."""
+    def calls(self) -> dict[str, tuple[str, tuple[int, ...], tuple[str, ...]]]:
+        """Return for each layer whose mesh it is on, which of that one's reads it needs, and what it reads besides."""
         return {
             name: (
                 found[True].first,
+                # A stage takes all that the one before it sends.
+                tuple(
+                    number
+                    for number in range(len(self.plan.graph[found[True].first].reads))
+                    if self.plan.num_stages > 1 or any(number in own.read for own in found.values())
+                ),
                 tuple(dict.fromkeys(own.graph.writers[node] for own in found.values() for node in own.others)),
             )
             for name, found in self.layers.items()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pase.errors import EmitError
 from pase.graph import Graph, Operator, Role, SliceOf
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Use
@@ -64,14 +65,27 @@ class AtenLayer:
     orders: Mapping[fx.Node, View]
 
     def read(self, number: int) -> tuple[Dim, ...]:
-        """Return the dims of what it reads, as its mesh has them; NotCarriedError where a window is split."""
+        """Return the dims of what it reads, as its mesh has them.
+
+        Where a window is split, or no dims are told, a layer that is computed whole has all of it.
+
+        Raises:
+            NotCarriedError: Of another layer.
+        """
         found = []
         assert self.operator is not None
-        for place, dim in enumerate(tensor_dims(self.operator, self.operator.reads[number])):
+        access = self.operator.reads[number]
+        try:
+            dims = tensor_dims(self.operator, access)
+        except EmitError as error:
+            if not self.is_whole:
+                raise NotCarriedError(str(error)) from None
+            return tuple(Dim(f"{number}.{place}*", extent) for place, extent in enumerate(access.shape))
+        for place, dim in enumerate(dims):
             if isinstance(dim, PlainDim):
                 name = dim.name if dim.name != WHOLE else f"{number}.{place}*"
                 found.append(Dim(name, dim.extent))
-            elif self.splits.get(dim.out, 1) == self.splits.get(dim.kernel, 1) == 1:
+            elif self.is_whole or self.splits.get(dim.out, 1) == self.splits.get(dim.kernel, 1) == 1:
                 found.append(Dim(f"{number}.{place}*", dim.extent))
             else:
                 raise NotCarriedError(f"windows over {dim.out} are split")
@@ -174,7 +188,7 @@ class AtenGraph:
         )
 
     def _read_besides(self, operator: Operator, graph: Graph) -> bool:
-        """Return whether what a layer writes beside its first tensor, but for pieces of that, is read or returned."""
+        """Return whether what a layer writes beside its first tensor and pieces of that, or a piece of it, is read."""
         others = [i for i, access in enumerate(operator.writes) if i and not _is_piece(access.index_map)]
         if not others:
             return False
@@ -182,7 +196,8 @@ class AtenGraph:
         values = {written[operator.name, i].value for i in others if (operator.name, i) in written}
         if values & {output.name for output in self.live.outputs}:
             return True
-        return any(edge.producer == operator.name and edge.output in others for edge in graph.edges)
+        read = [edge.output for edge in graph.edges if edge.producer == operator.name]
+        return any(operator.wholes.get(output, output) in others for output in read)
 
     def whole_layer(self, name: str, first: Operator, graph: Graph, splits: Splits) -> AtenLayer:
         """Return a layer of which ranks compute all that splits are not carried through.
@@ -314,6 +329,8 @@ class AtenGraph:
             return ""
         if is_cut(node):
             return f"{at(node)} detaches what depends on weights"
+        if operator_name(node) == "as_strided":
+            return f"as_strided at {at(node)} tells elements by their places in memory"
         if not isinstance(node.target, torch._ops.OpOverload):
             return f"torch.autograd.Function {node.target.__name__!r} at {at(node)} has a backward pass of its own"
         if rate_of(node) == 0.0 and node.args[1]:
@@ -611,6 +628,11 @@ class LayerSplits:
         """The layer whose mesh it is on."""
         assert self.layer.operator is not None
         return self.layer.operator.name
+
+    @property
+    def read(self) -> set[int]:
+        """The numbers of the reads by which it gets nodes that it needs, once its target's way is known."""
+        return {self.layer.pins[node] for node in self._lies if node in self.layer.pins}
 
     def check(self) -> None:
         """Raise NotCarriedError where what is written does not lie as the plan has it."""

@@ -279,7 +279,10 @@ def repeat_each(call: Call) -> ShardingRule:
         outputs = [[f"d{i}" for i in range(rank)] + ["r"]]
     else:
         outputs = [[*labels, "r"] if i == dim % rank else labels for i, labels in enumerate(inputs)]
-    return relate(call, [inputs], [outputs], extents=extents, linear=[0], sizes={"repeats": [["r"]]})
+    sizes: dict[str, Labels] = {"repeats": [["r"]]}
+    if call.get("output_size") is not None:
+        sizes["output_size"] = [outputs[0 if dim is None else dim % rank]]
+    return relate(call, [inputs], [outputs], extents=extents, linear=[0], sizes=sizes)
 
 
 def along(call: Call, dims: Iterable[int], *, is_linear: bool = False) -> ShardingRule:

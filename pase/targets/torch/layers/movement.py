@@ -55,7 +55,7 @@ def concat(
             x = arrange(reshard(x, mesh, [own[place] for place in order]), own)
         sizes = [dim.size for dim in own]
         longer = [dim for dim in x.dims if dim.size > 1]
-        if list(x.shape) != sizes and [dim.size for dim in longer] == sizes:
+        if not x.mesh.is_host and list(x.shape) != sizes and [dim.size for dim in longer] == sizes:
             x = arrange(x, longer)
         # A tensor that comes in another shape, or from the model's inputs, is brought to this mesh first.
         is_here = list(x.shape) == sizes and not x.mesh.is_host
