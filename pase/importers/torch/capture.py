@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from functools import partial
+from functools import partial, wraps
 from operator import getitem
 from pathlib import PurePath
 from typing import Any
@@ -213,28 +213,27 @@ class _Functions:
     def __init__(self, torch: Any, checkpoints: Checkpoints, *, computes_gradients: bool) -> None:
         self._torch, self._checkpoints = torch, checkpoints
         self._computes_gradients = computes_gradients
-        # `Function.apply`, which users have bound to names of their own, calls that of this class.
-        self._base = torch.autograd.function._SingleLevelFunction
         self.calls: list[tuple[Any, Any, Any]] = []
+        self._is_computed = False
 
     @contextmanager
     def as_operators(self) -> Iterator[None]:
-        """Have each call of a function be a call of `pase::function`, with its tensors as operands."""
+        """Have each call of a function be a call of `pase::function`, with its tensors as operands.
+
+        Whatever `apply` is, which users may have bound to names of their own, it asks its class for `forward`.
+        """
         torch = self._torch
         library = torch.library.Library("pase", "FRAGMENT")
         library.define("function(Tensor[] tensors, int number) -> Tensor[]")
         torch.library.register_fake("pase::function", self._without_values, lib=library)
-        functions = self
-
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            return functions._called(cls, args, kwargs)
-
-        self._base.apply = classmethod(apply)
-        try:
+        with ExitStack() as stack:
+            stack.callback(library._destroy)
+            for cls in _subclasses(torch.autograd.Function):
+                if (cls.__module__, cls.__name__) == ("torch.utils.checkpoint", "CheckpointFunction"):
+                    _replace(stack, cls, "apply", staticmethod(lambda of, _, *args: self._checkpoints.run(of, args)))
+                elif not cls.__module__.startswith("torch.") or cls.__module__.startswith("torch.nn."):
+                    _replace(stack, cls, "forward", staticmethod(self._forward(cls)))
             yield
-        finally:
-            del self._base.apply
-            library._destroy()
 
     def target(self, number: int) -> Callable[..., Any]:
         """Return what a call computes, as a function of a list of its tensors: the class's own `apply`."""
@@ -247,12 +246,21 @@ class _Functions:
         run.__name__ = run.__qualname__ = cls.__name__
         return run
 
+    def _forward(self, cls: Any) -> Callable[..., Any]:
+        """Return what is in place of a class's `forward`, which is given a context but where `setup_context` is."""
+        forward = cls.forward
+        has_context = cls.setup_context is self._torch.autograd.Function.setup_context
+
+        @wraps(forward)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if self._is_computed:
+                return forward(*args, **kwargs)
+            return self._called(cls, args[1:] if has_context else args, kwargs)
+
+        return called
+
     def _called(self, cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         torch = self._torch
-        if cls.__module__ == "torch.utils.checkpoint" and cls.__name__ == "CheckpointFunction":
-            return self._checkpoints.run(args[0], args[2:])
-        if cls.__module__.startswith("torch.") and not cls.__module__.startswith("torch.nn."):
-            return self._applied(cls, args, kwargs)
         if self._computes_gradients:
             raise ModelError(
                 f"the forward pass computes gradients, and calls torch.autograd.Function {cls.__name__!r}{here()}, "
@@ -271,8 +279,11 @@ class _Functions:
         return _with_tensors(torch, self.calls[number][2], outputs)
 
     def _applied(self, cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        base: Any = super(self._base, cls)
-        return base.apply(*args, **kwargs)
+        self._is_computed = True
+        try:
+            return cls.apply(*args, **kwargs)
+        finally:
+            self._is_computed = False
 
     def _without_values(self, tensors: Sequence[Any], number: int) -> list[Any]:
         """Return tensors without values of the shapes of what a call returns."""
@@ -285,6 +296,21 @@ class _Functions:
         returned, outputs = _with_places(torch, returned)
         self.calls[number] = cls, arguments, returned
         return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in outputs]
+
+
+def _subclasses(cls: Any) -> Iterator[Any]:
+    for own in cls.__subclasses__():
+        yield own
+        yield from _subclasses(own)
+
+
+def _replace(stack: ExitStack, cls: Any, name: str, value: Any) -> None:
+    """Give a class an attribute until a stack is left."""
+    if name in vars(cls):
+        stack.callback(setattr, cls, name, vars(cls)[name])
+    else:
+        stack.callback(delattr, cls, name)
+    setattr(cls, name, value)
 
 
 @dataclass(frozen=True)
