@@ -97,23 +97,33 @@ def pieces(step: ReshardStep) -> tuple[tuple[Piece, ...], ...]:
     for position, part in enumerate(source.parts):
         holders.setdefault(part, []).append(position)
     parts = list(holders.values())
+    # Of many replicas one is mostly on the target's own device.
+    own = [{source.devices[position]: position for position in reversed(positions)} for positions in parts]
     # By their ranges of the first dim: of many parts few have anything in common with a box.
     rows: dict[Range, list[int]] = {}
     for number, positions in enumerate(parts):
         rows.setdefault(_first(source.boxes[positions[0]]), []).append(number)
     ranges = sorted(rows)
     longest = max((high - low for low, high in ranges), default=0)
-    result = []
-    for device, box in zip(target.devices, target.boxes, strict=True):
+    # Replicas of the target have one box between them.
+    shared: dict[Box, list[tuple[int, Box]]] = {}
+    for box in target.boxes:
+        if box in shared:
+            continue
         low, high = _first(box)
         near = ranges[bisect_left(ranges, (low - longest + 1,)) : bisect_left(ranges, (high,))]
+        numbers = sorted(number for along in near for number in rows[along])
+        both = [(number, intersection(source.boxes[parts[number][0]], box)) for number in numbers]
+        shared[box] = [(number, common) for number, common in both if common is not None]
+    result = []
+    for device, box in zip(target.devices, target.boxes, strict=True):
         taken = []
-        for number in sorted(number for along in near for number in rows[along]):
-            shared = intersection(source.boxes[parts[number][0]], box)
-            if shared is not None:
-                # Numbers that agree in their first binary digits are closest: those of one node, where these have 2^k.
+        for number, common in shared[box]:
+            nearest = own[number].get(device)
+            if nearest is None:
+                # Numbers that agree in their first digits are closest: those of one node, where these have 2^k.
                 nearest = min(parts[number], key=lambda position: (source.devices[position] ^ device, position))
-                taken.append(Piece(nearest, shared))
+            taken.append(Piece(nearest, common))
         result.append(tuple(taken))
     return tuple(result)
 
