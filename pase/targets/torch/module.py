@@ -841,8 +841,8 @@ class Parallel(Resembling):
         if argument == "draw_key":
             return lambda _: self._draw_key
         assert argument == "mask_key", argument
-        # On the device: a graph that is captured and played again would keep a number of the CPU.
-        return lambda _: torch.from_numpy(step_key(self._seed, self._step)).to(self._device)
+        # On the device, without a copy from the CPU.
+        return lambda _: torch.stack([torch.full((), int(word), device=self._device) for word in self._key_words])
 
     @staticmethod
     def _in_rows(x: Any, rows: Range, shape: tuple[int, ...], takes: Iterable[Take]) -> Any:
@@ -896,12 +896,17 @@ class Parallel(Resembling):
         with torch.no_grad():
             found = mode.fixed_values.of(mode.fixed, {name: self._tensor(name) for name in mode.fixed.state})
             state = {name: _whole(self._tensor(name)) for name in mode.known.state}
-            found = found | mode.known(inputs, state, self._draw_key)
+            found = found | mode.known(inputs, state, self._draw_key if mode.known.draws else None)
         return {f"known {name}": value for name, value in found.items()}
 
     @property
     def _draw_key(self) -> Any:
-        return torch.from_numpy(step_key(self._seed, self._step))
+        return torch.from_numpy(self._key_words)
+
+    @property
+    def _key_words(self) -> Any:
+        """Two numbers that random numbers of a step go by, the same on all ranks."""
+        return step_key(self._seed, self._step)
 
     def _check_inputs(self, inputs: Mapping[str, Any]) -> None:
         """Raise ProgramError for an input of which a gradient is wanted that it would not get, or not all of."""

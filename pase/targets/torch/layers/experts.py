@@ -165,7 +165,7 @@ class Grouped(Router):
         if len(self.parts) == 1:
             return rows_of_groups(x.reshape(groups * count, -1), weights, own_ends).reshape(groups, count, -1)
         # Rows behind the last group's are the last rank's.
-        starts = [*ends[[low for low, _ in self.parts]].unbind(), ends.new_tensor((len(ends) - 1) * self.size)]
+        starts = [*ends[[low for low, _ in self.parts]].unbind(), ends.new_full((), (len(ends) - 1) * self.size)]
         counts = _counts(numbers, torch.stack(starts))
         sent, received = counts[self.place], [own[self.place] for own in counts]
         rows = self.rerouted(x.reshape(groups * count, -1), sent, received)
@@ -199,7 +199,7 @@ def rows_of_groups(rows: Any, weights: Any, ends: Any) -> Any:
     if grouped_mm is None or rows.dtype != torch.bfloat16 or not is_aligned:
         return _one_by_one(rows, weights, ends.tolist())
     # Rows behind the last group are taken for its own: of those of no group it leaves results and gradients undefined.
-    offsets = torch.cat([ends[:-1], ends.new_tensor([len(rows)])]).to(torch.int32)
+    offsets = torch.cat([ends[:-1], ends.new_full((1,), len(rows))]).to(torch.int32)
     made = grouped_mm(rows, weights.transpose(-2, -1), offs=offsets)
     is_inside = torch.arange(len(rows), device=rows.device) < ends[-1]
     return torch.where(is_inside[:, None], made, 0)
