@@ -17,8 +17,18 @@ CORE_EXTRAS=
 BASE_EXTRAS=mesh,data,serve
 # shellcheck disable=SC2034
 ALL_EXTRAS=$BASE_EXTRAS,onnx,torch,keras,jax,notebook,docs,dev
+# The release of PyTorch to install; empty for the one that constraints.txt pins.
+TORCH_RELEASE=
 # Exists while an installation goes on, and after one that was killed.
 UNFINISHED=$VENV/pase-install.unfinished
+
+# use_fake_gpu_environment: from here on it is a second one, beside the first, with PyTorch's build for CUDA, which the
+# package index has; it needs no GPU.
+use_fake_gpu_environment() {
+    VENV=$VENV-fake-gpu
+    UNFINISHED=$VENV/pase-install.unfinished
+    TORCH_RELEASE=2.14.1
+}
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -34,7 +44,7 @@ fingerprint() {
     # read reports the end of the file, which it always meets here, as a failure.
     IFS= read -r -d '' setup <"$ROOT/setup.py" || true
     IFS= read -r -d '' constraints <"$ROOT/constraints.txt" || true
-    fingerprint="root $ROOT"$'\n'"extras $1"$'\n'"$setup$constraints"
+    fingerprint="root $ROOT"$'\n'"extras $1${TORCH_RELEASE:+, torch $TORCH_RELEASE}"$'\n'"$setup$constraints"
 }
 
 # environment_is_ready EXTRAS: true if an installation with these extras was completed and nothing changed since.
@@ -133,9 +143,10 @@ run_step() {
 }
 
 pip_install() {
+    sed "${TORCH_RELEASE:+s/^torch==.*/torch==$TORCH_RELEASE/}" "$ROOT/constraints.txt" >"$VENV/pase-constraints.txt"
     # -I: neither PYTHONPATH nor the user's packages count as installed here. PIP_USER: a user's default cannot apply.
     PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 "$VENV/bin/python" -I -m pip install --no-input \
-        --constraint "$ROOT/constraints.txt" "$@"
+        --constraint "$VENV/pase-constraints.txt" "$@"
 }
 
 # make_venv: leaves in $VENV a virtual environment of a Python that was tried, whose making was never cut off half-way.
@@ -176,6 +187,7 @@ install_step() {
 install() {
     local size="a few packages; seconds"
     [[ -z $1 ]] || size="2 GB, mostly TensorFlow, which programs run on; half a minute to five minutes"
+    [[ -z $TORCH_RELEASE ]] || size="7 GB, mostly PyTorch $TORCH_RELEASE with CUDA's libraries; five minutes"
     say "Setting up PaSE's environment in $VENV"
     say "(on first use, and when setup.py or the pinned versions change; $size)"
     make_venv

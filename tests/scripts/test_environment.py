@@ -59,6 +59,23 @@ def test_an_installation_that_was_cut_off_is_not_taken_for_one(tmp_path: Path) -
     assert done.stdout == "core: missing\nbase: missing\n"
 
 
+def test_fake_gpus_have_an_environment_with_another_release_of_pytorch_alone(tmp_path: Path) -> None:
+    calls = """
+        make_venv
+        pip_install torch; cp "$VENV/pase-constraints.txt" "$VENV.pinned"
+        use_fake_gpu_environment; make_venv
+        pip_install torch; diff "$VENV/pase-constraints.txt" "${VENV%-fake-gpu}.pinned" || true
+        ensure_environment "$ALL_EXTRAS" >/dev/null; is "$ALL_EXTRAS" fake
+        TORCH_RELEASE=; is "$ALL_EXTRAS" pinned
+    """
+    done = _bash(_with_fake_pip(calls), tmp_path / "venv")
+    assert done.returncode == 0, done.stderr
+    changed = [line for line in done.stdout.splitlines() if line[0] in "<>"]
+    assert changed == ["< torch==2.14.1", "> torch==2.13.0"]
+    assert done.stdout.endswith("fake: ready\npinned: missing\n")
+    assert (tmp_path / "venv.pinned").read_bytes() == (ROOT / "constraints.txt").read_bytes()
+
+
 def test_the_help_of_the_tests_needs_no_environment(tmp_path: Path) -> None:
     environment = {**os.environ, "PASE_VENV": str(tmp_path / "venv")}
     done = subprocess.run(

@@ -254,11 +254,12 @@ def _recommended(seed: int) -> Batch:
 
 
 def _steps_told(found: Any) -> Any:
-    return functional.cross_entropy(found.flatten(0, 1), torch.arange(found.shape[0] * found.shape[1]) % CLASSES)
+    numbers = torch.arange(found.shape[0] * found.shape[1], device=found.device)
+    return functional.cross_entropy(found.flatten(0, 1), numbers % CLASSES)
 
 
 def _told(found: Any) -> Any:
-    return functional.cross_entropy(found, torch.arange(len(found)) % CLASSES)
+    return functional.cross_entropy(found, torch.arange(len(found), device=found.device) % CLASSES)
 
 
 _OWN = {
