@@ -521,6 +521,15 @@ def counted(self: Any, x: Any) -> Any:
     return y.t().cov(), torch.cov(self.second(x)[0], correction=0), y[:, :3] / counts.to(y.dtype), y[:, :4] * shares
 
 
+def mapped(self: Any, x: Any) -> Any:
+    def of_one(row: Any, column: Any) -> tuple[Any, Any]:
+        with torch.no_grad():
+            still = self.second(row).tanh()
+        return self.first(row).tanh() * row.norm() + still, (self.third(column) * row.detach()).softmax(0)
+
+    return torch.func.vmap(of_one, in_dims=(0, 1))(x, self.second(x).t())
+
+
 def tied() -> nn.Module:
     module = Layers(lambda self, x: self.third(self.second(self.first(x))))
     module.third.weight = module.first.weight
@@ -581,6 +590,7 @@ IN_FULL: dict[str, Callable[[], nn.Module]] = {
     ),
     "in place": lambda: Layers(written_in_place),
     "loop": lambda: Layers(looped),
+    "mapped over examples": lambda: Layers(mapped),
     "counts and covariances": lambda: Layers(counted),
     "losses": lambda: Layers(losses),
     "gpt": Gpt,
@@ -752,7 +762,12 @@ def resizing(self: Any, x: Any) -> Any:
     return self.first(x)
 
 
+def turning(self: Any, x: Any) -> Any:
+    return torch.func.vmap(self.first, out_dims=1)(x)
+
+
 REFUSED = {
+    turning: "a tensor that no traced call gives: .* move dims behind torch.func.vmap",
     recomputing: "'count' is written within a checkpoint at .*here",
     resizing: "'count' becomes one of another shape",
     initialising: "'first.bias' is written at .*here.*, in the first call alone: .*'is_even'",

@@ -28,6 +28,7 @@ from pase.importers.torch.program import (
     flat_items,
     function_of,
     here,
+    is_transform,
     mark_origins,
     origin_of,
     shapes_of,
@@ -654,7 +655,7 @@ def _aliases(node: Any) -> Iterator[Any]:
 
 
 def _functional(torch: Any, program: Any) -> Any:
-    """Return a program without calls that write, and with the casts of autocast regions.
+    """Return a program without calls that write, with the casts of autocast regions, and `vmap` as what it computes.
 
     That traces the program once more, which takes longer than the first time: only where there are any.
     """
@@ -663,7 +664,7 @@ def _functional(torch: Any, program: Any) -> Any:
     casts = torch.amp.autocast_mode._enter_autocast
     for node in program.graph.nodes:
         is_norm_in_training = node.target in norms and node.args[5]
-        if is_norm_in_training or node.target is casts or _is_mutable(torch, node.target):
+        if is_norm_in_training or node.target is casts or _is_mutable(torch, node.target) or is_transform(node.target):
             return program.run_decompositions(_decompositions(torch))
     return program
 

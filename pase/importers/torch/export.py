@@ -20,7 +20,14 @@ from pase.importers.front_end import first_line, framework
 from pase.importers.ir.trace import Trace, check_trace
 from pase.importers.torch.inner_gradients import with_inner_gradients
 from pase.importers.torch.operators import TRANSLATIONS
-from pase.importers.torch.program import constant_values, is_framework, mark_origins, read_program, without_known_masks
+from pase.importers.torch.program import (
+    constant_values,
+    is_framework,
+    is_transform,
+    mark_origins,
+    read_program,
+    without_known_masks,
+)
 from pase.importers.torch.tensors import (
     check_tensors,
     ctc_operator,
@@ -419,7 +426,7 @@ def _plain(torch: Any, program: Any) -> Any:
             node.meta["custom"] = {**node.meta.get("custom", {}), "rate": float(node.args[1])}
             node.target, node.args, node.kwargs = torch.ops.aten.clone.default, node.args[:1], {}
     writes = any(_is_mutable(torch, target) for target in operators)
-    regions = any(str(getattr(target, "__name__", "")).startswith("wrap_with") for target in calls)
+    regions = any(is_transform(t) or str(getattr(t, "__name__", "")).startswith("wrap_with") for t in calls)
     decompositions = torch.export.default_decompositions() if unknown else {}
     chosen = {target: decompositions[target] for target in unknown if target in decompositions}
     return program.run_decompositions(chosen) if chosen or writes or regions else program
@@ -591,12 +598,17 @@ _CONTROL_FLOW = (
 _SIZES = (
     "a tensor's size depends on values{place}: {operator}; sizes have to be fixed: use a mask, or torch.where, instead"
 )
+_UNTRACED = (
+    "the module cannot be traced{place}: it computes with a tensor that no traced call gives: leave out what stores "
+    "tensors outside the module; move dims behind torch.func.vmap, not by its out_dims"
+)
 _NO_GPU = ("not linked with support for", "not compiled with cuda", "no nvidia driver", "no cuda gpus", "cuda error")
 
 _EXPLANATIONS: tuple[tuple[Callable[[BaseException], bool], str], ...] = (
     (_says(*_NO_GPU), _GPU),
     (lambda error: _says("same device")(error) and _says("cuda")(error), _GPU),
     (_named("DynamicOutputShapeException"), _SIZES),
+    (_says("fake tensor in the exported program constant"), _UNTRACED),
     (_named("GuardOnDataDependentSymNode", "DataDependentOutputException"), _CONTROL_FLOW),
     (_says("data-dependent", "dynamic control flow", "cannot be called on meta tensors"), _CONTROL_FLOW),
 )

@@ -552,6 +552,11 @@ def _scope(node: Any) -> str:
     return path[-1] if path else ""
 
 
+def is_transform(target: Any) -> bool:
+    """Return whether the target of a node begins or ends a region of `torch.func.vmap`."""
+    return str(getattr(target, "__module__", "")) == "torch._functorch.predispatch"
+
+
 def where(node: Any) -> str:
     """Return " at file:line (source)" of the user's code that a node comes from, "" where it is not known."""
     line, source = location(node.meta.get("stack_trace") or "")
