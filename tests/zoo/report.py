@@ -16,7 +16,7 @@ each tensor's largest value. It does so on one device, and under four plans each
 one, a tensor-parallel one and two random ones. Models that draw random numbers are compared with the module in the
 first step on one device, with equal numbers, and every plan with that device.
 
-The last column counts plans under which ranks sent, movement by movement, what the plan predicts, of those plans of
+The last column counts plans under which ranks sent, movement by movement or in all, what the plan predicts, of those of
 which it predicts all: not of rows that the data route, nor of weights that ranks hold otherwise than the plan says,
 which a note tells. Others are of layers that are computed whole where their splits are not carried through (a note
 tells these, too), of reductions that the graph takes for one sum (`logsumexp`, norms), and of weights that layers read
@@ -37,7 +37,7 @@ def _table(reports: Sequence[Report]) -> str:
         cells = [family, len(own), *(counts[kind] for kind in _KINDS), round(sum(report.cpu_s for report in own))]
         on_several = [x for report in own for (world, _), x in report.outcomes.items() if world > 1 and x.kind == EQUAL]
         told = [outcome for outcome in on_several if outcome.predicted is not None]
-        cells.append(f"{sum(not outcome.bytes for outcome in told)} of {len(told)}")
+        cells.append(f"{sum(not x.bytes for x in told)}, in all {sum(not x.surplus for x in told)}, of {len(told)}")
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 

@@ -66,6 +66,7 @@ class Outcome:
         sent: By this rank in the first step, what can be predicted of it.
         predicted: For all ranks, None where not all of it can be.
         bytes: What ranks sent otherwise than predicted, "" for nothing.
+        surplus: Bytes that they sent more than predicted, in all.
     """
 
     kind: str
@@ -75,6 +76,7 @@ class Outcome:
     sent: Sent = field(default_factory=dict)
     predicted: Sent | None = None
     bytes: str = ""
+    surplus: int = 0
 
 
 @dataclass(kw_only=True)
@@ -136,25 +138,27 @@ def _asked(
         outcomes = [found[0][number] for found in by_rank]
         order = (CRASHED, WRONG, REFUSED, EQUAL)
         worst = min(outcomes, key=lambda outcome: order.index(outcome.kind))
-        report.outcomes[world, plan] = replace(worst, bytes=_wrong_bytes(outcomes))
+        told, surplus = _wrong_bytes(outcomes)
+        report.outcomes[world, plan] = replace(worst, bytes=told, surplus=surplus)
     report.cpu_s += sum(found[2] for found in by_rank)
     return [by_rank[0][1]]
 
 
-def _wrong_bytes(outcomes: Sequence[Outcome]) -> str:
-    """Return what ranks sent otherwise than predicted, in words."""
+def _wrong_bytes(outcomes: Sequence[Outcome]) -> tuple[str, int]:
+    """Return what ranks sent otherwise than predicted, in words, and how many bytes more in all."""
     expected = outcomes[0].predicted
     if expected is None or any(outcome.predicted is None for outcome in outcomes):
-        return ""
+        return "", 0
     wrong = wrong_bytes([outcome.sent for outcome in outcomes], expected)
     if not wrong:
-        return ""
+        return "", 0
     first, (sent, told) = next(iter(wrong.items()))
-    more = sum(pair[0] - pair[1] for pair in wrong.values())
-    return (
-        f"bytes: {len(wrong)} movements differ, by {more} B of {sum(expected.values())} B; the first: "
+    surplus = sum(pair[0] - pair[1] for pair in wrong.values())
+    text = (
+        f"bytes: {len(wrong)} movements differ, by {surplus} B of {sum(expected.values())} B; the first: "
         f"{first.phase.value} of {first.producer} to {first.consumer}: {sent} B, predicted {told} B"
     )
+    return text, surplus
 
 
 # -- on ranks

@@ -460,6 +460,7 @@ class AtenGraph:
             if target is not None and (nodes[name].rate or made.rate) and self.captured.trains:
                 # What the layer writes are the points that are left, where nothing comes behind the dropout.
                 target = _dropped(target) or target
+            target = target and _before_readers(target)
             is_all = prod(order.base) == prod(self.live.model.graph[layer].writes[0].shape)
             if target is not None and is_all and prod(shape_of(target)) == prod(order.shape):
                 yield layer, target, order
@@ -580,6 +581,7 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
 
 _BY_KEPT_STATISTICS = {_ATEN._native_batch_norm_legit_no_training.default}
 _RESHAPING = {_ATEN.reshape.default, _ATEN.unsqueeze.default, _ATEN.squeeze.dim, _ATEN.flatten.using_ints}
+_CASTS = {_ATEN.to.dtype, _ATEN.to.device, _ATEN.to.dtype_layout, _ATEN.to.other, _ATEN.type_as.default}
 _NORMALISING = {_ATEN.batch_norm.default, _ATEN._native_batch_norm_legit_functional.default}
 
 
@@ -588,6 +590,16 @@ def _first_result(node: fx.Node) -> fx.Node:
     if hasattr(node.meta["val"], "shape"):
         return node
     return next((user for user in node.users if user.target is getitem and user.args[1] == 0), node)
+
+
+def _before_readers(node: fx.Node) -> fx.Node:
+    """Return the last of the casts to the type that a tensor has already: each of its readers would compute it else."""
+    while len(node.users) == 1:
+        (user,) = node.users
+        if user.target not in _CASTS or user.args[0] is not node or user.meta["val"].dtype != node.meta["val"].dtype:
+            break
+        node = user
+    return node
 
 
 def _dropped(node: fx.Node) -> fx.Node | None:
