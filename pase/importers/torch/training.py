@@ -437,7 +437,8 @@ def _recorder(of: _Recording, held: set[int]) -> Any:
                 is_float=any(x.is_floating_point() for x in results),
             )
             call.line, call.source, callers = _place()
-            is_function = "autograd/function.py:apply" in callers
+            # From PyTorch 2.14 on `apply` is not written in Python.
+            is_function = not callers.isdisjoint({"autograd/function.py:apply", "utils/checkpoint.py:forward"})
             call.is_in_attention = "nn/functional.py:multi_head_attention_forward" in callers
             is_disabled = call.is_float and not torch.is_grad_enabled() and not is_function
             call.is_cut = carries and (name in _DETACHING or is_disabled)
