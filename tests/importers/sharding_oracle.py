@@ -699,10 +699,9 @@ def check_entries(ops: Sequence[Any], samples: int, *, rule_of: RuleOf = shardin
         given = list(islice(op.sample_inputs("cpu", torch.float64, requires_grad=False), 120))
         # Those of most dims and points first: numbers and empty tensors have nothing to split.
         given.sort(key=_size_of_sample, reverse=True)
-        strided = [s for s in given if all(t.layout == torch.strided for t in _tensors_of_sample(s))]
-        if len(strided) < len(given):
-            outcome.refused["sparse operands"] += 1
-        given = strided
+        left_out = [_left_out(op, sample) for sample in given]
+        outcome.refused.update({why: 1 for why in left_out if why})
+        given = [sample for sample, why in zip(given, left_out, strict=True) if not why]
         given = given[:: max(1, len(given) // samples)][:samples]
         items += [_Item(op, sample, outcome) for sample in given]
     if items:
@@ -712,6 +711,19 @@ def check_entries(ops: Sequence[Any], samples: int, *, rule_of: RuleOf = shardin
 
 def _tensors_of_sample(sample: Any) -> list[Any]:
     return list(tensors_of(_flat((sample.input, sample.args, sample.kwargs))))
+
+
+def _left_out(op: Any, sample: Any) -> str:
+    """Return why a sample is not run, "" where it is."""
+    tensors = _tensors_of_sample(sample)
+    if any(tensor.layout != torch.strided for tensor in tensors):
+        return "sparse operands"
+    if sample.kwargs.get("sparse"):
+        return "sparse gradients"
+    sizes = ((x.untyped_storage().nbytes(), x.numel() * x.element_size()) for x in tensors)
+    if op.name.startswith("as_strided") and any(own > needed for own, needed in sizes):
+        return "reads of its operand's storage what is not its operand's"
+    return ""
 
 
 def _size_of_sample(sample: Any) -> tuple[int, int]:

@@ -179,8 +179,10 @@ def solve(call: Call) -> ShardingRule:
 
 
 def vandermonde(call: Call) -> ShardingRule:
-    """Relate points and their powers, which come last."""
-    return matrices((0,))(call)
+    """Relate points and their powers, which come last: as many as there are points, where that is not told."""
+    *names, last = positions(len(call.operands[0]))
+    labels = [*names, None if call.get("N") is None else last]
+    return relate(call, [labels], [[*labels, None]])
 
 
 def differences(call: Call) -> ShardingRule:
