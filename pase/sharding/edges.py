@@ -172,6 +172,10 @@ def _steps(plan: PlacedGraph, edge: Edge, source: Layout) -> tuple[ReshardStep, 
         return reshard_steps(source, layout_of(mesh, tensor_dims(consumer, read), layer=edge.consumer))
     # Joined along one dim, or padded: the source is a piece of what the consumer writes, its dims in any order.
     write = consumer.writes[0]
+    if any(isinstance(axis, tuple) for axis in write.index_map):
+        # Dims that are one of the result are several of what is joined.
+        names = [name for axis in write.index_map for name in (axis if isinstance(axis, tuple) else (axis,))]
+        write = replace(write, index_map=tuple(names), shape=tuple(consumer.extents[str(name)] for name in names))
     order = [write.index_map.index(axis.dim if isinstance(axis, SliceOf) else axis) for axis in read.index_map]
     dims = tensor_dims(consumer, write)
     target = layout_of(mesh, dims, layer=edge.consumer)
