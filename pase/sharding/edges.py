@@ -102,19 +102,19 @@ def edge_steps(plan: PlacedGraph, edge: Edge) -> tuple[ReshardStep, ...]:
     parts = [(i, axis) for i, axis in enumerate(write.index_map) if isinstance(axis, SliceOf) and axis.extent > 1]
     if not parts:
         return _steps(plan, edge, layout_of(mesh, tensor_dims(producer, write), layer=edge.producer))
-    ((position, part),) = parts
-    # As the whole tensor, but that the dim of the piece is not split.
-    full = replace(
-        write,
-        shape=(*write.shape[:position], producer.extents[part.dim], *write.shape[position + 1 :]),
-        index_map=(*write.index_map[:position], part.dim, *write.index_map[position + 1 :]),
-    )
-    own = list(tensor_dims(producer, full))
-    whole = layout_of(mesh, own, layer=edge.producer)
-    place = next(i for i, dim in enumerate(own) if isinstance(dim, PlainDim) and dim.name == part.dim)
-    own[place] = PlainDim(f"{part.dim}[{part.offset}]", part.extent)
-    piece = layout_of(mesh, own, layer=edge.producer)
-    return (ReshardStep(whole, shifted(piece, whole.shape, place, part.offset)), *_steps(plan, edge, piece))
+    # As the whole tensor, but that the dims of the piece are not split.
+    shape, axes = list(write.shape), list(write.index_map)
+    for position, part in parts:
+        shape[position], axes[position] = producer.extents[part.dim], part.dim
+    own = list(tensor_dims(producer, replace(write, shape=tuple(shape), index_map=tuple(axes))))
+    source, cuts = layout_of(mesh, own, layer=edge.producer), list[ReshardStep]()
+    for _, part in parts:
+        place = next(i for i, dim in enumerate(own) if isinstance(dim, PlainDim) and dim.name == part.dim)
+        own[place] = PlainDim(f"{part.dim}[{part.offset}]", part.extent)
+        piece = layout_of(mesh, own, layer=edge.producer)
+        cuts.append(ReshardStep(source, shifted(piece, source.shape, place, part.offset)))
+        source = piece
+    return (*cuts, *_steps(plan, edge, source))
 
 
 def return_steps(plan: PlacedGraph, edge: Edge, steps: Sequence[ReshardStep]) -> tuple[ReshardStep, ...]:
