@@ -22,7 +22,7 @@ class Classifier(nn.Module):
         return functional.cross_entropy(self.net(x), labels)
 
 
-def _add(name: str, size: int = 64, **options: Any) -> None:
+def _add(name: str, size: int = 64, *, is_random: bool = False, **options: Any) -> None:
     def make() -> nn.Module:
         import timm
 
@@ -35,7 +35,7 @@ def _add(name: str, size: int = 64, **options: Any) -> None:
                     parameter.normal_(std=0.1)
         return Classifier(net)
 
-    zoo.add(name, make, x=floats(4, 3, size, size), labels=whole(4, high=CLASSES))
+    zoo.add(name, make, is_random=is_random, x=floats(4, 3, size, size), labels=whole(4, high=CLASSES))
 
 
 _VIT = {"img_size": 64, "patch_size": 16, "embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -45,7 +45,9 @@ for _name in ("resnet18", "resnet26d", "seresnet18", "ecaresnet26t", "skresnet18
     _add(_name)
 for _name in ("vit_tiny_patch16_224", "deit_tiny_patch16_224", "deit3_small_patch16_224", "eva02_tiny_patch14_224"):
     _add(_name, **_VIT)
-for _name in ("vit_relpos_small_patch16_224", "vit_srelpos_small_patch16_224", "cait_xxs24_224"):
+# Its positions go through a dropout.
+_add("vit_relpos_small_patch16_224", is_random=True, **_VIT)
+for _name in ("vit_srelpos_small_patch16_224", "cait_xxs24_224"):
     _add(_name, **_VIT)
 _add("xcit_nano_12_p8_224", img_size=64, depth=1)
 _add("beit_base_patch16_224", **_VIT)
