@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from pase.graph import ITEMSIZES, Access, Edge, Graph, Operator, SliceOf, Window
-from pase.graph.operator import access_dims
+from pase.graph.operator import DimIndex, access_dims
 from pase.sharding.layouts import (
     DeviceMesh,
     Layout,
@@ -171,11 +171,8 @@ def _steps(plan: PlacedGraph, edge: Edge, source: Layout) -> tuple[ReshardStep, 
     if consumer.kind not in LAID_KINDS:
         return reshard_steps(source, layout_of(mesh, tensor_dims(consumer, read), layer=edge.consumer))
     # Joined along one dim, or padded: the source is a piece of what the consumer writes, its dims in any order.
-    write = consumer.writes[0]
-    if any(isinstance(axis, tuple) for axis in write.index_map):
-        # Dims that are one of the result are several of what is joined.
-        names = [name for axis in write.index_map for name in (axis if isinstance(axis, tuple) else (axis,))]
-        write = replace(write, index_map=tuple(names), shape=tuple(consumer.extents[str(name)] for name in names))
+    # Layouts have a dim for each iteration dim.
+    read, write = _taken_apart(consumer, read), _taken_apart(consumer, consumer.writes[0])
     order = [write.index_map.index(axis.dim if isinstance(axis, SliceOf) else axis) for axis in read.index_map]
     dims = tensor_dims(consumer, write)
     target = layout_of(mesh, dims, layer=edge.consumer)
@@ -191,6 +188,20 @@ def _steps(plan: PlacedGraph, edge: Edge, source: Layout) -> tuple[ReshardStep, 
         if isinstance(axis, SliceOf):
             source = shifted(source, target.shape, place, axis.offset)
     return (*before, ReshardStep(source, target))
+
+
+def _taken_apart(operator: Operator, access: Access) -> Access:
+    """Return an access of a tensor that has a dim for each iteration dim, also where several of them index one."""
+    axes: list[DimIndex] = []
+    shape: list[int] = []
+    for axis, extent in zip(access.index_map, access.shape, strict=True):
+        if isinstance(axis, tuple):
+            axes += axis
+            shape += [operator.extents[name] for name in axis]
+        else:
+            axes.append(axis)
+            shape.append(extent)
+    return replace(access, index_map=tuple(axes), shape=tuple(shape))
 
 
 # -- shared weights
