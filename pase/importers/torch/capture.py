@@ -894,19 +894,21 @@ def _without_empty(graph: Any, node: Any) -> None:
 def _as_range(torch: Any, graph: Any, node: Any, program: Any) -> None:
     """Put a slice in place of an index by numbers of the source that follow one another, such as x[..., [-1], :]."""
     x, indices = node.args
-    dims = [dim for dim, index in enumerate(indices) if index is not None]
-    if len(dims) != 1:
+    given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if len(given) != 1:
         return
-    ((dim, source),) = [(dim, indices[dim]) for dim in dims]
+    ((dim, source),) = given
     while source.target in (torch.ops.aten.clone.default, torch.ops.aten.lift_fresh_copy.default):
         source = source.args[0]
     name = program.graph_signature.inputs_to_lifted_tensor_constants.get(source.name)
     numbers = None if name is None else program.constants[name]
-    if numbers is None or numbers.is_meta or hasattr(numbers, "fake_mode") or numbers.dim() != 1 or not len(numbers):
+    if numbers is None or numbers.is_meta or hasattr(numbers, "fake_mode"):
+        return
+    if numbers.dtype not in (torch.int64, torch.int32) or numbers.dim() != 1 or not len(numbers):
         return
     extent = x.meta["val"].shape[dim]
-    places = [place % extent for place in numbers.tolist()] if not numbers.is_floating_point() else []
-    if numbers.dtype != torch.bool and places == list(range(places[0], places[0] + len(places))):
+    places = [place % extent for place in numbers.tolist()]
+    if places == list(range(places[0], places[0] + len(places))):
         with graph.inserting_before(node):
             made = _inserted(graph, node, torch.ops.aten.slice.Tensor, (x, dim, places[0], places[-1] + 1))
         node.replace_all_uses_with(made)
