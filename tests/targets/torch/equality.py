@@ -102,6 +102,20 @@ def trained(module: nn.Module, name: str, micro_batches: int = 1) -> Found:
     return Found(losses=losses, norms=norms, gradients=first, state=state_of(module))
 
 
+def descended(module: nn.Module, x: Any, steps: int) -> tuple[list[float], dict[str, Any]]:
+    """Take steps of gradient descent; return their losses, and the state after the last one, whole."""
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.05)
+    losses = []
+    for _ in range(steps):
+        loss = module(x)
+        loss = loss["loss"] if isinstance(loss, dict) else loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, {key: full(value).clone() for key, value in module.state_dict().items()}
+
+
 def clipped(module: nn.Module) -> Any:
     """The norm of the gradients, which are scaled to that of one at most."""
     if isinstance(module, Staged):

@@ -16,7 +16,7 @@ from pase.targets.torch.aten import AtenLayers
 from pase.targets.torch.parallel import parallelize
 from tests.importers.test_torch_training import DRAWN, OWN, REFUSED
 from tests.runtime.plans import make_plan, random_plan
-from tests.targets.torch.equality import difference, full
+from tests.targets.torch.equality import descended, difference
 from tests.targets.torch.ranks import Pool
 
 X = torch.linspace(-2.0, 3.0, 32, dtype=torch.float64).reshape(4, 8).sin() * 2
@@ -29,16 +29,7 @@ def _made(name: str) -> nn.Module:
 
 
 def _trained(module: nn.Module) -> tuple[list[float], dict[str, Any]]:
-    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.05)
-    losses = []
-    for _ in range(3):
-        loss = module(X)
-        loss = loss["loss"] if isinstance(loss, dict) else loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses, {key: full(x).clone() for key, x in module.state_dict().items()}
+    return descended(module, X, 3)
 
 
 def _on_rank(_rank: int, _world: int, given: list[tuple[str, Plan]]) -> list[Any]:
