@@ -25,7 +25,8 @@ def test_runner_ups_that_fit_are_those_of_all_strategies_that_fit(seed: int, par
     weights = weights_of(tables, seed)
     least, most = (sum(float(pick(w)) for w in weights) for pick in (np.min, np.max))
     limit = round(least + part * (most - least))
-    search = ConstrainedSearch(limited=ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit))
+    limited = ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit)
+    search = ConstrainedSearch(limited=limited, time_limit_s=60.0)
     fitting = [
         (choice, cost)
         for choice, cost in every_strategy(tables)

@@ -70,4 +70,6 @@ def written(reports: Sequence[Report]) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    """Return a message as code: it quotes source lines, which are no Markdown."""
+    fence = "``" if "`" in text else "`"
+    return fence + text.replace("|", "\\|") + fence
