@@ -1,9 +1,9 @@
 """`emit`, `emit_forward`: the source of a program for a plan, one block for each layer."""
 
-import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from textwrap import dedent, wrap
+from functools import partial
+from textwrap import wrap
 from types import MappingProxyType
 
 from pase.common.words import short
@@ -14,19 +14,9 @@ from pase.graph.precision import FLOAT32
 from pase.planning.plan import LayerPlan, Plan, check_plain
 from pase.planning.stages import check_stages, group_devices, stage_layers
 from pase.targets.emitter.block import LOCALS, WINDOWS, Block
+from pase.targets.emitter.statements import RETURN, Call, Function, Statement, Value, names_in, nonzero
 from pase.targets.emitter.target import LAYERS, Form, Target
-from pase.targets.emitter.text import (
-    INDENT,
-    WIDTH,
-    Identifiers,
-    Text,
-    call,
-    code,
-    docstring,
-    joined,
-    printable,
-    word,
-)
+from pase.targets.emitter.text import INDENT, WIDTH, Identifiers, Text, code, docstring, joined, printable, word
 from pase.targets.mesh_tensorflow import MESH_TENSORFLOW
 from pase.targets.torch import TORCH
 from pase.targets.training.data import data_inputs
@@ -34,7 +24,7 @@ from pase.targets.training.data import data_inputs
 TARGETS: Mapping[str, Target] = MappingProxyType({target.name: target for target in (MESH_TENSORFLOW, TORCH)})
 """Every target by its name."""
 
-_WORDS = ("Outputs", "Program", "build", "main", "mesh", "outputs", "program", *WINDOWS)
+_WORDS = ("build", "main", "mesh", "outputs", "program", *WINDOWS)
 
 
 def default_target(plan: Plan) -> str:
@@ -47,14 +37,20 @@ Aten = Mapping[str, tuple[str, tuple[int, ...], tuple[str, ...]]]
 read, by their numbers, and the layers that are read besides."""
 
 
-def emit(
-    plan: Plan,
-    *,
-    target: str | Target | None = None,
-    has_module: bool = False,
-    aten: Aten = MappingProxyType({}),
-    updated: Sequence[str] | None = None,
-) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanProgram:
+    """A program of a plan.
+
+    Attributes:
+        functions: What declares its layers: `build`, or a function for each stage.
+        text: Returns the source of its file.
+    """
+
+    functions: tuple[Function, ...]
+    text: Callable[[], str]
+
+
+def emit(plan: Plan, *, target: str | Target | None = None) -> str:
     """Return a Python script that trains the plan's network with the plan's strategy, one block for each layer.
 
     Layers that do not lead to the loss are left out, for Mesh-TensorFlow; for PyTorch the other outputs of the model
@@ -64,24 +60,44 @@ def emit(
     Args:
         plan: The plan.
         target: One, or a name of `TARGETS`; by default the framework that the model came from.
-        has_module: Whether the module computes, before each step, what layers read of its inputs (masks, say).
-        aten: Layers that nodes of the module's own exported graph compute: the one whose mesh each is on, which of
-            that one's reads are read, and the layers that are read besides.
-        updated: Layers of whose results the module computes what its buffers hold after a call; None for no such
-            buffers.
 
     Raises:
         EmitError: Nothing of the network can be returned, a layer does not say how it is computed, the target lacks it,
             a split does not divide its dim, or the program would not train the model as it trains itself.
         PlanError: The target has no micro-batches, stages or modes of layers.
     """
+    return plan_program(plan, target=target).text()
+
+
+def plan_program(
+    plan: Plan,
+    *,
+    target: str | Target | None = None,
+    aten: Aten | None = None,
+    updated: Sequence[str] | None = None,
+) -> PlanProgram:
+    """Return the program that `emit` returns the text of, or that of a module.
+
+    Args:
+        plan: The plan.
+        target: See `emit`.
+        aten: Of a module, which computes, before each step, what layers read of its inputs (masks, say): layers that
+            nodes of its own exported graph compute. None where there is no module.
+        updated: Layers of whose results the module computes what its buffers hold after a call; None for no such
+            buffers.
+
+    Raises:
+        EmitError: See `emit`.
+        PlanError: See `emit`.
+    """
     chosen = target_of(plan, target)
-    if not has_module:
+    if aten is None:
         check_trained(plan.graph)
     if not chosen.takes_modes:
         check_plain(plan, f"a program for {chosen.name}")
     plan, told = _in_types_of(plan, chosen)
-    bodies = _bodies(plan, chosen, trains=True, has_module=has_module)
+    bodies = _bodies(plan, chosen, trains=True, has_module=aten is not None)
+    aten = aten or {}
     loss = _loss(plan, chosen)
     writer = _Writer(
         plan=plan, target=chosen, bodies=bodies, trains=True, loss=loss, told=told, aten=aten, updated=updated
@@ -136,7 +152,7 @@ def emit_forward(plan: Plan) -> str:
     writer = _Writer(
         plan=plan, target=MESH_TENSORFLOW, bodies=bodies, trains=False, loss="", outputs=outputs, told=told
     )
-    return writer.program(MESH_TENSORFLOW.outputs)
+    return writer.program(MESH_TENSORFLOW.outputs).text()
 
 
 def outputs_left_out(plan: Plan) -> tuple[str, ...]:
@@ -330,25 +346,28 @@ class _Writer:
     aten: Aten = field(default_factory=dict)
     updated: Sequence[str] | None = None
 
-    def program(self, form: Form) -> str:
-        """Return the source of a program that returns the loss, outputs, or both."""
+    def program(self, form: Form) -> PlanProgram:
+        """Return a program that returns the loss, outputs, or both."""
         loss, outputs, plan = self.loss, self.outputs, self.plan
         ends = [*([loss] if loss else []), *outputs, *(self.updated or ())]
         wanted = _checked(plan, self.target, self.bodies, ends, trains=self.trains, aten=self.aten)
-        told_of = (
+        returned = (
             code("the loss and its outputs") if loss and outputs else code("the loss") if loss else code("its outputs")
         )
-        body = [
-            code("def build(program: Program) -> {}:", form.returned),
-            code('{}"""Declare the layers in order and return {}."""', INDENT, told_of),
-            *self._body(wanted, Identifiers(_reserved(self.target)), plan.layers),
-        ]
-        batches = [code("micro_batches={}", plan.micro_batches)] if self.trains and plan.micro_batches > 1 else []
-        arguments = [code("build"), code("num_devices={}", plan.num_devices), *batches]
-        return self._source(form, body, [code("{}main({})", INDENT, arguments)])
+        build = Function(
+            name=code("build"),
+            parameters=(),
+            returned=form.returned,
+            about=code("Declare the layers in order and return {}.", returned),
+            body=tuple(self._body(wanted, Identifiers(_reserved(self.target)), plan.layers)),
+        )
+        count = plan.micro_batches if self.trains and plan.micro_batches > 1 else 0
+        options = nonzero(num_devices=plan.num_devices, micro_batches=count)
+        main = Statement(None, Call(code("main"), [build.name], options))
+        return PlanProgram(functions=(build,), text=partial(self._source, form, (build,), [main]))
 
-    def pipeline(self, form: Form) -> str:
-        """Return the source of a program whose stages are functions: each is given what the one before it returns."""
+    def pipeline(self, form: Form) -> PlanProgram:
+        """Return a program whose stages are functions: each is given what the one before it returns."""
         plan = self.plan
         check_stages(plan)
         last = plan.num_stages - 1
@@ -356,40 +375,45 @@ class _Writer:
             where = f"its loss in stage {plan[self.loss].stage} of 0 to {last}" if self.loss else "no loss"
             raise EmitError(f"a pipeline ends with the loss, and the plan has {where}; search without stages")
         wanted = _checked(plan, self.target, self.bodies, [self.loss], trains=True, aten=self.aten)
-        body: list[Text] = []
-        for number in range(plan.num_stages):
-            layers = stage_layers(plan, number)
-            names = wanted & {layer.name for layer in layers}
-            received, sent = _crossing(plan, number, wanted), _crossing(plan, number + 1, wanted)
-            written = Identifiers(_reserved(self.target))
-            given = {(e.consumer, e.input): written.new(e.producer, fallback="received") for e in received}
-            own = group_devices(plan, number)
-            devices = code("device {}" if len(own) == 1 else "devices {} to {}", *sorted({own[0], own[-1]}))
-            what = code("the loss") if number == last else code("what stage {} reads", number + 1)
-            parameters = [code("program: Program"), *(code("{}: Tensor", name) for name in given.values())]
-            body += [code(""), code("")] if body else []
-            body += [
-                code("def stage_{}({}) -> Tensor:", number, parameters),
-                code('{}"""Declare the layers of stage {}, on {}, and return {}."""', INDENT, number, devices, what),
-                *self._body(names, written, layers, given=given, sent=sent),
-            ]
-        options = [
-            code("({})", [code("stage_{}", number) for number in range(plan.num_stages)]),
-            code("schedule={}", plan.schedule),
-            code("micro_batches={}", plan.micro_batches),
-            code("num_groups={}", plan.num_groups),
-        ]
+        stages = tuple(self._stage(number, wanted) for number in range(plan.num_stages))
+        names = tuple(stage.name for stage in stages)
+        steps: dict[str, Value] = {
+            "schedule": plan.schedule,
+            "micro_batches": plan.micro_batches,
+            "num_groups": plan.num_groups,
+        }
         main = [
-            *call(code("stages = Pipeline"), options),
-            code("{}main(stages, num_devices={})", INDENT, plan.num_devices),
+            Statement(code("stages"), Call(code("Pipeline"), [names], steps)),
+            Statement(None, Call(code("main"), [code("stages")], {"num_devices": plan.num_devices})),
         ]
         order = (
             f"step has {plan.micro_batches} micro-batches, which go through {plan.num_stages} stages in the order of "
             f"{plan.schedule!r}; devices are counted from the first of a stage's own"
         )
-        return replace(self, told=[*self.told, order])._source(form, body, main)
+        writer = replace(self, told=[*self.told, order])
+        return PlanProgram(functions=stages, text=partial(writer._source, form, stages, main))
 
-    def _source(self, form: Form, body: Sequence[Text], main: Sequence[Text]) -> str:
+    def _stage(self, number: int, wanted: set[str]) -> Function:
+        """Return the function of a stage, by its number. wanted: the layers that lead to the loss."""
+        plan = self.plan
+        layers = stage_layers(plan, number)
+        received, sent = _crossing(plan, number, wanted), _crossing(plan, number + 1, wanted)
+        identifiers = Identifiers(_reserved(self.target))
+        given = {(e.consumer, e.input): identifiers.new(e.producer, fallback="received") for e in received}
+        own = group_devices(plan, number)
+        devices = code("device {}" if len(own) == 1 else "devices {} to {}", *sorted({own[0], own[-1]}))
+        is_last = number == plan.num_stages - 1
+        returned = code("the loss") if is_last else code("what stage {} reads", number + 1)
+        names = wanted & {layer.name for layer in layers}
+        return Function(
+            name=code("stage_{}", number),
+            parameters=tuple(given.values()),
+            returned=code("Tensor"),
+            about=code("Declare the layers of stage {}, on {}, and return {}.", number, devices, returned),
+            body=tuple(self._body(names, identifiers, layers, given=given, sent=sent)),
+        )
+
+    def _source(self, form: Form, functions: Sequence[Function], main: Sequence[Statement]) -> str:
         """Return a file: what it says of itself, imports, functions that declare the layers, and the call of `main`."""
         plan = self.plan
         arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
@@ -412,11 +436,10 @@ class _Writer:
             ]
         )
         apart = (code(""), code(""))
-        imports = [*form.before, *_imported_layers(body, self.target), *form.after]
-        foot = [code('if __name__ == "__main__":'), *main, code("")]
-        source = str(joined([*head, code(""), *imports, *apart, *body, *apart, *foot]))
-        compile(source, "<emitted>", "exec", dont_inherit=True)
-        return source
+        imports = [*form.before, *_imported_layers(functions, self.target), *form.after]
+        body = [line for function in functions for line in (*apart, *function.lines())]
+        foot = [code('if __name__ == "__main__":'), *(line for each in main for line in each.lines()), code("")]
+        return str(joined([*head, code(""), *imports, *body, *apart, *foot]))
 
     def _body(
         self,
@@ -426,8 +449,8 @@ class _Writer:
         *,
         given: Mapping[tuple[str, int], Text] = MappingProxyType({}),
         sent: Sequence[Edge] = (),
-    ) -> Iterator[Text]:
-        """Yield the lines of a function that declares layers.
+    ) -> Iterator[Statement | Text]:
+        """Yield the body of a function that declares layers.
 
         identifiers: of the function, in which its own parameters are. given: those that layers read, by (layer, input).
         sent: the edge whose tensor it returns, if it is none that computes the loss.
@@ -435,7 +458,8 @@ class _Writer:
         plan, bodies, outputs = self.plan, self.bodies, self.outputs
         graph, types = plan.graph, plan.precision
         if types != FLOAT32:
-            yield code("{}program.types(weights={}, products={})", INDENT, types.parameters, types.results)
+            own = {"weights": types.parameters, "products": types.results}
+            yield Statement(None, Call(code("program.types"), [], own))
         words, lacking = _reserved(self.target), frozenset(LAYERS) - {*self.target.layers}
         iterated = {dim.name for operator in graph.operators for dim in operator.dims}
         dim_names = sorted(iterated | {dim.name for name in wanted for dim in bodies[name].inner})
@@ -443,11 +467,11 @@ class _Writer:
         for name in LOCALS:
             identifiers.new(name)
         firsts = {own[0] for name, own in self.aten.items() if name in wanted}
-        fed, lines = _inputs(plan, wanted | firsts, identifiers)
+        fed, inputs = _inputs(plan, wanted | firsts, identifiers)
         fed |= given
-        yield from lines
+        yield from inputs
         results: dict[str, Text] = {}
-        returned: list[tuple[str, Text, tuple[int, ...]]] = []
+        returned: dict[str, tuple[Text, tuple[int, ...]]] = {}
         # What layers write besides the first: (layer, number of the write).
         written: dict[tuple[str, int], Text] = {}
         for layer in layers:
@@ -456,8 +480,8 @@ class _Writer:
             is_loss = layer.name == self.loss
             is_returned = is_loss and not outputs and self.updated is None
             results[layer.name] = code("") if is_returned else identifiers.new(layer.name)
-            taken = {*variables.values(), *fed.values(), *results.values(), *(name for _, name, _ in returned)}
-            taken |= {*written.values()}
+            taken = {*variables.values(), *fed.values(), *results.values(), *written.values()}
+            taken |= {variable for variable, _ in returned.values()}
             all_reads = tuple(range(len(graph[layer.name].reads)))
             first, numbers, besides = self.aten.get(layer.name, (layer.name, all_reads, ()))
             sources = {
@@ -492,38 +516,36 @@ class _Writer:
             yield code("")
             if layer.name in self.aten:
                 on = next(own for own in layers if own.name == first)
-                lines = list(block.aten_lines(on, [(name, results[name]) for name in besides]))
+                lines = [*block.aten_lines(on, {name: results[name] for name in besides})]
             else:
-                lines = list(block.lines())
-            if lacking:
-                _check_layers(layer.name, lines, lacking, self.target)
+                lines = [*block.lines()]
+            if missing := sorted(names_in(lines) & lacking):
+                raise EmitError(
+                    f"layer {layer.name!r} needs {', '.join(missing)}, which programs for {self.target.name} do not "
+                    f"have (they have {', '.join(self.target.layers)}); choose another target, or give "
+                    f"{self.target.module} what is missing"
+                )
             yield from lines
             if layer.name in outputs:
                 for name, variable, shape, extra in block.returned(identifiers):
                     yield from extra
-                    returned.append((name, variable, shape))
+                    returned[name] = variable, shape
         if self.updated is not None:
             yield code("")
-            items = [code("({}, {})", name, results[name]) for name in self.updated]
-            yield from call(code("program.update"), [code("dict([{}])", items)])
+            updates = {name: results[name] for name in self.updated}
+            yield Statement(None, Call(code("program.update"), [updates]))
         for edge in sent:
-            yield code("{}return {}", INDENT, _made(plan, bodies, edge, results, written))
+            yield Statement(RETURN, _made(plan, bodies, edge, results, written))
         if not outputs:
             if self.updated is not None and self.loss:
-                yield code("{}return {}", INDENT, results[self.loss])
+                yield Statement(RETURN, results[self.loss])
             return
         yield code("")
-        items = [code("{}: ({}, {})", name, variable, _tuple(shape)) for name, variable, shape in returned]
-        head = code("outputs: Outputs =") if self.loss else code("return")
-        line = code("{}{} {{}}", INDENT, head, items)
-        if len(line) <= WIDTH:
-            yield line
-        else:
-            yield code("{}{} {", INDENT, head)
-            yield from (code("{}{}{},", INDENT, INDENT, item) for item in items)
-            yield code("{}}", INDENT)
         if self.loss:
-            yield code("{}return {}, outputs", INDENT, results[self.loss])
+            yield Statement(code("outputs"), returned)
+            yield Statement(RETURN, (results[self.loss], code("outputs")))
+        else:
+            yield Statement(RETURN, returned)
 
 
 def _crossing(plan: Plan, number: int, wanted: set[str]) -> list[Edge]:
@@ -543,22 +565,14 @@ def _crossing(plan: Plan, number: int, wanted: set[str]) -> list[Edge]:
 
 
 def _reserved(target: Target) -> tuple[str, ...]:
-    return (*_WORDS, *target.words, *LAYERS, *target.layers)
+    imports = (line for form in (target.loss, target.outputs) for line in (*form.before, *form.after))
+    imported = (name for line in imports for name in line.replace(",", "").split())
+    return (*_WORDS, *imported, *LAYERS, *target.layers)
 
 
-def _check_layers(layer: str, lines: Sequence[Text], lacking: frozenset[str], target: Target) -> None:
-    """Raise EmitError where the block of a layer needs what a target does not have."""
-    used = {node.id for node in ast.walk(ast.parse(dedent(str(joined(lines))))) if isinstance(node, ast.Name)}
-    if missing := sorted(used & lacking):
-        raise EmitError(
-            f"layer {layer!r} needs {', '.join(missing)}, which programs for {target.name} do not have (they have "
-            f"{', '.join(target.layers)}); choose another target, or give {target.module} what is missing"
-        )
-
-
-def _imported_layers(body: Sequence[Text], target: Target) -> list[Text]:
-    """Return the import of the layers that a program's body uses."""
-    used = {node.id for node in ast.walk(ast.parse(joined(body))) if isinstance(node, ast.Name)}
+def _imported_layers(functions: Sequence[Function], target: Target) -> list[Text]:
+    """Return the import of the layers that a program's functions use."""
+    used = names_in(line for function in functions for line in function.body)
     names = [word(name, target.layers) for name in target.layers if name in used]
     if not names:
         return []
@@ -569,23 +583,21 @@ def _imported_layers(body: Sequence[Text], target: Target) -> list[Text]:
     return [head, *(code("{}{},", INDENT, name) for name in names), code(")")]
 
 
-def _tuple(shape: tuple[int, ...]) -> Text:
-    return code("({},)" if len(shape) == 1 else "({})", shape)
-
-
-def _inputs(plan: Plan, wanted: set[str], identifiers: Identifiers) -> tuple[dict[tuple[str, int], Text], list[Text]]:
-    """Return the variable of each read that inputs of the program feed, and the lines that declare these."""
+def _inputs(
+    plan: Plan, wanted: set[str], identifiers: Identifiers
+) -> tuple[dict[tuple[str, int], Text], list[Statement]]:
+    """Return the variable of each read that inputs of the program feed, and the statements that declare these."""
     fed: dict[tuple[str, int], Text] = {}
     declared: dict[str, Text] = {}
-    lines: list[Text] = []
+    statements: list[Statement] = []
     for (layer, read), item in data_inputs(plan.graph, wanted).items():
         if item.name not in declared:
             declared[item.name] = identifiers.new(item.name, fallback="input")
-            head = code("{} = program.indices" if item.below else "{} = program.floats", declared[item.name])
-            below = [code("below={}", item.below)] if item.below else []
-            lines += call(head, [code("{}", item.name), code("[{}]", item.shape), *below])
+            function = code("program.indices") if item.below else code("program.floats")
+            call = Call(function, [item.name, [*item.shape]], nonzero(below=item.below))
+            statements.append(Statement(declared[item.name], call))
         fed[layer, read] = declared[item.name]
-    return fed, lines
+    return fed, statements
 
 
 def _borrowed(item: Borrowed, layer: str, results: Mapping[str, Text], written: Mapping[tuple[str, int], Text]) -> Text:
@@ -615,7 +627,7 @@ def _made(
     edge: Edge,
     results: Mapping[str, Text],
     written: Mapping[tuple[str, int], Text],
-) -> Text:
+) -> Value:
     """Return what a producer wrote: the first of it, what recurrent layers hold in the end, or a piece of these."""
     producer = plan.graph[edge.producer]
     name = results[edge.producer]
@@ -625,10 +637,10 @@ def _made(
             f"layer {edge.consumer!r} reads output {edge.output} of layer {edge.producer!r}, which programs cannot "
             "tell apart from the first yet"
         )
-    made = written.get((edge.producer, number), name)
+    made: Value = written.get((edge.producer, number), name)
     if number > 0 and (edge.producer, number) not in written:
-        made = code("last_state({}, {})", name, number)
+        made = Call(code("last_state"), [name, number])
     if number == edge.output:
         return made
     (part,) = (axis for axis in write.index_map if isinstance(axis, SliceOf))
-    return code("piece({}, {}, {}, {})", made, part.dim, part.offset, part.extent)
+    return Call(code("piece"), [made, part.dim, part.offset, part.extent])

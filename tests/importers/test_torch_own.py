@@ -19,7 +19,7 @@ from pase.graph.body import Body, InnerDim, Step, verify_body  # noqa: E402
 from pase.graph.sources import SOURCE_OPERATORS  # noqa: E402
 from pase.importers.torch.live import trace_live  # noqa: E402
 from pase.importers.torch.operators import TRANSLATIONS  # noqa: E402
-from pase.targets.programs import emit  # noqa: E402
+from pase.targets.programs import emit, plan_program  # noqa: E402
 from pase.targets.torch.layers.experts import rows_of_groups  # noqa: E402
 from pase.targets.torch.layers.sources import source  # noqa: E402
 from pase.targets.torch.parallel import parallelize  # noqa: E402
@@ -115,7 +115,7 @@ def test_other_targets_say_what_they_cannot_write(name: str) -> None:
     module, inputs = OWN[name]()
     plan = random_plan(trace_live((module.double(), inputs)).model.graph, 2, 0)
     # The mask of one is computed by the module.
-    assert "source(" in emit(plan, target="torch", has_module=True)
+    assert "source(" in plan_program(plan, target="torch", aten={}).text()
     with pytest.raises(PaseError, match=r"cannot be written as a program: aten\."):
         emit(plan, target="mesh_tensorflow")
 

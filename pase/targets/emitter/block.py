@@ -12,20 +12,9 @@ from pase.graph.body import MOVES, WINDOWED, Body, InnerDim, ModelOutput, Step, 
 from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.layouts import WHOLE, PlainDim, WindowDim, tensor_dims
 from pase.sharding.traffic import edge_bytes, parameter_name
+from pase.targets.emitter.statements import RETURN, Call, Statement, Value, nonzero
 from pase.targets.emitter.steps import Expression, Written, formula, named_dims, nested, written_steps
-from pase.targets.emitter.text import (
-    INDENT,
-    WIDTH,
-    Identifiers,
-    Text,
-    call,
-    code,
-    comment,
-    devices_argument,
-    printable,
-    together,
-    with_comment,
-)
+from pase.targets.emitter.text import INDENT, WIDTH, Identifiers, Text, code, comment, printable
 from pase.targets.training.counted import initial_moments, shared_order, weight_name
 
 WINDOWS = (code("planes"), code("rows"), code("columns"))
@@ -69,7 +58,7 @@ class Block:
     layer: LayerPlan
     body: Body
     variables: Mapping[str, Text]
-    sources: Mapping[int, Text]
+    sources: Mapping[int, Value]
     result: Text
     reserved: frozenset[str]
     is_loss: bool
@@ -82,8 +71,8 @@ class Block:
         """The layer's operator."""
         return self.plan.graph[self.layer.name]
 
-    def lines(self) -> Iterator[Text]:
-        """Yield the lines of the block."""
+    def lines(self) -> Iterator[Statement | Text]:
+        """Yield the comment of the block and its statements."""
         before, body = _taken_apart(self.body)
         body, there = _from_where_it_is(body)
         local = Identifiers(self.reserved)
@@ -94,33 +83,36 @@ class Block:
         windows = dict(zip(found, WINDOWS[-len(found) :], strict=True)) if found else {}
         names = self._input_names(inputs, local)
         yield _comment(self.layer, printable(formula(self.operator, body), 200))
-        yield from _declared_dims((*self.operator.dims, *body.inner), self.variables)
-        yield from _declared_mesh(self.layer)
-        yield from together([(name, code("window"), self._window(dim)) for dim, name in windows.items()])
+        yield _declared_dims((*self.operator.dims, *body.inner), self.variables)
+        yield _declared_mesh(self.layer)
+        if windows:
+            yield Statement((*windows.values(),), tuple(self._window(dim) for dim in windows))
         if not self._is_moved:
             for i, access in inputs:
                 source = self.sources[i]
                 if before and access.tensor == "x":
                     source = nested(before, {"x": Expression(source)})
-                yield from self._read(i, names[access.tensor].text, source, windows)
+                yield self._read(i, names[access.tensor].value, source, windows)
         names |= {
             name: Expression(self.sources[i])
             for i, access in enumerate(self.operator.reads)
             if (name := there.get(access.tensor)) is not None
         }
         for item in body.borrowed:
-            names[item.name] = Expression(local.new(item.name, fallback="numbers"), self._whole_dims(item.name))
+            name = local.new(item.name, fallback="numbers")
+            names[item.name] = Expression(name, self._whole_dims(item.name))
             dims = [self._variable(dim) for dim in self._whole_dims(item.name)]
-            arguments = [self.borrowed[item.name], code("mesh"), code("[{}]", dims)]
-            yield from call(code("{} = reshard", names[item.name].text), arguments)
-        weights, lines = self._weights([access for i, access in reads if access.role is Role.PARAMETER], used, local)
-        yield from lines
+            yield Statement(name, Call(code("reshard"), [self.borrowed[item.name], code("mesh"), dims]))
+        weights, declared = self._weights([access for i, access in reads if access.role is Role.PARAMETER], used, local)
+        if declared:
+            variables, calls = zip(*declared, strict=True)
+            yield Statement(variables, calls)
         written = Written(
             operator=self.operator,
             dims=self.variables,
             names=names | weights,
             windows=tuple(windows.values()),
-            head=self.head,
+            target=self.target,
             result_names=() if self.is_loss else named_dims(self.operator.writes[0]),
             others={
                 result: (self.others[i], named_dims(self.operator.writes[i]))
@@ -130,11 +122,12 @@ class Block:
             new=local.new,
         )
         steps = written_steps(body, written)
-        moved = self._bytes([i for i, _ in inputs]) if self._is_moved and len(steps) == 1 else ""
-        yield from with_comment(steps, moved)
+        if self._is_moved and len(steps) == len(steps[0].lines()) == 1:
+            steps = [replace(steps[0], comment=self._bytes([i for i, _ in inputs]))]
+        yield from steps
 
-    def aten_lines(self, first: LayerPlan, others: Sequence[tuple[str, Text]]) -> Iterator[Text]:
-        """Yield the lines of a block that nodes of the module's own exported graph compute.
+    def aten_lines(self, first: LayerPlan, others: Mapping[str, Text]) -> Iterator[Statement | Text]:
+        """Yield the comment and the statements of a block that nodes of the module's own exported graph compute.
 
         Args:
             first: The layer whose mesh it is on, whose reads `sources` are.
@@ -143,25 +136,17 @@ class Block:
         laid = {dim for output in self.body.outputs if self._is_laid_out(output) for dim in output.dims}
         yield _comment(self.layer, "by the module's own operators")
         if laid:
-            yield from _declared_dims([dim for dim in self.operator.dims if dim.name in laid], self.variables)
-        yield from _declared_mesh(first)
-        sources = [code("({}, {})", i, source) for i, source in self.sources.items()]
-        besides = [code("({}, {})", name, source) for name, source in others]
-        arguments = [
-            code("mesh"),
-            code("{}", self.layer.name),
-            code("dict([{}])", sources),
-            code("dict([{}])", besides),
-        ]
-        yield from call(code("{} program.aten", self.head), arguments)
+            yield _declared_dims([dim for dim in self.operator.dims if dim.name in laid], self.variables)
+        yield _declared_mesh(first)
+        yield Statement(self.target, Call(code("program.aten"), [code("mesh"), self.layer.name, self.sources, others]))
 
     @property
-    def head(self) -> Text:
-        """What stands before what the layer computes."""
-        return code("{} =", self.result) if self.result else code("return")
+    def target(self) -> Text:
+        """The variable of what the layer computes, or RETURN."""
+        return self.result or RETURN
 
-    def returned(self, identifiers: Identifiers) -> Iterator[tuple[str, Text, tuple[int, ...], list[Text]]]:
-        """Yield the outputs of the model that the layer computes: name, variable, shape, lines that lay them out."""
+    def returned(self, identifiers: Identifiers) -> Iterator[tuple[str, Text, tuple[int, ...], list[Statement]]]:
+        """Yield the outputs of the model that the layer computes: name, variable, shape, what lays them out."""
         if not self.body.outputs:
             yield self.operator.name, self.result, self.operator.writes[0].shape, []
         for output in self.body.outputs:
@@ -170,8 +155,8 @@ class Block:
                 continue
             variable = identifiers.new(f"{output.name}_out", fallback="output")
             dims = [self.variables[dim] for dim in output.dims]
-            lines = call(code("{} = arrange", variable), [self.result, code("[{}]", dims)])
-            yield output.name, variable, output.shape, lines
+            laid = Statement(variable, Call(code("arrange"), [self.result, dims]))
+            yield output.name, variable, output.shape, [laid]
 
     def _is_laid_out(self, output: ModelOutput) -> bool:
         """Return whether an output of the model has the dims of what the layer writes in another order."""
@@ -217,9 +202,9 @@ class Block:
                     f"layer {self.layer.name!r} reads a part of an input of the model, which programs cannot take yet"
                 )
             dims = tuple(dim.out if isinstance(dim, WindowDim) else dim.name for dim in self._dims_of(access))
-            name = self.sources[i] if self._is_moved else self._new(access, local)
+            value = self.sources[i] if self._is_moved else self._new(access, local)
             names[access.tensor] = Expression(
-                name, None if self._is_moved else dims, is_index=access.role is Role.INDEX
+                value, None if self._is_moved else dims, is_index=access.role is Role.INDEX
             )
         return names
 
@@ -229,49 +214,48 @@ class Block:
         fallback = "w" if access.role is Role.PARAMETER else "x"
         return local.new(_CALLED.get((first, access.tensor), access.tensor), fallback=fallback)
 
-    def _window(self, dim: WindowDim) -> list[Text]:
-        found = [self._variable(dim.out), self._variable(dim.kernel), code("of={}", dim.extent)]
-        found += [code("stride={}", dim.stride)] if dim.stride != 1 else []
-        found += [code("dilation={}", dim.dilation)] if dim.dilation != 1 else []
-        return [*found, code("pad={}", dim.pad)] if dim.pad else found
+    def _window(self, dim: WindowDim) -> Call:
+        stride, dilation = (step if step != 1 else 0 for step in (dim.stride, dim.dilation))
+        options = nonzero(stride=stride, dilation=dilation, pad=dim.pad)
+        return Call(
+            code("window"), [self._variable(dim.out), self._variable(dim.kernel)], {"of": dim.extent, **options}
+        )
 
-    def _read(self, read: int, name: Text, source: Text, windows: Mapping[WindowDim, Text]) -> list[Text]:
-        """Return the lines that bring an input to the layer's mesh."""
+    def _read(self, read: int, name: Value, source: Value, windows: Mapping[WindowDim, Text]) -> Statement:
+        """Return the statement that brings an input to the layer's mesh."""
+        assert isinstance(name, Text)
         dims = [
             windows[dim] if isinstance(dim, WindowDim) else self._variable(dim.name)
             for dim in self._dims_of(self.operator.reads[read])
         ]
-        arguments = [source, code("mesh"), code("[{}]", dims)]
         pools = any(s.function == "pool" and s.option("reduction", "max") == "max" for s in self.body.steps)
-        if pools and windows:
-            arguments.append(code("fill={}", float("-inf")))
-        return with_comment(call(code("{} = reshard", name), arguments), self._bytes([read]))
+        options = {"fill": float("-inf")} if pools and windows else {}
+        return Statement(name, Call(code("reshard"), [source, code("mesh"), dims], options), self._bytes([read]))
 
     def _weights(
         self, parameters: Sequence[Access], used: set[str | float], local: Identifiers
-    ) -> tuple[dict[str, Expression], list[Text]]:
-        """Return what the steps call the weights and the constants, and the lines that declare these."""
+    ) -> tuple[dict[str, Expression], list[tuple[Text, Call]]]:
+        """Return what the steps call the weights and the constants, and the variables and calls that declare these."""
         names: dict[str, Expression] = {}
-        lines = []
+        declared = []
         for access in parameters:
-            dims, values = self._weight(access)
+            dims, values, options = self._weight(access)
             name = self._new(access, local)
             names[access.tensor] = Expression(name, dims)
-            own = [code("{}", self._weight_name(access)), code("[{}]", [self._variable(dim) for dim in dims])]
-            lines.append((name, code("program.weight"), [code("mesh"), *own, *values]))
+            shape = [self._variable(dim) for dim in dims]
+            weight = Call(code("program.weight"), [code("mesh"), self._weight_name(access), shape, *values], options)
+            declared.append((name, weight))
         for item in self.body.constants:
             if item.name in used:
                 name = local.new(item.name, fallback="w")
                 names[item.name] = Expression(name, item.dims)
-                shape = code("[{}]", [self._variable(dim) for dim in item.dims])
-                arguments = [code("mesh"), code("{}", f"{self.layer.name}/{item.name}"), shape]
+                shape = [self._variable(dim) for dim in item.dims]
                 initial = self._initial(item.name)
-                if initial is None:
-                    lines.append((name, code("program.constant"), arguments))
-                else:
-                    told = [code("initial={}", initial)] if initial else []
-                    lines.append((name, code("program.statistic"), [*arguments, *told]))
-        return names, together(lines)
+                function = code("program.constant") if initial is None else code("program.statistic")
+                options = nonzero(initial=initial or 0.0)
+                constant = Call(function, [code("mesh"), f"{self.layer.name}/{item.name}", shape], options)
+                declared.append((name, constant))
+        return names, declared
 
     def _initial(self, constant: str) -> float | None:
         """Return what a statistic that steps keep begins with; None for a constant."""
@@ -290,17 +274,20 @@ class Block:
         graph = self.plan.graph
         return weight_name(graph, self.operator, access) if graph.is_imported else parameter_name(self.operator, access)
 
-    def _weight(self, access: Access) -> tuple[tuple[str, ...], list[Text]]:
-        """Return the dims of a weight, in the order of the layer that declares it, and how its values are drawn."""
+    def _weight(self, access: Access) -> tuple[tuple[str, ...], list[float], dict[str, Value]]:
+        """Return the dims of a weight, in the order of the layer that declares it, and how its values are drawn.
+
+        That is said by arguments, positional ones and by name.
+        """
         dims = tuple(dim.name for dim in self._dims_of(access) if isinstance(dim, PlainDim))
         if not self.trains:
-            return dims, []
+            return dims, [], {}
         order = shared_order(self.plan.graph, self.operator, access)
         if len(order) == len(dims):
             dims = tuple(dims[order.index(i)] for i in range(len(order)))
         mean, deviation = initial_moments(self.operator, access)
-        values = [code("{}", deviation)] if deviation else [code("mean={}", mean)] if mean else []
-        return dims, values if access.is_trained else [*values, code("is_frozen={}", True)]
+        options = nonzero(mean=0.0 if deviation else mean, is_frozen=not access.is_trained)
+        return dims, [deviation] if deviation else [], options
 
     def _bytes(self, reads: Sequence[int]) -> str:
         """Return what moves where the layer reads, for a comment; nothing where that is not told."""
@@ -328,32 +315,25 @@ def _comment(layer: LayerPlan, told: str) -> Text:
     return code("{}{}", INDENT, comment(padded if len(padded) <= room else f"{head}   {told}"[:room].rstrip()))
 
 
-def _declared_dims(dims: Sequence[Dim | InnerDim], variables: Mapping[str, Text]) -> list[Text]:
-    """Return the lines that declare the dims of a layer."""
+def _declared_dims(dims: Sequence[Dim | InnerDim], variables: Mapping[str, Text]) -> Statement:
+    """Return the statement that declares the dims of a layer."""
     # Extents by keyword where the name is what the variable is called, as pairs before them otherwise.
     pairs = [dim for dim in dims if variables[dim.name] != dim.name]
     plain = [dim for dim in dims if variables[dim.name] == dim.name]
-    targets = [variables[dim.name] for dim in (*pairs, *plain)]
-    arguments = [code("({}, {})", dim.name, dim.extent) for dim in pairs]
-    arguments += [code("{}={}", variables[dim.name], dim.extent) for dim in plain]
-    return call(code("{}, = dims" if len(targets) == 1 else "{} = dims", targets), arguments)
+    targets = tuple(variables[dim.name] for dim in (*pairs, *plain))
+    extents = {dim.name: dim.extent for dim in plain}
+    return Statement(targets, Call(code("dims"), [(dim.name, dim.extent) for dim in pairs], extents))
 
 
-def _declared_mesh(layer: LayerPlan) -> list[Text]:
-    """Return the lines that declare a layer's mesh."""
-    axes = [code("({}, {})", dim, parts) for dim, parts in layer.splits.items() if parts != 1]
-    head = code("mesh = program.mesh")
-    arguments = [code("{}", layer.name), code("[{}]", axes)]
-    told = [code("recompute={}", True)] if layer.is_recomputed else []
-    told += [] if layer.state == REPLICATED else [code("state={}", layer.state)]
-    if tuple(layer.devices) == tuple(range(len(layer.devices))):
-        return call(head, [*arguments, *told])
-    short, wrapped = devices_argument(layer.devices)
-    lines = call(head, [*arguments, short, *told])
-    if all(len(line) <= WIDTH for line in lines):
-        return lines
-    inner = [code("{}{}{},", INDENT, INDENT, argument) for argument in (*arguments, *told)]
-    return [code("{}{}(", INDENT, head), *inner, *wrapped, code("{})  # fmt: skip", INDENT)]
+def _declared_mesh(layer: LayerPlan) -> Statement:
+    """Return the statement that declares a layer's mesh."""
+    axes = [(dim, parts) for dim, parts in layer.splits.items() if parts != 1]
+    options = nonzero(
+        devices=[] if tuple(layer.devices) == tuple(range(len(layer.devices))) else [*layer.devices],
+        recompute=layer.is_recomputed,
+        state="" if layer.state == REPLICATED else layer.state,
+    )
+    return Statement(code("mesh"), Call(code("program.mesh"), [layer.name, axes], options))
 
 
 def _from_where_it_is(body: Body) -> tuple[Body, dict[str, str]]:

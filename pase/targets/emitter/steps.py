@@ -11,7 +11,8 @@ from pase.errors import EmitError
 from pase.graph import Access, DimIndex, Operator, SliceOf, Window
 from pase.graph.body import CELLS, LOSSES, MOVES, POINTWISE, Body, Step
 from pase.graph.sources import TYPES, source_call
-from pase.targets.emitter.text import INDENT, WIDTH, Text, call, code, joined, word
+from pase.targets.emitter.statements import Call, Statement, Sum, Value, nonzero, written
+from pase.targets.emitter.text import Text, code, word
 
 _INLINED = 56
 """How long an expression may be that stands in another one (`_length`)."""
@@ -28,18 +29,16 @@ Dims = tuple[str, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An expression of a tensor. arguments: of the function that it calls, none where it is a name or a sum."""
+    """An expression of a tensor, or of a number."""
 
-    text: Text
+    value: Value
     dims: Dims = None
-    arguments: tuple[Text, ...] = ()
-    is_sum: bool = False
     is_index: bool = False
 
 
-def called(function: Text, arguments: Sequence[Text], dims: Dims = None) -> Expression:
+def called(function: Text, arguments: Sequence[Value], dims: Dims = None, /, **keywords: Value) -> Expression:
     """Return a call of a function."""
-    return Expression(code("{}({})", function, arguments), dims, (function, *arguments))
+    return Expression(Call(function, arguments, keywords), dims)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,30 +46,33 @@ class Written:
     """The names that a block uses.
 
     dims: variable of each iteration dim. names: of the tensors that are read. windows: of the sliding windows.
-    head: what stands before the result, a name and = or return. others: variable and dims of further results that are
-    written, by the steps that make them. result_names: the iteration dims that it has. new:
-    makes another name.
+    target: of the result (see `Statement`). others: variable and dims of further results that are written, by the steps
+    that make them. result_names: the iteration dims that it has. new: makes another name.
     """
 
     operator: Operator
     dims: Mapping[str, Text]
     names: Mapping[str, Expression]
     windows: tuple[Text, ...]
-    head: Text
+    target: Text
     result_names: tuple[str, ...]
     others: Mapping[str, tuple[Text, tuple[str, ...]]]
     new: Callable[[str], Text]
 
-    def listed(self, names: Sequence[str]) -> Text:
+    def listed(self, names: Sequence[str]) -> list[Text]:
         """Return dims as a list of their variables."""
-        return code("[{}]", [self.dims[name] for name in names])
+        return [self.dims[name] for name in names]
 
-    def ordered(self, x: Expression, dims: Sequence[str]) -> Text:
+    def ordered(self, x: Expression, dims: Sequence[str]) -> Value:
         """Return a tensor with its dims in an order."""
-        return x.text if x.dims == tuple(dims) else code("arrange({}, {})", x.text, self.listed(dims))
+        return x.value if x.dims == tuple(dims) else self.arranged(x.value, dims).value
+
+    def arranged(self, x: Value, dims: Sequence[str]) -> Expression:
+        """Return a tensor whose dims are put in an order, and that is repeated along others."""
+        return called(code("arrange"), [x, self.listed(dims)], tuple(dims))
 
     @property
-    def result_dims(self) -> Text:
+    def result_dims(self) -> list[Text]:
         """The dims of what the layer writes, as a list of their variables."""
         return self.listed(self.result_names)
 
@@ -89,71 +91,59 @@ def named_dims(access: Access) -> tuple[str, ...]:
     return tuple(found)
 
 
-def written_steps(body: Body, block: Written) -> list[Text]:
-    """Return the lines that compute the steps; the last one gives the result its dims' order."""
+def written_steps(body: Body, block: Written) -> list[Statement]:
+    """Return the statements that compute the steps; the last one gives the result its dims' order."""
     uses = Counter(name for step in body.steps for name in step.operands if isinstance(name, str))
     known = dict(block.names)
-    lines: list[Text] = []
+    statements: list[Statement] = []
     for i, step in enumerate(body.steps):
         if step.function == "keep":
-            lines += _kept(step, _operands(step, known), block)
+            statements.append(_kept(step, _operands(step, known), block))
             continue
         found = _expression(step, _operands(step, known), block)
         if i == len(body.steps) - 1:
-            return [*lines, *assigned(block.head, _last(step, found, block))]
+            return [*statements, Statement(block.target, _last(step, found, block).value)]
         if step.result in block.others:
             name, order = block.others[step.result]
             is_placed = found.dims == order or not {*(found.dims or ())} <= {*order}
-            found = found if is_placed else called(code("arrange"), (found.text, block.listed(order)), order)
-            known[step.result] = Expression(name, found.dims)
-            lines += assigned(code("{} =", name), found)
-            continue
-        if uses[step.result] == 1 and _length(found.text) <= _INLINED:
+            found = found if is_placed else block.arranged(found.value, order)
+        elif uses[step.result] == 1 and _length(found.value) <= _INLINED:
             known[step.result] = found
             continue
-        known[step.result] = Expression(block.new(step.result), found.dims)
-        lines += assigned(code("{} =", known[step.result].text), found)
+        else:
+            name = block.new(step.result)
+        known[step.result] = Expression(name, found.dims)
+        statements.append(Statement(name, found.value))
     raise EmitError(f"layer {block.operator.name!r} has no steps")
 
 
-def _length(text: str) -> int:
+def _length(value: Value) -> int:
     """Return how long text would be if every name had four letters: a program's form does not go by its names."""
-    return len(_NAME.sub("name", text))
+    return len(_NAME.sub("name", written(value)))
 
 
-def _kept(step: Step, operands: tuple[Expression, ...], block: Written) -> list[Text]:
-    """Return the line that keeps a statistic of each step."""
+def _kept(step: Step, operands: tuple[Expression, ...], block: Written) -> Statement:
+    """Return the statement that keeps a statistic of each step."""
     kept, new = operands
     # What it is of may have further dims of one point.
-    value = new.text if kept.dims is None else block.ordered(new, kept.dims)
-    momentum = code("momentum={}", float(step.option("momentum", 0.0)))
-    return [code("{}program.keep({}, {}, {})", INDENT, kept.text, value, momentum)]
+    value = new.value if kept.dims is None else block.ordered(new, kept.dims)
+    momentum = float(step.option("momentum", 0.0))
+    return Statement(None, Call(code("program.keep"), [kept.value, value], {"momentum": momentum}))
 
 
-def nested(steps: Sequence[Step], names: Mapping[str, Expression]) -> Text:
+def nested(steps: Sequence[Step], names: Mapping[str, Expression]) -> Value:
     """Return functions of points as one expression."""
     known = dict(names)
     for step in steps:
         known[step.result] = _of_points(step, _operands(step, known))
-    return known[steps[-1].result].text
-
-
-def assigned(head: Text, found: Expression) -> list[Text]:
-    """Return the lines of an assignment, or of a return."""
-    if found.arguments:
-        function, *arguments = found.arguments
-        return call(code("{} {}", head, function), arguments)
-    line = code("{}{} {}", INDENT, head, found.text)
-    if len(line) <= WIDTH:
-        return [line]
-    return [code("{}{} (", INDENT, head), code("{}{}{}", INDENT, INDENT, found.text), code("{})", INDENT)]
+    return known[steps[-1].result].value
 
 
 def _last(step: Step, found: Expression, block: Written) -> Expression:
     is_placed = step.function in MOVES or step.function in LOSSES or found.dims == block.result_names
     # What is written is in parts of none of the layer's dims.
     is_placed |= step.function == "repeat" and not {*step.dims} <= {*block.result_names}
-    return found if is_placed else called(code("arrange"), (found.text, block.result_dims))
+    return found if is_placed else block.arranged(found.value, block.result_names)
 
 
 def _operands(step: Step, known: Mapping[str, Expression]) -> tuple[Expression, ...]:
@@ -162,8 +152,8 @@ def _operands(step: Step, known: Mapping[str, Expression]) -> tuple[Expression, 
     )
 
 
-def _number(value: float) -> Text:
-    return code("{}", int(value) if isfinite(value) and value == int(value) and abs(value) < 1e15 else value)
+def _number(value: float) -> float:
+    return int(value) if isfinite(value) and value == int(value) and abs(value) < 1e15 else value
 
 
 def _expression(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
@@ -173,7 +163,7 @@ def _expression(step: Step, operands: tuple[Expression, ...], block: Written) ->
         name, keeps = _OVER[step.function]
         (x,) = operands
         dims = x.dims if x.dims is None or keeps else tuple(dim for dim in x.dims if dim not in step.dims)
-        return called(name, (x.text, block.listed(step.dims)), dims)
+        return called(name, [x.value, block.listed(step.dims)], dims)
     if step.function in _WRITTEN:
         return _WRITTEN[step.function](step, operands, block)
     raise EmitError(f"layer {block.operator.name!r}: its body has a step {step.function!r} that is not known")
@@ -186,12 +176,11 @@ def _of_points(step: Step, operands: tuple[Expression, ...]) -> Expression:
     if step.function == "add" and not any(x.is_index for x in tensors) and _is_sum(own, dims):
         # The first operand of a sum is a tensor.
         terms = sorted(zip(operands, step.operands, strict=True), key=lambda pair: not isinstance(pair[1], str))
-        texts = [code("({})" if i and x.is_sum else "{}", x.text) for i, (x, _) in enumerate(terms)]
-        text = joined(texts, code(" + "))
-        if _length(text) <= _LONGEST_SUM:
-            return Expression(text, dims, is_sum=True)
+        total = Sum([x.value for x, _ in terms])
+        if _length(total) <= _LONGEST_SUM:
+            return Expression(total, dims)
     function = code("fn.{}", word(step.function, POINTWISE, "function of points"))
-    return called(function, _texts(operands), dims)
+    return called(function, _values(operands), dims)
 
 
 def _joined(tensors: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
@@ -208,29 +197,29 @@ def _is_sum(tensors: Sequence[Dims], dims: Dims) -> bool:
 
 def _convolve_transposed(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     rank = len(step.dims) // 3
-    dims = [code("[{}]", [block.dims[step.dims[i + rank * j]] for j in range(3)]) for i in range(rank)]
-    strides, dilations, pads = (step.option(name, ()) for name in ("strides", "dilations", "pads"))
-    told = [code("strides=[{}]", strides), code("dilations=[{}]", dilations), code("pads=[{}]", pads)]
-    told += [code("backwards=True")] if step.option("backwards", False) else []
-    arguments = (*_texts(operands), code("[{}]", dims), block.result_dims, *told)
-    return called(code("convolve_transposed"), arguments, block.result_names)
+    dims = [[block.dims[step.dims[i + rank * j]] for j in range(3)] for i in range(rank)]
+    options: dict[str, Value] = {name: [*step.option(name, ())] for name in ("strides", "dilations", "pads")}
+    options |= nonzero(backwards=bool(step.option("backwards", False)))
+    arguments = [*_values(operands), dims, block.result_dims]
+    return called(code("convolve_transposed"), arguments, block.result_names, **options)
 
 
 def _pool(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    function = code('function="{}"', word(str(step.option("reduction", "max")), ("max", "mean"), "reduction"))
-    counted = [code("count_padding=True")] if step.option("count_padding", False) else []
-    arguments = (operands[0].text, code("[{}]", _windows(block)), block.result_dims, function, *counted)
-    return called(code("pool"), arguments, block.result_names)
+    function = word(str(step.option("reduction", "max")), ("max", "mean"), "reduction")
+    counts = bool(step.option("count_padding", False))
+    arguments = [operands[0].value, _windows(block), block.result_dims]
+    options = nonzero(function=str(function), count_padding=counts)
+    return called(code("pool"), arguments, block.result_names, **options)
 
 
-def _texts(operands: Sequence[Expression]) -> list[Text]:
-    return [x.text for x in operands]
+def _values(operands: Sequence[Expression]) -> list[Value]:
+    return [x.value for x in operands]
 
 
-def _windows(block: Written) -> tuple[Text, ...]:
+def _windows(block: Written) -> list[Text]:
     if not block.windows:
         raise _unwritten(block, "computes with windows, which none of its tensors is read through")
-    return block.windows
+    return [*block.windows]
 
 
 def _embedding(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
@@ -241,21 +230,18 @@ def _embedding(step: Step, operands: tuple[Expression, ...], block: Written) -> 
     rows, *columns = named_dims(access)
     dims = None if indices.dims is None else (*indices.dims, *columns)
     frozen = int(step.option("frozen", -1))
-    told = [code("frozen={}", frozen)] if frozen >= 0 else []
-    own = [block.dims[dim] for dim in (rows, *columns)]
-    return called(code("lookup"), (table.text, indices.text, *own, *told), dims)
+    options: dict[str, Value] = {"frozen": frozen} if frozen >= 0 else {}
+    return called(code("lookup"), [table.value, indices.value, *block.listed((rows, *columns))], dims, **options)
 
 
 def _concat(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     dim = str(step.option("along", ""))
     if dim not in block.dims:
         raise _unwritten(block, f"joins tensors along {dim!r}, which is none of its dims")
-    tensors = code("[{}]", _texts(operands))
     reads = {access.tensor: access for access in block.operator.reads}
     orders = [_order(reads[str(x)], block.operator.writes[0]) if x in reads else () for x in step.operands]
-    told = [code("orders=[{}]", [code("({})", order) for order in orders])] if any(orders) else []
-    along = code("along={}", block.dims[dim])
-    return called(code("concat"), (tensors, code("mesh"), block.result_dims, along, *told))
+    arguments = [_values(operands), code("mesh"), block.result_dims]
+    return called(code("concat"), arguments, along=block.dims[dim], **nonzero(orders=orders if any(orders) else []))
 
 
 def _order(read: Access, write: Access) -> tuple[int, ...]:
@@ -283,23 +269,23 @@ def _replaced(x: Expression, old: Sequence[str], new: Sequence[str]) -> Dims:
 def _cut(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     old, new = step.dims
     start, by = int(step.option("start", 0)), int(step.option("step", 1))
-    options = [*([code("start={}", start)] if start else []), *([code("step={}", by)] if by != 1 else [])]
+    options = nonzero(start=start, step=by if by != 1 else 0)
     (x,) = operands
     dims = None if x.dims is None else tuple(new if dim == old else dim for dim in x.dims)
-    return called(code("cut"), (x.text, block.dims[old], block.dims[new], *options), dims)
+    return called(code("cut"), [x.value, block.dims[old], block.dims[new]], dims, **options)
 
 
 def _join(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     *own, whole = step.dims
-    tensors, first = code("[{}]", _texts(operands)), operands[0].dims
+    first = operands[0].dims
     dims = None if first is None else tuple(whole if dim == own[0] else dim for dim in first)
-    return called(code("end_to_end"), (tensors, block.listed(own), block.dims[whole]), dims)
+    return called(code("end_to_end"), [_values(operands), block.listed(own), block.dims[whole]], dims)
 
 
 def _view(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     replaced = int(step.option("replaced", 1))
     old, new = step.dims[:replaced], step.dims[replaced:]
-    arguments = (operands[0].text, block.listed(old), block.listed(new))
+    arguments = [operands[0].value, block.listed(old), block.listed(new)]
     return called(code("view"), arguments, _replaced(operands[0], old, new))
 
 
@@ -307,19 +293,17 @@ def _rows(step: Step, operands: tuple[Expression, ...], block: Written) -> Expre
     table, places = operands
     rest = _replaced(table, step.dims, ())
     dims = None if places.dims is None or rest is None else (*places.dims, *rest)
-    return called(code("select_rows"), (table.text, places.text, block.dims[step.dims[0]]), dims)
+    return called(code("select_rows"), [table.value, places.value, block.dims[step.dims[0]]], dims)
 
 
 def _padded(_: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     read, write = _read(block), block.operator.writes[0]
     inside = {axis.dim: axis for axis in read.index_map if isinstance(axis, SliceOf)}
     dims = _names(write)
-    before = code("before=[{}]", [inside[dim].offset if dim in inside else 0 for dim in dims])
-    extents = [inside[dim].extent if dim in inside else block.operator.extents[dim] for dim in dims]
-    order = _order(read, write)
-    told = [code("order=({})", order)] if order else []
-    shape = code("shape=[{}]", extents)
-    return called(code("padded"), (operands[0].text, code("mesh"), block.result_dims, before, shape, *told))
+    before = [inside[dim].offset if dim in inside else 0 for dim in dims]
+    shape = [inside[dim].extent if dim in inside else block.operator.extents[dim] for dim in dims]
+    arguments = [operands[0].value, code("mesh"), block.result_dims]
+    return called(code("padded"), arguments, before=before, shape=shape, **nonzero(order=_order(read, write)))
 
 
 def _piece(_: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
@@ -329,13 +313,13 @@ def _piece(_: Step, operands: tuple[Expression, ...], block: Written) -> Express
     parts = [axis for axis in block.operator.writes[0].index_map if isinstance(axis, SliceOf)]
     if len(parts) != 1 or not all(isinstance(axis, tuple) for axis in axes):
         raise _unwritten(block, "takes a box of a tensor, which cannot be written yet")
-    whole = _brought(operands[0], names, block).text
+    whole = _brought(operands[0], names, block)
     kept = [axis.dim if isinstance(axis, SliceOf) else axis for axis in block.operator.writes[0].index_map]
     order = [name for name in kept if name in names]
     if order != [name for name in names if name in order]:
         # What a piece is of has its dims in the order of the piece.
-        whole = code("arrange({}, {})", whole, block.listed([*order, *(name for name in names if name not in order)]))
-    return called(code("piece"), (whole, code("{}, {}, {}", parts[0].dim, parts[0].offset, parts[0].extent)))
+        whole = block.arranged(whole.value, [*order, *(name for name in names if name not in order)])
+    return called(code("piece"), [whole.value, parts[0].dim, parts[0].offset, parts[0].extent])
 
 
 def _copy(_: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
@@ -345,7 +329,7 @@ def _copy(_: Step, operands: tuple[Expression, ...], block: Written) -> Expressi
     is_told = all(axis is not None or extent == 1 for axis, extent in zip(read.index_map, read.shape, strict=True))
     # What is laid out anew is read in its own order first.
     if is_told and kept != written and all(name in kept or block.operator.extents[name] == 1 for name in names):
-        return called(code("arrange"), (_brought(operands[0], names, block).text, block.result_dims), written)
+        return block.arranged(_brought(operands[0], names, block).value, written)
     return _brought(operands[0], written, block)
 
 
@@ -361,82 +345,80 @@ def _unwritten(block: Written, problem: str) -> EmitError:
 
 
 def _brought(operand: Expression, names: Sequence[str], block: Written) -> Expression:
-    return called(code("reshard"), (operand.text, code("mesh"), block.listed(names)), tuple(names))
+    return called(code("reshard"), [operand.value, code("mesh"), block.listed(names)], tuple(names))
 
 
 def _attention(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     batch, heads, query, key, feature = step.dims
     orders = ((batch, query, heads, feature), (batch, key, heads, feature), (batch, key, heads, feature))
     tensors = [block.ordered(x, order) for x, order in zip(operands, orders, strict=True)]
-    causal = [code("causal=True")] if step.option("causal", False) else []
-    scale = code("scale={}", float(step.option("scale", 1.0)))
-    return called(code("attention"), (*tensors, scale, *causal), orders[0])
+    return called(code("attention"), tensors, orders[0], **_of_scores(step))
+
+
+def _of_scores(step: Step) -> dict[str, Value]:
+    """Return how the scores of an attention are scaled, and whether later keys count."""
+    return {"scale": float(step.option("scale", 1.0)), **nonzero(causal=bool(step.option("causal", False)))}
 
 
 def _masked_attention(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     *over, query, key, feature = step.dims
     out, truths = (*over, query, feature), step.option("truths", 0)
-    texts, masks = [x.text for x in operands[:3]], [x.text for x in operands[3:]]
-    told = [code("masks=[{}]", masks[:truths])] if truths else []
-    told += [code("biases=[{}]", masks[truths:])] if masks[truths:] else []
-    told += [code("scale={}", float(step.option("scale", 1.0)))]
-    told += [code("causal=True")] if step.option("causal", False) else []
-    return called(code("masked_attention"), (*texts, block.listed(out), block.dims[key], *told), out)
+    tensors, masks = _values(operands[:3]), _values(operands[3:])
+    arguments = [*tensors, block.listed(out), block.dims[key]]
+    options = nonzero(masks=masks[:truths], biases=masks[truths:]) | _of_scores(step)
+    return called(code("masked_attention"), arguments, out, **options)
 
 
 def _normalise(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    tensors, moments = [x.text for x in operands[:3]], [x.text for x in operands[3:]]
-    told = [code("epsilon={}", float(step.option("epsilon", 0.0)))]
-    told += [code("moments=[{}]", moments)] if moments else []
-    return called(code("normalise"), (*tensors, block.listed(step.dims), *told), operands[0].dims)
+    tensors, moments = _values(operands[:3]), _values(operands[3:])
+    arguments, epsilon = [*tensors, block.listed(step.dims)], float(step.option("epsilon", 0.0))
+    return called(code("normalise"), arguments, operands[0].dims, epsilon=epsilon, **nonzero(moments=moments))
 
 
 def _batch_norm(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    texts = _texts(operands)
-    told = [code("kept=[{}]", texts[3:]), code("epsilon={}", float(step.option("epsilon", 0.0)))]
+    tensors, kept = _values(operands[:3]), _values(operands[3:])
+    options: dict[str, Value] = {"kept": kept, "epsilon": float(step.option("epsilon", 0.0))}
     momentum, factor = float(step.option("momentum", 0.0)), float(step.option("factor", 1.0))
-    told += [code("momentum={}", momentum), code("factor={}", factor)] if momentum else []
-    arguments = (code("program"), *texts[:3], block.listed(step.dims), *told)
-    return called(code("batch_norm"), arguments, operands[0].dims)
+    if momentum:
+        options |= {"momentum": momentum, "factor": factor}
+    arguments = [code("program"), *tensors, block.listed(step.dims)]
+    return called(code("batch_norm"), arguments, operands[0].dims, **options)
 
 
 def _recurrent(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    given = [name for name in ("hidden", "kept") if step.option(name, False)]
-    x, *weights = (operand.text for operand in operands[: len(operands) - len(given)])
-    states = [
-        code("{}={}", word(name, given, "state"), x.text) for name, x in zip(given[::-1], operands[::-1], strict=False)
-    ]
+    states = [name for name in ("hidden", "kept") if step.option(name, False)]
+    count = len(operands) - len(states)
+    x, *weights = _values(operands[:count])
     batch, steps, directions, gate, unit = step.dims
-    cell = code('cell="{}"', word(str(step.option("cell", "lstm")), CELLS, "cell"))
-    layers = [code("layers={}", int(step.option("layers", 1)))] if step.option("layers", 1) != 1 else []
+    cell, layers = word(str(step.option("cell", "lstm")), CELLS, "cell"), int(step.option("layers", 1))
+    options = nonzero(cell=str(cell), layers=layers if layers != 1 else 0)
+    options |= zip(states, _values(operands[count:]), strict=True)
     out = (batch, steps, directions, unit)
-    arguments = (x, code("[{}]", weights), block.dims[gate], block.listed(out), cell, *layers, *states[::-1])
-    return called(code("recurrent"), arguments, out)
+    arguments = [x, weights, block.dims[gate], block.listed(out)]
+    return called(code("recurrent"), arguments, out, **options)
 
 
 def _softmax_loss(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     logits, labels = operands
     *points, classes = step.dims
     tensors = block.ordered(logits, step.dims), block.ordered(labels, points)
-    return called(code("softmax_loss"), (*tensors, block.dims[classes]), ())
+    return called(code("softmax_loss"), [*tensors, block.dims[classes]], ())
 
 
 def _routed(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     table, numbers = operands
     places, rows = step.dims[: step.option("rows", 1)], step.dims[step.option("rows", 1) :]
     rest = _replaced(table, rows, ())
-    arguments = (table.text, numbers.text, block.listed(places), block.listed(rows))
+    arguments = [table.value, numbers.value, block.listed(places), block.listed(rows)]
     return called(code("routed"), arguments, None if rest is None else (*places, *rest))
 
 
 def _source(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     call = source_call(dict(step.options), step.operands, f"layer {block.operator.name!r}")
-    layouts = code("[{}]", [code("[{}]", [block.listed(axis) for axis in layout]) for layout in call.layouts])
-    told = [code("number={}", call.number)] if call.number else []
-    told += [code("is_index=True")] if step.option("is_index", False) else []
-    tensors = code("[{}]", _texts(operands))
-    arguments = (code("{}", call.operator), tensors, code("{}", step.option("arguments", "")), layouts, *told)
-    return called(code("source"), arguments, step.dims)
+    layouts = [[block.listed(axis) for axis in layout] for layout in call.layouts]
+    options = nonzero(number=call.number, is_index=bool(step.option("is_index", False)))
+    arguments = [call.operator, _values(operands), step.option("arguments", ""), layouts]
+    return called(code("source"), arguments, step.dims, **options)
 
 
 def _whole(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
@@ -466,43 +448,40 @@ _WRITTEN: Mapping[str, Callable[[Step, tuple[Expression, ...], Written], Express
         "attention": _attention,
         "batch_norm": _batch_norm,
         "cast": lambda step, xs, _: called(
-            code("cast"), (xs[0].text, code('"{}"', word(step.option("to", ""), TYPES, "type"))), xs[0].dims
+            code("cast"), [xs[0].value, str(word(step.option("to", ""), TYPES, "type"))], xs[0].dims
         ),
         "causal": lambda step, xs, block: called(
-            code("without_later_keys"), (xs[0].text, *(block.dims[name] for name in step.dims)), xs[0].dims
+            code("without_later_keys"), [xs[0].value, *block.listed(step.dims)], xs[0].dims
         ),
         "concat": _concat,
         "convolve": lambda _, xs, block: called(
-            code("convolve"), (*_texts(xs), code("[{}]", _windows(block)), block.result_dims), block.result_names
+            code("convolve"), [*_values(xs), _windows(block), block.result_dims], block.result_names
         ),
         "convolve_transposed": _convolve_transposed,
         "copy": _copy,
         "cut": _cut,
         "dropout": lambda step, xs, block: called(
             code("dropout"),
-            (
-                block.ordered(xs[0], step.dims),
-                code("program.mask_key"),
-                code("rate={}", float(step.option("rate", 0.0))),
-            ),
+            [block.ordered(xs[0], step.dims), code("program.mask_key")],
             step.dims,
+            rate=float(step.option("rate", 0.0)),
         ),
-        "einsum": lambda step, xs, block: called(code("product"), (*_texts(xs), block.listed(step.dims)), step.dims),
+        "einsum": lambda step, xs, block: called(code("product"), [*_values(xs), block.listed(step.dims)], step.dims),
         "embedding": _embedding,
-        "fan_out": lambda step, xs, block: called(code("fan_out"), (xs[0].text, block.listed(step.dims)), xs[0].dims),
+        "fan_out": lambda step, xs, block: called(code("fan_out"), [xs[0].value, block.listed(step.dims)], xs[0].dims),
         "grouped": lambda step, xs, block: called(
-            code("grouped"), (*_texts(xs), block.listed(step.dims)), step.dims[:3]
+            code("grouped"), [*_values(xs), block.listed(step.dims)], step.dims[:3]
         ),
         "join": _join,
-        "lstm": lambda _, xs, block: called(code("lstm"), (*_texts(xs), block.result_dims), block.result_names),
+        "lstm": lambda _, xs, block: called(code("lstm"), [*_values(xs), block.result_dims], block.result_names),
         "masked_attention": _masked_attention,
         "normalise": _normalise,
         "padded": _padded,
-        "pick": lambda step, xs, block: called(code("pick"), (*_texts(xs), block.dims[step.dims[0]]), xs[1].dims),
+        "pick": lambda step, xs, block: called(code("pick"), [*_values(xs), block.dims[step.dims[0]]], xs[1].dims),
         "piece": _piece,
         "pool": _pool,
         "recurrent": _recurrent,
-        "repeat": lambda step, xs, block: called(code("arrange"), (xs[0].text, block.listed(step.dims)), step.dims),
+        "repeat": lambda step, xs, block: block.arranged(xs[0].value, step.dims),
         "routed": _routed,
         "rows": _rows,
         "softmax_loss": _softmax_loss,

@@ -37,23 +37,21 @@ class Form:
 class Target:
     """A framework that programs are written for.
 
-    module: of its layers. layers: their names. kernels: steps of bodies that it has a layer for, as they are. words:
-    that its programs use besides and no variable is called. loss: programs that return the loss alone. with_outputs:
-    those that return the model's other outputs beside it; None where programs that train return no outputs. outputs:
-    those that return what the model computes. takes_uneven_parts: whether splits need not divide their dims.
-    takes_types: whether they compute in the types of a plan, not in one that their command line names. stages: those
-    whose layers are in stages; None where programs have no stages, micro-batches or modes of layers.
-    check: raises MissingExtraError where what programs run on is not installed. runs_on: what its devices are called
-    where they are no GPUs. reference: takes a graph, training options and what hears of each step, and trains on one
-    device without any program; None where the same program with nothing split is the reference. takes_factories:
-    whether a model that a factory makes is trained by `run_factory`.
+    module: of its layers. layers: their names. kernels: steps of bodies that it has a layer for, as they are. loss:
+    programs that return the loss alone. with_outputs: those that return the model's other outputs beside it; None where
+    programs that train return no outputs. outputs: those that return what the model computes. takes_uneven_parts:
+    whether splits need not divide their dims. takes_types: whether they compute in the types of a plan, not in one that
+    their command line names. stages: those whose layers are in stages; None where programs have no stages,
+    micro-batches or modes of layers. check: raises MissingExtraError where what programs run on is not installed.
+    runs_on: what its devices are called where they are no GPUs. reference: takes a graph, training options and what
+    hears of each step, and trains on one device without any program; None where the same program with nothing split is
+    the reference. takes_factories: whether a model that a factory makes is trained by `run_factory`.
     """
 
     name: str
     module: Text
     layers: tuple[str, ...]
     kernels: frozenset[str]
-    words: tuple[str, ...]
     loss: Form
     with_outputs: Form | None
     outputs: Form

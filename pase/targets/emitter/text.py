@@ -71,6 +71,12 @@ def word(name: str, vocabulary: Iterable[str], what: str = "word") -> Text:
     return Text(known[known.index(name)])
 
 
+def identifier(name: str) -> Text:
+    """Return a name that is an identifier of Python already."""
+    assert name.isidentifier(), f"{name!r} is no identifier"
+    return Text(name)
+
+
 def figure(value: float, form: str) -> Text:
     """Return a number in a given form, ".2f"."""
     return Text(format(value, form))
@@ -129,7 +135,6 @@ code = Grammar(quoted).write
 """Returns text of Python: a template with parts at its places."""
 
 INDENT = code("    ")
-_DEEPER = code("        ")
 
 
 def comment(text: str) -> Text:
@@ -141,48 +146,3 @@ def docstring(lines: Iterable[str]) -> list[Text]:
     """Return the lines of a docstring of Python; those that are text already stand in it as they are."""
     first, *others = (line if isinstance(line, Text) else Text(printable(line, _LONGEST_LINE)) for line in lines)
     return [Text(f'"""{first}'), *others, Text('"""')]
-
-
-def call(head: Text, arguments: Sequence[Text]) -> list[Text]:
-    """Return the lines of ``head(arguments)``: in one line, on a line of their own, or one on each line."""
-    line = code("{}{}({})", INDENT, head, arguments)
-    if len(line) <= WIDTH:
-        return [line]
-    inner = code("{}{}", _DEEPER, arguments)
-    lines = [inner] if len(inner) <= WIDTH else [code("{}{},", _DEEPER, argument) for argument in arguments]
-    return [code("{}{}(", INDENT, head), *lines, code("{})", INDENT)]
-
-
-def together(assignments: Sequence[tuple[Text, Text, Sequence[Text]]]) -> list[Text]:
-    """Return assignments of calls (target, function, arguments): all in one line where they fit, else one by one."""
-    targets = [target for target, _, _ in assignments]
-    values = [code("{}({})", function, arguments) for _, function, arguments in assignments]
-    line = code("{}{} = {}", INDENT, targets, values)
-    if not assignments or len(line) <= WIDTH:
-        return [line] if assignments else []
-    calls = (call(code("{} = {}", target, function), arguments) for target, function, arguments in assignments)
-    return [line for lines in calls for line in lines]
-
-
-def with_comment(lines: list[Text], text: str) -> list[Text]:
-    """Return lines with a comment: behind a single line that has room, before them otherwise."""
-    if not text:
-        return lines
-    behind = code("{}  {}", lines[0], comment(text))
-    return [behind] if len(lines) == 1 and len(behind) <= WIDTH else [code("{}{}", INDENT, comment(text)), *lines]
-
-
-def devices_argument(devices: Sequence[int]) -> tuple[Text, list[Text]]:
-    """Return ``devices=[…]`` as one argument, and as the lines of one that is wrapped."""
-    rows: list[list[int]] = []
-    room = 0
-    for device in devices:
-        needed = len(str(device)) + 2
-        if not rows or needed > room:
-            rows.append([])
-            room = WIDTH - 3 * len(INDENT) + 1
-        rows[-1].append(device)
-        room -= needed
-    inner = [code("{}{}{},", _DEEPER, INDENT, row) for row in rows]
-    wrapped = [code("{}devices=[", _DEEPER), *inner, code("{}],", _DEEPER)]
-    return code("devices=[{}]", list(devices)), wrapped

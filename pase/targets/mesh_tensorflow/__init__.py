@@ -27,7 +27,6 @@ MESH_TENSORFLOW = Target(
     module=code("pase.targets.mesh_tensorflow.runtime.layers"),
     layers=LAYERS,
     kernels=KERNELS,
-    words=("mtf",),
     loss=Form(
         title="a training program for Mesh-TensorFlow",
         usage=lambda _: (

@@ -48,7 +48,6 @@ TORCH = Target(
     module=code("pase.targets.torch.layers"),
     layers=tuple(sorted((*LAYERS, "batch_norm", "cast", "grouped", "masked_attention", "routed", "source"))),
     kernels=KERNELS | OWN | {"batch_norm", "masked_attention"},
-    words=("Pipeline", "Tensor"),
     loss=_TRAINS,
     with_outputs=replace(_TRAINS, after=(_PROGRAM, _WITH_OUTPUTS, _TENSOR), returned=code("tuple[Tensor, Outputs]")),
     stages=replace(_TRAINS, after=(code("from pase.targets.torch.pipeline import Pipeline"), *_TRAINS.after)),

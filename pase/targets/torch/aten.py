@@ -22,7 +22,7 @@ from pase.importers.torch.live import LiveModel, Part
 from pase.importers.torch.sharding_rules import ShardingRule
 from pase.importers.torch.sharding_rules.rule import Dims as RuleDims
 from pase.planning.plan import LayerPlan, Plan
-from pase.targets.programs import emit, trains_as_written
+from pase.targets.programs import PlanProgram, plan_program, trains_as_written
 from pase.targets.torch.aten_graph import (
     WITHOUT_ADDEND,
     AtenGraph,
@@ -162,9 +162,10 @@ class AtenLayers:
                 self._refused.append(f"buffer {name!r} is written at {at(node)}, which stages of a pipeline do not do")
         self.updates = {trains: {} for trains in self.updates}
 
-    def program(self) -> str:
-        """Return the text of the plan's program."""
-        return emit(self.plan, target="torch", has_module=True, aten=self.calls(), updated=self.updated)
+    @cached_property
+    def program(self) -> PlanProgram:
+        """The plan's program."""
+        return plan_program(self.plan, target="torch", aten=self.calls(), updated=self.updated)
 
     def detached(self, *, trains: bool) -> frozenset[int]:
         """Return the numbers of the module's outputs that have no gradient."""

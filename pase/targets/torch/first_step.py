@@ -192,7 +192,6 @@ class _Alone(Parallel):
     def __init__(self, module: nn.Module, live: LiveModel, plan: Plan, *, values: Named) -> None:
         nn.Module.__init__(self)
         self._aten = AtenLayers(live, plan)
-        self.program = self._aten.program()
         self._prepare(module, live, plan, rank=0, seed=0)
         self._groups = Groups(0, 1)
         self._sum_groups = self._groups.beside("sums")

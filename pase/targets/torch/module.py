@@ -26,6 +26,7 @@ from pase.targets.programs import check_trained
 from pase.targets.torch.aten import AtenLayers
 from pase.targets.torch.collectives import Groups, Take, Traffic
 from pase.targets.torch.devices import module_device
+from pase.targets.torch.interpreter import interpret
 from pase.targets.torch.launch import join
 from pase.targets.torch.layers.movement import piece
 from pase.targets.torch.parameters import (
@@ -308,14 +309,6 @@ def hold_together(programs: Sequence[HeldProgram], stored_by: Callable[[Mapping[
     return found
 
 
-def run_text(program: str) -> dict[str, Any]:
-    """Return what the text of a program defines, by name."""
-    names: dict[str, Any] = {}
-    # The emitter's own text: what a plan says stands in it as literals alone.
-    exec(compile(program, "<program of a plan>", "exec"), names)
-    return names
-
-
 def read_as(value: Any, use: Use) -> Any:
     """Return a value as a use reads it: a piece of it, in another order of its elements."""
     if use.piece is not None:
@@ -368,8 +361,7 @@ class Parallel(Resembling):
     """A model under a plan, on one rank: called as the model is, it returns what the model returns.
 
     Its parameters and buffers have the model's names; parameters are DTensors, or plain where the plan splits none of
-    them. plan: what it computes under. program: the text of what runs. notes: what was assumed, and what is held
-    otherwise than layers read it.
+    them. plan: what it computes under. notes: what was assumed, and what is held otherwise than layers read it.
     """
 
     _live: Any
@@ -394,7 +386,6 @@ class Parallel(Resembling):
         self._aten = AtenLayers(live, plan)
         if module.training:
             check_trained(live.model.graph, self._aten.problem)
-        self.program = self._aten.program()
         self._prepare(module, live, plan, rank=rank, seed=seed)
         self._groups = Groups(rank, plan.num_devices)
         self._sum_groups = self._groups.beside("sums")
@@ -708,9 +699,13 @@ class Parallel(Resembling):
         return self._storage
 
     @cached_property
+    def program(self) -> str:
+        """What runs, as the text of a program."""
+        return self._aten.program.text()
+
+    @cached_property
     def _build(self) -> Callable[[Program], Any]:
-        build: Callable[[Program], Any] = run_text(self.program)["build"]
-        return build
+        return partial(interpret, *self._aten.program.functions)
 
     @cached_property
     def _sums(self) -> dict[str, WeightSum]:

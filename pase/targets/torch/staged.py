@@ -22,8 +22,9 @@ from pase.targets.programs import check_trained
 from pase.targets.torch.aten import AtenLayers
 from pase.targets.torch.devices import current_device
 from pase.targets.torch.failures import naming_lost_ranks
+from pase.targets.torch.interpreter import interpret
 from pase.targets.torch.messages import told_by_all
-from pase.targets.torch.module import HeldProgram, Parallel, hold_together, run_text
+from pase.targets.torch.module import HeldProgram, Parallel, hold_together
 from pase.targets.torch.parameters import (
     Axes,
     State,
@@ -135,10 +136,8 @@ class Staged(Parallel):
         self._aten = AtenLayers(live, plan)
         if module.training:
             check_trained(live.model.graph, self._aten.problem)
-        self.program = self._aten.program()
-        names = run_text(self.program)
         pipeline = Pipeline(
-            stages=tuple(names[f"stage_{number}"] for number in range(plan.num_stages)),
+            stages=tuple(partial(interpret, stage) for stage in self._aten.program.functions),
             schedule=plan.schedule,
             micro_batches=plan.micro_batches,
             num_groups=plan.num_groups,

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from random import Random
 from typing import Any
 
@@ -33,7 +33,8 @@ from pase.targets.torch.aten import AtenLayers
 from pase.targets.torch.aten_graph import AtenGraph
 from pase.targets.torch.collectives import Groups
 from pase.targets.torch.draws import seeded
-from pase.targets.torch.module import Parallel, loss_of, run_text
+from pase.targets.torch.interpreter import interpret
+from pase.targets.torch.module import Parallel, loss_of
 from pase.targets.torch.parameters import State, owner_of, state_of
 from pase.targets.torch.placements import Stored
 from pase.targets.torch.values import cut
@@ -244,7 +245,7 @@ def run(of: Subject, plan: Plan, mutation: "Mutation | None" = None) -> list[OnR
     with simulation(plan.num_devices) as between, mutation() if mutation else nullcontext():
         layers = AtenLayers(of.live, plan)
         check_trained(of.live.model.graph, layers.problem)
-        shared = Shared(plan=plan, layers=layers, build=run_text(layers.program())["build"])
+        shared = Shared(plan=plan, layers=layers, build=partial(interpret, *layers.program.functions))
 
         def of_rank(rank: int) -> OnRank:
             parallel = Simulated(of, shared, rank)

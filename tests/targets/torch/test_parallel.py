@@ -1,9 +1,13 @@
 """`parallelize`: modules of PyTorch under random plans, on ranks, against the unmodified module in one process."""
 
+import builtins
 import copy
 import gc
+import sys
 import warnings
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,10 +19,12 @@ from torch.nn import functional
 import pase
 from pase.errors import ModelError, ProgramError
 from pase.planning.plan import Plan
+from pase.targets.emitter.statements import Function
 from pase.targets.torch.parallel import parallelize
 from tests.runtime.plans import random_plan
 from tests.targets.torch.equality import assert_close, full
 from tests.targets.torch.modules import MODULES, made
+from tests.targets.torch.plans import in_stages
 from tests.targets.torch.ranks import Pool
 from tests.targets.torch.watched import Net, inputs, plan_of
 
@@ -39,6 +45,57 @@ def test_evaluation_is_by_the_statistics_that_training_kept(ranks: Pool) -> None
     plan = random_plan(pase.load((made("picture"), PICTURE.batch(0))), 2, 5)
     for expected, found in ranks.run(_evaluated, plan, world=2):
         assert_close(found, expected, "outputs")
+
+
+@contextmanager
+def _without_text() -> Iterator[None]:
+    """Refuse PaSE to write the functions of a program, to compile anything and to execute it; PyTorch may."""
+
+    def refused(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if sys._getframe(1).f_globals["__name__"].partition(".")[0] == "pase":
+                raise AssertionError(f"{function.__name__} of {args[0]!r}")
+            return function(*args, **kwargs)
+
+        return called
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("compile", "eval", "exec"):
+            patched.setattr(builtins, name, refused(getattr(builtins, name)))
+        patched.setattr(Function, "lines", lambda _: pytest.fail("text is written"))
+        yield
+
+
+def _trained_without_text(_rank: int, _world: int, plan: Plan) -> list[float]:
+    with _without_text():
+        parallel = parallelize((made("cnn"), MODULES["cnn"].batch(0)), plan)
+        optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+        losses = []
+        for seed in (1, 1):
+            optimizer.zero_grad()
+            losses.append(float(parallel.accumulate(**MODULES["cnn"].batch(seed))))
+            optimizer.step()
+        with pytest.raises(pytest.fail.Exception, match="text is written"):
+            _ = parallel.program
+    assert "program.mesh(" in parallel.program
+    return losses
+
+
+@pytest.mark.parametrize("in_a_pipeline", [False, True])
+def test_a_module_trains_without_text_of_a_program(in_a_pipeline: bool, ranks: Pool) -> None:
+    graph = pase.load((made("cnn"), MODULES["cnn"].batch(0)))
+    plan = in_stages(graph, 2, 2, 1, "1f1b", 1) if in_a_pipeline else random_plan(graph, 2, 1)
+    module = made("cnn")
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    losses = []
+    for seed in (1, 1):
+        optimizer.zero_grad()
+        loss = module(**MODULES["cnn"].batch(seed))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    for found in ranks.run(_trained_without_text, plan, world=2):
+        assert found == pytest.approx(losses, rel=1e-12)
 
 
 class Named(nn.Module):
