@@ -411,7 +411,8 @@ class _Run:
             return self._laid(self._read(layer.pins[node]), node)
         if node in self._lies.graph.known:
             value = node.meta["val"]
-            return self._program.known(node.name, _flat(self._lies.of(node)), is_index=not has_gradient(value))
+            known = self._program.known(node.name, _flat(self._lies.of(node)), is_index=not has_gradient(value))
+            return replace(known, mesh=self._mesh)
         if node in self._lies.others:
             other = self._others[self._lies.graph.writers[node]]
             return self._laid(self._whole(other, node), node) if node in layer.orders else other
@@ -487,7 +488,7 @@ class _Run:
         # What is added once to a sum is added when its addends are, or, where the operator needs it, on one rank alone.
         added, once = self._lies.added(node), set(rule.once) if found.sums else set()
         operands = [
-            resolved(self._brought(self._of(x), self._lies.of(x), need))
+            resolved(self._operand(x, self._of(x), self._lies.of(x), need))
             for x, need in zip(tensors, found.operands, strict=True)
         ]
         if self._program.low and operator_name(node) in _IN_FLOAT32:
@@ -551,6 +552,23 @@ class _Run:
         """Return an operand as a node needs it."""
         is_here = x.mesh is self._mesh and lies_alike(have, need, self._layer.splits)
         return self._as(x, _flat(need)) if is_here else reshard(x, self._mesh, _flat(need))
+
+    def _operand(self, node: fx.Node, x: Tensor, have: Dims, need: Dims) -> Tensor:
+        """Return an operand as a node needs it.
+
+        Of what every rank knows, or makes of weights alone, each cuts out its part: the parts' gradients are summed as
+        those of the weights are.
+        """
+        mesh, dims, is_known = self._mesh, _flat(need), node in self._lies.graph.known
+        is_cut = mesh.split(dim.name for dim in dims) and not mesh.split(x.names)
+        if not is_cut or x.mesh is not mesh or not (is_known or self._lies.is_of_weights(node)):
+            return self._brought(x, have, need)
+        x = x if is_known else spread(resolved(x), [dim.name for dim in dims])
+        value = x.value.reshape([dim.size for dim in dims])
+        for place, dim in enumerate(dims):
+            if mesh.part(dim) != dim.size:
+                value = value.narrow(place, mesh.begin(dim), mesh.part(dim))
+        return replace(x, value=value, dims=dims, spreads={})
 
     def _local(self, dims: Dims) -> tuple[int, ...]:
         return tuple(prod(map(self._mesh.part, own)) for own in dims)

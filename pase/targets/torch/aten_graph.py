@@ -729,6 +729,23 @@ class LayerSplits:
         operand = operands_of(node)[number]
         return lies_alike(self.of(operand), self.step(node)[1].operands[number], self.layer.splits)
 
+    def is_of_weights(self, node: fx.Node) -> bool:
+        """Return whether a node is computed of weights, and of what every rank has, for one other node alone."""
+        if node in self.layer.pins:
+            operator = self.layer.operator
+            assert operator is not None
+            return operator.reads[self.layer.pins[node]].role is Role.PARAMETER
+        if node.op == "placeholder":
+            return node not in self.graph.known
+        if sum(user in self._lies for user in node.users) > 1 or is_random(node) or rate_of(node) is not None:
+            return False
+        if node.target is getitem:
+            return self.is_of_weights(node.args[0])
+        if node not in self._steps or self.step(node)[1].sums:
+            return False
+        operands = [other for other in operands_of(node) if other not in self.graph.known]
+        return bool(operands) and all(map(self.is_of_weights, operands))
+
     def _before_repeated(self, node: fx.Node) -> fx.Node | None:
         """Return the node that first repeats what one gives, which is used nowhere else; None for none."""
         first, smallest = None, prod(shape_of(node)) if hasattr(node.meta["val"], "shape") else 0
