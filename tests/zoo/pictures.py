@@ -46,9 +46,9 @@ for _name in ("resnet18", "resnet26d", "seresnet18", "ecaresnet26t", "skresnet18
 for _name in ("vit_tiny_patch16_224", "deit_tiny_patch16_224", "deit3_small_patch16_224", "eva02_tiny_patch14_224"):
     _add(_name, **_VIT)
 # Its positions go through a dropout.
-_add("vit_relpos_small_patch16_224", is_random=True, **_VIT)
-for _name in ("vit_srelpos_small_patch16_224", "cait_xxs24_224"):
-    _add(_name, **_VIT)
+for _name in ("vit_relpos_small_patch16_224", "vit_srelpos_small_patch16_224"):
+    _add(_name, is_random=True, **_VIT)
+_add("cait_xxs24_224", **_VIT)
 _add("xcit_nano_12_p8_224", img_size=64, depth=1)
 _add("beit_base_patch16_224", **_VIT)
 _add(

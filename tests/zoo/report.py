@@ -19,8 +19,8 @@ first step on one device, with equal numbers, and every plan with that device.
 The last column counts plans under which ranks sent, movement by movement or in all, what the plan predicts, of those of
 which it predicts all: not of rows that the data route, nor of weights that ranks hold otherwise than the plan says,
 which a note tells. Others are of layers that are computed whole where their splits are not carried through (a note
-tells these, too), of reductions that the graph takes for one sum (`logsumexp`, norms), and of weights that layers read
-in part.
+tells these, too), of reductions that the graph takes for one sum (`logsumexp`, norms), of gradients that end at
+`detach`, which the graph does not know, and of convolutions, whose padding is predicted with what they read.
 
 """
 

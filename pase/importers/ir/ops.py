@@ -183,11 +183,13 @@ class Attention:
     """softmax(q · kᵀ · scale) · v; inputs q [b, h, s, k], k [b, g, t, k], v [b, g, t, e], then masks of the scores.
 
     h is a multiple of g: that many queries' heads share one of keys and values. is_fused: one operator of its source,
-    which keeps no scores.
+    which keeps no scores. needs_keys: whether each query needs all keys and features in one place, as where no key may
+    be left to it.
     """
 
     is_causal: bool = False
     is_fused: bool = False
+    needs_keys: bool = False
     scale: float | None = None
 
 

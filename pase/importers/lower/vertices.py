@@ -615,6 +615,8 @@ def lower_attention(trace: Trace, node: Node, op: ops.Attention, name: str) -> L
     work = (work[0], *(replace(w, inputs=(scores, *w.inputs[1:])) for w in work[1:]))
     exchanges = tuple(replace(exchange, gradient_of=scores) for exchange in operator.exchanges)
     operator = replace(operator, dims=dims, reads=tuple(reads), writes=tuple(writes), work=work, exchanges=exchanges)
+    if op.needs_keys:
+        operator = replace(operator, unsplittable=("t", "k"))
     return LoweredOperator(operator=operator, sources=tuple(uses))
 
 

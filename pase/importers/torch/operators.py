@@ -829,8 +829,14 @@ def attention(call: Call) -> None:
     Tensors of three dims, or more than four, have their leading dims put together.
     """
     given = [call.value(name) for name in ("query", "key", "value")]
-    op = ops.Attention(is_causal=bool(call.get("is_causal", False)), is_fused=True, scale=call.get("scale"))
     masks = call.maybe("attn_mask", "attn_bias")
+    op = ops.Attention(
+        is_causal=bool(call.get("is_causal", False)),
+        is_fused=True,
+        # PyTorch gives zeros where a mask leaves no key, which parts of the keys cannot know.
+        needs_keys=call.get("attn_mask") is not None,
+        scale=call.get("scale"),
+    )
     if all(len(value.shape) == 4 for value in given):
         call.add(op, *given, *masks, out=call.result)
     else:

@@ -389,8 +389,9 @@ class _Run:
 
     def written(self) -> Tensor:
         """Return what the layer writes, in the dims of its plan."""
-        lies, wanted = self._lies.of(self._layer.target), self._lies.wanted
-        found = self._brought(resolved(self._of(self._layer.target)), lies, wanted)
+        target = self._layer.target
+        lies, wanted = self._lies.of(target), self._lies.wanted
+        found = self._operand(target, self._of(target), lies, wanted)
         if self._layer.operator is None:
             return found
         found, written = self._as_written(found), self._layer.written
@@ -488,7 +489,7 @@ class _Run:
         # What is added once to a sum is added when its addends are, or, where the operator needs it, on one rank alone.
         added, once = self._lies.added(node), set(rule.once) if found.sums else set()
         operands = [
-            resolved(self._operand(x, self._of(x), self._lies.of(x), need))
+            self._operand(x, self._of(x), self._lies.of(x), need)
             for x, need in zip(tensors, found.operands, strict=True)
         ]
         if self._program.low and operator_name(node) in _IN_FLOAT32:
@@ -560,10 +561,11 @@ class _Run:
         those of the weights are.
         """
         mesh, dims, is_known = self._mesh, _flat(need), node in self._lies.graph.known
+        x = resolved(x)
         is_cut = mesh.split(dim.name for dim in dims) and not mesh.split(x.names)
         if not is_cut or x.mesh is not mesh or not (is_known or self._lies.is_of_weights(node)):
             return self._brought(x, have, need)
-        x = x if is_known else spread(resolved(x), [dim.name for dim in dims])
+        x = x if is_known else spread(x, [dim.name for dim in dims])
         value = x.value.reshape([dim.size for dim in dims])
         for place, dim in enumerate(dims):
             if mesh.part(dim) != dim.size:

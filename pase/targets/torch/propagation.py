@@ -5,7 +5,7 @@ batch and a sequence that are one dim, or of heads and their channels, each may 
 are those of the layer's iteration dims, by which its mesh splits.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -117,20 +117,20 @@ def _factors_of(rule: ShardingRule, number: int, dims: Dims, splits: Splits) -> 
 
 
 def _canonical(dims: Sequence[Dim], splits: Splits) -> list[object]:
-    """Return a dim's factors, those that are not split merged with each other."""
-    return list(_merged(dims, splits))
+    """Return a dim's factors, those that are not split merged with what they stand behind.
 
-
-def _merged(dims: Sequence[Dim], splits: Splits) -> Iterator[object]:
-    size = 1
+    Even parts of a factor are, with all of the factors behind it, those of one that is as large as these together.
+    """
+    found: list[object] = [1]
     for dim in dims:
-        if splits.get(dim.name, 1) == 1:
-            size *= dim.size
-            continue
-        yield size
-        yield dim
-        size = 1
-    yield size
+        parts, last = splits.get(dim.name, 1), found[-1]
+        if parts > 1:
+            is_even = dim.size % parts == 0 and not dim.parts
+            found += [dim.name, dim.size] if is_even else [dim, 1]
+        else:
+            assert isinstance(last, int)
+            found[-1] = last * dim.size
+    return found
 
 
 def _is_less(have: Dims, need: Dims, splits: Splits) -> bool:

@@ -14,7 +14,8 @@ from pase.planning.plan import Plan
 from pase.targets.torch.aten import AtenLayers
 from pase.targets.torch.parallel import parallelize
 from tests.runtime.plans import make_plan, placed, random_plan
-from tests.targets.torch.equality import descended, difference
+from tests.targets.torch.equality import descended, difference, predicted_of, sent_by, wrong_bytes
+from tests.targets.torch.lockstep import Sent
 from tests.targets.torch.ranks import Pool
 
 X = torch.linspace(-2.0, 3.0, 64, dtype=torch.float64).reshape(4, 2, 8).sin() * 2
@@ -155,7 +156,20 @@ class Scattered(nn.Module):
         return self.last(z.sin()).square().mean()
 
 
-QUICK = (Permuted, Waves, Mirrored, Remembering, Normed, Chosen)
+class Placed(nn.Module):
+    """Rows of a table are added to a product that is taken apart, and what is computed of the input is multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.table, self.last = nn.Linear(8, 12), nn.Embedding(5, 12), nn.Linear(3, 4)
+        self.register_buffer("places", torch.tensor([3, 0]))
+
+    def forward(self, x: Any) -> Any:
+        y = (self.first(x) + self.table(self.places)).reshape(4, 2, 4, 3)
+        return (self.last(y.tanh()) * (2 * x - 1)[:, :, :4, None]).square().mean()
+
+
+QUICK = (Permuted, Waves, Mirrored, Remembering, Normed, Chosen, Placed)
 OTHERS = (Repeated, Joined, Interleaved, Overlapping, Scattered)
 MODULES = {kind.__name__: kind for kind in (*QUICK, *OTHERS)}
 
@@ -165,8 +179,8 @@ def _made(name: str) -> nn.Module:
     return MODULES[name]().double()
 
 
-def _trained(module: nn.Module) -> tuple[list[float], dict[str, Any]]:
-    return descended(module, X, 2)
+def _trained(module: nn.Module, steps: int = 2) -> tuple[list[float], dict[str, Any]]:
+    return descended(module, X, steps)
 
 
 def _on_rank(_rank: int, _world: int, given: list[tuple[str, Plan]]) -> list[Any]:
@@ -201,6 +215,25 @@ def test_modules_are_trained_as_by_themselves(ranks: Pool, kinds: Sequence[type[
             expected_losses, expected = alone[name]
             assert losses == pytest.approx(expected_losses, rel=1e-12), name
             assert all(difference(state[key], x) < 1e-12 for key, x in expected.items() if x.is_floating_point()), name
+
+
+def _sent_on_rank(_rank: int, _world: int, given: list[tuple[str, Plan]]) -> list[Sent]:
+    found = []
+    for name, plan in given:
+        parallel = parallelize(_made(name), plan, verify="off")
+        parallel.traffic.is_counted = True
+        _trained(parallel, steps=1)
+        found.append(sent_by(parallel, plan))
+    return found
+
+
+@pytest.mark.parametrize("dim", ["b", "s", "n"])
+def test_gradients_of_rows_of_a_table_are_summed_with_those_of_the_table(ranks: Pool, dim: str) -> None:
+    graph = pase.load((_made("Placed"), X))
+    plan = placed(make_plan(graph, 2, {op.name: {dim: 2} for op in graph.operators if op.extents.get(dim, 1) > 1}))
+    sent = ranks.run(_sent_on_rank, [("Placed", plan)], world=2)
+    assert wrong_bytes([found[0] for found in sent], predicted_of(plan)) == {}
+    assert AtenLayers(trace_live((_made("Placed"), X)), plan).notes == []
 
 
 def test_splits_are_carried_through_a_node_of_another_order() -> None:
