@@ -60,7 +60,6 @@ else:
 METHODS_OF_PLANS = MappingProxyType(
     {
         "_repr_html_": ("pase.views.exports.tables", "html"),
-        "memory": ("pase.planning.steps", "memory_of"),
         "peak": ("pase.planning.steps", "peak_of"),
         "placed_cost": ("pase.planning.steps", "placed_cost_of"),
         "plot": ("pase.views.exports.tables", "picture"),

@@ -17,7 +17,6 @@ import pytest
 import pase
 from pase.analysis.explanation import configuration_text
 from pase.common.documents import Field
-from pase.costs import strategy_memory
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError
 from pase.graph import Builder, Graph, Operator
 from pase.graph.operators import dense, elementwise, softmax_loss, with_fan_outs
@@ -32,6 +31,7 @@ from pase.planning.constraints import (
     load_constraints,
 )
 from pase.planning.planner import problem_of
+from pase.planning.steps import plain_memory
 from pase.solver import solve
 from pase.tables.cost_tables import CostTables
 from tests.networks import slow_machine, small_graph
@@ -212,7 +212,9 @@ def test_the_cheapest_strategy_that_keeps_to_constraints_and_fits() -> None:
         splits = [problem.splits(v, c) for v, c in enumerate(choice)]
         own = dict(zip(graph.index, splits, strict=True))
         if own["fc0"] == own["fc1"] and own["fc0"]["n"] == 2:
-            found.append((strategy_memory(graph, splits).total_bytes, problem.tables.evaluate(choice)))
+            found.append(
+                (plain_memory(graph, splits, "sgd").peak([0] * len(splits)).bytes, problem.tables.evaluate(choice))
+            )
     sizes = sorted({size for size, _ in found})
     for limit in sizes[:: max(1, len(sizes) // 4)]:
         plan = pase.search(graph, 4, machine=machine, constraints=document, device_memory_bytes=limit)

@@ -22,7 +22,7 @@ from pase.errors import PlanError
 from pase.machine import load_machine, override_machine
 from pase.models import MODELS
 from pase.planning.plan_file import graph_hash, plan_document, plan_from_document, plan_schema, read_plan, write_plan
-from pase.planning.steps import plan_layers, total_cost
+from pase.planning.steps import plain_memory, plan_layers, total_cost
 from tests.networks import small_graph, small_plan, tiny_plan
 
 Where = tuple[str | int, ...]
@@ -192,7 +192,7 @@ def test_the_schema_is_strict_about_what_it_names_and_open_to_more() -> None:
             assert set(schema["required"]) <= set(schema["properties"]), path
             assert schema.get("additionalProperties") is not False, path
         if schema.get("type") in ("integer", "number"):
-            assert {"minimum", "exclusiveMinimum", "const"} & schema.keys(), path
+            assert {"minimum", "exclusiveMinimum", "const", "enum"} & schema.keys(), path
 
 
 # --------------------------------------------------------------------------------------------- one thing is changed
@@ -274,8 +274,8 @@ def _reverse_splits(document: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_set("schema_version", to=3), r"schema_version is 3; this version of PaSE reads 2: update PaSE"),
-        (_set("schema_version", to=1), r"schema_version is 1; this version of PaSE reads 2: search again"),
+        (_set("schema_version", to=4), r"schema_version is 4; this version of PaSE reads 3: update PaSE"),
+        (_set("schema_version", to=1), r"schema_version is 1; this version of PaSE reads 3: search again"),
         (_set("schema_version", to=10**30), r"schema_version is 1000.*; expected a whole number of at most"),
         (_set("schema_version", to=0), r"schema_version is 0; expected a whole number of 1 or more"),
         (_set("schema_version", to="1"), r"schema_version is '1'; expected a whole number"),
@@ -368,7 +368,7 @@ def test_what_is_wrong_with_an_edited_plan_is_said(change: Callable[[Any], None]
 
 
 def test_a_plan_of_a_newer_version_is_recognised_before_anything_else_is_read() -> None:
-    with pytest.raises(PlanError, match="schema_version is 7; this version of PaSE reads 2: update PaSE"):
+    with pytest.raises(PlanError, match="schema_version is 7; this version of PaSE reads 3: update PaSE"):
         _read({"schema_version": 7, "everything": "is different"})
 
 
@@ -377,7 +377,8 @@ def test_another_strategy_with_its_own_costs_is_accepted() -> None:
     plan = tiny_plan()
     model = cost_model(plan.cost_model, plan.machine, plan.num_devices)
     unsplit = [dict.fromkeys(layer.dims, 1) for layer in plan.layers]
-    layers = plan_layers(plan.graph, plan.num_devices, model, unsplit)
+    kept = plain_memory(plan.graph, unsplit, plan.optimiser).peak([0] * len(unsplit)).kept_by_layer
+    layers = plan_layers(plan.graph, plan.num_devices, model, unsplit, kept_bytes=kept)
     other = replace(plan, layers=layers, total_cost=total_cost(layers), exact=False)
     assert other.total_cost > plan.total_cost
     assert _read(json.loads(json.dumps(plan_document(other)))) == other
@@ -423,9 +424,23 @@ def test_a_plan_with_one_change_is_refused_or_means_what_it_says(data: st.DataOb
         return
     assert _schema().is_valid(document)
     assert found == plan or path[0] in NOT_VERIFIABLE or path == ("precision", "name")
+    if path == ("precision", "name"):
+        # A name that a user gives a policy; the types are the graph's.
+        found = replace(found, graph=replace(found.graph, precision=plan.graph.precision))
     for name in ("graph", "num_devices", "cost_model", "cost_unit", "layers", "total_cost", "lower_bound", "exact"):
         assert getattr(found, name) == getattr(plan, name)
     assert found == plan or _as_floats(plan_document(found)) == _as_floats(document) or value is DELETED
+
+
+def test_a_plan_of_version_2_is_read_with_its_memory_worked_out_anew() -> None:
+    plan = small_plan("mlp", 4)
+    document = json.loads(json.dumps(plan_document(plan)))
+    document["schema_version"] = 2
+    for layer in document["layers"]:
+        layer["memory_bytes"] *= 2
+    document["memory"]["total_bytes"] += 1000
+    assert _read(document) == plan
+    assert _read(document).memory == plan.memory
 
 
 def test_any_permutation_of_the_devices_is_a_placement() -> None:

@@ -5,7 +5,6 @@ from math import prod
 import numpy as np
 import pytest
 
-from pase.costs.memory import device_memory
 from pase.sharding.boxes import num_points
 from pase.sharding.traffic import held_weights, optimiser_numbers, parameters_per_device
 from pase.targets.training.optimisers import make_rule
@@ -24,7 +23,7 @@ def test_every_number_is_held(name: str, seed: int) -> None:
         # As often everywhere: 4 devices, of which replicas hold equal parts.
         assert held.min() == held.max() == sum(map(num_points, weight.parts)) // weight.size
         assert weight.size == prod(weight.shape)
-    assert set(parameters_per_device(weights)) == {device_memory(plan).weights_bytes // 4}
+    assert set(parameters_per_device(weights)) == {plan.memory.weights_bytes // 4}
     assert len({weight.name for weight in weights}) == len(weights)
 
 

@@ -33,7 +33,7 @@ from pase.costs.modes import ModeSpace
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError, SolverError, unknown_name
 from pase.graph import Graph, Precision
 from pase.graph.operators import with_fan_outs
-from pase.graph.parts import micro_batch, with_cuts
+from pase.graph.parts import micro_batch, with_fan_outs_of
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
 from pase.planning.constraints import (
@@ -317,7 +317,7 @@ def _step_evaluation(
             f"{what} it is another step: search it (pase search with --pin, --stages, --micro-batches, --modes)"
         )
     check_seconds(setting.cost_model)
-    graph = with_cuts(micro_batch(setting.graph, plan.micro_batches))
+    graph = with_fan_outs_of(micro_batch(setting.graph, plan.micro_batches), plan.graph)
     _check_same_layers(plan, graph, strategy.where)
     if any(list(plan[name].dims.values()) != list(graph[name].extents.values()) for name in graph.index):
         raise PlanError(
@@ -338,7 +338,7 @@ def _step_evaluation(
                 cost_model=setting.cost_model,
                 space=ModeSpace(states=STATES, recompute=True),
                 optimiser=setting.optimiser,
-                limit_bytes=float(max(limit, step.memory.total_bytes)),
+                limit_bytes=float(max(limit, step.peak.bytes)),
                 schedule=schedule_of(step.chunks),
                 deadline_s=deadline_s,
             ),

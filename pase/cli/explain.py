@@ -717,7 +717,7 @@ def _memory(why: StepExplanation) -> str:
     what = "stage" if step.chunks == 1 else "the group of stage"
     where = f"{what} {step.fullest} needs " if why.plan.num_stages > 1 else ""
     limit = "" if why.limit_bytes is None else f" of {quantity(why.limit_bytes, 'B')} that a device may"
-    return f"{where}{quantity(step.memory_bytes(step.fullest), 'B')}{limit}"
+    return f"{where}{quantity(step.peak.bytes, 'B')}{limit}"
 
 
 def _beside(plan: Plan, layer: StepLayer, mode: LayerMode | None) -> tuple[str, str]:
@@ -792,9 +792,13 @@ def step_layer_document(layer: StepLayer) -> dict[str, Any]:
     """Return what is said of one layer."""
     return {
         **attributes(layer, "reason stage"),
-        "modes": [asdict(mode) for mode in layer.modes],
-        "other_configuration": layer.other and asdict(layer.other),
+        "modes": [_mode_document(mode) for mode in layer.modes],
+        "other_configuration": layer.other and _mode_document(layer.other),
     }
+
+
+def _mode_document(mode: LayerMode) -> dict[str, Any]:
+    return attributes(mode, "splits state is_recomputed step_s difference_s memory_bytes fits is_own")
 
 
 def schemes_document(found: Sequence[SchemeOutcome]) -> list[dict[str, Any]]:

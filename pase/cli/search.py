@@ -40,13 +40,15 @@ from pase.cli.progress import READING, progress
 from pase.common.documents import attributes
 from pase.common.options import PATH, POSITIVE, option
 from pase.common.words import duration, large, listed, percentage, quantity, short
-from pase.costs import DEFAULT_OPTIMISER, strategy_memory
+from pase.costs import DEFAULT_OPTIMISER
 from pase.graph import Graph
 from pase.planning.constraints import constraint_texts
+from pase.planning.pipelines import data_parallel_step
 from pase.planning.plan import NOT_SEARCHED, Plan
 from pase.planning.plan_file import plan_document, write_plan
 from pase.planning.planner import ATTENTION, GATHER, WITHOUT_LIMIT, SearchOptions, check_search, problem_of, search
-from pase.sharding.shards import data_parallel_splits, enumerate_configurations
+from pase.planning.steps import Step
+from pase.sharding.shards import enumerate_configurations
 from pase.solver import solve
 from pase.solver.ordering import ORDERINGS, OrderingReport, report_ordering
 from pase.tables.files import export_cfn, read_problem, write_problem
@@ -169,12 +171,6 @@ def search_command(
         hint = "" if plan.device_memory_bytes else "; --memory-per-device machine looks for what fits"
         device = plan.machine.device.name
         warn(f"a device needs {quantity(total, 'B')}; {device} has {quantity(own, 'B')}{hint}")
-    elif plan.share_of_limit > 1:
-        limit = quantity(plan.device_memory_bytes or 0, "B")
-        warn(
-            f"the peak is {quantity(total, 'B')}, more than the limit of {limit}: the search limits an estimate that "
-            "omits what the optimizer computes with; give a smaller --memory-per-device to stay within it"
-        )
     if output:
         warn(f"plan written to {output}")
 
@@ -278,14 +274,14 @@ def _beside_ours(plan: Plan) -> str:
     limit = plan.device_memory_bytes
     if limit is None:
         return f"{ratio:.2f} × ours"
-    splits = data_parallel_splits(plan.graph, plan.num_devices)
-    needed = strategy_memory(plan.graph, splits, optimiser=plan.optimiser).total_bytes
+    needed = data_parallel_step(Step.of(plan)).peak.bytes
     return f"{ratio:.2f} × ours; needs {quantity(needed, 'B')}{', too much' if needed > limit else ''}"
 
 
 def _memory(plan: Plan) -> str:
-    """Return what a device needs beside what it may and can have."""
-    total, limit, own = plan.memory.total_bytes, plan.device_memory_bytes, plan.machine.device.memory_bytes
+    """Return what a device needs beside what it may and can have, and when it needs most."""
+    peak, limit, own = plan.peak, plan.device_memory_bytes, plan.machine.device.memory_bytes
+    total = peak.bytes
     shares = [f"{total / own:.0%} of its {quantity(own, 'B')}"]
     if limit is not None:
         shares.insert(0, f"{total / limit:.1%} of the limit, {quantity(limit, 'B')}")
@@ -294,11 +290,18 @@ def _memory(plan: Plan) -> str:
 
 
 def _peak(plan: Plan) -> str:
-    """Return the most that lies in a device's memory at once, and when that is."""
+    """Return what the most that is in a device's memory at once is of, and when that is."""
     peak = plan.peak
     when = f"{peak.phase} pass of {short(peak.layer)}" if peak.layer else peak.phase
-    over = f"; {plan.share_of_limit - 1:.1%} over the limit" if plan.share_of_limit > 1 else ""
-    return f"{quantity(peak.bytes, 'B')}   (PyTorch; {when}{over})"
+    parts = {
+        "weights": peak.memory.weights_bytes,
+        "gradients": peak.memory.gradients_bytes,
+        "optimizer": peak.memory.optimiser_bytes,
+        "activations": peak.memory.activations_bytes,
+        "buffers": peak.memory.buffers_bytes,
+    }
+    told = " · ".join(f"{what} {quantity(size, 'B')}" for what, size in parts.items() if size)
+    return f"{told}   ({when})"
 
 
 def _say_what_padding_saves(plan: Plan, graph: Graph) -> None:

@@ -115,16 +115,26 @@ def constant(value: object) -> Codec[Any]:
     return Codec(read=lambda _: value, schema={"const": value}, fits=fits).derived(lambda _: value)
 
 
-def version(current: int, *, minimum: int = 0, hint: Callable[[int], str] = lambda _: "") -> Codec[Any]:
-    """Return the codec of the version of a format, of which one is read; hint: what to do about another one."""
+def version(
+    current: int, *, before: tuple[int, ...] = (), minimum: int = 0, hint: Callable[[int], str] = lambda _: ""
+) -> Codec[Any]:
+    """Return the codec of the version of a format, which is written.
+
+    Args:
+        current: The version.
+        before: Others that are read.
+        minimum: Of all there have been.
+        hint: What to do about another one.
+    """
 
     def read(document: Field) -> int:
         found = document.integer(minimum)
-        if found != current:
+        if found not in (*before, current):
             raise document.fail(f"is {found}; this version of PaSE reads {current}{hint(found)}")
         return found
 
-    return Codec(read=read, schema={"type": "integer", "const": current}).derived(lambda _: current)
+    is_one: dict[str, Any] = {"enum": [*before, current]} if before else {"const": current}
+    return Codec(read=read, schema={"type": "integer", **is_one}).derived(lambda _: current)
 
 
 TEXT = text()

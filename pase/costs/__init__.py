@@ -20,19 +20,14 @@ from pase.costs.build import (
     traffic_of,
     transfer_bytes,
 )
-from pase.costs.liveness import Peak, step_peak
 from pase.costs.memory import (
     DEFAULT_OPTIMISER,
     OPTIMISER_STATE,
     DeviceMemory,
-    MemoryTables,
-    device_memory,
-    kept_by_layer,
-    memory_tables,
-    strategy_memory,
 )
 from pase.costs.model import COST_MODELS, CostModel, PaperCostModel, cost_model
 from pase.costs.modes import REPLICATED, STATES
+from pase.costs.step_memory import Peak, StepMemory, TurnUsage, memory_of_layers
 from pase.costs.traffic import Communication, LayerTraffic, PassWork, Pattern, ReadTraits, layer_traffic
 
 __all__ = [
@@ -49,31 +44,28 @@ __all__ = [
     "DeviceMemory",
     "Known",
     "LayerTraffic",
-    "MemoryTables",
     "PaperCostModel",
     "PassWork",
     "Pattern",
     "Peak",
     "Problem",
     "ReadTraits",
+    "StepMemory",
     "TimeUpError",
+    "TurnUsage",
     "alike",
     "build_problem",
     "cost_model",
     "costed",
-    "device_memory",
     "edge_cost",
     "edge_layouts",
     "edge_signature",
     "hiding_layers",
-    "kept_by_layer",
     "layer_cost",
     "layer_hiding",
     "layer_traffic",
-    "memory_tables",
+    "memory_of_layers",
     "signature",
-    "step_peak",
-    "strategy_memory",
     "traffic_of",
     "transfer_bytes",
 ]

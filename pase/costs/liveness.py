@@ -22,45 +22,74 @@ flight, what is live between its passes. The peak is the most in any turn of two
 back, while as many as ever are in flight and no gradients are there, and of a later one, which finds gradients.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pase.costs.memory import Keeping, Parts, edge_memory, held_parts, held_points, keeping, num_points, state_size
-from pase.costs.modes import STATES, shard_parts, sharded, sums_moments
+from pase.costs.memory import (
+    Keeping,
+    Parts,
+    held_parts,
+    held_points,
+    num_points,
+    state_size,
+)
+from pase.costs.modes import STATES, BoolArray, shard_parts, sharded, sums_moments
 from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Graph, Operator, Role
 from pase.graph.operator import Indexed, Window
 from pase.graph.parts import Stage
 from pase.sharding.buckets import gradient_buckets
-from pase.sharding.edges import LayerMode, table_edges
 from pase.sharding.shards import IndexArray, IntArray, Splits, shards_in_order, splits_of
 from pase.sharding.traffic import is_needed_backward
 
-_UPDATE_TENSORS = {"adam": 2, "adamw": 2, "adafactor": 2}
+UPDATE_TENSORS = {"adam": 2, "adamw": 2, "adafactor": 2}
 """How many tensors as large as a weight an optimizer works with beside it, weight by weight."""
 
 _BY_PLACES = frozenset({"gather"})
 """Kinds whose gradient is added to zeros, place by place."""
 
 
+WEIGHTS, GRADIENTS, OPTIMISER, KEPT, PASSING = range(5)
+"""What bytes are of: weights, their gradients, the optimizer's state; what is kept to the backward pass; the rest."""
+
+
 class Span(NamedTuple):
-    """Bytes that lie in memory from one turn to another, both included."""
+    """Bytes that are in memory from one turn to another, both included: [K], for each configuration of a layer.
+
+    of: what they are of; PASSING may be kept, too, where they are there in the forward and in the backward pass.
+    """
 
     first: int
     last: int
-    size: int
+    size: IntArray
+    of: int = PASSING
+
+
+class Turn(NamedTuple):
+    """A turn of a step.
+
+    phase: "forward", "functions" or "product" (which a layer has backward), of a layer by its position; behind these
+    "sums", where the last gradients are brought together, and "update".
+    """
+
+    phase: str
+    position: int
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
     """The turns of a step of a graph, and the last ones that need what its layers make.
 
-    rows: [V] the [1, D] configuration of each layer. recomputed: [V] whether layers are.
+    Attributes:
+        graph: Of one micro-batch; a stage, perhaps.
+        keeps: Which tensors are kept to the backward pass.
+        rows: [V] the [K, D] configurations of each layer.
+        recomputed: [V] whether layers are.
     """
 
     graph: Graph
@@ -69,12 +98,29 @@ class Timeline:
     recomputed: Sequence[bool]
 
     def splits(self, operator: Operator) -> Splits:
-        """Return the configuration of a layer."""
+        """Return the configurations of a layer."""
         return splits_of(operator, self.rows[self.graph.index[operator.name]])
 
-    def points(self, operator: Operator, tensor: Indexed) -> int:
-        """Return the points of a layer's tensor that a device holds."""
-        return int(held_points(operator, tensor, self.splits(operator))[0])
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """[V] numbers of layers, equal where all that a device holds of their tensors is."""
+        numbers: dict[Hashable, int] = {}
+        configurations = {id(rows): rows.tobytes() for rows in self.rows}
+        keys = (
+            (op.unnamed, configurations[id(rows)]) for op, rows in zip(self.graph.operators, self.rows, strict=True)
+        )
+        return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
+
+    @cached_property
+    def _points(self) -> dict[tuple[int, Indexed], IntArray]:
+        return {}
+
+    def points(self, operator: Operator, tensor: Indexed) -> IntArray:
+        """Return the [K] points of a layer's tensor that a device holds."""
+        key = self.kinds[self.graph.index[operator.name]], tensor
+        if key not in self._points:
+            self._points[key] = held_points(operator, tensor, self.splits(operator))
+        return self._points[key]
 
     @cached_property
     def runs(self) -> tuple[int, ...]:
@@ -113,9 +159,20 @@ class Timeline:
         """Return the last turn of a layer forward: where it is recomputed that in the backward pass."""
         return self._turns["again" if self.recomputed[position] else "forward", position]
 
-    def layer_of(self, turn: int) -> str:
+    def turn(self, number: int) -> Turn:
+        """Return which turn one is; where layers are made again, that of the first of them to go back."""
+        if number >= len(self._order):
+            return Turn("update" if number == self.update else "sums", -1)
+        phase, position = next(of for of in self._order[number:] if of[0] != "again")
+        return Turn(phase, position)
+
+    def number(self, turn: Turn) -> int:
+        """Return the number of a turn."""
+        return self.update - (turn.phase == "sums") if turn.position < 0 else self._turns[turn.phase, turn.position]
+
+    def layer_of(self, number: int) -> str:
         """Return the layer whose turn it is, "" for the optimizer's."""
-        return self.graph.operators[self._order[turn][1]].name if turn < len(self._order) else ""
+        return self.graph.operators[self._order[number][1]].name if number < len(self._order) else ""
 
     @cached_property
     def last_user(self) -> Mapping[str, int]:
@@ -190,8 +247,9 @@ def layer_spans(timeline: Timeline, operator: Operator) -> Iterator[Span]:
 
     points = partial(timeline.points, operator)
 
-    def parts(*dims: str) -> int:
-        return int(configurations.product(dims)[0])
+    def is_split(*dims: str) -> BoolArray:
+        found: BoolArray = configurations.product(dims) > 1
+        return found
 
     saved = keeps.saved[name]
     applies = is_trained and not operator.is_loss and bool(saved.results or saved.places or saved.writes)
@@ -223,8 +281,8 @@ def layer_spans(timeline: Timeline, operator: Operator) -> Iterator[Span]:
             # A gradient that is added to others lies beside them; one of a padded window is longer than what it is of.
             is_added = timeline.last_gradient(edge.producer, edge.output) != position
             own_share = 0.0 if is_added else _own_share(operator, read)
-            more = size - int(size * own_share)
-            more += size * (parts(*operator.partial_dims(read)) > 1) + size * (operator.kind in _BY_PLACES)
+            more = size - (size * own_share).astype(np.int64)
+            more = more + size * is_split(*operator.partial_dims(read)) + size * (operator.kind in _BY_PLACES)
             yield Span(product, product, more * types.read_bytes(number))
             if types.is_cast(number):
                 yield Span(product, product, own)
@@ -257,7 +315,7 @@ def layer_spans(timeline: Timeline, operator: Operator) -> Iterator[Span]:
             yield Span(again, product, points(exchange) * wide * (1 + (wide > narrow)))
             yield Span(again, product, (points(operator.reads[0]) + points(operator.reads[1])) * (wide - narrow))
         if isinstance(exchange, AllReduce | AllToAll):
-            size = points(exchange) * types.exchange_bytes(exchange) * (parts(*exchange.over) > 1)
+            size = points(exchange) * types.exchange_bytes(exchange) * is_split(*exchange.over)
             for turn in turns:
                 yield Span(turn, turn, size)
 
@@ -270,109 +328,161 @@ def _own_share(operator: Operator, read: Access) -> float:
     return min(prod(read.shape) / int(held_points(operator, read, whole)[0]), 1.0)
 
 
-class _Weight(NamedTuple):
-    """A weight that a layer is the first to use, or uses alone, and how a device holds it.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WeightPart:
+    """A device's part of a weight.
 
-    position: of the layer. points: of its part. parts: the devices that add up its gradient behind the layer's turn.
-    state: in `STATES`. shard: the largest one of its part, where it is sharded. is_in_order: whether the shards follow
-    one another in memory.
+    Attributes:
+        points: [K] of the part.
+        parts: [K] the devices that add up its gradient behind the layer's turn.
+        is_cut: [K] whether these share it out among them.
+        shard: The largest piece of it, where they do.
+        is_in_order: [K] whether the pieces follow one another in memory.
+        is_gathered: Whether the whole of it is there in the layer's turns alone.
     """
+
+    points: IntArray
+    parts: IntArray
+    is_cut: BoolArray
+    shard: Parts
+    is_in_order: BoolArray
+    is_gathered: bool
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether devices hold all of their parts, whatever the configuration."""
+        return not self.is_cut.any()
+
+    @cached_property
+    def shard_points(self) -> IntArray:
+        """[K] the points of the largest piece; of the part where it is not shared out."""
+        return num_points(self.shard, len(self.points))
+
+    @cached_property
+    def gathered_points(self) -> IntArray:
+        """[K] the points of all pieces in a collective, which takes all as long as the largest."""
+        return self.shard_points * np.where(self.is_cut, self.parts, 1)
+
+    @cached_property
+    def held_points(self) -> IntArray:
+        """[K] the points that are there throughout a step."""
+        if self.is_gathered:
+            return self.shard_points
+        return self.gathered_points + self.shard_points * (self.is_cut & ~self.is_in_order)
+
+    def under(self, configuration: int) -> "WeightPart":
+        """Return it under one of its configurations."""
+        if len(self.points) == 1:
+            return self
+
+        def own(values: Any) -> Any:
+            return np.broadcast_to(values, self.points.shape)[configuration : configuration + 1]
+
+        return replace(
+            self,
+            points=own(self.points),
+            parts=own(self.parts),
+            is_cut=own(self.is_cut),
+            shard=[(extent, own(size)) for extent, size in self.shard],
+            is_in_order=own(self.is_in_order),
+        )
+
+
+class AllocatedWeight(NamedTuple):
+    """A weight that a layer, by its position, is the first to use, or uses alone; state: one of `STATES`."""
 
     position: int
     operator: Operator
     read: Access
-    points: int
-    parts: int
     state: str
-    shard: Parts
-    is_in_order: bool = True
+    part: WeightPart
 
-    @property
-    def pieces(self) -> int:
-        """In how many pieces devices hold what its state says."""
-        return 1 if self.state == STATES[0] else self.parts
-
-    @property
-    def shard_points(self) -> int:
-        """The points of the largest shard; of the part where it is not sharded."""
-        return int(num_points(self.shard, 1)[0])
-
-    @property
-    def gathered_points(self) -> int:
-        """The points of all shards in a collective, which takes all as long as the largest."""
-        return self.shard_points * self.pieces
+    def under(self, configuration: int) -> "AllocatedWeight":
+        """Return the weight under one of its layer's configurations."""
+        return self._replace(part=self.part.under(configuration))
 
 
-def _weights(timeline: Timeline, layers: Sequence[LayerMode]) -> Iterator[_Weight]:
-    """Yield the weights of layers, in order; a shared one with the first layer that uses it."""
+def allocated_weights(timeline: Timeline, states: Sequence[str]) -> Iterator[AllocatedWeight]:
+    """Yield the weights of layers, in order; a shared one with the first layer that uses it.
+
+    states: [V] of layers.
+    """
     graph = timeline.graph
+    known: dict[tuple[int, int, str], WeightPart] = {}
     for position, operator in enumerate(graph.operators):
-        configurations = timeline.splits(operator)
         for number, read in enumerate(operator.reads):
             if read not in operator.parameters or (read.shared and graph.owners[read.shared] != operator.name):
                 continue
-            is_cut = bool(sharded(operator, number, configurations)[0])
-            is_summed = bool(sums_moments(operator, configurations)[0])
-            state = layers[position].state if is_cut else STATES[0]
-            part = held_parts(operator, read, configurations)
-            count = configurations.product(operator.partial_dims(read))
-            yield _Weight(
-                position=position,
-                operator=operator,
-                read=read,
-                points=timeline.points(operator, read),
-                parts=1 if is_summed else int(count[0]),
-                state=state,
-                shard=part if state == STATES[0] else shard_parts(operator, read, configurations),
-                is_in_order=bool(shards_in_order([size for _, size in part], count)),
-            )
+            key = timeline.kinds[position], number, states[position]
+            if key not in known:
+                known[key] = _weight_part(operator, number, timeline.splits(operator), states[position])
+            part = known[key]
+            state = STATES[0] if part.is_whole else states[position]
+            yield AllocatedWeight(position=position, operator=operator, read=read, state=state, part=part)
 
 
-def _weight_spans(
-    timeline: Timeline, weights: Sequence[_Weight], optimiser: str, *, is_first: bool, is_last: bool
-) -> Iterator[Span]:
-    """Yield what is allocated of weights, their gradients and the optimizer's state, and when.
+def _weight_part(operator: Operator, number: int, configurations: Splits, state: str) -> WeightPart:
+    read = operator.reads[number]
+    part = held_parts(operator, read, configurations)
+    is_cut = sharded(operator, number, configurations) & (state != STATES[0])
+    shard = part
+    if is_cut.any():
+        cut = shard_parts(operator, read, configurations)
+        shard = [(extent, np.where(is_cut, least, own)) for (extent, own), (_, least) in zip(part, cut, strict=True)]
+    count = configurations.product(operator.partial_dims(read))
+    return WeightPart(
+        points=num_points(part, len(configurations.values)),
+        parts=np.where(sums_moments(operator, configurations), 1, count),
+        is_cut=is_cut,
+        shard=shard,
+        is_in_order=np.asarray(shards_in_order([size for _, size in part], count), dtype=np.bool_),
+        is_gathered=state == "zero3",
+    )
+
+
+def weight_spans(
+    timeline: Timeline, weights: Sequence[AllocatedWeight], optimiser: str, *, is_first: bool, is_last: bool
+) -> Iterator[tuple[int, Span]]:
+    """Yield what is allocated of weights, their gradients and the optimizer's state, and when, each with its layer.
 
     is_first, is_last: Whether the micro-batch is the first one, before which no gradients are there, and the last one
     of the step, after which gradients are reduced that are not reduced in each.
     """
     precision, end = timeline.graph.precision, timeline.update
     itemsize = ITEMSIZES[precision.gradients]
-    launched = _launches(timeline, weights)
+    launched = {} if all(weight.part.is_whole for weight in weights) else _launches(timeline, weights)
     scattered = {
         launched[weight.position, weight.read.tensor]
         for weight in weights
-        if weight.pieces > 1 and (is_last or weight.state != "zero1")
+        if not weight.part.is_whole and (is_last or weight.state != "zero1")
     }
     for weight in weights:
-        points = weight.points
-        held = weight.shard_points
-        if weight.state != "zero3":
-            held = weight.gathered_points + (0 if weight.is_in_order or weight.pieces == 1 else weight.shard_points)
-        yield Span(0, end, held * precision.itemsize)
+        points = weight.part.points
+        yield weight.position, Span(0, end, weight.part.held_points * precision.itemsize, WEIGHTS)
         if not weight.read.is_trained:
             continue
-        yield Span(0, end, int(state_size(weight.shard, 1, precision, optimiser)[0]))
+        yield weight.position, Span(0, end, state_size(weight.part.shard, len(points), precision, optimiser), OPTIMISER)
         if weight.operator.name not in timeline.graph.trained:
             continue
         last = timeline.last_user[weight.read.shared] if weight.read.shared else weight.position
         product, size = timeline.backward(last)[1], points * itemsize
-        if weight.pieces == 1:
-            yield Span(product if is_first else 0, end, size)
-            yield Span(product, product, 0 if is_first else size)
+        if weight.part.is_whole:
+            yield weight.position, Span(product if is_first else 0, end, size, GRADIENTS)
+            yield weight.position, Span(product, product, size * (not is_first))
             continue
         # Whole until its bucket is launched, then a piece; those of micro-batches before are pieces or, under zero1,
         # whole.
         launch = launched[weight.position, weight.read.tensor]
         is_accumulated = weight.state == "zero1" and not is_first
         if weight.state == "zero1" and not is_last:
-            yield Span(product, end, size)
+            yield weight.position, Span(product, end, size, GRADIENTS)
             continue
-        yield Span(0 if is_accumulated else product, launch, size)
-        yield Span(product, product, size * is_accumulated)
+        yield weight.position, Span(0 if is_accumulated else product, launch, size, GRADIENTS)
+        yield weight.position, Span(product, product, size * is_accumulated)
         # Its shard's sum is made when the next reduce-scatter begins.
         made = min((turn for turn in scattered if turn > launch), default=end - 1) + 1
-        yield Span(made if is_first or is_accumulated else 0, end, weight.shard_points * itemsize)
+        begin = made if is_first or is_accumulated else 0
+        yield weight.position, Span(begin, end, weight.part.shard_points * itemsize, GRADIENTS)
     # Of layers that read a weight which others have, too: gradients that are added, and weights in another type.
     graph = timeline.graph
     for position, operator in enumerate(graph.operators):
@@ -382,41 +492,44 @@ def _weight_spans(
                 continue
             points = timeline.points(operator, read)
             if read.is_trained and read.shared and timeline.last_user[read.shared] != position:
-                yield Span(product, product, points * itemsize)
+                yield position, Span(product, product, points * itemsize)
             if types.is_cast(number):
                 size = points * types.operand_bytes(number)
-                yield Span(timeline.again(position), product, size)
-                yield Span(product, product, size * read.is_trained)
+                yield position, Span(timeline.again(position), product, size)
+                yield position, Span(product, product, size * read.is_trained)
     yield from _gathered(timeline, [weight for weight in weights if weight.state == "zero3"])
 
 
-def _gathered(timeline: Timeline, weights: Sequence[_Weight]) -> Iterator[Span]:
+def _gathered(timeline: Timeline, weights: Sequence[AllocatedWeight]) -> Iterator[tuple[int, Span]]:
     """Yield the whole of weights in pieces: in their layers' turns, and in those before, as they are gathered ahead."""
-    sizes: dict[int, int] = {}
+    sizes: dict[int, IntArray] = {}
     for weight in weights:
-        size = weight.gathered_points * timeline.graph.precision.itemsize
-        sizes[weight.position] = sizes.get(weight.position, 0) + size
+        size = weight.part.gathered_points * timeline.graph.precision.itemsize
+        sizes[weight.position] = sizes[weight.position] + size if weight.position in sizes else size
     for before, position in pairwise([-1, *sizes]):
-        yield Span(max(before, 0), position, sizes[position])
+        yield position, Span(max(before, 0), position, sizes[position])
         if timeline.recomputed[position]:
-            yield Span(timeline.again(position), timeline.again(position), sizes[position])
+            yield position, Span(timeline.again(position), timeline.again(position), sizes[position])
     needed = [at for at in reversed(sizes) if is_needed_backward(timeline.graph, timeline.graph.operators[at])]
     for behind, position in pairwise([-1, *needed]):
         product = timeline.backward(position)[1]
         is_ahead = behind >= 0 and timeline.runs[position] in (-1, timeline.runs[behind])
-        yield Span(timeline.backward(behind)[1] if is_ahead else product, product, sizes[position])
+        yield position, Span(timeline.backward(behind)[1] if is_ahead else product, product, sizes[position])
 
 
-def _in_buckets(timeline: Timeline, weights: Sequence[_Weight]) -> list[list[_Weight]]:
-    """Return the weights whose gradients are reduced together, in the order in which these reductions begin."""
+def _in_buckets(timeline: Timeline, weights: Sequence[AllocatedWeight]) -> list[list[AllocatedWeight]]:
+    """Return the weights whose gradients are reduced together, in the order in which these reductions begin.
+
+    weights: Each under one configuration.
+    """
     itemsize = ITEMSIZES[timeline.graph.precision.collectives]
-    summed = [weight for weight in weights if weight.read.is_trained and weight.parts > 1]
-    keys = [(weight.parts, weight.pieces == 1, weight.state in STATES[:2]) for weight in summed]
-    buckets = gradient_buckets(keys, [weight.points * itemsize for weight in summed])
+    summed = [weight for weight in weights if weight.read.is_trained and weight.part.parts[0] > 1]
+    keys = [(int(weight.part.parts[0]), weight.part.is_whole, weight.state in STATES[:2]) for weight in summed]
+    buckets = gradient_buckets(keys, [int(weight.part.points[0]) * itemsize for weight in summed])
     return [[summed[position] for position in bucket] for bucket in buckets]
 
 
-def _launches(timeline: Timeline, weights: Sequence[_Weight]) -> Mapping[tuple[int, str], int]:
+def _launches(timeline: Timeline, weights: Sequence[AllocatedWeight]) -> Mapping[tuple[int, str], int]:
     """Return the turn in which the bucket of each weight is full and goes, by its layer and name."""
     return {
         (weight.position, weight.read.tensor): timeline.backward(bucket[-1].position)[1]
@@ -425,10 +538,10 @@ def _launches(timeline: Timeline, weights: Sequence[_Weight]) -> Mapping[tuple[i
     }
 
 
-def _bucket_spans(timeline: Timeline, weights: Sequence[_Weight], *, is_last: bool) -> Iterator[Span]:
+def bucket_spans(timeline: Timeline, weights: Sequence[AllocatedWeight], *, is_last: bool) -> Iterator[Span]:
     """Yield what buckets take besides the gradients in them: copies, and sums of shards until the next ones.
 
-    is_last: See `_weight_spans`.
+    is_last: See `weight_spans`.
     """
     itemsize = ITEMSIZES[timeline.graph.precision.collectives]
     launched = _launches(timeline, weights)
@@ -438,108 +551,36 @@ def _bucket_spans(timeline: Timeline, weights: Sequence[_Weight], *, is_last: bo
         if bucket[0].state in STATES[:2] and not is_last:
             continue
         turn = launched[bucket[0].position, bucket[0].read.tensor] + 1
-        size = sum(weight.gathered_points for weight in bucket) * itemsize
-        is_copied = len(bucket) > 1 or not bucket[0].is_in_order or bucket[0].gathered_points != bucket[0].points
-        if bucket[0].pieces == 1:
+        size = sum(int(weight.part.gathered_points[0]) for weight in bucket) * itemsize
+        is_alone = len(bucket) == 1 and bool(bucket[0].part.is_in_order[0])
+        is_copied = not is_alone or bucket[0].part.gathered_points[0] != bucket[0].part.points[0]
+        if bucket[0].part.is_whole:
             copied[turn] = max(copied.get(turn, 0), size * is_copied)
             continue
         # Autograd holds the gradient that comes last while a bucket is copied: of the layer's first weight, or under
         # zero3, where those of a layer come together, of its last.
         own = [weight for weight in weights if weight.position == bucket[-1].position and weight.read.is_trained]
-        last = own[-1 if own[0].state == "zero3" else 0].points * itemsize
+        last = int(own[-1 if own[0].state == "zero3" else 0].part.points[0]) * itemsize
         launching[turn] = max(launching.get(turn, 0), 2 * size + last * is_copied)
         scattered[turn] = max(scattered.get(turn, 0), 2 * size)
-    yield from (Span(turn, turn, size) for turn, size in copied.items())
+    yield from (_span(turn, turn, size) for turn, size in copied.items())
     # What is sent and what is received of a reduce-scatter, until the next one begins.
     for turn, following in pairwise([*scattered, timeline.update]):
-        yield Span(turn, turn, launching[turn])
-        yield Span(turn + 1, following - 1, scattered[turn])
+        yield _span(turn, turn, launching[turn])
+        yield _span(turn + 1, following - 1, scattered[turn])
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """The most bytes that lie in a device's memory, and in whose turn: forward, backward, or of the update."""
-
-    bytes: int
-    layer: str
-    phase: str
+def _span(first: int, last: int, size: int) -> Span:
+    return Span(first, last, np.array([size]))
 
 
-def step_peak(
-    graph: Graph,
-    layers: Sequence[LayerMode],
-    *,
-    optimiser: str,
-    micro_batches: int = 1,
-    in_flight: int = 1,
-    keeps: Keeping | None = None,
-) -> Peak:
-    """Return the most that lies in a device's memory in a step of a strategy.
-
-    Args:
-        graph: of one micro-batch; a stage where it is of a pipeline.
-        layers: how each of its layers is split and what modes it has, in its order.
-        optimiser: whose state counts.
-        micro_batches: in a step.
-        in_flight: of how many a stage has something at once.
-        keeps: of the whole graph, where it is a stage.
-    """
-    rows = [
-        np.array([[layer.splits[dim] for dim in operator.extents]], dtype=np.int32)
-        for operator, layer in zip(graph.operators, layers, strict=True)
-    ]
-    timeline = Timeline(graph, keeps or keeping(graph), rows, [layer.is_recomputed for layer in layers])
-    weights = list(_weights(timeline, layers))
-    inputs = list(_inputs(timeline))
-    spans = [span for operator in graph.operators for span in layer_spans(timeline, operator)]
-    for edge in table_edges(graph):
-        if (edge.consumer, edge.input) in timeline.keeps.copies:
-            u, v = graph.index[edge.producer], graph.index[edge.consumer]
-            size = int(edge_memory(graph, edge, rows[u], rows[v]).cost(0, 0))
-            spans.append(Span(timeline.again(v), timeline.backward(v)[1], size))
-    if micro_batches > 1:
-        # Each has its own copy of its part of the step's inputs.
-        spans += [Span(0, timeline.update - 1, span.size) for span in inputs]
-    between = sum(span.size for span in spans if span.first < len(rows) <= span.last)
-    of_pass = _lying(timeline, spans)
-    of_step = _lying(timeline, inputs) * micro_batches
-    largest = max((w.shard_points for w in weights if w.read.is_trained), default=0) * graph.precision.itemsize
-    of_step[timeline.update] += _UPDATE_TENSORS.get(optimiser, 0) * largest
-    # The first backward pass finds no gradients; a later one finds these, and no more micro-batches than there are.
-    passes = (
-        [(True, in_flight)] if micro_batches == 1 else [(True, in_flight), (False, min(in_flight, micro_batches - 1))]
-    )
-    peaks = []
-    for is_first, num_in_flight in passes:
-        is_last = not is_first or micro_batches == 1
-        of_weights = [
-            *_weight_spans(timeline, weights, optimiser, is_first=is_first, is_last=is_last),
-            *_bucket_spans(timeline, weights, is_last=is_last),
-        ]
-        live = of_step + _lying(timeline, of_weights) + of_pass + (num_in_flight - 1) * between
-        turn = int(live.argmax())
-        phase = "forward" if turn < len(rows) else "backward" if turn < timeline.update else "update"
-        peaks.append(Peak(bytes=int(live[turn]), layer=timeline.layer_of(turn), phase=phase))
-    return max(peaks, key=lambda peak: peak.bytes)
-
-
-def _lying(timeline: Timeline, spans: Iterable[Span]) -> IntArray:
-    """Return the bytes that lie there in each turn."""
-    changes = np.zeros(timeline.update + 2, dtype=np.int64)
-    for first, last, size in spans:
-        if last >= first:
-            changes[first] += size
-            changes[last + 1] -= size
-    return np.cumsum(changes[:-1])
-
-
-def _inputs(timeline: Timeline) -> Iterator[Span]:
-    """Yield what a micro-batch of a step is given."""
+def input_spans(timeline: Timeline) -> Iterator[tuple[int, Span]]:
+    """Yield what a micro-batch of a step is given, each with its layer."""
     graph = timeline.graph
     received = {(e.consumer, e.input) for e in graph.received} if isinstance(graph, Stage) else set[tuple[str, int]]()
-    for operator in graph.operators:
+    for position, operator in enumerate(graph.operators):
         for number, read in enumerate(operator.reads):
             key = operator.name, number
             if read.role is not Role.PARAMETER and key not in graph.incoming and key not in received:
                 size = timeline.points(operator, read) * graph.types[operator.name].read_bytes(number)
-                yield Span(0, timeline.update, size)
+                yield position, Span(0, timeline.update, size, KEPT)

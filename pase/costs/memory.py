@@ -18,14 +18,12 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pase.costs.build import Problem
 from pase.errors import CostError, unknown_name
 from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Edge, Graph, Operator, Precision, Role, SliceOf, Window
 from pase.graph.body import POINTWISE, REDUCTIONS
 from pase.graph.operator import FAN_OUT, Indexed, access_dims, named_dims
-from pase.sharding.edges import PlacedGraph, SharedWeight, edge_itemsizes, edge_sides, shared_weights, table_edges
+from pase.sharding.edges import SharedWeight, edge_itemsizes, edge_sides, shared_weights
 from pase.sharding.shards import (
-    FloatArray,
     IndexArray,
     IntArray,
     Splits,
@@ -91,19 +89,6 @@ class LayerMemory:
     def kept(self) -> IntArray:
         """[K] the sum of what is kept."""
         return self.weights + self.gradients + self.optimiser + self.activations
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MemoryTables:
-    """The bytes of every strategy on each device, as the solver takes them.
-
-    weights: [V] the [K] bytes that a layer keeps. edges: [E] those of copies, for each edge of the problem's tables;
-    None where there are none. peaks: [1 + lanes, V] the [K] bytes of each layer of which the greatest counts.
-    """
-
-    weights: tuple[FloatArray, ...]
-    edges: tuple[EdgeTable | None, ...]
-    peaks: tuple[tuple[FloatArray, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,106 +348,6 @@ def edge_memory(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray) -> Edg
     there, back = edge_itemsizes(graph, edge)
     size = there + back * isinstance(edge, SharedWeight)
     return EdgeTable(row_class=row_class, col_class=col_class, values=(differ * points * size).astype(np.float64))
-
-
-def strategy_memory(
-    graph: Graph, splits: Sequence[Mapping[str, int]], *, optimiser: str = DEFAULT_OPTIMISER
-) -> DeviceMemory:
-    """Return what a whole strategy takes on each device; splits: for each layer, a factor for each iteration dim."""
-    layers, copies = _strategy(graph, splits, optimiser)
-    return DeviceMemory(
-        weights_bytes=sum(int(found.weights[0]) for found in layers),
-        gradients_bytes=sum(int(found.gradients[0]) for found in layers),
-        optimiser_bytes=sum(int(found.optimiser[0]) for found in layers),
-        activations_bytes=sum(int(found.activations[0]) for found in layers) + sum(copies),
-        buffers_bytes=sum(
-            max(int(peak[0]) for peak in group) for group in zip(*(m.peaks for m in layers), strict=True)
-        ),
-    )
-
-
-def device_memory(plan: PlacedGraph, *, optimiser: str = DEFAULT_OPTIMISER) -> DeviceMemory:
-    """Return what a step of a placed graph, such as a plan, takes on each device.
-
-    optimiser: whose state counts, by default one that has none.
-    """
-    splits = [plan[name].splits for name in plan.graph.index]
-    return strategy_memory(plan.graph, splits, optimiser=optimiser)
-
-
-def kept_by_layer(
-    graph: Graph, splits: Sequence[Mapping[str, int]], *, optimiser: str = DEFAULT_OPTIMISER
-) -> tuple[int, ...]:
-    """Return [V] what each layer of a strategy keeps on each device, its copies of what it reads among it, in bytes."""
-    layers, copies = _strategy(graph, splits, optimiser)
-    return tuple(int(found.kept[0]) + own for found, own in zip(layers, copies, strict=True))
-
-
-def _strategy(graph: Graph, splits: Sequence[Mapping[str, int]], optimiser: str) -> tuple[list[LayerMemory], list[int]]:
-    """Return [V] the memory of each layer, and [V] that of its copies."""
-    keeps = keeping(graph)
-    rows = [
-        np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
-        for operator, split in zip(graph.operators, splits, strict=True)
-    ]
-    known: dict[Hashable, LayerMemory] = {}
-    layers = []
-    for operator, row in zip(graph.operators, rows, strict=True):
-        key = _signature(graph, operator, keeps), row.tobytes()
-        if key not in known:
-            known[key] = layer_memory(graph, operator, row, keeps, optimiser=optimiser)
-        layers.append(known[key])
-    copies = [0] * len(rows)
-    for edge in table_edges(graph):
-        if (edge.consumer, edge.input) in keeps.copies:
-            u, v = graph.index[edge.producer], graph.index[edge.consumer]
-            copies[v] += int(edge_memory(graph, edge, rows[u], rows[v]).cost(0, 0))
-    return layers, copies
-
-
-def memory_tables(problem: Problem, *, optimiser: str = DEFAULT_OPTIMISER) -> MemoryTables:
-    """Return the bytes that every strategy takes on each device; repeated layers and edges share their arrays."""
-    graph, tables = problem.graph, problem.tables
-    keeps = keeping(graph)
-    known: dict[Hashable, tuple[FloatArray, tuple[FloatArray, ...]]] = {}
-    layers = []
-    for operator, configurations in zip(graph.operators, problem.configurations, strict=True):
-        # Of constraints, some layers of a kind have fewer configurations than others.
-        key = _signature(graph, operator, keeps), id(configurations)
-        if key not in known:
-            found = layer_memory(graph, operator, configurations, keeps, optimiser=optimiser)
-            known[key] = found.kept.astype(np.float64), tuple(peak.astype(np.float64) for peak in found.peaks)
-        layers.append(known[key])
-    of_kinds: dict[Hashable, EdgeTable] = {}
-    edges: list[EdgeTable | None] = []
-    for edge in table_edges(graph):
-        if (edge.consumer, edge.input) not in keeps.copies:
-            edges.append(None)
-            continue
-        u, v = graph.index[edge.producer], graph.index[edge.consumer]
-        kinds = type(edge), tables.vertex_table[u], edge.output, tables.vertex_table[v], edge.input
-        if kinds not in of_kinds:
-            us, vs = (problem.configurations[i] for i in (u, v))
-            of_kinds[kinds] = edge_memory(graph, edge, us, vs)
-        edges.append(of_kinds[kinds])
-    groups = zip(*(peaks for _, peaks in layers), strict=True)
-    return MemoryTables(
-        weights=tuple(kept for kept, _ in layers),
-        # Layers that are tied have edges that hold nothing.
-        edges=(*edges, *[None] * (len(tables.edges) - len(edges))),
-        peaks=tuple(group for group in groups if any(peaks.any() for peaks in group)),
-    )
-
-
-def _signature(graph: Graph, operator: Operator, keeps: Keeping) -> Hashable:
-    """Return what a layer's memory depends on besides its configuration: equal for repeated layers."""
-    name = operator.name
-    reads = tuple(
-        (graph.has_gradient(operator, i), (name, i) in keeps.reads, graph.owners.get(read.shared, name) == name)
-        for i, read in enumerate(operator.reads)
-    )
-    writes = tuple((keeps.lanes.get((name, i), 0), (name, i) in keeps.writes) for i in range(len(operator.writes)))
-    return operator.unnamed, graph.types[name], reads, writes, name in graph.trained
 
 
 def _classes(

@@ -212,9 +212,20 @@ def with_cuts(graph: Graph) -> Graph:
     return with_fan_outs(graph, behind={tensor for _, tensor in _narrow(graph)})
 
 
+def with_fan_outs_of(graph: Graph, other: Graph) -> Graph:
+    """Return a graph with the fan-outs that another one of the same model has: those that are needed, or for cuts."""
+    plain = with_fan_outs(graph)
+    return plain if plain.index.keys() == other.index.keys() else with_cuts(graph)
+
+
 def cuts(graph: Graph) -> tuple[int, ...]:
     """Return before which layers, by position, a graph can be cut: one layer alone reads one tensor from before."""
     return tuple(at for at, tensor in _narrow(graph) if len(graph.readers[tensor]) == 1)
+
+
+def narrow_writers(graph: Graph) -> tuple[int, ...]:
+    """Return the layers, by position, of which one tensor is all that goes on to the layers behind some place."""
+    return tuple(dict.fromkeys(graph.index[name] for _, (name, _) in _narrow(graph)))
 
 
 def _narrow(graph: Graph) -> Iterator[tuple[int, tuple[str, int]]]:

@@ -1,54 +1,168 @@
-"""The search within a limit on the memory of a device, and what is said where nothing fits."""
+"""The search within a limit on the memory of a device, and what is said where nothing fits.
 
-from collections.abc import Hashable, Iterable, Sequence
+What is limited is the peak of a step (`pase.costs.liveness`): the most that is there in any of its turns. In each turn
+that is a sum over layers and edges, but for buckets of gradients, so that the cheapest strategy of which some turn fits
+costs no more than any that fits altogether: a problem with a limit on one resource (`pase.solver`), whose answer is the
+optimum where its peak fits. Otherwise it is over the limit in another turn: that one is limited instead, or weighted
+sums of several are, at the weights where the bound is highest. What is then left between bound and strategy is closed
+by going through all that may cost less, where these are few.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import gcd, prod
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from pase.common.words import quantity
-from pase.costs import MemoryTables, Problem, memory_tables
-from pase.costs.memory import keeping, layer_memory
-from pase.errors import ConfigurationError, MemoryLimitError
+from pase.costs import Peak, Problem, StepMemory, TurnUsage
+from pase.costs.liveness import Turn
+from pase.costs.memory import keeping
+from pase.errors import ConfigurationError, MemoryLimitError, SolverError
 from pase.graph import Graph
 from pase.sharding.edges import table_edges
 from pase.sharding.shards import IndexArray, enumerate_configurations
 from pase.solver import (
+    RELATIVE_TOLERANCE,
     ConstrainedProblem,
+    CutShortError,
     LimitedSolution,
     NothingFitsError,
     Progress,
     lightest_strategy,
+    near_optimal,
+    solve,
     solve_limited,
 )
-from pase.tables.cost_tables import CostTables, EdgeTable
+from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray
 
+MAX_TURNS, MAX_SHARE = 4, 8
+"""Turns that are limited at most, and in how many parts the weights of two of them are told."""
+MAX_TIGHTER, CLOSE_BYTES = 10, 1e-3
+"""How often a strategy is sought within less than the limit, since some of what it takes is no sum; and how closely."""
 MAX_MORE_DEVICES = 64
 """How many times the devices are looked at for a number that would do."""
+MAX_ENUMERATED, MAX_PEAKS = 50_000, 2_000
+"""Strategies that are gone through at most to close a gap, and those of which peaks are worked out."""
+
+Choice = tuple[int, ...]
+
+
+class NothingFoundError(CutShortError):
+    """No strategy was found that fits. bound: none that does costs less."""
+
+    def __init__(self, bound: float) -> None:
+        """Note the bound."""
+        super().__init__("no strategy was found that fits the limit; give the search more time, or a higher limit")
+        self.bound = bound
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MemoryLimit:
+    """A limit on the peak of a step.
+
+    Attributes:
+        memory: What strategies have in memory.
+        limit_bytes: The most that is to be there.
+    """
+
+    memory: StepMemory
+    limit_bytes: int
+    _peaks: dict[Choice, Peak] = field(default_factory=dict)
+    _usage: dict[Turn, TurnUsage] = field(default_factory=dict)
+
+    def peak(self, choice: Sequence[int]) -> Peak:
+        """Return the peak of a strategy."""
+        key = tuple(choice)
+        if key not in self._peaks:
+            self._peaks[key] = self.memory.peak(key)
+        return self._peaks[key]
+
+    def fits(self, choice: Sequence[int]) -> bool:
+        """Return whether the peak of a strategy is within the limit."""
+        return self.peak(choice).bytes <= self.limit_bytes
+
+    def usage(self, turn: Turn) -> TurnUsage:
+        """Return what strategies have in memory in one turn."""
+        if turn not in self._usage:
+            self._usage[turn] = self.memory.usage(turn)
+        return self._usage[turn]
+
+    def relaxed(
+        self, tables: CostTables, weights: Mapping[Turn, int], limit_bytes: int | None = None
+    ) -> ConstrainedProblem:
+        """Return the problem in which the weighted sum of some turns is limited.
+
+        Args:
+            tables: Costs of the same configurations.
+            weights: Whole numbers, by turn.
+            limit_bytes: Another limit than the own one.
+        """
+        limit = self.limit_bytes if limit_bytes is None else limit_bytes
+        rows = [(weight, self.usage(turn)) for turn, weight in weights.items() if weight]
+        known: dict[tuple[int, ...], Any] = {}
+
+        def weighted(arrays: Sequence[FloatArray]) -> FloatArray:
+            key = tuple(map(id, arrays))
+            if key not in known:
+                known[key] = sum((w * own for (w, _), own in zip(rows, arrays, strict=True)), np.zeros(len(arrays[0])))
+            own: FloatArray = known[key]
+            return own
+
+        num_edges = len(tables.edges)
+        edges = list[EdgeTable | None]()
+        for number in range(num_edges):
+            copies = [
+                (w, usage.edges[number]) for w, usage in rows if number < len(usage.edges) and usage.edges[number]
+            ]
+            if not copies:
+                edges.append(None)
+                continue
+            total, (_, first) = sum(w for w, _ in copies), copies[0]
+            key = total, id(first)
+            if key not in known:
+                assert first is not None
+                known[key] = replace(first, values=total * first.values)
+            edges.append(known[key])
+        return ConstrainedProblem(
+            tables=tables,
+            resource_usage=tuple(weighted(arrays) for arrays in zip(*(usage.layers for _, usage in rows), strict=True)),
+            edge_usage=tuple(edges),
+            peaks=tuple(tuple(w * own for own in group) for w, usage in rows for group in usage.peaks),
+            limit=float(limit * sum(w for w, _ in rows)),
+        )
 
 
 def search_within(
     problem: Problem,
-    limit_bytes: int,
+    limit: MemoryLimit,
     *,
-    optimiser: str,
     ordering: str = "auto",
     solver_memory_bytes: int | None = None,
     time_limit_s: float | None = None,
     known: Iterable[Sequence[int]] = (),
     is_constrained: bool = False,
     on_progress: Progress | None = None,
-    memory: MemoryTables | None = None,
 ) -> LimitedSolution:
-    """Return the cheapest strategy that takes no more than a limit on each device.
+    """Return the cheapest strategy whose peak is within a limit.
 
-    optimiser: whose state counts. is_constrained: whether the problem has other constraints, for messages. memory: of
-    the problem, where it is known. Raises MemoryLimitError where nothing fits: by how much, and which layer binds.
-    Other arguments and errors as for `solve_limited`.
+    Args:
+        problem: Whose strategies are looked at.
+        limit: Of the same problem.
+        is_constrained: Whether the problem has other constraints, for messages.
+        ordering: As the others, see `pase.solver.solve`.
+
+    Raises:
+        MemoryLimitError: Nothing fits: by how much, and which layer binds.
+        CutShortError: There was no time to find anything that fits.
     """
-    memory = memory_tables(problem, optimiser=optimiser) if memory is None else memory
-    weighted = weighted_problem(problem.tables, memory, limit_bytes)
     try:
-        return solve_limited(
-            weighted,
+        return cheapest_within(
+            problem.tables,
+            limit,
             ordering=ordering,
             solver_memory_bytes=solver_memory_bytes,
             time_limit_s=time_limit_s,
@@ -56,51 +170,243 @@ def search_within(
             on_progress=on_progress,
         )
     except NothingFitsError:
-        text = _nothing_fits(problem, weighted, limit_bytes, optimiser, is_constrained=is_constrained)
-        raise MemoryLimitError(text) from None
+        raise MemoryLimitError(_nothing_fits(problem, limit, is_constrained=is_constrained)) from None
 
 
-def weighted_problem(tables: CostTables, memory: MemoryTables, limit_bytes: float) -> ConstrainedProblem:
-    """Return a problem with the bytes of every strategy, and a limit on them."""
-    return ConstrainedProblem(
-        tables=tables,
-        resource_usage=memory.weights,
-        edge_usage=memory.edges,
-        peaks=memory.peaks,
-        limit=float(limit_bytes),
+def cheapest_within(
+    tables: CostTables,
+    limit: MemoryLimit,
+    *,
+    ordering: str = "auto",
+    solver_memory_bytes: int | None = None,
+    time_limit_s: float | None = None,
+    known: Iterable[Sequence[int]] = (),
+    on_progress: Progress | None = None,
+) -> LimitedSolution:
+    """Return the cheapest strategy whose peak is within a limit, with its proof or a gap.
+
+    Arguments as for `pase.solver.solve`. Raises NothingFitsError where nothing does, CutShortError where nothing was
+    found that does.
+    """
+    deadline_s = None if time_limit_s is None else perf_counter() + time_limit_s
+    options: dict[str, Any] = {"ordering": ordering, "solver_memory_bytes": solver_memory_bytes}
+    options["on_progress"] = on_progress
+    start = [tuple(choice) for choice in known]
+    unlimited = solve(tables, time_limit_s=time_limit_s, known=start, **options)
+    search = _Search(tables=tables, limit=limit, deadline_s=deadline_s, options=options, unlimited=unlimited)
+    return search.run(start)
+
+
+@dataclass(kw_only=True)
+class _Search:
+    """One search: what it was asked, the best strategy that fits, and a bound on all that do."""
+
+    tables: CostTables
+    limit: MemoryLimit
+    deadline_s: float | None
+    options: Mapping[str, Any]
+    unlimited: Any
+    bound: float = 0.0
+    cost: float = np.inf
+    best: Choice = ()
+    is_late: bool = False
+
+    def run(self, known: Iterable[Choice]) -> LimitedSolution:
+        started_s = perf_counter()
+        self.bound = self.unlimited.lower_bound
+        for choice in (*known, self.unlimited.choice):
+            self.offer(choice)
+        if not self.is_closed():
+            self.bind()
+        if not self.is_closed():
+            self.go_through()
+        if not self.best:
+            if self.bound == np.inf:
+                raise NothingFitsError("the peak of no strategy is within the limit")
+            raise NothingFoundError(self.bound)
+        is_exact = self.is_closed()
+        solution = replace(
+            self.unlimited,
+            cost=self.cost,
+            lower_bound=self.cost if is_exact else max(0.0, self.bound * (1 - RELATIVE_TOLERANCE)),
+            exact=is_exact,
+            choice=self.best,
+            time_s=self.unlimited.time_s + perf_counter() - started_s,
+        )
+        usage, most = self.limit.peak(self.best).bytes, self.limit.limit_bytes
+        return LimitedSolution(solution=solution, unlimited=self.unlimited, usage=usage, limit=most)
+
+    def offer(self, choice: Sequence[int]) -> bool:
+        """Keep a strategy if it fits and is the cheapest; return whether it fits."""
+        if not choice or not self.limit.fits(choice):
+            return False
+        cost = self.tables.evaluate(choice)
+        if cost < self.cost:
+            self.cost, self.best = cost, tuple(choice)
+        return True
+
+    def is_closed(self) -> bool:
+        return self.bound >= self.cost * (1 - RELATIVE_TOLERANCE)
+
+    def asked(self, weights: Mapping[Turn, int], limit_bytes: int | None = None) -> Choice | None:
+        """Return the optimum within a limit on some turns, which is offered; None where there is none.
+
+        Within the own limit it raises the bound.
+        """
+        left_s = None if self.deadline_s is None else self.deadline_s - perf_counter()
+        if left_s is not None and left_s <= 0:
+            self.is_late = True
+            return None
+        relaxed = self.limit.relaxed(self.tables, weights, limit_bytes)
+        try:
+            found = solve_limited(
+                relaxed, known=[self.best] if self.best else [], time_limit_s=left_s, **self.options
+            ).solution
+        except CutShortError:
+            self.is_late = True
+            return None
+        except SolverError:  # nothing fits, or what does has an infinite cost
+            if limit_bytes is None:
+                self.bound = np.inf
+            return None
+        self.is_late |= not found.exact and self.deadline_s is not None
+        if limit_bytes is None:
+            self.bound = max(self.bound, found.lower_bound)
+        self.offer(found.choice)
+        return found.choice
+
+    def bind(self) -> None:
+        """Limit the turns that bind, and weighted sums of them, until the optimum fits or nothing is gained."""
+        weights = {self.limit.peak(self.unlimited.choice).turn: 1}
+        for _ in range(MAX_TURNS):
+            choice = self.asked(weights)
+            if choice is None or self.is_closed() or self.is_late:
+                break
+            peak = self.limit.peak(choice)
+            if peak.turn in weights:
+                break
+            weights = self.balanced(weights, peak.turn)
+            if self.is_closed() or self.is_late or self.bound == np.inf:
+                break
+        self.tighten(weights)
+
+    def balanced(self, weights: Mapping[Turn, int], turn: Turn) -> dict[Turn, int]:
+        """Return the weights of some turns and another one at which the bound is highest, as far as is looked for."""
+        low, high, best = 0, MAX_SHARE, (self.bound, {turn: 1})
+        while low < high - 1 or high == MAX_SHARE:
+            share = high if low == 0 and high == MAX_SHARE else (low + high) // 2
+            mixed = _mixed(weights, turn, share)
+            choice = self.asked(mixed)
+            if choice is None or self.is_closed() or self.is_late:
+                return mixed
+            if self.bound > best[0]:
+                best = self.bound, mixed
+            is_over = self.limit.peak(choice).turn in weights
+            if share == MAX_SHARE:
+                if not is_over:
+                    return mixed
+                high = MAX_SHARE - 1
+                continue
+            low, high = (low, share) if is_over else (share, high)
+        return best[1]
+
+    def tighten(self, weights: Mapping[Turn, int]) -> None:
+        """Seek what fits within less than the limit on some turns, as others and what is no sum take more."""
+        limit = self.limit.limit_bytes
+        least, most, within = 0, limit, limit
+        for _ in range(MAX_TIGHTER):
+            if self.is_closed() or self.is_late or self.bound == np.inf or most - least < limit * CLOSE_BYTES:
+                break
+            choice = self.asked(weights, within)
+            if choice is None or self.limit.fits(choice):
+                least, within = within, (within + most) // 2
+                continue
+            peak = self.limit.peak(choice)
+            if peak.turn not in weights:
+                weights = {**weights, peak.turn: max(weights.values())}
+            most, within = within, within - (peak.bytes - limit)
+            if within <= least:
+                within = (least + most) // 2
+
+    def go_through(self) -> None:
+        """Go through all strategies that may be cheaper than the best, where these are few."""
+        tables = self.tables
+        kept = tuple(np.arange(size, dtype=np.int32) for size in tables.domain_sizes)
+        if self.best and tables.hiding is None:
+            kept = near_optimal(tables, self.cost)
+        if not all(map(len, kept)) or prod(map(len, kept)) > MAX_ENUMERATED:
+            return
+        every = sorted((tables.evaluate(choice), choice) for choice in product(*(own.tolist() for own in kept)))
+        for number, (cost, choice) in enumerate(every):
+            if cost >= self.cost or number == MAX_PEAKS:
+                self.bound = max(self.bound, min(cost, self.cost))
+                return
+            if np.isfinite(cost) and self.offer(choice):
+                break
+        self.bound = self.cost
+
+
+def _mixed(weights: Mapping[Turn, int], turn: Turn, share: int) -> dict[Turn, int]:
+    """Return weights in which a turn has so many parts of `MAX_SHARE`, and others the rest as they share it."""
+    total = sum(weights.values())
+    found = {other: weight * (MAX_SHARE - share) for other, weight in weights.items() if share < MAX_SHARE}
+    found[turn] = found.get(turn, 0) + share * total
+    common = gcd(*found.values())
+    return {other: weight // common for other, weight in found.items() if weight}
+
+
+# -- where nothing fits
+
+
+def lightest_within(tables: CostTables, limit: MemoryLimit) -> Choice:
+    """Return the strategy with the lowest peak that is found, first of those that have least in one turn."""
+    weights, best = {Turn("update", -1): 1}, Choice()
+    for _ in range(MAX_TURNS):
+        choice = lightest_strategy(limit.relaxed(tables, weights))
+        peak = limit.peak(choice)
+        if not best or peak.bytes < limit.peak(best).bytes:
+            best = choice
+        if peak.turn in weights:
+            break
+        weights = {peak.turn: 1} if len(weights) == 1 else {**weights, peak.turn: max(weights.values())}
+    return best
+
+
+def limit_of(problem: Problem, limit_bytes: int, optimiser: str) -> MemoryLimit:
+    """Return a limit on the peaks of a problem's strategies."""
+    memory = StepMemory(
+        graph=problem.graph,
+        configurations=problem.configurations,
+        optimiser=optimiser,
+        keeps=keeping(problem.graph),
     )
+    return MemoryLimit(memory=memory, limit_bytes=limit_bytes)
 
 
-def _nothing_fits(
-    problem: Problem, weighted: ConstrainedProblem, limit_bytes: int, optimiser: str, *, is_constrained: bool
-) -> str:
-    graph, devices = problem.graph, problem.num_devices
-    choice = lightest_strategy(weighted)
-    total = int(weighted.usage(choice))
-    kept = [float(usage[c]) for usage, c in zip(weighted.resource_usage, choice, strict=True)]
-    for (u, v), usage in weighted.using_edges:
-        kept[v] += usage.cost(choice[u], choice[v])
-    binding = max(range(len(kept)), key=lambda v: (kept[v], -v))
+def _nothing_fits(problem: Problem, limit: MemoryLimit, *, is_constrained: bool) -> str:
+    graph, devices, most = problem.graph, problem.num_devices, limit.limit_bytes
+    peak = limit.peak(lightest_within(problem.tables, limit))
+    binding = max(range(len(graph.operators)), key=lambda v: (peak.kept_by_layer[v], -v))
     # More devices have other configurations, which constraints may not allow.
-    enough = None if is_constrained else _enough_devices(graph, devices, limit_bytes, optimiser)
+    enough = None if is_constrained else _enough_devices(graph, devices, limit)
     advice = f"{enough} devices would do" if enough else "use more devices"
     if is_constrained:
         advice = f"loosen the constraints, or {advice}"
-    state = _least_state_bytes(problem, optimiser)
-    if state <= limit_bytes:
+    state = limit.memory.least_state_bytes()
+    if state <= most:
         advice += ", or try a smaller batch"
     else:
         advice += f" (no smaller batch does: weights with their gradients and state take {quantity(state, 'B')})"
     among = " that keeps to the constraints" if is_constrained else ""
+    kept = peak.kept_by_layer[binding]
     return (
-        f"no strategy of {graph.name!r}{among} fits {quantity(limit_bytes, 'B')} on each of {devices} devices: the "
-        f"least that one takes is {quantity(total, 'B')}, {quantity(total - limit_bytes, 'B')} too much; layer "
-        f"{graph.operators[binding].name!r} binds with {quantity(kept[binding], 'B')} of it "
-        f"({kept[binding] / total:.0%}); {advice}"
+        f"no strategy of {graph.name!r}{among} fits {quantity(most, 'B')} on each of {devices} devices: the "
+        f"least that one takes is {quantity(peak.bytes, 'B')}, {quantity(peak.bytes - most, 'B')} too much; layer "
+        f"{graph.operators[binding].name!r} binds with {quantity(kept, 'B')} of it ({kept / peak.bytes:.0%}); {advice}"
     )
 
 
-def _enough_devices(graph: Graph, num_devices: int, limit_bytes: int, optimiser: str) -> int | None:
+def _enough_devices(graph: Graph, num_devices: int, limit: MemoryLimit) -> int | None:
     """Return the first of 2, 4, … times as many devices on which a strategy would fit; None where there is none."""
     factor, before = 2, float("inf")
     while factor <= MAX_MORE_DEVICES:
@@ -108,10 +414,9 @@ def _enough_devices(graph: Graph, num_devices: int, limit_bytes: int, optimiser:
             problem = _without_costs(graph, factor * num_devices)
         except ConfigurationError:
             return None
-        memory = memory_tables(problem, optimiser=optimiser)
-        weighted = weighted_problem(problem.tables, memory, limit_bytes)
-        least = weighted.least_usage + sum(max(float(p.min()) for p in group) for group in weighted.peaks)
-        if least <= limit_bytes and weighted.fits(lightest_strategy(weighted)):
+        there = limit_of(problem, limit.limit_bytes, limit.memory.optimiser)
+        least = there.peak(lightest_within(problem.tables, there)).bytes
+        if least <= limit.limit_bytes:
             return factor * num_devices
         if least >= before:
             return None
@@ -152,21 +457,3 @@ def _without_costs(graph: Graph, num_devices: int) -> Problem:
         ),
         configurations=tuple(found[number] for number in references),
     )
-
-
-def _least_state_bytes(problem: Problem, optimiser: str) -> int:
-    """Return the least that weights, their gradients and their state take on each device, whatever the batch."""
-    graph, keeps = problem.graph, keeping(problem.graph)
-    known: dict[Hashable, int] = {}
-    total = 0
-    for operator, configurations in zip(graph.operators, problem.configurations, strict=True):
-        key = (
-            operator.unnamed,
-            id(configurations),
-            tuple(graph.owners.get(read.shared) == operator.name for read in operator.reads),
-        )
-        if key not in known:
-            memory = layer_memory(graph, operator, configurations, keeps, optimiser=optimiser)
-            known[key] = int((memory.weights + memory.gradients + memory.optimiser).min())
-        total += known[key]
-    return total

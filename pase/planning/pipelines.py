@@ -29,6 +29,7 @@ from pase.costs import TimeUpError, cost_model
 from pase.costs.modes import STATES
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError, SolverError
 from pase.graph.parts import cuts, with_cuts
+from pase.planning.one_stage import solve_one_stage
 from pase.planning.plan import STAGES, STAGES_IN_TURNS, Plan, SearchRecord
 from pase.planning.spans import (
     CLOSE,
@@ -298,8 +299,9 @@ def _look(setting: Setting, *, level: int, waiting: _Waiting, below: float) -> F
     if level == len(_LOOKS):
         return solve_scheme(setting, scheme, below=below)
     bound = 0.0
-    with suppress(TimeUpError):
-        bound = _LOOKS[level](setting, scheme)
+    if scheme.stages > 1:
+        with suppress(TimeUpError):
+            bound = _LOOKS[level](setting, scheme)
     return Found(scheme=scheme, cost=inf, bound=bound, parts=())
 
 
@@ -314,7 +316,7 @@ def work_s(setting: Setting, micro_batches: int) -> float:
         return 0.0
     if machine.kernels:
         machine = replace(machine, kernels=replace(machine.kernels, beyond=None, cache_bytes=0))
-    return sum(works_s(setting.of_micro_batch(micro_batches).graph, setting.cost_model, machine))
+    return sum(works_s(setting.of_micro_batch(micro_batches, 1).graph, setting.cost_model, machine))
 
 
 # -- one scheme
@@ -333,8 +335,31 @@ WAVES, WAVE_BEHIND = (8, 4, 2), 1.1
 
 def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Found:
     """Return the cheapest step of a scheme, as far as it is known; below: of no interest if it takes no less."""
+    whole = _of_one_stage(setting, scheme) if scheme.stages == 1 else None
+    if whole is not None and whole.bound >= min(whole.cost, below) * (1 - CLOSE):
+        return whole
     answers = (_solved(setting, scheme, below, slack) for slack in SLACKS)
-    return next(found for found in answers if found is not None)
+    found = next(found for found in answers if found is not None)
+    if whole is None:
+        return found
+    # What streams is not hidden in all micro-batches, or layers that are recomputed hold more than is bounded. The
+    # bound of sums is above what peaks may come to.
+    bound = max(whole.bound, min(found.bound, whole.cost)) if setting.limit_bytes == inf else whole.bound
+    return replace(min(whole, found, key=lambda each: each.cost), bound=min(bound, whole.cost, found.cost))
+
+
+def _of_one_stage(setting: Setting, scheme: Scheme) -> Found:
+    """Return the answer of a scheme of one stage, which is exact where what streams in micro-batches is hidden."""
+    try:
+        problem, memory = Stages.of(setting, scheme).whole()
+    except TimeUpError:
+        return Found(scheme=scheme, cost=inf, bound=0.0, parts=())
+    choice, bound = solve_one_stage(problem, memory)
+    if not choice:
+        return Found(scheme=scheme, cost=inf, bound=bound, parts=())
+    sums = problem.sums(choice)
+    part = _part(problem, choice, sums, ((0, len(choice)),))
+    return Found(scheme=scheme, cost=problem.cost(sums), bound=min(bound, problem.cost(sums)), parts=(part,))
 
 
 def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Found | None:
@@ -376,7 +401,7 @@ def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Fou
                     for (problem, answer), own, (i, j) in zip(found, sums, pairwise(path), strict=True)
                 )
                 cost = _step_s(setting, scheme, new)
-                if cost < best:
+                if cost < best and _fits(setting, scheme, new):
                     best, parts = cost, new
             before = bound
             bound, path = spans.bound()
@@ -388,12 +413,17 @@ def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Fou
                     break
         if scheme.chunks == 1 and bound < min(best, below) * (1 - EXACT):
             closed = _closed(stages, spans, min(best, below))
-            if closed is not None:
+            if closed is not None and (not closed or _fits(setting, scheme, closed)):
                 bound = min(best, below)
                 if closed:
                     best = _step_s(setting, scheme, closed)
                     bound, parts = best, closed
     return Found(scheme=scheme, cost=best, bound=min(bound, best), parts=parts)
+
+
+def _fits(setting: Setting, scheme: Scheme, parts: Sequence[StagePart]) -> bool:
+    """Return whether the peak of a step of several stages is within the limit; sums may leave out reductions."""
+    return setting.limit_bytes == inf or _step_of(setting, scheme, parts).peak.bytes <= setting.limit_bytes
 
 
 def _step_s(setting: Setting, scheme: Scheme, parts: Sequence[StagePart]) -> float:
@@ -489,7 +519,7 @@ def _part(problem: StageProblem, choice: Choice, sums: StageSums, chunks: tuple[
 def plan_of_step(setting: Setting, found: Found, bound: float, time_s: float) -> Plan:
     """Return the placed plan of a step; bound: no step takes less."""
     scheme = found.scheme
-    graph = setting.of_micro_batch(scheme.micro_batches).graph
+    graph = setting.of_micro_batch(scheme.micro_batches, scheme.stages).graph
     step = _step_of(setting, scheme, found.parts)
     assert abs(step.cost - found.cost) <= 1e-9 * found.cost, f"the step costs {step.cost}, found was {found.cost}"
     ordering = STAGES_IN_TURNS if setting.schedule == INTERLEAVED else STAGES
@@ -516,7 +546,7 @@ def plan_of_step(setting: Setting, found: Found, bound: float, time_s: float) ->
 
 
 def _step_of(setting: Setting, scheme: Scheme, parts: Sequence[StagePart]) -> Step:
-    graph = setting.of_micro_batch(scheme.micro_batches).graph
+    graph = setting.of_micro_batch(scheme.micro_batches, scheme.stages).graph
     layers: dict[int, LayerChoice] = {}
     for group, part in enumerate(parts):
         choices = zip(part.configurations, part.states, part.again, strict=True)

@@ -10,13 +10,13 @@ from pase._loading import method_of_plans
 from pase.common.containers import FrozenDict
 from pase.common.documents import StrPath
 from pase.common.words import quantity, short
-from pase.costs import DEFAULT_OPTIMISER, REPLICATED, DeviceMemory, Peak, device_memory, step_peak
+from pase.costs import DEFAULT_OPTIMISER, REPLICATED, DeviceMemory, Peak
 from pase.errors import PlanError
 from pase.graph import Graph, Precision
 from pase.machine import Machine
 from pase.planning.constraints import Constraints
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble")
 """In which order the stages of a pipeline work through the micro-batches."""
@@ -194,10 +194,8 @@ class Plan:
     @cached_property
     def peak(self) -> Peak:
         """The most that lies in a device's memory at once as PyTorch runs a step, and when that is."""
-        if self.has_parts:
-            peak: Peak = method_of_plans("peak")(self)
-            return peak
-        return step_peak(self.graph, self.layers, optimiser=self.optimiser)
+        peak: Peak = method_of_plans("peak")(self)
+        return peak
 
     @cached_property
     def placed_cost(self) -> float:
@@ -209,21 +207,14 @@ class Plan:
         cost: float = method_of_plans("placed_cost")(self)
         return cost
 
-    @cached_property
+    @property
     def memory(self) -> DeviceMemory:
-        """What a training step needs on each device, as predicted; of stages, on those of the one that needs most."""
-        if self.has_parts:
-            memory: DeviceMemory = method_of_plans("memory")(self)
-            return memory
-        return device_memory(self, optimiser=self.optimiser)
+        """What is in a device's memory at the peak; of stages, on the devices of the one that needs most."""
+        return self.peak.memory
 
     @property
     def share_of_limit(self) -> float:
-        """The peak as a share of the memory limit that the plan was searched under; 0.0 without a limit.
-
-        The search keeps an estimate within the limit (`memory.total_bytes`) that omits what an optimizer computes with,
-        so that this can exceed 1.
-        """
+        """The peak as a share of the memory limit that the plan was searched under; 0.0 without a limit."""
         return self.peak.bytes / self.device_memory_bytes if self.device_memory_bytes else 0.0
 
     @property

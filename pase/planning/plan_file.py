@@ -51,6 +51,9 @@ _RELATIVE_TOLERANCE = 1e-9
 
 _LIMIT = "memory_limit_bytes_per_device"
 
+WITHOUT_PEAKS = 2
+"""The version of files whose memory is an estimate of another kind than the peak; it is worked out anew."""
+
 _MEMORY_BYTES = (*(field.name for field in fields(DeviceMemory)), "total_bytes")
 
 _TRANSFER = record(Transfer, producer=TEXT, input=WHOLE, cost=NUMBER, forward_bytes=NUMBER, backward_bytes=NUMBER)
@@ -86,7 +89,10 @@ _MEMORY: Codec[dict[str, Any]] = record(
 _PLAN = record(
     Plan,
     schema_version=version(
-        SCHEMA_VERSION, minimum=1, hint=lambda found: ": update PaSE" if found > SCHEMA_VERSION else ": search again"
+        SCHEMA_VERSION,
+        before=(WITHOUT_PEAKS,),
+        minimum=1,
+        hint=lambda found: ": update PaSE" if found > SCHEMA_VERSION else ": search again",
     ),
     tool_version=TEXT,
     model=record(
@@ -186,12 +192,17 @@ def plan_from_document(document: Field) -> Plan:
     if with_fan_outs(plan.graph) is not plan.graph:
         raise document["graph"].fail("lacks the fan-outs that sum a gradient for several layers: search again")
     _verify_layers(document["layers"], plan)
-    step = Step.of(plan) if plan.has_parts else None
-    _verify_memory(plan, step, document)
+    step = Step.of(plan)
+    if document["schema_version"].value == WITHOUT_PEAKS:
+        kept = (bytes_of_layer for peak in step.peaks for bytes_of_layer in peak.kept_by_layer)
+        layers = (replace(layer, memory_bytes=own) for layer, own in zip(plan.layers, kept, strict=True))
+        plan = replace(plan, layers=tuple(layers))
+    else:
+        _verify_memory(plan, step, document)
     _verify_constraints(plan, document)
     # A huge number in an edited file may overflow: it is then told apart from the right one, as infinity.
     with np.errstate(over="ignore", invalid="ignore"):
-        _verify_costs(plan, step, document)
+        _verify_costs(plan, step if plan.has_parts else None, document)
     return plan
 
 
@@ -252,16 +263,19 @@ def _verify_model(document: Field, graph: Graph) -> None:
         raise document["arguments"].fail(f"are {arguments}; the graph in this file has {dict(graph.arguments)}")
 
 
-def _verify_memory(plan: Plan, step: Step | None, document: Field) -> None:
+def _verify_memory(plan: Plan, step: Step, document: Field) -> None:
     """Raise PlanError unless the memory is that of the strategy, and within the plan's own limit."""
     memory = document.get("memory")
     if memory is not None:
         for key in _MEMORY_BYTES:
-            expected = getattr((step or plan).memory, key)
+            expected = getattr(step.peak.memory, key)
             if memory[key].value != expected:
                 raise memory[key].fail(f"is {memory[key].value}, but the strategy needs {expected}: search again")
+    kept = [bytes_of_layer for peak in step.peaks for bytes_of_layer in peak.kept_by_layer]
+    for field, layer, own in zip(document["layers"].items(), plan.layers, kept, strict=True):
+        _same(field["memory_bytes"], layer.memory_bytes, own)
     limit = plan.device_memory_bytes
-    if limit is not None and (needed := (step or plan).memory.total_bytes) > limit:
+    if limit is not None and (needed := step.peak.bytes) > limit:
         raise document[_LIMIT].fail(f"is {limit}, but the strategy needs {needed}: search again")
 
 
@@ -304,12 +318,9 @@ def _verify_costs(plan: Plan, step: Step | None, document: Field) -> None:
     # choose another; `Plan.placed_cost` is of it.
     devices = [layer.devices for layer in plan.layers]
     chosen = [layer.splits for layer in plan.layers]
-    if step:
-        expected = step.plans(devices)
-    else:
-        expected = plan_layers(plan.graph, plan.num_devices, model, chosen, devices, optimiser=plan.optimiser)
+    expected = step.plans(devices) if step else plan_layers(plan.graph, plan.num_devices, model, chosen, devices)
     for field, layer, right in zip(document["layers"].items(), plan.layers, expected, strict=True):
-        for key in ("layer_cost", "compute_cost", "communication_cost", "memory_bytes"):
+        for key in ("layer_cost", "compute_cost", "communication_cost"):
             _same(field[key], getattr(layer, key), getattr(right, key))
         for key in ("hideable_cost", "cover_cost"):
             _same_if_told(field, key, getattr(right, key))

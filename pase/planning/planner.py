@@ -13,6 +13,7 @@ import numpy as np
 
 from pase._version import __version__
 from pase.common.documents import StrPath
+from pase.common.words import quantity
 from pase.costs import DEFAULT_OPTIMISER, Allowance, CostModel, Problem, TimeUpError, build_problem, cost_model
 from pase.costs.memory import Keeping, keeping, layer_memory, optimiser_state
 from pase.costs.modes import STATES, ModeSpace
@@ -36,12 +37,12 @@ from pase.planning.constraints import (
     mode_space,
     with_ties,
 )
-from pase.planning.memory_limit import search_within
+from pase.planning.memory_limit import limit_of, search_within
 from pase.planning.pipelines import plan_of_step, search_schemes
 from pase.planning.plan import NOT_SEARCHED, SCHEDULES, Plan, SearchRecord
 from pase.planning.spans import Setting
 from pase.planning.stages import ONE_FORWARD_ONE_BACKWARD, SEARCHED_SCHEDULES
-from pase.planning.steps import plan_layers, total_cost
+from pase.planning.steps import plain_memory, plan_layers, total_cost
 from pase.sharding.shards import check_batch, check_devices, check_splittable, data_parallel, divisors
 from pase.solver import RELATIVE_TOLERANCE, CutShortError, Solution, check_limits, default_solver_memory_bytes, solve
 from pase.tables.cost_tables import IndexArray
@@ -54,6 +55,9 @@ TIME_WITHOUT_TABLES_S = 1.0
 
 PLANNING_S = 2.5e-3
 """For each layer of a step in parts, about what placing and costing it in the plan takes."""
+
+PROPOSAL_S = 10.0
+"""How long it is looked for what fits otherwise, where nothing fits."""
 
 WITHOUT_LIMIT = "without_memory_limit"
 """Among a plan's baselines: the cheapest strategy where memory is no matter."""
@@ -216,8 +220,8 @@ def search(
         )
         time_s = perf_counter() - start_s
         free = finished(problem, cut(solution), time_s=time_s, constraints=options.constraints)
-        limit = int((machine.device.memory_bytes or 0) * (1 - RESERVED_SHARE))
-        if options.cost_model not in FITTING_MODELS or not limit or free.peak.bytes <= limit:
+        limit = fitting_limit(machine, options.cost_model)
+        if limit is None or free.peak.bytes <= limit:
             return free
         known = [*known, solution.choice]
         if bound is None:
@@ -225,8 +229,7 @@ def search(
     try:
         limited = search_within(
             problem,
-            limit,
-            optimiser=options.optimiser,
+            limit_of(problem, limit, options.optimiser),
             ordering=options.ordering,
             solver_memory_bytes=solver_memory_bytes,
             time_limit_s=time_limit_s,
@@ -238,6 +241,9 @@ def search(
         if free is not None:
             # Nothing is known to fit: the cheapest of all says so itself.
             return free
+        if bound is None and isinstance(error, MemoryLimitError) and not options.constraints:
+            more = _in_other_modes(graph, devices, machine, options, reload)
+            raise MemoryLimitError(f"{error}{more}") from None
         if bound is None or isinstance(error, CutShortError):
             raise
         raise SolverError(
@@ -250,6 +256,12 @@ def search(
     # What fits is a strategy without a limit, too: no search for one that was cut short need be dearer.
     cheapest = min(limited.unlimited.cost, plan.total_cost)
     return replace(plan, device_memory_bytes=limit, baselines={**plan.baselines, WITHOUT_LIMIT: cheapest})
+
+
+def fitting_limit(machine: Machine, cost_model: str) -> int | None:
+    """Return what a strategy may take on each device where no limit is told; None for as much as it needs."""
+    limit = int((machine.device.memory_bytes or 0) * (1 - RESERVED_SHARE))
+    return limit if limit and cost_model in FITTING_MODELS else None
 
 
 def prepared(graph: Graph, options: SearchOptions) -> Graph:
@@ -270,8 +282,8 @@ def _search_both(
             failed.append(error)
     if not found:
         raise failed[-1]
-    limit = options.device_memory_bytes or int((machine.device.memory_bytes or 0) * (1 - RESERVED_SHARE))
-    fits = [plan for plan in found if options.cost_model not in FITTING_MODELS or not limit or plan.peak.bytes <= limit]
+    limit = options.device_memory_bytes or fitting_limit(machine, options.cost_model)
+    fits = [plan for plan in found if limit is None or plan.peak.bytes <= limit]
     plan = min(fits or found, key=lambda plan: plan.total_cost)
     bound = min(plan.total_cost, *(other.lower_bound for other in found))
     is_exact = plan.exact and bound >= plan.total_cost * (1 - RELATIVE_TOLERANCE)
@@ -340,6 +352,33 @@ def _search_step(
             setting = replace(setting, imported={n: imported(n) for n in divisors(setting.batch) if n > 1})
             found, bound = seek(setting)
     return plan_of_step(setting, found, bound, perf_counter() - start_s)
+
+
+def _in_other_modes(
+    graph: Graph, devices: int, machine: Machine, options: SearchOptions, reload: Callable[[int], Graph] | None
+) -> str:
+    """Return with which micro-batches and modes a model fits as many devices, in words; "" where none are found."""
+    model = options.cost_model if options.cost_model in FITTING_MODELS else "alpha_beta"
+    count: int | str = AUTO_NUMBER if reload is not None or not graph.framework else 1
+    told = replace(
+        options, cost_model=model, micro_batches=count, modes=MODES, time_limit_s=PROPOSAL_S, ordering="auto"
+    )
+    space, start_s = _modes(told, graph), perf_counter()
+    try:
+        plan = _search_step(graph, devices, machine, told, space, start_s, None, reload)
+        free = search(graph, devices, machine=machine, cost_model=model, keep_batch=True)
+    except (ConfigurationError, MemoryLimitError, SolverError):
+        return ""
+    used = {layer.state for layer in plan} - {STATES[0]} | {RECOMPUTE for layer in plan if layer.is_recomputed}
+    modes = [mode for mode in MODES if mode in used]
+    flags = [f"--micro-batches {plan.micro_batches}"] * (plan.micro_batches > 1) + [f"--modes {','.join(modes)}"] * any(
+        modes
+    )
+    flags = [f"--cost-model {model}"] * (model != options.cost_model) + flags
+    return (
+        f"; or keep these {devices} with {' '.join(flags)}: {quantity(plan.peak.bytes, 'B')}, at "
+        f"{plan.total_cost / free.total_cost:.2f} × the cost without a limit"
+    )
 
 
 def _search_s(time_limit_s: float, graph: Graph) -> float:
@@ -602,7 +641,8 @@ def plan_of(
     is_constrained = any(not isinstance(each, DevicesOf) for each in constraints)
     free = _data_parallel_problem(problem, costs) if is_constrained else problem
     by_hand = devices_by_hand(constraints, graph)
-    layers = plan_layers(graph, devices, costs, splits, group_sizes=sizes, by_hand=by_hand, optimiser=optimiser)
+    kept = plain_memory(graph, splits, optimiser).peak([0] * len(splits)).kept_by_layer
+    layers = plan_layers(graph, devices, costs, splits, group_sizes=sizes, by_hand=by_hand, kept_bytes=kept)
     total = total_cost(layers)
     assert abs(total - solution.cost) <= 1e-9 * total, f"plan costs {total}, solution {solution.cost}"
     return Plan(

@@ -19,15 +19,15 @@ import numpy as np
 
 from pase.common.containers import FrozenDict
 from pase.common.documents import StrPath
-from pase.costs import Alike, Allowance, Known, MemoryTables, Problem, alike, cost_model, costed, memory_tables
-from pase.errors import ConfigurationError, unknown_name
+from pase.costs import Alike, Allowance, Known, Problem, alike, cost_model, costed
+from pase.errors import ConfigurationError, MemoryLimitError, unknown_name
 from pase.graph import Graph, precision_of
 from pase.graph.operators import with_fan_outs
 from pase.graph.precision import FLOAT32
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
 from pase.planning.constraints import Allowed, Constraints, allowed, constraints_of, with_ties
-from pase.planning.memory_limit import search_within, weighted_problem
+from pase.planning.memory_limit import MemoryLimit, limit_of, search_within
 from pase.planning.plan import Plan
 from pase.planning.planner import (
     AUTO_NUMBER,
@@ -40,10 +40,12 @@ from pase.planning.planner import (
     check_search,
     chosen_options,
     data_parallel_choice,
+    fitting_limit,
     plan_of,
     prepared,
 )
 from pase.solver import (
+    CutShortError,
     Solution,
     WarmStart,
     default_solver_memory_bytes,
@@ -167,7 +169,7 @@ class _Kept:
     kinds: Alike
     known: Known = field(default_factory=Known)
     data_parallel: tuple[int, ...] | None = None
-    memory: dict[str, MemoryTables] = field(default_factory=dict)
+    memory: dict[str, MemoryLimit] = field(default_factory=dict)
     costed: _Costed | None = None
     start: WarmStart | None = None
 
@@ -300,9 +302,9 @@ class Session:
         now = _costed(kept, wanted)
         search = _Search(kept=kept, now=now, options=options, last=last)
         free = search.cheapest()
-        solution = search.within_memory(free)
+        solution, limit_bytes = search.within_memory(free)
         baselines = {"data_parallel": now.data_parallel}
-        if options.device_memory_bytes is not None:
+        if limit_bytes is not None:
             baselines[WITHOUT_LIMIT] = min(free.cost, solution.cost)
         time_s = perf_counter() - started_s
         if last is None:
@@ -315,7 +317,7 @@ class Session:
             cost_unit=now.unit,
             optimiser=options.optimiser,
             constraints=options.constraints,
-            device_memory_bytes=options.device_memory_bytes,
+            device_memory_bytes=limit_bytes,
             baselines=baselines,
             time_s=time_s,
         )
@@ -485,23 +487,31 @@ class _Search:
             return solve_again(now.problem.tables, start, self._rows, self._near, **self._limits)
         return self._in_tables(solve(self._narrowed().tables, known=self._known(), **self._limits))
 
-    def within_memory(self, free: Solution) -> Solution:
-        """Return the cheapest strategy that fits a device, too; free: a cheapest of all that constraints leave."""
-        limit, optimiser = self.options.device_memory_bytes, self.options.optimiser
-        if limit is None:
-            return free
-        if optimiser not in self.kept.memory:
-            self.kept.memory[optimiser] = memory_tables(self.now.problem, optimiser=optimiser)
-        memory = self.kept.memory[optimiser]
-        if weighted_problem(self.now.problem.tables, memory, limit).fits(free.choice):
-            return free
-        found = search_within(
-            self._narrowed(),
-            limit,
-            optimiser=optimiser,
-            known=self._known(),
-            is_constrained=bool(self.options.constraints),
-            memory=None if self.options.constraints else memory,
-            **self._limits,
-        )
-        return self._in_tables(found.solution)
+    def within_memory(self, free: Solution) -> tuple[Solution, int | None]:
+        """Return the cheapest strategy that fits a device, too, and the limit that it keeps to; None for none.
+
+        free: A cheapest of all that constraints leave.
+        """
+        options, tables = self.options, self.now.problem.tables
+        told = options.device_memory_bytes
+        limit_bytes = told or fitting_limit(self.now.machine, options.cost_model)
+        if limit_bytes is None:
+            return free, None
+        memory = self.kept.memory.get(options.optimiser)
+        if memory is None:
+            memory = self.kept.memory[options.optimiser] = limit_of(self.now.problem, limit_bytes, options.optimiser)
+        limit = replace(memory, limit_bytes=limit_bytes)
+        if limit.fits(free.choice):
+            return free, told
+        narrowed = self._narrowed()
+        if narrowed.tables is not tables:
+            limit = limit_of(narrowed, limit_bytes, options.optimiser)
+        try:
+            found = search_within(
+                narrowed, limit, known=self._known(), is_constrained=bool(options.constraints), **self._limits
+            )
+        except (MemoryLimitError, CutShortError):
+            if told is None:
+                return free, None
+            raise
+        return self._in_tables(found.solution), limit_bytes

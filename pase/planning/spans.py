@@ -20,14 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pase.common.containers import FrozenDict
-from pase.costs import Allowance, CostModel, TimeUpError, cost_model, hiding_layers, signature, traffic_of
+from pase.costs import Allowance, CostModel, StepMemory, TimeUpError, cost_model, hiding_layers, signature, traffic_of
 from pase.costs.collectives import Link
 from pase.costs.memory import Keeping, keeping
 from pase.costs.modes import BoolArray, KnownModes, LayerModes, Links, ModeSpace, layer_choices, mode_tables
 from pase.costs.traffic import LayerTraffic
 from pase.errors import ConfigurationError
 from pase.graph import Graph
-from pase.graph.parts import cuts, micro_batch, stage, with_cuts
+from pase.graph.operators import with_fan_outs
+from pase.graph.parts import cuts, micro_batch, narrow_writers, stage, with_cuts
 from pase.machine import Machine
 from pase.planning.constraints import Constraints, allowed
 from pase.planning.stage_problem import (
@@ -118,10 +119,12 @@ class Setting:
         """Whether the time is over."""
         return perf_counter() > self.deadline_s
 
-    def of_micro_batch(self, micro_batches: int) -> "Batch":
-        """Return the graph of one of so many micro-batches, and what it has under every scheme."""
-        imported = self.imported.get(micro_batches)
-        return batch_of(self.graph, micro_batches) if imported is None else batch_of(imported, 1)
+    def of_micro_batch(self, micro_batches: int, stages: int) -> "Batch":
+        """Return the graph of one of so many micro-batches, cut for several stages, and what schemes have of it."""
+        imported, has_cuts = self.imported.get(micro_batches), stages > 1
+        if imported is not None:
+            return batch_of(imported, 1, has_cuts=has_cuts)
+        return batch_of(self.graph, micro_batches, has_cuts=has_cuts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +144,10 @@ class Batch:
 
 
 @lru_cache(maxsize=32)
-def batch_of(whole: Graph, micro_batches: int) -> Batch:
+def batch_of(whole: Graph, micro_batches: int, *, has_cuts: bool) -> Batch:
     """Return the graph of one of so many micro-batches, and what it has under every scheme."""
-    graph = with_cuts(micro_batch(whole, micro_batches))
+    graph = micro_batch(whole, micro_batches)
+    graph = with_cuts(graph) if has_cuts else with_fan_outs(graph)
     keeps, at = keeping(graph), cuts(graph)
     kinds = _kinds(graph, keeps)
     return Batch(
@@ -151,7 +155,8 @@ def batch_of(whole: Graph, micro_batches: int) -> Batch:
         keeps=keeps,
         at=at,
         kinds=kinds,
-        fixed=frozenset(graph.operators[v].name for v in _run_ends(kinds, at)),
+        # Without cuts a run ends with what the layers behind it read, which is kept in any case.
+        fixed=frozenset(graph.operators[v].name for v in _run_ends(kinds, at if has_cuts else narrow_writers(graph))),
         hides=hiding_layers(graph),
     )
 
@@ -200,7 +205,10 @@ class Stages:
 
     @classmethod
     def of(cls, setting: Setting, scheme: Scheme) -> "Stages":
-        batch, devices = setting.of_micro_batch(scheme.micro_batches), setting.num_devices // scheme.stages
+        batch, devices = (
+            setting.of_micro_batch(scheme.micro_batches, scheme.stages),
+            setting.num_devices // scheme.stages,
+        )
         only = _allowed(setting.constraints, batch.graph, devices)
         return cls(
             setting=setting,
@@ -386,6 +394,21 @@ class Stages:
             beyond=self.beyond[first:beyond],
             deadline_s=self.setting.deadline_s,
         )
+
+    def whole(self) -> tuple[StageProblem, StepMemory]:
+        """Return the problem of a scheme of one stage, and what its choices have in memory."""
+        problem = self._problem(0, len(self.batch.kinds), (None, None), None)
+        memory = StepMemory(
+            graph=problem.tables.graph,
+            keeps=self.batch.keeps,
+            configurations=problem.tables.configurations,
+            optimiser=self.setting.optimiser,
+            layers=problem.tables.layers,
+            edges=problem.tables.edges,
+            micro_batches=self.scheme.micro_batches,
+            in_flight=self.in_flight(0)[0],
+        )
+        return replace(problem, in_flight=memory.in_flight), memory
 
     def solve(
         self, i: int, j: int, number: int, near: FloatArray | None, enough: float, *, longest: float, may_widen: bool
@@ -764,7 +787,7 @@ def works_s(graph: Graph, name: str, machine: Machine) -> list[float]:
 
 @lru_cache(maxsize=32)
 def _works_s(setting: Setting, micro_batches: int) -> list[float]:
-    return works_s(setting.of_micro_batch(micro_batches).graph, setting.cost_model, setting.machine)
+    return works_s(setting.of_micro_batch(micro_batches, 2).graph, setting.cost_model, setting.machine)
 
 
 def _kinds(graph: Graph, keeps: Keeping) -> tuple[int, ...]:

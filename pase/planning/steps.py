@@ -9,9 +9,7 @@ import numpy as np
 
 from pase.common.containers import FrozenDict
 from pase.costs import (
-    DEFAULT_OPTIMISER,
     CostModel,
-    DeviceMemory,
     LayerTraffic,
     Peak,
     cost_model,
@@ -19,16 +17,16 @@ from pase.costs import (
     edge_layouts,
     edge_signature,
     hiding_layers,
-    kept_by_layer,
     layer_cost,
     layer_hiding,
+    memory_of_layers,
     signature,
-    step_peak,
     traffic_of,
     transfer_bytes,
 )
-from pase.costs.memory import keeping, layer_memory
-from pase.costs.modes import STATES, KnownModes, LayerModes, Links, ModeSpace, mode_tables, once_a_step, state_bytes
+from pase.costs.memory import keeping
+from pase.costs.modes import STATES, KnownModes, LayerModes, Links, ModeSpace, mode_tables, once_a_step
+from pase.costs.step_memory import Strategies
 from pase.graph import Edge, Graph
 from pase.graph.parts import stages
 from pase.machine import Machine
@@ -40,7 +38,7 @@ from pase.planning.stages import group_links, in_flight, step_s, under_way
 from pase.sharding.edges import SharedWeight, table_edges
 from pase.sharding.levels import PlacedAxes
 from pase.sharding.placement import place
-from pase.sharding.shards import IntArray, splits_of
+from pase.sharding.shards import IntArray
 
 
 def plan_layers(
@@ -52,7 +50,7 @@ def plan_layers(
     *,
     group_sizes: Sequence[int] = (),
     by_hand: Mapping[str, tuple[int, ...]] = FrozenDict(),
-    optimiser: str = DEFAULT_OPTIMISER,
+    kept_bytes: Sequence[int] = (),
     as_placed: bool = False,
 ) -> tuple[LayerPlan, ...]:
     """Return the placed plan of every layer.
@@ -66,7 +64,7 @@ def plan_layers(
         group_sizes: Consecutive devices that are to have little to exchange with others where layers are placed: those
             of a node.
         by_hand: Devices of some layers, by name, next to which the others are placed.
-        optimiser: Whose state counts as memory.
+        kept_bytes: [V] what each layer has in memory at the peak; 0 by default.
         as_placed: Whether communication is costed between these devices; else each layer's axes lie over the levels of
             the machine as suits it, and each edge has the best assignment, as in a search.
     """
@@ -101,8 +99,8 @@ def plan_layers(
     traffic: dict[Hashable, Transfer] = {}
     hides = hiding_layers(graph) if model.overlap else ()
     layers = []
-    memory = kept_by_layer(graph, splits, optimiser=optimiser)
-    for operator, split, where, kept_bytes in zip(graph.operators, splits, devices, memory, strict=True):
+    memory = kept_bytes or [0] * len(graph.operators)
+    for operator, split, where, kept in zip(graph.operators, splits, devices, memory, strict=True):
         kind = kinds[operator.name]
         if kind not in costs:
             costs[kind] = _layer_costs(does[operator.name], model)
@@ -132,7 +130,7 @@ def plan_layers(
                 layer_cost=compute + communication,
                 compute_cost=compute,
                 communication_cost=communication,
-                memory_bytes=kept_bytes,
+                memory_bytes=kept,
                 transfers=tuple(transfers),
                 hideable_cost=hideable_cost,
                 cover_cost=cover_cost,
@@ -394,47 +392,63 @@ class Step:
         """What each work of a stage takes."""
         return tuple(stage_times(problem, choice) for problem, choice in self.problems)
 
-    def memory_bytes(self, group: int, sums: Sequence[StageSums] | None = None) -> float:
-        """Return what a device of a group needs; sums: [S] of stages, where they are others than its own."""
+    def summed_bytes(self, group: int, sums: Sequence[StageSums] | None = None) -> float:
+        """Return what sums of layers come to on a device of a group; its peak is no more, but for reductions.
+
+        sums: [S] of stages, where they are others than its own.
+        """
         return self._of_group(group, self.sums if sums is None else sums).memory_bytes(1)
 
     def _of_group(self, group: int, sums: Sequence[StageSums]) -> StageSums:
         """Return what the stages of a group take together; `kept` is for all micro-batches under way."""
         return StageSums(*together(np.array(sums[group :: self.num_groups]), self._under_way[group]).tolist())
 
-    def held_beside(self, number: int) -> int:
-        """Return what a device holds of the other stages of its group, at most."""
-        group, chunk = number % self.num_groups, number // self.num_groups
-        others = list(self.sums[group :: self.num_groups])
-        others[chunk] = others[chunk]._replace(static=0.0, kept=0.0)
-        return int(sum(own.static for own in others) + (self._under_way[group] @ [own.kept for own in others]).max())
+    def with_layer(self, position: int, choice: LayerChoice) -> "Step":
+        """Return the step with another choice of a layer, of the same stage."""
+        return replace(self, layers=(*self.layers[:position], choice, *self.layers[position + 1 :]))
+
+    def memory_of_stage(self, number: int) -> Strategies:
+        """Return what is in the memory of the devices of a stage."""
+        first, beyond = self.bounds[number]
+        return memory_of_layers(
+            self.stages[number],
+            self.layers[first:beyond],
+            optimiser=self.optimiser,
+            micro_batches=self.micro_batches,
+            in_flight=self.in_flight(number),
+            keeps=keeping(self.graph),
+        )
+
+    def peak_of_stage(self, number: int) -> Peak:
+        """Return the most that a device of a stage holds at once.
+
+        With several stages in turns that is at most so much: what the others hold, at any time, is there beside it.
+        """
+        peak = self.memory_of_stage(number).peak([0] * len(self.stages[number].operators))
+        if self.chunks == 1:
+            return peak
+        group = number % self.num_groups
+        own = range(group, len(self.bounds), self.num_groups)
+        states, kept = np.array([self.memory_of_stage(each).waiting_bytes() for each in own]).T
+        states[number // self.num_groups] = kept[number // self.num_groups] = 0
+        most = int(states.sum() + (self._under_way[group] @ kept).max())
+        return replace(peak, memory=replace(peak.memory, activations_bytes=peak.memory.activations_bytes + most))
 
     @cached_property
+    def peaks(self) -> tuple[Peak, ...]:
+        """The most that a device of each stage holds at once."""
+        return tuple(map(self.peak_of_stage, range(len(self.bounds))))
+
+    @property
     def fullest(self) -> int:
         """The group whose devices need most memory."""
-        return max(range(self.num_groups), key=self.memory_bytes)
+        sizes = [peak.bytes for peak in self.peaks]
+        return sizes.index(max(sizes)) % self.num_groups
 
-    @cached_property
-    def memory(self) -> DeviceMemory:
-        """What a device of that group needs."""
-        keeps, own = keeping(self.graph), self._of_group(self.fullest, self.sums)
-        states = np.zeros(3, dtype=np.int64)
-        for number in range(self.fullest, len(self.bounds), self.num_groups):
-            graph, (first, beyond) = self.stages[number], self.bounds[number]
-            for operator, layer in zip(graph.operators, self.layers[first:beyond], strict=True):
-                row = np.array([[layer.splits[dim] for dim in operator.extents]], dtype=np.int32)
-                memory = layer_memory(graph, operator, row, keeps, optimiser=self.optimiser)
-                sizes = state_bytes(graph, operator, splits_of(operator, row), memory, layer.state, self.optimiser)
-                states += np.array([int(size[0]) for size in sizes])
-        weights, gradients, moments = (int(size) for size in states)
-        kept = own.static - states.sum() + own.kept
-        return DeviceMemory(
-            weights_bytes=weights,
-            gradients_bytes=gradients,
-            optimiser_bytes=moments,
-            activations_bytes=int(kept),
-            buffers_bytes=int(own.again + own.buffers),
-        )
+    @property
+    def peak(self) -> Peak:
+        """The most that a device holds at once, of the stage whose devices hold most."""
+        return max(self.peaks, key=lambda peak: peak.bytes)
 
     def plans(self, devices: Sequence[tuple[int, ...]] | None = None) -> tuple[LayerPlan, ...]:
         """Return the plan of every layer; devices: of each part, where they are given."""
@@ -451,7 +465,8 @@ class Step:
                 )
             else:
                 placed = [tuple(device - start for device in row) for row in devices[first:beyond]]
-            bare = plan_layers(graph, self.group, model, splits, placed, optimiser=self.optimiser)
+            kept = self.peaks[number].kept_by_layer
+            bare = plan_layers(graph, self.group, model, splits, placed, kept_bytes=kept)
             if self.is_plain:
                 return tuple(bare)
             crossing = {edge.consumer: edge for edge in getattr(graph, "received", ())}
@@ -482,7 +497,6 @@ class Step:
                             producer=edge.producer, input=edge.input, cost=0.0, forward_bytes=0.0, backward_bytes=0.0
                         )
                     )
-                kept = float(figures.static[c]) + self.in_flight(number) * float(figures.kept[c])
                 found.append(
                     replace(
                         own,
@@ -490,7 +504,7 @@ class Step:
                         layer_cost=total,
                         compute_cost=min(compute, total),
                         communication_cost=max(0.0, total - compute),
-                        memory_bytes=kept,
+                        memory_bytes=kept[at],
                         transfers=tuple(transfers),
                         hideable_cost=None,
                         cover_cost=None,
@@ -502,28 +516,12 @@ class Step:
         return tuple(found)
 
 
-def memory_of(plan: Plan) -> DeviceMemory:
-    """Return what a device needs that needs most."""
-    return Step.of(plan).memory
+def plain_memory(graph: Graph, splits: Sequence[Mapping[str, int]], optimiser: str) -> Strategies:
+    """Return what is in a device's memory where all weights are whole and nothing is recomputed."""
+    layers = [LayerChoice(splits=own, state=STATES[0], is_recomputed=False, stage=0) for own in splits]
+    return memory_of_layers(graph, layers, optimiser=optimiser)
 
 
 def peak_of(plan: Plan) -> Peak:
-    """Return the most that a device holds at once, of the stage whose devices hold most.
-
-    With several stages in turns that is at most so much: what the others hold, at any time, lies there beside it.
-    """
-    step = Step.of(plan)
-    keeps = keeping(step.graph)
-    peaks = [
-        step_peak(
-            graph,
-            step.layers[first:beyond],
-            optimiser=step.optimiser,
-            micro_batches=step.micro_batches,
-            in_flight=step.in_flight(number),
-            keeps=keeps,
-        )
-        for number, (graph, (first, beyond)) in enumerate(zip(step.stages, step.bounds, strict=True))
-    ]
-    peaks = [replace(peak, bytes=peak.bytes + step.held_beside(number)) for number, peak in enumerate(peaks)]
-    return max(peaks, key=lambda peak: peak.bytes)
+    """Return the most that a device holds at once."""
+    return Step.of(plan).peak

@@ -98,14 +98,6 @@ class ConstrainedProblem:
         """Return [groups] the greatest peak of a strategy's configurations."""
         return tuple(max(float(p[c]) for p, c in zip(group, choice, strict=True)) for group in self.peaks)
 
-    def usage_beside(self, vertex: int, choice: Sequence[int]) -> FloatArray:
-        """Return the [K] usage of the strategies that have any configuration of a vertex, and a choice elsewhere."""
-        with_each = self.usage(choice) + self.changes(vertex, choice)
-        for group, now in zip(self.peaks, self.greatest(choice), strict=True):
-            others = (float(p[c]) for v, (p, c) in enumerate(zip(group, choice, strict=True)) if v != vertex)
-            with_each += np.maximum(group[vertex], max(others, default=0.0)) - now
-        return with_each
-
     def changes(self, vertex: int, choice: Sequence[int]) -> FloatArray:
         """Return by how much the [K] configurations of a vertex change the usage of a choice, peaks left out."""
         own = self.resource_usage[vertex]

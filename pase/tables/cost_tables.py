@@ -397,6 +397,21 @@ def _distinct_rows(values: FloatArray) -> tuple[NDArray[np.intp], IndexArray]:
     return np.unique(of, return_index=True)[1], of
 
 
+def among(tables: CostTables, vertex: int, rows: IndexArray) -> CostTables:
+    """Return tables in which other configurations of a vertex cost infinitely much; numbers stay as they are."""
+    number = tables.vertex_table[vertex]
+    costs = np.full(len(tables.vertex_costs[number]), np.inf)
+    costs[rows] = tables.vertex_costs[number][rows]
+    hiding = tables.hiding and replace(
+        tables.hiding,
+        hideable=(*tables.hiding.hideable, tables.hiding.hideable[number]),
+        cover=(*tables.hiding.cover, tables.hiding.cover[number]),
+    )
+    references = list(tables.vertex_table)
+    references[vertex] = len(tables.vertex_costs)
+    return replace(tables, vertex_costs=(*tables.vertex_costs, costs), vertex_table=tuple(references), hiding=hiding)
+
+
 def restricted(tables: CostTables, kept: Mapping[int, IndexArray]) -> CostTables:
     """Return the problem in which some vertices have some configurations alone, numbered by position in `kept`.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from pase.costs import DEFAULT_OPTIMISER, DeviceMemory, device_memory
+from pase.costs import DEFAULT_OPTIMISER, DeviceMemory
 from pase.errors import ProgramError
 from pase.graph import ITEMSIZES, rounding, uniform
 from pase.planning.plan import Plan, on_one_device
@@ -213,7 +213,7 @@ def _reported(events: Iterable[dict[str, Any]], on_step: Callable[[int], None] =
 
 def _memory(plan: Plan, run: Plan) -> DeviceMemory:
     """Return what a device needs but for the optimizer; of a plan with parts in its own types, not those it runs in."""
-    return replace(plan, optimiser=DEFAULT_OPTIMISER).memory if plan.has_parts else device_memory(run)
+    return replace(plan if plan.has_parts else run, optimiser=DEFAULT_OPTIMISER).memory
 
 
 def _measured(done: Mapping[str, Any]) -> dict[Movement, int]:

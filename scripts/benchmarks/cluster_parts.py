@@ -100,7 +100,7 @@ def strategies(model: str, num_devices: int, machine: Machine) -> dict[str, Plan
         for name, modes in PARTS.items()
         if batch % (modes.micro_batches * num_devices // modes.stages) == 0
     }
-    needed = Step.of(plans["data parallel"]).memory.total_bytes
+    needed = Step.of(plans["data parallel"]).peak.bytes
     for name, asked in SEARCHES.items():
         limit = int(SHARES[name] * needed) if name in SHARES else None
         plans[name] = search(graph, num_devices, device_memory_bytes=limit, **settings, **asked)

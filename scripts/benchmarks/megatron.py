@@ -94,11 +94,11 @@ def steps(setting: Setting) -> Iterator[Found]:
 @cache
 def dims_of(setting: Setting) -> TransformerDims | None:
     """Return what the rule speaks of, of the graph with cuts; None where it is no transformer."""
-    return transformer_dims(batch_of(setting.graph, 1).graph)
+    return transformer_dims(batch_of(setting.graph, 1, has_cuts=True).graph)
 
 
 def _all_degrees(setting: Setting) -> Iterator[Degrees]:
-    dims, batch = dims_of(setting), batch_of(setting.graph, 1)
+    dims, batch = dims_of(setting), batch_of(setting.graph, 1, has_cuts=True)
     assert dims is not None
     split = dims.heads | dims.hidden
     extents = {batch.graph[name].extents[dim] for (name, dim), number in dims.classes.items() if number in split}
@@ -130,7 +130,7 @@ def _even_s(setting: Setting, degrees: Degrees) -> float:
 @cache
 def _splits(setting: Setting, degrees: Degrees) -> list[dict[str, int]]:
     """Return into how many parts each dim of each layer is split."""
-    dims, batch = dims_of(setting), batch_of(setting.graph, degrees.micro_batches)
+    dims, batch = dims_of(setting), batch_of(setting.graph, degrees.micro_batches, has_cuts=True)
     assert dims is not None
     known = {}
     for kind, operator in zip(batch.kinds, batch.graph.operators, strict=True):
@@ -155,7 +155,7 @@ def _splits_of(operator: Operator, dims: TransformerDims, degrees: Degrees) -> d
 def _step(setting: Setting, degrees: Degrees) -> Step:
     """Return a step with all weights whole, and nothing recomputed."""
     m, num = degrees.micro_batches, degrees.stages * degrees.chunks
-    graph = batch_of(setting.graph, m).graph
+    graph = batch_of(setting.graph, m, has_cuts=True).graph
     stages = np.searchsorted(_even_cuts(setting, m, num), np.arange(len(graph.operators)), side="right").tolist()
     splits = _splits(setting, degrees._replace(stages=1, chunks=1))
     return Step(
@@ -176,7 +176,7 @@ def _step(setting: Setting, degrees: Degrees) -> Step:
 
 @cache
 def _even_cuts(setting: Setting, m: int, num: int) -> list[int]:
-    batch = batch_of(setting.graph, m)
+    batch = batch_of(setting.graph, m, has_cuts=True)
     return even_cuts(batch.at, works_s(batch.graph, setting.cost_model, setting.machine), num)
 
 
@@ -187,12 +187,12 @@ ModeSums = Iterator[tuple[Mode, Sequence[StageSums]]]
 def _fitting(setting: Setting, step: Step, sums: ModeSums) -> Iterator[tuple[Mode, float]]:
     """Yield the modes in which a step fits, and what it takes."""
     for mode, own in sums:
-        if max(step.memory_bytes(group, own) for group in range(step.num_groups)) <= setting.limit_bytes:
+        if max(step.summed_bytes(group, own) for group in range(step.num_groups)) <= setting.limit_bytes:
             yield mode, step.cost_of(own)
 
 
 def _stage_sums(setting: Setting, degrees: Degrees, step: Step) -> ModeSums:
-    fixed = batch_of(setting.graph, degrees.micro_batches).fixed
+    fixed = batch_of(setting.graph, degrees.micro_batches, has_cuts=True).fixed
     for mode in MODES:
         sums = []
         for graph, (problem, _) in zip(step.stages, step.problems, strict=True):
@@ -217,7 +217,7 @@ def _layer_sums(setting: Setting, degrees: Degrees, step: Step) -> ModeSums:
 @cache
 def _layer_figures(setting: Setting, degrees: Degrees) -> tuple[FloatArray, IntArray]:
     """Return [kinds, modes, criteria and work] of layers, and [V] the kind of each."""
-    batch = batch_of(setting.graph, degrees.micro_batches)
+    batch = batch_of(setting.graph, degrees.micro_batches, has_cuts=True)
     operators, devices = batch.graph.operators, setting.num_devices // degrees.stages
     alike = [(kind, operator.name in batch.fixed) for kind, operator in zip(batch.kinds, operators, strict=True)]
     first = {key: v for v, key in reversed(list(enumerate(alike)))}

@@ -1,21 +1,19 @@
 """What a limit on the memory of a device costs, and how long the search takes to prove it."""
 
-from dataclasses import replace
-
 from pase import load, load_machine
 from pase.common.words import quantity
-from pase.costs import Problem, memory_tables
+from pase.costs import Problem
 from pase.models import MODELS
-from pase.planning.memory_limit import weighted_problem
+from pase.planning.memory_limit import cheapest_within, lightest_within, limit_of
 from pase.planning.planner import problem_of
-from pase.solver import LimitedSolution, lightest_strategy, solve_limited
+from pase.solver import LimitedSolution
 from scripts.benchmarks.tables import markdown, publish
 
 DEVICES = (8, 64)
 SHARES = (0.0, 0.1, 0.5, 0.9)
 """Limits, between what the lightest strategy needs (0) and what the cheapest one does (1)."""
 OPTIMISER = "adam"
-PLENTY = 1e15
+PLENTY = 10**15
 
 
 def main(*, write: bool) -> None:
@@ -33,14 +31,14 @@ def main(*, write: bool) -> None:
 
 
 def _row(name: str, problem: Problem) -> list[str]:
-    weighted = weighted_problem(problem.tables, memory_tables(problem, optimiser=OPTIMISER), PLENTY)
+    plenty = limit_of(problem, PLENTY, OPTIMISER)
 
-    def solved(limit: float) -> LimitedSolution:
-        return solve_limited(replace(weighted, limit=limit))
+    def solved(limit_bytes: int) -> LimitedSolution:
+        return cheapest_within(problem.tables, limit_of(problem, limit_bytes, OPTIMISER))
 
-    least = weighted.usage(lightest_strategy(weighted))
+    least = plenty.peak(lightest_within(problem.tables, plenty)).bytes
     free = solved(PLENTY)
-    found = [solved(float(int(least + share * (free.usage - least)))).solution for share in SHARES]
+    found = [solved(int(least + share * (free.usage - least))).solution for share in SHARES]
     return [
         *(name, str(problem.num_devices), quantity(least, "B"), quantity(free.usage, "B")),
         *(f"{solution.cost / free.solution.cost:.3f}" for solution in found),

@@ -152,7 +152,7 @@ def searched(number: str, time_limit_s: str) -> None:
     row = next(row for row in published_steps() if row.id == int(number))
     graph = graph_of(row)
     step = theirs(row, graph)
-    limits = [step.machine.device.memory_bytes, step.memory.total_bytes]
+    limits = [step.machine.device.memory_bytes, step.peak.bytes]
     for limit in limits:
         try:
             plan = searched_plan(step, graph, limit, float(time_limit_s))
@@ -187,7 +187,7 @@ def searched_plan(step: Step, graph: Graph, limit_bytes: int | None, time_limit_
 
 
 def _told(step: Step) -> dict[str, Any]:
-    return {"cost": step.cost, "memory": step.memory.total_bytes, "shape": shape_of(step)}
+    return {"cost": step.cost, "memory": step.peak.bytes, "shape": shape_of(step)}
 
 
 def shape_of(step: Step) -> dict[str, str]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from pase import Plan, emit, load, load_machine, search
-from pase.costs.memory import device_memory
 from pase.errors import EmitError
 from pase.graph import Scalar
 from pase.machine import override_machine
@@ -161,7 +160,7 @@ def _moved_by(label: str, plan: Plan) -> Moved:
         predicted_bytes=predicted_bytes,
         measured_bytes=done["measured_bytes"],
         kept_alive_bytes=_step(source, ["--keep-alive"])[1]["measured_bytes"],
-        memory_bytes=device_memory(plan).total_bytes,
+        memory_bytes=plan.peak.bytes,
         allocated_bytes=max(done["peak_memory_bytes"]),
     )
 

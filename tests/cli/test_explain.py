@@ -10,10 +10,10 @@ import pytest
 
 from pase import search
 from pase.analysis.explanation import SchemeOutcome, explain_step
-from pase.costs import strategy_memory
 from pase.planning.plan_file import read_plan, write_plan
 from pase.planning.planner import SearchOptions, data_parallel_choice, plan_of, problem_of
 from pase.planning.stages import step_bytes
+from pase.planning.steps import plain_memory
 from pase.solver import solve
 from tests.cli.conftest import Command, document_of
 from tests.networks import staged_plan
@@ -214,7 +214,7 @@ def test_memory_binds(pase: Command, plan: Path) -> None:
             assert other["total_cost"] >= limited.total_cost * (1 - 1e-9)
             changed = {one["name"]: one["splits"] for one in other["changes"]} | {layer["name"]: other["splits"]}
             splits = [changed.get(one.name, one.splits) for one in limited.layers]
-            assert strategy_memory(found.graph, splits).total_bytes < free
+            assert plain_memory(found.graph, splits, "sgd").peak([0] * len(splits)).bytes < free
     assert re.search(r"^\S+ .*  memory, ", pase("explain", path).out, re.MULTILINE)
     less = document_of(pase, "explain", path, "--sensitivity")["sensitivity"]
     assert {one["figure"] for one in less if one["is_used"]} >= {"device memory limit"}

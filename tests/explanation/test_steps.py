@@ -38,7 +38,7 @@ def test_modes_take_what_the_step_with_them_does() -> None:
             step = _step(plan, layer.name, state=mode.state, is_recomputed=mode.is_recomputed)
             assert mode.step_s == pytest.approx(step.cost)
             assert mode.difference_s == pytest.approx(step.cost - plan.total_cost, abs=1e-12)
-            assert mode.memory_bytes == step.sums[layer.stage].memory_bytes(step.in_flight(layer.stage))
+            assert mode.memory_bytes == step.peaks[layer.stage].bytes
             assert mode.fits == (mode.memory_bytes <= 900_000)
             checked += 1
     assert checked > 5

@@ -2,7 +2,8 @@
 
 Networks have dense layers, sums and a loss on groups of one or two devices of a flat machine, under the cost model
 `program`: an all-reduce of n bytes over two devices is two messages of n/2. Nothing of `pase.costs` or `pase.planning`
-is used but the search that is tested. Layouts of a tensor [batch, features] are "" (whole on both devices), "b" and "f"
+is used but the search that is tested and, for steps of one stage, the peak of a strategy, which tests/targets/torch
+has beside the allocator. Layouts of a tensor [batch, features] are "" (whole on both devices), "b" and "f"
 (halved along a dim).
 """
 
@@ -17,9 +18,12 @@ import numpy as np
 import pytest
 
 import pase
+from pase.costs import memory_of_layers
 from pase.errors import MemoryLimitError
-from pase.graph import Builder, Graph
-from pase.graph.operators import dense, elementwise, softmax_loss
+from pase.graph import Builder, Graph, Operator
+from pase.graph.operators import dense, elementwise, softmax_loss, with_fan_outs
+from pase.graph.parts import micro_batch
+from pase.planning.steps import LayerChoice
 from tests.simulation.machines import machine
 
 Array = np.ndarray
@@ -64,7 +68,7 @@ class Case:
 
     @property
     def has_parts(self) -> bool:
-        """Whether more than splits is searched: every tensor with several reads has a fan-out then."""
+        """Whether more than splits is searched."""
         return self.stages > 1 or self.micro_batches > 1 or bool(self.states) or self.recompute
 
 
@@ -513,19 +517,44 @@ def places(layers: tuple[Layer, ...]) -> list[int]:
 
 def brute_force(case: Case) -> float:
     """The least time of a step over all cuts and choices that fit; infinite where none does."""
-    layers = with_fans(case.layers, everywhere=case.has_parts)
+    # To be cut, every tensor with several reads has a fan-out.
+    layers = with_fans(case.layers, everywhere=case.stages > 1)
     fixed = frozenset(layers[place].name for place in places(layers))
     best, s, m = inf, case.stages, case.micro_batches
     for at in combinations(places(layers), s - 1):
         fronts = []
         for number, (first, stop) in enumerate(pairwise((0, *at, len(layers)))):
-            found = Step(case, layers, first, stop, case.devices // s, fixed).figures()
+            step = Step(case, layers, first, stop, case.devices // s, fixed)
+            found = step.figures()
+            if s == 1:
+                return least_that_fits(case, step, m * found["t"] + found["o"])
             fits = found["static"] + min(m, s - number) * found["kept"] + found["rest"] <= case.limit
             fronts.append(front(found["t"][fits], found["o"][fits]))
         for pairs in product(*fronts):
             times = [t for t, _ in pairs]
             best = min(best, sum(times) + (m - 1) * max(times) + max(o for _, o in pairs))
     return best
+
+
+def least_that_fits(case: Case, step: Step, costs: Array) -> float:
+    """The least cost of a strategy whose peak is within the limit; infinite where none is."""
+    graph = with_fan_outs(micro_batch(graph_of(case), case.micro_batches))
+    options = [list(step.choices(layer)) for layer in step.layers]
+    grid = np.indices([len(own) for own in options]).reshape(len(options), -1)
+    for number in costs.argsort(kind="stable"):
+        chosen = [own[at] for own, at in zip(options, grid[:, number], strict=True)]
+        layers = [in_mode(operator, choice) for operator, choice in zip(graph.operators, chosen, strict=True)]
+        memory = memory_of_layers(graph, layers, optimiser=case.optimizer, micro_batches=case.micro_batches)
+        if case.limit == inf or memory.peak([0] * len(layers)).bytes <= case.limit:
+            return float(costs[number])
+    return inf
+
+
+def in_mode(operator: Operator, choice: Choice) -> LayerChoice:
+    """A layer of the searched graph under a choice; the last dim of a fan is that of parts of the gradient."""
+    kinds = "bng" if operator.is_fan_out else "bnc"
+    splits = {dim: 2 if kind == choice.split else 1 for dim, kind in zip(operator.extents, kinds, strict=False)}
+    return LayerChoice(splits=splits, state=choice.state, is_recomputed=choice.again, stage=0)
 
 
 def front(t: Array, o: Array) -> list[tuple[float, float]]:

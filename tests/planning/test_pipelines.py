@@ -17,12 +17,12 @@ import pytest
 
 import pase
 from pase.analysis.simulation.pipeline import simulate_stages
-from pase.costs import cost_model
+from pase.costs import cost_model, memory_of_layers
 from pase.costs.memory import keeping
 from pase.costs.modes import STATES, KnownModes, ModeSpace, ModeTables, mode_tables
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError
 from pase.graph import Builder, Graph
-from pase.graph.operators import dense, elementwise, layer_norm, softmax_loss
+from pase.graph.operators import dense, elementwise, layer_norm, softmax_loss, with_fan_outs
 from pase.graph.parts import cuts, micro_batch, stage, with_cuts
 from pase.machine import Machine, load_machine
 from pase.machine.machine import Overlap
@@ -32,6 +32,7 @@ from pase.planning.pipelines import plan_of_step, solve_scheme
 from pase.planning.plan import STAGES_IN_TURNS, Plan
 from pase.planning.spans import Scheme, Setting, batch_of
 from pase.planning.stages import group_links
+from pase.planning.steps import LayerChoice
 from tests.costs.test_schedules import order_of, simulated
 from tests.simulation.machines import machine
 
@@ -97,22 +98,21 @@ def _figures(tables: ModeTables) -> dict[str, Array] | None:
     return {"t": repeated + exposed, "o": o, "static": static, "kept": kept, "rest": rest}
 
 
-def _figures_of_stages(setting: Setting, scheme: Scheme, at: Sequence[int]) -> list[dict[str, Array]] | None:
+def _stages_of(setting: Setting, scheme: Scheme, at: Sequence[int]) -> list[tuple[ModeTables, dict[str, Array] | None]]:
     """Every strategy of each stage of a graph that is cut; None where there are too many."""
     m, num = scheme.micro_batches, scheme.stages
-    graph = with_cuts(micro_batch(setting.graph, m))
+    whole = micro_batch(setting.graph, m)
+    graph = with_cuts(whole) if num > 1 else with_fan_outs(whole)
     model = cost_model(setting.cost_model, setting.machine, setting.num_devices // num, graph.precision)
     links = group_links(setting.machine, setting.num_devices, num, scheme.chunks)
-    keeps, known, fixed = keeping(graph), KnownModes(), batch_of(setting.graph, m).fixed
+    keeps, known, fixed = keeping(graph), KnownModes(), batch_of(setting.graph, m, has_cuts=num > 1).fixed
     found = []
     for number, (first, beyond) in enumerate(pairwise((0, *at, len(graph.operators)))):
         part = graph if num == 1 else stage(graph, first, beyond)
         own = (links[number], links[number + 1])
         asked = {"known": known, "keeps": keeps, "fixed": fixed, "links": own, "micro_batches": m}
-        figures = _figures(mode_tables(part, setting.num_devices // num, model, setting.space, **asked))
-        if figures is None:
-            return None
-        found.append(figures)
+        tables = mode_tables(part, setting.num_devices // num, model, setting.space, **asked)
+        found.append((tables, _figures(tables)))
     return found
 
 
@@ -132,10 +132,12 @@ def _brute_force(setting: Setting, scheme: Scheme) -> float | None:
     """
     m, groups, chunks = scheme.micro_batches, scheme.stages, scheme.chunks
     places = cuts(with_cuts(micro_batch(setting.graph, m)))
+    if groups == 1:
+        return _brute_force_of_one_stage(setting, m)
     best = inf
     for at in combinations(places, groups - 1) if chunks == 1 else [_most_even_cuts(setting, scheme)]:
-        figures = _figures_of_stages(setting, scheme, at)
-        if figures is None:
+        figures = [own for _, own in _stages_of(setting, scheme, at) if own is not None]
+        if len(figures) < groups * chunks:
             return None
         fronts = []
         for group in range(groups):
@@ -160,6 +162,31 @@ def _brute_force(setting: Setting, scheme: Scheme) -> float | None:
             fill = sum(times) - max(times)
             best = min(best, m * max(times) + fill + max(o for _, o in each))
     return best
+
+
+def _brute_force_of_one_stage(setting: Setting, m: int) -> float | None:
+    """The least time of a step of one stage whose peak is within the limit."""
+    tables, figures = _stages_of(setting, Scheme(stages=1, micro_batches=m), ())[0]
+    if figures is None:
+        return None
+    costs = m * figures["t"] + figures["o"]
+    grid = np.indices([len(layer) for layer in tables.layers]).reshape(len(tables.layers), -1)
+    for number in costs.argsort(kind="stable"):
+        layers = [
+            LayerChoice(
+                splits=dict(zip(operator.extents, splits[modes.rows[c]].tolist(), strict=True)),
+                state=STATES[modes.state[c]],
+                is_recomputed=bool(modes.again[c]),
+                stage=0,
+            )
+            for operator, splits, modes, c in zip(
+                tables.graph.operators, tables.configurations, tables.layers, grid[:, number], strict=True
+            )
+        ]
+        memory = memory_of_layers(tables.graph, layers, optimiser=setting.optimiser, micro_batches=m)
+        if setting.limit_bytes == inf or memory.peak([0] * len(layers)).bytes <= setting.limit_bytes:
+            return float(costs[number])
+    return inf
 
 
 def _random_case(seed: int, *, in_turns: bool = False) -> tuple[Setting, Scheme] | None:

@@ -10,8 +10,6 @@ from pase.graph import Builder, Graph
 from pase.graph.operators import dense, elementwise, softmax_loss
 from tests.simulation.machines import machine
 
-TWO_SEARCHES = "plain strategies and steps in parts are searched apart, which one search of both will mend"
-
 
 def _sum_with_itself() -> Graph:
     net = Builder("sum")
@@ -20,7 +18,6 @@ def _sum_with_itself() -> Graph:
     return net.build()
 
 
-@pytest.mark.xfail(strict=True, reason=f"a fan-out that is made for cuts costs something without cuts: {TWO_SEARCHES}")
 @pytest.mark.parametrize("more", [{"modes": ["recompute"]}, {"modes": ["zero1"]}, {"stages": "auto"}])
 def test_more_modes_and_stages_cost_no_more_where_a_tensor_has_several_readers(more: dict[str, Any]) -> None:
     settings: dict[str, Any] = {
@@ -32,7 +29,6 @@ def test_more_modes_and_stages_cost_no_more_where_a_tensor_has_several_readers(m
     assert pase.search(_sum_with_itself(), **settings, **more).total_cost <= plain.total_cost * (1 + 1e-9)
 
 
-@pytest.mark.xfail(strict=True, reason=f"peaks count otherwise in the search of steps in parts: {TWO_SEARCHES}")
 @pytest.mark.parametrize("limit", [3_800_000, 4_000_000, 4_500_000])
 def test_recomputation_costs_no_more_and_is_not_refused_within_a_limit_on_memory(limit: int) -> None:
     settings: dict[str, Any] = {"devices": 4, "cost_model": "alpha_beta", "device_memory_bytes": limit}
@@ -43,7 +39,6 @@ def test_recomputation_costs_no_more_and_is_not_refused_within_a_limit_on_memory
 
 
 @pytest.mark.full
-@pytest.mark.xfail(strict=True, reason=f"steps in parts keep a gap where plain strategies have none: {TWO_SEARCHES}")
 def test_modes_cost_no_more_for_a_transformer_within_a_limit_on_memory() -> None:
     settings: dict[str, Any] = {
         "devices": 8,
@@ -58,7 +53,6 @@ def test_modes_cost_no_more_for_a_transformer_within_a_limit_on_memory() -> None
     assert more.gap <= plain.gap
 
 
-@pytest.mark.xfail(strict=True, reason="a session does not look at the memory of the machine's devices under step")
 def test_a_session_keeps_to_the_memory_of_the_machine_as_a_search_does() -> None:
     free = machine((0, 1e-5, 10e9), flop_per_s=1e12)
     small = replace(free, device=replace(free.device, memory_bytes=46_000))

@@ -159,7 +159,8 @@ def test_what_is_recomputed_takes_its_forward_pass_once_more() -> None:
     assert remade.times_s[Work.RECOMPUTE] >= 2 * (2 * 64 + 2) * 8 * 64 / FLOP_PER_S
     assert remade.micro_batch_s == pytest.approx(kept.micro_batch_s + remade.times_s[Work.RECOMPUTE])
     assert remade.times_s[Work.BACKWARD] == pytest.approx(kept.times_s[Work.BACKWARD])
-    assert remade.memory_bytes < kept.memory_bytes
+    assert remade.memory_bytes <= kept.memory_bytes
+    assert Step.of(again).summed_bytes(0) < Step.of(plan).summed_bytes(0)
 
 
 def test_the_critical_path_fills_the_step(found: StagedSimulation) -> None:
@@ -260,8 +261,9 @@ def test_groups_of_several_stages_have_them_in_turns(seed: int) -> None:
             held += step.sums[number].kept * (1 if kind == "f" else -1)
             most = max(most, held)
         turns = max(each.again + each.buffers for each in own)
-        assert step.memory_bytes(group) == pytest.approx(sum(each.static for each in own) + most + turns)
-    assert step.memory.total_bytes == pytest.approx(max(map(step.memory_bytes, range(groups))), abs=2)
+        assert step.summed_bytes(group) == pytest.approx(sum(each.static for each in own) + most + turns)
+    # A peak counts what the other stages of a group hold at any time as if it were there in the turn that has most.
+    assert step.peak.bytes <= 1.25 * max(map(step.summed_bytes, range(groups)))
 
 
 def test_stages_that_no_groups_can_have_in_turns_are_refused() -> None:

@@ -28,10 +28,11 @@ from pase.analysis.explanation.constrained_search import (
 )
 from pase.costs import Allowance, Problem, TimeUpError
 from pase.errors import PlanError, SolverError
+from pase.planning.memory_limit import cheapest_within
 from pase.planning.plan import Plan
 from pase.planning.planner import Progress, problem_of_plan
-from pase.solver import Marginals, Solution, min_marginals, near_optimal, solve_limited
-from pase.tables.cost_tables import CostTables, FloatArray, IndexArray, restricted, restricted_edge
+from pase.solver import Marginals, Solution, min_marginals, near_optimal
+from pase.tables.cost_tables import CostTables, IndexArray, among, restricted, restricted_edge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -326,30 +327,22 @@ class FeasibleAlternatives:
         return self._limited(vertex, rows)
 
     def _limited(self, vertex: int, rows: IndexArray) -> Alternative | None:
-        weighted = self.search.weighted(self.tables)
-        assert weighted is not None
-        keep = np.zeros(self.tables.domain_sizes[vertex], dtype=bool)
-        keep[rows] = True
-        beside = self.tables.costs_beside(vertex, self.optimum.choice)
-        fitting = weighted.usage_beside(vertex, self.optimum.choice) <= weighted.limit
-        beside[~(keep & fitting)] = inf
-        start = list(self.optimum.choice)
-        start[vertex] = int(beside.argmin())
+        assert self.search.limit is not None
+        costs = np.full(self.tables.domain_sizes[vertex], inf)
+        costs[rows] = self.tables.costs_beside(vertex, self.optimum.choice)[rows]
+        start = self.search.cheapest_beside(vertex, self.optimum.choice, costs)
+        choice = self.optimum.choice
         try:
-            limited = solve_limited(
-                weighted.with_alone(vertex, keep),
+            limited = cheapest_within(
+                among(self.tables, vertex, rows),
+                self.search.limit,
                 time_limit_s=self.search.time_limit_s or LIMITED_TIME_S,
-                known=[start] if np.isfinite(beside.min()) else [],
+                known=[] if start is None else [(*choice[:vertex], start, *choice[vertex + 1 :])],
             )
         except SolverError:  # nothing fits, or nothing that does was found in time
             return None
         solution = limited.solution
         return Alternative(total_cost=solution.cost, choice=solution.choice, is_exact=solution.exact)
-
-    def usage_beside(self, vertex: int, choice: tuple[int, ...] | None = None) -> FloatArray:
-        """Return the [K] bytes that a strategy, by default the optimum, takes with each configuration of a vertex."""
-        assert self.search.limited is not None
-        return self.search.limited.usage_beside(vertex, self.optimum.choice if choice is None else choice)
 
 
 LIMITS = (9.0, 1.0, *reversed(SLACKS))

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pase.common.containers import connected
-from pase.costs import Problem, memory_tables
+from pase.costs import Problem
 from pase.errors import PlanError
-from pase.planning.memory_limit import weighted_problem
+from pase.planning.memory_limit import MemoryLimit, cheapest_within, limit_of
 from pase.planning.plan import Plan
 from pase.planning.planner import Progress
-from pase.solver import ConstrainedProblem, Solution, solve, solve_limited
+from pase.solver import Solution, solve
 from pase.tables.cost_tables import CostTables, FloatArray
 
 TIE = 1e-9
@@ -94,29 +94,36 @@ PATIENT_TIME_S = 10.0
 class ConstrainedSearch:
     """What every search of an explanation keeps to.
 
-    limited: a problem with the bytes that its strategies take on each device, and the limit; None: no limit.
-    time_limit_s: of one search.
+    limit: on the peaks of strategies; None: no limit. time_limit_s: of one search.
     """
 
-    limited: ConstrainedProblem | None = None
+    limit: MemoryLimit | None = None
     time_limit_s: float | None = None
 
     def fits(self, choice: Sequence[int]) -> bool:
-        return self.limited is None or self.limited.fits(choice)
+        return self.limit is None or self.limit.fits(choice)
 
-    def weighted(self, tables: CostTables) -> ConstrainedProblem | None:
-        """Return a problem of the same configurations with their weights; None where there is no limit."""
-        return self.limited and replace(self.limited, tables=tables)
+    def cheapest_beside(self, vertex: int, choice: Sequence[int], costs: FloatArray) -> int | None:
+        """Return the cheapest configuration of a vertex that fits beside the others of a choice; None where none does.
+
+        costs: [K] of its configurations, infinite for those that are not looked at.
+        """
+        for configuration in map(int, np.argsort(costs, kind="stable")):
+            if not np.isfinite(costs[configuration]):
+                break
+            if self.fits((*choice[:vertex], configuration, *choice[vertex + 1 :])):
+                return configuration
+        return None
 
     def cheapest(
         self, tables: CostTables, known: Iterable[Sequence[int]] = (), on_progress: Progress | None = None
     ) -> Solution:
         """Return the cheapest strategy that fits; SolverError where none does."""
-        weighted = self.weighted(tables)
-        if weighted is None:
+        if self.limit is None:
             return self.unlimited(tables, known, on_progress)
         time_limit_s = self.time_limit_s or PATIENT_TIME_S
-        return solve_limited(weighted, known=known, time_limit_s=time_limit_s, on_progress=on_progress).solution
+        found = cheapest_within(tables, self.limit, known=known, time_limit_s=time_limit_s, on_progress=on_progress)
+        return found.solution
 
     def unlimited(
         self, tables: CostTables, known: Iterable[Sequence[int]] = (), on_progress: Progress | None = None
@@ -136,8 +143,7 @@ def constrained_search(plan: Plan, problem: Problem, time_limit_s: float | None 
     limit = plan.device_memory_bytes
     if limit is None:
         return ConstrainedSearch(time_limit_s=time_limit_s)
-    memory = memory_tables(problem, optimiser=plan.optimiser)
-    return ConstrainedSearch(limited=weighted_problem(problem.tables, memory, limit), time_limit_s=time_limit_s)
+    return ConstrainedSearch(limit=limit_of(problem, limit, plan.optimiser), time_limit_s=time_limit_s)
 
 
 def planned_choice(plan: Plan, problem: Problem) -> tuple[int, ...]:
@@ -165,7 +171,7 @@ def present_optimum(
 
     Under a memory limit it does: there a plan whose file says that it is proven is taken at its word.
     """
-    if search.limited is None or not plan.exact:
+    if search.limit is None or not plan.exact:
         return optimum_near(tables, choice, search, on_progress)
     return claimed_optimum(plan, tables, choice)
 

@@ -104,7 +104,7 @@ class Work:
         self.optimum = optimum
         self.search = search
         self.plan_cost = problem.tables.evaluate(choice)
-        self._free = optimum if search.limited is None else search.unlimited(problem.tables, [optimum.choice])
+        self._free = optimum if search.limit is None else search.unlimited(problem.tables, [optimum.choice])
         self.free = Alternatives(problem.tables, self._free, search)
         self._alternatives = FeasibleAlternatives(tables=problem.tables, optimum=optimum, search=search, free=self.free)
         self.parts = CostParts(problem, cost_model(plan.cost_model, plan.machine, plan.num_devices, plan.precision))
@@ -146,9 +146,7 @@ class Work:
         beside = self.problem.tables.costs_beside(vertex, self.choice)
         own = float(beside[self.choice[vertex]])
         beside[self.choice[vertex]] = np.inf
-        if self.search.limited is not None:
-            beside[self._alternatives.usage_beside(vertex, self.choice) > self.search.limited.limit] = np.inf
-        alone = int(beside.argmin()) if np.isfinite(beside).any() else None
+        alone = self.search.cheapest_beside(vertex, self.choice, beside)
         return RunnerUp(
             splits=self.problem.splits(vertex, other.choice[vertex]),
             total_cost=other.total_cost,
@@ -168,23 +166,23 @@ class Work:
 
     def _memory(self, vertex: int) -> MemoryBinding | None:
         """Return what the layer would have at a lower cost if it fitted; None where there is no such thing."""
-        limited = self.search.limited
-        if limited is None:
+        limit = self.search.limit
+        if limit is None:
             return None
-        limit = limited.limit
         beside = self.problem.tables.costs_beside(vertex, self.choice)
         beside -= beside[self.choice[vertex]]
-        needed = self._alternatives.usage_beside(vertex, self.choice)
-        beside[needed <= limit] = 0.0
-        alone = int(beside.argmin())
-        if beside[alone] < -TIE * self.plan_cost:
-            return MemoryBinding(
-                splits=self.problem.splits(vertex, alone),
-                difference=float(beside[alone]),
-                is_alone=True,
-                needed_bytes=float(needed[alone]),
-                limit_bytes=limit,
-            )
+        for alone in map(int, np.argsort(beside, kind="stable")):
+            if beside[alone] >= -TIE * self.plan_cost:
+                break
+            needed = limit.peak((*self.choice[:vertex], alone, *self.choice[vertex + 1 :])).bytes
+            if needed > limit.limit_bytes:
+                return MemoryBinding(
+                    splits=self.problem.splits(vertex, alone),
+                    difference=float(beside[alone]),
+                    is_alone=True,
+                    needed_bytes=needed,
+                    limit_bytes=limit.limit_bytes,
+                )
         free = self._free.choice
         if free[vertex] == self.choice[vertex] or self._free.cost >= self.plan_cost * (1 - TIE):
             return None
@@ -192,8 +190,8 @@ class Work:
             splits=self.problem.splits(vertex, free[vertex]),
             difference=self._free.cost - self.plan_cost,
             is_alone=False,
-            needed_bytes=limited.usage(free),
-            limit_bytes=limit,
+            needed_bytes=limit.peak(free).bytes,
+            limit_bytes=limit.limit_bytes,
         )
 
     def _flip(self, side: Side, vertex: int, configuration: int) -> Flip | None:
@@ -298,7 +296,7 @@ def _work(
     plan: Plan, problem: Problem, choice: tuple[int, ...], search: ConstrainedSearch, on_progress: Progress | None
 ) -> Work:
     """Return what is known of a plan beside the cheapest strategy: itself where its proof holds, or another."""
-    if plan.exact and search.limited is None:
+    if plan.exact and search.limit is None:
         # What the file says is looked at again, by the min-marginals that are needed anyway.
         work = Work(plan, problem, choice, claimed_optimum(plan, problem.tables, choice), search)
         if work.free.confirms_optimum():
@@ -308,7 +306,7 @@ def _work(
 
 def _brief(work: Work, vertex: int) -> RunnerUp | None:
     """Return a layer's runner-up where min-marginals know it: without a limit on memory, for an optimal choice."""
-    if work.search.limited is not None or work.choice[vertex] != work.optimum.choice[vertex]:
+    if work.search.limit is not None or work.choice[vertex] != work.optimum.choice[vertex]:
         return None
     least = work.free.least_without(vertex, work.choice[vertex])
     if least is None:

@@ -248,8 +248,8 @@ def sensitivity(
         tables = problem_of_plan(plan, machine=other.machine).tables
         limit = other.device_memory_bytes
         there = search
-        if search.limited is not None and limit is not None:
-            there = replace(search, limited=replace(search.limited, limit=float(limit)))
+        if search.limit is not None and limit is not None:
+            there = replace(search, limit=replace(search.limit, limit_bytes=limit))
         is_used = (
             limit != plan.device_memory_bytes
             or not _are_same(problem.tables, tables)

@@ -6,7 +6,8 @@ lives within a limit on memory that whole stages share, so that a mode that cost
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -20,7 +21,7 @@ from pase.costs.memory import keeping
 from pase.costs.modes import STATES, KnownModes, ModeSpace, mode_tables
 from pase.errors import ConfigurationError, PlanError, unknown_name
 from pase.graph import Graph
-from pase.graph.parts import micro_batch, with_cuts
+from pase.graph.parts import micro_batch, with_fan_outs_of
 from pase.importers import load
 from pase.models import MODELS
 from pase.planning.constraints import allowed, mode_space
@@ -30,16 +31,16 @@ from pase.planning.planner import Progress
 from pase.planning.spans import Scheme, Setting
 from pase.planning.stage_problem import StageProblem, StageSums
 from pase.planning.stages import schedule_of
-from pase.planning.steps import Step
+from pase.planning.steps import LayerChoice, Step
 from pase.sharding.shards import IndexArray
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerMode:
     """What a layer could do, all others as they are.
 
-    step_s: of the step; difference_s: to the plan's. memory_bytes: of each device of its stage. fits: whether that is
-    within the plan's limit. is_own: whether the plan has it so.
+    step_s: of the step; difference_s: to the plan's. limit_bytes: of the plan, infinite without one. is_own: whether
+    the plan has it so. step: the step with it; stage: the layer's.
     """
 
     splits: Mapping[str, int]
@@ -47,9 +48,20 @@ class LayerMode:
     is_recomputed: bool
     step_s: float
     difference_s: float
-    memory_bytes: float
-    fits: bool
+    limit_bytes: float
     is_own: bool
+    step: Step = field(repr=False, compare=False)
+    stage: int
+
+    @cached_property
+    def memory_bytes(self) -> int:
+        """The most that is in the memory of a device of the stage."""
+        return self.step.peak_of_stage(self.stage).bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether that is within the limit."""
+        return self.memory_bytes <= self.limit_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +91,11 @@ class StepLayer:
     @property
     def held(self) -> LayerMode | None:
         """The cheapest mode of those that would cost less and do not fit."""
-        return next((mode for mode in self.modes if not mode.fits and mode.difference_s < -TIE * mode.step_s), None)
+        return next((mode for mode in self.modes if mode.difference_s < -TIE * mode.step_s and not mode.fits), None)
 
     @property
     def runner_up(self) -> LayerMode | None:
-        return next((mode for mode in self.modes if mode.fits and not mode.is_own), None)
+        return next((mode for mode in self.modes if not mode.is_own and mode.fits), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,16 +194,21 @@ class _Work:
             sums = problem.sums((*choice[:at], c, *choice[at + 1 :]))
             others = self._sums(layer.stage, sums)
             step = self.step.cost_of(others)
-            memory = self.step.memory_bytes(layer.stage % self.step.num_groups, others)
+            splits = dict(zip(layer.splits, rows[modes.rows[c]].tolist(), strict=True))
+            state, is_again = STATES[modes.state[c]], bool(modes.again[c])
             yield LayerMode(
-                splits=dict(zip(layer.splits, rows[modes.rows[c]].tolist(), strict=True)),
-                state=STATES[modes.state[c]],
-                is_recomputed=bool(modes.again[c]),
+                splits=splits,
+                state=state,
+                is_recomputed=is_again,
                 step_s=step,
                 difference_s=step - self.step.cost,
-                memory_bytes=memory,
-                fits=memory <= self.limit,
+                limit_bytes=self.limit,
                 is_own=c == own,
+                step=self.step.with_layer(
+                    self.plan.index[layer.name],
+                    LayerChoice(splits=splits, state=state, is_recomputed=is_again, stage=layer.stage),
+                ),
+                stage=layer.stage,
             )
 
     def _sums(self, number: int, sums: StageSums) -> list[StageSums]:
@@ -224,8 +241,8 @@ class _Work:
         )
         opened = replace(problem, tables=tables)
         every = self._modes(layer, opened, choice, at, rows[layer.name], None)
-        others = [mode for mode in every if mode.fits and mode.splits != dict(layer.splits)]
-        return min(others, key=lambda mode: mode.difference_s, default=None)
+        others = (mode for mode in every if mode.splits != dict(layer.splits))
+        return next((mode for mode in sorted(others, key=lambda mode: mode.difference_s) if mode.fits), None)
 
     def _reason(self, layer: LayerPlan, found: StepLayer) -> str:
         own, held, runner_up = found.own, found.held, found.runner_up
@@ -354,7 +371,7 @@ def _whole(plan: Plan) -> Graph:
     if not plan.graph.framework and plan.graph.name in MODELS and isinstance(batch, int):
         whole = load(plan.graph.name, arguments=arguments | {"batch": batch * plan.micro_batches})
         whole = whole.in_precision(plan.precision)
-        if with_cuts(micro_batch(whole, plan.micro_batches)) == plan.graph:
+        if with_fan_outs_of(micro_batch(whole, plan.micro_batches), plan.graph) == plan.graph:
             return whole
     raise PlanError(
         f"the plan has the graph of one of {plan.micro_batches} micro-batches of {plan.graph.name!r}, and other "

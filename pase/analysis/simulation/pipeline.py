@@ -94,7 +94,7 @@ class StagedSimulation:
                     busy_s=busy_s[number],
                     waiting_s=max(0.0, self.step_time_s - sum(busy_s[number % plan.num_groups :: plan.num_groups])),
                     in_flight=in_flight,
-                    memory_bytes=self.step.sums[number].memory_bytes(in_flight),
+                    memory_bytes=self.step.peaks[number].bytes,
                 )
             )
         return tuple(found)

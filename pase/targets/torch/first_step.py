@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pase.costs import device_memory
 from pase.errors import PaseError, ProgramError
 from pase.graph import rounding
 from pase.graph.precision import FLOAT32
@@ -253,7 +252,7 @@ def _too_large(plan: Plan, values: Named, device: torch.device) -> str:
         return f"is too much work for one device ({flop:.1e} FLOP a forward pass)"
     held = sum(x.numel() * x.element_size() for x in values.values())
     # Weights and gradients of both, and what a backward pass needs.
-    needed = device_memory(plan).total_bytes + 3 * held
+    needed = plan.peak.bytes + 3 * held
     free = _free_bytes(device)
     if needed > _MOST_MEMORY * free:
         return f"is too large for one device ({needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free)"
