@@ -250,15 +250,14 @@ def test_where_nothing_fits_it_is_said_with_which_modes_as_many_devices_do() -> 
     graph = load("gpt", batch=8, arguments=arguments)
     settings: dict[str, Any] = {"machine": "a100", "cost_model": "alpha_beta"}
     limit = int(0.7 * _least(graph))
-    with pytest.raises(MemoryLimitError, match=r"devices would do.*; or keep these 4 with --micro-batches ") as raised:
+    with pytest.raises(MemoryLimitError, match=r"devices would do.*; or keep these 4 with --m") as raised:
         search(graph, 4, device_memory_bytes=limit, **settings)
     told = str(raised.value).split("keep these 4 with ")[1]
     flags, found = told.split(": ")
     asked = dict(zip(flags.split()[::2], flags.split()[1::2], strict=True))
     modes = tuple(asked["--modes"].split(",")) if "--modes" in asked else ()
-    plan = search(
-        graph, 4, device_memory_bytes=limit, micro_batches=int(asked["--micro-batches"]), modes=modes, **settings
-    )
+    count = int(asked.get("--micro-batches", 1))
+    plan = search(graph, 4, device_memory_bytes=limit, micro_batches=count, modes=modes, **settings)
     free = search(graph, 4, **settings)
     assert plan.peak.bytes <= limit
     assert found == (

@@ -21,7 +21,7 @@ from pase.common.words import quantity
 from pase.costs import Peak, Problem, StepMemory, TurnUsage
 from pase.costs.liveness import Turn
 from pase.costs.memory import keeping
-from pase.errors import ConfigurationError, MemoryLimitError, SolverError
+from pase.errors import ConfigurationError, MemoryLimitError
 from pase.graph import Graph
 from pase.sharding.edges import table_edges
 from pase.sharding.shards import IndexArray, enumerate_configurations
@@ -32,6 +32,7 @@ from pase.solver import (
     LimitedSolution,
     NothingFitsError,
     Progress,
+    Solution,
     lightest_strategy,
     near_optimal,
     solve,
@@ -45,7 +46,7 @@ MAX_TIGHTER, CLOSE_BYTES = 10, 1e-3
 """How often a strategy is sought within less than the limit, since some of what it takes is no sum; and how closely."""
 MAX_MORE_DEVICES = 64
 """How many times the devices are looked at for a number that would do."""
-MAX_ENUMERATED, MAX_PEAKS = 50_000, 2_000
+MAX_ENUMERATED, MAX_PEAKS = 20_000, 2_000
 """Strategies that are gone through at most to close a gap, and those of which peaks are worked out."""
 
 Choice = tuple[int, ...]
@@ -112,9 +113,8 @@ class MemoryLimit:
             own: FloatArray = known[key]
             return own
 
-        num_edges = len(tables.edges)
         edges = list[EdgeTable | None]()
-        for number in range(num_edges):
+        for number in range(len(tables.edges)):
             copies = [
                 (w, usage.edges[number]) for w, usage in rows if number < len(usage.edges) and usage.edges[number]
             ]
@@ -205,7 +205,7 @@ class _Search:
     limit: MemoryLimit
     deadline_s: float | None
     options: Mapping[str, Any]
-    unlimited: Any
+    unlimited: Solution
     bound: float = 0.0
     cost: float = np.inf
     best: Choice = ()
@@ -265,7 +265,7 @@ class _Search:
         except CutShortError:
             self.is_late = True
             return None
-        except SolverError:  # nothing fits, or what does has an infinite cost
+        except NothingFitsError:
             if limit_bytes is None:
                 self.bound = np.inf
             return None

@@ -341,7 +341,14 @@ def _search_step(
         gap=options.gap,
         on_progress=on_progress,
     )
-    found, bound = seek(setting)
+    try:
+        found, bound = seek(setting)
+    except MemoryLimitError:
+        if options.device_memory_bytes is not None:
+            raise
+        # Nothing is known to fit: the cheapest of all says so itself.
+        setting = replace(setting, limit_bytes=inf)
+        found, bound = seek(setting)
     m = found.scheme.micro_batches
     if imported and m > 1 and m not in setting.imported:
         part = imported(m)

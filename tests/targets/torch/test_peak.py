@@ -23,6 +23,7 @@ from tests.targets.torch.allocated import least_allocated
 from tests.targets.torch.plans import with_states
 from tests.targets.torch.ranks import Pool
 from tests.targets.torch.test_memory import memory_changes
+from tests.test_device_memory import device_memory
 
 
 class Encoder(nn.Module):
@@ -86,7 +87,6 @@ def test_the_peak_is_what_the_allocator_reaches(ranks: Pool, name: str, optimize
     plan = pase.evaluate(pase.load((MODULES[name](), _batch(name))), "data_parallel", 1, optimiser=optimizer)
     (found,) = ranks.run(_allocated, name, plan, optimizer, world=1)
     assert plan.peak.bytes == pytest.approx(found, rel=0.03)
-    assert plan.peak.bytes < plan.memory.total_bytes
 
 
 def _in_modes(_rank: int, _world: int, plan: pase.Plan) -> int:
@@ -236,6 +236,7 @@ def test_what_layers_keep_and_weights_gradients_do_not_all_lie_there_at_once() -
     """AlexNet's early layers keep much and have few weights, its late ones the reverse."""
     plan = pase.search("alexnet", devices=1)
     memory, peak = plan.memory, plan.peak
-    assert memory.weights_bytes + memory.gradients_bytes <= peak.bytes < memory.total_bytes
+    assert memory.weights_bytes == 4 * plan.graph.num_parameters > memory.gradients_bytes
+    assert peak.bytes < device_memory(plan).total_bytes
     assert peak.phase == "backward"
     assert peak.layer in plan.graph.index
