@@ -23,10 +23,12 @@ from multiprocessing import get_context
 from time import perf_counter, time
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pase._version import __version__
 from pase.common.words import quantity
 from pase.costs import TimeUpError, cost_model
-from pase.costs.modes import STATES
+from pase.costs.modes import STATES, ModeSpace
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError, SolverError
 from pase.graph.parts import cuts, with_cuts
 from pase.planning.one_stage import solve_one_stage
@@ -349,17 +351,36 @@ def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Fou
 
 
 def _of_one_stage(setting: Setting, scheme: Scheme) -> Found:
-    """Return the answer of a scheme of one stage, which is exact where what streams in micro-batches is hidden."""
+    """Return the answer of a scheme of one stage, which is exact where what streams in micro-batches is hidden.
+
+    Where that leaves a gap, it is no worse than the answer without modes.
+    """
     try:
         problem, memory = Stages.of(setting, scheme).whole()
+        choice, bound = solve_one_stage(problem, memory)
+        cost = problem.cost(problem.sums(choice)) if choice else inf
+        has_modes = any(layer.state.any() or layer.again.any() for layer in problem.tables.layers)
+        if has_modes and bound < cost * (1 - EXACT):
+            without = solve_one_stage(*Stages.of(replace(setting, space=ModeSpace()), scheme).whole())[0]
+            plain = _without_modes(problem, without)
+            if plain and problem.cost(problem.sums(plain)) < cost:
+                choice = plain
     except TimeUpError:
         return Found(scheme=scheme, cost=inf, bound=0.0, parts=())
-    choice, bound = solve_one_stage(problem, memory)
     if not choice:
         return Found(scheme=scheme, cost=inf, bound=bound, parts=())
     sums = problem.sums(choice)
     part = _part(problem, choice, sums, ((0, len(choice)),))
     return Found(scheme=scheme, cost=problem.cost(sums), bound=min(bound, problem.cost(sums)), parts=(part,))
+
+
+def _without_modes(problem: StageProblem, rows: Sequence[int]) -> Choice:
+    """Return the choices of a problem that are configurations without any mode; none where one is not among them."""
+    found = []
+    for layer, row in zip(problem.tables.layers, rows, strict=False):
+        at = np.flatnonzero((layer.rows == row) & (layer.state == 0) & ~layer.again)
+        found += at[:1].tolist()
+    return tuple(found) if len(found) == len(problem.tables.layers) else ()
 
 
 def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Found | None:

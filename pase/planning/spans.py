@@ -368,7 +368,14 @@ class Stages:
         return self.tables[key]
 
     def _problem(
-        self, first: int, beyond: int, links: Links, hides: Sequence[tuple[bool, bool]] | None
+        self,
+        first: int,
+        beyond: int,
+        links: Links,
+        hides: Sequence[tuple[bool, bool]] | None,
+        *,
+        known: KnownModes | None = None,
+        is_whole: bool = False,
     ) -> StageProblem:
         batch = self.batch
         tables = mode_tables(
@@ -376,7 +383,7 @@ class Stages:
             self.devices,
             self.model,
             self.setting.space,
-            known=self.known,
+            known=known or self.known,
             keeps=batch.keeps,
             fixed=batch.fixed,
             optimiser=self.setting.optimiser,
@@ -384,6 +391,7 @@ class Stages:
             only=self.only,
             hides=hides,
             micro_batches=self.scheme.micro_batches,
+            is_whole=is_whole,
             allowance=Allowance(deadline_s=self.setting.deadline_s),
         )
         return StageProblem(
@@ -396,8 +404,11 @@ class Stages:
         )
 
     def whole(self) -> tuple[StageProblem, StepMemory]:
-        """Return the problem of a scheme of one stage, and what its choices have in memory."""
-        problem = self._problem(0, len(self.batch.kinds), (None, None), None)
+        """Return the problem of a scheme of one stage, and what its choices have in memory.
+
+        It has choices that others beat in all sums, too: their peaks may be lower.
+        """
+        problem = self._problem(0, len(self.batch.kinds), (None, None), None, known=KnownModes(), is_whole=True)
         memory = StepMemory(
             graph=problem.tables.graph,
             keeps=self.batch.keeps,
