@@ -277,7 +277,7 @@ class StageProblem:
                 edges[key] = len(tables)
                 tables.append(self._weighed_edge(edge, weights, left[key[1]], left[key[2]]))
             edge_table.append(edges[key])
-        for first, other in joins(self.tables):
+        for first, other in _joins(self.tables):
             # Nothing lies between parts of a stage that stand apart.
             rows, cols = (np.zeros(len(left[id(layers[v])]), dtype=np.int32) for v in (first, other))
             ends.append((first, other))
@@ -637,7 +637,7 @@ def _repeats(tables: ModeTables) -> tuple[int, int, int]:
     return first + shift, length, count - (shift > 0)
 
 
-def joins(tables: ModeTables) -> list[tuple[int, int]]:
+def _joins(tables: ModeTables) -> list[tuple[int, int]]:
     """Return pairs of layers that join the parts of a stage that no edge does."""
     part = list(range(len(tables.layers)))
 

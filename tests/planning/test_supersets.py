@@ -41,7 +41,7 @@ def test_recomputation_costs_no_more_and_is_not_refused_within_a_limit_on_memory
 @pytest.mark.parametrize("modes", [["zero1"], ["zero2"], ["zero1", "zero2", "zero3", "recompute"]])
 @pytest.mark.parametrize("share", [0.97, 0.8])
 def test_modes_cost_no_more_where_a_gap_is_left(share: float, modes: list[str]) -> None:
-    """Buckets of gradients, which no sum tells, leave a gap; and pieces need more for their reductions than is spared."""
+    """Buckets of gradients, which are no sum, leave a gap; sharded weights may need more for them than they spare."""
     arguments = {"inputs": 16, "hidden": 512, "layers": 6, "classes": 16}
     graph = pase.load("mlp", batch=64, arguments=arguments)
     settings: dict[str, Any] = {"devices": 8, "machine": "h100", "cost_model": "step"}
