@@ -212,9 +212,7 @@ def test_the_cheapest_strategy_that_keeps_to_constraints_and_fits() -> None:
         splits = [problem.splits(v, c) for v, c in enumerate(choice)]
         own = dict(zip(graph.index, splits, strict=True))
         if own["fc0"] == own["fc1"] and own["fc0"]["n"] == 2:
-            found.append(
-                (plain_memory(graph, splits, "sgd").peak([0] * len(splits)).bytes, problem.tables.evaluate(choice))
-            )
+            found.append((plain_memory(graph, splits, "sgd").peak().bytes, problem.tables.evaluate(choice)))
     sizes = sorted({size for size, _ in found})
     for limit in sizes[:: max(1, len(sizes) // 4)]:
         plan = pase.search(graph, 4, machine=machine, constraints=document, device_memory_bytes=limit)

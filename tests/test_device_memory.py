@@ -333,7 +333,7 @@ def test_no_turn_has_more_than_the_peak(name: str, optimiser: str) -> None:
         choice = [int(rng.integers(k)) for k in problem.tables.domain_sizes]
         splits = [problem.splits(v, c) for v, c in enumerate(choice)]
         peak = limit.peak(choice)
-        assert peak.bytes == plain_memory(problem.graph, splits, optimiser).peak([0] * len(splits)).bytes
+        assert peak.bytes == plain_memory(problem.graph, splits, optimiser).peak().bytes
         assert peak.bytes < strategy_memory(problem.graph, splits, optimiser=optimiser).total_bytes
         for turn in [peak.turn, *(Turn("product", v) for v in range(0, len(choice), 7)), Turn("update", -1)]:
             there = limit.relaxed(problem.tables, {turn: 1}).usage(choice)

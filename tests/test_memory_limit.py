@@ -20,7 +20,7 @@ from tests.networks import diamond, every_strategy, slow_machine, small_graph, s
 
 
 def _peak_bytes(graph: Graph, splits: list[dict[str, int]], optimiser: str) -> int:
-    return plain_memory(graph, splits, optimiser).peak([0] * len(splits)).bytes
+    return plain_memory(graph, splits, optimiser).peak().bytes
 
 
 @pytest.mark.parametrize("graph", [tiny_graph(), diamond(inputs=3, outputs=3)], ids=["chain", "ring"])

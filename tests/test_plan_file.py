@@ -377,7 +377,7 @@ def test_another_strategy_with_its_own_costs_is_accepted() -> None:
     plan = tiny_plan()
     model = cost_model(plan.cost_model, plan.machine, plan.num_devices)
     unsplit = [dict.fromkeys(layer.dims, 1) for layer in plan.layers]
-    kept = plain_memory(plan.graph, unsplit, plan.optimiser).peak([0] * len(unsplit)).kept_by_layer
+    kept = plain_memory(plan.graph, unsplit, plan.optimiser).peak().kept_by_layer
     layers = plan_layers(plan.graph, plan.num_devices, model, unsplit, kept_bytes=kept)
     other = replace(plan, layers=layers, total_cost=total_cost(layers), exact=False)
     assert other.total_cost > plan.total_cost

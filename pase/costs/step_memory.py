@@ -8,7 +8,7 @@ recomputed what they hold while another layer goes back.
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from pase.costs.liveness import (
     weight_spans,
 )
 from pase.costs.memory import DeviceMemory, Keeping, edge_memory, keeping, state_size
-from pase.costs.modes import STATES, EdgeModes, LayerModes
+from pase.costs.modes import STATES, BoolArray, EdgeModes
 from pase.graph import ITEMSIZES, Graph
 from pase.sharding.edges import LayerMode, table_edges
 from pase.sharding.shards import FloatArray, IndexArray, IntArray
@@ -91,6 +91,32 @@ class _Part(NamedTuple):
         return self.first < num_layers <= self.last
 
 
+class Choices(Protocol):
+    """The choices of a layer: [C] the configuration, the number of the state in `STATES`, and whether recomputed."""
+
+    @property
+    def rows(self) -> NDArray[np.intp]: ...
+
+    @property
+    def state(self) -> NDArray[np.intp]: ...
+
+    @property
+    def again(self) -> BoolArray: ...
+
+
+class _Configurations(NamedTuple):
+    """All configurations of a layer, with its weights whole and nothing recomputed."""
+
+    rows: NDArray[np.intp]
+    state: NDArray[np.intp]
+    again: BoolArray
+
+    @classmethod
+    def of(cls, configurations: IndexArray) -> "_Configurations":
+        num = len(configurations)
+        return cls(np.arange(num), np.zeros(num, dtype=np.intp), np.zeros(num, dtype=np.bool_))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepMemory:
     """What is in a device's memory in each turn of a step, for every strategy that some choices make.
@@ -100,7 +126,7 @@ class StepMemory:
         keeps: Which tensors are kept; of the whole graph, where it is a stage.
         configurations: [V] the [K, D] splits that each layer can have.
         optimiser: Whose state counts.
-        layers: [V] the choices of each layer; by default its configurations, with all weights whole.
+        modes: [V] the choices of each layer; by default its configurations, with all weights whole.
         edges: [E] what edges keep by these, as `pase.costs.modes` has it.
         micro_batches: In a step.
         in_flight: Of how many a stage has something at once.
@@ -110,7 +136,7 @@ class StepMemory:
     keeps: Keeping
     configurations: Sequence[IndexArray]
     optimiser: str
-    layers: Sequence[LayerModes] = ()
+    modes: Sequence[Choices] = ()
     edges: Sequence[EdgeModes] = ()
     micro_batches: int = 1
     in_flight: int = 1
@@ -119,15 +145,21 @@ class StepMemory:
 
     def peak(self, choice: Sequence[int]) -> Peak:
         """Return the most that is in a device's memory under a strategy, by the choices of the layers."""
-        if not self.layers:
-            return self._of_configurations.peak(choice)
         rows = [int(layer.rows[c]) for layer, c in zip(self.layers, choice, strict=True)]
         states = [STATES[layer.state[c]] for layer, c in zip(self.layers, choice, strict=True)]
         again = [bool(layer.again[c]) for layer, c in zip(self.layers, choice, strict=True)]
         if not any(again) and all(state == STATES[0] for state in states):
             return self._of_configurations.peak(rows)
         chosen = [own[row : row + 1] for own, row in zip(self.configurations, rows, strict=True)]
-        return self._strategies(chosen, states, again).peak([0] * len(rows))
+        return self._strategies(chosen, states, again).peak()
+
+    @cached_property
+    def layers(self) -> Sequence[Choices]:
+        """[V] the choices of each layer; equal layers share a value."""
+        if self.modes:
+            return self.modes
+        own = {id(rows): _Configurations.of(rows) for rows in self.configurations}
+        return [own[id(rows)] for rows in self.configurations]
 
     @cached_property
     def _of_configurations(self) -> "Strategies":
@@ -165,26 +197,22 @@ class StepMemory:
         def shared(v: int, values: IntArray) -> FloatArray:
             """Return an array, the same one for layers that are alike."""
             own = values.astype(np.float64)
-            key = id(self.layers[v] if self.layers else self.configurations[v]), own.tobytes()
-            return known.setdefault(key, own)
+            return known.setdefault((id(self.layers[v]), own.tobytes()), own)
 
         layers, largest = list[FloatArray](), list[FloatArray]()
         for v, rows in enumerate(self.configurations):
             nothing = np.zeros(len(rows), dtype=np.int64)
             given = sum((span.size for span in plain.inputs_of(v)), nothing) * self.micro_batches
             made = sum((span.size for span in plain.made_by(v) if span.first <= at <= span.last), nothing)
-            of_state = {state: self._held(v, state, at) for state in self._states_of(v)}
-            if not self.layers:
-                held, most = of_state[STATES[0]]
-                own = given + made + held
-            else:
-                modes = self.layers[v]
-                is_there = ~modes.again | (is_back and v == turn.position)
-                held, most = (self._by_choice(v, {s: pair[i] for s, pair in of_state.items()}) for i in (0, 1))
-                own = given[modes.rows] + made[modes.rows] * is_there + held
-            layers.append(shared(v, own))
+            own, is_there = self.layers[v], ~self.layers[v].again | (is_back and v == turn.position)
+            held, most = np.zeros((2, len(own.rows)), dtype=np.int64)
+            for state in self._states_of(v):
+                has_state = own.state == STATES.index(state)
+                for found, values in zip((held, most), self._held(v, state, at), strict=True):
+                    found[has_state] = values[own.rows[has_state]]
+            layers.append(shared(v, given[own.rows] + made[own.rows] * is_there + held))
             largest.append(shared(v, most))
-        is_update = at == timeline.update and any(own.any() for own in largest)
+        is_update = at == timeline.update and any(most.any() for most in largest)
         return TurnUsage(
             layers=tuple(layers),
             edges=tuple(self._edges_at(turn, at)),
@@ -192,16 +220,7 @@ class StepMemory:
         )
 
     def _states_of(self, v: int) -> list[str]:
-        if not self.layers:
-            return [STATES[0]]
         return [STATES[number] for number in np.unique(self.layers[v].state).tolist()]
-
-    def _by_choice(self, v: int, of_state: dict[str, IntArray]) -> IntArray:
-        modes = self.layers[v]
-        found = np.zeros(len(modes), dtype=np.int64)
-        for state, values in of_state.items():
-            found = np.where(modes.state == STATES.index(state), values[modes.rows], found)
-        return found
 
     def _held(self, v: int, state: str, at: int) -> tuple[IntArray, IntArray]:
         """Return [K] the bytes of a layer's weights in a turn, at least, and the most that the update of one takes."""
@@ -242,7 +261,7 @@ class StepMemory:
         return found
 
     def _edges_at(self, turn: Turn, at: int) -> Iterator[EdgeTable | None]:
-        if not self.layers:
+        if not self.modes:
             there = {
                 number: table for number, _, first, last, table in self._of_configurations.copies if first <= at <= last
             }
@@ -341,9 +360,13 @@ class Strategies:
         # The first backward pass finds no gradients; a later one these, and no more micro-batches than there are.
         return (True, False, self.in_flight), (False, True, min(self.in_flight, self.micro_batches - 1))
 
-    def peak(self, rows: Sequence[int]) -> Peak:
-        """Return the most that is in a device's memory under a strategy, by the configurations of the layers."""
-        timeline, num = self.timeline, len(rows)
+    def peak(self, rows: Sequence[int] = ()) -> Peak:
+        """Return the most that is in a device's memory under a strategy.
+
+        rows: [V] the configurations of layers; () where each has one.
+        """
+        timeline, num = self.timeline, len(self.timeline.rows)
+        rows = rows or [0] * num
         weights = [weight.under(rows[weight.position]) for weight in self.weights]
         of_pass = list(self._in_pass(rows))
         # What a micro-batch has in flight between its passes.
@@ -356,7 +379,7 @@ class Strategies:
         for is_first, is_last, in_flight in self._passes:
             held = weight_spans(timeline, weights, self.optimiser, is_first=is_first, is_last=is_last)
             buckets = ((0, span) for span in bucket_spans(timeline, weights, is_last=is_last))
-            parts = [*of_step, *of_pass, *waiting * (in_flight - 1), *_chosen([*held, *buckets], ())]
+            parts = [*of_step, *of_pass, *waiting * (in_flight - 1), *_chosen([*held, *buckets], [0] * num)]
             found.append(self._peak_of(parts))
         return max(found, key=lambda peak: peak.bytes)
 
@@ -433,10 +456,10 @@ def memory_of_layers(
 
 
 def _chosen(spans: Iterable[tuple[int, Span]], rows: Sequence[int]) -> list[_Part]:
-    """Return spans under the configurations that layers have; without any they have one each."""
+    """Return spans under the configurations that layers have."""
+    # A size may be the same under all configurations.
     return [
-        _Part(first, last, int(size[rows[v] if rows and len(size) > 1 else 0]), of, v)
-        for v, (first, last, size, of) in spans
+        _Part(first, last, int(size[rows[v] if len(size) > 1 else 0]), of, v) for v, (first, last, size, of) in spans
     ]
 
 

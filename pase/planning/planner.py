@@ -648,7 +648,7 @@ def plan_of(
     is_constrained = any(not isinstance(each, DevicesOf) for each in constraints)
     free = _data_parallel_problem(problem, costs) if is_constrained else problem
     by_hand = devices_by_hand(constraints, graph)
-    kept = plain_memory(graph, splits, optimiser).peak([0] * len(splits)).kept_by_layer
+    kept = plain_memory(graph, splits, optimiser).peak().kept_by_layer
     layers = plan_layers(graph, devices, costs, splits, group_sizes=sizes, by_hand=by_hand, kept_bytes=kept)
     total = total_cost(layers)
     assert abs(total - solution.cost) <= 1e-9 * total, f"plan costs {total}, solution {solution.cost}"

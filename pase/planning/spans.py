@@ -414,7 +414,7 @@ class Stages:
             keeps=self.batch.keeps,
             configurations=problem.tables.configurations,
             optimiser=self.setting.optimiser,
-            layers=problem.tables.layers,
+            modes=problem.tables.layers,
             edges=problem.tables.edges,
             micro_batches=self.scheme.micro_batches,
             in_flight=self.in_flight(0)[0],

@@ -424,7 +424,7 @@ class Step:
 
         With several stages in turns that is at most so much: what the others hold, at any time, is there beside it.
         """
-        peak = self.memory_of_stage(number).peak([0] * len(self.stages[number].operators))
+        peak = self.memory_of_stage(number).peak()
         if self.chunks == 1:
             return peak
         group = number % self.num_groups

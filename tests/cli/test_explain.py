@@ -214,7 +214,7 @@ def test_memory_binds(pase: Command, plan: Path) -> None:
             assert other["total_cost"] >= limited.total_cost * (1 - 1e-9)
             changed = {one["name"]: one["splits"] for one in other["changes"]} | {layer["name"]: other["splits"]}
             splits = [changed.get(one.name, one.splits) for one in limited.layers]
-            assert plain_memory(found.graph, splits, "sgd").peak([0] * len(splits)).bytes < free
+            assert plain_memory(found.graph, splits, "sgd").peak().bytes < free
     assert re.search(r"^\S+ .*  memory, ", pase("explain", path).out, re.MULTILINE)
     less = document_of(pase, "explain", path, "--sensitivity")["sensitivity"]
     assert {one["figure"] for one in less if one["is_used"]} >= {"device memory limit"}

@@ -545,7 +545,7 @@ def least_that_fits(case: Case, step: Step, costs: Array) -> float:
         chosen = [own[at] for own, at in zip(options, grid[:, number], strict=True)]
         layers = [in_mode(operator, choice) for operator, choice in zip(graph.operators, chosen, strict=True)]
         memory = memory_of_layers(graph, layers, optimiser=case.optimizer, micro_batches=case.micro_batches)
-        if case.limit == inf or memory.peak([0] * len(layers)).bytes <= case.limit:
+        if case.limit == inf or memory.peak().bytes <= case.limit:
             return float(costs[number])
     return inf
 

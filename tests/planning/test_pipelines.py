@@ -184,7 +184,7 @@ def _brute_force_of_one_stage(setting: Setting, m: int) -> float | None:
             )
         ]
         memory = memory_of_layers(tables.graph, layers, optimiser=setting.optimiser, micro_batches=m)
-        if setting.limit_bytes == inf or memory.peak([0] * len(layers)).bytes <= setting.limit_bytes:
+        if setting.limit_bytes == inf or memory.peak().bytes <= setting.limit_bytes:
             return float(costs[number])
     return inf
 
