@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import gcd, prod
 from time import perf_counter
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -136,39 +136,39 @@ class MemoryLimit:
         )
 
 
+class SolverOptions(TypedDict, total=False):
+    """What `pase.solver.solve` can be told."""
+
+    ordering: str
+    solver_memory_bytes: int | None
+    on_progress: Progress | None
+
+
 def search_within(
     problem: Problem,
     limit: MemoryLimit,
     *,
-    ordering: str = "auto",
-    solver_memory_bytes: int | None = None,
-    time_limit_s: float | None = None,
     known: Iterable[Sequence[int]] = (),
+    time_limit_s: float | None = None,
     is_constrained: bool = False,
-    on_progress: Progress | None = None,
+    **options: Unpack[SolverOptions],
 ) -> LimitedSolution:
     """Return the cheapest strategy whose peak is within a limit.
 
     Args:
         problem: Whose strategies are looked at.
         limit: Of the same problem.
+        known: Strategies to begin with.
+        time_limit_s: Of the search.
         is_constrained: Whether the problem has other constraints, for messages.
-        ordering: As the others, see `pase.solver.solve`.
+        **options: Of the solver.
 
     Raises:
         MemoryLimitError: Nothing fits: by how much, and which layer binds.
         CutShortError: There was no time to find anything that fits.
     """
     try:
-        return cheapest_within(
-            problem.tables,
-            limit,
-            ordering=ordering,
-            solver_memory_bytes=solver_memory_bytes,
-            time_limit_s=time_limit_s,
-            known=known,
-            on_progress=on_progress,
-        )
+        return cheapest_within(problem.tables, limit, known=known, time_limit_s=time_limit_s, **options)
     except NothingFitsError:
         raise MemoryLimitError(_nothing_fits(problem, limit, is_constrained=is_constrained)) from None
 
@@ -177,20 +177,16 @@ def cheapest_within(
     tables: CostTables,
     limit: MemoryLimit,
     *,
-    ordering: str = "auto",
-    solver_memory_bytes: int | None = None,
-    time_limit_s: float | None = None,
     known: Iterable[Sequence[int]] = (),
-    on_progress: Progress | None = None,
+    time_limit_s: float | None = None,
+    **options: Unpack[SolverOptions],
 ) -> LimitedSolution:
     """Return the cheapest strategy whose peak is within a limit, with its proof or a gap.
 
-    Arguments as for `pase.solver.solve`. Raises NothingFitsError where nothing does, CutShortError where nothing was
+    Arguments as for `search_within`. Raises NothingFitsError where nothing does, CutShortError where nothing was
     found that does.
     """
     deadline_s = None if time_limit_s is None else perf_counter() + time_limit_s
-    options: dict[str, Any] = {"ordering": ordering, "solver_memory_bytes": solver_memory_bytes}
-    options["on_progress"] = on_progress
     start = [tuple(choice) for choice in known]
     unlimited = solve(tables, time_limit_s=time_limit_s, known=start, **options)
     search = _Search(tables=tables, limit=limit, deadline_s=deadline_s, options=options, unlimited=unlimited)
@@ -204,7 +200,7 @@ class _Search:
     tables: CostTables
     limit: MemoryLimit
     deadline_s: float | None
-    options: Mapping[str, Any]
+    options: SolverOptions
     unlimited: Solution
     bound: float = 0.0
     cost: float = np.inf
