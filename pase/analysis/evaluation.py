@@ -50,7 +50,6 @@ from pase.planning.plan import NOT_SEARCHED, Plan, SearchRecord
 from pase.planning.plan_file import plan_from_document
 from pase.planning.planner import (
     PROOF,
-    RESERVED_SHARE,
     Progress,
     check_search,
     check_seconds,
@@ -61,6 +60,7 @@ from pase.planning.planner import (
     problem_of,
     search,
     settings_of,
+    usable_bytes,
 )
 from pase.planning.spans import Setting
 from pase.planning.stages import schedule_of
@@ -327,7 +327,7 @@ def _step_evaluation(
     step = replace(
         Step.of(plan), graph=graph, machine=setting.machine, cost_model=setting.cost_model, optimiser=setting.optimiser
     )
-    limit = plan.device_memory_bytes or int((setting.machine.device.memory_bytes or 0) * (1 - RESERVED_SHARE))
+    limit = plan.device_memory_bytes or usable_bytes(setting.machine) or 0
     found, bound = None, 0.0
     with suppress(MemoryLimitError, SolverError):  # nothing is known to fit, or by the deadline
         found, bound = search_schemes(

@@ -242,7 +242,7 @@ def search(
             # Nothing is known to fit: the cheapest of all says so itself.
             return free
         if bound is None and isinstance(error, MemoryLimitError) and not options.constraints:
-            more = _in_other_modes(graph, devices, machine, options, reload)
+            more = _in_other_modes(graph, devices, machine, options, on_progress, reload)
             raise MemoryLimitError(f"{error}{more}") from None
         if bound is None or isinstance(error, CutShortError):
             raise
@@ -258,10 +258,14 @@ def search(
     return replace(plan, device_memory_bytes=limit, baselines={**plan.baselines, WITHOUT_LIMIT: cheapest})
 
 
+def usable_bytes(machine: Machine) -> int | None:
+    """Return what a step may take of a device's memory; None where the machine does not tell how much that is."""
+    return int((machine.device.memory_bytes or 0) * (1 - RESERVED_SHARE)) or None
+
+
 def fitting_limit(machine: Machine, cost_model: str) -> int | None:
     """Return what a strategy may take on each device where no limit is told; None for as much as it needs."""
-    limit = int((machine.device.memory_bytes or 0) * (1 - RESERVED_SHARE))
-    return limit if limit and cost_model in FITTING_MODELS else None
+    return usable_bytes(machine) if cost_model in FITTING_MODELS else None
 
 
 def prepared(graph: Graph, options: SearchOptions) -> Graph:
@@ -308,7 +312,7 @@ def _search_step(
     """Return the cheapest step of micro-batches, stages and modes; with no limit told, within the devices' memory."""
     limit = options.device_memory_bytes
     if limit is None:
-        limit = int((machine.device.memory_bytes or 0) * (1 - RESERVED_SHARE)) or None
+        limit = usable_bytes(machine)
     check_seconds(options.cost_model)
     check_limits(options.solver_memory_bytes, options.time_limit_s)
     if graph.framework and options.micro_batches != 1 and reload is None:
@@ -362,26 +366,37 @@ def _search_step(
 
 
 def _in_other_modes(
-    graph: Graph, devices: int, machine: Machine, options: SearchOptions, reload: Callable[[int], Graph] | None
+    graph: Graph,
+    devices: int,
+    machine: Machine,
+    options: SearchOptions,
+    on_progress: Progress | None,
+    reload: Callable[[int], Graph] | None,
 ) -> str:
     """Return with which micro-batches and modes a model fits as many devices, in words; "" where none are found."""
     model = options.cost_model if options.cost_model in FITTING_MODELS else "alpha_beta"
-    count: int | str = AUTO_NUMBER if reload is not None or not graph.framework else 1
-    told = replace(
-        options, cost_model=model, micro_batches=count, modes=MODES, time_limit_s=PROPOSAL_S, ordering="auto"
+    wider = replace(
+        options,
+        cost_model=model,
+        micro_batches=AUTO_NUMBER if reload is not None or not graph.framework else 1,
+        modes=MODES,
+        time_limit_s=PROPOSAL_S,
     )
-    space, start_s = _modes(told, graph), perf_counter()
     try:
-        plan = _search_step(graph, devices, machine, told, space, start_s, None, reload)
-        free = search(graph, devices, machine=machine, cost_model=model, keep_batch=True)
+        space, start_s = _modes(wider, graph), perf_counter()
+        plan = _search_step(graph, devices, machine, wider, space, start_s, on_progress, reload)
+        free = search(graph, devices, machine=machine, cost_model=model, keep_batch=True, on_progress=on_progress)
     except (ConfigurationError, MemoryLimitError, SolverError):
         return ""
-    used = {layer.state for layer in plan} - {STATES[0]} | {RECOMPUTE for layer in plan if layer.is_recomputed}
+    used = {layer.state for layer in plan} | {RECOMPUTE for layer in plan if layer.is_recomputed}
     modes = [mode for mode in MODES if mode in used]
-    flags = [f"--micro-batches {plan.micro_batches}"] * (plan.micro_batches > 1) + [f"--modes {','.join(modes)}"] * any(
-        modes
-    )
-    flags = [f"--cost-model {model}"] * (model != options.cost_model) + flags
+    flags = []
+    if model != options.cost_model:
+        flags.append(f"--cost-model {model}")
+    if plan.micro_batches > 1:
+        flags.append(f"--micro-batches {plan.micro_batches}")
+    if modes:
+        flags.append(f"--modes {','.join(modes)}")
     return (
         f"; or keep these {devices} with {' '.join(flags)}: {quantity(plan.peak.bytes, 'B')}, at "
         f"{plan.total_cost / free.total_cost:.2f} × the cost without a limit"
