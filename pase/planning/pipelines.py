@@ -434,7 +434,7 @@ def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Fou
                     break
         if scheme.chunks == 1 and bound < min(best, below) * (1 - EXACT):
             closed = _closed(stages, spans, min(best, below))
-            if closed is not None and (not closed or _fits(setting, scheme, closed)):
+            if closed is not None:
                 bound = min(best, below)
                 if closed:
                     best = _step_s(setting, scheme, closed)
@@ -443,7 +443,7 @@ def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Fou
 
 
 def _fits(setting: Setting, scheme: Scheme, parts: Sequence[StagePart]) -> bool:
-    """Return whether the peak of a step of several stages is within the limit; sums may leave out reductions."""
+    """Return whether the peak of a step is within the limit; sums leave out reductions, and inputs of a step."""
     return setting.limit_bytes == inf or _step_of(setting, scheme, parts).peak.bytes <= setting.limit_bytes
 
 
@@ -515,8 +515,11 @@ def _front(
     """Return a stage's strategies that no other beats, with t and o; None where there are too many to go through."""
     key = i, j, number
     if key not in known:
-        problem = stages.problem(i, j, number)
-        front = stage_front(problem, limit)
+        problem, limit_bytes = stages.problem(i, j, number), stages.setting.limit_bytes
+        memory = stages.memory(problem)
+        front = stage_front(
+            problem, limit, lambda choice: limit_bytes == inf or memory.peak(choice).bytes <= limit_bytes
+        )
         known[key] = None
         if front is not None:
             known[key] = [(_part(problem, choice, sums, stages.chunks(i, j)), t, o) for t, o, choice, sums in front]

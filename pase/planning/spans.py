@@ -409,7 +409,12 @@ class Stages:
         It has choices that others beat in all sums, too: their peaks may be lower.
         """
         problem = self._problem(0, len(self.batch.kinds), (None, None), None, known=KnownModes(), is_whole=True)
-        memory = StepMemory(
+        problem = replace(problem, in_flight=self.in_flight(0)[0])
+        return problem, self.memory(problem)
+
+    def memory(self, problem: StageProblem) -> StepMemory:
+        """Return what the choices of a stage have in memory."""
+        return StepMemory(
             graph=problem.tables.graph,
             keeps=self.batch.keeps,
             configurations=problem.tables.configurations,
@@ -417,9 +422,8 @@ class Stages:
             modes=problem.tables.layers,
             edges=problem.tables.edges,
             micro_batches=self.scheme.micro_batches,
-            in_flight=self.in_flight(0)[0],
+            in_flight=problem.in_flight,
         )
-        return replace(problem, in_flight=memory.in_flight), memory
 
     def solve(
         self, i: int, j: int, number: int, near: FloatArray | None, enough: float, *, longest: float, may_widen: bool

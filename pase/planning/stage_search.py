@@ -680,22 +680,31 @@ def _closed(problem: StageProblem, search: _Search, weights: FloatArray) -> floa
     return search.cost
 
 
-def stage_front(problem: StageProblem, limit: float) -> list[tuple[float, float, Choice, StageSums]] | None:
+def stage_front(
+    problem: StageProblem, limit: float, fits: Callable[[Choice], bool]
+) -> list[tuple[float, float, Choice, StageSums]] | None:
     """Return the strategies that fit of which none other has a lower t and a lower o: (t, o, choice, sums), by t.
 
-    limit: of α t + o, beyond which they are of no interest. None where there are too many to go through.
+    Args:
+        problem: The stage.
+        limit: Of α t + o, beyond which they are of no interest.
+        fits: Whether a strategy that does by its sums does so by its peak, too.
+
+    Returns:
+        The strategies; None where there are too many to go through.
     """
     found = _left(problem, problem.sides[0], limit)
     if found is None:
         return None
     choices, sums = found
-    fits = np.flatnonzero(_held(problem, sums) <= problem.limit_bytes)
-    each = [StageSums(*row) for row in sums[fits].tolist()]
+    left = np.flatnonzero(_held(problem, sums) <= problem.limit_bytes)
+    each = [StageSums(*row) for row in sums[left].tolist()]
     order = sorted(range(len(each)), key=lambda n: (each[n].micro_batch, each[n].step))
     front: list[tuple[float, float, Choice, StageSums]] = []
     for n in order:
-        if not front or each[n].step < front[-1][1]:
-            front.append((each[n].micro_batch, each[n].step, tuple(choices[fits[n]].tolist()), each[n]))
+        choice = tuple(choices[left[n]].tolist())
+        if (not front or each[n].step < front[-1][1]) and fits(choice):
+            front.append((each[n].micro_batch, each[n].step, choice, each[n]))
     return front
 
 

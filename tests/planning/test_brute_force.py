@@ -2,9 +2,8 @@
 
 Networks have dense layers, sums and a loss on groups of one or two devices of a flat machine, under the cost model
 `program`: an all-reduce of n bytes over two devices is two messages of n/2. Nothing of `pase.costs` or `pase.planning`
-is used but the search that is tested and, for steps of one stage, the peak of a strategy, which tests/targets/torch
-has beside the allocator. Layouts of a tensor [batch, features] are "" (whole on both devices), "b" and "f"
-(halved along a dim).
+is used but the search that is tested and the peak of a strategy, which tests/targets/torch compares with the
+allocator. Layouts of a tensor [batch, features] are "" (whole on both devices), "b" and "f" (halved along a dim).
 """
 
 import random
@@ -19,10 +18,11 @@ import pytest
 
 import pase
 from pase.costs import memory_of_layers
+from pase.costs.memory import keeping
 from pase.errors import MemoryLimitError
 from pase.graph import Builder, Graph, Operator
 from pase.graph.operators import dense, elementwise, softmax_loss, with_fan_outs
-from pase.graph.parts import micro_batch
+from pase.graph.parts import micro_batch, stage, with_cuts
 from pase.planning.steps import LayerChoice
 from tests.simulation.machines import machine
 
@@ -528,26 +528,48 @@ def brute_force(case: Case) -> float:
             found = step.figures()
             if s == 1:
                 return least_that_fits(case, step, m * found["t"] + found["o"])
-            fits = found["static"] + min(m, s - number) * found["kept"] + found["rest"] <= case.limit
-            fronts.append(front(found["t"][fits], found["o"][fits]))
+            held = found["static"] + min(m, s - number) * found["kept"] + found["rest"]
+            peaks = Peaks(case, step, in_flight=min(m, s - number))
+            fits = [int(own) for own in np.flatnonzero(held <= case.limit)]
+            fronts.append(front({own: (found["t"][own], found["o"][own]) for own in fits}, peaks))
         for pairs in product(*fronts):
             times = [t for t, _ in pairs]
             best = min(best, sum(times) + (m - 1) * max(times) + max(o for _, o in pairs))
     return best
 
 
+class Peaks:
+    """The peaks of the strategies of a stage, by their numbers."""
+
+    def __init__(self, case: Case, step: Step, in_flight: int) -> None:
+        self.case, self.in_flight = case, in_flight
+        whole = micro_batch(graph_of(case), case.micro_batches)
+        self.whole = with_cuts(whole) if case.stages > 1 else with_fan_outs(whole)
+        self.graph = stage(self.whole, step.first, step.stop) if case.stages > 1 else self.whole
+        self.options = [list(step.choices(layer)) for layer in step.layers[step.first : step.stop]]
+        self.grid = np.indices([len(own) for own in self.options]).reshape(len(self.options), -1)
+
+    def fits(self, number: int) -> bool:
+        if self.case.limit == inf:
+            return True
+        chosen = [own[at] for own, at in zip(self.options, self.grid[:, number], strict=True)]
+        layers = [in_mode(operator, choice) for operator, choice in zip(self.graph.operators, chosen, strict=True)]
+        memory = memory_of_layers(
+            self.graph,
+            layers,
+            optimiser=self.case.optimizer,
+            micro_batches=self.case.micro_batches,
+            in_flight=self.in_flight,
+            keeps=keeping(self.whole),
+        )
+        return memory.peak().bytes <= self.case.limit
+
+
 def least_that_fits(case: Case, step: Step, costs: Array) -> float:
     """The least cost of a strategy whose peak is within the limit; infinite where none is."""
-    graph = with_fan_outs(micro_batch(graph_of(case), case.micro_batches))
-    options = [list(step.choices(layer)) for layer in step.layers]
-    grid = np.indices([len(own) for own in options]).reshape(len(options), -1)
-    for number in costs.argsort(kind="stable"):
-        chosen = [own[at] for own, at in zip(options, grid[:, number], strict=True)]
-        layers = [in_mode(operator, choice) for operator, choice in zip(graph.operators, chosen, strict=True)]
-        memory = memory_of_layers(graph, layers, optimiser=case.optimizer, micro_batches=case.micro_batches)
-        if case.limit == inf or memory.peak().bytes <= case.limit:
-            return float(costs[number])
-    return inf
+    peaks = Peaks(case, step, in_flight=1)
+    order = costs.argsort(kind="stable").tolist()
+    return next((float(costs[number]) for number in order if peaks.fits(number)), inf)
 
 
 def in_mode(operator: Operator, choice: Choice) -> LayerChoice:
@@ -557,11 +579,12 @@ def in_mode(operator: Operator, choice: Choice) -> LayerChoice:
     return LayerChoice(splits=splits, state=choice.state, is_recomputed=choice.again, stage=0)
 
 
-def front(t: Array, o: Array) -> list[tuple[float, float]]:
+def front(found: dict[int, tuple[float, float]], peaks: Peaks) -> list[tuple[float, float]]:
+    """The (t, o) of strategies that fit of which none other has lower ones."""
     result: list[tuple[float, float]] = []
-    for own in sorted(set(zip(t.tolist(), o.tolist(), strict=True))):
-        if not result or own[1] < result[-1][1]:
-            result.append(own)
+    for t, o, number in sorted((*own, number) for number, own in found.items()):
+        if (not result or o < result[-1][1]) and peaks.fits(number):
+            result.append((t, o))
     return result
 
 
