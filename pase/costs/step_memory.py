@@ -384,10 +384,13 @@ class Strategies:
         return max(found, key=lambda peak: peak.bytes)
 
     def waiting_bytes(self) -> tuple[int, int]:
-        """Return what is there whatever the turn, and of a micro-batch in flight; of layers of one configuration."""
-        rows = [0] * len(self.timeline.rows)
-        spans = weight_spans(self.timeline, self.weights, self.optimiser, is_first=True, is_last=True)
-        state = sum(int(span.size[0]) for _, span in spans if span.of in (WEIGHTS, GRADIENTS, OPTIMISER))
+        """Return the bytes in memory between the turns of a stage: for its weights, and for a micro-batch in flight.
+
+        Every layer has one configuration. Gradients count as they are between micro-batches.
+        """
+        rows, end = [0] * len(self.timeline.rows), self.timeline.update
+        spans = weight_spans(self.timeline, self.weights, self.optimiser, is_first=True, is_last=False)
+        state = sum(int(span.size[0]) for _, span in spans if span.last == end)
         return state, sum(part.size for part in self._in_pass(rows) if part.crosses(len(rows)))
 
     def _in_pass(self, rows: Sequence[int]) -> Iterator[_Part]:

@@ -12,6 +12,7 @@ import pytest
 from pase import Graph, Plan
 from pase.graph import Builder
 from pase.graph.operators import dense, softmax_loss
+from pase.planning.steps import Step
 from tests.runtime.plans import make_plan
 
 NUMBER, LABEL = 4, 8
@@ -249,3 +250,26 @@ def test_the_peak_is_that_of_the_stage_that_holds_most(case: str, schedule: str)
     ]
     # The prediction has the result of a layer's ReLU until its weights' gradient is there, one result too long.
     assert 0.999 * max(counted) <= plan.peak.bytes <= 1.04 * max(counted)
+
+
+@pytest.mark.parametrize("state", ["replicated", "zero1", "zero2", "zero3"])
+def test_between_turns_a_stage_has_what_is_left_after_a_micro_batch(state: str) -> None:
+    """What other stages of the same devices have beside it while a stage has its turn."""
+    widths, rows, replicas = EVEN, 512, 2
+    plan = staged(network(widths, rows), (), replicas, 4, "", state)
+    found, _ = Step.of(plan).memory_of_stage(0).waiting_bytes()
+    device = Device(
+        widths=widths,
+        rows=rows // replicas,
+        micro_batches=4,
+        replicas=replicas,
+        state=state,
+        slots=1,
+        is_first=True,
+        is_last=True,
+    )
+    device.step(warm_up=0)
+    left = {name: size for name, size in device.tensors.items() if name.split()[0] in ("weight", "moments", "gradient")}
+    # The last micro-batch alone leaves shards under ZeRO-1: before it gradients are whole.
+    often = replicas if state == "zero1" else 1
+    assert found == sum(size * (often if name.startswith("gradient") else 1) for name, size in left.items())
