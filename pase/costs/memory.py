@@ -1,9 +1,10 @@
-"""Memory that a training step takes on each device: what is kept to the backward pass, and what comes and goes.
+"""Memory of a training step as sums over layers and edges, by which several stages are searched; what is kept.
 
-Kept adds up: weights, their gradients and the optimiser's state; of what layers write and read, each tensor that the
-backward pass needs, once in each layout in which it lies. What the backward pass needs follows from the kind of
-operator (`saved`). A layer's part depends on its own configuration, and where a reader has a copy in a layout of its
-own, on the two at the ends of the edge.
+The peak of a step is `pase.costs.step_memory`'s, from the times at which each tensor is allocated and freed. These
+sums do not depend on time. What is kept adds up: weights, their gradients and the optimiser's state; of what layers
+write and read, each tensor that the backward pass needs, once in each layout that it has. What the backward pass
+needs follows from the kind of operator (`saved`). A layer's part depends on its own configuration, and where a reader
+has a copy in a layout of its own, on the two at the ends of the edge.
 
 The rest is freed: what a layer works with, forward and backward, as its turn comes, and gradients that wait for the
 layer that wrote the tensor because others come before it. Of these the greatest counts: of all layers' work, and of
@@ -48,11 +49,11 @@ Parts = Sequence[tuple[int, IntArray]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """Bytes on each device (parts are of one size, so that all devices need the same).
+    """Bytes on each device at the peak of a step (parts are of one size, so that all devices need the same).
 
     weights_bytes: parts of weights. gradients_bytes: theirs. optimiser_bytes: what the optimiser keeps for them.
-    activations_bytes: what else is kept for the backward pass. buffers_bytes: the most that comes and goes, which
-    belongs to no single layer.
+    activations_bytes: what else is kept for the backward pass. buffers_bytes: the rest, freed within the same pass,
+    which belongs to no single layer.
     """
 
     weights_bytes: int
@@ -63,12 +64,12 @@ class DeviceMemory:
 
     @property
     def kept_bytes(self) -> int:
-        """What stays through a step: the sum of what each layer keeps (`LayerPlan.memory_bytes`)."""
+        """All but the buffers: the sum of what each layer has (`LayerPlan.memory_bytes`)."""
         return self.weights_bytes + self.gradients_bytes + self.optimiser_bytes + self.activations_bytes
 
     @property
     def total_bytes(self) -> int:
-        """What a step takes at its peak: what is kept, and the most that comes and goes."""
+        """The peak of a step."""
         return self.kept_bytes + self.buffers_bytes
 
 

@@ -194,8 +194,7 @@ def plan_from_document(document: Field) -> Plan:
     _verify_layers(document["layers"], plan)
     step = Step.of(plan)
     if document["schema_version"].value == WITHOUT_PEAKS:
-        kept = (bytes_of_layer for peak in step.peaks for bytes_of_layer in peak.kept_by_layer)
-        layers = (replace(layer, memory_bytes=own) for layer, own in zip(plan.layers, kept, strict=True))
+        layers = (replace(layer, memory_bytes=own) for layer, own in zip(plan.layers, step.kept_by_layer, strict=True))
         plan = replace(plan, layers=tuple(layers))
     else:
         _verify_memory(plan, step, document)
@@ -271,8 +270,7 @@ def _verify_memory(plan: Plan, step: Step, document: Field) -> None:
             expected = getattr(step.peak.memory, key)
             if memory[key].value != expected:
                 raise memory[key].fail(f"is {memory[key].value}, but the strategy needs {expected}: search again")
-    kept = [bytes_of_layer for peak in step.peaks for bytes_of_layer in peak.kept_by_layer]
-    for field, layer, own in zip(document["layers"].items(), plan.layers, kept, strict=True):
+    for field, layer, own in zip(document["layers"].items(), plan.layers, step.kept_by_layer, strict=True):
         _same(field["memory_bytes"], layer.memory_bytes, own)
     limit = plan.device_memory_bytes
     if limit is not None and (needed := step.peak.bytes) > limit:

@@ -440,6 +440,11 @@ class Step:
         return tuple(map(self.peak_of_stage, range(len(self.bounds))))
 
     @property
+    def kept_by_layer(self) -> tuple[int, ...]:
+        """[V] what each layer has in memory at the peak of its stage, but for buffers."""
+        return tuple(kept for peak in self.peaks for kept in peak.kept_by_layer)
+
+    @property
     def fullest(self) -> int:
         """The group whose devices need most memory."""
         sizes = [peak.bytes for peak in self.peaks]
