@@ -350,7 +350,7 @@ class WeightPart:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether devices hold all of their parts, whatever the configuration."""
+        """Whether devices hold all of their parts under every configuration."""
         return not self.is_cut.any()
 
     @cached_property

@@ -1,7 +1,7 @@
 """`StepMemory`: what every strategy of a step has in a device's memory, in each turn (`pase.costs.liveness`).
 
-The peak of one strategy is exact. What all of them have in one turn is told as sums over layers and edges, which a
-search can limit: no strategy has a lower peak. Left out of these are buckets of gradients, and of layers that are
+The peak of one strategy is exact. What all of them have in one turn is given as sums over layers and edges, which
+a search can limit: no strategy has a lower peak. Left out of these are buckets of gradients, and of layers that are
 recomputed what they hold while another layer goes back.
 """
 
@@ -179,7 +179,7 @@ class StepMemory:
         )
 
     def least_state_bytes(self) -> int:
-        """Return the least that weights, their gradients and the optimizer's state take, whatever the batch."""
+        """Return the least that weights, their gradients and the optimizer's state take, at any batch size."""
         at, total = self._of_configurations.timeline.update, 0
         for v in range(len(self.configurations)):
             total += min(int(self._held(v, state, at)[0].min()) for state in self._states_of(v))
@@ -195,7 +195,7 @@ class StepMemory:
         known: dict[Hashable, FloatArray] = {}
 
         def shared(v: int, values: IntArray) -> FloatArray:
-            """Return an array, the same one for layers that are alike."""
+            """Return an array, the same one for equal layers."""
             own = values.astype(np.float64)
             return known.setdefault((id(self.layers[v]), own.tobytes()), own)
 

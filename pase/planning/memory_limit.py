@@ -41,9 +41,9 @@ from pase.solver import (
 from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray
 
 MAX_TURNS, MAX_SHARE = 4, 8
-"""Turns that are limited at most, and in how many parts the weights of two of them are told."""
+"""Most turns that are limited at once, and the parts into which the weights of two turns are divided."""
 MAX_TIGHTER, CLOSE_BYTES = 10, 1e-3
-"""How often a strategy is sought within less than the limit, since some of what it takes is no sum; and how closely."""
+"""How often a tighter limit of the sums is tried, as they leave out some of a peak; and to which share of the limit."""
 MAX_MORE_DEVICES = 64
 """How many times the devices are looked at for a number that would do."""
 MAX_ENUMERATED, MAX_PEAKS = 20_000, 2_000
@@ -307,7 +307,7 @@ class _Search:
         return best[1]
 
     def tighten(self, weights: Mapping[Turn, int]) -> None:
-        """Seek what fits within less than the limit on some turns, as others and what is no sum take more."""
+        """Search within tighter limits on some turns: other turns, and what the sums leave out, may take more."""
         limit = self.limit.limit_bytes
         least, most, within = 0, limit, limit
         for _ in range(MAX_TIGHTER):

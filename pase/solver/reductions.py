@@ -336,8 +336,9 @@ def tighten_bounds(
             if LOOSE * cost < model.ceiling < np.inf:
                 model.lower_ceiling(2 * cost)
                 bounds = [-np.inf, -np.inf]
-            left = f"{before} configurations of {len(model.live)} layers left"
-            budget.progress(f"bounding: {left}", 1 - before / first)
+            if before:
+                left = f"{before} configurations of {len(model.live)} layers left"
+                budget.progress(f"bounding: {left}", 1 - before / first)
         bound = sweep(model, limit, forward, budget.check)
         scale = min(cost, model.ceiling)
         bound -= RELATIVE_TOLERANCE * scale if scale < np.inf else 0.0
