@@ -8,6 +8,7 @@ import pytest
 
 import pase
 from pase.costs import build as costs_build
+from pase.costs import modes as costs_modes
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError, ModelError, PaseError
 from pase.planning import session as sessions
 from pase.planning.session import Answer, Session
@@ -135,11 +136,12 @@ def test_only_what_changes_is_worked_out_again(cost_model: str, monkeypatch: pyt
     def never(*_: object, **__: object) -> None:
         raise AssertionError("this was known already")
 
-    for name in ("layout_overlap", "traffic_of", "enumerate_configurations", "signature"):
-        monkeypatch.setattr(costs_build, name, never)
+    for name in ("traffic_of", "enumerate_configurations", "signature", "edge_signature"):
+        monkeypatch.setattr(costs_modes, name, never)
+    monkeypatch.setattr(costs_build, "layout_overlap", never)
     slower = session.replan(bandwidth_bytes_per_s=2e9)
     with monkeypatch.context() as patched:
-        patched.setattr(sessions, "costed", never)
+        patched.setattr(sessions, "build_problem", never)
         pinned = session.replan(constraints={"pin": {"fc": "v=8"}})
     monkeypatch.undo()
     _agrees(graph, slower)

@@ -2,20 +2,12 @@
 
 from pase.costs.alpha_beta import AlphaBetaCostModel
 from pase.costs.build import (
-    Alike,
     Allowance,
-    Known,
-    Problem,
     TimeUpError,
-    alike,
-    build_problem,
-    costed,
     edge_cost,
     edge_layouts,
     edge_signature,
     hiding_layers,
-    layer_cost,
-    layer_hiding,
     signature,
     traffic_of,
     transfer_bytes,
@@ -26,7 +18,7 @@ from pase.costs.memory import (
     DeviceMemory,
 )
 from pase.costs.model import COST_MODELS, CostModel, PaperCostModel, cost_model
-from pase.costs.modes import REPLICATED, STATES
+from pase.costs.modes import REPLICATED, STATES, Problem, build_problem
 from pase.costs.step_memory import Peak, StepMemory, TurnUsage, memory_of_layers
 from pase.costs.traffic import Communication, LayerTraffic, PassWork, Pattern, ReadTraits, layer_traffic
 
@@ -36,13 +28,11 @@ __all__ = [
     "OPTIMISER_STATE",
     "REPLICATED",
     "STATES",
-    "Alike",
     "Allowance",
     "AlphaBetaCostModel",
     "Communication",
     "CostModel",
     "DeviceMemory",
-    "Known",
     "LayerTraffic",
     "PaperCostModel",
     "PassWork",
@@ -53,16 +43,12 @@ __all__ = [
     "StepMemory",
     "TimeUpError",
     "TurnUsage",
-    "alike",
     "build_problem",
     "cost_model",
-    "costed",
     "edge_cost",
     "edge_layouts",
     "edge_signature",
     "hiding_layers",
-    "layer_cost",
-    "layer_hiding",
     "layer_traffic",
     "memory_of_layers",
     "signature",

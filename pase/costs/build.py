@@ -1,6 +1,6 @@
-"""Cost tables of a graph: what the solver gets, each distinct layer and edge costed once."""
+"""What layers of a graph compute and send, and what tensors cost between the layouts of two layers."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
@@ -14,8 +14,7 @@ from pase.costs.model import CostModel, PaperCostModel
 from pase.costs.traffic import LayerTraffic, ReadTraits, layer_traffic, sum_name
 from pase.errors import SolverError
 from pase.graph import Access, Edge, Graph, Operator, SliceOf
-from pase.graph.operators import with_fan_outs
-from pase.sharding.edges import SharedWeight, edge_itemsizes, edge_sides, table_edges
+from pase.sharding.edges import SharedWeight, edge_itemsizes, edge_sides
 from pase.sharding.levels import placed_overlap
 from pase.sharding.overlap import Overlap, Redistribution, layout_overlap, redistributions
 from pase.sharding.shards import (
@@ -25,56 +24,16 @@ from pase.sharding.shards import (
     IntArray,
     components,
     distinct_rows,
-    enumerate_configurations,
     split_columns,
     splits_of,
 )
-from pase.tables.cost_tables import CostTables, EdgeTable, Hiding
+from pase.tables.cost_tables import EdgeTable
 
-_BYTES_OF_COSTS = 200
+BYTES_OF_COSTS = 200
 """About what a configuration of a layer takes: its cost, work, and messages with their groups of devices."""
 
 _CELLS_AT_ONCE = 1 << 18
 """Transfer costs that are worked out together: some 100 MB."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Problem:
-    """A graph's search problem: its cost tables and, for each vertex, what its table rows stand for.
-
-    graph: the model's, with a fan-out wherever one is needed (`with_fan_outs`).
-    """
-
-    graph: Graph
-    num_devices: int
-    tables: CostTables
-    configurations: tuple[IndexArray, ...]
-
-    def splits(self, vertex: int, choice: int) -> dict[str, int]:
-        """Return the split factor of each dim of a vertex under one of its configurations."""
-        row = self.configurations[vertex][choice]
-        return {dim: int(k) for dim, k in zip(self.graph.operators[vertex].extents, row, strict=True)}
-
-    def choice(self, vertex: int, splits: tuple[int, ...]) -> int | None:
-        """Return the index of a configuration of a vertex; None if it is not among them."""
-        found = np.flatnonzero((self.configurations[vertex] == np.array(splits)).all(axis=1))
-        return int(found[0]) if len(found) else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LayerCost:
-    """compute, communication: [K] parts of the layer cost t_l."""
-
-    compute: FloatArray
-    communication: FloatArray
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LayerHiding:
-    """hideable: [K] part of the layer cost that can hide. cover: [K] part that something can hide behind."""
-
-    hideable: FloatArray
-    cover: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,64 +81,27 @@ class Allowance:
         self.held_bytes += num_bytes
 
 
-def build_problem(
-    graph: Graph,
-    num_devices: int,
-    model: CostModel,
-    on_progress: Callable[[str, float], None] | None = None,
-    *,
-    allowance: Allowance | None = None,
-    only: Callable[[Graph, Operator], IndexArray] | None = None,
-) -> Problem:
-    """Return the cost tables of a graph with fan-outs (Eq. 1's t_l and r · t_x for every configuration).
-
-    An edge of the tables is an edge of that graph, in its order, or a weight that two layers share, after them.
-
-    on_progress: called with what is being done and the fraction that is done. only: the configurations, [K, D], that
-    are looked at of each layer of that graph; None: every one. Raises ConfigurationError where a layer has too many
-    configurations, SolverError where tables need more memory than is allowed, TimeUpError where they take longer.
-    """
-    return costed(alike(graph, num_devices, only), model, on_progress, allowance=allowance)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Alike:
-    """Which layers and edges of a graph cost the same, so that each kind of them is costed once, whatever the model.
-
-    graph: with fan-outs. layers: the first layer of each kind. layer_kind: [V] the kind of each. configurations: those
-    that are looked at of each kind, None: every one. edges: the first edge of each kind. edge_kind: [E] the kind of
-    each. ends: [E] (producer, consumer) by number.
-    """
-
-    graph: Graph
-    num_devices: int
-    layers: tuple[Operator, ...]
-    layer_kind: tuple[int, ...]
-    configurations: tuple[IndexArray | None, ...]
-    edges: tuple[Edge, ...]
-    edge_kind: tuple[int, ...]
-    ends: tuple[tuple[int, int], ...]
-
-
 Ends = tuple[LayerTraffic, LayerTraffic]
 """Traffic of the producer and of the consumer of an edge."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Known:
-    """What costs were worked out from, for the layers and edges of one `Alike`; filled as it is made.
+class KnownTransfers:
+    """What transfer costs of edges were worked out from, so that they are worked out once for several cost models.
 
-    layers: by kind. overlaps: by kind of edge, and the first of the producer's layouts that are looked at together.
-    tables: by kind of edge, with the cost model that they were made for. traffic: by kind of edge, once costs on a
-    second machine were asked for.
+    Attributes:
+        overlaps: By kind of edge, and the first of the producer's layouts that are considered together.
+        tables: By kind of edge, with the cost model that they were made for.
+        traffic: By kind of edge, once costs on a second machine were asked for.
     """
 
-    layers: dict[int, LayerTraffic] = field(default_factory=dict)
-    overlaps: dict[int, dict[int, Overlap]] = field(default_factory=dict)
-    tables: dict[int, tuple[CostModel, EdgeTable]] = field(default_factory=dict)
-    traffic: dict[int, "EdgeTraffic"] = field(default_factory=dict)
+    overlaps: dict[Hashable, dict[int, Overlap]] = field(default_factory=dict)
+    tables: dict[Hashable, tuple[CostModel, EdgeTable]] = field(default_factory=dict)
+    traffic: dict[Hashable, "EdgeTraffic"] = field(default_factory=dict)
 
-    def table(self, kind: int, graph: Graph, edge: Edge, ends: Ends, model: CostModel, room: Allowance) -> EdgeTable:
+    def table(
+        self, kind: Hashable, graph: Graph, edge: Edge, ends: Ends, model: CostModel, room: Allowance
+    ) -> EdgeTable:
         """Return the transfer costs of a kind of edge: those of before where these are the same but for a factor."""
         overlaps = self.overlaps.setdefault(kind, {})
         if kind not in self.tables:
@@ -201,107 +123,7 @@ class Known:
         return found
 
 
-def alike(graph: Graph, num_devices: int, only: Callable[[Graph, Operator], IndexArray] | None = None) -> Alike:
-    """Return which layers and edges of a graph cost the same; only: as for `build_problem`."""
-    graph = with_fan_outs(graph)
-    kinds: dict[Hashable, int] = {}
-    edge_kinds: dict[Hashable, int] = {}
-    layers: list[Operator] = []
-    configurations, layer_kind = [], []
-    for operator in graph.operators:
-        known = None if only is None else only(graph, operator)
-        key: Hashable = signature(graph, operator), None if known is None else known.tobytes()
-        number = kinds.setdefault(key, len(kinds))
-        if number == len(layers):
-            layers.append(operator)
-            configurations.append(known)
-        layer_kind.append(number)
-    edges: list[Edge] = []
-    edge_kind, ends = [], []
-    for edge in table_edges(graph):
-        u, v = graph.index[edge.producer], graph.index[edge.consumer]
-        key = layer_kind[u], layer_kind[v], edge_signature(graph, edge)
-        number = edge_kinds.setdefault(key, len(edge_kinds))
-        if number == len(edges):
-            edges.append(edge)
-        edge_kind.append(number)
-        ends.append((u, v))
-    return Alike(
-        graph=graph,
-        num_devices=num_devices,
-        layers=tuple(layers),
-        layer_kind=tuple(layer_kind),
-        configurations=tuple(configurations),
-        edges=tuple(edges),
-        edge_kind=tuple(edge_kind),
-        ends=tuple(ends),
-    )
-
-
-def costed(
-    kinds: Alike,
-    model: CostModel,
-    on_progress: Callable[[str, float], None] | None = None,
-    *,
-    allowance: Allowance | None = None,
-    known: Known | None = None,
-) -> Problem:
-    """Return the cost tables of layers and edges that are sorted by kind; known: of the same kinds, is added to.
-
-    Other arguments and errors as for `build_problem`.
-    """
-    graph, allowance = kinds.graph, allowance or Allowance()
-    layers = Known().layers if known is None else known.layers
-    vertex_costs: list[FloatArray] = []
-    for number, (operator, chosen) in enumerate(zip(kinds.layers, kinds.configurations, strict=True)):
-        if number not in layers:
-            found = enumerate_configurations(operator, kinds.num_devices) if chosen is None else chosen
-            what = f"the costs of the {len(found):,} configurations of layer {visible(operator.name)}"
-            allowance.hold(found.nbytes + _BYTES_OF_COSTS * len(found), what)
-            layers[number] = traffic_of(graph, operator, found)
-        cost = layer_cost(layers[number], model)
-        vertex_costs.append(cost.compute + cost.communication)
-        never_hidden = vertex_costs[number]
-        if model.overlap:
-            never_hidden = never_hidden - layer_hiding(layers[number], model).hideable
-        allowance.bound += float(never_hidden.min()) * kinds.layer_kind.count(number)
-        allowance.check()
-        if on_progress:
-            on_progress("costing layers", (number + 1) / len(kinds.layers))
-    firsts = {number: position for position, number in reversed([*enumerate(kinds.edge_kind)])}
-    ends: list[Ends] = []
-    for number in range(len(kinds.edges)):
-        u, v = kinds.ends[firsts[number]]
-        ends.append((layers[kinds.layer_kind[u]], layers[kinds.layer_kind[v]]))
-    edge_tables: list[EdgeTable] = []
-    # Sizes are known long before costs: what does not fit is refused before any edge is costed.
-    unmade = _held_tables(graph, kinds.edges, ends, model, allowance) if known is None else []
-    if on_progress and unmade:
-        on_progress(f"cost tables of {quantity(allowance.held_bytes, 'B')}", 0.0)
-    for number, edge in enumerate(kinds.edges):
-        if known is None:
-            edge_tables.append(unmade[number].total())
-        else:
-            edge_tables.append(known.table(number, graph, edge, ends[number], model, allowance))
-        if on_progress:
-            on_progress("costing edges", (number + 1) / len(kinds.edges))
-    tables = CostTables(
-        vertex_names=tuple(operator.name for operator in graph.operators),
-        vertex_costs=tuple(vertex_costs),
-        vertex_table=kinds.layer_kind,
-        edges=kinds.ends,
-        edge_tables=tuple(edge_tables),
-        edge_table=kinds.edge_kind,
-    )
-    return Problem(
-        graph=graph,
-        num_devices=kinds.num_devices,
-        tables=_hidden(tables, kinds, layers, model) if model.overlap else tables,
-        configurations=tuple(layers[number].splits.values for number in kinds.layer_kind),
-    )
-
-
-def _held_tables(
+def held_tables(
     graph: Graph, edges: Sequence[Edge], ends: Sequence[Ends], model: CostModel, allowance: Allowance
 ) -> list["Between"]:
     """Return what lies between the sides of edges, with memory for all of their tables.
@@ -326,23 +148,6 @@ def traffic_of(graph: Graph, operator: Operator, splits: IndexArray) -> LayerTra
     return layer_traffic(operator, splits, reads, types=graph.types[operator.name], single_use=single_use)
 
 
-def layer_cost(traffic: LayerTraffic, model: CostModel) -> LayerCost:
-    """Return the layer cost t_l of Eq. 1 for the configurations of a layer's traffic."""
-    return LayerCost(
-        compute=model.work(traffic.forward) + model.work(traffic.backward),
-        communication=sum(model.messages(traffic), np.zeros(len(traffic.splits.values))),
-    )
-
-
-def layer_hiding(traffic: LayerTraffic, model: CostModel) -> LayerHiding:
-    """Return what of a layer's cost runs side by side: sums of weights' gradients, and backward computation."""
-    sums = zip(traffic.messages, model.messages(traffic), strict=True)
-    own = (cost for message, cost in sums if message.is_of_weight)
-    return LayerHiding(
-        hideable=sum(own, np.zeros(len(traffic.splits.values))), cover=model.overlap * model.work(traffic.backward)
-    )
-
-
 def hiding_layers(graph: Graph) -> tuple[tuple[bool, bool], ...]:
     """Return, for each layer, whether its sums of weights' gradients can hide, and whether it can hide others'.
 
@@ -361,38 +166,6 @@ def hiding_layers(graph: Graph) -> tuple[tuple[bool, bool], ...]:
             has_weights[name] or any(access.is_trained for access in graph[name].parameters) for name in below
         )
     return tuple((is_before[operator.name], has_weights[operator.name]) for operator in graph.operators)
-
-
-def _hidden(tables: CostTables, kinds: Alike, layers: Mapping[int, LayerTraffic], model: CostModel) -> CostTables:
-    """Return the tables with what runs side by side; layers: by kind.
-
-    Layers that are alike in their costs need not be in where they stand.
-    """
-    numbers: dict[tuple[int, bool, bool], int] = {}
-    known: dict[int, LayerHiding] = {}
-    hideable, cover, vertex_table = [], [], []
-    for kind, (can_hide, covers) in zip(kinds.layer_kind, hiding_layers(kinds.graph), strict=True):
-        key = kind, can_hide, covers
-        if key not in numbers:
-            numbers[key] = len(numbers)
-            if kind not in known:
-                known[kind] = layer_hiding(layers[kind], model)
-            hideable.append(known[kind].hideable * can_hide)
-            cover.append(known[kind].cover * covers)
-        vertex_table.append(numbers[key])
-    is_of_weight = [isinstance(edge, SharedWeight) for edge in kinds.edges]
-    return replace(
-        tables,
-        vertex_costs=tuple(tables.vertex_costs[kind] for kind, *_ in numbers),
-        vertex_table=tuple(vertex_table),
-        hiding=Hiding(
-            hideable=tuple(hideable),
-            cover=tuple(cover),
-            edges=tuple(
-                table.values if hides else None for table, hides in zip(tables.edge_tables, is_of_weight, strict=True)
-            ),
-        ),
-    )
 
 
 def signature(graph: Graph, operator: Operator) -> Hashable:

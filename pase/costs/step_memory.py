@@ -6,7 +6,7 @@ recomputed what they hold while another layer goes back.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -127,7 +127,7 @@ class StepMemory:
         configurations: [V] the [K, D] splits that each layer can have.
         optimiser: Whose state counts.
         modes: [V] the choices of each layer; by default its configurations, with all weights whole.
-        edges: [E] what edges keep by these, as `pase.costs.modes` has it.
+        edges: [E] what edges keep by these, as `pase.costs.modes` has it, where layers can be recomputed.
         micro_batches: In a step.
         in_flight: Of how many a stage has something at once.
     """
@@ -260,12 +260,28 @@ class StepMemory:
                 own.setdefault(weight.position, []).append(weight)
         return found
 
+    @cached_property
+    def _num_edges(self) -> int:
+        return len(table_edges(self.graph))
+
+    @cached_property
+    def _copies(self) -> dict[int, EdgeTable]:
+        """What copies on edges take, by the number of the edge, by the choices of its ends."""
+        ends = [(self.graph.index[edge.producer], self.graph.index[edge.consumer]) for edge in table_edges(self.graph)]
+        known: dict[Hashable, EdgeTable] = {}
+        found = {}
+        for number, _, _, _, table in self._of_configurations.copies:
+            u, v = (self.layers[end].rows for end in ends[number])
+            key = id(table), id(u), id(v)
+            if key not in known:
+                known[key] = replace(table, row_class=table.row_class[u], col_class=table.col_class[v])
+            found[number] = known[key]
+        return found
+
     def _edges_at(self, turn: Turn, at: int) -> Iterator[EdgeTable | None]:
-        if not self.modes:
-            there = {
-                number: table for number, _, first, last, table in self._of_configurations.copies if first <= at <= last
-            }
-            yield from (there.get(number) for number, _ in enumerate(table_edges(self.graph)))
+        if not any(layer.again.any() for layer in self.layers):
+            there = {number for number, _, first, last, _ in self._of_configurations.copies if first <= at <= last}
+            yield from (self._copies.get(number) if number in there else None for number in range(self._num_edges))
             return
         timeline = self._of_configurations.timeline
         for edge, modes in zip(table_edges(self.graph), self.edges, strict=True):

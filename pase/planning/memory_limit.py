@@ -375,6 +375,9 @@ def limit_of(problem: Problem, limit_bytes: int, optimiser: str) -> MemoryLimit:
         configurations=problem.configurations,
         optimiser=optimiser,
         keeps=keeping(problem.graph),
+        modes=problem.modes.layers,
+        edges=problem.modes.edges,
+        micro_batches=problem.micro_batches,
     )
     return MemoryLimit(memory=memory, limit_bytes=limit_bytes)
 
@@ -407,11 +410,12 @@ def _enough_devices(graph: Graph, num_devices: int, limit: MemoryLimit) -> int |
     factor, before = 2, float("inf")
     while factor <= MAX_MORE_DEVICES:
         try:
-            problem = _without_costs(graph, factor * num_devices)
+            tables, configurations = _without_costs(graph, factor * num_devices)
         except ConfigurationError:
             return None
-        there = limit_of(problem, limit.limit_bytes, limit.memory.optimiser)
-        least = there.peak(lightest_within(problem.tables, there)).bytes
+        memory = replace(limit.memory, configurations=configurations, modes=(), edges=())
+        there = MemoryLimit(memory=memory, limit_bytes=limit.limit_bytes)
+        least = there.peak(lightest_within(tables, there)).bytes
         if least <= limit.limit_bytes:
             return factor * num_devices
         if least >= before:
@@ -420,8 +424,8 @@ def _enough_devices(graph: Graph, num_devices: int, limit: MemoryLimit) -> int |
     return None
 
 
-def _without_costs(graph: Graph, num_devices: int) -> Problem:
-    """Return a problem in which nothing costs anything: memory depends on configurations alone."""
+def _without_costs(graph: Graph, num_devices: int) -> tuple[CostTables, tuple[IndexArray, ...]]:
+    """Return tables in which nothing costs anything, and the configurations: memory depends on these alone."""
     numbers: dict[Hashable, int] = {}
     found: list[IndexArray] = []
     references = []
@@ -433,23 +437,17 @@ def _without_costs(graph: Graph, num_devices: int) -> Problem:
     edges = [(graph.index[edge.producer], graph.index[edge.consumer]) for edge in table_edges(graph)]
     kinds = list(dict.fromkeys((references[u], references[v]) for u, v in edges))
     nothing = [np.zeros(len(configurations)) for configurations in found]
-    return Problem(
-        graph=graph,
-        num_devices=num_devices,
-        tables=CostTables(
-            vertex_names=tuple(graph.index),
-            vertex_costs=tuple(nothing),
-            vertex_table=tuple(references),
-            edges=tuple(edges),
-            edge_tables=tuple(
-                EdgeTable(
-                    row_class=nothing[u].astype(np.int32),
-                    col_class=nothing[v].astype(np.int32),
-                    values=np.zeros((1, 1)),
-                )
-                for u, v in kinds
-            ),
-            edge_table=tuple(kinds.index((references[u], references[v])) for u, v in edges),
+    tables = CostTables(
+        vertex_names=tuple(graph.index),
+        vertex_costs=tuple(nothing),
+        vertex_table=tuple(references),
+        edges=tuple(edges),
+        edge_tables=tuple(
+            EdgeTable(
+                row_class=nothing[u].astype(np.int32), col_class=nothing[v].astype(np.int32), values=np.zeros((1, 1))
+            )
+            for u, v in kinds
         ),
-        configurations=tuple(found[number] for number in references),
+        edge_table=tuple(kinds.index((references[u], references[v])) for u, v in edges),
     )
+    return tables, tuple(found[number] for number in references)

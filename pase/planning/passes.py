@@ -76,6 +76,7 @@ def stage_times(
         weights += float(own.weights[c])
     for (u, v), edge in zip(tables.ends, tables.edges, strict=True):
         if not (edge.is_weight and tables.hides):
+            assert edge.forward is not None
             there = float(edge.forward[edge.cost.row_class[choice[u]], edge.cost.col_class[choice[v]]])
             forward += there
             remade += there * bool(tables.layers[v].again[choice[v]] and not edge.is_weight)

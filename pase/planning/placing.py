@@ -11,7 +11,7 @@ from itertools import combinations
 
 import numpy as np
 
-from pase.costs import CostModel, LayerTraffic, edge_cost, edge_signature, layer_cost
+from pase.costs import CostModel, LayerTraffic, edge_cost, edge_signature
 from pase.graph import Edge, Graph
 from pase.sharding.edges import table_edges
 from pase.sharding.levels import PlacedAxes
@@ -68,8 +68,8 @@ class _Prices:
         key = self.kinds[vertex], devices
         if key not in self.known:
             self.costed += 1
-            cost = layer_cost(self._on(vertex, devices), self.model)
-            self.known[key] = float(cost.communication[0])
+            messages = self.model.messages(self._on(vertex, devices))
+            self.known[key] = sum(float(cost[0]) for cost in messages)
         return self.known[key]
 
     def edge(self, number: int, placed: Sequence[Devices | None]) -> float:

@@ -42,7 +42,7 @@ from pase.planning.pipelines import plan_of_step, search_schemes
 from pase.planning.plan import NOT_SEARCHED, SCHEDULES, Plan, SearchRecord
 from pase.planning.spans import Setting
 from pase.planning.stages import ONE_FORWARD_ONE_BACKWARD, SEARCHED_SCHEDULES
-from pase.planning.steps import plain_memory, plan_layers, total_cost
+from pase.planning.steps import layer_plans, place_layers, plain_memory, total_cost
 from pase.sharding.shards import check_batch, check_devices, check_splittable, data_parallel, divisors
 from pase.solver import RELATIVE_TOLERANCE, CutShortError, Solution, check_limits, default_solver_memory_bytes, solve
 from pase.tables.cost_tables import IndexArray
@@ -664,7 +664,8 @@ def plan_of(
     free = _data_parallel_problem(problem, costs) if is_constrained else problem
     by_hand = devices_by_hand(constraints, graph)
     kept = plain_memory(graph, splits, optimiser).peak().kept_by_layer
-    layers = plan_layers(graph, devices, costs, splits, group_sizes=sizes, by_hand=by_hand, kept_bytes=kept)
+    placed = place_layers(graph, devices, costs, splits, group_sizes=sizes, by_hand=by_hand)
+    layers = tuple(layer_plans(problem.modes, solution.choice, placed, kept_bytes=kept))
     total = total_cost(layers)
     assert abs(total - solution.cost) <= 1e-9 * total, f"plan costs {total}, solution {solution.cost}"
     return Plan(

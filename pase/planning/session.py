@@ -7,7 +7,7 @@ configurations out. Beside the tables stand the messages of the solver's bound (
 strategies that constraints leave they prove at once nearly all that there is to prove.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
@@ -19,9 +19,11 @@ import numpy as np
 
 from pase.common.containers import FrozenDict
 from pase.common.documents import StrPath
-from pase.costs import Alike, Allowance, Known, Problem, alike, cost_model, costed
+from pase.costs import Allowance, Problem, build_problem, cost_model
+from pase.costs.build import KnownTransfers
+from pase.costs.modes import KnownModes
 from pase.errors import ConfigurationError, MemoryLimitError, unknown_name
-from pase.graph import Graph, precision_of
+from pase.graph import Graph, Operator, precision_of
 from pase.graph.operators import with_fan_outs
 from pase.graph.precision import FLOAT32
 from pase.importers import load
@@ -55,7 +57,7 @@ from pase.solver import (
     warm_start,
     warm_start_from,
 )
-from pase.tables.cost_tables import IndexArray, restricted
+from pase.tables.cost_tables import IndexArray
 
 MAX_KEPT = 4
 """Numbers of devices, and batches, whose tables are kept: some 20 MB each for a network of a few hundred layers."""
@@ -164,10 +166,16 @@ class _Costed:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Kept:
-    """What is kept of a graph on so many devices; memory: by optimiser. start: of the tables before these."""
+    """What is kept of a graph on so many devices.
 
-    kinds: Alike
-    known: Known = field(default_factory=Known)
+    only: the configurations of layers, where splits that do not divide their dims are among them. memory: by optimiser.
+    start: of the tables before these.
+    """
+
+    graph: Graph
+    num_devices: int
+    only: Callable[[Graph, Operator], IndexArray] | None
+    known: KnownModes = field(default_factory=lambda: KnownModes(transfers=KnownTransfers()))
     data_parallel: tuple[int, ...] | None = None
     memory: dict[str, MemoryLimit] = field(default_factory=dict)
     costed: _Costed | None = None
@@ -333,12 +341,7 @@ class Session:
         uneven = left.uneven(graph)
         kept = self._kept.pop((batch, devices, uneven), None)
         if kept is None:
-            other = next((kept for (b, _, others), kept in self._kept.items() if b == batch and not others), None)
-            if uneven or other is None:
-                kinds = alike(graph, devices, left.with_pinned if uneven else None)
-            else:
-                kinds = replace(other.kinds, num_devices=devices)
-            kept = _Kept(kinds=kinds)
+            kept = _Kept(graph=graph, num_devices=devices, only=left.with_pinned if uneven else None)
         self._kept[batch, devices, uneven] = kept  # the last one that was used
         while len(self._kept) > MAX_KEPT:
             del self._kept[next(iter(self._kept))]
@@ -356,8 +359,11 @@ def _costed(kept: _Kept, wanted: _Wanted) -> _Costed:
         allowance = Allowance(memory_bytes=default_solver_memory_bytes() if memory is None else memory)
         # Absurd figures of a machine overflow; the tables are then refused.
         with np.errstate(over="ignore", invalid="ignore"):
-            model = cost_model(wanted.options.cost_model, machine, kept.kinds.num_devices, kept.kinds.graph.precision)
-            problem = costed(kept.kinds, model, allowance=allowance, known=kept.known)
+            model = cost_model(wanted.options.cost_model, machine, kept.num_devices, kept.graph.precision)
+            kept.known = kept.known.for_another_model()
+            problem = build_problem(
+                kept.graph, kept.num_devices, model, allowance=allowance, only=kept.only, known=kept.known
+            )
         if kept.data_parallel is None:
             kept.data_parallel = data_parallel_choice(problem)
         cost = problem.tables.evaluate(kept.data_parallel)
@@ -426,16 +432,7 @@ class _Search:
         problem, rows = self.now.problem, self._rows
         if not self.options.constraints:
             return problem
-        chosen = {id(kept): problem.configurations[vertex][kept] for vertex, kept in rows.items()}
-        narrowed = replace(
-            problem,
-            tables=restricted(problem.tables, rows),
-            configurations=tuple(
-                chosen[id(rows[vertex])] if vertex in rows else every
-                for vertex, every in enumerate(problem.configurations)
-            ),
-        )
-        return with_ties(narrowed, (names for _, names in self._left.ties))
+        return with_ties(problem.restricted(rows), (names for _, names in self._left.ties))
 
     def _in_tables(self, solution: Solution) -> Solution:
         """Return a solution of the narrowed problem, numbered as in the tables."""

@@ -23,7 +23,7 @@ from pase.common.containers import FrozenDict
 from pase.costs import Allowance, CostModel, StepMemory, TimeUpError, cost_model, hiding_layers, signature, traffic_of
 from pase.costs.collectives import Link
 from pase.costs.memory import Keeping, keeping
-from pase.costs.modes import BoolArray, KnownModes, LayerModes, Links, ModeSpace, layer_choices, mode_tables
+from pase.costs.modes import CRITERIA, BoolArray, KnownModes, LayerModes, Links, ModeSpace, layer_choices, mode_tables
 from pase.costs.traffic import LayerTraffic
 from pase.errors import ConfigurationError
 from pase.graph import Graph
@@ -32,7 +32,6 @@ from pase.graph.parts import cuts, micro_batch, narrow_writers, stage, with_cuts
 from pase.machine import Machine
 from pase.planning.constraints import Constraints, allowed
 from pase.planning.stage_problem import (
-    CRITERIA,
     Looked,
     StageProblem,
     between,
@@ -221,6 +220,11 @@ class Stages:
         )
 
     @property
+    def keeps(self) -> Keeping | None:
+        """What is saved for backward passes; None where memory is not limited."""
+        return self.batch.keeps if self.setting.limit_bytes < inf else None
+
+    @property
     def devices(self) -> int:
         """Of each stage."""
         return self.setting.num_devices // self.scheme.stages
@@ -335,7 +339,7 @@ class Stages:
             self.model,
             setting.space,
             known=self.known,
-            keeps=batch.keeps,
+            keeps=self.keeps,
             fixed=batch.fixed,
             optimiser=setting.optimiser,
             only=self.only,
@@ -384,7 +388,7 @@ class Stages:
             self.model,
             self.setting.space,
             known=known or self.known,
-            keeps=batch.keeps,
+            keeps=self.keeps,
             fixed=batch.fixed,
             optimiser=self.setting.optimiser,
             links=links,
@@ -406,9 +410,10 @@ class Stages:
     def whole(self) -> tuple[StageProblem, StepMemory]:
         """Return the problem of a scheme of one stage, and what its choices have in memory.
 
-        It has choices that others beat in all sums, too: their peaks may be lower.
+        Within a limit it has choices that others beat in all sums, too: their peaks may be lower.
         """
-        problem = self._problem(0, len(self.batch.kinds), (None, None), None, known=KnownModes(), is_whole=True)
+        is_whole = self.setting.limit_bytes < inf
+        problem = self._problem(0, len(self.batch.kinds), (None, None), None, known=KnownModes(), is_whole=is_whole)
         problem = replace(problem, in_flight=self.in_flight(0)[0])
         return problem, self.memory(problem)
 
@@ -690,7 +695,7 @@ def _restricted(stages: Stages, spans: Spans, path: Sequence[int], slack: float)
     ]
     matrix = np.unique(weights, axis=0).T
     kinds = {id(layer): (layer, own.splits.values) for layer, own in zip(layers, traffic, strict=True)}
-    sums = {key: np.maximum(layer.figures.columns(CRITERIA) @ matrix, 0.0) for key, (layer, _) in kinds.items()}
+    sums = {key: np.maximum(layer.columns @ matrix, 0.0) for key, (layer, _) in kinds.items()}
     room: dict[int, FloatArray] = {}
     for first, beyond in pairwise((0, *batch.at, len(layers))):
         total = sum(sums[id(layer)].min(axis=0) for layer in layers[first:beyond])
@@ -702,7 +707,7 @@ def _restricted(stages: Stages, spans: Spans, path: Sequence[int], slack: float)
         is_near = (sums[key] - sums[key].min(axis=0) <= room[key]).any(axis=1)
         rows = np.unique(layer.rows[is_near])
         only[key] = configurations[rows]
-        left_out[key] = layer.figures.columns(CRITERIA)[~np.isin(layer.rows, rows)]
+        left_out[key] = layer.columns[~np.isin(layer.rows, rows)]
     stages.only = {
         operator.name: only[id(layer)] for operator, layer in zip(batch.graph.operators, layers, strict=True)
     }
@@ -712,7 +717,7 @@ def _restricted(stages: Stages, spans: Spans, path: Sequence[int], slack: float)
 def by_layers(stages: Stages) -> tuple[Spans, float, tuple[int, ...]]:
     """Return what stages take by their layers alone, the bound of the scheme, and cuts that may take no more."""
     spans, layers = Spans(stages), stages.choices()[0]
-    columns = {key: layer.figures.columns(CRITERIA) for key, layer in {id(layer): layer for layer in layers}.items()}
+    columns = {key: layer.columns for key, layer in {id(layer): layer for layer in layers}.items()}
     spans.by_layers(layers, columns)
     bound, path = spans.bound()
     for _ in range(2):

@@ -27,16 +27,12 @@ import numpy as np
 
 from pase.common.containers import FrozenDict
 from pase.costs import TimeUpError
-from pase.costs.modes import BoolArray, EdgeModes, LayerModes, ModeTables
+from pase.costs.modes import CRITERIA, BoolArray, EdgeModes, LayerModes, ModeTables
 from pase.sharding.shards import IntArray
-from pase.solver.constrained import joint_classes
 from pase.solver.search import solve
-from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, IndexArray
+from pase.tables.cost_tables import CostTables, FloatArray, IndexArray
 
 Choice = tuple[int, ...]
-
-CRITERIA = ("repeated", "streamed", "once", "summed", "cover", "static", "kept")
-"""What adds up over layers and edges, in the order of the columns of arrays here."""
 
 MAX_SOLVE_WORK = 1_000_000_000
 """Cells of tables that are looked at for one optimum, some seconds' worth; what is known by then counts."""
@@ -141,9 +137,9 @@ class StageProblem:
         """Return a strategy with what each of its layers and edges takes."""
         chosen = np.array(choice)
         layers, sides = self.tables.layers, range(len(choice))
-        own = np.array([self.columns_of[id(layers[v])][choice[v]] for v in sides])
-        peaks = np.array([self.peaks_of[id(layers[v])][:, choice[v]] for v in sides])
-        again = np.array([layers[v].figures.again[choice[v]] for v in sides])
+        own = np.array([layers[v].columns[choice[v]] for v in sides])
+        peaks = np.array([layers[v].passing[:, choice[v]] for v in sides])
+        again = np.array([layers[v].recomputed[choice[v]] for v in sides])
         edges = self.edge_parts(chosen, chosen)
         parts = []
         for (first, beyond), inside in zip(self.bounds, self._edges_of_chunks, strict=True):
@@ -178,15 +174,13 @@ class StageProblem:
     def edge_part(self, edge: EdgeModes, us: IndexArray, vs: IndexArray) -> FloatArray:
         """Return [..., criteria] of what an edge takes, by [...] choices of its producer and of its consumer."""
         found = np.zeros((*np.broadcast_shapes(us.shape, vs.shape), len(CRITERIA)))
-        found[..., self._column(edge)] = edge.cost.values[edge.cost.row_class[us], edge.cost.col_class[vs]]
+        found[..., edge.criterion(hides=self.tables.hides)] = edge.cost.values[
+            edge.cost.row_class[us], edge.cost.col_class[vs]
+        ]
         if edge.kept is not None:
             kept = edge.kept.values[edge.kept.row_class[us], edge.kept.col_class[vs]]
             found[..., 5 if edge.is_weight else 6] = kept
         return found
-
-    def _column(self, edge: EdgeModes) -> int:
-        """Return the criterion that what an edge costs belongs to."""
-        return 1 if edge.is_weight and self.tables.hides else 0
 
     @cached_property
     def _equal_edges(self) -> list[tuple[EdgeModes, IndexArray, IndexArray, IndexArray]]:
@@ -198,22 +192,11 @@ class StageProblem:
         return [(self.tables.edges[own[0]], np.array(own), ends[own, 0], ends[own, 1]) for own in numbers.values()]
 
     @cached_property
-    def columns_of(self) -> dict[int, FloatArray]:
-        """[C, criteria] of each distinct layer."""
-        return {id(layer): layer.figures.columns(CRITERIA) for layer in self.tables.layers}
-
-    @cached_property
-    def peaks_of(self) -> dict[int, FloatArray]:
-        """[kinds, C] of each distinct layer: of each kind of what comes and goes the largest of all layers counts."""
-        distinct = {id(layer): layer.figures for layer in self.tables.layers}
-        return {key: np.stack([own.work, own.gathered, *own.waiting]) for key, own in distinct.items()}
-
-    @cached_property
     def _least_peaks(self) -> FloatArray:
         """[chunks, kinds] of what comes and goes under any strategy, at least."""
         layers = self.tables.layers
-        of_chunks = [{id(layer) for layer in layers[first:beyond]} for first, beyond in self.bounds]
-        return np.array([max_of([self.peaks_of[key].min(axis=1) for key in own]) for own in of_chunks])
+        of_chunks = [{id(layer): layer for layer in layers[first:beyond]} for first, beyond in self.bounds]
+        return np.array([max_of([layer.passing.min(axis=1) for layer in own.values()]) for own in of_chunks])
 
     @property
     def least_buffers(self) -> float:
@@ -226,10 +209,7 @@ class StageProblem:
         layers = {id(layer): layer for layer in self.tables.layers}
         # A layer may be in any chunk.
         least = self._least_peaks.min(axis=0)[:, None]
-        return {
-            key: layer.figures.again + np.maximum(self.peaks_of[key], least).sum(axis=0)
-            for key, layer in layers.items()
-        }
+        return {key: layer.recomputed + np.maximum(layer.passing, least).sum(axis=0) for key, layer in layers.items()}
 
     def lighter(self, heaviest: float) -> "StageProblem | None":
         """Return the problem without choices with which more comes and goes; None where a layer has no others."""
@@ -258,53 +238,17 @@ class StageProblem:
         cap: what works with more bytes is left out. below: choices that are in no strategy of this cost are.
         """
         layers = self.tables.layers
-        costs = {key: np.maximum(columns @ weights, 0.0) for key, columns in self.columns_of.items()}
+        costs = {id(layer): np.maximum(layer.columns @ weights, 0.0) for layer in layers}
         # What layers take at least, those that are not looked at among them.
         room = below * (1 + TOLERANCE) - sum(costs[id(layer)].min() for layer in layers)
         left: dict[int, IndexArray] = {}
         for layer in layers:
             if id(layer) not in left:
-                own, work = costs[id(layer)], layer.figures.work
+                own, work = costs[id(layer)], layer.passing[0]
                 is_left = (own - own.min() <= room) & (work <= max(cap, work.min()))
                 is_left &= self.light.get(id(layer), True)
                 left[id(layer)] = np.flatnonzero(is_left).astype(np.int32)
-        numbers = {key: number for number, key in enumerate(left)}
-        edges: dict[tuple[int, int, int], int] = {}
-        tables, ends, edge_table = list[EdgeTable](), list(self.tables.ends), list[int]()
-        for edge, (u, v) in zip(self.tables.edges, self.tables.ends, strict=True):
-            key = id(edge), id(layers[u]), id(layers[v])
-            if key not in edges:
-                edges[key] = len(tables)
-                tables.append(self._weighed_edge(edge, weights, left[key[1]], left[key[2]]))
-            edge_table.append(edges[key])
-        for first, other in _joins(self.tables):
-            # Nothing lies between parts of a stage that stand apart.
-            rows, cols = (np.zeros(len(left[id(layers[v])]), dtype=np.int32) for v in (first, other))
-            ends.append((first, other))
-            edge_table.append(len(tables))
-            tables.append(EdgeTable(row_class=rows, col_class=cols, values=np.zeros((1, 1))))
-        problem = CostTables(
-            vertex_names=tuple(map(str, range(len(layers)))),
-            vertex_costs=tuple(costs[key][own] for key, own in left.items()),
-            vertex_table=tuple(numbers[id(layer)] for layer in layers),
-            edges=tuple(ends),
-            edge_tables=tuple(tables),
-            edge_table=tuple(edge_table),
-        )
-        return problem, [left[id(layer)] for layer in layers]
-
-    def _weighed_edge(self, edge: EdgeModes, weights: FloatArray, us: IndexArray, vs: IndexArray) -> EdgeTable:
-        price, held = weights[self._column(edge)], weights[5 if edge.is_weight else 6]
-        cost = _among(edge.cost, us, vs)
-        if edge.kept is None or held == 0:
-            return replace(cost, values=price * cost.values)
-        kept = _among(edge.kept, us, vs)
-        row_class, rows, kept_rows = joint_classes(cost.row_class, kept.row_class)
-        col_class, cols, kept_cols = joint_classes(cost.col_class, kept.col_class)
-        # Weighed before they grow: these are the largest arrays of all.
-        values = (price * cost.values).take(rows, axis=0).take(cols, axis=1)
-        values += (held * kept.values).take(kept_cols, axis=1).take(kept_rows, axis=0)
-        return EdgeTable(row_class=row_class, col_class=col_class, values=values)
+        return self.tables.weighed(weights, left), [left[id(layer)] for layer in layers]
 
     def optimum(self, weights: FloatArray, cap: float = np.inf, known: Iterable["Looked"] = ()) -> tuple[Choice, float]:
         """Return the optimum of a problem of sums, and a bound on it, left-out choices left out; known: strategies."""
@@ -366,7 +310,7 @@ class StageProblem:
         least: dict[tuple[int, int], tuple[float, float]] = {}
         for layer, beyond in zip(self.tables.layers, self.beyond, strict=True):
             if (id(layer), id(beyond)) not in least:
-                own = float(max((self.columns_of[id(layer)] @ weights).min(), 0.0))
+                own = float(max((layer.columns @ weights).min(), 0.0))
                 least[id(layer), id(beyond)] = own, float(max((beyond @ weights).min(initial=np.inf), 0.0))
         each = [least[id(layer), id(beyond)] for layer, beyond in zip(self.tables.layers, self.beyond, strict=True)]
         return sum(min(pair) for pair in each) + min(beyond - min(own, beyond) for own, beyond in each)
@@ -432,7 +376,7 @@ class StageProblem:
         """Return the block that repeats between two of its like that have some choices."""
         first, length, _ = self.repeats
         block = _slice(self.tables, first, first + length)
-        figures = [layer.figures for layer in block.layers]
+        layers = list(block.layers)
         for edge, (u, v) in zip(self.tables.edges, self.tables.ends, strict=True):
             low, high = min(u, v) - first, max(u, v) - first
             if not 0 <= low < length <= high < 2 * length:
@@ -445,10 +389,8 @@ class StageProblem:
                 )
                 is_producer = (own == low) == (u < v)
                 part = self.edge_part(edge, *((every, chosen) if is_producer else (chosen, every)))
-                more = {name: getattr(figures[own], name) + part[:, k] for k, name in enumerate(CRITERIA)}
-                figures[own] = replace(figures[own], **more)
-        layers = tuple(replace(layer, figures=own) for layer, own in zip(block.layers, figures, strict=True))
-        return self._of(replace(block, layers=layers))
+                layers[own] = layers[own].with_columns(layers[own].columns + part)
+        return self._of(replace(block, layers=tuple(layers)))
 
     @property
     def columns(self) -> list[tuple["StageProblem", int]]:
@@ -512,7 +454,7 @@ def side_by_side(
 
 
 def _layer_times(layer: LayerModes, count: int) -> LayerModes:
-    return replace(layer, figures=replace(layer.figures, kept=count * layer.figures.kept))
+    return layer.with_columns(layer.columns * times(count))
 
 
 def _rows_times(rows: FloatArray, count: int) -> FloatArray:
@@ -590,16 +532,6 @@ def longest_run(again: Sequence[float]) -> float:
     return longest
 
 
-def _among(table: EdgeTable, us: IndexArray, vs: IndexArray) -> EdgeTable:
-    """Return a table of some choices of its ends, [N] each, without classes that none of these has."""
-    if len(us) == len(table.row_class) and len(vs) == len(table.col_class):
-        return table
-    rows, row_class = np.unique(table.row_class[us], return_inverse=True)
-    cols, col_class = np.unique(table.col_class[vs], return_inverse=True)
-    values = table.values[np.ix_(rows, cols)]
-    return EdgeTable(row_class=row_class.astype(np.int32), col_class=col_class.astype(np.int32), values=values)
-
-
 def _slice(tables: ModeTables, first: int, beyond: int) -> ModeTables:
     """Return the layers from one position to another, and what is between them."""
     inside = [
@@ -635,19 +567,3 @@ def _repeats(tables: ModeTables) -> tuple[int, int, int]:
     into = [sum(min(u, v) < at <= max(u, v) for u, v in tables.ends) for at in range(first, first + length)]
     shift = into.index(min(into))
     return first + shift, length, count - (shift > 0)
-
-
-def _joins(tables: ModeTables) -> list[tuple[int, int]]:
-    """Return pairs of layers that join the parts of a stage that no edge does."""
-    part = list(range(len(tables.layers)))
-
-    def root(v: int) -> int:
-        while part[v] != v:
-            part[v] = part[part[v]]
-            v = part[v]
-        return v
-
-    for u, v in tables.ends:
-        part[root(u)] = root(v)
-    roots = sorted({root(v) for v in range(len(part))})
-    return [(roots[0], other) for other in roots[1:]]

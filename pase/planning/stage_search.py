@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pase.costs import TimeUpError
+from pase.costs.modes import CRITERIA
 from pase.planning.stage_problem import (
-    CRITERIA,
     TOLERANCE,
     Choice,
     Looked,
@@ -417,9 +417,9 @@ class _Runs:
         layers = problem.tables.layers
         ends = [*range(first), *range(beyond, len(layers))]
         for v in ends:
-            base += problem.columns_of[id(layers[v])][choices(v)]
+            base += layers[v].columns[choices(v)]
         kinds = pool[0].peaks.shape[1]
-        of_ends = [np.moveaxis(problem.peaks_of[id(layers[v])][:, choices(v)], 0, -1) for v in ends]
+        of_ends = [np.moveaxis(layers[v].passing[:, choices(v)], 0, -1) for v in ends]
         peaks = np.zeros((num[1], num[2], kinds))
         for own_peaks in of_ends:
             peaks = np.maximum(peaks, own_peaks)
@@ -750,13 +750,13 @@ def _sums_of_all(problem: StageProblem, choices: IndexArray) -> FloatArray:
     sums = np.zeros((len(choices), len(CRITERIA)))
     for v, layer in enumerate(layers):
         problem.check_time()
-        sums += problem.columns_of[id(layer)][choices[:, v]]
+        sums += layer.columns[choices[:, v]]
     for (u, v), edge in zip(problem.tables.ends, problem.tables.edges, strict=True):
         sums += problem.edge_part(edge, choices[:, u], choices[:, v])
-    peaks = max_of([problem.peaks_of[id(layer)][:, choices[:, v]] for v, layer in enumerate(layers)]).sum(axis=0)
+    peaks = max_of([layer.passing[:, choices[:, v]] for v, layer in enumerate(layers)]).sum(axis=0)
     longest, run = np.zeros(len(choices)), np.zeros(len(choices))
     for v, layer in enumerate(layers):
-        again = layer.figures.again[choices[:, v]]
+        again = layer.recomputed[choices[:, v]]
         run = np.where(again > 0, run + again, 0.0)
         longest = np.maximum(longest, run)
     return np.column_stack([sums, longest, peaks])

@@ -13,19 +13,14 @@ from pase.costs import (
     LayerTraffic,
     Peak,
     cost_model,
-    edge_cost,
     edge_layouts,
-    edge_signature,
-    hiding_layers,
-    layer_cost,
-    layer_hiding,
     memory_of_layers,
     signature,
     traffic_of,
     transfer_bytes,
 )
 from pase.costs.memory import keeping
-from pase.costs.modes import STATES, KnownModes, LayerModes, Links, ModeSpace, mode_tables, once_a_step
+from pase.costs.modes import STATES, KnownModes, LayerModes, Links, ModeSpace, ModeTables, mode_tables, once_a_step
 from pase.costs.step_memory import Strategies
 from pase.graph import Edge, Graph
 from pase.graph.parts import stages
@@ -35,10 +30,10 @@ from pase.planning.placing import placed_axes, placed_by_cost
 from pase.planning.plan import LayerPlan, Plan, Transfer, hidden_cost
 from pase.planning.stage_problem import StageProblem, StageSums, together
 from pase.planning.stages import group_links, in_flight, step_s, under_way
-from pase.sharding.edges import SharedWeight, table_edges
+from pase.sharding.edges import table_edges
 from pase.sharding.levels import PlacedAxes
 from pase.sharding.placement import place
-from pase.sharding.shards import IntArray
+from pase.sharding.shards import IndexArray, IntArray
 
 
 def plan_layers(
@@ -70,73 +65,96 @@ def plan_layers(
     """
     if devices is None:
         devices = place_layers(graph, num_devices, model, splits, group_sizes=group_sizes, by_hand=by_hand)
-    rows = {
-        operator.name: np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
-        for operator, split in zip(graph.operators, splits, strict=True)
-    }
-    into: dict[str, list[Edge]] = {name: [] for name in rows}
-    for edge in table_edges(graph):
-        into[edge.consumer].append(edge)
-    does: dict[str, LayerTraffic] = {}
-    # Repeated layers under equal configurations cost the same: each distinct one is costed once. They are numbered,
-    # because what tells them apart is long to compare.
-    numbers: dict[Hashable, int] = {}
-    kinds: dict[str, int] = {}
-    axes: dict[str, PlacedAxes] = {}
-    for operator, where in zip(graph.operators, devices, strict=True):
-        if as_placed:
-            axes[operator.name] = placed_axes(splits[graph.index[operator.name]], where)
-        key = signature(graph, operator), rows[operator.name].tobytes(), axes.get(operator.name)
-        kinds[operator.name] = numbers.setdefault(key, len(numbers))
-    distinct: dict[Hashable, LayerTraffic] = {}
-    for operator in graph.operators:
-        kind = kinds[operator.name]
-        if kind not in distinct:
-            traffic_of_kind = traffic_of(graph, operator, rows[operator.name])
-            distinct[kind] = replace(traffic_of_kind, axes=axes.get(operator.name))
-        does[operator.name] = distinct[kind]
-    costs: dict[Hashable, tuple[float, float]] = {}
-    traffic: dict[Hashable, Transfer] = {}
-    hides = hiding_layers(graph) if model.overlap else ()
+    axes = {}
+    if as_placed:
+        placed = zip(graph.operators, splits, devices, strict=True)
+        axes = {operator.name: placed_axes(split, where) for operator, split, where in placed}
+    tables = mode_tables(
+        graph, num_devices, model, ModeSpace(), known=KnownModes(), only=_rows(graph, splits), axes=axes
+    )
+    return tuple(layer_plans(tables, (0,) * len(splits), devices, kept_bytes=kept_bytes))
+
+
+def _rows(graph: Graph, splits: Sequence[Mapping[str, int]]) -> dict[str, IndexArray]:
+    """Return one configuration for each layer, [1, D] by name; of equal layers the same array."""
+    known: dict[bytes, IndexArray] = {}
+    found = {}
+    for operator, split in zip(graph.operators, splits, strict=True):
+        row = np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
+        found[operator.name] = known.setdefault(row.tobytes(), row)
+    return found
+
+
+def layer_plans(
+    tables: ModeTables,
+    choice: Sequence[int],
+    devices: Sequence[tuple[int, ...]],
+    *,
+    micro_batches: int = 1,
+    kept_bytes: Sequence[int] = (),
+) -> list[LayerPlan]:
+    """Return the plans of layers as tables have their costs.
+
+    Args:
+        tables: Of a graph, or of a stage.
+        choice: [V] of each layer.
+        devices: [V] of the parts of each layer.
+        micro_batches: Of a step.
+        kept_bytes: [V] what each layer has in memory at the peak; 0 by default.
+    """
+    graph, m = tables.graph, micro_batches
+    into: list[list[int]] = [[] for _ in choice]
+    for number, (_, v) in enumerate(tables.ends):
+        into[v].append(number)
+    edges = table_edges(graph)
+    known: dict[Hashable, Transfer] = {}
     layers = []
-    memory = kept_bytes or [0] * len(graph.operators)
-    for operator, split, where, kept in zip(graph.operators, splits, devices, memory, strict=True):
-        kind = kinds[operator.name]
-        if kind not in costs:
-            costs[kind] = _layer_costs(does[operator.name], model)
-        compute, communication = costs[kind]
-        transfers = []
-        shared_cost = 0.0
-        for edge in into[operator.name]:
-            between_kinds = kinds[edge.producer], kind, edge_signature(graph, edge)
-            if between_kinds not in traffic:
-                traffic[between_kinds] = _transfer(graph, edge, does, model)
-            transfers.append(replace(traffic[between_kinds], producer=edge.producer, input=edge.input))
-            if isinstance(edge, SharedWeight):
-                shared_cost += traffic[between_kinds].cost
-        hideable_cost = cover_cost = None
-        if hides:
-            can_hide, covers = hides[graph.index[operator.name]]
-            hiding = layer_hiding(does[operator.name], model)
-            hideable_cost = float(hiding.hideable[0]) * can_hide + shared_cost
-            cover_cost = float(hiding.cover[0]) * covers
+    for v, (operator, c) in enumerate(zip(graph.operators, choice, strict=True)):
+        modes, splits = tables.layers[v], tables.splits(v, c)
+        own = modes.figures
+        streamed, summed = m * float(own.streamed[c]), float(own.summed[c])
+        total = m * float(own.repeated[c]) + streamed + float(own.once[c]) + summed
+        compute = min(m * float(own.compute[c]), total)
+        transfers, shared_cost = [], 0.0
+        for number in into[v]:
+            edge, costs, u = edges[number], tables.edges[number], tables.ends[number][0]
+            key = id(costs), id(tables.layers[u]), choice[u], id(modes), c
+            if key not in known:
+                known[key] = _transfer(tables, number, choice, m)
+            transfers.append(replace(known[key], producer=edge.producer, input=edge.input))
+            if costs.is_weight:
+                shared_cost += known[key].cost
         layers.append(
             LayerPlan(
                 name=operator.name,
                 kind=operator.kind,
                 dims=dict(operator.extents),
-                splits={dim: int(split[dim]) for dim in operator.extents},
-                devices=where,
-                layer_cost=compute + communication,
+                splits=splits,
+                devices=devices[v],
+                layer_cost=total,
                 compute_cost=compute,
-                communication_cost=communication,
-                memory_bytes=kept,
+                communication_cost=total - compute,
+                memory_bytes=kept_bytes[v] if kept_bytes else 0,
                 transfers=tuple(transfers),
-                hideable_cost=hideable_cost,
-                cover_cost=cover_cost,
+                hideable_cost=streamed + summed + shared_cost if tables.hides else None,
+                cover_cost=float(own.cover[c]) if tables.hides else None,
             )
         )
-    return tuple(layers)
+    return layers
+
+
+def _transfer(tables: ModeTables, number: int, choice: Sequence[int], micro_batches: int) -> Transfer:
+    """Return what goes over an edge of tables in a step."""
+    edge, (u, v) = table_edges(tables.graph)[number], tables.ends[number]
+    rows = (tables.configurations[end][tables.layers[end].rows[choice[end]]][None, :] for end in (u, v))
+    moved = transfer_bytes(tables.graph, edge, *edge_layouts(tables.graph, edge, *rows))
+    return Transfer(
+        producer=edge.producer,
+        input=edge.input,
+        cost=micro_batches * tables.edges[number].cost.cost(choice[u], choice[v]),
+        forward_bytes=micro_batches * float(moved.forward[0, 0]),
+        backward_bytes=micro_batches * float(moved.backward[0, 0]),
+    )
 
 
 def place_layers(
@@ -191,24 +209,6 @@ def placed_cost_of(plan: Plan) -> float:
 def total_cost(layers: Sequence[LayerPlan]) -> float:
     """Return F(G, φ) (Eq. 1): all layer costs and all transfer costs, less what is hidden of them."""
     return sum(layer.layer_cost + layer.transfer_cost for layer in layers) - hidden_cost(layers)
-
-
-def _layer_costs(traffic: LayerTraffic, model: CostModel) -> tuple[float, float]:
-    """Return (compute cost, communication cost) of one configuration."""
-    cost = layer_cost(traffic, model)
-    return float(cost.compute[0]), float(cost.communication[0])
-
-
-def _transfer(graph: Graph, edge: Edge, traffic: Mapping[str, LayerTraffic], model: CostModel) -> Transfer:
-    u, v = traffic[edge.producer], traffic[edge.consumer]
-    moved = transfer_bytes(graph, edge, *edge_layouts(graph, edge, u.splits.values, v.splits.values))
-    return Transfer(
-        producer=edge.producer,
-        input=edge.input,
-        cost=float(edge_cost(graph, edge, u, v, model).values[0, 0]),
-        forward_bytes=float(moved.forward[0, 0]),
-        backward_bytes=float(moved.backward[0, 0]),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,10 +311,7 @@ class Step:
         found = []
         for number, (graph, (first, beyond)) in enumerate(zip(self.stages, self.bounds, strict=True)):
             layers = self.layers[first:beyond]
-            rows = {
-                operator.name: np.array([[layer.splits[dim] for dim in operator.extents]], dtype=np.int32)
-                for operator, layer in zip(graph.operators, layers, strict=True)
-            }
+            rows = _rows(graph, [layer.splits for layer in layers])
             tables = mode_tables(
                 graph,
                 self.group,
@@ -327,6 +324,7 @@ class Step:
                 links=self.links[number],
                 micro_batches=self.micro_batches,
                 is_whole=True,
+                has_passes=True,
                 axes=self._axes(number),
             )
             choice = []
@@ -459,7 +457,7 @@ class Step:
         """Return the plan of every layer; devices: of each part, where they are given."""
         model = cost_model(self.cost_model, self.machine, self.group, self.graph.precision)
         sizes = [level.num_devices for level in self.machine.levels_spanned(self.group)[:-1]]
-        m, found = self.micro_batches, list[LayerPlan]()
+        m, plans = self.micro_batches, list[LayerPlan]()
         for number, (graph, (problem, choice)) in enumerate(zip(self.stages, self.problems, strict=True)):
             first, beyond = self.bounds[number]
             layers, start = self.layers[first:beyond], number % self.num_groups * self.group
@@ -471,46 +469,18 @@ class Step:
             else:
                 placed = [tuple(device - start for device in row) for row in devices[first:beyond]]
             kept = self.peaks[number].kept_by_layer
-            bare = plan_layers(graph, self.group, model, splits, placed, kept_bytes=kept)
+            found = layer_plans(problem.tables, choice, placed, micro_batches=m, kept_bytes=kept)
             if self.is_plain:
-                return tuple(bare)
+                return tuple(found)
             crossing = {edge.consumer: edge for edge in getattr(graph, "received", ())}
-            for at, (layer, own) in enumerate(zip(layers, bare, strict=True)):
-                modes, c = problem.tables.layers[at], choice[at]
-                figures = modes.figures
-                often = float(figures.repeated[c] + figures.streamed[c])
-                total = m * often + float(figures.once[c] + figures.summed[c])
-                compute = m * own.compute_cost
-                costs = [
-                    edge.cost.cost(choice[u], choice[v])
-                    for (u, v), edge in zip(problem.tables.ends, problem.tables.edges, strict=True)
-                    if v == at
-                ]
-                transfers = [
-                    replace(
-                        transfer,
-                        cost=m * cost,
-                        forward_bytes=m * transfer.forward_bytes,
-                        backward_bytes=m * transfer.backward_bytes,
-                    )
-                    for transfer, cost in zip(own.transfers, costs, strict=True)
-                ]
-                if own.name in crossing:
-                    edge = crossing[own.name]
-                    transfers.append(
-                        Transfer(
-                            producer=edge.producer, input=edge.input, cost=0.0, forward_bytes=0.0, backward_bytes=0.0
-                        )
-                    )
-                found.append(
+            for own, layer in zip(found, layers, strict=True):
+                edge = crossing.get(own.name)
+                handed = () if edge is None else (_handed_over(edge),)
+                plans.append(
                     replace(
                         own,
                         devices=tuple(device + start for device in own.devices),
-                        layer_cost=total,
-                        compute_cost=min(compute, total),
-                        communication_cost=max(0.0, total - compute),
-                        memory_bytes=kept[at],
-                        transfers=tuple(transfers),
+                        transfers=(*own.transfers, *handed),
                         hideable_cost=None,
                         cover_cost=None,
                         state=layer.state,
@@ -518,7 +488,12 @@ class Step:
                         stage=layer.stage,
                     )
                 )
-        return tuple(found)
+        return tuple(plans)
+
+
+def _handed_over(edge: Edge) -> Transfer:
+    """Return the transfer of a tensor of the stage before, which costs nothing beside what its reader pays."""
+    return Transfer(producer=edge.producer, input=edge.input, cost=0.0, forward_bytes=0.0, backward_bytes=0.0)
 
 
 def plain_memory(graph: Graph, splits: Sequence[Mapping[str, int]], optimiser: str) -> Strategies:

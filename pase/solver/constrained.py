@@ -33,7 +33,7 @@ from pase.solver.reductions import tighten_bounds
 from pase.solver.search import default_solver_memory_bytes, solve
 from pase.solver.solution import RELATIVE_TOLERANCE, Outcome, OutOfTimeError, Progress, SearchBudget, Solution
 from pase.solver.two_pass import Limits, TooManyError, TooWideError, cheapest_within, num_thinnings
-from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, IndexArray
+from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, joint_classes
 
 LARGEST_SUM = 2.0**53
 """Sums of whole numbers up to this are exact."""
@@ -239,13 +239,6 @@ class ConstrainedProblem:
                     found.append((joint, usage.values[usage_rows][:, usage_cols]))
             edge_table.append(numbers[number, id(usage)])
         return found, tuple(edge_table)
-
-
-def joint_classes(first: IndexArray, second: IndexArray) -> tuple[IndexArray, IndexArray, IndexArray]:
-    """Return [K] the number of each pair of classes, and the classes of either of each number."""
-    width = int(second.max()) + 1
-    values, number = np.unique(first.astype(np.int64) * width + second, return_inverse=True)
-    return number.astype(np.int32), (values // width).astype(np.int32), (values % width).astype(np.int32)
 
 
 def _verify(problem: ConstrainedProblem) -> None:

@@ -78,6 +78,13 @@ class EdgeTable:
         return float(self.values[self.row_class[row], self.col_class[col]])
 
 
+def joint_classes(first: IndexArray, second: IndexArray) -> tuple[IndexArray, IndexArray, IndexArray]:
+    """Return [K] the number of each pair of classes, and the classes of either of each number."""
+    width = int(second.max()) + 1
+    values, number = np.unique(first.astype(np.int64) * width + second, return_inverse=True)
+    return number.astype(np.int32), (values // width).astype(np.int32), (values % width).astype(np.int32)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Hiding:
     """What of the costs runs beside other parts of them: A of a strategy can hide behind B, the smaller is not paid.

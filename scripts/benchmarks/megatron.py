@@ -22,7 +22,7 @@ from pase.errors import ConfigurationError
 from pase.graph import Operator
 from pase.planning.pipelines import work_s
 from pase.planning.spans import Setting, batch_of, even_cuts, works_s
-from pase.planning.stage_problem import CRITERIA, StageSums
+from pase.planning.stage_problem import StageSums
 from pase.planning.stages import INTERLEAVED, ONE_FORWARD_ONE_BACKWARD
 from pase.planning.steps import LayerChoice, Step, choice_in
 from pase.sharding.shards import FloatArray, IntArray, divisors
@@ -239,7 +239,7 @@ def _layer_figures(setting: Setting, degrees: Degrees) -> tuple[FloatArray, IntA
     )
     columns = [
         [
-            modes.figures.columns((*CRITERIA, "work"))[_choice(modes, mode, operators[v], is_first=alike[v][1])]
+            np.column_stack([modes.columns, modes.passing[0]])[_choice(modes, mode, operators[v], is_first=alike[v][1])]
             for mode in MODES
         ]
         for v, modes in zip(chosen, layers, strict=True)

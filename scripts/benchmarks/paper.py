@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pase import load
-from pase.costs import CostModel, Problem, build_problem, cost_model, layer_cost, traffic_of
+from pase.costs import CostModel, Problem, build_problem, cost_model, traffic_of
 from pase.errors import ConfigurationError, TablesError
 from pase.graph import Graph, Operator
 from pase.machine import load_machine
@@ -170,10 +170,12 @@ def _strategy_table(name: str) -> str:
 def _cost_parts(problem: Problem, model: CostModel, choice: tuple[int, ...], vertex: int) -> list[float]:
     """Return (computation, communication inside the layer, transfers on all its edges), in GFLOP."""
     splits = problem.configurations[vertex][choice[vertex]][None, :]
-    cost = layer_cost(traffic_of(problem.graph, problem.graph.operators[vertex], splits), model)
+    traffic = traffic_of(problem.graph, problem.graph.operators[vertex], splits)
+    compute = sum(float(model.work(work)[0]) for work in (traffic.forward, traffic.backward))
+    communication = sum(float(cost[0]) for cost in model.messages(traffic))
     tables = problem.tables
     edges = sum(tables.edge(e).cost(choice[u], choice[v]) for e, (u, v) in enumerate(tables.edges) if vertex in (u, v))
-    return [float(cost.compute[0]) / 1e9, float(cost.communication[0]) / 1e9, edges / 1e9]
+    return [compute / 1e9, communication / 1e9, edges / 1e9]
 
 
 def _totals() -> str:

@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pase.costs import Known, alike, build_problem, cost_model, costed
+from pase.costs import build_problem, cost_model
+from pase.costs.build import KnownTransfers
+from pase.costs.modes import KnownModes
 from pase.machine import Machine, override_machine
 from pase.sharding import overlap
 from pase.sharding.overlap import Redistribution
@@ -28,11 +30,11 @@ def _machine(bandwidth: float | None) -> Machine:
     ],
 )
 def test_tables_for_another_machine_are_those_that_are_made_from_the_start(name: str, model: str) -> None:
-    graph, known = small_graph(name), Known()
-    kinds = alike(graph, 8)
+    graph, known = small_graph(name), KnownModes(transfers=KnownTransfers())
     for speed in SPEEDS:
         costs = cost_model(model, _machine(speed), 8)
-        found = costed(kinds, costs, known=known).tables
+        known = known.for_another_model()
+        found = build_problem(graph, 8, costs, known=known).tables
         fresh = build_problem(graph, 8, costs).tables
         assert (found.vertex_table, found.edge_table) == (fresh.vertex_table, fresh.edge_table)
         for own, other in zip(found.vertex_costs, fresh.vertex_costs, strict=True):
@@ -45,15 +47,16 @@ def test_tables_for_another_machine_are_those_that_are_made_from_the_start(name:
 
 
 def test_levels_that_become_one_tell_other_layouts_apart() -> None:
-    graph, known, fanouts = small_graph("transformer"), Known(), set()
-    kinds, machine = alike(graph, 16), slow_machine()
+    graph, known, fanouts = small_graph("transformer"), KnownModes(transfers=KnownTransfers()), set()
+    machine = slow_machine()
     inner, outer = machine.levels[:2]
     apart = replace(outer, latency_s=inner.latency_s)
     as_one = replace(apart, bandwidth_bytes_per_s=inner.bandwidth_bytes_per_s * inner.num_devices)
     for level in (apart, replace(apart, bandwidth_bytes_per_s=3e9), as_one, apart):
         costs = cost_model("alpha_beta", replace(machine, levels=(inner, level)), 16)
         fanouts.add(costs.fanouts)
-        found, fresh = costed(kinds, costs, known=known).tables, build_problem(graph, 16, costs).tables
+        known = known.for_another_model()
+        found, fresh = (build_problem(graph, 16, costs, known=own).tables for own in (known, None))
         for table, expected in zip(found.edge_tables, fresh.edge_tables, strict=True):
             assert np.array_equal(table.dense(), expected.dense())
     assert len(fanouts) == 2

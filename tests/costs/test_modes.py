@@ -8,7 +8,7 @@ import pytest
 import pase
 from pase.costs import AlphaBetaCostModel, cost_model
 from pase.costs.memory import keeping
-from pase.costs.modes import STATES, KnownModes, LayerModes, ModeSpace, mode_tables
+from pase.costs.modes import STATES, Held, KnownModes, LayerModes, ModeSpace, mode_tables
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, softmax_loss
 from pase.graph.parts import cuts, stage, with_cuts
@@ -40,6 +40,11 @@ def _first_layer(devices: int, splits: tuple[int, ...], optimiser: str = "adam",
     return tables.layers[0]
 
 
+def _held(modes: LayerModes) -> Held:
+    assert modes.held is not None
+    return modes.held
+
+
 def _of(modes: LayerModes, state: str, *, again: bool = False) -> int:
     return int(np.flatnonzero((modes.state == STATES.index(state)) & (modes.again == again))[0])
 
@@ -50,7 +55,7 @@ def test_states_send_and_hold_what_the_table_says(k: int) -> None:
     graph = _graph()
     assert list(graph["fc1"].extents) == ["b", "n", "c"]
     modes = _first_layer(k, (k, 1, 1))
-    figures = modes.figures
+    figures, held = modes.figures, _held(modes)
     gather = (k - 1) / k * WEIGHTS / BYTES_PER_S  # of n bytes over k, and a reduce-scatter likewise
     work = 2 * 2 * B * C * N / k / FLOP_PER_S  # forward, and the gradient of the weights: that of data is none
     expected = {
@@ -64,8 +69,8 @@ def test_states_send_and_hold_what_the_table_says(k: int) -> None:
         c = _of(modes, state)
         assert figures.repeated[c] == pytest.approx(repeated, rel=1e-12)
         assert figures.once[c] == pytest.approx(once, rel=1e-12, abs=1e-18)
-        assert figures.static[c] == pytest.approx(WEIGHTS * (weights + gradients + 2 * moments), rel=1e-12)
-        assert figures.gathered[c] == (WEIGHTS if state == "zero3" else 0)
+        assert held.static[c] == pytest.approx(WEIGHTS * (weights + gradients + 2 * moments), rel=1e-12)
+        assert held.gathered[c] == (WEIGHTS if state == "zero3" else 0)
 
 
 def test_weights_in_pieces_are_gathered_for_every_pass_that_needs_them() -> None:
@@ -97,13 +102,13 @@ def test_what_no_dim_of_its_part_can_share_stays_whole() -> None:
 def test_a_recomputed_layer_keeps_nothing_and_works_forward_once_more() -> None:
     modes = _first_layer(2, (1, 1, 2))
     kept, again = _of(modes, "replicated"), _of(modes, "replicated", again=True)
-    figures = modes.figures
+    figures, held = modes.figures, _held(modes)
     forward = 2 * B * C * N / 2 / FLOP_PER_S
     # Parts of sums over c: an all-reduce, or its half where it ends on the edge to one reader, as here.
     scatter = 1 / 2 * 4 * B * N / BYTES_PER_S
     assert figures.repeated[again] - figures.repeated[kept] == pytest.approx(forward + scatter, rel=1e-12)
-    assert figures.kept[kept] == 4 * B * C / 2
-    assert (figures.kept[again], figures.again[again]) == (0, figures.kept[kept])
+    assert held.kept[kept] == 4 * B * C / 2
+    assert (held.kept[again], held.again[again]) == (0, held.kept[kept])
 
 
 def test_a_stage_pays_for_what_it_is_handed_and_hands_over() -> None:
@@ -115,7 +120,7 @@ def test_a_stage_pays_for_what_it_is_handed_and_hands_over() -> None:
     handed = 4 * B * N / 2
     c = _of(alone, "replicated")
     assert behind.figures.repeated[c] - alone.figures.repeated[c] == pytest.approx(handed / BYTES_PER_S, rel=1e-12)
-    assert behind.figures.kept[c] - alone.figures.kept[c] == handed
+    assert _held(behind).kept[c] - _held(alone).kept[c] == handed
     assert [edge.consumer for edge in second.received] == ["fc2"]
     assert second.has_gradient(second["fc2"], 0)
 

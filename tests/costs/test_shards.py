@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 import pase
 from pase.costs import cost_model, liveness, memory_of_layers
+from pase.costs.memory import keeping
 from pase.costs.modes import STATES, KnownModes, ModeSpace, mode_tables
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, softmax_loss
@@ -87,7 +88,14 @@ def test_tables_hold_what_the_definition_counts(devices: int, optimiser: str) ->
     own = with_cuts(graph())
     model = cost_model("alpha_beta", MACHINE, devices)
     tables = mode_tables(
-        own, devices, model, ModeSpace(states=STATES), known=KnownModes(), optimiser=optimiser, is_whole=True
+        own,
+        devices,
+        model,
+        ModeSpace(states=STATES),
+        known=KnownModes(),
+        keeps=keeping(own),
+        optimiser=optimiser,
+        is_whole=True,
     )
     compared = 0
     for operator, configurations, modes in zip(own.operators, tables.configurations, tables.layers, strict=True):
@@ -95,7 +103,8 @@ def test_tables_hold_what_the_definition_counts(devices: int, optimiser: str) ->
             splits = dict(zip(operator.extents, configurations[modes.rows[choice]].tolist(), strict=True))
             state = STATES[int(modes.state[choice])]
             expected = sum(counted(operator.name, dict(operator.extents), splits, state, SLOTS[optimiser]))
-            assert modes.figures.static[choice] == expected, (operator.name, splits, state)
+            assert modes.held is not None
+            assert modes.held.static[choice] == expected, (operator.name, splits, state)
             compared += state != "replicated" and expected > 0
     assert compared > 3
 

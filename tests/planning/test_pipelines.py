@@ -70,16 +70,19 @@ def _network(numbers: random.Random) -> Graph:
 
 def _figures(tables: ModeTables) -> dict[str, Array] | None:
     """Every strategy of a stage, by what it takes; None where there are too many."""
-    sizes = [len(layer) for layer in tables.layers]
-    if prod(sizes) > MOST:
+    counts = [len(layer) for layer in tables.layers]
+    if prod(counts) > MOST:
         return None
-    choices = np.indices(sizes).reshape(len(sizes), -1)
+    choices = np.indices(counts).reshape(len(counts), -1)
     own = [(layer.figures, c) for layer, c in zip(tables.layers, choices, strict=True)]
+    held = [(layer.held, c) for layer, c in zip(tables.layers, choices, strict=True) if layer.held is not None]
+    assert len(held) == len(own)
     is_again = [layer.again[c] for layer, c in zip(tables.layers, choices, strict=True)]
-    repeated, streamed, once, summed, cover, static, kept = (
+    repeated, streamed, once, summed, cover = (
         np.sum([getattr(figures, name)[c] for figures, c in own], axis=0)
-        for name in ("repeated", "streamed", "once", "summed", "cover", "static", "kept")
+        for name in ("repeated", "streamed", "once", "summed", "cover")
     )
+    static, kept = (np.sum([getattr(sizes, name)[c] for sizes, c in held], axis=0) for name in ("static", "kept"))
     for (u, v), edge in zip(tables.ends, tables.edges, strict=True):
         assert not edge.is_weight
         repeated = repeated + edge.cost.values[edge.cost.row_class[choices[u]], edge.cost.col_class[choices[v]]]
@@ -87,13 +90,15 @@ def _figures(tables: ModeTables) -> dict[str, Array] | None:
             kept = kept + edge.kept.values[edge.kept.row_class[choices[u]], edge.kept.col_class[choices[v]]]
     exposed = np.maximum(0.0, streamed - cover)
     longest = run = np.zeros(choices.shape[1])
-    for (figures, c), is_in_run in zip(own, is_again, strict=True):
-        run = np.where(is_in_run, run + figures.again[c], 0.0)
+    for (sizes, c), is_in_run in zip(held, is_again, strict=True):
+        run = np.where(is_in_run, run + sizes.again[c], 0.0)
         longest = np.maximum(longest, run)
-    lanes = zip(*(figures.waiting for figures, _ in own), strict=True)
-    rest = longest + sum(np.max([sizes[c] for sizes, c in zip(lane, choices, strict=True)], axis=0) for lane in lanes)
+    lanes = zip(*(sizes.waiting for sizes, _ in held), strict=True)
+    rest = longest + sum(
+        np.max([lane[c] for lane, c in zip(own_lane, choices, strict=True)], axis=0) for own_lane in lanes
+    )
     for name in ("work", "gathered"):
-        rest = rest + np.max([getattr(figures, name)[c] for figures, c in own], axis=0)
+        rest = rest + np.max([getattr(sizes, name)[c] for sizes, c in held], axis=0)
     o = once + np.maximum(0.0, streamed + summed - cover) - exposed
     return {"t": repeated + exposed, "o": o, "static": static, "kept": kept, "rest": rest}
 

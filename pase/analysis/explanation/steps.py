@@ -238,6 +238,7 @@ class _Work:
             links=step.links[number],
             micro_batches=step.micro_batches,
             is_whole=True,
+            has_passes=True,
         )
         opened = replace(problem, tables=tables)
         every = self._modes(layer, opened, choice, at, rows[layer.name], None)

@@ -20,8 +20,6 @@ from pase.costs import (
     Problem,
     edge_layouts,
     hiding_layers,
-    layer_cost,
-    layer_hiding,
     traffic_of,
     transfer_bytes,
 )
@@ -188,8 +186,8 @@ def own_parts(
         is_weight = access.role is Role.PARAMETER
         name = sum_name(access.tensor, is_gradient=True)
         kinds[name] = PartKind.GRADIENTS if is_weight else PartKind.INPUT_GRADIENTS
-    cover = float(layer_hiding(traffic, model).cover[0]) if covers else 0.0
-    parts = [Part(kind=PartKind.COMPUTE, cost=float(layer_cost(traffic, model).compute[0]), cover=cover)]
+    forward, backward = (float(model.work(work)[0]) for work in (traffic.forward, traffic.backward))
+    parts = [Part(kind=PartKind.COMPUTE, cost=forward + backward, cover=model.overlap * backward * covers)]
     for message, cost in zip(traffic.messages, model.messages(traffic), strict=True):
         is_sum = message.pattern is Pattern.ALL_REDUCE
         exchanged = PartKind.HALO if message.pattern is Pattern.HALO else PartKind.EXCHANGE
