@@ -8,7 +8,8 @@ residual(i, j) = values(i, j) - m_a(i) - m_b(j).
 Arrays are told apart by identity, so that work on tables that repeated layers share is done once.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
@@ -278,7 +279,8 @@ class PairwiseModel:
             edge.of[side] = of
             if classes is not None:
                 edge.values = made(partial(_taken, edge.values, classes, side), edge.values, classes, side)
-                edge.messages[side] = edge.messages[side].take(classes)
+                message = edge.messages[side]
+                edge.messages[side] = made(partial(_taken, message, classes, 0), message, classes, 0)
 
     def lower_ceiling(self, ceiling: float) -> None:
         """Lower every cost above `ceiling` to it, and move no cost any more; what was eliminated stays as it is."""
@@ -309,6 +311,17 @@ class PairwiseModel:
         result: Made = self.repeats[key][1]
         return result
 
+    @contextmanager
+    def repeating(self) -> Iterator[None]:
+        """Keep what is made of which arrays for a while, so that repeated parts of the problem stay the same arrays."""
+        outer = self.repeats
+        if outer is None:
+            self.repeats = {}
+        try:
+            yield
+        finally:
+            self.repeats = outer
+
     def fix_singles(self) -> None:
         """Decide every vertex that has one configuration left.
 
@@ -321,7 +334,10 @@ class PairwiseModel:
             self.offset += float(self.costs[v][0])
             for edge, side in self.incident[v]:
                 w = edge.ends[1 - side]
-                self.costs[w] = self.costs[w] + edge.seen_from(side, 0)
+                costs, row = self.costs[w], int(edge.of[side][0])
+                self.costs[w] = self.made(
+                    partial(_with_transfer, costs, edge, side), costs, edge.values, edge.of[1 - side], side, row
+                )
                 changed.add(w)
             self._detach(v)
         self.remove(singles)
@@ -370,6 +386,11 @@ class PairwiseModel:
             w = edge.ends[1 - side]
             self.incident[w] = [entry for entry in self.incident[w] if entry[0] is not edge]
         self.incident[v] = []
+
+
+def _with_transfer(costs: FloatArray, edge: Edge, side: int) -> FloatArray:
+    """Return the costs of an edge's other end, with those of the edge to the only configuration of this one."""
+    return costs + edge.seen_from(side, 0)
 
 
 def _taken(values: FloatArray, classes: ClassArray, side: int) -> FloatArray:

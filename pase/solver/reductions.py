@@ -27,14 +27,15 @@ One pass visits the vertices in sequence. A visited vertex first collects what e
 then it shares the part of its costs above their minimum among the edges that lead on, and each of these sends on, over
 its other end's classes, the least that any choice of this vertex must pay (min over rows of the residual). Every
 residual stays non-negative, so Σ over vertices of min θ_v is a lower bound on every strategy's cost at any time,
-and a pass never lowers it. On a tree in which every vertex has one edge that leads on, the pass is dynamic
-programming and the bound is the optimum.
+and a pass never lowers it, except where a repeated layer takes the messages of an earlier one (`_Repeated`). On a tree
+in which every vertex has one edge that leads on, the pass is dynamic programming and the bound is the optimum.
 
 Proof of the pruning rule: fix x_v = c in any strategy. Its cost is Σ_u θ_u(x_u) + Σ residuals, which is at least
 θ_v(c) + Σ_{u≠v} min θ_u. If that exceeds the cost of a strategy that is known, no cheapest strategy has x_v = c, and
 c is dropped.
 """
 
+from collections import deque
 from collections.abc import Callable
 from math import prod
 
@@ -223,6 +224,16 @@ WORTH_DROPPING = 0.7
 """A vertex is restricted when no more than this part of its configurations is left: that takes time, too."""
 MAX_SWEEPS = 60
 MAX_SWEEPS_NEAR_OPTIMUM = 12
+WORTH_REPEATING = 1 << 13
+"""A table of fewer cells is passed over sooner than the messages of earlier ones are compared."""
+MOST_ALIKE = 4
+"""So many messages of one table, or sets of configurations of one vertex, are remembered."""
+MOST_KEPT = 1.25
+"""A set of configurations is taken in place of one that it contains if it is larger by no more than this."""
+REPEATED_LOSS = 1e-3
+"""What part of the gap between bound and limit a pass may lose by repeating messages, for each edge of a vertex."""
+PASS_ROUNDING = 1e-13
+"""The same, of the bound, where there is no limit: about what a pass loses by rounding."""
 LOOSE = 32
 """How many times the cost of the best strategy the ceiling may be."""
 LITTLE_LEFT = 4
@@ -237,6 +248,8 @@ def sweep(model: PairwiseModel, limit: float, forward: bool, check: Check) -> fl
     order = model.live if forward else model.live[::-1]
     least = model.least or {v: _least(model.reparametrised(v)) for v in order}
     bound = model.offset + sum(least.values())
+    loss = REPEATED_LOSS * max(limit - bound, 0.0) if limit < np.inf else PASS_ROUNDING * bound
+    repeated = _Repeated(tolerance=loss / max(len(order), 1))
     incident, minimum = model.incident, np.minimum.reduce
     for v in order:
         total, ahead = model.costs[v], []
@@ -259,6 +272,7 @@ def sweep(model: PairwiseModel, limit: float, forward: bool, check: Check) -> fl
             if num_kept <= WORTH_DROPPING * len(total):
                 if not num_kept:
                     return np.inf
+                keep = repeated.mask(model.costs[v], keep, num_kept)
                 model.restrict(v, keep)
                 total = total[keep]
         if not ahead:
@@ -271,10 +285,75 @@ def sweep(model: PairwiseModel, limit: float, forward: bool, check: Check) -> fl
             values, messages = edge.values, edge.messages
             size = values.shape[side]
             sent = surplus if size == surplus.size else class_minima(surplus, edge.of[side], size)
-            own = messages[side] = messages[side] - sent
-            messages[1 - side] = minimum(values - own[:, None]) if side == 0 else minimum(values - own, 1)
+            own = messages[side] - sent
+            if values.size >= WORTH_REPEATING:
+                lost_here, lost_there = repeated.send(edge, side, own)
+                least[v] -= lost_here
+                least[edge.ends[1 - side]] -= lost_there
+                bound -= lost_here + lost_there
+            else:
+                messages[side] = own
+                messages[1 - side] = minimum(values - own[:, None]) if side == 0 else minimum(values - own, 1)
     model.least = least
     return bound
+
+
+class _Repeated:
+    """What one pass sends and drops at a vertex, to be taken again where a repeated layer would do about the same.
+
+    Along a chain of equal blocks, messages and dropped configurations soon hardly change from one block to the next.
+    The arrays of an earlier block then save the work, and the memory of tables that would differ by little.
+
+    Attributes:
+        tolerance: Largest difference between a message and the one that is taken in its place.
+    """
+
+    def __init__(self, tolerance: float) -> None:
+        self.tolerance = tolerance
+        self._sent: dict[tuple[int, int], tuple[FloatArray, deque[list[FloatArray]]]] = {}
+        self._kept: dict[int, tuple[FloatArray, deque[tuple[Mask, int]]]] = {}
+
+    def send(self, edge: Edge, side: int, own: FloatArray) -> tuple[float, float]:
+        """Set the messages of an edge where one end sends all that it can spare.
+
+        Whatever message stays at that end, the other one is worked out from it, so that no residual is negative.
+
+        Args:
+            edge: The edge.
+            side: Its end that sends, 0 or 1.
+            own: [L] the message that is to stay there.
+
+        Returns:
+            The most that θ may lose at the end that sends, compared with `own`, and at the other, compared with before.
+        """
+        values = edge.values
+        _, sent = self._sent.setdefault((id(values), side), (values, deque(maxlen=MOST_ALIKE)))
+        for messages in sent:
+            difference = own - messages[side]
+            most = float(difference.max())
+            if most <= self.tolerance and difference.min() >= -self.tolerance:
+                lost_there = float((edge.messages[1 - side] - messages[1 - side]).max())
+                edge.messages = list(messages)
+                return max(most, 0.0), max(lost_there, 0.0)
+        other = np.minimum.reduce(values - (own[:, None] if side == 0 else own), axis=side)
+        edge.messages = [own, other] if side == 0 else [other, own]
+        sent.appendleft(list(edge.messages))
+        return 0.0, 0.0
+
+    def mask(self, costs: FloatArray, keep: Mask, num_kept: int) -> Mask:
+        """Return which configurations of a vertex to keep: those of an earlier one with equal costs, or `keep`.
+
+        Args:
+            costs: [K] layer costs of the vertex.
+            keep: [K] the configurations that have to be kept.
+            num_kept: How many they are.
+        """
+        _, kept = self._kept.setdefault(id(costs), (costs, deque(maxlen=MOST_ALIKE)))
+        for earlier, num_earlier in kept:
+            if num_earlier <= MOST_KEPT * num_kept and not (keep > earlier).any():
+                return earlier
+        kept.appendleft((keep, num_kept))
+        return keep
 
 
 def _least(values: FloatArray) -> float:
@@ -339,15 +418,16 @@ def tighten_bounds(
             if before:
                 left = f"{before} configurations of {len(model.live)} layers left"
                 budget.progress(f"bounding: {left}", 1 - before / first)
-        bound = sweep(model, limit, forward, budget.check)
-        scale = min(cost, model.ceiling)
-        bound -= RELATIVE_TOLERANCE * scale if scale < np.inf else 0.0
-        budget.sweeps += 1
-        if outcome is not None and whole:
-            outcome.raise_bound(bound)
-        if bound > limit:
-            return bound
-        model.fix_singles()
+        with model.repeating():
+            bound = sweep(model, limit, forward, budget.check)
+            scale = min(cost, model.ceiling)
+            bound -= RELATIVE_TOLERANCE * scale if scale < np.inf else 0.0
+            budget.sweeps += 1
+            if outcome is not None and whole:
+                outcome.raise_bound(bound)
+            if bound > limit:
+                return bound
+            model.fix_singles()
         after = model.num_configurations()
         gained = bound - bounds[-2]  # by a pass each way
         bounds.append(max(bound, bounds[-1]))
@@ -377,7 +457,9 @@ def near_optimal(tables: CostTables, limit: float, check: Check = lambda _: None
     model = PairwiseModel.of_tables(tables, 2 * limit if limit > 0 else 1.0)
     for number in range(MAX_SWEEPS_NEAR_OPTIMUM):
         before = model.num_configurations()
-        if sweep(model, limit, number % 2 == 0, check) > limit:
+        with model.repeating():
+            bound = sweep(model, limit, number % 2 == 0, check)
+        if bound > limit:
             return tuple(np.empty(0, dtype=np.int32) for _ in model.live)
         if number and model.num_configurations() > 0.98 * before:
             break

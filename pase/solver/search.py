@@ -229,7 +229,8 @@ def solve_again(
             model.least[v] = float(model.reparametrised(v).min())
     try:
         for forward in (not start.forward, start.forward):
-            bound = sweep(model, outcome.limit, forward, budget.check)
+            with model.repeating():
+                bound = sweep(model, outcome.limit, forward, budget.check)
             budget.sweeps += 1
             if _is_proven(outcome, bound):
                 break
@@ -310,9 +311,8 @@ def _search(tables: CostTables, report: OrderingReport, ordering: str, budget: S
     if ceiling < np.inf:
         model.lower_ceiling(ceiling)
     if _repeats_much(tables):
-        model.repeats = {}
-        _reduce(model, budget)
-        model.repeats = None
+        with model.repeating():
+            _reduce(model, budget)
     _narrow(model, ordered, budget, outcome)
 
 

@@ -1,5 +1,6 @@
 """Each reduction keeps the optimum: what is left is solved by looking at every strategy of it."""
 
+from dataclasses import replace
 from itertools import pairwise, product
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pase.solver import solve
+from pase.solver import reductions, solve
 from pase.solver.elimination import eliminate_exactly, eliminate_tree, plan_elimination, run_plan
 from pase.solver.pairwise import ClassAlgebra, PairwiseModel, Partition
 from pase.solver.reductions import contract, decode, drop_dominated, merge_alike, sweep
@@ -333,15 +334,11 @@ def test_what_repeats_is_reduced_once_and_stays_the_same_arrays():
     def reduced(num_blocks: int) -> tuple[CostTables, PairwiseModel]:
         tables = ladder(num_blocks)
         model = model_of(tables)
-        model.repeats = {}
-        merge_alike(model)
-        drop_dominated(model, no_check)
-        contract(model, 10**6, 1 << 30, no_check)
+        with model.repeating():
+            merge_alike(model)
+            drop_dominated(model, no_check)
+            contract(model, 10**6, 1 << 30, no_check)
         return tables, model
-
-    def distinct(model: PairwiseModel) -> tuple[int, int]:
-        costs = {id(model.costs[v]) for v in model.live}
-        return len(costs), len({id(edge.values) for edge in model.edges()})
 
     (_, few), (tables, many) = reduced(20), reduced(40)
     assert len(many.live) >= 1.8 * len(few.live) > 20
@@ -351,6 +348,57 @@ def test_what_repeats_is_reduced_once_and_stays_the_same_arrays():
     strategy = many.complete(choice)
     assert sorted(strategy) == list(range(tables.num_vertices))
     assert tables.evaluate([strategy[v] for v in range(tables.num_vertices)]) < np.inf
+
+
+def distinct(model: PairwiseModel) -> tuple[int, int]:
+    """Return how many vectors of layer costs and tables of transfer costs there are, shared ones counted once."""
+    return len({id(model.costs[v]) for v in model.live}), len({id(edge.values) for edge in model.edges()})
+
+
+def test_passes_that_repeat_messages_keep_the_optimum_and_bound_it(monkeypatch):
+    monkeypatch.setattr(reductions, "WORTH_REPEATING", 0)
+    monkeypatch.setattr(reductions, "REPEATED_LOSS", 3.0)  # so that messages that differ by much are taken, too
+
+    def check_least(_: int) -> None:
+        for v, least in (model.least or {}).items():
+            assert least <= model.reparametrised(v).min() + 1e-12
+
+    num_repeated = 0
+    for seed in range(266, 284):
+        rng = np.random.default_rng(seed)
+        tables = repeated_blocks(rng, 3, 3)
+        if seed >= 272:  # equal tables between layers that differ
+            costs = tuple(rng.random(3) * float(rng.choice([0.5, 2, 5])) for _ in range(tables.num_vertices))
+            tables = replace(tables, vertex_costs=costs, vertex_table=tuple(range(tables.num_vertices)))
+        model, optimum = model_of(tables), brute_force(tables)
+        limit = optimum * 1.2
+        for number in range(4):
+            with model.repeating():
+                bound = sweep(model, limit, number % 2 == 0, check_least)
+            check_least(0)
+            assert bound == pytest.approx(model.offset + sum(model.least.values()), rel=1e-12)
+            assert bound <= limit
+            for edge in model.edges():
+                assert (edge.values - edge.messages[0][:, None] - edge.messages[1]).min() > -1e-12
+            num_repeated += len(model.edges()) - len({id(edge.messages[0]) for edge in model.edges()})
+            assert cheapest_left(tables, model) == pytest.approx(optimum, rel=1e-9)
+    assert num_repeated > 20
+
+
+def test_passes_over_repeated_blocks_leave_tables_that_do_not_grow_with_their_number(monkeypatch):
+    def passed(num_blocks: int) -> PairwiseModel:
+        tables = repeated_blocks(np.random.default_rng(1), num_blocks, 30)
+        tables = replace(tables, vertex_costs=tuple(3 * costs for costs in tables.vertex_costs))
+        model, limit = model_of(tables), 1.001 * solve(tables).cost
+        for forward in (True, False):
+            with model.repeating():
+                sweep(model, limit, forward, no_check)
+        return model
+
+    monkeypatch.setattr(reductions, "WORTH_REPEATING", 0)
+    few, many = passed(40), passed(80)
+    assert 81 < few.num_configurations() < 0.7 * 30 * 81
+    assert sum(distinct(many)) <= sum(distinct(few)) < len(few.live)
 
 
 def ladder(num_blocks: int) -> CostTables:
