@@ -45,7 +45,7 @@ from pase.costs.modes import STATES, ModeSpace
 from pase.errors import ConfigurationError
 from pase.graph import Graph, Operator
 from pase.sharding.shards import IndexArray, enumerate_configurations
-from pase.tables.cost_tables import EdgeTable
+from pase.tables.cost_tables import EdgeTable, restricted_edge
 
 Mask = NDArray[np.bool_]
 
@@ -374,6 +374,15 @@ class Allowed:
         self._known[key] = found
         return found
 
+    def mapping(self, graph: Graph) -> dict[str, IndexArray]:
+        """Return the configurations of the layers that constraints are about, by name."""
+        tied = {name for _, names in self.ties for name in names}
+        return {
+            operator.name: self.configurations(graph, operator)
+            for operator in graph.operators
+            if self.of[operator.name] or operator.name in tied
+        }
+
     def with_pinned(self, graph: Graph, operator: Operator) -> IndexArray:
         """Return all configurations of a layer, and those that pins name as a whole if parts are one point or more."""
         found = self.every(graph, operator)
@@ -495,16 +504,23 @@ def devices_by_hand(constraints: Constraints, graph: Graph) -> dict[str, tuple[i
 def with_ties(problem: Problem, ties: Iterable[Sequence[str]]) -> Problem:
     """Return a problem in which the layers of each group, which have the same configurations, have the same one.
 
-    A tie is an edge of the tables, after all others, that costs nothing where both ends are alike, and infinitely much
-    elsewhere.
+    In which modes they are is up to each. A tie is an edge of the tables, after all others, that costs nothing where
+    both ends are split alike, and infinitely much elsewhere.
     """
-    index, tables = problem.graph.index, problem.tables
+    index, tables, layers = problem.graph.index, problem.tables, problem.modes.layers
     edges, edge_tables, edge_table = list(tables.edges), list(tables.edge_tables), list(tables.edge_table)
     for group in ties:
-        size = tables.domain_sizes[index[group[0]]]
-        edge_tables.append(EdgeTable.from_dense(np.where(np.eye(size, dtype=bool), 0.0, np.inf)))
-        edges += [(index[u], index[v]) for u, v in pairwise(group)]
-        edge_table += [len(edge_tables) - 1] * (len(group) - 1)
+        size = len(problem.configurations[index[group[0]]])
+        alike = np.where(np.eye(size, dtype=bool), 0.0, np.inf)
+        known: dict[tuple[int, int], int] = {}
+        for u, v in pairwise(index[name] for name in group):
+            key = id(layers[u]), id(layers[v])
+            if key not in known:
+                known[key] = len(edge_tables)
+                rows, cols = (layers[end].rows.astype(np.int32) for end in (u, v))
+                edge_tables.append(restricted_edge(EdgeTable.from_dense(alike), rows, cols))
+            edges.append((u, v))
+            edge_table.append(known[key])
     hiding = tables.hiding
     more = (None,) * (len(edge_tables) - len(tables.edge_tables))
     tied = replace(

@@ -144,35 +144,6 @@ class SolverOptions(TypedDict, total=False):
     on_progress: Progress | None
 
 
-def search_within(
-    problem: Problem,
-    limit: MemoryLimit,
-    *,
-    known: Iterable[Sequence[int]] = (),
-    time_limit_s: float | None = None,
-    is_constrained: bool = False,
-    **options: Unpack[SolverOptions],
-) -> LimitedSolution:
-    """Return the cheapest strategy whose peak is within a limit.
-
-    Args:
-        problem: Whose strategies are looked at.
-        limit: Of the same problem.
-        known: Strategies to begin with.
-        time_limit_s: Of the search.
-        is_constrained: Whether the problem has other constraints, for messages.
-        **options: Of the solver.
-
-    Raises:
-        MemoryLimitError: Nothing fits: by how much, and which layer binds.
-        CutShortError: There was no time to find anything that fits.
-    """
-    try:
-        return cheapest_within(problem.tables, limit, known=known, time_limit_s=time_limit_s, **options)
-    except NothingFitsError:
-        raise MemoryLimitError(_nothing_fits(problem, limit, is_constrained=is_constrained)) from None
-
-
 def cheapest_within(
     tables: CostTables,
     limit: MemoryLimit,
@@ -183,8 +154,16 @@ def cheapest_within(
 ) -> LimitedSolution:
     """Return the cheapest strategy whose peak is within a limit, with its proof or a gap.
 
-    Arguments as for `search_within`. Raises NothingFitsError where nothing does, CutShortError where nothing was
-    found that does.
+    Args:
+        tables: Of the strategies that are considered.
+        limit: Of the same strategies.
+        known: Strategies to begin with.
+        time_limit_s: Of the search.
+        **options: Of the solver.
+
+    Raises:
+        NothingFitsError: Nothing does (`nothing_fits` says by how much).
+        CutShortError: There was no time to find anything that does.
     """
     deadline_s = None if time_limit_s is None else perf_counter() + time_limit_s
     start = [tuple(choice) for choice in known]
@@ -382,7 +361,11 @@ def limit_of(problem: Problem, limit_bytes: int, optimiser: str) -> MemoryLimit:
     return MemoryLimit(memory=memory, limit_bytes=limit_bytes)
 
 
-def _nothing_fits(problem: Problem, limit: MemoryLimit, *, is_constrained: bool) -> str:
+def nothing_fits(problem: Problem, limit: MemoryLimit, *, is_constrained: bool) -> MemoryLimitError:
+    """Return the error that says by how much no strategy fits, which layer binds, and on how many devices one would.
+
+    is_constrained: Whether the problem has other constraints.
+    """
     graph, devices, most = problem.graph, problem.num_devices, limit.limit_bytes
     peak = limit.peak(lightest_within(problem.tables, limit))
     binding = max(range(len(graph.operators)), key=lambda v: (peak.kept_by_layer[v], -v))
@@ -398,7 +381,7 @@ def _nothing_fits(problem: Problem, limit: MemoryLimit, *, is_constrained: bool)
         advice += f" (no smaller batch does: weights with their gradients and state take {quantity(state, 'B')})"
     among = " that keeps to the constraints" if is_constrained else ""
     kept = peak.kept_by_layer[binding]
-    return (
+    return MemoryLimitError(
         f"no strategy of {graph.name!r}{among} fits {quantity(most, 'B')} on each of {devices} devices: the "
         f"least that one takes is {quantity(peak.bytes, 'B')}, {quantity(peak.bytes - most, 'B')} too much; layer "
         f"{graph.operators[binding].name!r} binds with {quantity(kept, 'B')} of it ({kept / peak.bytes:.0%}); {advice}"

@@ -1,34 +1,117 @@
 """A step of one stage: its choices as one problem of costs, which the solver decides exactly, within the memory limit.
 
-A plain strategy is such a step, of one micro-batch whose layers have one mode.
+A plain plan is such a step, of one micro-batch whose layers have one mode.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
-from time import perf_counter
+from typing import Unpack
 
-from pase.costs import StepMemory
-from pase.planning.memory_limit import MemoryLimit, NothingFoundError, cheapest_within
-from pase.planning.stage_problem import Choice, StageProblem
-from pase.solver import NothingFitsError, solve
+import numpy as np
+
+from pase.costs import Allowance, Problem, cost_model
+from pase.costs.modes import KnownModes, mode_tables
+from pase.graph import Graph, Operator
+from pase.planning.constraints import allowed, with_ties
+from pase.planning.memory_limit import SolverOptions, cheapest_within, limit_of
+from pase.planning.spans import Setting
+from pase.planning.stage_problem import Choice, StageProblem, StageSums
+from pase.sharding.shards import IndexArray
+from pase.solver import LimitedSolution, solve
 
 
-def solve_one_stage(problem: StageProblem, memory: StepMemory) -> tuple[Choice, float]:
-    """Return the cheapest step of one stage, none where none is known to fit, and a bound on all.
+def problem_of_setting(
+    setting: Setting,
+    micro_batches: int = 1,
+    *,
+    allowance: Allowance | None = None,
+    only: Callable[[Graph, Operator], IndexArray] | None = None,
+    on_progress: Callable[[str, float], None] | None = None,
+) -> Problem:
+    """Return the problem of steps of one stage.
 
     Args:
-        problem: The stage, of all choices.
-        memory: What these have in memory.
+        setting: What is searched for. Within a memory limit choices stay that others beat in all costs and sums, too:
+            their peaks may be lower.
+        micro_batches: Of a step.
+        allowance: Of time and memory for tables; TimeUpError or SolverError is raised beyond that.
+        only: Returns the configurations that are considered of a layer, of which constraints leave some; None: all.
+        on_progress: Called with what is being done and the fraction that is done.
     """
-    tables = problem.tables.of_one_stage(int(problem.weight))
-    time_limit_s = None if problem.deadline_s == inf else max(problem.deadline_s - perf_counter(), 1e-9)
-    try:
-        if problem.limit_bytes == inf:
-            found = solve(tables, time_limit_s=time_limit_s)
-        else:
-            limit = MemoryLimit(memory=memory, limit_bytes=int(problem.limit_bytes))
-            found = cheapest_within(tables, limit, time_limit_s=time_limit_s).solution
-    except NothingFitsError:
-        return (), inf
-    except NothingFoundError as nothing:
-        return (), nothing.bound
-    return found.choice, found.lower_bound
+    batch, devices = setting.of_micro_batch(micro_batches, 1), setting.num_devices
+    graph, is_limited = batch.graph, setting.limit_bytes < inf
+    has_modes = setting.space.recompute or len(setting.space.states) > 1
+    left = allowed(setting.constraints, graph, devices, only)
+    if only is None:
+        configurations = left.mapping(graph)
+    else:
+        configurations = {operator.name: left.configurations(graph, operator) for operator in graph.operators}
+    # Absurd figures of a machine overflow; the tables are then refused.
+    with np.errstate(over="ignore", invalid="ignore"):
+        tables = mode_tables(
+            graph,
+            devices,
+            cost_model(setting.cost_model, setting.machine, devices, graph.precision),
+            setting.space,
+            known=KnownModes(),
+            keeps=batch.keeps if is_limited and has_modes else None,
+            fixed=batch.fixed if setting.space.recompute else frozenset(),
+            optimiser=setting.optimiser,
+            only=configurations,
+            micro_batches=micro_batches,
+            is_whole=is_limited,
+            allowance=allowance,
+            on_progress=on_progress,
+        )
+        problem = Problem.of(tables, micro_batches)
+    return with_ties(problem, (names for _, names in left.ties))
+
+
+def search_one_stage(
+    setting: Setting,
+    problem: Problem,
+    *,
+    known: Iterable[Sequence[int]] = (),
+    time_limit_s: float | None = None,
+    **options: Unpack[SolverOptions],
+) -> LimitedSolution:
+    """Return the cheapest step of one stage within the memory limit, and the cheapest without.
+
+    Args:
+        setting: What is searched for.
+        problem: Of the setting.
+        known: Choices to begin with.
+        time_limit_s: Of the search.
+        **options: Of the solver.
+
+    Raises:
+        NothingFitsError: Nothing does (`pase.planning.memory_limit.nothing_fits` says by how much).
+        CutShortError: Nothing is known to fit.
+    """
+    if setting.limit_bytes == inf:
+        solution = solve(problem.tables, known=known, time_limit_s=time_limit_s, **options)
+        return LimitedSolution(solution=solution, unlimited=solution, usage=0, limit=inf)
+    limit = limit_of(problem, int(setting.limit_bytes), setting.optimiser)
+    return cheapest_within(problem.tables, limit, known=known, time_limit_s=time_limit_s, **options)
+
+
+def as_stage(problem: Problem) -> StageProblem:
+    """Return the problem of a step of one stage as that of a stage."""
+    weight = float(problem.micro_batches)
+    return StageProblem(tables=problem.modes, weight=weight, in_flight=1, limit_bytes=inf)
+
+
+def sums_of(problem: Problem, choice: Choice) -> StageSums:
+    """Return what a step takes."""
+    return as_stage(problem).sums(choice)
+
+
+def step_cost(problem: Problem, choice: Choice) -> float:
+    """Return what a step costs.
+
+    Of several micro-batches what overlaps in the backward pass of all but the last is not what the tables assume.
+    """
+    if problem.micro_batches == 1:
+        return problem.tables.evaluate(choice)
+    stage = as_stage(problem)
+    return stage.cost(stage.sums(choice))

@@ -27,11 +27,12 @@ import numpy as np
 
 from pase._version import __version__
 from pase.common.words import quantity
-from pase.costs import TimeUpError, cost_model
-from pase.costs.modes import STATES, ModeSpace
+from pase.costs import Allowance, Problem, TimeUpError, cost_model
+from pase.costs.modes import STATES, ModeSpace, ModeTables
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError, SolverError
 from pase.graph.parts import cuts, with_cuts
-from pase.planning.one_stage import solve_one_stage
+from pase.planning.memory_limit import NothingFoundError
+from pase.planning.one_stage import problem_of_setting, search_one_stage, step_cost, sums_of
 from pase.planning.plan import STAGES, STAGES_IN_TURNS, Plan, SearchRecord
 from pase.planning.spans import (
     CLOSE,
@@ -52,6 +53,7 @@ from pase.planning.stage_search import StageFound, stage_front
 from pase.planning.stages import INTERLEAVED, schedule_of, step_s
 from pase.planning.steps import LayerChoice, Step
 from pase.sharding.shards import data_parallel_splits, divisors
+from pase.solver import NothingFitsError
 
 CLOSE_ENOUGH = 0.01
 """Share of a large step's time up to which a better one is not looked for."""
@@ -356,31 +358,43 @@ def _of_one_stage(setting: Setting, scheme: Scheme) -> Found:
     Where that leaves a gap, it is no worse than the answer without modes.
     """
     try:
-        problem, memory = Stages.of(setting, scheme).whole()
-        choice, bound = solve_one_stage(problem, memory)
-        cost = problem.cost(problem.sums(choice)) if choice else inf
-        has_modes = any(layer.state.any() or layer.again.any() for layer in problem.tables.layers)
+        problem, choice, bound = _solved_as_one(setting, scheme)
+        cost = step_cost(problem, choice) if choice else inf
+        has_modes = any(layer.state.any() or layer.again.any() for layer in problem.modes.layers)
         if has_modes and bound < cost * (1 - EXACT):
-            without = solve_one_stage(*Stages.of(replace(setting, space=ModeSpace()), scheme).whole())[0]
-            plain = _without_modes(problem, without)
-            if plain and problem.cost(problem.sums(plain)) < cost:
-                choice = plain
+            without = _solved_as_one(replace(setting, space=ModeSpace()), scheme)[1]
+            plain = _without_modes(problem.modes, without)
+            if plain and step_cost(problem, plain) < cost:
+                choice, cost = plain, step_cost(problem, plain)
     except TimeUpError:
         return Found(scheme=scheme, cost=inf, bound=0.0, parts=())
     if not choice:
         return Found(scheme=scheme, cost=inf, bound=bound, parts=())
-    sums = problem.sums(choice)
-    part = _part(problem, choice, sums, ((0, len(choice)),))
-    return Found(scheme=scheme, cost=problem.cost(sums), bound=min(bound, problem.cost(sums)), parts=(part,))
+    part = _part(problem.modes, choice, sums_of(problem, choice), ((0, len(choice)),))
+    return Found(scheme=scheme, cost=cost, bound=min(bound, cost), parts=(part,))
 
 
-def _without_modes(problem: StageProblem, rows: Sequence[int]) -> Choice:
-    """Return the choices of a problem that are configurations without any mode; none where one is not among them."""
+def _solved_as_one(setting: Setting, scheme: Scheme) -> tuple[Problem, Choice, float]:
+    """Return the problem of one stage, the cheapest step, none where none is known to fit, and a bound on all."""
+    allowance = Allowance(deadline_s=setting.deadline_s)
+    problem = problem_of_setting(setting, scheme.micro_batches, allowance=allowance)
+    time_limit_s = None if setting.deadline_s == inf else max(setting.deadline_s - perf_counter(), 1e-9)
+    try:
+        found = search_one_stage(setting, problem, time_limit_s=time_limit_s).solution
+    except NothingFitsError:
+        return problem, (), inf
+    except NothingFoundError as nothing:
+        return problem, (), nothing.bound
+    return problem, found.choice, found.lower_bound
+
+
+def _without_modes(tables: ModeTables, rows: Sequence[int]) -> Choice:
+    """Return the choices that are configurations without any mode; none where one is not among them."""
     found = []
-    for layer, row in zip(problem.tables.layers, rows, strict=False):
+    for layer, row in zip(tables.layers, rows, strict=False):
         at = np.flatnonzero((layer.rows == row) & (layer.state == 0) & ~layer.again)
         found += at[:1].tolist()
-    return tuple(found) if len(found) == len(problem.tables.layers) else ()
+    return tuple(found) if len(found) == len(tables.layers) else ()
 
 
 def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Found | None:
@@ -418,7 +432,7 @@ def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Fou
             sums = [answer.sums for _, answer in found if answer.sums is not None]
             if len(sums) == scheme.stages:
                 new = tuple(
-                    _part(problem, answer.choice, own, stages.chunks(i, j))
+                    _part(problem.tables, answer.choice, own, stages.chunks(i, j))
                     for (problem, answer), own, (i, j) in zip(found, sums, pairwise(path), strict=True)
                 )
                 cost = _step_s(setting, scheme, new)
@@ -522,12 +536,13 @@ def _front(
         )
         known[key] = None
         if front is not None:
-            known[key] = [(_part(problem, choice, sums, stages.chunks(i, j)), t, o) for t, o, choice, sums in front]
+            known[key] = [
+                (_part(problem.tables, choice, sums, stages.chunks(i, j)), t, o) for t, o, choice, sums in front
+            ]
     return known[key]
 
 
-def _part(problem: StageProblem, choice: Choice, sums: StageSums, chunks: tuple[tuple[int, int], ...]) -> StagePart:
-    tables = problem.tables
+def _part(tables: ModeTables, choice: Choice, sums: StageSums, chunks: tuple[tuple[int, int], ...]) -> StagePart:
     rows = [layer.rows[c] for layer, c in zip(tables.layers, choice, strict=True)]
     return StagePart(
         chunks=chunks,

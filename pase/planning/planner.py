@@ -35,16 +35,24 @@ from pase.planning.constraints import (
     constraints_of,
     devices_by_hand,
     mode_space,
-    with_ties,
 )
-from pase.planning.memory_limit import limit_of, search_within
+from pase.planning.memory_limit import cheapest_within, limit_of, nothing_fits
+from pase.planning.one_stage import problem_of_setting
 from pase.planning.pipelines import plan_of_step, search_schemes
 from pase.planning.plan import NOT_SEARCHED, SCHEDULES, Plan, SearchRecord
 from pase.planning.spans import Setting
 from pase.planning.stages import ONE_FORWARD_ONE_BACKWARD, SEARCHED_SCHEDULES
 from pase.planning.steps import layer_plans, place_layers, plain_memory, total_cost
 from pase.sharding.shards import check_batch, check_devices, check_splittable, data_parallel, divisors
-from pase.solver import RELATIVE_TOLERANCE, CutShortError, Solution, check_limits, default_solver_memory_bytes, solve
+from pase.solver import (
+    RELATIVE_TOLERANCE,
+    CutShortError,
+    NothingFitsError,
+    Solution,
+    check_limits,
+    default_solver_memory_bytes,
+    solve,
+)
 from pase.tables.cost_tables import IndexArray
 
 MAX_DEVICES = 1 << 20
@@ -227,25 +235,28 @@ def search(
         if bound is None:
             solver_memory_bytes, time_limit_s = limits.for_search(problem)
     try:
-        limited = search_within(
-            problem,
+        limited = cheapest_within(
+            problem.tables,
             limit_of(problem, limit, options.optimiser),
             ordering=options.ordering,
             solver_memory_bytes=solver_memory_bytes,
             time_limit_s=time_limit_s,
             known=known,
-            is_constrained=bool(options.constraints),
             on_progress=on_progress,
         )
-    except (MemoryLimitError, CutShortError) as error:
+    except (NothingFitsError, CutShortError) as error:
         if free is not None:
             # Nothing is known to fit: the cheapest of all says so itself.
             return free
-        if bound is None and isinstance(error, MemoryLimitError) and not options.constraints:
-            more = _in_other_modes(graph, devices, machine, options, on_progress, reload)
-            raise MemoryLimitError(f"{error}{more}") from None
-        if bound is None or isinstance(error, CutShortError):
+        if isinstance(error, CutShortError):
             raise
+        if bound is None:
+            memory_limit = limit_of(problem, limit, options.optimiser)
+            failed = nothing_fits(problem, memory_limit, is_constrained=bool(options.constraints))
+            if options.constraints:
+                raise failed from None
+            more = _in_other_modes(graph, devices, machine, options, on_progress, reload)
+            raise MemoryLimitError(f"{failed}{more}") from None
         raise SolverError(
             f"the time limit of {options.time_limit_s} s was reached before {graph.name!r} had its cost tables, and no "
             "strategy is known that fits the memory of a device: give more time, or use more devices"
@@ -595,20 +606,21 @@ def problem_of(
     only: Callable[[Graph, Operator], IndexArray] | None = None,
     constraints: Constraints = (),
 ) -> Problem:
-    """Return the search problem of a graph under a cost model, by its name, and constraints.
+    """Return the problem of plain plans of a graph under a cost model, by its name.
 
-    Other arguments as for `build_problem`; of what they leave of a layer, constraints leave what they allow.
+    Other arguments as for `problem_of_setting`; of what they leave of a layer, constraints leave what they allow.
     """
-    left = None
-    if constraints:
-        graph = with_fan_outs(graph)
-        left = allowed(constraints, graph, devices, only)
-        only = left.configurations
-    # Absurd figures of a machine overflow; the tables are then refused.
-    with np.errstate(over="ignore", invalid="ignore"):
-        costs = cost_model(model, machine, devices, graph.precision)
-        problem = build_problem(graph, devices, costs, on_progress, allowance=allowance, only=only)
-    return problem if left is None else with_ties(problem, (names for _, names in left.ties))
+    setting = Setting(
+        graph=graph,
+        num_devices=devices,
+        machine=machine,
+        cost_model=model,
+        space=ModeSpace(),
+        optimiser=DEFAULT_OPTIMISER,
+        limit_bytes=inf,
+        constraints=constraints,
+    )
+    return problem_of_setting(setting, allowance=allowance, only=only, on_progress=on_progress)
 
 
 def problem_of_plan(

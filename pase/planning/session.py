@@ -22,14 +22,14 @@ from pase.common.documents import StrPath
 from pase.costs import Allowance, Problem, build_problem, cost_model
 from pase.costs.build import KnownTransfers
 from pase.costs.modes import KnownModes
-from pase.errors import ConfigurationError, MemoryLimitError, unknown_name
+from pase.errors import ConfigurationError, unknown_name
 from pase.graph import Graph, Operator, precision_of
 from pase.graph.operators import with_fan_outs
 from pase.graph.precision import FLOAT32
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
 from pase.planning.constraints import Allowed, Constraints, allowed, constraints_of, with_ties
-from pase.planning.memory_limit import MemoryLimit, limit_of, search_within
+from pase.planning.memory_limit import MemoryLimit, cheapest_within, limit_of, nothing_fits
 from pase.planning.plan import Plan
 from pase.planning.planner import (
     AUTO_NUMBER,
@@ -48,6 +48,7 @@ from pase.planning.planner import (
 )
 from pase.solver import (
     CutShortError,
+    NothingFitsError,
     Solution,
     WarmStart,
     default_solver_memory_bytes,
@@ -504,11 +505,11 @@ class _Search:
         if narrowed.tables is not tables:
             limit = limit_of(narrowed, limit_bytes, options.optimiser)
         try:
-            found = search_within(
-                narrowed, limit, known=self._known(), is_constrained=bool(options.constraints), **self._limits
-            )
-        except (MemoryLimitError, CutShortError):
+            found = cheapest_within(narrowed.tables, limit, known=self._known(), **self._limits)
+        except (NothingFitsError, CutShortError) as error:
             if told is None:
                 return free, None
-            raise
+            if isinstance(error, CutShortError):
+                raise
+            raise nothing_fits(narrowed, limit, is_constrained=bool(options.constraints)) from None
         return self._in_tables(found.solution), limit_bytes

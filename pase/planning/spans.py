@@ -126,38 +126,51 @@ class Setting:
         return batch_of(self.graph, micro_batches, has_cuts=has_cuts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """The graph of a micro-batch, with cuts, and what it has under every scheme.
+    """The graph of a micro-batch, and what it has under every scheme.
 
-    at: before which layers it can be cut. kinds: [V] numbers, equal where all that a stage's answer depends on is.
-    fixed: layers that are not recomputed, so that runs of layers that are end there. hides: as `hiding_layers` has it.
+    Attributes:
+        graph: With fan-outs.
+        has_cuts: Whether it has those, too, that stages can be cut at.
     """
 
     graph: Graph
-    keeps: Keeping
-    at: tuple[int, ...]
-    kinds: tuple[int, ...]
-    fixed: frozenset[str]
-    hides: tuple[tuple[bool, bool], ...]
+    has_cuts: bool
+
+    @cached_property
+    def keeps(self) -> Keeping:
+        """What is saved for the backward pass."""
+        return keeping(self.graph)
+
+    @cached_property
+    def at(self) -> tuple[int, ...]:
+        """Before which layers it can be cut."""
+        return cuts(self.graph)
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """[V] numbers, equal where all that a stage's answer depends on is."""
+        return _kinds(self.graph, self.keeps)
+
+    @cached_property
+    def fixed(self) -> frozenset[str]:
+        """Layers that are not recomputed, so that runs of layers that are end there."""
+        # Without cuts a run ends with what the layers behind it read, which is kept in any case.
+        at = self.at if self.has_cuts else narrow_writers(self.graph)
+        return frozenset(self.graph.operators[v].name for v in _run_ends(self.kinds, at))
+
+    @cached_property
+    def hides(self) -> tuple[tuple[bool, bool], ...]:
+        """As `hiding_layers` has it."""
+        return hiding_layers(self.graph)
 
 
 @lru_cache(maxsize=32)
 def batch_of(whole: Graph, micro_batches: int, *, has_cuts: bool) -> Batch:
     """Return the graph of one of so many micro-batches, and what it has under every scheme."""
     graph = micro_batch(whole, micro_batches)
-    graph = with_cuts(graph) if has_cuts else with_fan_outs(graph)
-    keeps, at = keeping(graph), cuts(graph)
-    kinds = _kinds(graph, keeps)
-    return Batch(
-        graph=graph,
-        keeps=keeps,
-        at=at,
-        kinds=kinds,
-        # Without cuts a run ends with what the layers behind it read, which is kept in any case.
-        fixed=frozenset(graph.operators[v].name for v in _run_ends(kinds, at if has_cuts else narrow_writers(graph))),
-        hides=hiding_layers(graph),
-    )
+    return Batch(graph=with_cuts(graph) if has_cuts else with_fan_outs(graph), has_cuts=has_cuts)
 
 
 @lru_cache(maxsize=4)
@@ -167,24 +180,25 @@ def known_modes(setting: Setting, stages: int, micro_batches: int) -> KnownModes
     return KnownModes()
 
 
-def _told_apart(batch: Batch, only: Mapping[str, IndexArray], space: ModeSpace) -> Batch:
-    """Return a batch whose kinds tell apart layers that are left other configurations or modes."""
+def _told_apart(batch: Batch, only: Mapping[str, IndexArray], space: ModeSpace) -> tuple[int, ...]:
+    """Return the kinds of a batch's layers, told apart where layers are left other configurations or modes."""
     if not only and not space.layers:
-        return batch
+        return batch.kinds
     numbers: dict[Hashable, int] = {}
     kinds = []
     for operator, kind in zip(batch.graph.operators, batch.kinds, strict=True):
         left = only.get(operator.name)
         key = kind, space.of(operator.name), None if left is None else left.tobytes()
         kinds.append(numbers.setdefault(key, len(numbers)))
-    return replace(batch, kinds=tuple(kinds))
+    return tuple(kinds)
 
 
 @dataclass
 class Stages:
     """The stages of a scheme: what they are made of, and those that are solved by now.
 
-    only: the configurations of some layers that tables have. beyond: [V] of each layer, what the choices that they
+    kinds: [V] as `Batch` has them, told apart by constraints. only: the configurations of some layers that tables
+    have. beyond: [V] of each layer, what the choices that they
     leave out take, as in `StageProblem`; () where none is left out. pool: strategies of parts of stages. several:
     what is kept for several micro-batches, as `side_by_side` has it.
     """
@@ -192,6 +206,7 @@ class Stages:
     setting: Setting
     scheme: Scheme
     batch: Batch
+    kinds: tuple[int, ...]
     model: CostModel
     links: tuple[Link | None, ...]
     only: Mapping[str, IndexArray]
@@ -212,7 +227,8 @@ class Stages:
         return cls(
             setting=setting,
             scheme=scheme,
-            batch=_told_apart(batch, only, setting.space),
+            batch=batch,
+            kinds=_told_apart(batch, only, setting.space),
             model=cost_model(setting.cost_model, setting.machine, devices, batch.graph.precision),
             links=group_links(setting.machine, setting.num_devices, scheme.stages, scheme.chunks),
             only=only,
@@ -235,7 +251,7 @@ class Stages:
 
         Of each (first, beyond, which chunk of its group). With chunks places are between groups alone.
         """
-        scheme, ends = self.scheme, (0, *self.batch.at, len(self.batch.kinds))
+        scheme, ends = self.scheme, (0, *self.batch.at, len(self.kinds))
         between = tuple((first, beyond, 0) for first, beyond in pairwise(ends))
         if scheme.stages == 1:
             return (between,)
@@ -243,7 +259,7 @@ class Stages:
             return tuple((each,) for each in between)
         works = _works_s(self.setting, scheme.micro_batches)
         at = even_cuts(self.batch.at, works, scheme.stages * scheme.chunks)
-        chunks = list(pairwise((0, *at, len(self.batch.kinds))))
+        chunks = list(pairwise((0, *at, len(self.kinds))))
         return tuple(
             tuple(
                 (low, high, c)
@@ -320,7 +336,7 @@ class Stages:
         return [(own, number + c * self.scheme.stages) for c, own in enumerate(self.chunks(i, j))]
 
     def _chunk_key(self, first: int, beyond: int, number: int) -> Hashable:
-        kinds = self.batch.kinds
+        kinds = self.kinds
         return kinds[first:beyond], first == 0, beyond == len(kinds), self.links[number : number + 2]
 
     def is_solved(self, i: int, j: int, number: int) -> bool:
@@ -330,7 +346,7 @@ class Stages:
     def choices(self) -> tuple[list[LayerModes], list[LayerTraffic]]:
         """Return the choices of all layers, wherever they are, and their traffic: in a stage none takes less."""
         setting, batch = self.setting, self.batch
-        alike = [(kind, op.name in batch.fixed) for kind, op in zip(batch.kinds, batch.graph.operators, strict=True)]
+        alike = [(kind, op.name in batch.fixed) for kind, op in zip(self.kinds, batch.graph.operators, strict=True)]
         first = {key: v for v, key in reversed(list(enumerate(alike)))}
         which = {key: n for n, (key, _) in enumerate(sorted(first.items(), key=lambda item: item[1]))}
         layers, traffic = layer_choices(
@@ -365,7 +381,7 @@ class Stages:
 
     def segment(self, first: int, beyond: int) -> StageProblem:
         """Return the problem of layers wherever a stage begins and ends: it takes no more than they do there."""
-        kinds = self.batch.kinds
+        kinds = self.kinds
         key = kinds[first:beyond], first == 0, beyond == len(kinds)
         if key not in self.tables:
             self.tables[key] = self._problem(first, beyond, (None, None), self.batch.hides[first:beyond])
@@ -377,17 +393,14 @@ class Stages:
         beyond: int,
         links: Links,
         hides: Sequence[tuple[bool, bool]] | None,
-        *,
-        known: KnownModes | None = None,
-        is_whole: bool = False,
     ) -> StageProblem:
         batch = self.batch
         tables = mode_tables(
-            batch.graph if (first, beyond) == (0, len(batch.kinds)) else stage(batch.graph, first, beyond),
+            batch.graph if (first, beyond) == (0, len(self.kinds)) else stage(batch.graph, first, beyond),
             self.devices,
             self.model,
             self.setting.space,
-            known=known or self.known,
+            known=self.known,
             keeps=self.keeps,
             fixed=batch.fixed,
             optimiser=self.setting.optimiser,
@@ -395,7 +408,6 @@ class Stages:
             only=self.only,
             hides=hides,
             micro_batches=self.scheme.micro_batches,
-            is_whole=is_whole,
             allowance=Allowance(deadline_s=self.setting.deadline_s),
         )
         return StageProblem(
@@ -406,16 +418,6 @@ class Stages:
             beyond=self.beyond[first:beyond],
             deadline_s=self.setting.deadline_s,
         )
-
-    def whole(self) -> tuple[StageProblem, StepMemory]:
-        """Return the problem of a scheme of one stage, and what its choices have in memory.
-
-        Within a limit it has choices that others beat in all sums, too: their peaks may be lower.
-        """
-        is_whole = self.setting.limit_bytes < inf
-        problem = self._problem(0, len(self.batch.kinds), (None, None), None, known=KnownModes(), is_whole=is_whole)
-        problem = replace(problem, in_flight=self.in_flight(0)[0])
-        return problem, self.memory(problem)
 
     def memory(self, problem: StageProblem) -> StepMemory:
         """Return what the choices of a stage have in memory."""
@@ -845,7 +847,5 @@ def _allowed(constraints: Constraints, graph: Graph, devices: int) -> dict[str, 
     """Return the configurations of the layers that constraints are about."""
     left = allowed(constraints, graph, devices)
     if left.ties:
-        raise ConfigurationError(
-            "layers cannot be tied, nor all be on one mesh, beside micro-batches, stages or modes: pin them instead"
-        )
-    return {op.name: left.configurations(graph, op) for op in graph.operators if left.of[op.name]}
+        raise ConfigurationError("layers cannot be tied, nor all be on one mesh, over several stages: pin them instead")
+    return left.mapping(graph)

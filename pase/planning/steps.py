@@ -103,6 +103,8 @@ def layer_plans(
         kept_bytes: [V] what each layer has in memory at the peak; 0 by default.
     """
     graph, m = tables.graph, micro_batches
+    has_modes = any(tables.layers[v].state[c] or tables.layers[v].again[c] for v, c in enumerate(choice))
+    overlaps = tables.hides and m == 1 and not has_modes
     into: list[list[int]] = [[] for _ in choice]
     for number, (_, v) in enumerate(tables.ends):
         into[v].append(number)
@@ -136,8 +138,11 @@ def layer_plans(
                 communication_cost=total - compute,
                 memory_bytes=kept_bytes[v] if kept_bytes else 0,
                 transfers=tuple(transfers),
-                hideable_cost=streamed + summed + shared_cost if tables.hides else None,
-                cover_cost=float(own.cover[c]) if tables.hides else None,
+                # Of a step in parts what overlaps is no sum over layers.
+                hideable_cost=streamed + summed + shared_cost if overlaps else None,
+                cover_cost=float(own.cover[c]) if overlaps else None,
+                state=STATES[modes.state[c]],
+                is_recomputed=bool(modes.again[c]),
             )
         )
     return layers
@@ -483,6 +488,7 @@ class Step:
                         transfers=(*own.transfers, *handed),
                         hideable_cost=None,
                         cover_cost=None,
+                        # As it was chosen: with one device for each part no state differs from another.
                         state=layer.state,
                         is_recomputed=layer.is_recomputed,
                         stage=layer.stage,

@@ -11,7 +11,7 @@ import pase
 from pase.costs import build
 from pase.errors import SolverError
 from pase.graph import Graph
-from pase.planning import memory_limit, one_stage, pipelines, planner, spans, stage_problem
+from pase.planning import memory_limit, pipelines, planner, spans, stage_problem
 from pase.planning.plan import Plan
 from pase.solver import constrained, overlap, solution
 from pase.solver import search as solver_search
@@ -39,7 +39,7 @@ class Clock:
 
 
 def _use(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
-    for module in (build, constrained, memory_limit, one_stage, overlap, pipelines, planner, spans, stage_problem):
+    for module in (build, constrained, memory_limit, overlap, pipelines, planner, spans, stage_problem):
         monkeypatch.setattr(module, "perf_counter", clock)
     for module in (solver_search, solution):
         monkeypatch.setattr(module.time, "perf_counter", clock)
