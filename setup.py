@@ -103,7 +103,7 @@ setup(
     ],
     # Only what was tried.
     python_requires=">=3.11,<3.14",
-    install_requires=["click>=8.1", "numpy>=2.0", "rich>=13.7"],
+    install_requires=["click>=8.1", "msgspec>=0.20", "numpy>=2.0", "rich>=13.7"],
     extras_require=EXTRAS,
     packages=PACKAGES,
     package_dir=PACKAGE_DIR,

@@ -13,7 +13,15 @@ from sys import float_info
 
 import pytest
 
-from pase.common.documents import MAX_DOCUMENT_BYTES, MAX_TOML_BYTES, Field, read_text, toml_field, write_atomically
+from pase.common.documents import (
+    MAX_DOCUMENT_BYTES,
+    MAX_TOML_BYTES,
+    Field,
+    Source,
+    read_text,
+    toml_document,
+    write_atomically,
+)
 from pase.errors import PlanError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -225,7 +233,7 @@ def test_what_has_no_end_is_no_document(tmp_path: Path) -> None:
         with pytest.raises(PlanError, match=f"^the file cannot be read: {reason}$"):
             read_text(path, PlanError, "the file")
     with pytest.raises(PlanError, match=r"^the file has 2,097,153 characters of TOML; at most 2,097,152 are read$"):
-        toml_field("#" * (MAX_TOML_BYTES + 1), PlanError, "the file")
+        toml_document("#" * (MAX_TOML_BYTES + 1), Source(PlanError, "the file"))
 
 
 def test_permissions_are_kept(tmp_path: Path) -> None:

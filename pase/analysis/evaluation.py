@@ -20,13 +20,15 @@ from dataclasses import dataclass, replace
 from math import inf, isclose
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypedDict, Unpack
+from typing import Annotated, Any, TypedDict, Unpack
+
+from msgspec import UNSET, UnsetType
 
 from pase._version import __version__
 from pase.analysis.baselines.registry import BASELINES, baseline_of
 from pase.analysis.explanation.constrained_search import Improvement, improvement, nearest
-from pase.common.codecs import choice
-from pase.common.documents import Field, StrPath, read_text, toml_field
+from pase.common.documents import Source, StrPath, read_text, toml_document
+from pase.common.structs import choice, read
 from pase.common.words import short
 from pase.costs import DEFAULT_OPTIMISER, STATES, Allowance, Problem, TimeUpError, cost_model
 from pase.costs.modes import ModeSpace
@@ -37,9 +39,9 @@ from pase.graph.parts import micro_batch, with_fan_outs_of
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
 from pase.planning.constraints import (
-    CONSTRAINTS,
     Constraint,
     Constraints,
+    ConstraintsDocument,
     DevicesOf,
     Pin,
     allowed,
@@ -449,7 +451,7 @@ def strategy_of(given: object) -> Strategy:
     """Return the strategy that a caller gives: a name, a plan, the path of a file, or a dict as files hold.
 
     Raises:
-        ConfigurationError: what is none of these, or wrong in a file, by its field and, in TOML, its line.
+        ConfigurationError: what is none of these, or wrong in a file, by its field.
         PlanError: a plan's file that is not whole, or not consistent.
     """
     if isinstance(given, Strategy):
@@ -458,7 +460,7 @@ def strategy_of(given: object) -> Strategy:
         return Strategy(rest=given, where=f"the plan of {short(given.graph.name)!r}")
     if isinstance(given, Mapping):
         said = {key: given[key] for key in ("start", "rest") if key in given}
-        found = _from_document(Field(said, "", ConfigurationError, "strategy"), Path())
+        found = _from_document(said, Source(ConfigurationError, "strategy"), Path())
         return replace(found, constraints=constraints_of({key: given[key] for key in given if key not in said}))
     if isinstance(given, str) and _is_scheme(given):
         return Strategy(rest=given, where=f"strategy {given!r}")
@@ -487,39 +489,41 @@ def _is_scheme(name: str) -> bool:
 
 
 def _from_file(path: Path) -> Strategy:
-    source = f"strategy file {path}"
-    text = read_text(path, ConfigurationError, source)
-    if path.suffix.lower() == ".json" or text.lstrip().startswith("{"):
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ConfigurationError(f"{source} is not complete JSON ({error}); it may be truncated") from None
-        if isinstance(document, dict) and "schema_version" in document:
-            where = f"plan file {path}"
-            return Strategy(rest=plan_from_document(Field(document, "", PlanError, where)), where=where)
-        field = Field(document, "", ConfigurationError, source)
-    else:
-        field = toml_field(text, ConfigurationError, source)
-    return _from_document(field, path.parent)
+    source = Source(ConfigurationError, f"strategy file {path}")
+    text = read_text(path, source.error, source.name)
+    if path.suffix.lower() != ".json" and not text.lstrip().startswith("{"):
+        return _from_document(toml_document(text, source), source, path.parent)
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{source.name} is not complete JSON ({error}); it may be truncated") from None
+    if isinstance(document, dict) and "schema_version" in document:
+        where = Source(PlanError, f"plan file {path}")
+        return Strategy(rest=plan_from_document(document, where), where=where.name)
+    return _from_document(document, source, path.parent)
 
 
-def _from_document(document: Field, folder: Path) -> Strategy:
-    members, known = dict(document.members()), CONSTRAINTS.definitions["constraints"]["properties"]
-    start, rest = members.pop("start", None), members.pop("rest", None)
-    for key, member in members.items():
-        if key not in known:
-            raise member.fail(f"is no part of a strategy; expected start, rest, {', '.join(known)}")
+class StrategyDocument(ConstraintsDocument, forbid_unknown_fields=True):
+    """A strategy: what is pinned, and what layers have that no pin is about."""
+
+    start: str | UnsetType = UNSET
+    """Name of a scheme, or a plan's file."""
+    rest: Annotated[str, choice((OPTIMAL, DATA_PARALLEL))] | UnsetType = UNSET
+    """What other layers have."""
+
+
+def _from_document(given: object, source: Source, folder: Path) -> Strategy:
+    document = read(StrategyDocument, given, source)
+    start, rest = document.start, document.rest
     if start and rest:
-        raise start.fail("says what layers have that no pin is about, and so does rest; give one of them")
-    given = {key: member.value for key, member in members.items()}
-    found = Strategy(constraints=CONSTRAINTS.read(replace(document, value=given)), where=document.source)
-    if start:
-        name = start.text()
-        if _is_scheme(name):
-            return replace(found, rest=name, where=str(start.fail(repr(name))))
-        begun = _from_file(folder / name) if (folder / name).is_file() else None
-        if begun is None or begun.plan is None or begun.constraints:
-            what = "it is no plan" if begun else unknown_name("scheme", name, _SCHEMES)
-            raise start.fail(f"is {name!r}; expected a scheme or a plan's file: {what}")
-        return replace(found, rest=begun.rest, where=begun.where)
-    return replace(found, rest=choice((OPTIMAL, DATA_PARALLEL)).read(rest)) if rest else found
+        raise source.fail("start", "says what layers have that no pin is about, and so does rest; give one of them")
+    found = Strategy(constraints=document.constraints(f"{source.name}: "), where=source.name)
+    if not start:
+        return replace(found, rest=rest) if rest else found
+    if _is_scheme(start):
+        return replace(found, rest=start, where=f"{source.name}: start {start!r}")
+    begun = _from_file(folder / start) if (folder / start).is_file() else None
+    if begun is None or begun.plan is None or begun.constraints:
+        what = "it is no plan" if begun else unknown_name("scheme", start, _SCHEMES)
+        raise source.fail("start", f"is {start!r}; expected a scheme or a plan's file: {what}")
+    return replace(found, rest=begun.rest, where=begun.where)

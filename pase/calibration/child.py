@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +18,6 @@ import click
 
 from pase.calibration.measured import (
     EFFORTS,
-    SAMPLES,
     Convolution,
     Effort,
     Rate,
@@ -55,7 +55,7 @@ def main() -> None:
         samples = _measured(device_choice(values), values["devices"], EFFORTS[values["effort"]])
     except PaseError as error:
         sys.exit(f"error: {error}")
-    _report({"event": "measured", "samples": SAMPLES.write(samples)})
+    _report({"event": "measured", "samples": asdict(samples)})
 
 
 def _measured(choice: DeviceChoice, num_devices: int | None, effort: Effort) -> Samples:

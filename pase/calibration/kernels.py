@@ -25,7 +25,7 @@ from pase.costs.kernels import (
 )
 from pase.errors import CalibrationError
 from pase.machine import Device, Kernels, KernelSample, Level, Machine
-from pase.machine.files import KERNELS
+from pase.machine.machine import KERNELS
 from pase.planning.planner import Progress
 
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pase.common.codecs import POSITIVE, TEXT, array, number, record, table
-from pase.common.documents import Field
+from pase.common.documents import Source
+from pase.common.structs import AboveZero, Positive, read
 from pase.common.words import binary
 from pase.costs.collectives import Link, hierarchical_all_reduce
 from pase.errors import CalibrationError, ProgramError
@@ -107,8 +107,8 @@ class Rate:
     """A kernel: its shape in words, FLOP or bytes of one device, and how long that took."""
 
     shape: str
-    amount: float
-    time_s: float
+    amount: AboveZero
+    time_s: AboveZero
 
     @property
     def per_s(self) -> float:
@@ -120,8 +120,8 @@ class Rate:
 class TransferSample:
     """A copy to the next device, or an all-reduce among all: bytes of each device, and how long it took."""
 
-    size_bytes: int
-    time_s: float
+    size_bytes: Positive
+    time_s: AboveZero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,31 +133,14 @@ class Samples:
 
     kind: str
     device_name: str
-    num_devices: int
-    memory_bytes: int
+    num_devices: Positive
+    memory_bytes: Positive
     tensorflow_version: str
     matmul: Mapping[str, tuple[Rate, ...]]
     convolution: Mapping[str, tuple[Rate, ...]]
     stream: tuple[Rate, ...]
     copies: tuple[TransferSample, ...]
     all_reduces: tuple[TransferSample, ...]
-
-
-_RATES = array(record(Rate, shape=TEXT, amount=number(above=0), time_s=number(above=0)))
-_TRANSFERS = array(record(TransferSample, size_bytes=POSITIVE, time_s=number(above=0)))
-SAMPLES = record(
-    Samples,
-    kind=TEXT,
-    device_name=TEXT,
-    num_devices=POSITIVE,
-    memory_bytes=POSITIVE,
-    tensorflow_version=TEXT,
-    matmul=table(_RATES),
-    convolution=table(_RATES),
-    stream=_RATES,
-    copies=_TRANSFERS,
-    all_reduces=_TRANSFERS,
-)
 
 
 _LEAST_SHARE = 1e-6
@@ -262,7 +245,7 @@ def calibrate(
                     if on_progress:
                         on_progress(what, float(fraction))
                 case {"event": "measured", "samples": found}:
-                    samples = SAMPLES.read(Field(found, "", CalibrationError, "what was measured"))
+                    samples = read(Samples, found, Source(CalibrationError, "what was measured"))
     except ProgramError as error:
         raise CalibrationError(f"the machine was not measured: {error}") from None
     if samples is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from pase.calibration.measured import SAMPLES, MeasuredMachine, Samples, calibrate, measured_machine
+from pase.calibration.measured import MeasuredMachine, Samples, calibrate, measured_machine
 from pase.cli.options import flag, json_option, output_option
 from pase.cli.output import print_facts, print_json, print_table, say, warn
 from pase.cli.progress import progress
@@ -22,7 +22,7 @@ from pase.common.options import WholeNumber, option
 from pase.common.words import binary, duration, quantity
 from pase.errors import CalibrationError, missing_extra
 from pase.machine import Kernels, Machine, load_machine, machine_document, machine_text
-from pase.machine.files import KERNELS
+from pase.machine.machine import KERNELS
 from pase.targets.training.options import GPU, KINDS, device_choice, device_options
 
 
@@ -115,7 +115,7 @@ def _document(measured: MeasuredMachine, samples: Samples, time_s: float) -> dic
             {**asdict(prediction), "relative_error": prediction.relative_error} for prediction in measured.all_reduces
         ],
         "all_reduce_error": measured.all_reduce_error,
-        "samples": SAMPLES.write(samples),
+        "samples": asdict(samples),
         "time_s": time_s,
     }
 

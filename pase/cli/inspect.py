@@ -25,8 +25,7 @@ from pase.graph import Graph, Operator
 from pase.importers import is_builtin, load
 from pase.importers.frameworks import ImportedModel, import_model
 from pase.machine import Kernels, Machine, load_machine, machine_document, machine_schema, preset_names
-from pase.machine.files import KERNELS
-from pase.machine.machine import BY_LEVEL
+from pase.machine.machine import BY_LEVEL, KERNELS
 from pase.models import MODELS
 from pase.views.drawing.plans import extents_text
 

@@ -11,6 +11,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
+from pase.common.structs import Positive, Whole
 from pase.common.words import short
 from pase.errors import GraphError, unknown_name
 from pase.graph.sources import TYPES, source_call
@@ -174,26 +175,29 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """A tensor that is not trained: kept statistics, positions, a mask.
-
-    dims: of the body, [rank]. is_given: it is computed of inputs of the model, so that it is another one in every step.
-    """
+    """A tensor that is not trained: statistics, positions, a mask."""
 
     name: str
+    """Its name within the layer."""
     dims: tuple[str, ...]
+    """[rank] Its dims, of the iteration space or inner."""
     is_given: bool = False
+    """Whether it is computed of inputs of the model in every step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Borrowed:
     """Whole numbers that another layer computes, of which every device takes all: the experts that tokens go to.
 
-    layer, output: that write them. Its dims are the inner ones that name it.
+    Its dims are the inner ones that name it.
     """
 
     name: str
+    """Its name within the layer."""
     layer: str
-    output: int
+    """The layer that writes it."""
+    output: Whole
+    """Position among what that layer writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,20 +215,26 @@ class InnerDim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInput:
-    """An input of the model that a read takes. read: its position; shape: of the whole input as the model has it."""
+    """An input of the model that a layer reads."""
 
-    read: int
+    read: Whole
+    """Position among the reads, from 0."""
     name: str
-    shape: tuple[int, ...]
+    """Name of the input."""
+    shape: tuple[Positive, ...]
+    """Shape of the whole input as the model has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOutput:
-    """An output of the model. dims: order in which the points of the result are its elements; shape: its own."""
+    """An output of the model."""
 
     name: str
+    """Name of the output."""
     dims: tuple[str, ...]
-    shape: tuple[int, ...]
+    """Order in which the points of the result are its elements."""
+    shape: tuple[Positive, ...]
+    """Shape of the output as the model has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,40 +1,21 @@
 """A graph as a JSON document, and back; reading checks every field and the whole graph."""
 
-from dataclasses import replace
-from math import isfinite
-from operator import attrgetter
-from sys import float_info
-from typing import Any
+from math import isinf
+from typing import Annotated, Any, Literal, Self
 
-from pase.common.codecs import (
-    FLAG,
-    NULL,
-    NUMBER,
-    POSITIVE,
-    SCALAR,
-    TEXT,
-    WHOLE,
-    Codec,
-    array,
-    choice,
-    constant,
-    defined,
-    record,
-    row,
-    table,
-    union,
-    wholes,
-    wrapped,
-)
-from pase.common.documents import Field
+from msgspec import UNSET, Meta, UnsetType, field
+
+from pase.common.documents import Source
+from pase.common.structs import Document, Finite, Integer, Number, Positive, Whole, read, value_of
 from pase.errors import GraphError
-from pase.graph.body import Body, Borrowed, Constant, InnerDim, ModelInput, ModelOutput, Operand, Step
+from pase.graph.body import Body, Borrowed, Constant, InnerDim, ModelInput, ModelOutput, Step
 from pase.graph.graph import Edge, Graph
 from pase.graph.operator import (
     Access,
     AllReduce,
     AllToAll,
     Dim,
+    Exchange,
     Handoff,
     Intermediate,
     Operator,
@@ -45,197 +26,418 @@ from pase.graph.operator import (
     Window,
     Work,
 )
-from pase.graph.precision import OF_ITEMSIZE, Precision
+from pase.graph.precision import OF_ITEMSIZE
 from pase.graph.verify import verify
 
 _RECIPE = "forward"
 """The attribute in which plans held what layers compute before they had bodies."""
 
-
-def _attributes(document: Field) -> tuple[tuple[str, Any], ...]:
-    if isinstance(document.value, dict) and _RECIPE in document.value:
-        raise document.fail(
-            f"has {_RECIPE!r}: the plan is an older version's, which told as text what layers compute; search again"
-        )
-    return SCALARS.read(document)
-
-
-def _operand(document: Field) -> Operand:
-    match document.value:
-        case {"number": "inf" | "-inf" as infinity}:
-            return float(infinity)
-        case str():
-            return document.text()
-        case bool():
-            pass
-        case int() | float() as found if abs(found) <= float_info.max:
-            return float(found)
-    raise document.fail("is no operand; expected the name of a tensor, or a number")
-
-
-def _operand_document(operand: Operand) -> Any:
-    # JSON has no infinity.
-    return operand if isinstance(operand, str) or isfinite(operand) else {"number": str(float(operand))}
-
-
 # -- tensors
 
-SCALARS = defined("scalars", "Named values", table(SCALAR)).mapped(lambda found: tuple(found.items()), dict)
-DIMS = defined("dims", "Iteration space", table(POSITIVE, minProperties=1))
-_NAMES = defined("names", "Names of dims", array(TEXT))
-_SHAPE = defined("shape", "Shape", wholes(1))
-_PART = wrapped("part", record(SliceOf, dim=TEXT, offset=WHOLE, extent=POSITIVE))
-_WINDOW = wrapped(
-    "window",
-    record(Window, out=TEXT, kernel=TEXT, stride=POSITIVE, dilation=POSITIVE, pad=WHOLE, beyond=WHOLE.optional(0)),
-)
-_AXIS = union(
-    "axis", "a dim, a list of dims, null, or an object with 'window' or 'part'", NULL, TEXT, _NAMES, _WINDOW, _PART
-)
-_AXES = defined("axes", "Axes", array(_AXIS))
-_ACCESS_RECORD = record(
-    Access,
-    tensor=TEXT,
-    shape=_SHAPE,
-    axes=_AXES.of("index_map"),
-    role=choice(Role, Role),
-    partial_over=_NAMES.optional(None),
-    shared=TEXT.optional(""),
-    is_trained=FLAG.optional(True),
-    batch=row("blocks and examples", POSITIVE, POSITIVE).optional(None),
-)
-_ACCESS = defined("access", "Access", _ACCESS_RECORD)
-_INTERMEDIATE = record(Intermediate, tensor=TEXT, shape=_SHAPE, axes=_AXES.of("index_map"), kept=WHOLE, working=WHOLE)
+Scalar = Annotated[str | Integer | Finite | bool, Meta(title="text, a number, or true or false")]
+Scalars = dict[str, Scalar]
+Dims = Annotated[dict[str, Positive], Meta(min_length=1)]
+Names = tuple[str, ...]
+Shape = tuple[Positive, ...]
 
 
-def _exchange(of: type[Any], pattern: str, **own: Codec[Any]) -> Codec[Any]:
-    back = WHOLE.optional(0, beside="gradient_of")
-    common = {"pattern": constant(pattern), "tensor": TEXT, "shape": _SHAPE, "times": POSITIVE, "backward_times": back}
-    return record(of, **common, gradient_of=wholes().optional(()), **own)
+class PartDocument(Document):
+    """An object for a piece of an iteration dim."""
+
+    makes = SliceOf
+
+    part: SliceOf
+    """The points from offset on, as many as extent says."""
+
+    @classmethod
+    def of(cls, value: SliceOf, **others: Any) -> Self:
+        return cls(part=value, **others)
+
+    def value(self, **others: Any) -> SliceOf:
+        return self.part
 
 
-_EXCHANGE = union(
-    "exchange",
-    "one of all_reduce, relayout, handoff, all_to_all",
-    _exchange(AllReduce, "all_reduce", axes=_AXES.of("index_map"), over=_NAMES),
-    _exchange(Relayout, "relayout", written=_AXES.of("index_map"), read=_AXES, is_ring=FLAG.optional(False)),
-    _exchange(Handoff, "handoff", axes=_AXES.of("index_map"), across=TEXT),
-    _exchange(
-        AllToAll,
-        "all_to_all",
-        axes=_AXES.of("index_map"),
-        over=_NAMES,
-        copies=POSITIVE.optional(1),
-        excess=NUMBER.mapped(float, float).optional(None),
-    ),
-    tag="pattern",
-)
-_WORK = record(
-    Work,
-    dims=array(union("dim of work", "a dim, or an object with 'part'", TEXT, _PART)),
-    # As a float even where it was written as a whole number: equal graphs have equal documents.
-    flop_per_point=NUMBER.mapped(float, float),
-    inputs=array(union("input of work", "the position of a read, or an array of them", WHOLE, wholes())),
-    contraction=FLAG,
-)
+class WindowDocument(Document):
+    """A sliding window: output o and kernel point k read element o · stride + k · dilation - pad."""
+
+    makes = Window
+
+    out: str
+    """Iteration dim of the outputs."""
+    kernel: str
+    """Iteration dim of the kernel."""
+    stride: Positive
+    """Elements from one output to the next."""
+    dilation: Positive
+    """Elements from one kernel point to the next."""
+    pad: Whole
+    """Number of zeros before the first element."""
+    beyond: Whole = 0
+    """How many zeros after the last element a window may begin at; 0 without this."""
+
+
+class AxisDocument(Document):
+    """An object for a sliding window or a piece of an iteration dim."""
+
+    makes = Window
+
+    window: WindowDocument | UnsetType = UNSET
+    """A sliding window."""
+    part: SliceOf | UnsetType = UNSET
+    """The points from offset on, as many as extent says."""
+
+    def __post_init__(self) -> None:
+        if (self.window is UNSET) == (self.part is UNSET):
+            raise ValueError("is no axis; expected an object with 'window' or 'part'")
+
+    @classmethod
+    def of(cls, value: Window, **others: Any) -> Self:
+        return cls(window=WindowDocument.of(value), **others)
+
+    def value(self, **others: Any) -> Any:
+        return value_of(self.window or self.part)
+
+
+Axes = tuple[
+    Annotated[
+        str | Names | AxisDocument | None,
+        Meta(title="a dim, a list of dims, null, or an object with 'window' or 'part'"),
+    ],
+    ...,
+]
+
+
+class AccessDocument(Document):
+    """One tensor that an operator reads or writes."""
+
+    makes = Access
+
+    tensor: str
+    """Its name within the operator."""
+    shape: Shape
+    """Number of elements along each dim of the whole tensor."""
+    index_map: Axes = field(name="axes")
+    """How each dim of the tensor is indexed, as many as shape has."""
+    role: Role
+    """What the tensor is to the operator."""
+    partial_over: Names | UnsetType = UNSET
+    """Dims whose split leaves partial sums of the tensor, or of a read's gradient; without it, every dim that the
+    access lacks."""
+    shared: str = ""
+    """Name of a parameter that several operators use."""
+    is_trained: bool = True
+    """Whether training changes the parameter; false for one that is frozen."""
+    batch: Annotated[tuple[Positive, Positive], Meta(title="blocks and examples")] | UnsetType = UNSET
+    """Where the batch lies in data that the network is given: row-major blocks, and examples in each."""
+
+
+class IntermediateDocument(Document):
+    """A tensor that a layer makes for itself."""
+
+    makes = Intermediate
+
+    tensor: str
+    """Its name within the operator."""
+    shape: Shape
+    """Number of elements along each dim of the whole tensor."""
+    index_map: Axes = field(name="axes")
+    """How each dim of the tensor is indexed, as many as shape has."""
+    kept: Whole
+    """How many of it are kept for the backward pass."""
+    working: Whole
+    """How many more there are at once while the layer works."""
+
+
+class ExchangeDocument(Document, tag_field="pattern", kw_only=True):
+    """Communication inside an operator."""
+
+    tensor: str
+    """Name of the tensor."""
+    shape: Shape
+    """Number of elements along each dim."""
+    times: Positive
+    """How often in one training step, forward and backward together."""
+    backward_times: Whole | UnsetType = UNSET
+    """How many of these take place only where one of the reads in gradient_of has a gradient; 0 without this."""
+    gradient_of: tuple[Whole, ...] = ()
+    """Reads, by position, of whose gradients it is a part."""
+    index_map: Axes = field(name="axes")
+    """How each dim of the tensor is indexed."""
+
+    @classmethod
+    def of(cls, value: Exchange, **others: Any) -> Self:
+        return super().of(value, backward_times=value.backward_times if value.gradient_of else UNSET, **others)
+
+
+class AllReduceDocument(ExchangeDocument, tag="all_reduce", kw_only=True):
+    """A tensor that is reduced inside the operator."""
+
+    makes = AllReduce
+
+    over: Names
+    """Dims whose split makes the exchange necessary."""
+
+
+class RelayoutDocument(ExchangeDocument, tag="relayout", kw_only=True):
+    """A tensor that is written in one layout and read back in another."""
+
+    makes = Relayout
+
+    index_map: Axes = field(name="written")
+    """How each dim is indexed where the tensor is written."""
+    read: Axes
+    """How each dim is indexed where the tensor is read."""
+    is_ring: bool = False
+    """Whether parts go round from each device to the next, beside the computation; false without this."""
+
+
+class HandoffDocument(ExchangeDocument, tag="handoff", kw_only=True):
+    """A tensor that goes to the next part along a split dim."""
+
+    makes = Handoff
+
+    across: str
+    """The dim whose parts hand it on."""
+
+
+class AllToAllDocument(ExchangeDocument, tag="all_to_all", kw_only=True):
+    """Rows that go to the devices that data tell."""
+
+    makes = AllToAll
+
+    over: Names
+    """Dims whose split makes the exchange necessary."""
+    copies: Positive = 1
+    """How many of the rows may be of one, which a device is sent once; 1 without this."""
+    excess: Number | UnsetType = UNSET
+    """What the devices with most rows have beyond an equal share, as a part of it; without this, rows come in any
+    order."""
+
+
+class WorkDocument(Document):
+    """Work that is done once for each point of some iteration dims."""
+
+    makes = Work
+
+    dims: tuple[Annotated[str | PartDocument, Meta(title="a dim, or an object with 'part'")], ...]
+    """The dims that it runs over."""
+    flop_per_point: Number
+    """FLOP of the forward pass for each point."""
+    inputs: tuple[Annotated[Whole | tuple[Whole, ...], Meta(title="the position of a read, or an array of them")], ...]
+    """For each number that it works on, the read or the reads that it comes of: where one of them has a gradient, the
+    work costs as much again in the backward pass."""
+    contraction: bool
+    """Whether it multiplies and adds, rather than works element by element."""
+
+    @classmethod
+    def of(cls, value: Work, **others: Any) -> Self:
+        # As a float even where it was written as a whole number: equal graphs have equal documents.
+        return super().of(value, flop_per_point=float(value.flop_per_point), **others)
+
 
 # -- what operators compute
 
-_OPERAND = Codec(read=_operand, write=_operand_document, schema={"type": ["string", "number", "object"]})
-_OPTION: Codec[Any] = Codec(
-    read=lambda document: document.integers() if isinstance(document.value, list) else document.scalar(),
-    write=lambda value: list(value) if isinstance(value, tuple) else value,
-    schema={"type": [*SCALAR.schema["type"], "array"], "items": WHOLE.schema},
-)
-_STEP = record(
-    Step,
-    result=TEXT,
-    function=TEXT,
-    operands=array(_OPERAND),
-    dims=array(TEXT).optional(()),
-    options=table(_OPTION).mapped(lambda found: tuple(found.items()), dict).optional(()),
-)
-_INNER_DIM = record(
-    InnerDim, name=TEXT, extent=POSITIVE, tensor=TEXT.optional(""), axis=WHOLE.optional(0, beside="tensor")
-)
-_CONSTANT = record(Constant, name=TEXT, dims=array(TEXT), is_given=FLAG.optional(False))
-_OF_BODY: dict[str, Codec[Any]] = {
-    "steps": array(_STEP),
-    "constants": array(_CONSTANT).optional(()),
-    "inputs": array(record(ModelInput, read=WHOLE, name=TEXT, shape=_SHAPE)).optional(()),
-    "outputs": array(record(ModelOutput, name=TEXT, dims=array(TEXT), shape=_SHAPE)).optional(()),
-    "inner": array(_INNER_DIM).optional(()),
-    "problem": TEXT.optional(""),
-    "untrained": TEXT.optional(""),
-    "others": array(TEXT).optional(()),
-    "borrowed": array(record(Borrowed, name=TEXT, layer=TEXT, output=WHOLE)).optional(()),
-}
-_BODY = record(Body, **_OF_BODY, own=defined("own_body", "Own body", record(Body, **_OF_BODY)).optional(None))
+
+class InfinityDocument(Document):
+    """A number that is infinite, which JSON has not."""
+
+    number: Literal["inf", "-inf"]
+    """Its sign."""
+
+    @classmethod
+    def of(cls, value: float, **others: Any) -> Self:
+        return cls(number="inf" if value > 0 else "-inf", **others)
+
+    def value(self, **others: Any) -> float:
+        return float(self.number)
+
+
+Operand = Annotated[str | Finite | InfinityDocument, Meta(title="the name of a tensor, or a number")]
+Option = Annotated[str | Integer | Finite | bool | tuple[Whole, ...], Meta(title="text, a number, or true or false")]
+
+
+class StepDocument(Document):
+    """One tensor that is computed."""
+
+    makes = Step
+
+    result: str
+    """Its name within the layer."""
+    function: str
+    """What computes it."""
+    operands: tuple[Operand, ...]
+    """Tensors by name, and numbers; one that is infinite as an object."""
+    dims: Names = ()
+    """Iteration dims that the function is over, or that the result has."""
+    options: dict[str, Option] = field(default_factory=dict)
+    """What the function is given besides."""
+
+    @classmethod
+    def of(cls, value: Step, **others: Any) -> Self:
+        operands = (InfinityDocument.of(x) if isinstance(x, float) and isinf(x) else x for x in value.operands)
+        return super().of(value, operands=tuple(operands), options=dict(value.options), **others)
+
+    def value(self, **others: Any) -> Any:
+        return super().value(options=tuple(self.options.items()), **others)
+
+
+class InnerDimDocument(Document):
+    """A dim of a body that is none of the iteration space."""
+
+    makes = InnerDim
+
+    name: str
+    """Its name within the layer."""
+    extent: Positive
+    """Number of points."""
+    tensor: str = ""
+    """The weight whose dim it is, of which every device holds all."""
+    axis: Whole | UnsetType = UNSET
+    """Which dim of it."""
+
+    @classmethod
+    def of(cls, value: InnerDim, **others: Any) -> Self:
+        return super().of(value, axis=value.axis if value.tensor else UNSET, **others)
+
+
+class OwnBodyDocument(Document):
+    """What a layer computes, step by step; the last step is what it writes."""
+
+    makes = Body
+
+    steps: tuple[StepDocument, ...]
+    """Tensors in the order in which they are computed."""
+    constants: tuple[Constant, ...] = ()
+    """Tensors that are not trained."""
+    inputs: tuple[ModelInput, ...] = ()
+    """Inputs of the model that the layer reads."""
+    outputs: tuple[ModelOutput, ...] = ()
+    """Outputs of the model that the layer computes."""
+    inner: tuple[InnerDimDocument, ...] = ()
+    """Dims that steps name besides the iteration space's; no split reaches them."""
+    problem: str = ""
+    """Why it cannot be told as steps."""
+    untrained: str = ""
+    """Why its steps are not those of a network that is trained."""
+    others: Names = ()
+    """Results that the layer writes besides, in the order of its writes; empty where one is not told."""
+    borrowed: tuple[Borrowed, ...] = ()
+    """Whole numbers that other layers write, of which every device takes all."""
+
+
+class BodyDocument(OwnBodyDocument):
+    """What a layer computes, step by step; the last step is what it writes."""
+
+    makes = Body
+
+    own: OwnBodyDocument | UnsetType = UNSET
+    """What only the framework that the model is of computes, or computes otherwise."""
+
 
 # -- graphs
 
-_OPERATOR = record(
-    Operator,
-    name=TEXT,
-    kind=TEXT,
-    dims=DIMS.mapped(
-        lambda found: tuple(Dim(*item) for item in found.items()), lambda dims: {dim.name: dim.extent for dim in dims}
-    ),
-    reads=array(_ACCESS),
-    writes=array(_ACCESS, minItems=1),
-    work=array(_WORK).optional(()),
-    unsplittable=_NAMES.optional(()),
-    exchanges=array(defined("exchange", "Exchange", _EXCHANGE)).optional(()),
-    pipeline=record(Pipeline, stage=TEXT, sequence=TEXT).optional(None),
-    intermediates=array(_INTERMEDIATE).optional(()),
-    body=defined("body", "Body", _BODY).optional(None),
-    attributes=replace(SCALARS, read=_attributes).optional(()),
-)
-_EDGE = row("producer, output, consumer, input", TEXT, WHOLE, TEXT, WHOLE).mapped(
-    lambda ends: Edge(producer=ends[0], output=ends[1], consumer=ends[2], input=ends[3]),
-    attrgetter("producer", "output", "consumer", "input"),
-)
+
+class OperatorDocument(Document):
+    """A layer: an iteration space and how it touches its tensors."""
+
+    makes = Operator
+
+    name: str
+    """Name, unique in the graph."""
+    kind: str
+    """What kind of layer it is, such as conv2d."""
+    dims: Dims
+    """Iteration space: number of points of each iteration dim, in order."""
+    reads: tuple[AccessDocument, ...]
+    """Tensors that it reads: inputs and parameters."""
+    writes: Annotated[tuple[AccessDocument, ...], Meta(min_length=1)]
+    """Tensors that it writes."""
+    work: tuple[WorkDocument, ...] = ()
+    """Floating-point work."""
+    unsplittable: Names = ()
+    """Dims that no configuration may split."""
+    exchanges: tuple[AllReduceDocument | RelayoutDocument | HandoffDocument | AllToAllDocument, ...] = ()
+    """Communication inside the layer that the accesses alone do not say."""
+    pipeline: Pipeline | UnsetType = UNSET
+    """Dims whose splits run as a wavefront: a part waits for the one before it in both."""
+    intermediates: tuple[IntermediateDocument, ...] = ()
+    """Tensors that the layer makes for itself."""
+    body: BodyDocument | UnsetType = UNSET
+    """What the layer computes, where that is told as steps."""
+    attributes: Scalars = field(default_factory=dict)
+    """What an executor needs besides, such as the activation."""
+
+    def __post_init__(self) -> None:
+        if _RECIPE in self.attributes:
+            raise ValueError(
+                f"has the attribute {_RECIPE!r}: the plan is an older version's, which told as text what layers "
+                "compute; search again"
+            )
+
+    @classmethod
+    def of(cls, value: Operator, **others: Any) -> Self:
+        return super().of(value, dims=dict(value.extents), attributes=dict(value.attributes), **others)
+
+    def value(self, **others: Any) -> Any:
+        return super().value(
+            dims=tuple(Dim(*item) for item in self.dims.items()), attributes=tuple(self.attributes.items()), **others
+        )
 
 
-def _one_type(document: Field) -> Precision:
-    size = POSITIVE.read(document)
-    if size not in OF_ITEMSIZE:
-        raise document.fail(f"is {size}; expected 2, 4 or 8")
-    return OF_ITEMSIZE[size]
+class GraphDocument(Document):
+    """A weakly connected, directed acyclic graph of operators."""
 
+    makes = Graph
 
-_WORD_BYTES: Codec[Precision] = Codec(
-    read=_one_type, write=attrgetter("itemsize"), schema=POSITIVE.schema, kind=Precision
-)
-"""Of the numbers that the model itself holds; the policy that it is trained under is the plan's to tell."""
+    name: str
+    """Name of the model."""
+    arguments: Scalars
+    """What the model was built with."""
+    word_bytes: Annotated[Literal[2, 4, 8], Meta(extra_json_schema={"type": "integer"})]
+    """Size of an element of every float tensor that the model itself holds, in bytes."""
+    operators: Annotated[tuple[OperatorDocument, ...], Meta(min_length=1)]
+    """The vertices, in topological order."""
+    edges: tuple[Annotated[tuple[str, Whole, str, Whole], Meta(title="producer, output, consumer, input")], ...]
+    """The tensors that flow between operators: producer, position among its writes, consumer, position among its
+    reads."""
+    framework: str = ""
+    """Where the model came from: torch, jax, keras or onnx; none for a network that was built here."""
+    call: str = ""
+    """What the model was called with, as JSON: the shapes and types of tensors in place of these; for torch alone."""
+    untrained: str = ""
+    """Why a program would not train the model as it trains itself; none where it would."""
 
+    @classmethod
+    def of(cls, value: Graph, **others: Any) -> Self:
+        edges = tuple((edge.producer, edge.output, edge.consumer, edge.input) for edge in value.edges)
+        return super().of(
+            value, arguments=dict(value.arguments), word_bytes=value.precision.itemsize, edges=edges, **others
+        )
 
-def _verified(graph: Graph, document: Field) -> Graph:
-    try:
+    def value(self, **others: Any) -> Graph:
+        """Return the verified graph that it describes; GraphError where it is none."""
+        graph = Graph(
+            name=self.name,
+            arguments=tuple(self.arguments.items()),
+            precision=OF_ITEMSIZE[self.word_bytes],
+            operators=value_of(self.operators),
+            edges=tuple(Edge(producer=u, output=i, consumer=v, input=j) for u, i, v, j in self.edges),
+            framework=self.framework,
+            call=self.call,
+            untrained=self.untrained,
+        )
         return verify(graph)
-    except GraphError as error:
-        raise document.fail(f"is not a valid graph: {error}") from None
-
-
-GRAPH = record(
-    Graph,
-    name=TEXT,
-    arguments=SCALARS,
-    word_bytes=_WORD_BYTES.of("precision"),
-    operators=array(defined("operator", "Operator", _OPERATOR), minItems=1),
-    edges=array(_EDGE),
-    framework=TEXT.optional(""),
-    call=TEXT.optional(""),
-    untrained=TEXT.optional(""),
-).checked(_verified)
 
 
 def graph_document(graph: Graph) -> dict[str, Any]:
     """Return the JSON form of a graph; `graph_from_document` returns an equal one."""
-    document: dict[str, Any] = GRAPH.write(graph)
-    return document
+    return GraphDocument.of(graph).builtins()
 
 
-def graph_from_document(document: Field) -> Graph:
-    """Return the verified graph of a document; the document's error names the field that is wrong."""
-    return GRAPH.read(document)
+def graph_from_document(document: object, source: Source) -> Graph:
+    """Return the verified graph of a document; the source's error names the field that is wrong."""
+    found = read(GraphDocument, document, source)
+    try:
+        return found.value()
+    except GraphError as error:
+        raise source.fail("", f"is not a valid graph: {error}") from None

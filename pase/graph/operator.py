@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from pase.common.containers import FrozenDict
+from pase.common.structs import Positive, Whole
 from pase.common.words import short
 from pase.errors import GraphError
 from pase.graph.body import COMPARISONS, LOSSES, MOVES, POINTWISE, REDUCTIONS, Body, Step, elementary, verify_body
@@ -47,11 +48,14 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceOf:
-    """A tensor dim that is the piece ``[offset, offset + extent)`` of an iteration dim: concatenation, split, slice."""
+    """The points [offset, offset + extent) of an iteration dim: concatenation, split, slice."""
 
     dim: str
-    offset: int
-    extent: int
+    """Name of the iteration dim."""
+    offset: Whole
+    """First point, from 0."""
+    extent: Positive
+    """Number of points."""
 
 
 DimIndex = str | tuple[str, ...] | Window | SliceOf | None
@@ -484,10 +488,12 @@ class Intermediate(Indexed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """Splits of `stage` and `sequence` run as a wavefront: a part waits for the one before it in both dims."""
+    """Dims whose splits run as a wavefront: a part waits for the one before it in both."""
 
     stage: str
+    """The dim of the stages."""
     sequence: str
+    """The dim of the steps."""
 
 
 WORK_OF_BODY: tuple[Work, ...] = (Work(dims=(), flop_per_point=0),)

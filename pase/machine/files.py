@@ -1,6 +1,5 @@
 """Machines from TOML files: presets by name, a user's own by path; and the one at hand, whose GPUs are a preset's."""
 
-import difflib
 import json
 import os
 import re
@@ -12,33 +11,35 @@ from importlib import resources
 from itertools import pairwise
 from math import isfinite
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
-from pase.common.codecs import (
-    POSITIVE,
-    TEXT,
-    WHOLE,
-    Codec,
-    array,
+from msgspec import UNSET, Meta, UnsetType, field
+
+from pase.common.documents import Source, StrPath, read_text, toml_document
+from pase.common.structs import (
+    AboveZero,
+    Document,
+    Number,
+    Whole,
     choice,
-    descriptions,
+    fields_of,
     json_schema,
-    number,
-    record,
-    table,
-    version,
+    read,
+    unknown_key,
 )
-from pase.common.documents import Field, StrPath, read_text, toml_field
 from pase.errors import MachineError, unknown_name
-from pase.machine.machine import BY_LEVEL, RING, Device, Kernels, KernelSample, Level, Machine, Origin, Overlap
-
-DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
-"""Element types that a peak may be given for; tf32 is float32 on units that round its factors to 10 bits."""
-
-
-REQUIRED_DTYPE = "float32"
-"""What costs are computed for unless something else is said."""
-
+from pase.machine.machine import (
+    BY_LEVEL,
+    DTYPES,
+    REQUIRED_DTYPE,
+    RING,
+    Device,
+    Kernels,
+    Level,
+    Machine,
+    Origin,
+    Overlap,
+)
 
 _BANDWIDTH = "in bytes per second, without a prefix: 10 GB/s is 10e9"
 
@@ -56,10 +57,6 @@ UNITS: Mapping[str, str] = MappingProxyType(
 """What a figure counts, by key."""
 
 
-KERNELS = ("products", "convolutions", "attention", "memory", "norms", "functions")
-"""What kernels do: of each, a machine says what share of its peak they reach."""
-
-
 DEFAULT_MACHINE = "1080ti"
 
 
@@ -67,117 +64,74 @@ AUTO = "auto"
 """The name of the machine at hand."""
 
 
-def _figure(above: float | None = None, **schema: float) -> Codec[float]:
-    """Return the codec of a number; what is text, a figure with its unit, is answered with ours."""
-    codec = number(above=above, **schema)
-    expected = "a number of 0 or more" if above is None else f"a number above {above:g}"
+class LevelDocument(Document):
+    """Groups of devices that one kind of link joins."""
 
-    def read(field: Field) -> float:
-        if isinstance(field.value, str):
-            unit = UNITS.get(field.path.rpartition(".")[2], "without a unit")
-            raise field.fail(f"is {field.value[:60]!r}; expected {expected}, {unit}")
-        return codec.read(field)
+    makes = Level
 
-    return replace(codec, read=read)
-
-
-_SAMPLE = record(
-    KernelSample,
-    what=choice(KERNELS),
-    dtype=TEXT,
-    extents=array(WHOLE),
-    flop=_figure(),
-    touched_bytes=_figure(),
-    time_s=_figure(above=0),
-    predicted_s=_figure(above=0),
-)
+    name: str
+    """Name of the level, such as node."""
+    num_devices: Whole = field(name="devices")
+    """Number of devices in one group; 0 for a level without bound, which comes last."""
+    latency_s: Number
+    """Time of an empty message, α, in seconds."""
+    bandwidth_bytes_per_s: AboveZero
+    """Bandwidth, 1/β, in bytes per second and direction, of the link by which one group of the level below (one device,
+    at the first level) is attached; all devices behind it share it."""
+    source: str
+    """Where these figures are from."""
 
 
-def _machine(peaks: Codec[Any], *, with_samples: bool) -> Codec[Machine]:
-    kernels: dict[str, Codec[Any]] = {
-        "dtype": choice(DTYPES),
-        "launch_s": _figure(),
-        **{what: _figure(above=0) for what in KERNELS},
-        "half_extent": _figure(),
-        "half_depth": _figure(),
-        "least": _figure(),
-        "beyond": _figure(above=0).optional(None),
-        "cache_bytes": _figure().optional(0.0),
-        "error": _figure().optional(None),
-        "source": TEXT,
-        **({"samples": array(_SAMPLE).optional(())} if with_samples else {}),
-    }
-    device = record(
-        Device,
-        name=TEXT,
-        memory_bytes=POSITIVE,
-        memory_bandwidth_bytes_per_s=_figure(above=0).optional(None),
-        source=TEXT,
-        peak_flop_per_s=peaks,
-    )
-    level = record(
-        Level,
-        name=TEXT,
-        devices=WHOLE.of("num_devices"),
-        latency_s=_figure(),
-        bandwidth_bytes_per_s=_figure(above=0),
-        source=TEXT,
-    )
-    return record(
-        Machine,
-        schema_version=version(1),
-        name=TEXT,
-        description=TEXT,
-        device=device,
-        levels=array(level, minItems=1),
-        collectives=choice((BY_LEVEL, RING)).optional(BY_LEVEL),
-        overlap=record(Overlap, share=_figure(maximum=1), source=TEXT).optional(None),
-        kernels=record(Kernels, **kernels).optional(None),
-    )
+class MachineDocument(Document):
+    """A cluster of identical devices, for the cost models of PaSE. A machine file is this document in TOML."""
 
+    makes = Machine
 
-def _checked(machine: Machine, document: Field) -> Machine:
-    if machine.overlap is not None and machine.overlap.share > 1:
-        raise document["overlap"]["share"].fail(f"is {machine.overlap.share:g}; expected a number from 0 to 1")
-    if not machine.device.peak_flop_per_s:
-        raise document["device"]["peak_flop_per_s"].fail("is empty; give at least float32")
-    if machine.kernels is not None and machine.kernels.dtype not in machine.device.peak_flop_per_s:
-        raise document["kernels"]["dtype"].fail(
-            f"is {machine.kernels.dtype}, for which device.peak_flop_per_s has no peak"
-        )
-    if not machine.levels:
-        raise document["levels"].fail("is empty; expected one [[levels]] table for each level, the innermost first")
-    sizes = pairwise(level.num_devices for level in machine.levels)
-    for level, (inner, outer) in zip(document["levels"].items()[1:], sizes, strict=True):
-        if inner == 0 or (outer and (outer % inner or outer <= inner)):
-            raise level["devices"].fail(
-                f"is {outer}, after {inner}; each level holds several whole groups of the one before "
-                "(0, without bound, comes last)"
+    schema_version: Annotated[Literal[1], Meta(extra_json_schema={"type": "integer"})]
+    """Version of the format."""
+    name: str
+    """Name of the machine."""
+    description: str
+    """One line for people."""
+    device: Device
+    """One device."""
+    levels: Annotated[
+        tuple[LevelDocument, ...],
+        Meta(min_length=1, title="one [[levels]] table for each level, the innermost first"),
+    ]
+    """What joins the devices, from the inside out. The devices of each level are a multiple of those of the one before,
+    and more."""
+    collectives: Annotated[str, choice((BY_LEVEL, RING))] = BY_LEVEL
+    """How sums go, for the cost model step and simulation: hierarchical, by levels, or ring, in one ring of all that
+    take part."""
+    overlap: Overlap | UnsetType = UNSET
+    """How far communication overlaps with computation, for the cost model step; absent where it is not modelled."""
+    kernels: Kernels | UnsetType = UNSET
+    """What kernels reach of a device's peaks, for the cost model step; absent where nothing is known of it: then they
+    reach all."""
+
+    @classmethod
+    def of(cls, value: Machine, **others: Any) -> Self:
+        # What figures were fitted to is told in machine files alone.
+        kernels = fields_of(replace(value.kernels, samples=())) if value.kernels else UNSET
+        return super().of(value, schema_version=1, kernels=kernels, **others)
+
+    def checked(self, source: Source, path: str = "") -> Machine:
+        """Return the machine; the source's error for levels and types that do not go together. path: its own."""
+        prefix = f"{path}." if path else ""
+        if self.kernels and self.kernels.dtype not in self.device.peak_flop_per_s:
+            raise source.fail(
+                f"{prefix}kernels.dtype", f"is {self.kernels.dtype}, for which device.peak_flop_per_s has no peak"
             )
-    return replace(machine, origin=Origin(source=document.source, path=document.path, lines=document.lines))
-
-
-_ANY_PEAKS = table(_figure(above=0), minProperties=1)
-MACHINE = _machine(_ANY_PEAKS, with_samples=False).checked(_checked)
-"""Machines in plans, where another version of PaSE may know more: keys that are not known are passed over."""
-
-_WITH_SAMPLES = _machine(_ANY_PEAKS, with_samples=True).checked(_checked)
-
-
-def machine_document(machine: Machine) -> dict[str, Any]:
-    """Return the document that `machine_from_document` reads back."""
-    document: dict[str, Any] = MACHINE.write(machine)
-    return document
-
-
-def machine_from_document(document: Field) -> Machine:
-    """Return the machine of a document; its error names the field that is wrong. Unknown keys are passed over."""
-    return MACHINE.read(document)
-
-
-_PEAKS = {dtype: _figure(above=0).optional(None) for dtype in DTYPES} | {REQUIRED_DTYPE: _figure(above=0)}
-_FILE = _machine(record(dict, **_PEAKS), with_samples=True)
-"""Machine files: what they may hold."""
+        for number, (inner, outer) in enumerate(pairwise(level.num_devices for level in self.levels), start=1):
+            if inner == 0 or (outer and (outer % inner or outer <= inner)):
+                raise source.fail(
+                    f"{prefix}levels[{number}].devices",
+                    f"is {outer}, after {inner}; each level holds several whole groups of the one before "
+                    "(0, without bound, comes last)",
+                )
+        machine: Machine = self.value(origin=Origin(source=source.name, path=path))
+        return machine
 
 
 def preset_names() -> tuple[str, ...]:
@@ -221,30 +175,37 @@ def machine_schema() -> str:
     It says nothing of what only several values together show: that the devices of each level are a multiple of those of
     the one before.
     """
-    schema = json_schema(_FILE, identifier="urn:pase:machine:1", title="PaSE machine", described=machine_descriptions())
-    return json.dumps(_closed(schema), indent=2, ensure_ascii=False) + "\n"
+    return json_schema(MachineDocument, identifier="urn:pase:machine:1", title="PaSE machine", is_closed=True)
 
 
-def machine_descriptions() -> dict[str, dict[str, str]]:
-    """Return what is said of everything in a machine."""
-    return descriptions("pase.machine", "machine.descriptions.toml")
+def machine_document(machine: Machine) -> dict[str, Any]:
+    """Return the document that `machine_from_document` reads back."""
+    return MachineDocument.of(machine).builtins()
 
 
-def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema whose objects have no other members than those that it tells of."""
-    found = {key: _closed(value) if isinstance(value, dict) else value for key, value in schema.items()}
-    return found | ({"additionalProperties": False} if isinstance(schema.get("required"), list) else {})
+def machine_from_document(document: object, source: Source) -> Machine:
+    """Return the machine of a document; its error names the field that is wrong. Unknown keys are passed over."""
+    return read(MachineDocument, document, source, hint=_unit).checked(source)
 
 
-def _parse(text: str, source: str) -> Machine:
-    field = toml_field(text, MachineError, source)
-    _refuse_unknown_keys(field, _FILE)
-    peaks = field["device"]["peak_flop_per_s"]
-    if not peaks.get(REQUIRED_DTYPE):
-        raise peaks.fail(
-            f"has no {REQUIRED_DTYPE}, which costs are computed for; expected {REQUIRED_DTYPE}, {UNITS[REQUIRED_DTYPE]}"
-        )
-    return _WITH_SAMPLES.read(field)
+def _parse(text: str, name: str) -> Machine:
+    source = Source(MachineError, name)
+    # An unknown key is refused, never passed over: `latency_us = 2` must not leave a machine without latency.
+    document = read(MachineDocument, toml_document(text, source), source, hint=_unit, unknown=_suggestion)
+    peaks, path = document.device.peak_flop_per_s, "device.peak_flop_per_s"
+    for dtype in peaks:
+        if dtype not in DTYPES:
+            raise source.fail(f"{path}.{dtype}", _suggestion(dtype, DTYPES))
+    if REQUIRED_DTYPE not in peaks:
+        expected = f"expected {REQUIRED_DTYPE}, {UNITS[REQUIRED_DTYPE]}"
+        raise source.fail(path, f"has no {REQUIRED_DTYPE}, which costs are computed for; {expected}")
+    return document.checked(source)
+
+
+def _unit(path: str, value: object) -> str:
+    """Return what a figure counts, where text stands in place of a number."""
+    unit = UNITS.get(path.rpartition(".")[2])
+    return f", {unit}" if unit and isinstance(value, str) else ""
 
 
 def override_machine(machine: Machine, *, flop_per_s: float | None, bandwidth_bytes_per_s: float | None) -> Machine:
@@ -273,29 +234,8 @@ _SHORT_DTYPES: Mapping[str, str] = MappingProxyType(
 """What others call the element types."""
 
 
-def _refuse_unknown_keys(document: Field, codec: Codec[Any]) -> None:
-    """Raise the document's error for a key that no table of a machine has; what has a wrong type is passed over.
-
-    It is refused, never passed over: `latency_us = 2` must not leave a machine without latency.
-    """
-    if codec.members and isinstance(document.value, dict):
-        known = tuple(codec.members)
-        for key, field in document.members():
-            if key not in known:
-                raise field.fail(f"is not a key of a machine file{_suggestion(key, known)}")
-            _refuse_unknown_keys(field, codec.members[key])
-    if codec.entries and isinstance(document.value, list):
-        for entry in document.items():
-            _refuse_unknown_keys(entry, codec.entries)
-
-
-def _suggestion(key: str, known: tuple[str, ...]) -> str:
-    short = _SHORT_DTYPES.get(key)
-    near = [short] if short in known else difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    if not near:
-        return f"; known here are {', '.join(known)}"
-    unit = f" ({UNITS[near[0]]})" if near[0] in UNITS else ""
-    return f"; did you mean {near[0]}{unit}?"
+def _suggestion(key: str, known: Sequence[str]) -> str:
+    return unknown_key(_SHORT_DTYPES.get(key, key), known, "of a machine file", UNITS)
 
 
 def machine_text(machine: Machine) -> str:
@@ -311,7 +251,7 @@ def machine_text(machine: Machine) -> str:
         *(f"[[levels]]\n{_assignments(level)}" for level in levels),
         *([] if overlap is None else [f"[overlap]\n{_assignments(overlap)}"]),
         *([] if kernels is None else [f"[kernels]\n{_assignments(kernels)}"]),
-        *(f"[[kernels.samples]]\n{_assignments(_SAMPLE.write(sample))}" for sample in samples),
+        *(f"[[kernels.samples]]\n{_assignments(fields_of(sample))}" for sample in samples),
     ]
     return "\n".join(tables)
 

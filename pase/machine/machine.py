@@ -2,9 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
 
 from pase.common.containers import FrozenDict
+from pase.common.structs import AboveZero, Number, Positive, Whole, choice
 from pase.errors import MachineError
+
+DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
+"""Element types that a peak may be given for; tf32 is float32 on units that round its factors to 10 bits."""
+
+KERNELS = ("products", "convolutions", "attention", "memory", "norms", "functions")
+"""What kernels do: of each, a machine says what share of its peak they reach."""
+
+REQUIRED_DTYPE = "float32"
+"""What costs are computed for unless something else is said."""
 
 BY_LEVEL, RING = "hierarchical", "ring"
 """How sums go: within the groups of a level before between them, or in one ring of all that take part."""
@@ -14,37 +27,34 @@ BY_LEVEL, RING = "hierarchical", "ring"
 class Origin:
     """Where a machine was read from.
 
-    source: what messages call the file. path: of the machine in it, "" where it is all of it. lines: line numbers by
-    path of a field, as far as they are known.
+    source: what messages call the file. path: of the machine in it, "" where it is all of it.
     """
 
     source: str
     path: str
-    lines: Mapping[str, int]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "lines", FrozenDict(self.lines))
 
     def fail(self, path: str, problem: str) -> MachineError:
         """Return the error that says what is wrong with a field of the machine."""
-        full = ".".join(filter(None, [self.path, path]))
-        line = self.lines.get(full)
-        return MachineError(f"{self.source}{f', line {line}' if line else ''}: {full} {problem}")
+        return MachineError(f"{self.source}: {'.'.join(filter(None, [self.path, path]))} {problem}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One accelerator.
-
-    peak_flop_per_s: by element type. memory_bytes: its own memory. memory_bandwidth_bytes_per_s: of that memory, None
-    where it is not modelled. source: where the figures are from.
-    """
+    """One accelerator."""
 
     name: str
-    peak_flop_per_s: Mapping[str, float]
-    memory_bytes: int
+    """Name of the device."""
+    memory_bytes: Positive
+    """Its own memory, in bytes."""
+    memory_bandwidth_bytes_per_s: AboveZero | None = None
+    """Bandwidth of that memory, in bytes per second; None where it is not modelled."""
     source: str
-    memory_bandwidth_bytes_per_s: float | None = None
+    """Where these figures are from."""
+    peak_flop_per_s: Annotated[
+        Mapping[str, AboveZero],
+        Meta(min_length=1, extra_json_schema={"propertyNames": {"enum": DTYPES}, "required": [REQUIRED_DTYPE]}),
+    ]
+    """Peak by element type, in FLOP/s; tf32 is float32 on units that round its factors to 10 bits."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "peak_flop_per_s", FrozenDict(self.peak_flop_per_s))
@@ -68,64 +78,72 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """How far communication runs beside computation.
+    """How far communication overlaps with computation, for the cost model step."""
 
-    share: ω, of the time that the backward pass computes the part in which sums of weights' gradients go on, 0 to 1.
-    source: where the figure is from.
-    """
-
-    share: float
+    share: Annotated[float, Meta(ge=0, le=1)]
+    """ω: of the time that the backward pass computes, the part in which gradients are all-reduced, 0 to 1."""
     source: str
+    """Where this figure is from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSample:
-    """A kernel that was timed.
+    """A kernel that was timed."""
 
-    what: of those of `Kernels`. extents: rows, columns and depth of a
-    product, and in how many copies. flop: 0 of what multiplies nothing. predicted_s: what the figures make of it.
-    """
-
-    what: str
+    what: Annotated[str, choice(KERNELS)]
+    """What it does."""
     dtype: str
-    extents: tuple[int, ...]
-    flop: float
-    touched_bytes: float
-    time_s: float
-    predicted_s: float
+    """Type of its numbers."""
+    extents: tuple[Whole, ...]
+    """Rows, columns and depth of a product, and in how many copies; none of others."""
+    flop: Number
+    """What it computes, in FLOP; 0 where it multiplies nothing."""
+    touched_bytes: Number
+    """What it reads and writes, in bytes."""
+    time_s: AboveZero
+    """How long it took, in seconds."""
+    predicted_s: AboveZero
+    """What the figures of `Kernels` predict for it, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """What kernels reach of a device's peaks.
+    """What kernels reach of a device's peaks, for the cost model step."""
 
-    dtype: of products that half_extent and half_depth are of; of another, whose peak is a fraction of its, these are
-    that fraction. launch_s: time that each takes besides its work. products, convolutions, attention: of the peak of
-    the type that they multiply in, the share that matrices without bound reach. half_extent: rows, or columns, with
-    which a product reaches half of that; half_depth: likewise, of what it sums over. least: of the peak of float32,
-    what products of any extents reach. memory, norms, functions: share of the
-    memory's bandwidth at which kernels go that move and add, that normalise, and that compute exponentials and the
-    like. beyond: likewise, what bytes after the first cache_bytes of a kernel take besides; None: nothing. source:
-    where the figures are from. error: median of the samples' relative errors; None where they are not fitted. samples:
-    what they were fitted to, in machine files.
-    """
-
-    dtype: str
-    launch_s: float
-    products: float
-    convolutions: float
-    attention: float
-    half_extent: float
-    half_depth: float
-    least: float
-    memory: float
-    norms: float
-    functions: float
+    dtype: Annotated[str, choice(DTYPES)]
+    """Type of the products that half_extent and half_depth are of; with another type's, whose peak is a fraction of
+    that type's, these are that fraction."""
+    launch_s: Number
+    """Time that each kernel takes besides its work, in seconds."""
+    products: AboveZero
+    """Of the peak of the type that they multiply in, the share that products of large matrices reach."""
+    convolutions: AboveZero
+    """That share of convolutions."""
+    attention: AboveZero
+    """That share of attention in one kernel."""
+    memory: AboveZero
+    """Of the memory's bandwidth, the share at which kernels go that move and add."""
+    norms: AboveZero
+    """That share of normalisations, softmax and losses."""
+    functions: AboveZero
+    """That share of exponentials and the like."""
+    half_extent: Number
+    """Rows of a product, and likewise columns, with which it reaches half of its share."""
+    half_depth: Number
+    """Extent over which a product sums, with which it reaches half of its share."""
+    least: Number
+    """Of the peak for float32, the share that products reach whatever their extents."""
+    beyond: AboveZero | None = None
+    """Of the memory's bandwidth, the share at which bytes after the first cache_bytes of a kernel take more time; None
+    for no more."""
+    cache_bytes: Number = 0.0
+    """How many bytes of a kernel are in caches."""
+    error: Number | None = None
+    """Median of the relative errors of the samples that the figures were fitted to; None where they were not fitted."""
     source: str
-    beyond: float | None = None
-    cache_bytes: float = 0.0
-    error: float | None = None
+    """Where these figures are from."""
     samples: tuple[KernelSample, ...] = field(default=(), compare=False, repr=False)
+    """Kernels that were timed, in machine files."""
 
 
 def level_between(levels: Sequence[Level], one: int, other: int) -> int:
@@ -181,7 +199,7 @@ class Machine:
     def levels_for(self, num_devices: int) -> tuple[Level, ...]:
         """Return `levels_spanned`, for devices that fill whole groups of every level but the last one.
 
-        MachineError names the line and the field of a level whose groups would be left part empty: with such groups the
+        MachineError names the field of a level whose groups would be left part empty: with such groups the
         messages of a collective differ from group to group, and no closed form holds.
         """
         spanned = self.levels_spanned(num_devices)
@@ -197,7 +215,7 @@ class Machine:
 
     def fail(self, path: str, problem: str) -> MachineError:
         """Return the error that says what is wrong with one figure, with its file and line where they are known."""
-        origin = self.origin or Origin(source=f"machine {self.name!r}", path="", lines={})
+        origin = self.origin or Origin(source=f"machine {self.name!r}", path="")
         return origin.fail(path, problem)
 
     def flop_per_byte(self, num_devices: int, dtype: str = "float32") -> float:

@@ -24,7 +24,6 @@ weights, "n=4 zero2", and what is forbidden may be states, and that a layer is r
     "fc1" = [0, 2, 4, 6, 1, 3, 5, 7]
 """
 
-import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,14 +31,16 @@ from difflib import get_close_matches
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, Meta, UnsetType
 from numpy.typing import NDArray
 
-from pase.common.codecs import POSITIVE, TEXT, Codec, array, defined, descriptions, json_schema, record, table, wholes
 from pase.common.containers import FrozenDict
-from pase.common.documents import Field, StrPath, read_text, toml_field
+from pase.common.documents import Source, StrPath, read_text, toml_document
+from pase.common.structs import Document, Positive, Whole, json_schema, read
 from pase.costs import Problem
 from pase.costs.modes import STATES, ModeSpace
 from pase.errors import ConfigurationError
@@ -211,73 +212,71 @@ def one_mesh(axes: Mapping[str, int], where: str) -> OneMesh:
     return OneMesh(axes=dict(axes), where=where)
 
 
-_KINDS: Mapping[str, Codec[Any]] = {
-    "pin": table(TEXT),
-    "forbid": table(TEXT),
-    "tie": array(TEXT),
-    "mesh": table(POSITIVE),
-    "devices": table(wholes(minItems=1, uniqueItems=True)),
-}
+class ConstraintsDocument(Document, forbid_unknown_fields=True):
+    """What a strategy must keep to: the search is exact among the strategies that do. Layers are named by their names,
+    in which * stands for any text."""
+
+    pin: dict[str, str] = msgspec.field(default_factory=dict)
+    """Configurations by layer: splits by dim, 'n=4 c=2'; other dims are not split, unless ' *' at the end leaves them
+    free; 'not split' for none. A state of weights, 'n=4 zero2', or alone, is kept to, too."""
+    forbid: dict[str, str] = msgspec.field(default_factory=dict)
+    """Dims that are not split and modes that layers are not in, by layer, 'h w zero3': zero1, zero2, zero3,
+    recompute."""
+    tie: tuple[str, ...] = ()
+    """Groups of layers that have the same configuration, 'layers.*.q, layers.*.k'."""
+    mesh: dict[str, Positive] | UnsetType = UNSET
+    """Axes of one mesh, with the number of devices along each: every layer is split by products of some of them, each
+    axis splitting one of its dims at most."""
+    devices: dict[str, Annotated[tuple[Whole, ...], Meta(min_length=1, extra_json_schema={"uniqueItems": True})]] = (
+        msgspec.field(default_factory=dict)
+    )
+    """The devices of a layer's parts, by layer: row-major over the dims that are split and then the replicas; every
+    device once."""
+
+    @classmethod
+    def of(cls, value: Constraints, **others: Any) -> Self:
+        document = cls(pin={}, forbid={}, devices={}, **others)
+        for constraint in value:
+            match constraint:
+                case Pin(splits=splits, is_partial=is_partial, copies=copies, state=state):
+                    words = [f"{dim}={k}" for dim, k in splits.items()] or ([] if is_partial else [NOT_SPLIT])
+                    words += [state] if state else []
+                    # A state alone leaves dims free.
+                    more = ["*"] if is_partial and words != [state] else [f"×{copies}"] if copies else []
+                    document.pin[constraint.layers[0]] = " ".join([*words, *more])
+                case Forbid(dims=dims, modes=modes):
+                    document.forbid[constraint.layers[0]] = " ".join([*dims, *modes])
+                case Tie():
+                    document.tie += (", ".join(constraint.layers),)
+                case OneMesh(axes=axes):
+                    document.mesh = dict(axes)
+                case DevicesOf(devices=devices):
+                    document.devices[constraint.layers[0]] = devices
+        return document
+
+    def constraints(self, where: str) -> Constraints:
+        """Return the constraints; ConfigurationError for texts that are none. where: what messages begin with."""
+        found: list[Constraint] = [
+            *(pin(layers, text, f"{where}pin.{layers}") for layers, text in self.pin.items()),
+            *(forbid(layers, text, f"{where}forbid.{layers}") for layers, text in self.forbid.items()),
+            *(tie(text, f"{where}tie[{number}]") for number, text in enumerate(self.tie)),
+        ]
+        if self.mesh is not UNSET:
+            found.append(one_mesh(self.mesh, f"{where}mesh"))
+        found += [
+            DevicesOf(layers=(layers,), devices=devices, where=f"{where}devices.{layers}")
+            for layers, devices in self.devices.items()
+        ]
+        return combined(found)
 
 
-def _read(document: Field) -> Constraints:
-    found: list[Constraint] = []
-    for key, member in document.members():
-        if key not in _KINDS:
-            raise member.fail(f"is no kind of constraint; expected {', '.join(_KINDS)}")
-        value = _KINDS[key].read(member)
-        match key:
-            case "pin":
-                found += [pin(layers, text, _where(member[layers])) for layers, text in value.items()]
-            case "forbid":
-                found += [forbid(layers, text, _where(member[layers])) for layers, text in value.items()]
-            case "tie":
-                found += [tie(entry.text(), _where(entry)) for entry in member.items()]
-            case "mesh":
-                found.append(one_mesh(value, _where(member)))
-            case "devices":
-                found += [DevicesOf(layers=(n,), devices=d, where=_where(member[n])) for n, d in value.items()]
-    return combined(found)
-
-
-def _where(member: Field) -> str:
-    line = member.lines.get(member.path)
-    return f"{member.source}, line {line}: {member.path}" if line else f"{member.source}: {member.path}"
-
-
-def _write(constraints: Constraints) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for each in constraints:
-        match each:
-            case Pin(splits=splits, is_partial=is_partial, copies=copies, state=state):
-                words = [f"{dim}={k}" for dim, k in splits.items()] or ([] if is_partial else [NOT_SPLIT])
-                words += [state] if state else []
-                # A state alone leaves dims free.
-                more = ["*"] if is_partial and words != [state] else [f"×{copies}"] if copies else []
-                found.setdefault("pin", {})[each.layers[0]] = " ".join([*words, *more])
-            case Forbid(dims=dims, modes=modes):
-                found.setdefault("forbid", {})[each.layers[0]] = " ".join([*dims, *modes])
-            case Tie():
-                found.setdefault("tie", []).append(", ".join(each.layers))
-            case OneMesh(axes=axes):
-                found["mesh"] = dict(axes)
-            case DevicesOf(devices=devices):
-                found.setdefault("devices", {})[each.layers[0]] = list(devices)
-    return found
-
-
-_FILE: Codec[dict[str, Any]] = record(dict, **{key: codec.optional(None) for key, codec in _KINDS.items()})
-
-CONSTRAINTS: Codec[Constraints] = defined(
-    "constraints", "Constraints", Codec(read=_read, write=_write, schema=_FILE.schema)
-)
-"""Constraints in documents: files of their own, and plans."""
+KINDS = ConstraintsDocument.__struct_fields__
 
 
 def constraint_texts(constraints: Constraints) -> tuple[str, ...]:
     """Return constraints as people write them on a command line: "pin fc1: n=4 c=2"."""
     found = []
-    for kind, entries in _write(constraints).items():
+    for kind, entries in ConstraintsDocument.of(constraints).builtins().items():
         match kind:
             case "tie":
                 found += [f"tie {layers}" for layers in entries]
@@ -297,14 +296,21 @@ def combined(constraints: Iterable[Constraint]) -> Constraints:
         first = found.setdefault((type(each), each.layers), each)
         if first is not each and first != each:
             raise ConfigurationError(f"{each.where} speaks of what {first.where} does, too; give one of them")
-    return tuple(found.values())
+    # As documents list them, so that they come back from one in the same order.
+    return tuple(sorted(found.values(), key=lambda constraint: _ORDER.index(type(constraint))))
+
+
+_ORDER = (Pin, Forbid, Tie, OneMesh, DevicesOf, Constraint)
 
 
 def load_constraints(path: StrPath) -> Constraints:
-    """Return the constraints in a TOML file; ConfigurationError names the file, the line and the field."""
-    source = f"constraints file {path}"
-    text = read_text(path, ConfigurationError, source)
-    return CONSTRAINTS.read(toml_field(text, ConfigurationError, source))
+    """Return the constraints in a TOML file; ConfigurationError names the file and the field."""
+    source = Source(ConfigurationError, f"constraints file {path}")
+    return _read(toml_document(read_text(path, source.error, source.name), source), source)
+
+
+def _read(document: object, source: Source) -> Constraints:
+    return read(ConstraintsDocument, document, source).constraints(f"{source.name}: ")
 
 
 def constraints_of(given: object) -> Constraints:
@@ -312,11 +318,11 @@ def constraints_of(given: object) -> Constraints:
     if isinstance(given, str | Path):
         return load_constraints(given)
     if isinstance(given, Mapping):
-        return CONSTRAINTS.read(Field(_plain(given), "", ConfigurationError, "constraints"))
+        return _read(_plain(given), Source(ConfigurationError, "constraints"))
     if isinstance(given, Sequence) and all(isinstance(each, Constraint) for each in given):
         return combined(given)
     raise ConfigurationError(
-        f"constraints are {given!r:.60}; expected the path of a file, a dict with {', '.join(_KINDS)}, or some of "
+        f"constraints are {given!r:.60}; expected the path of a file, a dict with {', '.join(KINDS)}, or some of "
         "pase.planning.constraints"
     )
 
@@ -328,16 +334,9 @@ def _plain(value: object) -> object:
     return [_plain(member) for member in value] if isinstance(value, list | tuple | range) else value
 
 
-def constraints_descriptions() -> dict[str, str]:
-    """Return what is said of everything in constraints."""
-    return descriptions("pase.planning", "constraints.descriptions.toml")["document"]
-
-
 def constraints_schema() -> str:
     """Return the JSON Schema of constraints files, as text."""
-    described = {"document": constraints_descriptions()}
-    schema = json_schema(_FILE, identifier="urn:pase:constraints:1", title="PaSE constraints", described=described)
-    return json.dumps({**schema, "additionalProperties": False}, indent=2, ensure_ascii=False) + "\n"
+    return json_schema(ConstraintsDocument, identifier="urn:pase:constraints:1", title="PaSE constraints")
 
 
 # -- what they leave of a problem

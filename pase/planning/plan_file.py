@@ -2,43 +2,26 @@
 
 import hashlib
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 from math import isclose
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+from msgspec import UNSET, Meta, UnsetType, field
 
-from pase.common.codecs import (
-    FLAG,
-    NUMBER,
-    POSITIVE,
-    TEXT,
-    WHOLE,
-    Codec,
-    array,
-    choice,
-    defined,
-    descriptions,
-    json_schema,
-    number,
-    record,
-    table,
-    text,
-    version,
-    wholes,
-)
-from pase.common.documents import Field, StrPath, read_text, write_atomically
-from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, REPLICATED, STATES, DeviceMemory, cost_model
+from pase.common.documents import Source, StrPath, read_text, write_atomically
+from pase.common.structs import VERSION, Document, Number, Positive, Whole, choice, json_schema, read
+from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, REPLICATED, STATES, cost_model
 from pase.costs.modes import ModeSpace, can_be_in_parts
-from pase.errors import ConfigurationError, CostError, MachineError, PlanError
+from pase.errors import ConfigurationError, CostError, GraphError, MachineError, PlanError
 from pase.graph import ITEMSIZES, Graph, Precision, graph_document
-from pase.graph.document import DIMS, GRAPH, SCALARS
+from pase.graph.document import Dims, GraphDocument, Scalars
 from pase.graph.operators import with_fan_outs
 from pase.graph.precision import INDEX, PRECISIONS
-from pase.machine.files import MACHINE, machine_descriptions
-from pase.planning.constraints import CONSTRAINTS, allowed, constraints_descriptions, mode_space
+from pase.machine.files import MachineDocument
+from pase.planning.constraints import ConstraintsDocument, allowed, mode_space
 from pase.planning.pipelines import data_parallel_step
 from pase.planning.plan import SCHEDULES, SCHEMA_VERSION, LayerPlan, Plan, SearchRecord, Transfer, hidden_cost
 from pase.planning.stages import INTERLEAVED
@@ -49,93 +32,242 @@ _RELATIVE_TOLERANCE = 1e-9
 """Costs are sums of doubles: another order of summation may change their last bits, an edit changes more."""
 
 
-_LIMIT = "memory_limit_bytes_per_device"
-
 WITHOUT_PEAKS = 2
 """The version of files whose memory is an estimate of another kind than the peak; it is worked out anew."""
 
-_MEMORY_BYTES = (*(field.name for field in fields(DeviceMemory)), "total_bytes")
-
-_TRANSFER = record(Transfer, producer=TEXT, input=WHOLE, cost=NUMBER, forward_bytes=NUMBER, backward_bytes=NUMBER)
-_LAYER = record(
-    LayerPlan,
-    name=TEXT,
-    kind=TEXT,
-    dims=DIMS,
-    splits=table(POSITIVE, minProperties=1),
-    devices=wholes(minItems=1, uniqueItems=True),
-    layer_cost=NUMBER,
-    compute_cost=NUMBER,
-    communication_cost=NUMBER,
-    memory_bytes=NUMBER,
-    transfers=array(defined("transfer", "Transfer", _TRANSFER)),
-    hideable_cost=NUMBER.optional(None),
-    cover_cost=NUMBER.optional(None),
-    state=choice(STATES).optional(REPLICATED),
-    is_recomputed=FLAG.optional(False),
-    stage=WHOLE.optional(0),
-)
-_NUMBERS = choice([dtype for dtype in ITEMSIZES if dtype != INDEX])
-_PRECISION = record(
-    Precision,
-    name=TEXT,
-    **dict.fromkeys(("parameters", "products", "results", "gradients", "collectives"), _NUMBERS),
-    masters=_NUMBERS.optional(""),
-    moments=_NUMBERS,
-)
-_MEMORY: Codec[dict[str, Any]] = record(
-    dict, optimiser=choice(OPTIMISER_STATE), **{key: WHOLE.of(f"memory.{key}") for key in _MEMORY_BYTES}
-)
-_PLAN = record(
-    Plan,
-    schema_version=version(
-        SCHEMA_VERSION,
-        before=(WITHOUT_PEAKS,),
-        minimum=1,
-        hint=lambda found: ": update PaSE" if found > SCHEMA_VERSION else ": search again",
-    ),
-    tool_version=TEXT,
-    model=record(
-        dict,
-        name=TEXT.of("graph.name"),
-        arguments=SCALARS.of("graph.arguments"),
-        hash=text(pattern="^[0-9a-f]{64}$").derived(lambda plan: graph_hash(plan.graph)),
-    ).derived(lambda plan: plan),
-    num_devices=POSITIVE,
-    cost_model=TEXT,
-    cost_unit=choice(("FLOP", "s")),
-    precision=_PRECISION.derived("precision").optional(None),
-    total_cost=NUMBER,
-    hidden_cost=NUMBER.derived("hidden_cost").optional(0.0),
-    lower_bound=NUMBER,
-    gap=number(maximum=1).derived("gap"),
-    exact=FLAG,
-    baselines=table(NUMBER, required=["data_parallel"], properties={"data_parallel": NUMBER.schema}),
-    search=record(SearchRecord, ordering=TEXT, largest_dependent_set=WHOLE, time_s=NUMBER, peak_memory_bytes=WHOLE),
-    memory=_MEMORY.derived(lambda plan: plan).optional(None),
-    **{_LIMIT: POSITIVE.of("device_memory_bytes").optional(None)},
-    constraints=CONSTRAINTS.optional(()),
-    micro_batches=POSITIVE.optional(1),
-    schedule=choice(SCHEDULES).optional(""),
-    num_groups=POSITIVE.optional(1),
-    layers=array(defined("layer", "Layer", _LAYER), minItems=1),
-    machine=defined("machine", "Machine", MACHINE),
-    graph=defined("graph", "Computation graph", GRAPH),
-)
+_Numbers = Annotated[str, choice([dtype for dtype in ITEMSIZES if dtype != INDEX])]
 
 
-plan_document = _PLAN.write
-"""The JSON form of a plan (`plan_schema`), of which `plan_from_document` makes an equal plan."""
+class TransferDocument(Document):
+    """Predicted traffic of one edge, or of one shared weight, in one training step, of all micro-batches; 0 for edges
+    between stages, which layer_cost has."""
+
+    makes = Transfer
+
+    producer: str
+    """Name of the layer that the tensor comes from; for a shared weight, of the first layer that uses it."""
+    input: Whole
+    """Position of the tensor among the reads of this layer's operator, from 0."""
+    cost: Number
+    """r · t_x of Eq. 1, forward and backward together, in cost_unit; for a shared weight with the all-reduce of its
+    gradient, where the layouts differ."""
+    forward_bytes: Number
+    """Bytes that the device which fetches most fetches in the forward pass."""
+    backward_bytes: Number
+    """Bytes that the device which fetches most fetches in the backward pass."""
+
+
+class LayerDocument(Document):
+    """One layer's part of the strategy."""
+
+    makes = LayerPlan
+
+    name: str
+    """Name of the operator."""
+    kind: str
+    """Kind of the operator, such as dense."""
+    dims: Dims
+    """Iteration space: number of points of each iteration dim, in order."""
+    splits: Dims
+    """Configuration: split factor of each iteration dim, in the same order; their product divides num_devices. One that
+    a search chose divides its dim's extent; one that was pinned need not, and then the first parts are a point
+    larger."""
+    devices: Annotated[tuple[Whole, ...], Meta(min_length=1, extra_json_schema={"uniqueItems": True})]
+    """Device of each part, row-major over the dims that are split and then the replicas, from 0; every device once."""
+    layer_cost: Number
+    """t_l of Eq. 1, in cost_unit, of all micro-batches, on each device of the layer: compute_cost +
+    communication_cost."""
+    compute_cost: Number
+    """Computation on one device, forward and backward, of all micro-batches, in cost_unit."""
+    communication_cost: Number
+    """Communication inside the layer, what overlaps with computation included, in cost_unit; in plans with
+    micro-batches, stages or modes all of layer_cost that is not compute_cost, so the forward pass of a layer that is
+    recomputed, too."""
+    memory_bytes: Number
+    """What the layer keeps on each device through a step, in bytes; with memory.buffers_bytes, which belong to no
+    single layer, all layers make memory.total_bytes."""
+    transfers: tuple[TransferDocument, ...]
+    """One entry for each incoming edge of the layer, then one for each weight that an earlier layer shares with it."""
+    hideable_cost: Number | UnsetType = UNSET
+    """Of what the layer and its transfers cost, communication that can overlap with computation, in cost_unit; absent
+    where costs add up."""
+    cover_cost: Number | UnsetType = UNSET
+    """Of compute_cost, what communication can overlap with, in cost_unit; absent where costs add up."""
+    state: Annotated[str, choice(STATES)] = REPLICATED
+    """How the devices that hold the same part of a weight share it: the optimizer's state (zero1), its gradient (zero2)
+    and itself (zero3) sharded; replicated without this: nothing."""
+    is_recomputed: bool = False
+    """Whether what the backward pass needs of the layer is recomputed instead of saved; false without this."""
+    stage: Whole = 0
+    """Stage of the pipeline, from 0; 0 without this."""
+
+
+class PrecisionDocument(Document, kw_only=True):
+    """The types of numbers that costs and memory are of."""
+
+    makes = Precision
+
+    name: str
+    """Name of the policy."""
+    parameters: _Numbers
+    """Of weights, and of all that no product makes."""
+    products: _Numbers
+    """That products by weights multiply in."""
+    results: _Numbers
+    """That products write, and that others multiply in."""
+    gradients: _Numbers
+    """Of the gradients of weights, as they are held."""
+    collectives: _Numbers
+    """In which gradients of weights are all-reduced."""
+    masters: _Numbers | UnsetType = UNSET
+    """Of the copies of weights that the optimiser updates; absent where these are the weights themselves."""
+    moments: _Numbers
+    """Of all else that the optimiser keeps."""
+
+    @classmethod
+    def of(cls, value: Precision, **others: Any) -> Self:
+        return super().of(value, masters=value.masters or UNSET, **others)
+
+
+class SearchDocument(Document):
+    """How the strategy was found."""
+
+    makes = SearchRecord
+
+    ordering: str
+    """Name of the ordering in which the solver eliminated the layers."""
+    largest_dependent_set: Whole
+    """Number of layers in the ordering's largest dependent set, section III-B of the paper."""
+    time_s: Number
+    """Wall-clock time of costing and solving, in seconds."""
+    peak_memory_bytes: Whole
+    """The most that the solver's own tables held at once, in bytes."""
+
+
+class MemoryDocument(Document):
+    """What a training step needs on each device, as predicted."""
+
+    optimiser: Annotated[str, choice(OPTIMISER_STATE)]
+    """The optimiser whose state is counted."""
+    weights_bytes: Whole
+    """Parts of weights, in bytes."""
+    gradients_bytes: Whole
+    """Gradients of those parts, in bytes."""
+    optimiser_bytes: Whole
+    """What the optimiser keeps for those parts, in bytes."""
+    activations_bytes: Whole
+    """What else is saved for the backward pass, each tensor once in each layout, in bytes."""
+    buffers_bytes: Whole
+    """The most that comes and goes at a time, in bytes."""
+    total_bytes: Whole
+    """All of it, in bytes."""
+
+
+class ModelDocument(Document):
+    """The model that was searched."""
+
+    name: str
+    """Its name; equal to graph.name."""
+    arguments: Scalars
+    """What its builder was given, such as batch (examples in a training step, or in one of its micro_batches); equal to
+    graph.arguments."""
+    hash: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """SHA-256 of graph as JSON with sorted keys, without white space and with every character beyond ASCII escaped; in
+    hexadecimal."""
+
+
+_DATA_PARALLEL = {
+    "type": "number",
+    "minimum": 0,
+    "description": "Total cost where every layer's batch is split as far as it goes and nothing else is, in cost_unit.",
+}
+
+
+class PlanDocument(Document, kw_only=True):
+    """A parallelization strategy for training a neural network, with the certificate of its search. Fields may be added
+    within a schema version; readers pass over those that they do not know. Costs are in the unit that cost_unit
+    names."""
+
+    makes = Plan
+
+    schema_version: Annotated[Literal[2, 3], Meta(extra_json_schema={"type": "integer"})]
+    """Version of this format; it changes when a field changes its meaning or disappears."""
+    tool_version: str
+    """Version of PaSE that wrote the file."""
+    model: ModelDocument
+    """The model that was searched."""
+    num_devices: Positive
+    """p, the number of devices."""
+    cost_model: str
+    """Name of the cost model under which every cost in this file was computed."""
+    cost_unit: Literal["FLOP", "s"]
+    """Unit of every cost in this file: FLOP of one training step, or seconds."""
+    precision: PrecisionDocument | UnsetType = UNSET
+    """The types of numbers that costs and memory are of. Absent in files of earlier versions: all numbers are
+    float32."""
+    total_cost: Number
+    """F(G, φ), Eq. 1 of the paper, in cost_unit: the sum of all layer costs and transfer costs, less hidden_cost."""
+    hidden_cost: Number = 0.0
+    """What of that sum is not paid because communication overlaps with computation, in cost_unit: the smaller of the
+    sums of hideable_cost and of cover_cost. Absent where nothing is hidden."""
+    lower_bound: Number
+    """No strategy costs less than this, in cost_unit; equal to total_cost where exact is true."""
+    gap: Annotated[float, Meta(ge=0, le=1)]
+    """(total_cost - lower_bound) / total_cost, a ratio; 0 where exact is true."""
+    exact: bool
+    """Whether it is proven that no strategy is cheaper."""
+    baselines: Annotated[
+        dict[str, Number],
+        Meta(extra_json_schema={"required": ["data_parallel"], "properties": {"data_parallel": _DATA_PARALLEL}}),
+    ]
+    """Total costs of other strategies on the same devices, by name, in cost_unit."""
+    search: SearchDocument
+    """How the strategy was found."""
+    memory: MemoryDocument | UnsetType = UNSET
+    """What a training step needs on each device, as predicted; absent in files of earlier versions."""
+    device_memory_bytes: Positive | UnsetType = field(name="memory_limit_bytes_per_device", default=UNSET)
+    """What the strategy was to fit, in bytes on each device: lower_bound and exact then hold among the strategies that
+    do. Absent where there was no limit."""
+    constraints: ConstraintsDocument | UnsetType = UNSET
+    """What the strategy was to keep to, as in files of constraints: lower_bound and exact then hold among the
+    strategies that do. Absent where there was nothing."""
+    micro_batches: Positive = 1
+    """Parts of the batch that a step works through, of which graph computes one; 1 without this."""
+    schedule: Annotated[str, choice(SCHEDULES)] | UnsetType = UNSET
+    """Order in which the stages of a pipeline work through the micro-batches; absent where there is one stage."""
+    num_groups: Positive = 1
+    """Groups of devices that have the pipeline's stages in turns: stage s is of group s mod num_groups; 1 without
+    this."""
+    layers: Annotated[tuple[LayerDocument, ...], Meta(min_length=1)]
+    """One entry for each operator of graph, in the same order."""
+    machine: MachineDocument
+    """The machine that costs were computed for."""
+    graph: GraphDocument
+    """The computation graph that was searched."""
+
+    @classmethod
+    def of(cls, value: Plan, **others: Any) -> Self:
+        return super().of(
+            value,
+            schema_version=SCHEMA_VERSION,
+            model=ModelDocument(
+                name=value.graph.name, arguments=dict(value.graph.arguments), hash=graph_hash(value.graph)
+            ),
+            memory=MemoryDocument.of(value.memory, optimiser=value.optimiser),
+            constraints=ConstraintsDocument.of(value.constraints) if value.constraints else UNSET,
+            schedule=value.schedule or UNSET,
+            **others,
+        )
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """Return the JSON form of a plan (`plan_schema`), of which `plan_from_document` makes an equal plan."""
+    return PlanDocument.of(plan).builtins()
 
 
 def plan_schema() -> str:
     """Return the JSON Schema of plan files, as text; docs/export.md says what of it stays as it is."""
-    described = descriptions("pase.planning", "plan.descriptions.toml") | {
-        "machine": machine_descriptions()["document"],
-        "constraints": constraints_descriptions(),
-    }
-    schema = json_schema(_PLAN, identifier="urn:pase:plan:2", title="PaSE plan", described=described)
-    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+    return json_schema(PlanDocument, identifier="urn:pase:plan:2", title="PaSE plan")
 
 
 def graph_hash(graph: Graph) -> str:
@@ -155,206 +287,256 @@ def write_plan(plan: Plan, path: StrPath) -> None:
 
 def read_plan(path: StrPath) -> Plan:
     """Return the plan in a JSON file; PlanError says which field is missing, wrong or not consistent."""
-    text = read_text(path, PlanError, f"plan file {path}")
+    source = Source(PlanError, f"plan file {path}")
+    text = read_text(path, PlanError, source.name)
     try:
-        document = json.loads(text)
+        return plan_from_document(text.encode(), source)
     except (ValueError, RecursionError) as error:
         if text.strip() and text.lstrip()[0] not in "{[":
             raise PlanError(
                 f"{path} is no plan: it is not JSON; a plan is what 'pase search MODEL --devices N -o plan.json' writes"
             ) from None
         raise PlanError(
-            f"plan file {path} is not complete JSON ({error}); it may be truncated: "
-            "search again with 'pase search … -o'"
+            f"{source.name} is not complete JSON ({error}); it may be truncated: search again with 'pase search … -o'"
         ) from None
-    return plan_from_document(Field(document, "", PlanError, f"plan file {path}"))
 
 
 load_plan = read_plan
 """The public name of it: `pase.load_plan`."""
 
 
-def plan_from_document(document: Field) -> Plan:
-    """Return the plan of a parsed document, after checking that its costs follow from its strategy."""
-    plan = _PLAN.read(document)
-    memory = document.get("memory")
-    # Plans of earlier versions tell of no memory.
-    plan = replace(plan, optimiser=memory["optimiser"].text() if memory else DEFAULT_OPTIMISER)
-    _verify_model(document["model"], plan.graph)
-    plan = replace(plan, graph=_typed(plan.graph, document))
+def plan_from_document(given: object, source: Source) -> Plan:
+    """Return the plan of a document, after checking that its costs follow from its strategy.
+
+    Args:
+        given: The document, as JSON in bytes or as its value.
+        source: Where it comes from, for messages.
+
+    Raises:
+        PlanError: A field is missing, wrong or not consistent with others.
+        ValueError, RecursionError: The bytes are not JSON.
+    """
+    document = read(PlanDocument, given, source, hint=_version_hint)
+    plan = _plan(document, source)
     in_turns = plan.schedule == INTERLEAVED and plan.num_groups > 1
     is_even = plan.num_stages % plan.num_groups == 0 if in_turns else plan.num_stages == plan.num_groups
     if plan.num_devices % plan.num_groups or not is_even:
-        raise document.fail(
+        raise source.fail(
+            "",
             f"has {plan.num_stages} stages on {plan.num_groups} groups of {plan.num_devices} devices; expected "
-            f"{'as many stages' if in_turns else 'a stage'} for each group, and groups of one size"
+            f"{'as many stages' if in_turns else 'a stage'} for each group, and groups of one size",
         )
     if with_fan_outs(plan.graph) is not plan.graph:
-        raise document["graph"].fail("lacks the fan-outs that sum a gradient for several layers: search again")
-    _verify_layers(document["layers"], plan)
+        raise source.fail("graph", "lacks the fan-outs that sum a gradient for several layers: search again")
+    _verify_layers(plan, source)
     step = Step.of(plan)
-    if document["schema_version"].value == WITHOUT_PEAKS:
+    if document.schema_version == WITHOUT_PEAKS:
         layers = (replace(layer, memory_bytes=own) for layer, own in zip(plan.layers, step.kept_by_layer, strict=True))
         plan = replace(plan, layers=tuple(layers))
     else:
-        _verify_memory(plan, step, document)
-    _verify_constraints(plan, document)
+        _verify_memory(plan, step, document.memory, source)
+    _verify_constraints(plan, source)
     # A huge number in an edited file may overflow: it is then told apart from the right one, as infinity.
     with np.errstate(over="ignore", invalid="ignore"):
-        _verify_costs(plan, step if plan.has_parts else None, document)
+        _verify_costs(plan, step if plan.has_parts else None, document, source)
     return plan
 
 
-def _typed(graph: Graph, document: Field) -> Graph:
+def _version_hint(path: str, value: object) -> str:
+    if path != VERSION or type(value) is not int:
+        return ""
+    return ": update PaSE" if value > SCHEMA_VERSION else ": search again"
+
+
+def _plan(document: PlanDocument, source: Source) -> Plan:
+    """Return the plan that a document describes, whose graph and machine are whole."""
+    machine = document.machine.checked(source, "machine")
+    try:
+        graph = document.graph.value()
+    except GraphError as error:
+        raise source.fail("graph", f"is not a valid graph: {error}") from None
+    _verify_model(document.model, graph, source)
+    try:
+        constraints = document.constraints.constraints(f"{source.name}: constraints.") if document.constraints else ()
+    except ConfigurationError as error:
+        raise PlanError(str(error)) from None
+    plan: Plan = document.value(
+        graph=_typed(graph, document.precision, source),
+        machine=machine,
+        constraints=constraints,
+        # Plans of earlier versions tell of no memory.
+        optimiser=document.memory.optimiser if document.memory else DEFAULT_OPTIMISER,
+    )
+    return plan
+
+
+def _typed(graph: Graph, document: PrecisionDocument | UnsetType, source: Source) -> Graph:
     """Return the graph in the types that the plan tells of; PlanError where they are none of the graph's."""
-    member = document.get("precision")
-    if member is None:
+    if document is UNSET:
         return graph
-    found = _PRECISION.read(member)
-    if PRECISIONS.get(found.name, found) != found:
-        raise member["name"].fail(f"is {found.name!r}, whose types are others: search again")
-    if found.itemsize != graph.precision.itemsize:
-        raise member["parameters"].fail(
-            f"is {found.parameters!r}, of {found.itemsize} bytes; the graph in this file has numbers of "
-            f"{graph.precision.itemsize}: search again"
+    precision: Precision = document.value()
+    if PRECISIONS.get(precision.name, precision) != precision:
+        raise source.fail("precision.name", f"is {precision.name!r}, whose types are others: search again")
+    if precision.itemsize != graph.precision.itemsize:
+        raise source.fail(
+            "precision.parameters",
+            f"is {precision.parameters!r}, of {precision.itemsize} bytes; the graph in this file has numbers of "
+            f"{graph.precision.itemsize}: search again",
         )
-    return graph.in_precision(found)
+    return graph.in_precision(precision)
 
 
-def _verify_layers(document: Field, plan: Plan) -> None:
+def _verify_layers(plan: Plan, source: Source) -> None:
     """Raise PlanError unless layers are those of the graph, each on all devices."""
-    operators, fields = plan.graph.operators, document.items()
-    if len(fields) != len(operators):
-        raise document.fail(f"has {len(fields)} layers; the graph has {len(operators)}")
-    for field, operator, layer in zip(fields, operators, plan.layers, strict=True):
-        for key, expected in (("name", operator.name), ("kind", operator.kind)):
-            if field[key].value != expected:
-                raise field[key].fail(f"is {field[key].value!r}; the graph has {expected!r} here")
+    operators = plan.graph.operators
+    if len(plan.layers) != len(operators):
+        raise source.fail("layers", f"has {len(plan.layers)} layers; the graph has {len(operators)}")
+    for number, (operator, layer) in enumerate(zip(operators, plan.layers, strict=True)):
+        path = f"layers[{number}]"
+        for key, value, expected in (("name", layer.name, operator.name), ("kind", layer.kind, operator.kind)):
+            if value != expected:
+                raise source.fail(f"{path}.{key}", f"is {value!r}; the graph has {expected!r} here")
         if list(layer.dims.items()) != list(operator.extents.items()):
             dims = dict(layer.dims)
-            raise field["dims"].fail(f"is {dims}; layer {operator.name!r} of the graph has {operator.extents}")
-        splits, found = field["splits"], ", ".join(layer.splits) or "none"
+            raise source.fail(
+                f"{path}.dims", f"is {dims}; layer {operator.name!r} of the graph has {dict(operator.extents)}"
+            )
         if list(layer.splits) != list(layer.dims):
-            raise splits.fail(f"names dims {found}; expected {', '.join(layer.dims)}, in this order")
+            names = ", ".join(layer.splits)
+            raise source.fail(f"{path}.splits", f"names dims {names}; expected {', '.join(layer.dims)}, in this order")
         for name, factor in layer.splits.items():
             if factor > layer.dims[name]:
-                raise splits[name].fail(f"is {factor}, more than the dim's extent {layer.dims[name]}")
+                raise source.fail(
+                    f"{path}.splits.{name}", f"is {factor}, more than the dim's extent {layer.dims[name]}"
+                )
         group = plan.num_devices // plan.num_groups
         if group % layer.num_parts:
-            raise splits.fail(f"makes {layer.num_parts} parts, which do not divide {group} devices")
+            raise source.fail(f"{path}.splits", f"makes {layer.num_parts} parts, which do not divide {group} devices")
         first = layer.stage % plan.num_groups * group
         if len(layer.devices) != group or sorted(layer.devices) != list(range(first, first + group)):
-            raise field["devices"].fail(f"must name each device {first} … {first + group - 1} once")
+            raise source.fail(f"{path}.devices", f"must name each device {first} … {first + group - 1} once")
     stages = [layer.stage for layer in plan.layers]
     if stages[0] or any(not 0 <= later - before <= 1 for before, later in pairwise(stages)):
-        raise document.fail(f"are of the stages {sorted(set(stages))}; expected stages that count up from 0, in order")
+        raise source.fail(
+            "layers", f"are of the stages {sorted(set(stages))}; expected stages that count up from 0, in order"
+        )
 
 
-def _verify_model(document: Field, graph: Graph) -> None:
+def _verify_model(document: ModelDocument, graph: Graph, source: Source) -> None:
     """Raise PlanError unless what is said of the model is true of the graph in the file."""
-    if document["hash"].text() != graph_hash(graph):
-        raise document["hash"].fail("is not the hash of the graph in this file; one of them was changed: search again")
-    if document["name"].text() != graph.name:
-        raise document["name"].fail(f"is {document['name'].value!r}; the graph in this file is {graph.name!r}")
-    arguments = {key: field.scalar() for key, field in document["arguments"].members()}
+    if document.hash != graph_hash(graph):
+        raise source.fail(
+            "model.hash", "is not the hash of the graph in this file; one of them was changed: search again"
+        )
+    if document.name != graph.name:
+        raise source.fail("model.name", f"is {document.name!r}; the graph in this file is {graph.name!r}")
     # As text, because 1, 1.0 and true are equal.
-    if repr(arguments) != repr(dict(graph.arguments)):
-        raise document["arguments"].fail(f"are {arguments}; the graph in this file has {dict(graph.arguments)}")
+    if repr(document.arguments) != repr(dict(graph.arguments)):
+        raise source.fail(
+            "model.arguments", f"are {document.arguments}; the graph in this file has {dict(graph.arguments)}"
+        )
 
 
-def _verify_memory(plan: Plan, step: Step, document: Field) -> None:
+def _verify_memory(plan: Plan, step: Step, document: MemoryDocument | UnsetType, source: Source) -> None:
     """Raise PlanError unless the memory is that of the strategy, and within the plan's own limit."""
-    memory = document.get("memory")
-    if memory is not None:
-        for key in _MEMORY_BYTES:
-            expected = getattr(step.peak.memory, key)
-            if memory[key].value != expected:
-                raise memory[key].fail(f"is {memory[key].value}, but the strategy needs {expected}: search again")
-    for field, layer, own in zip(document["layers"].items(), plan.layers, step.kept_by_layer, strict=True):
-        _same(field["memory_bytes"], layer.memory_bytes, own)
+    if document is not UNSET:
+        for key in MemoryDocument.__struct_fields__[1:]:
+            value, expected = getattr(document, key), getattr(step.peak.memory, key)
+            if value != expected:
+                raise source.fail(f"memory.{key}", f"is {value}, but the strategy needs {expected}: search again")
+    for number, (layer, own) in enumerate(zip(plan.layers, step.kept_by_layer, strict=True)):
+        _same(source, f"layers[{number}].memory_bytes", layer.memory_bytes, own)
     limit = plan.device_memory_bytes
     if limit is not None and (needed := step.peak.bytes) > limit:
-        raise document[_LIMIT].fail(f"is {limit}, but the strategy needs {needed}: search again")
+        raise source.fail("memory_limit_bytes_per_device", f"is {limit}, but the strategy needs {needed}: search again")
 
 
-def _verify_constraints(plan: Plan, document: Field) -> None:
+def _verify_constraints(plan: Plan, source: Source) -> None:
     """Raise PlanError unless the strategy keeps to the plan's own constraints."""
-    member = document.get("constraints")
-    if member is None:
+    if not plan.constraints:
         return
     try:
         left = allowed(plan.constraints, plan.graph, plan.num_devices // plan.num_groups)
         modes = mode_space(ModeSpace(states=STATES, recompute=True), plan.constraints, plan.graph)
-        for field, operator, layer in zip(document["layers"].items(), plan.graph.operators, plan.layers, strict=True):
+        for number, (operator, layer) in enumerate(zip(plan.graph.operators, plan.layers, strict=True)):
+            path = f"layers[{number}]"
             splits = left.configurations(plan.graph, operator)
             if not (splits == np.array([*layer.splits.values()])).all(axis=1).any():
-                raise field["splits"].fail("is none that the plan's constraints allow: search again")
+                raise source.fail(f"{path}.splits", "is none that the plan's constraints allow: search again")
             own = modes.of(layer.name)
             has_states = layer.state != REPLICATED or can_be_in_parts(operator, splits_of(operator, splits))
             if has_states and layer.state not in own.states:
-                raise field["state"].fail(
-                    f"is {layer.state!r}, which the plan's constraints do not allow: search again"
+                raise source.fail(
+                    f"{path}.state", f"is {layer.state!r}, which the plan's constraints do not allow: search again"
                 )
             if layer.is_recomputed and not own.recompute:
-                raise field["is_recomputed"].fail("is true, which the plan's constraints do not allow: search again")
+                raise source.fail(
+                    f"{path}.is_recomputed", "is true, which the plan's constraints do not allow: search again"
+                )
     except ConfigurationError as error:
-        raise member.fail(f"cannot be kept to: {error}") from None
+        raise source.fail("constraints", f"cannot be kept to: {error}") from None
     for _, group in left.ties:
         if len({tuple(plan[name].splits.values()) for name in group}) > 1:
-            raise member.fail(f"tie {', '.join(group)}, whose configurations differ: search again")
+            raise source.fail("constraints", f"tie {', '.join(group)}, whose configurations differ: search again")
 
 
-def _verify_costs(plan: Plan, step: Step | None, document: Field) -> None:
+def _verify_costs(plan: Plan, step: Step | None, document: PlanDocument, source: Source) -> None:
     """Raise PlanError unless costs are those of the strategy under the plan's own machine and cost model."""
     try:
         model = cost_model(plan.cost_model, plan.machine, plan.num_devices, plan.precision)
     except (CostError, MachineError) as error:
-        raise document["cost_model"].fail(f"cannot be used: {error}") from None
+        raise source.fail("cost_model", f"cannot be used: {error}") from None
     if plan.cost_unit != model.unit:
-        raise document["cost_unit"].fail(f"is {plan.cost_unit!r}; cost model {plan.cost_model!r} gives {model.unit!r}")
+        raise source.fail("cost_unit", f"is {plan.cost_unit!r}; cost model {plan.cost_model!r} gives {model.unit!r}")
     # Any permutation of the devices is a placement: what a search costs does not depend on it, so that a person may
     # choose another; `Plan.placed_cost` is of it.
     devices = [layer.devices for layer in plan.layers]
     chosen = [layer.splits for layer in plan.layers]
     expected = step.plans(devices) if step else plan_layers(plan.graph, plan.num_devices, model, chosen, devices)
-    for field, layer, right in zip(document["layers"].items(), plan.layers, expected, strict=True):
+    for number, (layer, right) in enumerate(zip(plan.layers, expected, strict=True)):
+        path = f"layers[{number}]"
         for key in ("layer_cost", "compute_cost", "communication_cost"):
-            _same(field[key], getattr(layer, key), getattr(right, key))
+            _same(source, f"{path}.{key}", getattr(layer, key), getattr(right, key))
         for key in ("hideable_cost", "cover_cost"):
-            _same_if_told(field, key, getattr(right, key))
+            _same_if_told(source, f"{path}.{key}", getattr(layer, key), getattr(right, key))
         if [(t.producer, t.input) for t in layer.transfers] != [(t.producer, t.input) for t in right.transfers]:
-            raise field["transfers"].fail("are not the layer's incoming edges, then its shared weights")
-        for entry, transfer, same in zip(field["transfers"].items(), layer.transfers, right.transfers, strict=True):
+            raise source.fail(f"{path}.transfers", "are not the layer's incoming edges, then its shared weights")
+        for position, (transfer, same) in enumerate(zip(layer.transfers, right.transfers, strict=True)):
             for key in ("cost", "forward_bytes", "backward_bytes"):
-                _same(entry[key], getattr(transfer, key), getattr(same, key))
-    _same_if_told(document, "hidden_cost", hidden_cost(expected) or None)
-    _same(document["total_cost"], plan.total_cost, step.cost if step else total_cost(plan.layers))
+                _same(source, f"{path}.transfers[{position}].{key}", getattr(transfer, key), getattr(same, key))
+    _same_if_told(source, "hidden_cost", document.hidden_cost or None, hidden_cost(expected) or None)
+    _same(source, "total_cost", plan.total_cost, step.cost if step else total_cost(plan.layers))
     if plan.lower_bound > plan.total_cost * (1 + _RELATIVE_TOLERANCE):
-        raise document["lower_bound"].fail(f"is {plan.lower_bound:g}, above the total cost {plan.total_cost:g}")
+        raise source.fail("lower_bound", f"is {plan.lower_bound:g}, above the total cost {plan.total_cost:g}")
     if plan.exact and not isclose(plan.lower_bound, plan.total_cost, rel_tol=_RELATIVE_TOLERANCE):
-        raise document["exact"].fail(f"is true, but the lower bound {plan.lower_bound:g} is below {plan.total_cost:g}")
+        raise source.fail("exact", f"is true, but the lower bound {plan.lower_bound:g} is below {plan.total_cost:g}")
     if not plan.exact and plan.lower_bound >= plan.total_cost > 0:
-        raise document["exact"].fail(f"is false, but the lower bound is the total cost, {plan.total_cost:g}")
-    if not isclose(document["gap"].number(), plan.gap, rel_tol=_RELATIVE_TOLERANCE, abs_tol=1e-12):
-        raise document["gap"].fail(f"is {document['gap'].value}; total_cost and lower_bound make it {plan.gap}")
-    baseline = document["baselines"]["data_parallel"]
-    splits = data_parallel_splits(plan.graph, plan.num_devices)
+        raise source.fail("exact", f"is false, but the lower bound is the total cost, {plan.total_cost:g}")
+    if not isclose(document.gap, plan.gap, rel_tol=_RELATIVE_TOLERANCE, abs_tol=1e-12):
+        raise source.fail("gap", f"is {document.gap}; total_cost and lower_bound make it {plan.gap}")
     if step:
-        _same(baseline, baseline.number(), data_parallel_step(step).cost)
-        return
-    _same(baseline, baseline.number(), total_cost(plan_layers(plan.graph, plan.num_devices, model, splits, devices)))
+        baseline = data_parallel_step(step).cost
+    else:
+        splits = data_parallel_splits(plan.graph, plan.num_devices)
+        baseline = total_cost(plan_layers(plan.graph, plan.num_devices, model, splits, devices))
+    path = "baselines.data_parallel"
+    if "data_parallel" not in plan.baselines:
+        raise source.fail(path, "is missing")
+    _same(source, path, plan.baselines["data_parallel"], baseline)
 
 
-def _same(field: Field, found: float, expected: float) -> None:
-    if not isclose(found, expected, rel_tol=_RELATIVE_TOLERANCE):
-        raise field.fail(f"is {found!r}, but the strategy costs {expected!r} there; the file was edited: search again")
+def _same(source: Source, path: str, value: float, expected: float) -> None:
+    if not isclose(value, expected, rel_tol=_RELATIVE_TOLERANCE):
+        raise source.fail(
+            path, f"is {value!r}, but the strategy costs {expected!r} there; the file was edited: search again"
+        )
 
 
-def _same_if_told(document: Field, key: str, expected: float | None) -> None:
-    """Raise PlanError unless a member that not all plans have is there where it is expected, with that number."""
-    member = document.get(key) if expected is None else document[key]
-    if member is None:
-        return
-    if expected is None:
-        raise member.fail("is there, but the strategy hides nothing; the file was edited: search again")
-    _same(member, member.number(), expected)
+def _same_if_told(source: Source, path: str, value: float | None, expected: float | None) -> None:
+    """Raise PlanError unless a number that not all plans have is there where it is expected."""
+    if value is None and expected is not None:
+        raise source.fail(path, "is missing")
+    if value is not None and expected is None:
+        raise source.fail(path, "is there, but the strategy overlaps nothing; the file was edited: search again")
+    if value is not None and expected is not None:
+        _same(source, path, value, expected)

@@ -13,7 +13,7 @@ from pase.costs import cost_model, traffic_of
 from pase.graph import Graph
 from pase.importers import load
 from pase.machine import Kernels, Machine
-from pase.machine.files import KERNELS
+from pase.machine.machine import KERNELS
 from scripts.benchmarks.tables import markdown, publish
 
 STEPS, WARM = 15, 3

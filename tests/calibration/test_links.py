@@ -21,7 +21,7 @@ from pase.calibration.measured import (
 )
 from pase.errors import CalibrationError
 from pase.machine import load_machine, machine_text, parse_machine
-from pase.machine.files import KERNELS
+from pase.machine.machine import KERNELS
 
 NODE, CLUSTER = (1e-4, 25e6), (4e-4, 5e6)
 """α, and 1/β of a whole link."""

@@ -141,7 +141,7 @@ train mlp --hosts a:1,b:1 --task 0 --checkpoint kept --resume | with --hosts nam
 train mlp --trace trace.npz --processes 2 | --trace is of a training in one process: leave out --processes and --hosts$
 easgd-model --network googlnet | unknown model 'googlnet': did you mean 'googlenet'
 easgd-model --workers 0 | 0 workers were asked for; expected a whole number from 1 to 1048576
-easgd-model --machine cori-knl --workers 10000 | machine cori-knl, line \d+: levels\[0\]\.devices
+easgd-model --machine cori-knl --workers 10000 | machine cori-knl: levels\[0\]\.devices
 integrated alexnet -p 8 --grid 2x3 | a grid of 2x3 has 6 processes, not 8; possible are 1x8
 integrated alexnet -p 8 -b 4 --grid 1x8 | a batch of 4 cannot be shared by the 8
 integrated alexnet -p 8 -b {400 nines} | a batch of 9+…9+ was asked for; .* up to 1099511627776

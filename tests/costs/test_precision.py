@@ -9,7 +9,7 @@ import pytest
 
 from pase import evaluate, load_plan, search
 from pase.analysis.differences import difference
-from pase.common.documents import Field
+from pase.common.documents import Source
 from pase.costs import cost_model, traffic_of, transfer_bytes
 from pase.costs.build import edge_layouts
 from pase.costs.memory import keeping, layer_memory
@@ -228,7 +228,7 @@ def test_a_plan_says_its_types_and_is_read_back(tmp_path: Path) -> None:
 
 
 def _read(document: object) -> Plan:
-    return plan_from_document(Field(document, "", PlanError, "plan.json"))
+    return plan_from_document(document, Source(PlanError, "plan.json"))
 
 
 def test_plans_of_earlier_versions_are_float32() -> None:
@@ -259,7 +259,7 @@ def test_the_models_own_types_stay_where_none_are_asked_for() -> None:
 
 def test_a_type_without_a_peak_is_refused_in_one_line() -> None:
     expected = (
-        r"^machine v100, line 11: device.peak_flop_per_s has no peak for bfloat16; it is given for float16, float32, "
+        r"^machine v100: device.peak_flop_per_s has no peak for bfloat16; it is given for float16, float32, "
         r"float64: take another precision or machine, or give that peak in a machine file of your own$"
     )
     for model in ("paper", "alpha_beta"):

@@ -3,10 +3,11 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from pase.common.documents import Field
+from pase.common.documents import Source
 from pase.errors import EmitError, PlanError
 from pase.graph import Edge, Graph, graph_document, graph_from_document
 from pase.graph.body import Body, Constant, ModelInput, ModelOutput, Step, elementary, is_before_layout
@@ -155,11 +156,11 @@ def test_a_kernel_normalises_by_the_moments_that_are_kept() -> None:
 # -- bodies in documents
 
 
-def document(body: object) -> Field:
+def document(body: object) -> dict[str, Any]:
     """Return the document of the network, the body of its first layer in place of the right one."""
     found = graph_document(network())
     found["operators"][0]["body"] = body
-    return Field(found, "graph", PlanError, "plan.json")
+    return found
 
 
 def test_a_body_is_what_its_document_says() -> None:
@@ -168,7 +169,7 @@ def test_a_body_is_what_its_document_says() -> None:
     full = replace(DENSE, steps=(*DENSE.steps, infinite, pooled), outputs=SUM.outputs, problem="none")
     graph = network(full, replace(SUM, constants=(Constant(name="c1", dims=("n",)),)))
     text = json.dumps(graph_document(graph), allow_nan=False)
-    assert graph_from_document(Field(json.loads(text), "graph", PlanError, "plan.json")) == graph
+    assert graph_from_document(json.loads(text), Source(PlanError, "plan.json")) == graph
 
 
 STEP = {"result": "t1", "function": "exp", "operands": ["x"]}
@@ -179,8 +180,14 @@ STEP = {"result": "t1", "function": "exp", "operands": ["x"]}
     [
         ("{", r"body is '\{'; expected an object"),
         ({"steps": [{"result": "t1", "function": "add"}]}, r"steps\[0\].operands is missing"),
-        ({"steps": [{**STEP, "operands": [True]}]}, r"steps\[0\].operands\[0\] is no operand"),
-        ({"steps": [{**STEP, "operands": [{"number": "1"}]}]}, r"operands\[0\] is no operand"),
+        (
+            {"steps": [{**STEP, "operands": [True]}]},
+            r"operands\[0\] is True; expected the name of a tensor",
+        ),
+        (
+            {"steps": [{**STEP, "operands": [{"number": "1"}]}]},
+            r"number is '1'; expected one of -inf, inf",
+        ),
         ({"steps": [{**STEP, "operands": ["y"]}]}, "a step of its body reads 'y', which nothing makes"),
         ({"steps": [{**STEP, "function": "system"}]}, "a step of its body is not known: unknown function 'system'"),
         ({"steps": [{**STEP, "operands": ["x", "x"]}]}, "'exp', has 2 operands; expected 1 to 1"),
@@ -203,16 +210,16 @@ STEP = {"result": "t1", "function": "exp", "operands": ["x"]}
 )
 def test_a_document_that_is_no_body_is_refused(body: object, message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        graph_from_document(document(body))
+        graph_from_document(document(body), Source(PlanError, "plan.json"))
 
 
 def test_plans_that_told_what_layers_compute_as_text_are_refused() -> None:
     found = graph_document(network())
     found["operators"][0]["attributes"] = {"forward": '{"steps": []}'}
     with pytest.raises(
-        PlanError, match=r"operators\[0\].attributes has 'forward': the plan is an older .* search again"
+        PlanError, match=r"operators\[0\] has the attribute 'forward': the plan is an older .* search again"
     ):
-        graph_from_document(Field(found, "graph", PlanError, "plan.json"))
+        graph_from_document(found, Source(PlanError, "plan.json"))
 
 
 def test_functions_of_points_of_one_tensor_can_come_first() -> None:

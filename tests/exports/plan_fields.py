@@ -38,18 +38,26 @@ def _fields(schema: dict[str, Any], root: dict[str, Any], path: str) -> Iterator
         yield f"{here}: always has {name}"
     for i, item in enumerate(schema.get("prefixItems", ())):
         yield from _fields(item, root, f"{path}[{i}]")
-    if "items" in schema:
+    if isinstance(schema.get("items"), dict):
         yield from _fields(schema["items"], root, f"{path}[]")
     if isinstance(schema.get("additionalProperties"), dict):
         yield from _fields(schema["additionalProperties"], root, f"{path}.*")
-    for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
-        yield from _fields(choice, root, f"{path}<{_name(choice)}>")
+    # What is null by default is left out of plans.
+    is_left_out = schema.get("default", "") is None
+    choices = [choice for choice in schema.get("anyOf", ()) if not is_left_out or choice != {"type": "null"}]
+    if len(choices) == 1:
+        yield from _fields(choices[0], root, path)
+        return
+    for choice in choices:
+        yield from _fields(choice, root, f"{path}<{_name(choice, root)}>")
 
 
-def _name(choice: dict[str, Any]) -> str:
+def _name(choice: dict[str, Any], root: dict[str, Any]) -> str:
     """Return what tells one of several things from the others."""
-    constants = [member["const"] for member in choice.get("properties", {}).values() if "const" in member]
-    return str(next(iter([*constants, *choice.get("required", ()), choice.get("type") or choice["$ref"]])))
+    while "$ref" in choice:
+        choice = root["$defs"][choice["$ref"].rpartition("/")[2]]
+    tags = [member["enum"][0] for member in choice.get("properties", {}).values() if len(member.get("enum", ())) == 1]
+    return str(next(iter([*tags, *choice.get("required", ()), choice["type"]])))
 
 
 if __name__ == "__main__":

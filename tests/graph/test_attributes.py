@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import pase
-from pase.common.documents import Field
+from pase.common.documents import Source
 from pase.errors import GraphError, PlanError
 from pase.graph import Builder, Graph, Operator, graph_document, graph_from_document, operators, verify_operator
 from pase.graph.operators import dense
@@ -46,7 +46,7 @@ def with_attribute(kind: str, name: str, value: object) -> Any:
 
 
 def read(document: Any) -> Graph:
-    return graph_from_document(Field(document, "graph", PlanError, "plan.json"))
+    return graph_from_document(document, Source(PlanError, "plan.json"))
 
 
 def refusal(document: Any) -> str:
@@ -69,7 +69,7 @@ def test_hostile_texts_are_no_attributes(kind: str, name: str) -> None:
             fits = text == "" and (name in ("activation", "cell") or kind in LISTS.get(name, ()))
         assert (not found) == fits, (text, found)
         if found:
-            assert found.startswith("plan.json: graph is not a valid graph: layer 'fc'")
+            assert found.startswith("plan.json: the document is not a valid graph: layer 'fc'")
             assert len(found) < 1500
             assert found.isprintable()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pase.common.documents import Field
+from pase.common.documents import Source
 from pase.errors import PlanError
 from pase.graph import Builder, Graph, graph_document, graph_from_document, uniform
 from pase.graph.operators import (
@@ -25,7 +25,7 @@ from tests.networks import SMALL, small_graph
 
 
 def _read(document: object) -> Graph:
-    return graph_from_document(Field(document, "graph", PlanError, "plan.json"))
+    return graph_from_document(document, Source(PlanError, "plan.json"))
 
 
 def _every_feature() -> Graph:
@@ -122,24 +122,24 @@ def _delete(*path: str | int) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_delete("name"), "plan.json: graph.name is missing"),
-        (_delete("operators", 0, "reads"), r"plan.json: graph.operators\[0\].reads is missing"),
-        (_set("word_bytes", to=0), "graph.word_bytes is 0; expected a whole number of 1 or more"),
-        (_set("arguments", to=[1]), "graph.arguments is an array; expected an object"),
+        (_delete("name"), "plan.json: name is missing"),
+        (_delete("operators", 0, "reads"), r"plan.json: operators\[0\].reads is missing"),
+        (_set("word_bytes", to=0), "word_bytes is 0; expected one of 2, 4, 8"),
+        (_set("arguments", to=[1]), "arguments is an array; expected an object"),
         (
             _set("arguments", "batch", to=[1]),
-            "graph.arguments.batch is an array; expected text, a number, or true or false",
+            "arguments.batch is an array; expected text, a number, or true or false",
         ),
-        (_set("operators", to={}), "graph.operators is an object; expected an array"),
+        (_set("operators", to={}), "operators is an object; expected an array"),
         (_set("operators", 0, "dims", "b", to=0), r"operators\[0\].dims.b is 0; expected a whole number of 1 or more"),
         (_set("operators", 0, "dims", "b", to=True), r"operators\[0\].dims.b is True; expected a whole number"),
         (
             _set("operators", 0, "reads", 0, "role", to="weight"),
-            r"reads\[0\].role is 'weight'; expected one of activation, p",
+            r"reads\[0\].role is 'weight'; expected one of activation, i",
         ),
         (
             _set("operators", 0, "reads", 0, "axes", 0, to=5),
-            r"reads\[0\].axes\[0\] is no axis; expected a dim, a list of dims",
+            r"reads\[0\].axes\[0\] is 5; expected a dim, a list of dims",
         ),
         (_delete("operators", 0, "reads", 0, "axes", 2, "window", "stride"), r"axes\[2\].window.stride is missing"),
         (
@@ -159,9 +159,9 @@ def _delete(*path: str | int) -> Callable[[Any], None]:
             _set("edges", 0, to=["conv", 0, "norm"]),
             r"edges\[0\] has 3 entries; expected producer, output, consumer, input",
         ),
-        (_set("operators", to=[]), "graph is not a valid graph: graph 'net' is empty"),
-        (_set("operators", 0, "dims", "h", to=5), "graph is not a valid graph: layer 'conv' .* but h = 5"),
-        (_set("edges", to=[]), "graph is not a valid graph: graph 'net' is not connected"),
+        (_set("operators", to=[]), "operators is empty; expected an array of 1 or more"),
+        (_set("operators", 0, "dims", "h", to=5), "the document is not a valid graph: layer 'conv' .* but h = 5"),
+        (_set("edges", to=[]), "the document is not a valid graph: graph 'net' is not connected"),
     ],
 )
 def test_a_changed_document_is_refused(change: Callable[[Any], None], message: str) -> None:
@@ -172,5 +172,5 @@ def test_a_changed_document_is_refused(change: Callable[[Any], None], message: s
 
 
 def test_a_document_that_is_no_object_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"plan\.json: graph is an array; expected an object"):
+    with pytest.raises(PlanError, match=r"plan\.json: the document is an array; expected an object"):
         _read([])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pase.common.documents import Field
+from pase.common.documents import Source
 from pase.errors import MachineError
 from pase.machine import (
     DEFAULT_MACHINE,
@@ -71,7 +71,7 @@ def test_levels_spanned(machine: Machine) -> None:
     assert names == {1: ["pair"], 2: ["pair"], 3: ["pair", "box"], 4: ["pair", "box"]}
     with pytest.raises(
         MachineError,
-        match=r"small.toml, line 24: levels\[1\].devices is 4, at the outermost level 'box', and 5 were asked",
+        match=r"small.toml: levels\[1\].devices is 4, at the outermost level 'box', and 5 were asked",
     ):
         machine.levels_spanned(5)
     unbounded = load_machine("1080ti")
@@ -84,7 +84,7 @@ def test_r_is_peak_by_the_slowest_link_in_use(machine: Machine) -> None:
     assert machine.flop_per_byte(3, "float16") == 2e12 / 1e9
     with pytest.raises(
         MachineError,
-        match=r"small.toml, line 11: device.peak_flop_per_s has no peak for int8; it is given for float16, float32",
+        match=r"small.toml: device.peak_flop_per_s has no peak for int8; it is given for float16, float32",
     ):
         machine.flop_per_byte(2, "int8")
 
@@ -117,7 +117,7 @@ def test_a_file_of_ones_own(tmp_path: Path, machine: Machine) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(TEXT)
     assert load_machine(str(path)) == machine
-    assert machine_from_document(Field(machine_document(machine), "", MachineError, "m")) == machine
+    assert machine_from_document(machine_document(machine), Source(MachineError, "m")) == machine
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

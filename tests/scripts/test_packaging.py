@@ -87,7 +87,7 @@ def test_the_command_is_the_function_that_is_tested() -> None:
 def test_the_extras_are_all_there_and_the_core_needs_little() -> None:
     extras = {"mesh", "data", "onnx", "torch", "keras", "jax", "notebook", "docs", "dev"}
     assert set(_setup()["extras_require"]) >= extras
-    assert _names(_setup()["install_requires"]) == {"click", "numpy", "rich"}
+    assert _names(_setup()["install_requires"]) == {"click", "msgspec", "numpy", "rich"}
 
 
 def test_every_requirement_has_a_pinned_version_that_satisfies_it() -> None:

@@ -23,9 +23,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
+from typing import Literal
 
-from pase.common.codecs import TEXT, WHOLE, array, nullable, number, record, version
-from pase.common.documents import Field, open_regular
+from msgspec import field
+
+from pase.common.documents import Source, open_regular
+from pase.common.structs import AboveZero, Document, Whole, read
 from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import list_checkpoints
 
@@ -75,18 +78,20 @@ class Cluster:
 
     def to_json(self) -> str:
         """Return the cluster as the environment holds it."""
-        return json.dumps(_CLUSTER.write(self))
+        return json.dumps(ClusterDocument.of(self, schema_version=1).builtins())
 
 
-_CLUSTER = record(
-    Cluster,
-    schema_version=version(1),
-    tasks=array(TEXT).of("addresses"),
-    task=WHOLE,
-    bind=TEXT,
-    local_task=WHOLE,
-    step_timeout_s=nullable(number(above=0)),
-)
+class ClusterDocument(Document):
+    """The processes that train together, as the environment of each one holds them."""
+
+    makes = Cluster
+
+    schema_version: Literal[1]
+    addresses: tuple[str, ...] = field(name="tasks")
+    task: Whole
+    bind: str
+    local_task: Whole
+    step_timeout_s: AboveZero | None
 
 
 def cluster_of(environment: Mapping[str, str] = os.environ) -> Cluster | None:
@@ -95,10 +100,11 @@ def cluster_of(environment: Mapping[str, str] = os.environ) -> Cluster | None:
     if not text:
         return None
     try:
-        value = json.loads(text)
+        document = read(ClusterDocument, text.encode("utf-8", "surrogateescape"), Source(ProgramError, VARIABLE))
     except (ValueError, RecursionError) as error:
         raise ProgramError(f"{VARIABLE} is no JSON ({error}); start the program with pase launch") from None
-    return _CLUSTER.read(Field(value, "", ProgramError, VARIABLE))
+    cluster: Cluster = document.value()
+    return cluster
 
 
 def split_address(address: str) -> tuple[str, int]:
