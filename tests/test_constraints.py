@@ -30,10 +30,10 @@ from pase.planning.constraints import (
     load_constraints,
 )
 from pase.planning.planner import problem_of
-from pase.planning.steps import plain_memory
 from pase.solver import solve
 from pase.tables.cost_tables import CostTables
 from tests.networks import slow_machine, small_graph
+from tests.plain_memory import plain_memory
 
 Splits = Mapping[str, int]
 Document = dict[str, Any]

@@ -23,11 +23,11 @@ from pase.machine import load_machine
 from pase.planning.memory_limit import limit_of
 from pase.planning.plan import Plan
 from pase.planning.planner import problem_of
-from pase.planning.steps import plain_memory
 from pase.sharding.edges import table_edges
 from pase.sharding.traffic import held_weights, layer_movements, optimiser_numbers
 from pase.targets.training.optimisers import OPTIMISERS, make_rule
 from tests.networks import SMALL, small_graph
+from tests.plain_memory import plain_memory
 from tests.runtime.networks import EXCHANGING, mixed, small, tied
 from tests.runtime.plans import data_parallel_plan, make_plan, random_plan
 

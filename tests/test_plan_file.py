@@ -22,8 +22,9 @@ from pase.errors import PlanError
 from pase.machine import load_machine, override_machine
 from pase.models import MODELS
 from pase.planning.plan_file import graph_hash, plan_document, plan_from_document, plan_schema, read_plan, write_plan
-from pase.planning.steps import plain_memory, plan_layers, total_cost
+from pase.planning.steps import plan_layers, total_cost
 from tests.networks import small_graph, small_plan, tiny_plan
+from tests.plain_memory import plain_memory
 
 Where = tuple[str | int, ...]
 DELETED = object()

@@ -8,17 +8,20 @@ from typing import Any
 
 import click
 
-from pase.analysis.baselines.compare import OURS, Comparison, compare, compare_steps
+from pase.analysis.baselines.compare import OURS, Comparison, compare
 from pase.analysis.baselines.mcmc import COLDNESS, MAX_STEPS, STARTS, Sampling
 from pase.analysis.baselines.registry import BASELINES, chosen
 from pase.cli.options import (
     ModelArguments,
     choice_option,
+    device_memory_bytes,
     headline,
     json_option,
     keep_batch_option,
+    memory_per_device_option,
     model_argument,
     model_options,
+    optimiser_option,
     output_option,
     step_options,
     step_text,
@@ -28,7 +31,7 @@ from pase.cli.progress import READING, progress
 from pase.common.documents import attributes
 from pase.common.options import WholeNumber, option
 from pase.common.words import duration, quantity
-from pase.costs import COST_MODELS
+from pase.costs import COST_MODELS, DEFAULT_OPTIMISER
 from pase.errors import PlanError
 from pase.planning.plan import Plan
 from pase.planning.plan_file import write_plan
@@ -49,6 +52,8 @@ _COUNT = WholeNumber(min=0)
 @option("--steps", type=_COUNT, default=MAX_STEPS, help="Of the random search, at most.")
 @choice_option("--start", STARTS, default="experts", help="Of the random search.")
 @option("--coldness", type=float, default=COLDNESS, help="Its β, in units of a layer's mean cost.")
+@memory_per_device_option
+@optimiser_option(default=DEFAULT_OPTIMISER)
 @step_options
 @keep_batch_option
 @output_option("Write every strategy's plan into this folder.", callback=None)
@@ -70,12 +75,12 @@ def compare_command(
     The others are strategies of experts, for the networks that they are meant for, and what a random search finds.
     All are costed alike. With -o each can be emitted, run and explained as a plan.
 
-    With micro-batches, stages or modes the others are data parallelism, ZeRO's states and even stages, of as many
-    micro-batches.
+    With micro-batches, stages or modes the others are of as many micro-batches, and ZeRO's states and even stages are
+    among them.
     """
+    machine = model.loaded_machine()
+    options["device_memory_bytes"] = device_memory_bytes(options["device_memory_bytes"], machine)
     asked = SearchOptions(**options)
-    if asked.has_parts and only:
-        raise click.UsageError("--only names strategies of plans without micro-batches, stages and modes")
     baselines = chosen(only, Sampling(seed=seed, steps=steps, start=start, coldness=coldness))
     if output:
         try:
@@ -83,20 +88,21 @@ def compare_command(
         except OSError as error:
             raise PlanError(f"folder {output} cannot be made: {error.strerror}; name one that can") from None
     names = _SEVERAL.get(cost_model, (cost_model,))
-    machine = model.loaded_machine()
     with progress(READING):
         graph = model.graph()
     comparisons = []
     for name in names:
         with progress() as on_progress:
-            compared = partial(compare_steps if asked.has_parts else compare, graph, model.devices)
-            how: dict[str, Any] = {"cost_model": name, "baselines": baselines, "keep_batch": asked.keep_batch}
-            if asked.has_parts:
-                how = {
-                    "options": replace(asked, cost_model=name),
-                    "reload": lambda batch: replace(model, batch=batch).graph(),
-                }
-            comparisons.append(compared(machine=machine, on_progress=on_progress, **how))
+            comparison = compare(
+                graph,
+                model.devices,
+                machine=machine,
+                baselines=baselines,
+                options=replace(asked, cost_model=name),
+                on_progress=on_progress,
+                reload=lambda batch: replace(model, batch=batch).graph(),
+            )
+            comparisons.append(comparison)
     written = []
     for contender in (each for comparison in comparisons for each in comparison.contenders) if output else ():
         assert output is not None

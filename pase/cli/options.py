@@ -38,7 +38,7 @@ from pase.planning.constraints import (
 )
 from pase.planning.plan import Plan
 from pase.planning.plan_file import read_plan
-from pase.planning.planner import AUTO_NUMBER, Progress, search
+from pase.planning.planner import AUTO_NUMBER, Progress, search, usable_bytes
 from pase.planning.stages import SEARCHED_SCHEDULES
 from pase.solver.ordering import ORDERINGS
 from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, read_hosts
@@ -197,6 +197,28 @@ arguments_option = option(
 cost_model_option = choice_option("--cost-model", sorted(COST_MODELS), default="paper")
 own_cost_model_option = choice_option("--cost-model", sorted(COST_MODELS), show_default="a plan's own, or paper")
 ordering_option = choice_option("--ordering", ["auto", *ORDERINGS], default="auto")
+OF_MACHINE = "machine"
+"""Instead of a size: what a step may take of the machine's devices, some of their memory left to the framework."""
+
+
+def _size_or_machine(text: str) -> int | str:
+    return text if text == OF_MACHINE else byte_size(text)
+
+
+memory_per_device_option = option(
+    "--memory-per-device",
+    "device_memory_bytes",
+    type=_size_or_machine,
+    metavar="SIZE|machine",
+    help="Most that a device may need, such as 8GB, or nine tenths of what the machine's have.",
+)
+
+
+def device_memory_bytes(value: int | str | None, machine: Machine) -> int | None:
+    """Return the limit that the value of --memory-per-device stands for."""
+    return usable_bytes(machine) if isinstance(value, str) else value
+
+
 keep_batch_option = flag("--keep-batch", help="Go on although the batch cannot be split.")
 strict_option = flag("--strict", help="Refuse a model with an operator that nothing is known of.")
 

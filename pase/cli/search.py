@@ -17,10 +17,12 @@ from pase.cli.options import (
     constraint_options,
     cost_model_option,
     costs_note,
+    device_memory_bytes,
     flag,
     headline,
     json_option,
     keep_batch_option,
+    memory_per_device_option,
     model_argument,
     model_options,
     optimiser_option,
@@ -54,9 +56,6 @@ from pase.solver.ordering import ORDERINGS, OrderingReport, report_ordering
 from pase.tables.files import export_cfn, read_problem, write_problem
 from pase.views.drawing.plans import extents_text, split_text
 
-OF_MACHINE = "machine"
-"""Instead of a size: what the machine's devices have."""
-
 _PADDING_TIME_S = 2.0
 """What a search took in more than this is not searched again for a hint; the hints take no longer."""
 
@@ -67,10 +66,6 @@ _SAME = 5e-5
 """Costs that differ by a smaller share of them are printed alike."""
 
 
-def _device_memory(text: str) -> int | str:
-    return text if text == OF_MACHINE else byte_size(text)
-
-
 @click.command("search", epilog="Example: pase search alexnet --devices 32 --machine 1080ti -o plan.json")
 @model_argument
 @model_options(devices_required=True)
@@ -79,13 +74,7 @@ def _device_memory(text: str) -> int | str:
 @flag("--explain-ordering", help="Say what each ordering would take.")
 @time_limit_option("Seconds to search in.")
 @option("--memory-limit", "solver_memory_bytes", type=byte_size, metavar="SIZE", help="For all cost tables: 2GiB.")
-@option(
-    "--memory-per-device",
-    "device_memory_bytes",
-    type=_device_memory,
-    metavar="SIZE|machine",
-    help="Most that a device may need, such as 8GB, or what the machine's have.",
-)
+@memory_per_device_option
 @optimiser_option(default=DEFAULT_OPTIMISER)
 @step_options
 @option(
@@ -128,8 +117,7 @@ def search_command(
     package.module:function, which returns a model.
     """
     machine = model.loaded_machine()
-    if options["device_memory_bytes"] == OF_MACHINE:
-        options["device_memory_bytes"] = machine.device.memory_bytes
+    options["device_memory_bytes"] = device_memory_bytes(options["device_memory_bytes"], machine)
     with progress(READING) as on_progress:
         graph = model.graph(is_strict=strict)
         plan = search(

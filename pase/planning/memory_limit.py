@@ -149,6 +149,7 @@ def cheapest_within(
     limit: MemoryLimit,
     *,
     known: Iterable[Sequence[int]] = (),
+    unlimited: Solution | None = None,
     time_limit_s: float | None = None,
     **options: Unpack[SolverOptions],
 ) -> LimitedSolution:
@@ -158,6 +159,7 @@ def cheapest_within(
         tables: Of the strategies that are considered.
         limit: Of the same strategies.
         known: Strategies to begin with.
+        unlimited: The cheapest strategy without the limit, if it is known.
         time_limit_s: Of the search.
         **options: Of the solver.
 
@@ -167,7 +169,7 @@ def cheapest_within(
     """
     deadline_s = None if time_limit_s is None else perf_counter() + time_limit_s
     start = [tuple(choice) for choice in known]
-    unlimited = solve(tables, time_limit_s=time_limit_s, known=start, **options)
+    unlimited = unlimited or solve(tables, time_limit_s=time_limit_s, known=start, **options)
     search = _Search(tables=tables, limit=limit, deadline_s=deadline_s, options=options, unlimited=unlimited)
     return search.run(start)
 

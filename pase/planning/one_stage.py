@@ -15,7 +15,7 @@ from pase.graph import Graph, Operator
 from pase.planning.constraints import allowed, with_ties
 from pase.planning.memory_limit import SolverOptions, cheapest_within, limit_of
 from pase.planning.spans import Setting
-from pase.planning.stage_problem import Choice, StageProblem, StageSums
+from pase.planning.stage_problem import StageProblem, StageSums
 from pase.sharding.shards import IndexArray
 from pase.solver import LimitedSolution, solve
 
@@ -101,12 +101,12 @@ def as_stage(problem: Problem) -> StageProblem:
     return StageProblem(tables=problem.modes, weight=weight, in_flight=1, limit_bytes=inf)
 
 
-def sums_of(problem: Problem, choice: Choice) -> StageSums:
+def sums_of(problem: Problem, choice: Sequence[int]) -> StageSums:
     """Return what a step takes."""
     return as_stage(problem).sums(choice)
 
 
-def step_cost(problem: Problem, choice: Choice) -> float:
+def step_cost(problem: Problem, choice: Sequence[int]) -> float:
     """Return what a step costs.
 
     Of several micro-batches what overlaps in the backward pass of all but the last is not what the tables assume.

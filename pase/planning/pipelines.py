@@ -571,7 +571,8 @@ def plan_of_step(setting: Setting, found: Found, bound: float, time_s: float) ->
         layers=step.plans(),
         total_cost=step.cost,
         lower_bound=min(bound, step.cost),
-        exact=bound >= step.cost * (1 - EXACT),
+        # Bounds of the solver leave out as much for rounding.
+        exact=bound >= step.cost * (1 - 2 * EXACT),
         baselines={"data_parallel": data_parallel_step(step).cost},
         search=SearchRecord(ordering=ordering, largest_dependent_set=0, time_s=time_s, peak_memory_bytes=0),
         tool_version=__version__,

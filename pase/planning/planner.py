@@ -14,9 +14,9 @@ import numpy as np
 from pase._version import __version__
 from pase.common.documents import StrPath
 from pase.common.words import quantity
-from pase.costs import DEFAULT_OPTIMISER, Allowance, CostModel, Problem, TimeUpError, build_problem, cost_model
+from pase.costs import DEFAULT_OPTIMISER, Allowance, CostModel, Problem, TimeUpError, cost_model, memory_of_layers
 from pase.costs.memory import Keeping, keeping, layer_memory, optimiser_state
-from pase.costs.modes import STATES, ModeSpace
+from pase.costs.modes import STATES, KnownModes, ModeSpace, mode_tables
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError, SolverError, unknown_name
 from pase.graph import Graph, Operator, Precision
 from pase.graph.operators import with_fan_outs
@@ -36,13 +36,13 @@ from pase.planning.constraints import (
     devices_by_hand,
     mode_space,
 )
-from pase.planning.memory_limit import cheapest_within, limit_of, nothing_fits
-from pase.planning.one_stage import problem_of_setting
+from pase.planning.memory_limit import SolverOptions, cheapest_within, limit_of, nothing_fits
+from pase.planning.one_stage import problem_of_setting, step_cost
 from pase.planning.pipelines import plan_of_step, search_schemes
 from pase.planning.plan import NOT_SEARCHED, SCHEDULES, Plan, SearchRecord
 from pase.planning.spans import Setting
 from pase.planning.stages import ONE_FORWARD_ONE_BACKWARD, SEARCHED_SCHEDULES
-from pase.planning.steps import layer_plans, place_layers, plain_memory, total_cost
+from pase.planning.steps import chosen_layers, layer_plans, place_layers, total_cost
 from pase.sharding.shards import check_batch, check_devices, check_splittable, data_parallel, divisors
 from pase.solver import (
     RELATIVE_TOLERANCE,
@@ -70,8 +70,8 @@ PROPOSAL_S = 10.0
 WITHOUT_LIMIT = "without_memory_limit"
 """Among a plan's baselines: the cheapest strategy where memory is no matter."""
 
-FITTING_MODELS = frozenset({"step"})
-"""Cost models under which a strategy is to fit the machine's devices although no limit is told."""
+WITHOUT_TIME = "paper"
+"""The cost model that counts FLOP and bytes alone; under all others plans fit the machine's devices by default."""
 
 RESERVED_SHARE = 0.1
 """Of a device's memory: what is left to the framework, its kernels' workspaces and what lies unused between tensors."""
@@ -194,79 +194,115 @@ def search(
     space = _modes(options, graph)
     if options.has_parts:
         return _search_step(graph, devices, machine, options, space, start_s, on_progress, reload)
-    limits = _Limits.of(options, start_s)
+    limits = Limits.of(options, start_s)
     bound, make = None, partial(problem_of, graph, devices, machine, options.cost_model)
     try:
         problem = make(on_progress, allowance=limits.for_tables(), constraints=options.constraints)
-        solver_memory_bytes, time_limit_s = limits.for_search(problem)
     except TimeUpError as stopped:
         bound = stopped.bound * (1 - RELATIVE_TOLERANCE)
         keeps = None if options.device_memory_bytes is None else keeping(with_fan_outs(graph))
         left = allowed(options.constraints, with_fan_outs(graph), devices)
         only = partial(_known_configurations, left=left, optimiser=options.optimiser, keeps=keeps)
         problem = make(only=only, constraints=options.constraints)
-        solver_memory_bytes, time_limit_s = limits.memory_bytes, TIME_WITHOUT_TABLES_S
-
-    def cut(solution: Solution) -> Solution:
-        """Return a solution with what is known of it among all strategies, where tables were not made for all."""
-        if bound is None:
-            return solution
-        return replace(solution, exact=False, lower_bound=min(bound, solution.cost))
-
-    finished = partial(plan_of, machine=machine, model=options.cost_model, optimiser=options.optimiser)
-    limit = options.device_memory_bytes
     known = [] if options.constraints else [data_parallel_choice(problem)]
-    free: Plan | None = None
-    if limit is None:
-        solution = solve(
-            problem.tables,
-            ordering=options.ordering,
-            solver_memory_bytes=solver_memory_bytes,
-            time_limit_s=time_limit_s,
-            known=known,
-            on_progress=on_progress,
+    try:
+        return plan_within(
+            problem, machine, options, known=known, limits=limits, start_s=start_s, bound=bound, on_progress=on_progress
         )
-        time_s = perf_counter() - start_s
-        free = finished(problem, cut(solution), time_s=time_s, constraints=options.constraints)
-        limit = fitting_limit(machine, options.cost_model)
-        if limit is None or free.peak.bytes <= limit:
-            return free
-        known = [*known, solution.choice]
-        if bound is None:
-            solver_memory_bytes, time_limit_s = limits.for_search(problem)
+    except NothingFitsError:
+        if bound is not None:
+            raise SolverError(
+                f"the time limit of {options.time_limit_s} s was reached before {graph.name!r} had its cost tables, "
+                "and no strategy is known that fits the memory of a device: give more time, or use more devices"
+            ) from None
+        assert options.device_memory_bytes is not None
+        limit = limit_of(problem, options.device_memory_bytes, options.optimiser)
+        failed = nothing_fits(problem, limit, is_constrained=bool(options.constraints))
+        if options.constraints:
+            raise failed from None
+        more = _in_other_modes(graph, devices, machine, options, on_progress, reload)
+        raise MemoryLimitError(f"{failed}{more}") from None
+
+
+def plan_within(
+    problem: Problem,
+    machine: Machine,
+    options: SearchOptions,
+    *,
+    known: Sequence[Sequence[int]] = (),
+    limits: "Limits",
+    start_s: float,
+    bound: float | None = None,
+    on_progress: Progress | None = None,
+) -> Plan:
+    """Return the plan of the cheapest strategy in a problem's tables that fits.
+
+    Where no limit is given that is the machine's memory, if any strategy is known to fit it (`fitting_limit`).
+
+    Args:
+        problem: Of steps of one stage.
+        machine: That it was made for.
+        options: Of the search.
+        known: Strategies to begin with.
+        limits: Of the solver.
+        start_s: When planning began, by `perf_counter`.
+        bound: On all strategies, where there was no time for tables of more than those that are known.
+        on_progress: Called with what is being done and the fraction that is done.
+
+    Raises:
+        NothingFitsError: Nothing fits the limit that was given.
+        CutShortError: Nothing is known to.
+    """
+
+    def finished(solution: Solution) -> Plan:
+        if bound is not None:
+            solution = replace(solution, exact=False, lower_bound=min(bound, solution.cost))
+        return plan_of(
+            problem,
+            solution,
+            machine,
+            options.cost_model,
+            time_s=perf_counter() - start_s,
+            optimiser=options.optimiser,
+            constraints=options.constraints,
+        )
+
+    def left() -> tuple[int, float | None]:
+        return limits.for_search(problem) if bound is None else (limits.memory_bytes, TIME_WITHOUT_TABLES_S)
+
+    solver_memory_bytes, time_limit_s = left()
+    solver: SolverOptions = {
+        "ordering": options.ordering,
+        "solver_memory_bytes": solver_memory_bytes,
+        "on_progress": on_progress,
+    }
+    cheapest = solve(problem.tables, known=known, time_limit_s=time_limit_s, **solver)
+    told, fitting = options.device_memory_bytes, fitting_limit(machine, options.cost_model)
+    plan: Plan | None = None
+    if told is None:
+        plan = finished(cheapest)
+        if fitting is None or plan.peak.bytes <= fitting:
+            return plan
+    limit = told or fitting
+    assert limit is not None
     try:
         limited = cheapest_within(
             problem.tables,
             limit_of(problem, limit, options.optimiser),
-            ordering=options.ordering,
-            solver_memory_bytes=solver_memory_bytes,
-            time_limit_s=time_limit_s,
-            known=known,
-            on_progress=on_progress,
+            known=[*known, cheapest.choice],
+            unlimited=cheapest,
+            time_limit_s=left()[1],
+            **solver,
         )
-    except (NothingFitsError, CutShortError) as error:
-        if free is not None:
-            # Nothing is known to fit: the cheapest of all says so itself.
-            return free
-        if isinstance(error, CutShortError):
+    except (NothingFitsError, CutShortError):
+        if plan is None:
             raise
-        if bound is None:
-            memory_limit = limit_of(problem, limit, options.optimiser)
-            failed = nothing_fits(problem, memory_limit, is_constrained=bool(options.constraints))
-            if options.constraints:
-                raise failed from None
-            more = _in_other_modes(graph, devices, machine, options, on_progress, reload)
-            raise MemoryLimitError(f"{failed}{more}") from None
-        raise SolverError(
-            f"the time limit of {options.time_limit_s} s was reached before {graph.name!r} had its cost tables, and no "
-            "strategy is known that fits the memory of a device: give more time, or use more devices"
-        ) from None
-    time_s = perf_counter() - start_s
-    solution = cut(limited.solution)
-    plan = finished(problem, solution, time_s=time_s, constraints=options.constraints)
+        # Nothing is known to fit: the cheapest of all says so itself.
+        return plan
+    plan = finished(limited.solution)
     # What fits is a strategy without a limit, too: no search for one that was cut short need be dearer.
-    cheapest = min(limited.unlimited.cost, plan.total_cost)
-    return replace(plan, device_memory_bytes=limit, baselines={**plan.baselines, WITHOUT_LIMIT: cheapest})
+    without_limit = min(limited.unlimited.cost, plan.total_cost)
+    return replace(plan, device_memory_bytes=limit, baselines={**plan.baselines, WITHOUT_LIMIT: without_limit})
 
 
 def usable_bytes(machine: Machine) -> int | None:
@@ -275,8 +311,8 @@ def usable_bytes(machine: Machine) -> int | None:
 
 
 def fitting_limit(machine: Machine, cost_model: str) -> int | None:
-    """Return what a strategy may take on each device where no limit is told; None for as much as it needs."""
-    return usable_bytes(machine) if cost_model in FITTING_MODELS else None
+    """Return what a strategy may take on each device where no limit is given; None for as much as it needs."""
+    return None if cost_model == WITHOUT_TIME else usable_bytes(machine)
 
 
 def prepared(graph: Graph, options: SearchOptions) -> Graph:
@@ -323,7 +359,7 @@ def _search_step(
     """Return the cheapest step of micro-batches, stages and modes; with no limit told, within the devices' memory."""
     limit = options.device_memory_bytes
     if limit is None:
-        limit = usable_bytes(machine)
+        limit = fitting_limit(machine, options.cost_model)
     check_seconds(options.cost_model)
     check_limits(options.solver_memory_bytes, options.time_limit_s)
     if graph.framework and options.micro_batches != 1 and reload is None:
@@ -385,7 +421,7 @@ def _in_other_modes(
     reload: Callable[[int], Graph] | None,
 ) -> str:
     """Return with which micro-batches and modes a model fits as many devices, in words; "" where none are found."""
-    model = options.cost_model if options.cost_model in FITTING_MODELS else "alpha_beta"
+    model = "alpha_beta" if options.cost_model == WITHOUT_TIME else options.cost_model
     wider = replace(
         options,
         cost_model=model,
@@ -441,7 +477,7 @@ def _costs_alike(one: Graph, other: Graph) -> bool:
 
 def check_seconds(cost_model: str) -> None:
     """Raise ConfigurationError for a cost model that has no time, which steps of micro-batches and stages take."""
-    if cost_model == "paper":
+    if cost_model == WITHOUT_TIME:
         raise ConfigurationError(
             "cost model 'paper' counts FLOP and bytes, and knows no time in which stages wait or messages hide; use "
             "alpha_beta or step beside micro-batches, stages and modes"
@@ -549,14 +585,14 @@ def check_search(graph: Graph, devices: int, *, keep_batch: bool = False) -> int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Limits:
+class Limits:
     """Of a whole search, tables included: until when, and how many bytes; None for no limit of time."""
 
     deadline_s: float | None
     memory_bytes: int
 
     @classmethod
-    def of(cls, options: SearchOptions, start_s: float) -> "_Limits":
+    def of(cls, options: SearchOptions, start_s: float) -> "Limits":
         """Return what options ask for; SolverError where that makes no sense."""
         memory_bytes, time_s = options.solver_memory_bytes, options.time_limit_s
         check_limits(memory_bytes, time_s)
@@ -605,8 +641,9 @@ def problem_of(
     allowance: Allowance | None = None,
     only: Callable[[Graph, Operator], IndexArray] | None = None,
     constraints: Constraints = (),
+    micro_batches: int = 1,
 ) -> Problem:
-    """Return the problem of plain plans of a graph under a cost model, by its name.
+    """Return the problem of steps of one stage and mode under a cost model, by its name; graph: of one micro-batch.
 
     Other arguments as for `problem_of_setting`; of what they leave of a layer, constraints leave what they allow.
     """
@@ -620,7 +657,9 @@ def problem_of(
         limit_bytes=inf,
         constraints=constraints,
     )
-    return problem_of_setting(setting, allowance=allowance, only=only, on_progress=on_progress)
+    if micro_batches > 1:
+        setting = replace(setting, imported={micro_batches: graph})
+    return problem_of_setting(setting, micro_batches, allowance=allowance, only=only, on_progress=on_progress)
 
 
 def problem_of_plan(
@@ -667,20 +706,38 @@ def plan_of(
     optimiser: str = DEFAULT_OPTIMISER,
     constraints: Constraints = (),
 ) -> Plan:
-    """Return the placed plan of a solution; optimiser: whose state counts as memory; constraints: of the problem."""
-    graph, devices = problem.graph, problem.num_devices
+    """Return the placed plan of a solution.
+
+    Args:
+        problem: Of steps of one stage.
+        solution: Of the problem.
+        machine: That it was made for.
+        model: Of costs, by its name.
+        time_s: What finding it took.
+        optimiser: Whose state counts as memory.
+        constraints: Of the problem.
+    """
+    graph, devices, m = problem.graph, problem.num_devices, problem.micro_batches
     costs = cost_model(model, machine, devices, graph.precision)
-    splits = [problem.splits(vertex, choice) for vertex, choice in enumerate(solution.choice)]
+    chosen = chosen_layers(problem.modes, solution.choice)
     sizes = [level.num_devices for level in machine.levels_spanned(devices)[:-1]]
     is_constrained = any(not isinstance(each, DevicesOf) for each in constraints)
     free = _data_parallel_problem(problem, costs) if is_constrained else problem
-    by_hand = devices_by_hand(constraints, graph)
-    kept = plain_memory(graph, splits, optimiser).peak().kept_by_layer
-    placed = place_layers(graph, devices, costs, splits, group_sizes=sizes, by_hand=by_hand)
-    layers = tuple(layer_plans(problem.modes, solution.choice, placed, kept_bytes=kept))
-    total = total_cost(layers)
-    assert abs(total - solution.cost) <= 1e-9 * total, f"plan costs {total}, solution {solution.cost}"
-    return Plan(
+    placed = place_layers(
+        graph,
+        devices,
+        costs,
+        [layer.splits for layer in chosen],
+        group_sizes=sizes,
+        by_hand=devices_by_hand(constraints, graph),
+        micro_batches=m,
+    )
+    peak = memory_of_layers(graph, chosen, optimiser=optimiser, micro_batches=m).peak()
+    kept = peak.kept_by_layer
+    layers = tuple(layer_plans(problem.modes, solution.choice, placed, micro_batches=m, kept_bytes=kept))
+    total = total_cost(layers) if m == 1 else step_cost(problem, solution.choice)
+    assert m > 1 or abs(total - solution.cost) <= 1e-9 * total, f"plan costs {total}, solution {solution.cost}"
+    plan = Plan(
         graph=graph,
         machine=machine,
         num_devices=devices,
@@ -688,8 +745,8 @@ def plan_of(
         cost_unit=costs.unit,
         layers=layers,
         total_cost=total,
-        lower_bound=total if solution.exact else min(solution.lower_bound, total),
-        exact=solution.exact,
+        lower_bound=total if solution.exact and m == 1 else min(solution.lower_bound, total),
+        exact=solution.exact and solution.lower_bound >= total * (1 - PROOF),
         baselines={"data_parallel": data_parallel_cost(free)},
         search=SearchRecord(
             ordering=solution.ordering,
@@ -700,12 +757,15 @@ def plan_of(
         tool_version=__version__,
         optimiser=optimiser,
         constraints=constraints,
+        micro_batches=m,
     )
+    vars(plan)["peak"] = peak  # a cached property, which is known already
+    return plan
 
 
 def given_solution(problem: Problem, choice: Sequence[int], *, lower_bound: float = 0.0, time_s: float) -> Solution:
     """Return a strategy that was not searched for; lower_bound: of all; time_s: what finding it took."""
-    cost = problem.tables.evaluate(choice)
+    cost = step_cost(problem, choice)
     bound = min(lower_bound, cost)
     return Solution(
         cost=cost,
@@ -721,16 +781,17 @@ def given_solution(problem: Problem, choice: Sequence[int], *, lower_bound: floa
 
 def data_parallel_cost(problem: Problem) -> float:
     """Return the total cost of data parallelism."""
-    return problem.tables.evaluate(data_parallel_choice(problem))
+    return step_cost(problem, data_parallel_choice(problem))
 
 
 def _data_parallel_problem(problem: Problem, costs: CostModel) -> Problem:
     """Return the problem whose one strategy is data parallelism, which constraints need not allow."""
-
-    def only(graph: Graph, operator: Operator) -> IndexArray:
-        return np.array([data_parallel(graph, operator, problem.num_devices)], dtype=np.int32)
-
-    return build_problem(problem.graph, problem.num_devices, costs, only=only)
+    graph, devices = problem.graph, problem.num_devices
+    only = {op.name: np.array([data_parallel(graph, op, devices)], dtype=np.int32) for op in graph.operators}
+    modes = mode_tables(
+        graph, devices, costs, ModeSpace(), known=KnownModes(), only=only, micro_batches=problem.micro_batches
+    )
+    return Problem.of(modes, problem.micro_batches)
 
 
 def data_parallel_choice(problem: Problem) -> tuple[int, ...]:

@@ -226,6 +226,16 @@ class LayerChoice:
     stage: int
 
 
+def chosen_layers(tables: ModeTables, choice: Sequence[int]) -> tuple[LayerChoice, ...]:
+    """Return the strategy of a step of one stage, by [V] choices in its tables."""
+    found = []
+    for v, c in enumerate(choice):
+        layer = tables.layers[v]
+        state, again = STATES[layer.state[c]], bool(layer.again[c])
+        found.append(LayerChoice(splits=tables.splits(v, c), state=state, is_recomputed=again, stage=0))
+    return tuple(found)
+
+
 def choice_in(modes: LayerModes, state: str, *, is_recomputed: bool) -> int:
     """Return the choice of a layer with one configuration that has a mode, or comes nearest to it.
 
@@ -500,12 +510,6 @@ class Step:
 def _handed_over(edge: Edge) -> Transfer:
     """Return the transfer of a tensor of the stage before, which costs nothing beside what its reader pays."""
     return Transfer(producer=edge.producer, input=edge.input, cost=0.0, forward_bytes=0.0, backward_bytes=0.0)
-
-
-def plain_memory(graph: Graph, splits: Sequence[Mapping[str, int]], optimiser: str) -> Strategies:
-    """Return what is in a device's memory where all weights are whole and nothing is recomputed."""
-    layers = [LayerChoice(splits=own, state=STATES[0], is_recomputed=False, stage=0) for own in splits]
-    return memory_of_layers(graph, layers, optimiser=optimiser)
 
 
 def peak_of(plan: Plan) -> Peak:

@@ -6,7 +6,7 @@ import pytest
 
 import pase
 from pase import Plan
-from pase.analysis.baselines.compare import OURS, Comparison, compare_steps
+from pase.analysis.baselines.compare import OURS, Comparison, compare
 from pase.errors import ConfigurationError
 from pase.planning.planner import SearchOptions
 from pase.planning.steps import Step
@@ -19,7 +19,7 @@ def _compared(stages: int) -> Comparison:
         cost_model="step", stages=stages, micro_batches=4, modes=("zero1", "zero2", "zero3", "recompute")
     )
     machine = pase.load_machine("v100")
-    return compare_steps(pase.load("gpt", batch=16, arguments=arguments), 4, machine=machine, options=options)
+    return compare(pase.load("gpt", batch=16, arguments=arguments), 4, machine=machine, options=options)
 
 
 def _plans(stages: int) -> dict[str, Plan]:
@@ -29,12 +29,14 @@ def _plans(stages: int) -> dict[str, Plan]:
 @pytest.mark.parametrize("stages", [1, 2])
 def test_others_are_what_they_are_called(stages: int) -> None:
     plans = _plans(stages)
-    names = [OURS, "data_parallel", "zero1", "zero2", "zero3", "zero3_recompute"]
+    names = [OURS, "data_parallel", "mesh_tensorflow", "megatron", "mcmc", "zero1", "zero2", "zero3", "zero3_recompute"]
     assert list(plans) == [*names, *["even_stages"] * (stages > 1)]
     for name, plan in plans.items():
         assert plan.micro_batches == 4
         assert plan.total_cost == pytest.approx(Step.of(plan).cost)
-        if name not in (OURS, "even_stages"):
+        if name in ("mesh_tensorflow", "megatron", "mcmc"):
+            assert {layer.state for layer in plan} == {"replicated"}
+        elif name not in (OURS, "even_stages"):
             assert plan.num_stages == 1
             assert all(layer.splits.get("b", 4) == min(4, layer.dims["b"]) for layer in plan)
             assert {layer.state for layer in plan} == {
@@ -76,4 +78,4 @@ def test_plans_of_others_are_read_back(tmp_path: pytest.TempPathFactory) -> None
 def test_seconds_are_needed() -> None:
     graph = pase.load("mlp", batch=16)
     with pytest.raises(ConfigurationError, match="cost model 'paper' counts FLOP and bytes"):
-        compare_steps(graph, 4, machine=pase.load_machine("v100"), options=SearchOptions(stages=2))
+        compare(graph, 4, machine=pase.load_machine("v100"), options=SearchOptions(stages=2))

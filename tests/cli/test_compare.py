@@ -123,13 +123,15 @@ def test_steps_are_compared_with_those_that_people_train_with(pase: Command, tmp
         "2",
     ]
     document = json.loads(pase("compare", *arguments, "--json", "-o", tmp_path / "plans").out)
-    names = ["pase", "data_parallel", "zero1", "zero2", "zero3", "zero3_recompute"]
+    names = ["pase", "data_parallel", "integrated_grid", "mcmc", "zero1", "zero2", "zero3", "zero3_recompute"]
     assert [strategy["name"] for strategy in document["strategies"]] == names
     assert sorted(path.stem for path in (tmp_path / "plans").iterdir()) == sorted(names)
     shown = pase("compare", *arguments)
     assert shown.status == 0
     assert "2 micro-batches; all have as many micro-batches" in shown.out
-    assert pase("compare", *arguments, "--only", "owt").status == 2
+    limited = pase("compare", *arguments, "--only", "megatron", "--optimizer", "adam", "--memory-per-device", "machine")
+    assert "megatron does not apply" in limited.out
+    assert "within the limit" in limited.out
 
 
 def test_a_plan_of_stages_in_turns_says_among_which_cuts_it_is_the_best(pase: Command, tmp_path: Path) -> None:

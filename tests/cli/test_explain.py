@@ -13,10 +13,10 @@ from pase.analysis.explanation import SchemeOutcome, explain_step
 from pase.planning.plan_file import read_plan, write_plan
 from pase.planning.planner import SearchOptions, data_parallel_choice, plan_of, problem_of
 from pase.planning.stages import step_bytes
-from pase.planning.steps import plain_memory
 from pase.solver import solve
 from tests.cli.conftest import Command, document_of
 from tests.networks import staged_plan
+from tests.plain_memory import plain_memory
 
 # Devices this slow are worth using even for tiny layers.
 MLP = ("mlp", "-b", "16", "--arg", "inputs=16", "--arg", "hidden=32", "--arg", "classes=8", "--flops", "1e9")

@@ -1,9 +1,10 @@
-"""Our strategy beside the others, every one costed, placed and planned alike; and steps in parts, likewise."""
+"""Our strategy beside the others, every one costed, placed and planned alike."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from time import perf_counter
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -11,27 +12,35 @@ from pase.analysis.baselines.registry import BASELINES, Baseline
 from pase.analysis.evaluation import planned_step
 from pase.analysis.figures import COMMUNICATION, COMPUTE, RECOMPUTE, REDISTRIBUTION, cost_figures
 from pase.common.documents import StrPath
-from pase.costs import STATES
+from pase.costs import STATES, Problem
 from pase.graph import Graph
-from pase.graph.parts import cuts
+from pase.graph.parts import cuts, micro_batch
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
+from pase.planning.memory_limit import limit_of, nothing_fits
+from pase.planning.one_stage import step_cost
 from pase.planning.pipelines import data_parallel_step
 from pase.planning.plan import Plan
 from pase.planning.planner import (
+    PROOF,
+    Limits,
     Progress,
     SearchOptions,
+    SearchSettings,
     check_search,
+    chosen_options,
     data_parallel_choice,
     given_solution,
     plan_of,
+    plan_within,
+    prepared,
     problem_of,
     search,
 )
 from pase.planning.spans import even_cuts
 from pase.planning.steps import LayerChoice, Step
 from pase.sharding.shards import data_parallel_splits
-from pase.solver import solve
+from pase.solver import NothingFitsError
 
 OURS = "pase"
 """What our strategy is called beside the others."""
@@ -96,20 +105,41 @@ def compare(
     devices: int,
     *,
     machine: Machine | StrPath = DEFAULT_MACHINE,
-    cost_model: str = "paper",
     baselines: Iterable[Baseline] = tuple(BASELINES.values()),
-    keep_batch: bool = False,
+    options: SearchOptions | Mapping[str, Any] | None = None,
     on_progress: Progress | None = None,
+    reload: Callable[[int], Graph] | None = None,
+    **settings: Unpack[SearchSettings],
 ) -> Comparison:
     """Return our strategy and the baselines' for a model on a number of devices of a machine.
 
-    model, machine: as `search` takes them. Raises a PaseError for what cannot be searched, as `search` does.
+    Where micro-batches, stages or modes are asked for, baselines are of as many micro-batches as ours, and data
+    parallelism in ZeRO's states, and even stages, are among them. Nothing holds baselines to a limit on memory.
+
+    Args:
+        model: As `search` takes it.
+        devices: How many.
+        machine: As `search` takes it.
+        baselines: To compare with.
+        options: Of our search.
+        on_progress: Called with what is being done and the fraction that is done.
+        reload: As for `search`.
+        **settings: Each by its name in `SearchOptions`.
+
+    Raises:
+        PaseError: As `search` does.
     """
-    graph = load(model)
+    chosen = chosen_options(options, settings)
+    graph = prepared(load(model), chosen)
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
-    devices = check_search(graph, devices, keep_batch=keep_batch)
+    devices = check_search(graph, devices, keep_batch=chosen.keep_batch)
+    ours: Plan | None = None
+    if chosen.has_parts:
+        ours = search(graph, devices, machine=machine, options=chosen, on_progress=on_progress, reload=reload)
+        graph = micro_batch(graph, ours.micro_batches)
+    micro_batches = 1 if ours is None else ours.micro_batches
     start_s = perf_counter()
-    problem = problem_of(graph, devices, machine, cost_model, on_progress)
+    problem = problem_of(graph, devices, machine, chosen.cost_model, on_progress, micro_batches=micro_batches)
     tables_time_s = perf_counter() - start_s
     found: list[tuple[Baseline, tuple[int, ...], float]] = []
     absent = []
@@ -123,61 +153,54 @@ def compare(
             absent.append(baseline)
         else:
             found.append((baseline, choice, time_s))
-    # Where the search ends without a proof its strategy is still none of the others' worse.
-    known = [data_parallel_choice(problem), *(choice for _, choice, _ in found)]
-    ours = solve(problem.tables, known=known, on_progress=on_progress)
-    # No cheaper one than ours exists, or than its bound.
-    solutions = [
-        (OURS, ours),
-        *(
-            (entry.name, given_solution(problem, choice, lower_bound=ours.lower_bound, time_s=time_s))
-            for entry, choice, time_s in found
-        ),
-    ]
-    return Comparison(
-        contenders=tuple(
-            Contender(
-                name=name,
-                plan=plan_of(problem, solution, machine, cost_model, time_s=solution.time_s),
-                search_time_s=solution.time_s,
-            )
-            for name, solution in solutions
-        ),
-        absent=tuple(absent),
-        tables_time_s=tables_time_s,
-    )
+    if ours is None:
+        # Where the search ends without a proof its strategy is still none of the others' worse.
+        known = [data_parallel_choice(problem), *(choice for _, choice, _ in found)]
+        ours = _ours_among(problem, machine, chosen, known, on_progress)
+    contenders = [Contender(name=OURS, plan=ours, search_time_s=ours.search.time_s)]
+    for baseline, choice, time_s in found:
+        # No cheaper one than ours exists, or than its bound, but for what does not fit.
+        cost = step_cost(problem, choice)
+        bound = ours.lower_bound if cost >= ours.lower_bound * (1 - PROOF) else 0.0
+        solution = given_solution(problem, choice, lower_bound=bound, time_s=time_s)
+        plan = plan_of(problem, solution, machine, chosen.cost_model, time_s=time_s, optimiser=chosen.optimiser)
+        contenders.append(Contender(name=baseline.name, plan=plan, search_time_s=time_s))
+    for name, make in other_steps(ours) if chosen.has_parts else ():
+        start_s = perf_counter()
+        plan = planned_step(ours, make())
+        contenders.append(Contender(name=name, plan=plan, search_time_s=perf_counter() - start_s))
+    return Comparison(contenders=tuple(contenders), absent=tuple(absent), tables_time_s=tables_time_s)
 
 
-# -- steps of micro-batches, stages and modes, beside those that people train with, of as many micro-batches
-
-
-def compare_steps(
-    graph: Graph,
-    devices: int,
-    *,
+def _ours_among(
+    problem: Problem,
     machine: Machine,
     options: SearchOptions,
-    on_progress: Progress | None = None,
-    reload: Callable[[int], Graph] | None = None,
-) -> Comparison:
-    """Return the cheapest step and those of `others`; arguments and errors as for `search`."""
-    plan = search(graph, devices, machine=machine, options=options, on_progress=on_progress, reload=reload)
-    contenders = [Contender(name=OURS, plan=plan, search_time_s=plan.search.time_s)]
-    for name, make in others(plan):
-        start_s = perf_counter()
-        other = planned_step(plan, make())
-        contenders.append(Contender(name=name, plan=other, search_time_s=perf_counter() - start_s))
-    return Comparison(contenders=tuple(contenders), absent=(), tables_time_s=0.0)
+    known: Sequence[tuple[int, ...]],
+    on_progress: Progress | None,
+) -> Plan:
+    """Return the cheapest plain plan that fits, of a problem whose constraints are none."""
+    if options.constraints:
+        return search(problem.graph, problem.num_devices, machine=machine, options=options, on_progress=on_progress)
+    start_s = perf_counter()
+    limits = Limits.of(options, start_s)
+    try:
+        return plan_within(
+            problem, machine, options, known=known, limits=limits, start_s=start_s, on_progress=on_progress
+        )
+    except NothingFitsError:
+        assert options.device_memory_bytes is not None
+        limit = limit_of(problem, options.device_memory_bytes, options.optimiser)
+        raise nothing_fits(problem, limit, is_constrained=False) from None
 
 
-def others(plan: Plan) -> Iterator[tuple[str, Callable[[], Step]]]:
-    """Yield other steps by name, each with what makes it: of as many micro-batches, and stages where there are any.
+def other_steps(plan: Plan) -> Iterator[tuple[str, Callable[[], Step]]]:
+    """Yield other steps than a plan's by name, each with what makes it: of as many micro-batches, and stages if any.
 
-    Data parallelism, with weights whole and in ZeRO's states; in the last one with all layers recomputed, block by
-    block; and stages whose computation is as even as cuts allow, data parallel within.
+    Data parallelism in ZeRO's states, in the last one with all layers recomputed, block by block, too; and stages whose
+    computation is as even as cuts allow, data parallel within.
     """
     plain = data_parallel_step(Step.of(plan))
-    yield "data_parallel", lambda: plain
     for state in STATES[1:]:
         yield state, partial(_in_state, plain, state)
     yield f"{STATES[-1]}_recompute", partial(_recomputed, _in_state(plain, STATES[-1]))
