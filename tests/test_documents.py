@@ -1,4 +1,4 @@
-"""Fields of documents from outside, and files that are replaced whole or not at all."""
+"""Limits of documents from outside, and files that are replaced whole or not at all."""
 
 import fcntl
 import json
@@ -7,17 +7,14 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from sys import float_info
 
 import pytest
 
 from pase.common.documents import (
     MAX_DOCUMENT_BYTES,
     MAX_TOML_BYTES,
-    Field,
-    Source,
+    DocumentSource,
     read_text,
     toml_document,
     write_atomically,
@@ -25,96 +22,6 @@ from pase.common.documents import (
 from pase.errors import PlanError
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def _field(value: object, path: str = "a.b[2]") -> Field:
-    return Field(value, path, PlanError, "plan p.json")
-
-
-# -- paths
-
-
-def test_children_know_where_they_stand() -> None:
-    document = _field({"layers": [{"splits": {"b": "x"}}]}, "")
-    splits = document["layers"].items()[0]["splits"]
-    assert splits.path == "layers[0].splits"
-    assert [(key, child.path) for key, child in splits.members()] == [("b", "layers[0].splits.b")]
-    with pytest.raises(PlanError, match=r"^plan p.json: layers\[0\]\.splits\.b is 'x'; expected a whole number"):
-        splits["b"].integer()
-    with pytest.raises(PlanError, match=r"^plan p.json: layers\[0\]\.splits\.n is missing$"):
-        splits["n"]
-    assert splits.get("n") is None
-
-
-def test_the_document_itself_may_be_wrong() -> None:
-    for wrong, shown in (([], "an array"), ("text", "'text'"), (None, "None"), (3, "3")):
-        with pytest.raises(PlanError, match=f"^plan p.json: the document is {shown}; expected an object$"):
-            _field(wrong, "")["name"]
-        with pytest.raises(PlanError, match="expected an object"):
-            list(_field(wrong, "").members())
-
-
-def test_null_is_a_value_not_an_absence() -> None:
-    field = _field({"a": None}, "").get("a")
-    assert field is not None
-    with pytest.raises(PlanError, match="a is None; expected text"):
-        field.text()
-
-
-# -- types
-
-
-@pytest.mark.parametrize(
-    ("read", "expected", "wrong", "right"),
-    [
-        (Field.text, "text", [1, 1.0, None, True, [], {}], ["t"]),
-        (Field.boolean, "true or false", [1, 0, "true", None, 1.0], [False]),
-        (Field.integer, "a whole number of 0 or more", ["1", 1.0, None, True, -1, [1]], [0, 2**62]),
-        (
-            Field.number,
-            "a number of 0 or more",
-            ["1", None, True, [], -1, -0.5, float("nan"), float("inf"), -float("inf"), 10**400],
-            [3.0, float_info.max],
-        ),
-        (
-            Field.scalar,
-            "text, a number, or true or false",
-            [None, [], {}, float("nan"), float("inf")],
-            ["x", 1, 1.5, True],
-        ),
-        (Field.items, "an array", [{}, "ab", None, 1], []),
-    ],
-)
-def test_each_type_is_read_and_others_are_refused(
-    read: Callable[[Field], object], expected: str, wrong: list[object], right: list[object]
-) -> None:
-    for value in wrong:
-        with pytest.raises(PlanError, match=rf"a\.b\[2\] is .*; expected {expected}"):
-            read(_field(value))
-    assert [read(_field(value)) for value in right] == right
-
-
-def test_numbers_have_bounds() -> None:
-    assert isinstance(_field(3).number(), float)
-    assert _field(2**62).integer(minimum=1) == 2**62
-    with pytest.raises(PlanError, match="is 2; expected a whole number of 3 or more"):
-        _field(2).integer(minimum=3)
-    with pytest.raises(PlanError, match="is 0; expected a number above 0"):
-        _field(0).number(above=0)
-
-
-def test_long_values_are_cut() -> None:
-    with pytest.raises(PlanError, match=r"is 'x{58}…; expected a whole"):
-        _field("x" * 1000).integer()
-
-
-def test_numbers_that_python_does_not_write_out_are_answered_too() -> None:
-    huge = 1 << 40_000
-    for read in (Field.text, Field.boolean, Field.integer, Field.number, Field.items):
-        with pytest.raises(PlanError, match=r"a\.b\[2\] is .{1,100}; expected"):
-            read(_field(huge))
-        with pytest.raises(PlanError, match=r"a\.b\[2\] is .{1,100}; expected"):
-            read(_field(-huge))
 
 
 # -- writing
@@ -233,7 +140,7 @@ def test_what_has_no_end_is_no_document(tmp_path: Path) -> None:
         with pytest.raises(PlanError, match=f"^the file cannot be read: {reason}$"):
             read_text(path, PlanError, "the file")
     with pytest.raises(PlanError, match=r"^the file has 2,097,153 characters of TOML; at most 2,097,152 are read$"):
-        toml_document("#" * (MAX_TOML_BYTES + 1), Source(PlanError, "the file"))
+        toml_document("#" * (MAX_TOML_BYTES + 1), DocumentSource(PlanError, "the file"))
 
 
 def test_permissions_are_kept(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from pase import Plan, SearchOptions, search
-from pase.common.documents import Source
+from pase.common.documents import DocumentSource
 from pase.costs import cost_model
 from pase.errors import PlanError
 from pase.machine import load_machine, override_machine
@@ -50,7 +50,7 @@ def _tiny() -> dict[str, Any]:
 
 
 def _read(document: object) -> Plan:
-    return plan_from_document(document, Source(PlanError, "plan.json"))
+    return plan_from_document(document, DocumentSource(PlanError, "plan.json"))
 
 
 def _paths(value: object, path: Where = ()) -> Iterator[Where]:

@@ -233,8 +233,8 @@ def with_header(folder: Path, name: str, header: str, data: bytes = b"") -> Path
     ("header", "message"),
     [
         ("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000000,), }\n", "more than the"),
-        ("{'descr': '<f8', 'fortran_order': False, 'shape': (-1,), }\n", "no readable header"),
-        ("{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }\n", "ends after 0 of 8"),
+        ("{'descr': '<f8', 'fortran_order': False, 'shape': (-1,), }\n", "claims the shape"),
+        ("{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }\n", "expected 8 bytes got 0"),
         ("{'descr': '|O', 'fortran_order': False, 'shape': (6,), }\n", r"type '\|O', Python objects"),
         ("{'descr': '<f8', 'shape': (6,), }\n", "no readable header"),
         ("__import__('os').system('true')\n", "no readable header"),

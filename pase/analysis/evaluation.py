@@ -27,7 +27,7 @@ from msgspec import UNSET, UnsetType
 from pase._version import __version__
 from pase.analysis.baselines.registry import BASELINES, baseline_of
 from pase.analysis.explanation.constrained_search import Improvement, improvement, nearest
-from pase.common.documents import Source, StrPath, read_text, toml_document
+from pase.common.documents import DocumentSource, StrPath, read_text, toml_document
 from pase.common.structs import choice, read
 from pase.common.words import short
 from pase.costs import DEFAULT_OPTIMISER, STATES, Allowance, Problem, TimeUpError, cost_model
@@ -460,7 +460,7 @@ def strategy_of(given: object) -> Strategy:
         return Strategy(rest=given, where=f"the plan of {short(given.graph.name)!r}")
     if isinstance(given, Mapping):
         said = {key: given[key] for key in ("start", "rest") if key in given}
-        found = _from_document(said, Source(ConfigurationError, "strategy"), Path())
+        found = _from_document(said, DocumentSource(ConfigurationError, "strategy"), Path())
         return replace(found, constraints=constraints_of({key: given[key] for key in given if key not in said}))
     if isinstance(given, str) and _is_scheme(given):
         return Strategy(rest=given, where=f"strategy {given!r}")
@@ -489,7 +489,7 @@ def _is_scheme(name: str) -> bool:
 
 
 def _from_file(path: Path) -> Strategy:
-    source = Source(ConfigurationError, f"strategy file {path}")
+    source = DocumentSource(ConfigurationError, f"strategy file {path}")
     text = read_text(path, source.error, source.name)
     if path.suffix.lower() != ".json" and not text.lstrip().startswith("{"):
         return _from_document(toml_document(text, source), source, path.parent)
@@ -498,7 +498,7 @@ def _from_file(path: Path) -> Strategy:
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{source.name} is not complete JSON ({error}); it may be truncated") from None
     if isinstance(document, dict) and "schema_version" in document:
-        where = Source(PlanError, f"plan file {path}")
+        where = DocumentSource(PlanError, f"plan file {path}")
         return Strategy(rest=plan_from_document(document, where), where=where.name)
     return _from_document(document, source, path.parent)
 
@@ -512,7 +512,7 @@ class StrategyDocument(ConstraintsDocument, forbid_unknown_fields=True):
     """What other layers have."""
 
 
-def _from_document(given: object, source: Source, folder: Path) -> Strategy:
+def _from_document(given: object, source: DocumentSource, folder: Path) -> Strategy:
     document = read(StrategyDocument, given, source)
     start, rest = document.start, document.rest
     if start and rest:

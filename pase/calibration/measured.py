@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pase.common.documents import Source
+from pase.common.documents import DocumentSource
 from pase.common.structs import AboveZero, Positive, read
 from pase.common.words import binary
 from pase.costs.collectives import Link, hierarchical_all_reduce
@@ -245,7 +245,7 @@ def calibrate(
                     if on_progress:
                         on_progress(what, float(fraction))
                 case {"event": "measured", "samples": found}:
-                    samples = read(Samples, found, Source(CalibrationError, "what was measured"))
+                    samples = read(Samples, found, DocumentSource(CalibrationError, "what was measured"))
     except ProgramError as error:
         raise CalibrationError(f"the machine was not measured: {error}") from None
     if samples is None:

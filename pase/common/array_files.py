@@ -5,7 +5,7 @@ objects, which are pickles, are refused unread.
 """
 
 import os
-import re
+import warnings
 import zipfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -15,23 +15,17 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
+from numpy.lib import format as npy
 
 from pase.common.documents import open_regular
+from pase.common.words import short
 from pase.errors import PaseError
 
 Array = np.ndarray[Any, Any]
 
-_MAGIC = b"\x93NUMPY"
-_MAX_HEADER_BYTES = 10_000
 _MAX_DIMS = 32
-_ITEM = re.compile(
-    r"""\s*(['"])(?P<key>descr|fortran_order|shape)\1\s*:\s*"""
-    r"""(?:(['"])(?P<text>[^'"\\]{1,20})\3|(?P<flag>True|False)|\((?P<extents>[0-9L,\s]*)\))\s*(?:,\s*|(?=\}))"""
-)
-_KEYS = (("descr", "text"), ("fortran_order", "flag"), ("shape", "extents"))
-_DTYPE = re.compile(r"[<>|=]?(?:b1|\?|[iu][1248]|f(?:2|4|8|16)|c(?:8|16|32)|[SU]\d{1,9})")
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,23 +69,19 @@ class ArrayArchive:
             return _header(stream)
 
     def array(self, name: str) -> Array:
+        header, claimed = self.header(name), self._members[name].file_size
+        if header.size_bytes > claimed:
+            raise _UnreadableError(
+                f"the array {name!r} claims the shape {header.shape}, more than the {claimed} bytes in the file"
+            )
         with self._opened(name) as stream:
-            header = _header(stream)
-            claimed = self._members[name].file_size
-            if header.size_bytes > claimed:
-                raise _UnreadableError(f"claims the shape {header.shape}, more than the {claimed} bytes in the file")
-            raw = np.empty(header.size_bytes, np.uint8)
-            filled = 0
-            while filled < len(raw):
-                piece = stream.read(min(_PIECE_BYTES, len(raw) - filled))
-                if not piece:
-                    raise _UnreadableError(f"ends after {filled} of {len(raw)} bytes")
-                raw[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)
-                filled += len(piece)
+            array: Array = npy.read_array(stream, allow_pickle=False)
             # The checksum is compared at the end.
             if stream.read(1):
-                raise _UnreadableError(f"has more bytes than the {len(raw)} that its shape {header.shape} needs")
-        return np.ndarray(header.shape, header.dtype, raw.data, order="F" if header.is_fortran else "C")
+                raise _UnreadableError(
+                    f"has more bytes than the {header.size_bytes} that its shape {header.shape} needs"
+                )
+        return array
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[IO[bytes]]:
@@ -101,7 +91,7 @@ class ArrayArchive:
                 raise _UnreadableError("is compressed in another way than numpy's")
             with self._archive.open(info) as stream:
                 yield stream
-        except _UnreadableError as error:
+        except (_UnreadableError, ValueError) as error:
             raise _UnreadableError(f"the array {name!r} {error}") from None
 
 
@@ -128,7 +118,7 @@ def reading(error: type[PaseError], what: str, expected: str) -> Iterator[None]:
 def opened_archive(path: Path) -> Iterator[ArrayArchive]:
     """Open an .npz file; to be used within `reading`."""
     with open_regular(path) as file:
-        if file.read(len(_MAGIC)) == _MAGIC:
+        if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
             raise _UnreadableError("it holds a single array")
         with zipfile.ZipFile(file) as archive:
             yield ArrayArchive(archive)
@@ -150,35 +140,18 @@ def mapped_array(path: Path) -> Array:
 
 
 def _header(stream: IO[bytes]) -> Header:
-    start = stream.read(8)
-    if start[:6] != _MAGIC or start[6:] not in (b"\x01\x00", b"\x02\x00", b"\x03\x00"):
-        raise _UnreadableError("has no readable header: it does not begin as numpy's do")
-    length = int.from_bytes(stream.read(2 if start[6] == 1 else 4), "little")
-    if length > _MAX_HEADER_BYTES:
-        raise _UnreadableError(f"has no readable header: it has {length} bytes")
-    text = stream.read(length).decode("latin-1")
-    found: dict[str, re.Match[str]] = {}
-    at = text.find("{") + 1
-    while item := _ITEM.match(text, at):
-        found[item["key"]] = item
-        at = item.end()
-    is_whole = text[at:].strip() == "}" and not text[: text.find("{")].strip()
-    parts = [found[key][kind] if key in found else None for key, kind in _KEYS]
-    if not is_whole or None in parts:
-        objects = "; Python objects are pickles, which are not read" if "|O" in text else ""
-        raise _UnreadableError(f"has no readable header: {text.strip()!r}{objects}")
-    name, flag, listed = map(str, parts)
-    extents = [part.strip().removesuffix("L") for part in listed.split(",")]
-    if extents[-1] == "":
-        extents.pop()
-    if not _DTYPE.fullmatch(name):
-        objects = ", Python objects: these are pickles, which are not read" if "O" in name else ""
-        raise _UnreadableError(f"has the type {name!r}{objects}; expected numbers or text")
-    dtype = np.dtype(name)
-    if len(extents) > _MAX_DIMS or not all(re.fullmatch(r"[0-9]{1,18}", extent) for extent in extents):
-        raise _UnreadableError(f"claims the shape ({listed}), which no array has")
-    shape = tuple(map(int, extents))
+    try:
+        # NumPy warns of headers of Python 2, and Python of odd literals in them.
+        with warnings.catch_warnings(action="ignore"):
+            shape, is_fortran, dtype = _HEADERS[npy.read_magic(stream)](stream)
+    # It is a literal of Python, whose parsers raise errors of many classes.
+    except Exception as error:  # noqa: BLE001
+        raise _UnreadableError(f"has no readable header: {error}") from None
+    if dtype.kind not in "biufcSU":
+        objects = ", Python objects: these are pickles, which are not read" if dtype.hasobject else ""
+        raise _UnreadableError(f"has the type {dtype.str!r}{objects}; expected numbers or text")
     # NumPy counts elements, and bytes, in 64 bits; none of the extents may be out of bounds beside one of 0.
-    if prod(max(extent, 1) for extent in shape) * max(dtype.itemsize, 1) >= 2**63:
-        raise _UnreadableError(f"claims the shape {shape}, more than the memory of any machine")
-    return Header(shape=shape, dtype=dtype, is_fortran=flag == "True")
+    size = prod(max(extent, 1) for extent in shape) * max(dtype.itemsize, 1)
+    if len(shape) > _MAX_DIMS or min(shape, default=0) < 0 or size >= 2**63:
+        raise _UnreadableError(f"claims the shape {short(str(shape))}, which no array has")
+    return Header(shape=shape, dtype=dtype, is_fortran=is_fortran)

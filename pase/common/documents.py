@@ -8,15 +8,12 @@ import stat
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fcntl import LOCK_EX, LOCK_NB, flock
 from io import BufferedReader
-from math import inf, isfinite
 from operator import attrgetter
 from pathlib import Path
-from sys import float_info
 from typing import Any
 
 from pase.common.words import short
@@ -33,7 +30,7 @@ _LONGEST_SHOWN_BITS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DocumentSource:
     """Where a document comes from.
 
     Attributes:
@@ -47,94 +44,6 @@ class Source:
     def fail(self, path: str, problem: str) -> PaseError:
         """Return the error that says what is wrong with a field, by its path, such as "levels[1].name"."""
         return self.error(f"{self.name}: {path or 'the document'} {problem}")
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A value in a document.
-
-    path: where it stands, "levels[1].name". error: what to raise. source: what messages call the file.
-    """
-
-    value: object
-    path: str
-    error: type[PaseError]
-    source: str
-
-    def fail(self, problem: str) -> PaseError:
-        """Return the error that says what is wrong with this field."""
-        return Source(self.error, self.source).fail(self.path, problem)
-
-    def __getitem__(self, key: str) -> "Field":
-        """Return a member of an object."""
-        found = self.get(key)
-        if found is None:
-            raise self._child(key, None).fail("is missing")
-        return found
-
-    def get(self, key: str) -> "Field | None":
-        """Return a member of an object, None if it is absent."""
-        if not isinstance(self.value, dict):
-            raise self.fail(f"is {shown(self.value)}; expected an object")
-        return self._child(key, self.value[key]) if key in self.value else None
-
-    def members(self) -> Iterator[tuple[str, "Field"]]:
-        """Yield the members of an object in order."""
-        if not isinstance(self.value, dict):
-            raise self.fail(f"is {shown(self.value)}; expected an object")
-        for key, value in self.value.items():
-            yield str(key), self._child(str(key), value)
-
-    def items(self) -> tuple["Field", ...]:
-        """Return the elements of an array."""
-        if not isinstance(self.value, list):
-            raise self.fail(f"is {shown(self.value)}; expected an array")
-        return tuple(Field(v, f"{self.path}[{i}]", self.error, self.source) for i, v in enumerate(self.value))
-
-    def text(self) -> str:
-        if not isinstance(self.value, str):
-            raise self.fail(f"is {shown(self.value)}; expected text")
-        return self.value
-
-    def boolean(self) -> bool:
-        if not isinstance(self.value, bool):
-            raise self.fail(f"is {shown(self.value)}; expected true or false")
-        return self.value
-
-    def integer(self, minimum: int = 0) -> int:
-        """Return a whole number that is not below the minimum."""
-        if isinstance(self.value, bool) or not isinstance(self.value, int) or self.value < minimum:
-            raise self.fail(f"is {shown(self.value)}; expected a whole number of {minimum} or more")
-        if self.value > LARGEST_INTEGER:
-            raise self.fail(f"is {shown(self.value)}; expected a whole number of at most {LARGEST_INTEGER}")
-        return self.value
-
-    def integers(self, minimum: int = 0) -> tuple[int, ...]:
-        """Return an array of whole numbers that are not below the minimum."""
-        # Long arrays, nearly always right, are looked at as a whole; what is wrong is then looked for by element.
-        if isinstance(self.value, list) and set(map(type, self.value)) <= {int}:
-            values: list[int] = self.value
-            if not values or minimum <= min(values) <= max(values) <= LARGEST_INTEGER:
-                return tuple(values)
-        return tuple(item.integer(minimum) for item in self.items())
-
-    def number(self, *, above: float = -inf) -> float:
-        """Return a finite number of 0 or more, or one greater than `above`."""
-        value = self.value
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and 0 <= value <= float_info.max and value > above:  # type: ignore[operator]
-            return float(value)  # type: ignore[arg-type]
-        raise self.fail(f"is {shown(value)}; expected a number {'above 0' if above == 0 else 'of 0 or more'}")
-
-    def scalar(self) -> str | int | float | bool:
-        """Return text, a finite number, or true or false."""
-        value = self.value
-        if not isinstance(value, str | int | float | bool) or (isinstance(value, float) and not isfinite(value)):
-            raise self.fail(f"is {shown(value)}; expected text, a number, or true or false")
-        return value
-
-    def _child(self, key: str, value: object) -> "Field":
-        return Field(value, f"{self.path}.{key}" if self.path else key, self.error, self.source)
 
 
 def attributes(value: object, names: str) -> dict[str, Any]:
@@ -267,7 +176,7 @@ def _remove_left(path: Path) -> None:
                 left.unlink()
 
 
-def toml_document(text: str, source: Source) -> dict[str, Any]:
+def toml_document(text: str, source: DocumentSource) -> dict[str, Any]:
     """Return the document of a TOML text; the source's error where it is none, or too long."""
     if len(text) > MAX_TOML_BYTES:
         raise source.error(f"{source.name} has {len(text):,} characters of TOML; at most {MAX_TOML_BYTES:,} are read")

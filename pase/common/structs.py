@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
 import msgspec
 from msgspec import UNSET, Meta, Struct
 
-from pase.common.documents import LARGEST_INTEGER, Source, shown
+from pase.common.documents import LARGEST_INTEGER, DocumentSource, shown
 
 T = TypeVar("T")
 
@@ -35,6 +35,8 @@ Number = Annotated[float, Meta(ge=0, le=float_info.max)]
 AboveZero = Annotated[float, Meta(gt=0, le=float_info.max)]
 Integer = Annotated[int, Meta(ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)]
 Finite = Annotated[float, Meta(ge=-float_info.max, le=float_info.max)]
+Scalar = Annotated[str | Integer | Finite | bool, Meta(title="text, a number, or true or false")]
+Scalars = dict[str, Scalar]
 
 
 def choice(names: Iterable[str]) -> Meta:
@@ -134,7 +136,7 @@ def _fields(kind: type[Any]) -> tuple[tuple[str, object], ...]:
 def read(
     kind: type[T],
     document: object,
-    source: Source,
+    source: DocumentSource,
     *,
     hint: Callable[[str, object], str] = lambda *_: "",
     unknown: Callable[[str, Sequence[str]], str] | None = None,
@@ -260,7 +262,11 @@ def _with(value: Any, steps: Steps, member: object) -> Any:
 
 
 def _refuse_unknown_keys(
-    schema: Schema, value: object, source: Source, unknown: Callable[[str, Sequence[str]], str], steps: Steps = ()
+    schema: Schema,
+    value: object,
+    source: DocumentSource,
+    unknown: Callable[[str, Sequence[str]], str],
+    steps: Steps = (),
 ) -> None:
     """Raise the source's error for a key that is not declared; what has a wrong type is passed over."""
     if isinstance(value, dict):

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, Self
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from pase.common.documents import Source
-from pase.common.structs import Document, Finite, Integer, Number, Positive, Whole, read, value_of
+from pase.common.documents import DocumentSource
+from pase.common.structs import Document, Finite, Integer, Number, Positive, Scalars, Whole, read, value_of
 from pase.errors import GraphError
 from pase.graph.body import Body, Borrowed, Constant, InnerDim, ModelInput, ModelOutput, Step
 from pase.graph.graph import Edge, Graph
@@ -34,8 +34,6 @@ _RECIPE = "forward"
 
 # -- tensors
 
-Scalar = Annotated[str | Integer | Finite | bool, Meta(title="text, a number, or true or false")]
-Scalars = dict[str, Scalar]
 Dims = Annotated[dict[str, Positive], Meta(min_length=1)]
 Names = tuple[str, ...]
 Shape = tuple[Positive, ...]
@@ -434,7 +432,7 @@ def graph_document(graph: Graph) -> dict[str, Any]:
     return GraphDocument.of(graph).builtins()
 
 
-def graph_from_document(document: object, source: Source) -> Graph:
+def graph_from_document(document: object, source: DocumentSource) -> Graph:
     """Return the verified graph of a document; the source's error names the field that is wrong."""
     found = read(GraphDocument, document, source)
     try:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from pase.common.documents import Source, StrPath, read_text, toml_document
+from pase.common.documents import DocumentSource, StrPath, read_text, toml_document
 from pase.common.structs import (
     AboveZero,
     Document,
@@ -116,7 +116,7 @@ class MachineDocument(Document):
         kernels = fields_of(replace(value.kernels, samples=())) if value.kernels else UNSET
         return super().of(value, schema_version=1, kernels=kernels, **others)
 
-    def checked(self, source: Source, path: str = "") -> Machine:
+    def checked(self, source: DocumentSource, path: str = "") -> Machine:
         """Return the machine; the source's error for levels and types that do not go together. path: its own."""
         prefix = f"{path}." if path else ""
         if self.kernels and self.kernels.dtype not in self.device.peak_flop_per_s:
@@ -183,13 +183,13 @@ def machine_document(machine: Machine) -> dict[str, Any]:
     return MachineDocument.of(machine).builtins()
 
 
-def machine_from_document(document: object, source: Source) -> Machine:
+def machine_from_document(document: object, source: DocumentSource) -> Machine:
     """Return the machine of a document; its error names the field that is wrong. Unknown keys are passed over."""
     return read(MachineDocument, document, source, hint=_unit).checked(source)
 
 
 def _parse(text: str, name: str) -> Machine:
-    source = Source(MachineError, name)
+    source = DocumentSource(MachineError, name)
     # An unknown key is refused, never passed over: `latency_us = 2` must not leave a machine without latency.
     document = read(MachineDocument, toml_document(text, source), source, hint=_unit, unknown=_suggestion)
     peaks, path = document.device.peak_flop_per_s, "device.peak_flop_per_s"

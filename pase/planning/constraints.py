@@ -39,7 +39,7 @@ from msgspec import UNSET, Meta, UnsetType
 from numpy.typing import NDArray
 
 from pase.common.containers import FrozenDict
-from pase.common.documents import Source, StrPath, read_text, toml_document
+from pase.common.documents import DocumentSource, StrPath, read_text, toml_document
 from pase.common.structs import Document, Positive, Whole, json_schema, read
 from pase.costs import Problem
 from pase.costs.modes import STATES, ModeSpace
@@ -305,11 +305,11 @@ _ORDER = (Pin, Forbid, Tie, OneMesh, DevicesOf, Constraint)
 
 def load_constraints(path: StrPath) -> Constraints:
     """Return the constraints in a TOML file; ConfigurationError names the file and the field."""
-    source = Source(ConfigurationError, f"constraints file {path}")
+    source = DocumentSource(ConfigurationError, f"constraints file {path}")
     return _read(toml_document(read_text(path, source.error, source.name), source), source)
 
 
-def _read(document: object, source: Source) -> Constraints:
+def _read(document: object, source: DocumentSource) -> Constraints:
     return read(ConstraintsDocument, document, source).constraints(f"{source.name}: ")
 
 
@@ -318,7 +318,7 @@ def constraints_of(given: object) -> Constraints:
     if isinstance(given, str | Path):
         return load_constraints(given)
     if isinstance(given, Mapping):
-        return _read(_plain(given), Source(ConfigurationError, "constraints"))
+        return _read(_plain(given), DocumentSource(ConfigurationError, "constraints"))
     if isinstance(given, Sequence) and all(isinstance(each, Constraint) for each in given):
         return combined(given)
     raise ConfigurationError(

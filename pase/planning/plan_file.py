@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from msgspec import UNSET, Meta, UnsetType, field
 
-from pase.common.documents import Source, StrPath, read_text, write_atomically
-from pase.common.structs import VERSION, Document, Number, Positive, Whole, choice, json_schema, read
+from pase.common.documents import DocumentSource, StrPath, read_text, write_atomically
+from pase.common.structs import VERSION, Document, Number, Positive, Scalars, Whole, choice, json_schema, read
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, REPLICATED, STATES, cost_model
 from pase.costs.modes import ModeSpace, can_be_in_parts
 from pase.errors import ConfigurationError, CostError, GraphError, MachineError, PlanError
 from pase.graph import ITEMSIZES, Graph, Precision, graph_document
-from pase.graph.document import Dims, GraphDocument, Scalars
+from pase.graph.document import Dims, GraphDocument
 from pase.graph.operators import with_fan_outs
 from pase.graph.precision import INDEX, PRECISIONS
 from pase.machine.files import MachineDocument
@@ -287,7 +287,7 @@ def write_plan(plan: Plan, path: StrPath) -> None:
 
 def read_plan(path: StrPath) -> Plan:
     """Return the plan in a JSON file; PlanError says which field is missing, wrong or not consistent."""
-    source = Source(PlanError, f"plan file {path}")
+    source = DocumentSource(PlanError, f"plan file {path}")
     text = read_text(path, PlanError, source.name)
     try:
         return plan_from_document(text.encode(), source)
@@ -305,7 +305,7 @@ load_plan = read_plan
 """The public name of it: `pase.load_plan`."""
 
 
-def plan_from_document(given: object, source: Source) -> Plan:
+def plan_from_document(given: object, source: DocumentSource) -> Plan:
     """Return the plan of a document, after checking that its costs follow from its strategy.
 
     Args:
@@ -348,7 +348,7 @@ def _version_hint(path: str, value: object) -> str:
     return ": update PaSE" if value > SCHEMA_VERSION else ": search again"
 
 
-def _plan(document: PlanDocument, source: Source) -> Plan:
+def _plan(document: PlanDocument, source: DocumentSource) -> Plan:
     """Return the plan that a document describes, whose graph and machine are whole."""
     machine = document.machine.checked(source, "machine")
     try:
@@ -370,7 +370,7 @@ def _plan(document: PlanDocument, source: Source) -> Plan:
     return plan
 
 
-def _typed(graph: Graph, document: PrecisionDocument | UnsetType, source: Source) -> Graph:
+def _typed(graph: Graph, document: PrecisionDocument | UnsetType, source: DocumentSource) -> Graph:
     """Return the graph in the types that the plan tells of; PlanError where they are none of the graph's."""
     if document is UNSET:
         return graph
@@ -386,7 +386,7 @@ def _typed(graph: Graph, document: PrecisionDocument | UnsetType, source: Source
     return graph.in_precision(precision)
 
 
-def _verify_layers(plan: Plan, source: Source) -> None:
+def _verify_layers(plan: Plan, source: DocumentSource) -> None:
     """Raise PlanError unless layers are those of the graph, each on all devices."""
     operators = plan.graph.operators
     if len(plan.layers) != len(operators):
@@ -422,7 +422,7 @@ def _verify_layers(plan: Plan, source: Source) -> None:
         )
 
 
-def _verify_model(document: ModelDocument, graph: Graph, source: Source) -> None:
+def _verify_model(document: ModelDocument, graph: Graph, source: DocumentSource) -> None:
     """Raise PlanError unless what is said of the model is true of the graph in the file."""
     if document.hash != graph_hash(graph):
         raise source.fail(
@@ -437,7 +437,7 @@ def _verify_model(document: ModelDocument, graph: Graph, source: Source) -> None
         )
 
 
-def _verify_memory(plan: Plan, step: Step, document: MemoryDocument | UnsetType, source: Source) -> None:
+def _verify_memory(plan: Plan, step: Step, document: MemoryDocument | UnsetType, source: DocumentSource) -> None:
     """Raise PlanError unless the memory is that of the strategy, and within the plan's own limit."""
     if document is not UNSET:
         for key in MemoryDocument.__struct_fields__[1:]:
@@ -451,7 +451,7 @@ def _verify_memory(plan: Plan, step: Step, document: MemoryDocument | UnsetType,
         raise source.fail("memory_limit_bytes_per_device", f"is {limit}, but the strategy needs {needed}: search again")
 
 
-def _verify_constraints(plan: Plan, source: Source) -> None:
+def _verify_constraints(plan: Plan, source: DocumentSource) -> None:
     """Raise PlanError unless the strategy keeps to the plan's own constraints."""
     if not plan.constraints:
         return
@@ -480,7 +480,7 @@ def _verify_constraints(plan: Plan, source: Source) -> None:
             raise source.fail("constraints", f"tie {', '.join(group)}, whose configurations differ: search again")
 
 
-def _verify_costs(plan: Plan, step: Step | None, document: PlanDocument, source: Source) -> None:
+def _verify_costs(plan: Plan, step: Step | None, document: PlanDocument, source: DocumentSource) -> None:
     """Raise PlanError unless costs are those of the strategy under the plan's own machine and cost model."""
     try:
         model = cost_model(plan.cost_model, plan.machine, plan.num_devices, plan.precision)
@@ -525,14 +525,14 @@ def _verify_costs(plan: Plan, step: Step | None, document: PlanDocument, source:
     _same(source, path, plan.baselines["data_parallel"], baseline)
 
 
-def _same(source: Source, path: str, value: float, expected: float) -> None:
+def _same(source: DocumentSource, path: str, value: float, expected: float) -> None:
     if not isclose(value, expected, rel_tol=_RELATIVE_TOLERANCE):
         raise source.fail(
             path, f"is {value!r}, but the strategy costs {expected!r} there; the file was edited: search again"
         )
 
 
-def _same_if_told(source: Source, path: str, value: float | None, expected: float | None) -> None:
+def _same_if_told(source: DocumentSource, path: str, value: float | None, expected: float | None) -> None:
     """Raise PlanError unless a number that not all plans have is there where it is expected."""
     if value is None and expected is not None:
         raise source.fail(path, "is missing")

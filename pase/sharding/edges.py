@@ -237,6 +237,8 @@ def edge_itemsizes(graph: Graph, edge: Edge) -> tuple[int, int]:
 
 def shared_weights(graph: Graph) -> tuple[SharedWeight, ...]:
     """Return every use of a shared weight but its first, in the order of the graph."""
+    if not graph.sharing:
+        return ()
     return tuple(
         SharedWeight(producer=owner, output=read, consumer=operator.name, input=position)
         for operator in graph.operators

@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from pase.calibration.measured import EFFORTS, Samples, binary, measured_machine
-from pase.common.documents import Source
+from pase.common.documents import DocumentSource
 from pase.common.structs import read
 from pase.errors import CalibrationError
 from pase.machine import load_machine, machine_schema, machine_text, parse_machine
@@ -65,13 +65,13 @@ def test_names_of_any_characters_can_be_written() -> None:
 def test_samples_come_back_from_json() -> None:
     samples = synthetic()
     document = json.loads(json.dumps(asdict(samples)))
-    assert read(Samples, document, Source(CalibrationError, "m")) == samples
+    assert read(Samples, document, DocumentSource(CalibrationError, "m")) == samples
     document["copies"][1]["time_s"] = -1
     with pytest.raises(CalibrationError, match=r"^m: copies\[1\].time_s is -1; expected a number above 0"):
-        read(Samples, document, Source(CalibrationError, "m"))
+        read(Samples, document, DocumentSource(CalibrationError, "m"))
     del document["stream"]
     with pytest.raises(CalibrationError, match=r"^m: .* is "):
-        read(Samples, document, Source(CalibrationError, "m"))
+        read(Samples, document, DocumentSource(CalibrationError, "m"))
 
 
 @pytest.mark.parametrize("field", ["stream", "all_reduces", "matmul"])

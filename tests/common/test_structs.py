@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from msgspec import UNSET, Meta, UnsetType, field
 
-from pase.common.documents import Source
+from pase.common.documents import DocumentSource
 from pase.common.structs import (
     AboveZero,
     Document,
@@ -26,7 +26,7 @@ from pase.common.structs import (
 )
 from pase.errors import PlanError
 
-SOURCE = Source(PlanError, "f")
+SOURCE = DocumentSource(PlanError, "f")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

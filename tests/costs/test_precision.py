@@ -9,7 +9,7 @@ import pytest
 
 from pase import evaluate, load_plan, search
 from pase.analysis.differences import difference
-from pase.common.documents import Source
+from pase.common.documents import DocumentSource
 from pase.costs import cost_model, traffic_of, transfer_bytes
 from pase.costs.build import edge_layouts
 from pase.costs.memory import keeping, layer_memory
@@ -228,7 +228,7 @@ def test_a_plan_says_its_types_and_is_read_back(tmp_path: Path) -> None:
 
 
 def _read(document: object) -> Plan:
-    return plan_from_document(document, Source(PlanError, "plan.json"))
+    return plan_from_document(document, DocumentSource(PlanError, "plan.json"))
 
 
 def test_plans_of_earlier_versions_are_float32() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import pase
 from pase.analysis.explanation import explain
-from pase.common.documents import Source
+from pase.common.documents import DocumentSource
 from pase.errors import EmitError, GraphError, PlanError
 from pase.graph import Builder, Graph, Operator
 from pase.graph.operators import concat, conv2d, dense, elementwise, pool2d, softmax_loss
@@ -216,7 +216,7 @@ def test_a_plan_of_before_built_in_kinds_had_bodies_is_explained_but_not_written
         assert operator.pop("body")
     text = json.dumps(document["graph"], sort_keys=True, separators=(",", ":"))
     document["model"]["hash"] = sha256(text.encode()).hexdigest()
-    plan = plan_from_document(document, Source(PlanError, "plan.json"))
+    plan = plan_from_document(document, DocumentSource(PlanError, "plan.json"))
     assert explain(plan)["fc1"].runner_up is not None
     assert "fc1" in pase.export(plan, "csv").text
     with pytest.raises(EmitError, match=r"layer 'fc1' is a 'dense' that .*, or search the model again"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pase.common.documents import Source
+from pase.common.documents import DocumentSource
 from pase.errors import EmitError, PlanError
 from pase.graph import Edge, Graph, graph_document, graph_from_document
 from pase.graph.body import Body, Constant, ModelInput, ModelOutput, Step, elementary, is_before_layout
@@ -169,7 +169,7 @@ def test_a_body_is_what_its_document_says() -> None:
     full = replace(DENSE, steps=(*DENSE.steps, infinite, pooled), outputs=SUM.outputs, problem="none")
     graph = network(full, replace(SUM, constants=(Constant(name="c1", dims=("n",)),)))
     text = json.dumps(graph_document(graph), allow_nan=False)
-    assert graph_from_document(json.loads(text), Source(PlanError, "plan.json")) == graph
+    assert graph_from_document(json.loads(text), DocumentSource(PlanError, "plan.json")) == graph
 
 
 STEP = {"result": "t1", "function": "exp", "operands": ["x"]}
@@ -210,7 +210,7 @@ STEP = {"result": "t1", "function": "exp", "operands": ["x"]}
 )
 def test_a_document_that_is_no_body_is_refused(body: object, message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        graph_from_document(document(body), Source(PlanError, "plan.json"))
+        graph_from_document(document(body), DocumentSource(PlanError, "plan.json"))
 
 
 def test_plans_that_told_what_layers_compute_as_text_are_refused() -> None:
@@ -219,7 +219,7 @@ def test_plans_that_told_what_layers_compute_as_text_are_refused() -> None:
     with pytest.raises(
         PlanError, match=r"operators\[0\] has the attribute 'forward': the plan is an older .* search again"
     ):
-        graph_from_document(found, Source(PlanError, "plan.json"))
+        graph_from_document(found, DocumentSource(PlanError, "plan.json"))
 
 
 def test_functions_of_points_of_one_tensor_can_come_first() -> None:

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pase import search
-from pase.common.documents import Source
+from pase.common.documents import DocumentSource
 from pase.errors import EmitError, PaseError, PlanError
 from pase.graph import Graph, graph_document, graph_from_document
 from pase.graph.body import Step
@@ -165,7 +165,7 @@ def written(graph: Graph, *, with_page: bool = False) -> dict[str, Any]:
 
 
 def read(document: Any) -> Graph:
-    return graph_from_document(json.loads(json.dumps(document)), Source(PlanError, "plan.json"))
+    return graph_from_document(json.loads(json.dumps(document)), DocumentSource(PlanError, "plan.json"))
 
 
 def renamed(graph: Graph, names: dict[str, str]) -> Graph:

@@ -17,7 +17,7 @@ from pase.analysis.evaluation import evaluate, strategy_of
 from pase.analysis.explanation import ExplainOptions, explain
 from pase.analysis.simulation.simulation import simulate
 from pase.cli.main import cli
-from pase.common.documents import Source
+from pase.common.documents import DocumentSource
 from pase.errors import EmitError, ExportError, PaseError, PlanError
 from pase.graph import graph_document, graph_from_document
 from pase.machine import load_machine, machine_document, parse_machine, preset_names
@@ -70,13 +70,13 @@ def _plan_files() -> Reader:
         path = folder / "plan.json"
         path.write_bytes(data)
         plan = read_plan(path)
-        assert plan_from_document(plan_document(plan), Source(PlanError, "again")) == plan
+        assert plan_from_document(plan_document(plan), DocumentSource(PlanError, "again")) == plan
 
     return read
 
 
 def _hash(graph: Any) -> str:
-    return graph_hash(graph_from_document(graph, Source(PlanError, "graph")))
+    return graph_hash(graph_from_document(graph, DocumentSource(PlanError, "graph")))
 
 
 def _graphs() -> Reader:
@@ -85,8 +85,8 @@ def _graphs() -> Reader:
 
     def read(rng: Random, folder: Path) -> None:
         document = change_document(json.loads(rng.choice(texts)), rng, rng.choice((1, 1, 2, 4)))
-        graph = graph_from_document(document, Source(PlanError, "graph"))
-        assert graph_from_document(graph_document(graph), Source(PlanError, "again")) == graph
+        graph = graph_from_document(document, DocumentSource(PlanError, "graph"))
+        assert graph_from_document(graph_document(graph), DocumentSource(PlanError, "again")) == graph
 
     return read
 
@@ -138,14 +138,16 @@ def _changed_plan(document: dict[str, Any], rng: Random) -> Plan:
             graph["arguments"] = {word(rng): _scalar(None, rng)}
         else:
             change_document(operator if rng.random() < 0.7 else graph, rng, 1)
-    found = graph_from_document(graph, Source(PlanError, "graph"))
+    found = graph_from_document(graph, DocumentSource(PlanError, "graph"))
     splits = [layer["splits"] for layer in document["layers"]]
     plan = search(found, document["num_devices"], machine=slow_machine())
     if len(splits) == len(plan.layers) and rng.random() < 0.3:
         machine = replace(plan.machine, name=word(rng), description=word(rng))
         plan = replace(plan, machine=machine)
     # As it comes from a file, with everything checked.
-    return plan_from_document(json.loads(json.dumps(plan_document(plan))), Source(PlanError, "plan file p.json"))
+    return plan_from_document(
+        json.loads(json.dumps(plan_document(plan))), DocumentSource(PlanError, "plan file p.json")
+    )
 
 
 _KINDS = (

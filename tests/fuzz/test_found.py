@@ -21,7 +21,7 @@ from onnx import helper
 
 from pase import Builder, emit, load, search
 from pase.cli.main import cli
-from pase.common.documents import Source
+from pase.common.documents import DocumentSource
 from pase.errors import EmitError, GraphError, ModelError, PlanError, ProgramError, TablesError
 from pase.graph import Role, graph_document, graph_from_document
 from pase.graph.operators import dense, softmax_loss
@@ -67,14 +67,14 @@ def test_a_message_is_one_line_of_printable_characters() -> None:
     with pytest.raises(
         PlanError, match=r"layers\[0\]\.dims\.\\x00\\x07\\x1b\[31m x+…x+ is False; expected a whole"
     ) as found:
-        plan_from_document(document, Source(PlanError, "plan file p.json"))
+        plan_from_document(document, DocumentSource(PlanError, "plan file p.json"))
     assert len(str(found.value)) < 400
 
 
 def test_indices_that_may_look_up_several_dims_are_refused_where_a_program_is_written() -> None:
     document = graph_document(load("lenet5"))
     document["operators"][0]["reads"][1]["role"] = "index"
-    graph = graph_from_document(document, Source(PlanError, "graph"))
+    graph = graph_from_document(document, DocumentSource(PlanError, "graph"))
     with pytest.raises(EmitError, match=r"indices w of layer conv1 \(conv2d\) may look up any of its dims \(b, h, w\)"):
         emit(search(graph, devices=2))
 
@@ -199,7 +199,7 @@ def test_an_activation_cannot_be_shared() -> None:
     document = graph_document(net.build({}))
     document["operators"][0]["reads"][0]["shared"] = "w"
     with pytest.raises(GraphError, match="tensor 'x' is shared as 'w'; only a parameter can be shared"):
-        graph_from_document(document, Source(GraphError, "graph"))
+        graph_from_document(document, DocumentSource(GraphError, "graph"))
 
 
 @pytest.mark.parametrize("value", [3, -1, 0, 2.5, False, "[" * 100_000, "7", '{"steps":[[1]]}'])
@@ -207,11 +207,11 @@ def test_how_a_layer_is_computed_is_a_body_of_steps(value: Any) -> None:
     document = plan_document(tiny_plan())["graph"]
     document["operators"][0]["body"] = value
     with pytest.raises(GraphError, match=r"graph: operators\[0\]\.body is .*; expected an object"):
-        graph_from_document(document, Source(GraphError, "graph"))
+        graph_from_document(document, DocumentSource(GraphError, "graph"))
     del document["operators"][0]["body"]
     document["operators"][0]["attributes"]["forward"] = value
     with pytest.raises(GraphError, match="an older version's, which told as text what layers compute; search again"):
-        graph_from_document(document, Source(GraphError, "graph"))
+        graph_from_document(document, DocumentSource(GraphError, "graph"))
 
 
 def test_an_operand_that_no_number_of_the_machine_holds_is_refused() -> None:
@@ -219,7 +219,7 @@ def test_an_operand_that_no_number_of_the_machine_holds_is_refused() -> None:
     (step,) = [step for operator in document["operators"] for step in operator["body"]["steps"]][:1]
     step["operands"][0] = 10**400
     with pytest.raises(GraphError, match=r"is .* bits; expected the name of a tensor, or a number"):
-        graph_from_document(document, Source(GraphError, "graph"))
+        graph_from_document(document, DocumentSource(GraphError, "graph"))
 
 
 # -- ONNX

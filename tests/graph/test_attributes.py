@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import pase
-from pase.common.documents import Source
+from pase.common.documents import DocumentSource
 from pase.errors import GraphError, PlanError
 from pase.graph import Builder, Graph, Operator, graph_document, graph_from_document, operators, verify_operator
 from pase.graph.operators import dense
@@ -46,7 +46,7 @@ def with_attribute(kind: str, name: str, value: object) -> Any:
 
 
 def read(document: Any) -> Graph:
-    return graph_from_document(document, Source(PlanError, "plan.json"))
+    return graph_from_document(document, DocumentSource(PlanError, "plan.json"))
 
 
 def refusal(document: Any) -> str:

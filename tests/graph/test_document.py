@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pase.common.documents import Source
+from pase.common.documents import DocumentSource
 from pase.errors import PlanError
 from pase.graph import Builder, Graph, graph_document, graph_from_document, uniform
 from pase.graph.operators import (
@@ -25,7 +25,7 @@ from tests.networks import SMALL, small_graph
 
 
 def _read(document: object) -> Graph:
-    return graph_from_document(document, Source(PlanError, "plan.json"))
+    return graph_from_document(document, DocumentSource(PlanError, "plan.json"))
 
 
 def _every_feature() -> Graph:

@@ -15,7 +15,7 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 keras = pytest.importorskip("keras")
 
-from pase.common.documents import Source  # noqa: E402
+from pase.common.documents import DocumentSource  # noqa: E402
 from pase.errors import EmitError, ModelError, PlanError, ProgramError  # noqa: E402
 from pase.graph import graph_document, graph_from_document  # noqa: E402
 from pase.graph.operators import with_fan_outs  # noqa: E402
@@ -383,4 +383,4 @@ def test_every_layer_has_a_body_that_survives_its_document() -> None:
     graph = import_model(transformer()[0]).graph
     assert all(operator.body is not None and operator.body.steps for operator in graph.operators)
     document = json.loads(json.dumps(graph_document(graph), allow_nan=False))
-    assert graph_from_document(document, Source(PlanError, "plan.json")) == graph
+    assert graph_from_document(document, DocumentSource(PlanError, "plan.json")) == graph

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from pase.common.documents import Source
+from pase.common.documents import DocumentSource
 from pase.errors import MachineError
 from pase.machine import (
     Machine,
@@ -205,7 +205,7 @@ def test_presets_come_back_and_fit_the_schema(name: str) -> None:
     machine = load_machine(name)
     assert machine.name == name
     document = machine_document(machine)
-    assert machine_from_document(document, Source(MachineError, name)) == machine
+    assert machine_from_document(document, DocumentSource(MachineError, name)) == machine
     assert parse_machine(machine_text(machine), source="t") == machine
     assert [error.message for error in VALIDATOR.iter_errors(tomllib.loads(PRESETS[name]))] == []
     assert VALIDATOR.is_valid(document)

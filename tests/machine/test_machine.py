@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pase.common.documents import Source
+from pase.common.documents import DocumentSource
 from pase.errors import MachineError
 from pase.machine import (
     DEFAULT_MACHINE,
@@ -117,7 +117,7 @@ def test_a_file_of_ones_own(tmp_path: Path, machine: Machine) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(TEXT)
     assert load_machine(str(path)) == machine
-    assert machine_from_document(machine_document(machine), Source(MachineError, "m")) == machine
+    assert machine_from_document(machine_document(machine), DocumentSource(MachineError, "m")) == machine
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pase.common.documents import Source
+from pase.common.documents import DocumentSource
 from pase.errors import GraphError, PlanError
 from pase.graph import Builder, graph_document, graph_from_document
 from pase.graph.operators import conv1d, conv2d, conv3d, global_pool, pool1d, pool2d, pool3d
@@ -97,7 +97,7 @@ def test_a_graph_with_such_windows_is_read_back() -> None:
     # Each is as wide as torch says: floor((extent + zeros - kernel) / stride) + 1.
     assert [graph[name].extents["h"] for name in ("wide", "wider", "after")] == [6, 6, 5]
     assert [graph[name].extents["w"] for name in ("wide", "wider", "after")] == [6, 6, 4]
-    assert graph_from_document(graph_document(graph), Source(PlanError, "plan.json")) == graph
+    assert graph_from_document(graph_document(graph), DocumentSource(PlanError, "plan.json")) == graph
 
 
 def test_a_pooling_window_may_not_lie_in_the_padding_alone() -> None:

@@ -31,7 +31,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
-from pase.common.documents import LARGEST_INTEGER, Field, read_limited
+from pase.common.documents import DocumentSource, read_limited
+from pase.common.structs import VERSION, Document, Integer, Whole, read
 from pase.errors import PaseError, ProgramError
 from pase.sharding.boxes import Box, num_points, whole
 from pase.targets.torch.messages import told_by, told_by_all
@@ -42,6 +43,7 @@ from pase.targets.torch.shard_files import (
     Piece,
     Saved,
     Shard,
+    TensorDocument,
     damage,
     fill,
     named_type,
@@ -485,25 +487,23 @@ class Opened:
         source = f"checkpoint {path} is damaged"
         try:
             record = json.loads(read_limited(path / _RECORD, _MAX_RECORD_BYTES))
-            document = Field(record, "", ProgramError, source)
-            version = document["schema_version"].value
+            version = record.get(VERSION) if isinstance(record, dict) else None
             if version == _OLD_VERSION:
+                document = read(RecordDocument, record, DocumentSource(ProgramError, source))
                 saved = read_metadata(path, source)
             elif version == SCHEMA_VERSION:
-                told = document[_CHECKSUM].text()
-                if told != _checksum({key: value for key, value in record.items() if key != _CHECKSUM}):
+                document = whole_record = read(WholeRecordDocument, record, DocumentSource(ProgramError, source))
+                if whole_record.sha256 != _checksum({key: value for key, value in record.items() if key != _CHECKSUM}):
                     raise ValueError(f"{_RECORD} does not say what was written (SHA-256)")
-                saved = read_tensors(path, document["tensors"])
+                saved = read_tensors(path, whole_record.tensors, DocumentSource(ProgramError, source))
             else:
                 raise ProgramError(
                     f"checkpoint {path} has schema_version {version!r}, expected {SCHEMA_VERSION}; load it with the "
                     "version of pase that wrote it"
                 )
-            step = document["step"].integer()
-            _check_record(document)
         except (OSError, ValueError, RecursionError) as error:
             raise ProgramError(f"{source}: {error}") from None
-        return cls(path=path, step=step, record=record, saved=saved)
+        return cls(path=path, step=document.step, record=record, saved=saved)
 
     @property
     def extra(self) -> Mapping[str, Any]:
@@ -536,17 +536,33 @@ class Opened:
             raise ProgramError(f"checkpoint {self.path} is damaged: {problems[0]}")
 
 
-def _check_record(document: Field) -> None:
-    """Raise a field's error where what a record says beside the tensors is not what is read of it."""
-    list(document["extra"].members())
-    groups, masks = document.get("optimizer"), document.get("mask_state")
-    if groups is not None and groups.value is not None:
-        for group in groups.items():
-            for name in group["params"].items():
-                name.text()
-    if masks is not None and masks.value is not None:
-        for key in ("seed", "step"):
-            masks[key].integer(-LARGEST_INTEGER)
+class GroupDocument(Document):
+    """A group of an optimizer's parameters."""
+
+    params: tuple[str, ...]
+
+
+class MasksDocument(Document):
+    """What the masks of dropout are numbered by."""
+
+    seed: Integer
+    step: Integer
+
+
+class RecordDocument(Document):
+    """What is read of the record of a checkpoint."""
+
+    step: Whole
+    extra: dict[str, Any]
+    optimizer: tuple[GroupDocument, ...] | None = None
+    mask_state: MasksDocument | None = None
+
+
+class WholeRecordDocument(RecordDocument, kw_only=True):
+    """The record of a checkpoint that says where tensors are."""
+
+    sha256: str
+    tensors: dict[str, TensorDocument]
 
 
 def export_checkpoint(path: str | Path, folder: str | Path) -> None:
@@ -607,7 +623,7 @@ def found_checkpoint(checkpointing: CheckpointFolder) -> tuple[Kept, Opened] | N
         return None
     opened = Opened.found(path)
     said = {**opened.extra, "step": opened.step}
-    return Kept.read(Field(said, "", ProgramError, f"checkpoint {path}")), opened
+    return Kept.read(said, DocumentSource(ProgramError, f"checkpoint {path}")), opened
 
 
 # -- optimizers

@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from pase.common.documents import Field, read_limited
+from pase.common.documents import DocumentSource, read_limited
+from pase.common.structs import Document, Whole, read
 from pase.errors import ProgramError
 from pase.sharding.boxes import extents
-from pase.targets.torch.shard_files import Saved, Shard, check_covered, check_in_file
+from pase.targets.torch.shard_files import Saved, Shard, check_box, check_covered, check_in_file
 
 METADATA = ".metadata"
 _MAX_METADATA_BYTES = 1 << 28
@@ -163,44 +164,67 @@ def read_metadata(folder: Path, source: str) -> dict[str, Saved]:
         folder: Of the checkpoint.
         source: What messages call it.
     """
+    of = DocumentSource(ProgramError, source)
     raw = read_limited(folder / METADATA, _MAX_METADATA_BYTES)
     try:
-        document = Field(_plain(read_pickle(raw)), "", ProgramError, source)
+        document = read(MetadataDocument, _plain(read_pickle(raw)), of)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ProgramError(f"{source}: {METADATA}: {error}") from None
-    places = {}
-    for item in document["storage_data"].items():
-        name, offsets = item["fqn"].text(), item["offset"].integers()
-        places[name, offsets] = item
+    places = {(place.fqn, place.offset): (number, place) for number, place in enumerate(document.storage_data)}
     sizes: dict[str, int] = {}
     found = {}
-    for name, member in document["state_dict_metadata"].members():
-        if member.get("chunks") is None:
+    for name, tensor in document.state_dict_metadata.items():
+        if tensor is None:
             continue
-        shape = member["size"].integers()
-        dtype = getattr(torch, member["dtype"].text().removeprefix("torch."), None)
+        path, shape = f"state_dict_metadata.{name}", tensor.size
+        dtype = getattr(torch, tensor.dtype.removeprefix("torch."), None)
         if dtype not in _STORAGES.values():
-            raise member["dtype"].fail("is no type that checkpoints of this version have")
+            raise of.fail(f"{path}.dtype", "is no type that checkpoints of this version have")
         shards = []
-        for chunk in member["chunks"].items():
-            offsets, chunk_sizes = chunk["offsets"].integers(), chunk["sizes"].integers()
-            place = places.get((name, offsets))
-            if not len(offsets) == len(chunk_sizes) == len(shape) or place is None:
-                raise chunk.fail("is in no file")
-            box = tuple((low, low + size) for low, size in zip(offsets, chunk_sizes, strict=True))
-            if any(high > extent for (_, high), extent in zip(box, shape, strict=True)):
-                raise chunk.fail(f"is no box of a tensor of shape {list(shape)}")
-            shard = Shard(
-                box=box,
-                file=place["relative_path"].text(),
-                offset=place["place"].integer(),
-                num_bytes=place["length"].integer(),
-            )
-            check_in_file(folder, shard, place, sizes)
-            shards.append(shard)
-        check_covered(member, shape, shards)
+        for chunk_number, chunk in enumerate(tensor.chunks):
+            where = f"{path}.chunks[{chunk_number}]"
+            if len(chunk.offsets) != len(chunk.sizes) or (name, chunk.offsets) not in places:
+                raise of.fail(where, "is in no file")
+            number, place = places[name, chunk.offsets]
+            box = tuple((low, low + size) for low, size in zip(chunk.offsets, chunk.sizes, strict=True))
+            check_box(of, where, box, shape)
+            shards.append(Shard(box=box, file=place.relative_path, offset=place.place, num_bytes=place.length))
+            check_in_file(of, f"storage_data[{number}]", folder, shards[-1], sizes)
+        check_covered(of, path, shape, shards)
         found[name] = Saved(shape=shape, dtype=dtype, shards=tuple(shards), read=_reader(folder))
     return found
+
+
+class ChunkDocument(Document):
+    """A box of a tensor."""
+
+    offsets: tuple[Whole, ...]
+    sizes: tuple[Whole, ...]
+
+
+class OldTensorDocument(Document):
+    """A tensor, and the boxes that cover it."""
+
+    size: tuple[Whole, ...]
+    dtype: str
+    chunks: tuple[ChunkDocument, ...]
+
+
+class PlaceDocument(Document):
+    """Where one box of a tensor is."""
+
+    fqn: str
+    offset: tuple[Whole, ...]
+    relative_path: str
+    place: Whole
+    length: Whole
+
+
+class MetadataDocument(Document):
+    """What the metadata of a checkpoint say; None in place of what is no tensor."""
+
+    state_dict_metadata: dict[str, OldTensorDocument | None]
+    storage_data: tuple[PlaceDocument, ...]
 
 
 def _plain(metadata: Any) -> dict[str, Any]:
@@ -209,7 +233,7 @@ def _plain(metadata: Any) -> dict[str, Any]:
     places = list[Any]()
     for name, own in _members(metadata, "state_dict_metadata").items():
         if not isinstance(own, Named) or not own.name.endswith(".TensorStorageMetadata"):
-            tensors[name] = {}
+            tensors[name] = None
             continue
         properties = _attributes(own)["properties"].state
         dtype = properties[0] if isinstance(properties, tuple) and properties else None

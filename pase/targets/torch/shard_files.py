@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from msgspec import structs
 
-from pase.common.documents import Field
+from pase.common.documents import DocumentSource
+from pase.common.structs import Document, Whole, choice
 from pase.errors import ProgramError
 from pase.sharding.boxes import Box, extents, intersection, num_points
 
@@ -145,59 +147,68 @@ def tensors_document(tensors: Mapping[str, tuple[str, Sequence[int], Sequence[Sh
     }
 
 
-def read_tensors(folder: Path, document: Field) -> dict[str, Saved]:
-    """Return the tensors that a record names; its error where they are not in the files."""
+class ShardDocument(Document):
+    """Where one box of a tensor is."""
+
+    file: str
+    offset: Whole
+    box: tuple[tuple[Whole, Whole], ...]
+    sha256: str
+
+
+class TensorDocument(Document):
+    """A tensor, and the shards that cover it."""
+
+    dtype: Annotated[str, choice(_BY_NAME)]
+    shape: tuple[Whole, ...]
+    shards: tuple[ShardDocument, ...]
+
+
+def read_tensors(folder: Path, tensors: Mapping[str, TensorDocument], source: DocumentSource) -> dict[str, Saved]:
+    """Return the tensors that a record names; the source's error where they are not in the files."""
     sizes: dict[str, int] = {}
     found = {}
-    for name, member in document.members():
-        dtype = _BY_NAME.get(member["dtype"].text())
-        if dtype is None:
-            raise member["dtype"].fail(f"is {member['dtype'].text()!r}; expected one of {', '.join(_BY_NAME)}")
-        shape = member["shape"].integers()
-        shards = [_shard(folder, item, shape, dtype, sizes) for item in member["shards"].items()]
-        check_covered(member, shape, shards)
-        found[name] = Saved(shape=shape, dtype=dtype, shards=tuple(shards), read=_reader(folder))
+    for name, tensor in tensors.items():
+        dtype, path = _BY_NAME[tensor.dtype], f"tensors.{name}"
+        shards = []
+        for number, shard in enumerate(tensor.shards):
+            where = f"{path}.shards[{number}]"
+            check_box(source, f"{where}.box", shard.box, tensor.shape)
+            num_bytes = num_points(shard.box) * dtype.itemsize
+            shards.append(Shard(**structs.asdict(shard), num_bytes=num_bytes))
+            check_in_file(source, where, folder, shards[-1], sizes)
+        check_covered(source, path, tensor.shape, shards)
+        found[name] = Saved(shape=tensor.shape, dtype=dtype, shards=tuple(shards), read=_reader(folder))
     return found
 
 
-def check_covered(named: Field, shape: Sequence[int], shards: Sequence[Shard]) -> None:
-    """Raise a field's error where the shards of a tensor have more or fewer elements than it."""
+def check_box(source: DocumentSource, path: str, box: Box, shape: Sequence[int]) -> None:
+    """Raise the source's error where a box is none of a tensor of a shape."""
+    inside = len(box) == len(shape)
+    if not inside or any(not low <= high <= extent for (low, high), extent in zip(box, shape, strict=True)):
+        raise source.fail(path, f"is no box of a tensor of shape {list(shape)}")
+
+
+def check_covered(source: DocumentSource, path: str, shape: Sequence[int], shards: Sequence[Shard]) -> None:
+    """Raise the source's error where the shards of a tensor have more or fewer elements than it."""
     elements = sum(num_points(own.box) for own in shards)
     if elements != prod(shape):
-        raise named.fail(f"has {elements} elements in its shards; its shape {list(shape)} has {prod(shape)}")
+        raise source.fail(path, f"has {elements} elements in its shards; its shape {list(shape)} has {prod(shape)}")
 
 
-def check_in_file(folder: Path, shard: Shard, named: Field, sizes: dict[str, int]) -> None:
-    """Raise a field's error where a file has no such bytes. sizes: of files that were looked at, added to."""
+def check_in_file(source: DocumentSource, path: str, folder: Path, shard: Shard, sizes: dict[str, int]) -> None:
+    """Raise the source's error where a file has no such bytes. sizes: of files that were looked at, added to."""
     if shard.file not in sizes:
         if Path(shard.file).name != shard.file:
-            raise named.fail(f"is in {shard.file!r}; expected the name of a file beside the record")
+            raise source.fail(path, f"is in {shard.file!r}; expected the name of a file beside the record")
         try:
             status = (folder / shard.file).stat()
         except (OSError, ValueError) as error:
-            raise named.fail(f"is in a file that cannot be read: {error}") from None
+            raise source.fail(path, f"is in a file that cannot be read: {error}") from None
         sizes[shard.file] = status.st_size if stat.S_ISREG(status.st_mode) else 0
     end = shard.offset + shard.num_bytes
     if end > sizes[shard.file]:
-        raise named.fail(f"is in {shard.file}, which has {sizes[shard.file]} bytes; expected {end} or more")
-
-
-def _shard(folder: Path, item: Field, shape: Sequence[int], dtype: torch.dtype, sizes: dict[str, int]) -> Shard:
-    runs = [run.integers() for run in item["box"].items()]
-    box = tuple((run[0], run[1]) for run in runs if len(run) == 2)
-    inside = len(box) == len(runs) == len(shape)
-    if not inside or any(not low <= high <= extent for (low, high), extent in zip(box, shape, strict=True)):
-        raise item["box"].fail(f"is no box of a tensor of shape {list(shape)}")
-    num_bytes = num_points(box) * dtype.itemsize
-    shard = Shard(
-        box=box,
-        file=item["file"].text(),
-        offset=item["offset"].integer(),
-        num_bytes=num_bytes,
-        sha256=item["sha256"].text(),
-    )
-    check_in_file(folder, shard, item, sizes)
-    return shard
+        raise source.fail(path, f"is in {shard.file}, which has {sizes[shard.file]} bytes; expected {end} or more")
 
 
 # -- reading

@@ -24,7 +24,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pase.common.array_files import reading
-from pase.common.documents import Field, open_regular, read_text
+from pase.common.documents import DocumentSource, open_regular, read_text
+from pase.common.structs import Document, read
 from pase.common.words import short
 from pase.errors import ProgramError
 from pase.sharding.boxes import Range
@@ -177,12 +178,18 @@ def _files_of_index(path: Path) -> list[str]:
         document = json.loads(read_text(path, ProgramError, called))
     except (ValueError, RecursionError) as error:
         raise ProgramError(f"{called} is not complete JSON ({error}); it may be truncated") from None
-    names = []
-    for _, name in Field(document, "", ProgramError, called)["weight_map"].members():
-        if Path(name.text()).name != name.text():
-            raise name.fail(f"is {short(name.text())!r}; expected the name of a file beside the index")
-        names.append(name.text())
-    return list(dict.fromkeys(names))
+    source = DocumentSource(ProgramError, called)
+    files = read(IndexDocument, document, source).weight_map
+    for name, file in files.items():
+        if Path(file).name != file:
+            raise source.fail(f"weight_map.{name}", f"is {short(file)!r}; expected the name of a file beside the index")
+    return list(dict.fromkeys(files.values()))
+
+
+class IndexDocument(Document):
+    """An index of files of weights, as Hugging Face has it."""
+
+    weight_map: dict[str, str]
 
 
 def _found(names: Sequence[str], given: Mapping[str, Any], where: str) -> str:

@@ -14,8 +14,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, ClassVar, Self
 
-from pase.common.documents import Field
+from pase.common.documents import DocumentSource
 from pase.common.options import PATH, option, options_of_all
+from pase.common.structs import Document, Scalars, Whole, read
 from pase.errors import ProgramError
 from pase.targets.training.optimisers import Rule, name_of, options_of
 from pase.targets.training.options import TrainingOptions
@@ -64,18 +65,37 @@ class Kept:
         }
 
     @classmethod
-    def read(cls, document: Field, **others: Any) -> Self:
-        """Return what a document says; its error where that is something else."""
-        optimiser = document["optimiser"]
+    def read(
+        cls, document: object, source: DocumentSource, kind: type["KeptDocument"] | None = None, **others: Any
+    ) -> Self:
+        """Return what a document says; the source's error where it is not of its kind."""
+        found = read(kind or KeptDocument, document, source)
         return cls(
-            step=document["step"].integer(),
-            dtype=document["dtype"].text(),
-            seed=document["seed"].integer(),
-            optimiser=optimiser["name"].text(),
-            options={name: item.scalar() for name, item in optimiser["options"].members()},
-            data={name: item.value for name, item in document["data"].members()},
+            step=found.step,
+            dtype=found.dtype,
+            seed=found.seed,
+            optimiser=found.optimiser.name,
+            options=found.optimiser.options,
+            data=found.data,
             **others,
         )
+
+
+class RuleDocument(Document):
+    """An update rule, by its name."""
+
+    name: str
+    options: Scalars
+
+
+class KeptDocument(Document):
+    """What a checkpoint says of its training."""
+
+    step: Whole
+    dtype: str
+    seed: Whole
+    optimiser: RuleDocument
+    data: dict[str, Any]
 
 
 def called(weight: str, slot: str) -> str:

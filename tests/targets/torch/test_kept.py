@@ -128,7 +128,7 @@ def refuses(rank: int, world: int, folder: Path, others: dict[str, str]) -> None
     import torch
 
     path = save_checkpoint(folder / "module", torch.nn.Linear(2, 2), step=1)
-    with pytest.raises(ProgramError, match=r"step-0000000001: optimiser is missing"):
+    with pytest.raises(ProgramError, match=r"step-0000000001: dtype is missing"):
         run(source, more, world, folder / "other", resume=str(path))
     if rank == 0:
         for file in last.glob("rank-*.safetensors"):

@@ -10,14 +10,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from pase.common.documents import Field
+from pase.common.documents import DocumentSource
 from pase.errors import ProgramError
 from pase.targets.training import checkpointing
-from pase.targets.training.checkpointing import NEWEST, CheckpointFolder, Kept, called, sync_folder
+from pase.targets.training.checkpointing import NEWEST, CheckpointFolder, Kept, KeptDocument, called, sync_folder
 from pase.targets.training.options import TrainingOptions
 
 if TYPE_CHECKING:  # it loads the framework; a checkpoint that does not fit is found out before that
@@ -150,10 +150,6 @@ def read_checkpoint(path: Path) -> Checkpoint:
         value = json.loads(metadata[_KEPT])
     except (ValueError, RecursionError) as error:
         raise _damaged(path, f"what it says is no JSON ({error})") from None
-    document = Field(value, "", ProgramError, f"checkpoint {path}")
-    version = document["schema_version"].integer()
-    if version != SCHEMA_VERSION:
-        raise document["schema_version"].fail(f"is {version}; this version of PaSE reads {SCHEMA_VERSION}")
     weights, slots = dict[str, Array](), dict[str, dict[str, Array]]()
     for name, array in arrays.items():
         slot, _, weight = name.partition("/")
@@ -161,7 +157,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
             weights[weight] = array
         else:
             slots.setdefault(weight, {})[slot] = array
-    return Checkpoint.read(document, weights=weights, slots=slots)
+    source = DocumentSource(ProgramError, f"checkpoint {path}")
+    return Checkpoint.read(value, source, CheckpointDocument, weights=weights, slots=slots)
+
+
+class CheckpointDocument(KeptDocument, kw_only=True):
+    """What a file says of its training."""
+
+    schema_version: Literal[2]
 
 
 def _damaged(path: Path, problem: str) -> ProgramError:

@@ -27,7 +27,7 @@ from typing import Literal
 
 from msgspec import field
 
-from pase.common.documents import Source, open_regular
+from pase.common.documents import DocumentSource, open_regular
 from pase.common.structs import AboveZero, Document, Whole, read
 from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import list_checkpoints
@@ -100,7 +100,9 @@ def cluster_of(environment: Mapping[str, str] = os.environ) -> Cluster | None:
     if not text:
         return None
     try:
-        document = read(ClusterDocument, text.encode("utf-8", "surrogateescape"), Source(ProgramError, VARIABLE))
+        document = read(
+            ClusterDocument, text.encode("utf-8", "surrogateescape"), DocumentSource(ProgramError, VARIABLE)
+        )
     except (ValueError, RecursionError) as error:
         raise ProgramError(f"{VARIABLE} is no JSON ({error}); start the program with pase launch") from None
     cluster: Cluster = document.value()
