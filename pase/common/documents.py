@@ -58,7 +58,7 @@ def shown(value: object) -> str:
     match value:
         case dict():
             return "an object"
-        case list():
+        case list() | tuple():
             return "an array"
         case int() if value.bit_length() > _LONGEST_SHOWN_BITS:
             return f"a whole number of {value.bit_length()} bits"

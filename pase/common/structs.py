@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache, reduce
 from itertools import pairwise
-from math import inf
+from math import inf, isclose
 from sys import float_info
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
@@ -279,6 +279,34 @@ def _refuse_unknown_keys(
     elif isinstance(value, list):
         for position, member in enumerate(value):
             _refuse_unknown_keys(_inner(schema, position), member, source, unknown, (*steps, position))
+
+
+def difference(given: Any, expected: Any, tolerance: float) -> tuple[str, object, object] | None:
+    """Return where a document first differs from another one, by its path, and what both have there; None if nowhere.
+
+    Args:
+        given: A document, or a part of one.
+        expected: One of the same kind.
+        tolerance: Relative to a number; other values must be the same.
+    """
+    members: list[tuple[str, Any, Any]]
+    if isinstance(given, Struct) and type(given) is type(expected):
+        names = zip(given.__struct_fields__, given.__struct_encode_fields__, strict=True)
+        members = [(f".{key}", getattr(given, name), getattr(expected, name)) for name, key in names]
+    elif isinstance(given, dict) and isinstance(expected, dict) and list(given) == list(expected):
+        members = [(f".{key}", member, expected[key]) for key, member in given.items()]
+    elif isinstance(given, tuple) and isinstance(expected, tuple) and len(given) == len(expected):
+        members = [(f"[{i}]", *pair) for i, pair in enumerate(zip(given, expected, strict=True))]
+    elif isinstance(given, float) and isinstance(expected, int | float):
+        return None if isclose(given, expected, rel_tol=tolerance) else ("", given, expected)
+    else:
+        # As text, because 1, 1.0 and true are equal.
+        return None if repr(given) == repr(expected) else ("", given, expected)
+    for step, one, other in members:
+        found = difference(one, other, tolerance)
+        if found is not None:
+            return (f"{step}{found[0]}", *found[1:])
+    return None
 
 
 # -- what is expected, as the JSON Schema has it
