@@ -319,15 +319,18 @@ class Between:
             values[rows] = sum(self.model.transfer(fetch)[of] for fetch, of in ways)
         return self.table(values, stays, self.own_cost)
 
-    def costs(self) -> tuple[EdgeTable, FloatArray]:
-        """Return what an edge costs, and [L_u, L_v] what of it is paid forward."""
+    def costs(self) -> tuple[EdgeTable, FloatArray, TransferBytes]:
+        """Return what an edge costs, [L_u, L_v] what of it is paid forward, and the bytes that are moved."""
         there, back = np.empty(self.shape), np.zeros(self.shape)
+        moved = TransferBytes(forward=np.empty(self.shape), backward=np.zeros(self.shape))
         stays = np.empty(self.shape, dtype=np.bool_)
         for rows, is_still, ways in self.fetches():
             stays[rows] = is_still
-            for total, (fetch, of) in zip((there, back), ways, strict=False):
+            totals = zip((there, back), (moved.forward, moved.backward), strict=True)
+            for (total, size), (fetch, of) in zip(totals, ways, strict=False):
                 total[rows] = self.model.transfer(fetch)[of]
-        return self.table(there + back, stays, self.own_cost), there
+                size[rows] = fetch.moved_bytes[of]
+        return self.table(there + back, stays, self.own_cost), there, moved
 
     def traffic(self) -> "EdgeTraffic":
         """Return what an edge's costs follow from on machines with the same levels."""

@@ -28,6 +28,7 @@ from pase.costs.build import (
     BYTES_OF_COSTS,
     Allowance,
     KnownTransfers,
+    TransferBytes,
     between,
     edge_signature,
     held_tables,
@@ -228,18 +229,20 @@ class EdgeModes:
     """What an edge costs for each micro-batch, and what its ends keep for one, by their choices.
 
     is_weight: whether it is a weight that two layers share: then what it costs can hide, and what is kept is kept once.
-    forward: of the values of `cost`, what the forward pass pays the first time; None where that was not asked for.
+    forward: of the values of `cost`, what the forward pass pays the first time; moved: the bytes of one pass each way,
+    by the same classes. Both None where that was not asked for.
     """
 
     cost: EdgeTable
     kept: EdgeTable | None
     is_weight: bool
-    forward: FloatArray | None
+    forward: FloatArray | None = None
+    moved: TransferBytes | None = None
 
     def restricted(self, rows: IndexArray | None, cols: IndexArray | None) -> "EdgeModes":
-        """Return it for some choices of its ends; None: all of them. What is paid forward is not kept."""
+        """Return it for some choices of its ends; None: all of them. What is paid and moved by pass is left out."""
         kept = None if self.kept is None else restricted_edge(self.kept, rows, cols)
-        return replace(self, cost=restricted_edge(self.cost, rows, cols), kept=kept, forward=None)
+        return replace(self, cost=restricted_edge(self.cost, rows, cols), kept=kept, forward=None, moved=None)
 
     def criterion(self, *, hides: bool) -> int:
         """Return which of `CRITERIA` its cost counts as; hides: whether communication can overlap."""
@@ -648,24 +651,31 @@ def _joined(found: Sequence[ColumnsT], kept: NDArray[np.integer[Any]]) -> Column
 
 def _edge_modes(
     table: EdgeTable,
-    forward: FloatArray | None,
+    by_pass: tuple[FloatArray, TransferBytes] | None,
     kept: EdgeTable | None,
     modes: tuple[LayerModes, LayerModes],
     *,
     is_weight: bool,
 ) -> EdgeModes:
-    """Return what an edge costs and keeps; table, forward: what it costs, and [L_u, L_v] forward, by configurations."""
+    """Return what an edge costs and keeps.
+
+    table: what it costs by configurations; by_pass: [L_u, L_v] what of it is paid forward, and what is moved.
+    """
     u, v = modes
     cost = EdgeTable(
         row_class=_of_rows(table.row_class, u), col_class=_of_rows(table.col_class, v), values=table.values
     )
+    if by_pass is None:
+        assert is_weight or not v.again.any()
+        return EdgeModes(cost=cost, kept=kept, is_weight=is_weight)
+    forward, moved = by_pass
     if v.again.any() and not is_weight:
-        assert forward is not None
         values = np.concatenate([table.values, table.values + forward], axis=1)
-        forward = np.concatenate([forward, forward], axis=1)
+        forward, there, back = (np.concatenate([own, own], axis=1) for own in (forward, moved.forward, moved.backward))
+        moved = TransferBytes(forward=there, backward=back)
         col_class = cost.col_class + table.values.shape[1] * v.again.astype(np.int32)
         cost = EdgeTable(row_class=cost.row_class, col_class=col_class.astype(np.int32), values=values)
-    return EdgeModes(cost=cost, kept=kept, is_weight=is_weight, forward=forward)
+    return EdgeModes(cost=cost, kept=kept, is_weight=is_weight, forward=forward, moved=moved)
 
 
 def _of_rows(classes: IndexArray, modes: LayerModes) -> IndexArray:
@@ -1042,13 +1052,15 @@ def mode_tables(
     known: KnownModes,
     keeps: Keeping | None = None,
     has_passes: bool = False,
+    has_bytes: bool = False,
     allowance: Allowance | None = None,
     on_progress: Callable[[str, float], None] | None = None,
     **asked: Any,
 ) -> ModeTables:
     """Return the choices of all layers of a graph with fan-outs, and of its edges; arguments: `layer_choices`'s.
 
-    An edge of the tables is an edge of that graph, in its order, or a weight that two layers share, after them.
+    has_bytes: whether what edges move is asked for. An edge of the tables is an edge of that graph, in its order, or a
+    weight that two layers share, after them.
     """
     allowance = allowance or Allowance()
     layers, does = layer_choices(
@@ -1083,17 +1095,18 @@ def mode_tables(
     for number, (key, (edge, kind)) in enumerate(unmade.items()):
         (u, v), is_weight = sides(edge), isinstance(edge, SharedWeight)
         modes = layers[u], layers[v]
-        forward = None
-        if has_passes or (modes[1].again.any() and not is_weight):
+        by_pass = None
+        if has_passes or has_bytes or (modes[1].again.any() and not is_weight):
             own = tables[number] if tables else between(graph, edge, *traffic[number], model, allowance)
-            table, forward = own.costs()
+            table, forward, moved = own.costs()
+            by_pass = forward, moved
         elif known.transfers:
             ends_and_kind = *map(id, traffic[number]), kind
             table = known.transfers.table(ends_and_kind, graph, edge, traffic[number], model, allowance)
         else:
             table = tables[number].total()
         kept = None if keeps is None else _kept_on(graph, edge, traffic[number], modes, keeps)
-        known.edges[key] = _edge_modes(table, forward, kept, modes, is_weight=is_weight)
+        known.edges[key] = _edge_modes(table, by_pass, kept, modes, is_weight=is_weight)
         if on_progress:
             on_progress("costing edges", (number + 1) / len(unmade))
     return ModeTables(

@@ -37,7 +37,7 @@ from pase.planning.constraints import ConstraintsDocument, allowed, mode_space
 from pase.planning.pipelines import data_parallel_step
 from pase.planning.plan import SCHEDULES, SCHEMA_VERSION, LayerPlan, Plan, SearchRecord, Transfer, hidden_cost
 from pase.planning.stages import INTERLEAVED
-from pase.planning.steps import Step, plan_layers, total_cost
+from pase.planning.steps import Step, plan_layers_beside, total_cost
 from pase.sharding.shards import data_parallel_splits, splits_of
 
 _RELATIVE_TOLERANCE = 1e-9
@@ -501,10 +501,11 @@ def _check_derived(plan: Plan, step: Step, document: PlanDocument, source: Docum
         total = step.cost
     else:
         splits = [layer.splits for layer in plan.layers]
-        layers = plan_layers(plan.graph, plan.num_devices, model, splits, devices, kept_bytes=step.kept_by_layer)
-        total = total_cost(plan.layers)
         by_batch = data_parallel_splits(plan.graph, plan.num_devices)
-        baseline = total_cost(plan_layers(plan.graph, plan.num_devices, model, by_batch, devices))
+        layers, baseline = plan_layers_beside(
+            plan.graph, plan.num_devices, model, splits, devices, by_batch, kept_bytes=step.kept_by_layer
+        )
+        total = total_cost(plan.layers)
     _same(source, "layers", document.layers, document_of(layers))
     _same(source, "hidden_cost", document.hidden_cost, hidden_cost(layers))
     _same(source, "total_cost", plan.total_cost, total)

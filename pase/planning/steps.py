@@ -69,19 +69,40 @@ def plan_layers(
     if as_placed:
         placed = zip(graph.operators, splits, devices, strict=True)
         axes = {operator.name: placed_axes(split, where) for operator, split, where in placed}
+    rows = _rows(graph, splits)
     tables = mode_tables(
-        graph, num_devices, model, ModeSpace(), known=KnownModes(), only=_rows(graph, splits), axes=axes
+        graph, num_devices, model, ModeSpace(), known=KnownModes(), only=rows, axes=axes, has_bytes=not as_placed
     )
     return tuple(layer_plans(tables, (0,) * len(splits), devices, kept_bytes=kept_bytes))
 
 
-def _rows(graph: Graph, splits: Sequence[Mapping[str, int]]) -> dict[str, IndexArray]:
-    """Return one configuration for each layer, [1, D] by name; of equal layers the same array."""
+def plan_layers_beside(
+    graph: Graph,
+    num_devices: int,
+    model: CostModel,
+    splits: Sequence[Mapping[str, int]],
+    devices: Sequence[tuple[int, ...]],
+    other: Sequence[Mapping[str, int]],
+    *,
+    kept_bytes: Sequence[int] = (),
+) -> tuple[tuple[LayerPlan, ...], float]:
+    """Return the plan of every layer, as `plan_layers` does, and what another strategy costs.
+
+    other: the splits of its layers. The costs of both are worked out together.
+    """
+    rows = _rows(graph, splits, other)
+    tables = mode_tables(graph, num_devices, model, ModeSpace(), known=KnownModes(), only=rows, has_bytes=True)
+    layers = layer_plans(tables, (0,) * len(splits), devices, kept_bytes=kept_bytes)
+    return tuple(layers), tables.of_one_stage(1).evaluate((1,) * len(other))
+
+
+def _rows(graph: Graph, *strategies: Sequence[Mapping[str, int]]) -> dict[str, IndexArray]:
+    """Return the configuration of each layer under each strategy, [strategies, D] by name; of equal ones one array."""
     known: dict[bytes, IndexArray] = {}
     found = {}
-    for operator, split in zip(graph.operators, splits, strict=True):
-        row = np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
-        found[operator.name] = known.setdefault(row.tobytes(), row)
+    for operator, *splits in zip(graph.operators, *strategies, strict=True):
+        rows = np.array([[split[dim] for dim in operator.extents] for split in splits], dtype=np.int32)
+        found[operator.name] = known.setdefault(rows.tobytes(), rows)
     return found
 
 
@@ -150,15 +171,17 @@ def layer_plans(
 
 def _transfer(tables: ModeTables, number: int, choice: Sequence[int], micro_batches: int) -> Transfer:
     """Return what goes over an edge of tables in a step."""
-    edge, (u, v) = table_edges(tables.graph)[number], tables.ends[number]
-    rows = (tables.configurations[end][tables.layers[end].rows[choice[end]]][None, :] for end in (u, v))
-    moved = transfer_bytes(tables.graph, edge, *edge_layouts(tables.graph, edge, *rows))
+    edge, own, (u, v) = table_edges(tables.graph)[number], tables.edges[number], tables.ends[number]
+    moved, at = own.moved, (own.cost.row_class[choice[u]], own.cost.col_class[choice[v]])
+    if moved is None:
+        rows = (tables.configurations[end][tables.layers[end].rows[choice[end]]][None, :] for end in (u, v))
+        moved, at = transfer_bytes(tables.graph, edge, *edge_layouts(tables.graph, edge, *rows)), (0, 0)
     return Transfer(
         producer=edge.producer,
         input=edge.input,
-        cost=micro_batches * tables.edges[number].cost.cost(choice[u], choice[v]),
-        forward_bytes=micro_batches * float(moved.forward[0, 0]),
-        backward_bytes=micro_batches * float(moved.backward[0, 0]),
+        cost=micro_batches * float(own.cost.values[own.cost.row_class[choice[u]], own.cost.col_class[choice[v]]]),
+        forward_bytes=micro_batches * float(moved.forward[at]),
+        backward_bytes=micro_batches * float(moved.backward[at]),
     )
 
 
