@@ -13,14 +13,16 @@ from itertools import pairwise
 from math import inf, isclose
 from sys import float_info
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
+from typing import Annotated, Any, Self, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, Meta, Struct
 
+from pase.common.containers import FrozenDict
 from pase.common.documents import LARGEST_INTEGER, DocumentSource, shown
 
 T = TypeVar("T")
+D = TypeVar("D", bound="Document")
 
 VERSION = "schema_version"
 """The field of a document that tells the version of its format; what it describes has none."""
@@ -49,15 +51,8 @@ class Document(Struct, kw_only=True, omit_defaults=True):
     """An object in a document: its fields, their bounds and, as docstrings, what they are.
 
     Fields have the names of the attributes that they are; one that is UNSET by default is an attribute that may be
-    None. `makes` is the class of the values that it describes, where its fields are what that is made with.
+    None. The class of the values that it describes is named by `describes`.
     """
-
-    makes: ClassVar[type] = object
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "makes" in cls.__dict__:
-            _DOCUMENTS[cls.makes] = cls
 
     @classmethod
     def of(cls, value: Any, **others: Any) -> Self:
@@ -72,11 +67,12 @@ class Document(Struct, kw_only=True, omit_defaults=True):
 
     def value(self, **others: Any) -> Any:
         """Return the value that it describes, made with these others in place of some of its fields."""
+        kind = _VALUES[type(self)]
         for name, _ in _fields(type(self)):
             member = getattr(self, name)
-            if name not in others and name in _made_with(self.makes) and member is not UNSET:
+            if name not in others and name in _made_with(kind) and member is not UNSET:
                 others[name] = value_of(member)
-        return self.makes(**others)
+        return kind(**others)
 
     def builtins(self) -> dict[str, Any]:
         """Return the document as dicts and lists of plain values."""
@@ -90,12 +86,30 @@ def _with_lists(value: Any) -> Any:
     return [_with_lists(member) for member in value] if isinstance(value, tuple) else value
 
 
+_PLAIN = frozenset({str, int, float, bool, type(None), dict, FrozenDict})
+"""Classes of values that are their own documents."""
+
 _DOCUMENTS: dict[type, type[Document]] = {}
 """Documents by the class of the values that they describe."""
+
+_VALUES: dict[type, Any] = {}
+"""The classes of values that documents describe."""
+
+
+def describes(kind: type) -> Callable[[type[D]], type[D]]:
+    """Return what has a class of documents describe values of a class, which are made with its fields."""
+
+    def register(document: type[D]) -> type[D]:
+        _DOCUMENTS[kind], _VALUES[document] = document, kind
+        return document
+
+    return register
 
 
 def document_of(value: Any) -> Any:
     """Return the document of a value, or of each of several; that of a plain value is the value itself."""
+    if type(value) in _PLAIN or isinstance(value, str):
+        return value
     if isinstance(value, tuple):
         return tuple(map(document_of, value))
     kind = _DOCUMENTS.get(type(value))
@@ -112,6 +126,8 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 def value_of(document: Any) -> Any:
     """Return the value that a document describes, or each of several; what is none is its own."""
+    if type(document) in _PLAIN:
+        return document
     if isinstance(document, tuple):
         return tuple(map(value_of, document))
     return document.value() if isinstance(document, Document) else document

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from msgspec import UNSET, Meta, UnsetType, field
 
 from pase.common.documents import DocumentSource
-from pase.common.structs import Document, Finite, Integer, Number, Positive, Scalars, Whole, read, value_of
+from pase.common.structs import Document, Finite, Integer, Number, Positive, Scalars, Whole, describes, read, value_of
 from pase.errors import GraphError
 from pase.graph.body import Body, Borrowed, Constant, InnerDim, ModelInput, ModelOutput, Step
 from pase.graph.graph import Edge, Graph
@@ -39,10 +39,9 @@ Names = tuple[str, ...]
 Shape = tuple[Positive, ...]
 
 
+@describes(SliceOf)
 class PartDocument(Document):
     """An object for a piece of an iteration dim."""
-
-    makes = SliceOf
 
     part: SliceOf
     """The points from offset on, as many as extent says."""
@@ -55,10 +54,9 @@ class PartDocument(Document):
         return self.part
 
 
+@describes(Window)
 class WindowDocument(Document):
     """A sliding window: output o and kernel point k read element o · stride + k · dilation - pad."""
-
-    makes = Window
 
     out: str
     """Iteration dim of the outputs."""
@@ -74,10 +72,9 @@ class WindowDocument(Document):
     """How many zeros after the last element a window may begin at; 0 without this."""
 
 
+@describes(Window)
 class AxisDocument(Document):
     """An object for a sliding window or a piece of an iteration dim."""
-
-    makes = Window
 
     window: WindowDocument | UnsetType = UNSET
     """A sliding window."""
@@ -105,10 +102,9 @@ Axes = tuple[
 ]
 
 
+@describes(Access)
 class AccessDocument(Document):
     """One tensor that an operator reads or writes."""
-
-    makes = Access
 
     tensor: str
     """Its name within the operator."""
@@ -129,10 +125,9 @@ class AccessDocument(Document):
     """Where the batch lies in data that the network is given: row-major blocks, and examples in each."""
 
 
+@describes(Intermediate)
 class IntermediateDocument(Document):
     """A tensor that a layer makes for itself."""
-
-    makes = Intermediate
 
     tensor: str
     """Its name within the operator."""
@@ -167,19 +162,17 @@ class ExchangeDocument(Document, tag_field="pattern", kw_only=True):
         return super().of(value, backward_times=value.backward_times if value.gradient_of else UNSET, **others)
 
 
+@describes(AllReduce)
 class AllReduceDocument(ExchangeDocument, tag="all_reduce", kw_only=True):
     """A tensor that is reduced inside the operator."""
-
-    makes = AllReduce
 
     over: Names
     """Dims whose split makes the exchange necessary."""
 
 
+@describes(Relayout)
 class RelayoutDocument(ExchangeDocument, tag="relayout", kw_only=True):
     """A tensor that is written in one layout and read back in another."""
-
-    makes = Relayout
 
     index_map: Axes = field(name="written")
     """How each dim is indexed where the tensor is written."""
@@ -189,19 +182,17 @@ class RelayoutDocument(ExchangeDocument, tag="relayout", kw_only=True):
     """Whether parts go round from each device to the next, beside the computation; false without this."""
 
 
+@describes(Handoff)
 class HandoffDocument(ExchangeDocument, tag="handoff", kw_only=True):
     """A tensor that goes to the next part along a split dim."""
-
-    makes = Handoff
 
     across: str
     """The dim whose parts hand it on."""
 
 
+@describes(AllToAll)
 class AllToAllDocument(ExchangeDocument, tag="all_to_all", kw_only=True):
     """Rows that go to the devices that data tell."""
-
-    makes = AllToAll
 
     over: Names
     """Dims whose split makes the exchange necessary."""
@@ -212,10 +203,9 @@ class AllToAllDocument(ExchangeDocument, tag="all_to_all", kw_only=True):
     order."""
 
 
+@describes(Work)
 class WorkDocument(Document):
     """Work that is done once for each point of some iteration dims."""
-
-    makes = Work
 
     dims: tuple[Annotated[str | PartDocument, Meta(title="a dim, or an object with 'part'")], ...]
     """The dims that it runs over."""
@@ -254,10 +244,9 @@ Operand = Annotated[str | Finite | InfinityDocument, Meta(title="the name of a t
 Option = Annotated[str | Integer | Finite | bool | tuple[Whole, ...], Meta(title="text, a number, or true or false")]
 
 
+@describes(Step)
 class StepDocument(Document):
     """One tensor that is computed."""
-
-    makes = Step
 
     result: str
     """Its name within the layer."""
@@ -279,10 +268,9 @@ class StepDocument(Document):
         return super().value(options=tuple(self.options.items()), **others)
 
 
+@describes(InnerDim)
 class InnerDimDocument(Document):
     """A dim of a body that is none of the iteration space."""
-
-    makes = InnerDim
 
     name: str
     """Its name within the layer."""
@@ -298,10 +286,9 @@ class InnerDimDocument(Document):
         return super().of(value, axis=value.axis if value.tensor else UNSET, **others)
 
 
+@describes(Body)
 class OwnBodyDocument(Document):
     """What a layer computes, step by step; the last step is what it writes."""
-
-    makes = Body
 
     steps: tuple[StepDocument, ...]
     """Tensors in the order in which they are computed."""
@@ -323,10 +310,9 @@ class OwnBodyDocument(Document):
     """Whole numbers that other layers write, of which every device takes all."""
 
 
+@describes(Body)
 class BodyDocument(OwnBodyDocument):
     """What a layer computes, step by step; the last step is what it writes."""
-
-    makes = Body
 
     own: OwnBodyDocument | UnsetType = UNSET
     """What only the framework that the model is of computes, or computes otherwise."""
@@ -335,10 +321,9 @@ class BodyDocument(OwnBodyDocument):
 # -- graphs
 
 
+@describes(Operator)
 class OperatorDocument(Document):
     """A layer: an iteration space and how it touches its tensors."""
-
-    makes = Operator
 
     name: str
     """Name, unique in the graph."""
@@ -382,10 +367,9 @@ class OperatorDocument(Document):
         )
 
 
+@describes(Graph)
 class GraphDocument(Document):
     """A weakly connected, directed acyclic graph of operators."""
-
-    makes = Graph
 
     name: str
     """Name of the model."""

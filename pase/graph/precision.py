@@ -14,7 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from types import MappingProxyType
+from typing import Annotated
 
+from pase.common.structs import choice
 from pase.errors import GraphError, unknown_name
 from pase.graph.operator import Access, AllReduce, Exchange, Intermediate, Operator, Role
 
@@ -34,26 +36,30 @@ _OF_SUMS, _OF_RESULTS = 256.0, 4.0
 INDEX = "int32"
 """The type of whole numbers, under every policy."""
 
+_NUMBERS = tuple(dtype for dtype in ITEMSIZES if dtype != INDEX)
+_Numbers = Annotated[str, choice(_NUMBERS)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """A policy: the types of what a training step holds, computes and sends.
-
-    name: of the policy. parameters: of weights, and of all that no product makes. products: that operands are
-    multiplied in where one is a weight, at the machine's peak for it. results: what products write, and that others
-    multiply in (convolutions, attention). gradients: of weights, as they are held. collectives: in which they are
-    summed over devices. masters: of the copies that the optimiser updates; "" where these are the weights. moments: of
-    all else that it keeps.
-    """
+    """A policy: the types of what a training step stores, computes and sends."""
 
     name: str
-    parameters: str
-    products: str
-    results: str
-    gradients: str
-    collectives: str
-    masters: str = ""
-    moments: str
+    """Name of the policy."""
+    parameters: _Numbers
+    """Type of weights, and of all that no product writes."""
+    products: _Numbers
+    """Type that operands are multiplied in where one is a weight, at the machine's peak for it."""
+    results: _Numbers
+    """Type that products write, and that others multiply in (convolutions, attention)."""
+    gradients: _Numbers
+    """Type of the gradients of weights, as they are stored."""
+    collectives: _Numbers
+    """Type in which gradients of weights are all-reduced."""
+    masters: Annotated[str, choice((*_NUMBERS, ""))] = ""
+    """Type of the copies of weights that the optimiser updates; empty where these are the weights themselves."""
+    moments: _Numbers
+    """Type of all else that the optimiser stores."""
 
     @property
     def is_mixed(self) -> bool:

@@ -22,6 +22,7 @@ from pase.common.structs import (
     Number,
     Whole,
     choice,
+    describes,
     fields_of,
     json_schema,
     read,
@@ -64,10 +65,9 @@ AUTO = "auto"
 """The name of the machine at hand."""
 
 
+@describes(Level)
 class LevelDocument(Document):
     """Groups of devices that one kind of link joins."""
-
-    makes = Level
 
     name: str
     """Name of the level, such as node."""
@@ -82,10 +82,9 @@ class LevelDocument(Document):
     """Where these figures are from."""
 
 
+@describes(Machine)
 class MachineDocument(Document):
     """A cluster of identical devices, for the cost models of PaSE. A machine file is this document in TOML."""
-
-    makes = Machine
 
     schema_version: Annotated[Literal[1], Meta(extra_json_schema={"type": "integer"})]
     """Version of the format."""

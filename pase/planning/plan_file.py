@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from msgspec import UNSET, Meta, UnsetType, field, structs
+from msgspec import UNSET, Meta, UnsetType, field, structs, to_builtins
 
 from pase.common.documents import DocumentSource, StrPath, read_text, shown, write_atomically
 from pase.common.structs import (
@@ -20,6 +20,7 @@ from pase.common.structs import (
     Scalars,
     Whole,
     choice,
+    describes,
     difference,
     document_of,
     json_schema,
@@ -28,10 +29,10 @@ from pase.common.structs import (
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, REPLICATED, STATES, cost_model
 from pase.costs.modes import ModeSpace, can_be_in_parts
 from pase.errors import ConfigurationError, CostError, GraphError, MachineError, PlanError
-from pase.graph import ITEMSIZES, Graph, Operator, Precision, graph_document
+from pase.graph import Graph, Operator, Precision
 from pase.graph.document import Dims, GraphDocument
 from pase.graph.operators import with_fan_outs
-from pase.graph.precision import INDEX, PRECISIONS
+from pase.graph.precision import PRECISIONS
 from pase.machine.files import MachineDocument
 from pase.planning.constraints import ConstraintsDocument, allowed, mode_space
 from pase.planning.pipelines import data_parallel_step
@@ -50,14 +51,11 @@ _GAP_TOLERANCE = 1e-12
 WITHOUT_PEAKS = 2
 """The version of files whose memory is an estimate of another kind than the peak; it is worked out anew."""
 
-_Numbers = Annotated[str, choice([dtype for dtype in ITEMSIZES if dtype != INDEX])]
 
-
+@describes(Transfer)
 class TransferDocument(Document):
     """Predicted traffic of one edge, or of one shared weight, in one training step, of all micro-batches; 0 for edges
     between stages, which layer_cost has."""
-
-    makes = Transfer
 
     producer: str
     """Name of the layer that the tensor comes from; for a shared weight, of the first layer that uses it."""
@@ -72,10 +70,9 @@ class TransferDocument(Document):
     """Bytes that the device which fetches most fetches in the backward pass."""
 
 
+@describes(LayerPlan)
 class LayerDocument(Document):
     """One layer's part of the strategy."""
-
-    makes = LayerPlan
 
     name: str
     """Name of the operator."""
@@ -117,37 +114,9 @@ class LayerDocument(Document):
     """Stage of the pipeline, from 0; 0 without this."""
 
 
-class PrecisionDocument(Document, kw_only=True):
-    """The types of numbers that costs and memory are of."""
-
-    makes = Precision
-
-    name: str
-    """Name of the policy."""
-    parameters: _Numbers
-    """Of weights, and of all that no product makes."""
-    products: _Numbers
-    """That products by weights multiply in."""
-    results: _Numbers
-    """That products write, and that others multiply in."""
-    gradients: _Numbers
-    """Of the gradients of weights, as they are held."""
-    collectives: _Numbers
-    """In which gradients of weights are all-reduced."""
-    masters: _Numbers | UnsetType = UNSET
-    """Of the copies of weights that the optimiser updates; absent where these are the weights themselves."""
-    moments: _Numbers
-    """Of all else that the optimiser keeps."""
-
-    @classmethod
-    def of(cls, value: Precision, **others: Any) -> Self:
-        return super().of(value, masters=value.masters or UNSET, **others)
-
-
+@describes(SearchRecord)
 class SearchDocument(Document):
     """How the strategy was found."""
-
-    makes = SearchRecord
 
     ordering: str
     """Name of the ordering in which the solver eliminated the layers."""
@@ -202,12 +171,11 @@ _DATA_PARALLEL = {
 }
 
 
+@describes(Plan)
 class PlanDocument(Document, kw_only=True):
     """A parallelization strategy for training a neural network, with the certificate of its search. Fields may be added
     within a schema version; readers pass over those that they do not know. Costs are in the unit that cost_unit
     names."""
-
-    makes = Plan
 
     schema_version: Annotated[Literal[2, 3], Meta(extra_json_schema={"type": "integer"})]
     """Version of this format; it changes when a field changes its meaning or disappears."""
@@ -221,7 +189,7 @@ class PlanDocument(Document, kw_only=True):
     """Name of the cost model under which every cost in this file was computed."""
     cost_unit: Literal["FLOP", "s"]
     """Unit of every cost in this file: FLOP of one training step, or seconds."""
-    precision: PrecisionDocument | UnsetType = UNSET
+    precision: Precision | UnsetType = UNSET
     """The types of numbers that costs and memory are of. Absent in files of earlier versions: all numbers are
     float32."""
     total_cost: Number
@@ -290,7 +258,7 @@ def plan_schema() -> str:
 def graph_hash(graph: Graph) -> str:
     """Return the SHA-256, in hexadecimal, of a graph's canonical JSON form, wherever it came from."""
     own = replace(graph, framework="", call="", untrained="")
-    text = json.dumps(graph_document(own), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(to_builtins(GraphDocument.of(own)), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -400,11 +368,10 @@ def _plan(document: PlanDocument, source: DocumentSource) -> Plan:
     return plan
 
 
-def _typed(graph: Graph, document: PrecisionDocument | UnsetType, source: DocumentSource) -> Graph:
+def _typed(graph: Graph, precision: Precision | UnsetType, source: DocumentSource) -> Graph:
     """Return the graph in the types that the plan tells of; PlanError where they are none of the graph's."""
-    if document is UNSET:
+    if isinstance(precision, UnsetType):
         return graph
-    precision: Precision = document.value()
     if PRECISIONS.get(precision.name, precision) != precision:
         raise source.fail("precision.name", f"is {precision.name!r}, whose types are others: search again")
     if precision.itemsize != graph.precision.itemsize:

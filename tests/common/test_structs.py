@@ -20,6 +20,7 @@ from pase.common.structs import (
     Positive,
     Whole,
     choice,
+    describes,
     json_schema,
     read,
     unknown_key,
@@ -51,10 +52,9 @@ class Circle:
     radius: float
 
 
+@describes(Point)
 class PointDocument(Document, tag_field="kind", tag="point"):
     """A point."""
-
-    makes = Point
 
     place: tuple[Whole, ...] = field(name="at")
     """Where it is, along
@@ -65,10 +65,9 @@ class PointDocument(Document, tag_field="kind", tag="point"):
     """Of its places."""
 
 
+@describes(Circle)
 class CircleDocument(Document, tag_field="kind", tag="circle"):
     """A circle."""
-
-    makes = Circle
 
     radius: AboveZero
     """Its radius."""

@@ -489,10 +489,10 @@ class Opened:
             record = json.loads(read_limited(path / _RECORD, _MAX_RECORD_BYTES))
             version = record.get(VERSION) if isinstance(record, dict) else None
             if version == _OLD_VERSION:
-                document = read(RecordDocument, record, DocumentSource(ProgramError, source))
+                document = read(_RecordDocument, record, DocumentSource(ProgramError, source))
                 saved = read_metadata(path, source)
             elif version == SCHEMA_VERSION:
-                document = whole_record = read(WholeRecordDocument, record, DocumentSource(ProgramError, source))
+                document = whole_record = read(_WholeRecordDocument, record, DocumentSource(ProgramError, source))
                 if whole_record.sha256 != _checksum({key: value for key, value in record.items() if key != _CHECKSUM}):
                     raise ValueError(f"{_RECORD} does not say what was written (SHA-256)")
                 saved = read_tensors(path, whole_record.tensors, DocumentSource(ProgramError, source))
@@ -536,31 +536,23 @@ class Opened:
             raise ProgramError(f"checkpoint {self.path} is damaged: {problems[0]}")
 
 
-class GroupDocument(Document):
-    """A group of an optimizer's parameters."""
-
+class _GroupDocument(Document):
     params: tuple[str, ...]
 
 
-class MasksDocument(Document):
-    """What the masks of dropout are numbered by."""
-
+class _MasksDocument(Document):
     seed: Integer
     step: Integer
 
 
-class RecordDocument(Document):
-    """What is read of the record of a checkpoint."""
-
+class _RecordDocument(Document):
     step: Whole
     extra: dict[str, Any]
-    optimizer: tuple[GroupDocument, ...] | None = None
-    mask_state: MasksDocument | None = None
+    optimizer: tuple[_GroupDocument, ...] | None = None
+    mask_state: _MasksDocument | None = None
 
 
-class WholeRecordDocument(RecordDocument, kw_only=True):
-    """The record of a checkpoint that says where tensors are."""
-
+class _WholeRecordDocument(_RecordDocument, kw_only=True):
     sha256: str
     tensors: dict[str, TensorDocument]
 

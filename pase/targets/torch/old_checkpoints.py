@@ -167,7 +167,7 @@ def read_metadata(folder: Path, source: str) -> dict[str, Saved]:
     of = DocumentSource(ProgramError, source)
     raw = read_limited(folder / METADATA, _MAX_METADATA_BYTES)
     try:
-        document = read(MetadataDocument, _plain(read_pickle(raw)), of)
+        document = read(_MetadataDocument, _plain(read_pickle(raw)), of)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ProgramError(f"{source}: {METADATA}: {error}") from None
     places = {(place.fqn, place.offset): (number, place) for number, place in enumerate(document.storage_data)}
@@ -195,24 +195,18 @@ def read_metadata(folder: Path, source: str) -> dict[str, Saved]:
     return found
 
 
-class ChunkDocument(Document):
-    """A box of a tensor."""
-
+class _ChunkDocument(Document):
     offsets: tuple[Whole, ...]
     sizes: tuple[Whole, ...]
 
 
-class OldTensorDocument(Document):
-    """A tensor, and the boxes that cover it."""
-
+class _OldTensorDocument(Document):
     size: tuple[Whole, ...]
     dtype: str
-    chunks: tuple[ChunkDocument, ...]
+    chunks: tuple[_ChunkDocument, ...]
 
 
-class PlaceDocument(Document):
-    """Where one box of a tensor is."""
-
+class _PlaceDocument(Document):
     fqn: str
     offset: tuple[Whole, ...]
     relative_path: str
@@ -220,11 +214,9 @@ class PlaceDocument(Document):
     length: Whole
 
 
-class MetadataDocument(Document):
-    """What the metadata of a checkpoint say; None in place of what is no tensor."""
-
-    state_dict_metadata: dict[str, OldTensorDocument | None]
-    storage_data: tuple[PlaceDocument, ...]
+class _MetadataDocument(Document):
+    state_dict_metadata: dict[str, _OldTensorDocument | None]
+    storage_data: tuple[_PlaceDocument, ...]
 
 
 def _plain(metadata: Any) -> dict[str, Any]:

@@ -147,9 +147,7 @@ def tensors_document(tensors: Mapping[str, tuple[str, Sequence[int], Sequence[Sh
     }
 
 
-class ShardDocument(Document):
-    """Where one box of a tensor is."""
-
+class _ShardDocument(Document):
     file: str
     offset: Whole
     box: tuple[tuple[Whole, Whole], ...]
@@ -161,7 +159,7 @@ class TensorDocument(Document):
 
     dtype: Annotated[str, choice(_BY_NAME)]
     shape: tuple[Whole, ...]
-    shards: tuple[ShardDocument, ...]
+    shards: tuple[_ShardDocument, ...]
 
 
 def read_tensors(folder: Path, tensors: Mapping[str, TensorDocument], source: DocumentSource) -> dict[str, Saved]:

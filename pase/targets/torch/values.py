@@ -179,16 +179,14 @@ def _files_of_index(path: Path) -> list[str]:
     except (ValueError, RecursionError) as error:
         raise ProgramError(f"{called} is not complete JSON ({error}); it may be truncated") from None
     source = DocumentSource(ProgramError, called)
-    files = read(IndexDocument, document, source).weight_map
+    files = read(_IndexDocument, document, source).weight_map
     for name, file in files.items():
         if Path(file).name != file:
             raise source.fail(f"weight_map.{name}", f"is {short(file)!r}; expected the name of a file beside the index")
     return list(dict.fromkeys(files.values()))
 
 
-class IndexDocument(Document):
-    """An index of files of weights, as Hugging Face has it."""
-
+class _IndexDocument(Document):
     weight_map: dict[str, str]
 
 

@@ -81,9 +81,7 @@ class Kept:
         )
 
 
-class RuleDocument(Document):
-    """An update rule, by its name."""
-
+class _RuleDocument(Document):
     name: str
     options: Scalars
 
@@ -94,7 +92,7 @@ class KeptDocument(Document):
     step: Whole
     dtype: str
     seed: Whole
-    optimiser: RuleDocument
+    optimiser: _RuleDocument
     data: dict[str, Any]
 
 

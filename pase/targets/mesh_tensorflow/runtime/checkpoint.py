@@ -158,12 +158,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
         else:
             slots.setdefault(weight, {})[slot] = array
     source = DocumentSource(ProgramError, f"checkpoint {path}")
-    return Checkpoint.read(value, source, CheckpointDocument, weights=weights, slots=slots)
+    return Checkpoint.read(value, source, _CheckpointDocument, weights=weights, slots=slots)
 
 
-class CheckpointDocument(KeptDocument, kw_only=True):
-    """What a file says of its training."""
-
+class _CheckpointDocument(KeptDocument, kw_only=True):
     schema_version: Literal[2]
 
 

@@ -28,7 +28,7 @@ from typing import Literal
 from msgspec import field
 
 from pase.common.documents import DocumentSource, open_regular
-from pase.common.structs import AboveZero, Document, Whole, read
+from pase.common.structs import AboveZero, Document, Whole, describes, read
 from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import list_checkpoints
 
@@ -78,14 +78,11 @@ class Cluster:
 
     def to_json(self) -> str:
         """Return the cluster as the environment holds it."""
-        return json.dumps(ClusterDocument.of(self, schema_version=1).builtins())
+        return json.dumps(_ClusterDocument.of(self, schema_version=1).builtins())
 
 
-class ClusterDocument(Document):
-    """The processes that train together, as the environment of each one holds them."""
-
-    makes = Cluster
-
+@describes(Cluster)
+class _ClusterDocument(Document):
     schema_version: Literal[1]
     addresses: tuple[str, ...] = field(name="tasks")
     task: Whole
@@ -101,7 +98,7 @@ def cluster_of(environment: Mapping[str, str] = os.environ) -> Cluster | None:
         return None
     try:
         document = read(
-            ClusterDocument, text.encode("utf-8", "surrogateescape"), DocumentSource(ProgramError, VARIABLE)
+            _ClusterDocument, text.encode("utf-8", "surrogateescape"), DocumentSource(ProgramError, VARIABLE)
         )
     except (ValueError, RecursionError) as error:
         raise ProgramError(f"{VARIABLE} is no JSON ({error}); start the program with pase launch") from None
