@@ -313,9 +313,12 @@ class PairwiseModel:
 
     @contextmanager
     def repeating(self) -> Iterator[None]:
-        """Keep what is made of which arrays for a while, so that repeated parts of the problem stay the same arrays."""
+        """Keep what is made of which arrays for a while, so that repeated parts of the problem stay the same arrays.
+
+        Nothing is kept where few vertices share their costs.
+        """
         outer = self.repeats
-        if outer is None:
+        if outer is None and 2 * len({id(self.costs[v]) for v in self.live}) <= len(self.live):
             self.repeats = {}
         try:
             yield
@@ -329,17 +332,18 @@ class PairwiseModel:
         """
         singles = [v for v in self.live if len(self.costs[v]) == 1]
         least, changed = self.least, set[int]()
-        for v in singles:
-            self.fixed[v] = int(self.origin[v][0])
-            self.offset += float(self.costs[v][0])
-            for edge, side in self.incident[v]:
-                w = edge.ends[1 - side]
-                costs, row = self.costs[w], int(edge.of[side][0])
-                self.costs[w] = self.made(
-                    partial(_with_transfer, costs, edge, side), costs, edge.values, edge.of[1 - side], side, row
-                )
-                changed.add(w)
-            self._detach(v)
+        with self.repeating():
+            for v in singles:
+                self.fixed[v] = int(self.origin[v][0])
+                self.offset += float(self.costs[v][0])
+                for edge, side in self.incident[v]:
+                    w = edge.ends[1 - side]
+                    costs, row = self.costs[w], int(edge.of[side][0])
+                    self.costs[w] = self.made(
+                        partial(_with_transfer, costs, edge, side), costs, edge.values, edge.of[1 - side], side, row
+                    )
+                    changed.add(w)
+                self._detach(v)
         self.remove(singles)
         if singles and least is not None:
             self.least = {v: float(self.reparametrised(v).min()) if v in changed else least[v] for v in self.live}

@@ -36,13 +36,23 @@ c is dropped.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
 from pase.solver.elimination import Check, EliminationStep, Planner
-from pase.solver.pairwise import ClassAlgebra, Edge, Mask, PairwiseModel, Partition, by_configuration, class_minima
+from pase.solver.pairwise import (
+    ClassAlgebra,
+    ClassArray,
+    Edge,
+    Mask,
+    PairwiseModel,
+    Partition,
+    by_configuration,
+    class_minima,
+)
 from pase.solver.solution import RELATIVE_TOLERANCE, Outcome, SearchBudget
 from pase.tables.cost_tables import CostTables, FloatArray, IndexArray, verify_tables
 
@@ -224,12 +234,10 @@ WORTH_DROPPING = 0.7
 """A vertex is restricted when no more than this part of its configurations is left: that takes time, too."""
 MAX_SWEEPS = 60
 MAX_SWEEPS_NEAR_OPTIMUM = 12
-WORTH_REPEATING = 1 << 13
-"""A table of fewer cells is passed over sooner than the messages of earlier ones are compared."""
 MOST_ALIKE = 4
 """So many messages of one table, or sets of configurations of one vertex, are remembered."""
-MOST_KEPT = 1.25
-"""A set of configurations is taken in place of one that it contains if it is larger by no more than this."""
+ABOUT_ALIKE = 0.8
+"""A set of configurations is taken in place of one that it contains if that has at least this part of it."""
 REPEATED_LOSS = 1e-3
 """What part of the gap between bound and limit a pass may lose by repeating messages, for each edge of a vertex."""
 PASS_ROUNDING = 1e-13
@@ -248,70 +256,165 @@ def sweep(model: PairwiseModel, limit: float, forward: bool, check: Check) -> fl
     order = model.live if forward else model.live[::-1]
     least = model.least or {v: _least(model.reparametrised(v)) for v in order}
     bound = model.offset + sum(least.values())
-    loss = REPEATED_LOSS * max(limit - bound, 0.0) if limit < np.inf else PASS_ROUNDING * bound
-    repeated = _Repeated(tolerance=loss / max(len(order), 1))
-    incident, minimum = model.incident, np.minimum.reduce
-    for v in order:
-        total, ahead = model.costs[v], []
-        size = total.size
-        cells = 0
-        for entry in incident[v]:
-            edge, side = entry
-            message = edge.messages[side]
-            total = total + (message if message.size == size else message.take(edge.of[side]))
-            if (edge.ends[1 - side] > v) is forward:
-                ahead.append(entry)
-                cells += edge.values.size
-        check(cells)
-        low = _least(total)
-        bound += low - least[v]
-        least[v] = low  # it stays below what is left of θ_v when this vertex has sent its surplus on
-        if limit < np.inf:
-            keep = total <= limit - (bound - low)
-            num_kept = np.count_nonzero(keep)
-            if num_kept <= WORTH_DROPPING * len(total):
-                if not num_kept:
-                    return np.inf
-                keep = repeated.mask(model.costs[v], keep, num_kept)
-                model.restrict(v, keep)
-                total = total[keep]
-        if not ahead:
-            continue
-        # NumPy is quicker with arrays of no axes than with numbers.
-        surplus = total - np.array(low)
-        if len(ahead) > 1:
-            surplus *= np.array(1.0 / len(ahead))
-        for edge, side in ahead:
-            values, messages = edge.values, edge.messages
-            size = values.shape[side]
-            sent = surplus if size == surplus.size else class_minima(surplus, edge.of[side], size)
-            own = messages[side] - sent
-            if values.size >= WORTH_REPEATING:
-                lost_here, lost_there = repeated.send(edge, side, own)
-                least[v] -= lost_here
-                least[edge.ends[1 - side]] -= lost_there
-                bound -= lost_here + lost_there
-            else:
-                messages[side] = own
-                messages[1 - side] = minimum(values - own[:, None]) if side == 0 else minimum(values - own, 1)
+    with model.repeating():
+        loss = REPEATED_LOSS * max(limit - bound, 0.0) if limit < np.inf else PASS_ROUNDING * bound
+        repeated = None if model.repeats is None else _Repeated(model, forward, loss / max(len(order), 1), check)
+        for v in order:
+            most = limit - (bound - least[v])  # of θ_v, beside the least of all others
+            done = repeated.visit(v, most) if repeated else _visit(model, v, most, forward, check)
+            if done is None:
+                return np.inf
+            low, losses = done
+            bound += low - least[v]
+            least[v] = low  # it stays below what is left of θ_v when this vertex has sent its surplus on
+            for place, lost in losses:
+                edge, side = model.incident[v][place]
+                least[edge.ends[1 - side]] -= lost
+                bound -= lost
     model.least = least
     return bound
 
 
-class _Repeated:
-    """What one pass sends and drops at a vertex, to be taken again where a repeated layer would do about the same.
+Losses = Sequence[tuple[int, float]]
+"""(position among the edges of a vertex, by how much θ at the other end may have fallen)."""
 
-    Along a chain of equal blocks, messages and dropped configurations soon hardly change from one block to the next.
-    The arrays of an earlier block then save the work, and the memory of tables that would differ by little.
+
+def _visit(
+    model: PairwiseModel, v: int, most: float, forward: bool, check: Check, repeated: "_Repeated | None" = None
+) -> tuple[float, Losses] | None:
+    """Drop configurations of a vertex, and send what it can spare along the edges that lead on.
+
+    Args:
+        model: The model; it is changed.
+        v: The vertex.
+        most: Configurations with a higher θ are dropped.
+        forward: Whether edges lead on to higher numbers.
+        check: As for `sweep`.
+        repeated: What was done at earlier vertices; None where nothing repeats.
+
+    Returns:
+        A lower bound of θ of the vertex when it is left, and the losses of its neighbours; None where nothing is left.
+    """
+    total, ahead = model.costs[v], []
+    size = total.size
+    cells = 0
+    for place, (edge, side) in enumerate(model.incident[v]):
+        message = edge.messages[side]
+        total = total + (message if message.size == size else message.take(edge.of[side]))
+        if (edge.ends[1 - side] > v) is forward:
+            ahead.append((place, edge, side))
+            cells += edge.values.size
+    check(cells)
+    low = _least(total)
+    if most < np.inf:
+        keep = total <= most
+        num_kept = int(np.count_nonzero(keep))
+        if num_kept <= WORTH_DROPPING * len(total):
+            if not num_kept:
+                return None
+            if repeated is not None:
+                keep = repeated.mask(model.costs[v], keep, num_kept)
+            model.restrict(v, keep)
+            total = total[keep]
+    if not ahead:
+        return low, ()
+    # NumPy is quicker with arrays of no axes than with numbers.
+    surplus = total - np.array(low)
+    if len(ahead) > 1:
+        surplus *= np.array(1.0 / len(ahead))
+    losses = []
+    for place, edge, side in ahead:
+        values, messages = edge.values, edge.messages
+        size = values.shape[side]
+        sent = surplus if size == surplus.size else class_minima(surplus, edge.of[side], size)
+        own = messages[side] - sent
+        if repeated is None:
+            messages[side] = own
+            messages[1 - side] = _least_residuals(values, own, side)
+        else:
+            lost_here, lost_there = repeated.send(edge, side, own)
+            low -= lost_here
+            if lost_there:
+                losses.append((place, lost_there))
+    return low, losses
+
+
+def _least_residuals(values: FloatArray, message: FloatArray, side: int) -> FloatArray:
+    """Return the least that an edge leaves for each class of the other end; message: to this side."""
+    residuals = values - (message[:, None] if side == 0 else message)
+    least: FloatArray = np.minimum.reduce(residuals, side)
+    return least
+
+
+class _Visited(NamedTuple):
+    """What a pass did at a vertex.
 
     Attributes:
-        tolerance: Largest difference between a message and the one that is taken in its place.
+        before: Arrays that tell the vertex and its edges apart; kept so that their ids stay theirs.
+        most: Up to which θ configurations were kept.
+        is_restricted: Whether some were dropped.
+        done: What `_visit` returned.
+        costs: Costs of the vertex, afterwards.
+        origin: Numbers of its configurations, afterwards.
+        edges: Of each edge the values, the classes of the vertex, and the messages, afterwards.
     """
 
-    def __init__(self, tolerance: float) -> None:
-        self.tolerance = tolerance
+    before: list[FloatArray | ClassArray]
+    most: float
+    is_restricted: bool
+    done: tuple[float, Losses]
+    costs: FloatArray
+    origin: ClassArray
+    edges: list[tuple[FloatArray, ClassArray, list[FloatArray]]]
+
+    def serves(self, most: float) -> bool:
+        """Return whether the same may be done for another limit on θ, and drops about as much."""
+        low = self.done[0]
+        return most - low >= ABOUT_ALIKE * (self.most - low) and not (self.is_restricted and most > self.most)
+
+
+class _Repeated:
+    """What one pass does at a vertex, to be done again where a repeated layer would do the same, or about the same.
+
+    Along a chain of equal blocks, messages and dropped configurations soon hardly change from one block to the next.
+    From there on the arrays of an earlier block are taken, and vertices with equal arrays around them need no work.
+
+    Attributes:
+        model: The model, which is changed.
+        forward: The direction of the pass.
+        tolerance: Largest difference between a message and the one that is taken in its place.
+        check: As for `sweep`.
+    """
+
+    def __init__(self, model: PairwiseModel, forward: bool, tolerance: float, check: Check) -> None:
+        self.model, self.forward, self.tolerance, self.check = model, forward, tolerance, check
+        self._visited: dict[tuple[int, ...], _Visited] = {}
         self._sent: dict[tuple[int, int], tuple[FloatArray, deque[list[FloatArray]]]] = {}
         self._kept: dict[int, tuple[FloatArray, deque[tuple[Mask, int]]]] = {}
+
+    def visit(self, v: int, most: float) -> tuple[float, Losses] | None:
+        """Do what `_visit` does, or what was done at an earlier vertex with the same arrays."""
+        model, forward = self.model, self.forward
+        around = model.incident[v]
+        before: list[FloatArray | ClassArray] = [model.costs[v], model.origin[v]]
+        ways = 1
+        for edge, side in around:
+            before += (edge.values, edge.of[side], *edge.messages)
+            ways = 4 * ways + 2 * side + ((edge.ends[1 - side] > v) is forward)
+        key = (ways, *map(id, before))
+        earlier = self._visited.get(key)
+        if earlier is not None and earlier.serves(most):
+            self.check(0)
+            model.costs[v], model.origin[v] = earlier.costs, earlier.origin
+            for (edge, side), (values, of, messages) in zip(around, earlier.edges, strict=True):
+                edge.values, edge.of[side], edge.messages = values, of, messages.copy()
+            return earlier.done
+        done = _visit(model, v, most, forward, self.check, self)
+        if done is not None:
+            costs, origin = model.costs[v], model.origin[v]
+            edges = [(edge.values, edge.of[side], edge.messages.copy()) for edge, side in around]
+            self._visited[key] = _Visited(before, most, costs is not before[0], done, costs, origin, edges)
+        return done
 
     def send(self, edge: Edge, side: int, own: FloatArray) -> tuple[float, float]:
         """Set the messages of an edge where one end sends all that it can spare.
@@ -333,11 +436,11 @@ class _Repeated:
             most = float(difference.max())
             if most <= self.tolerance and difference.min() >= -self.tolerance:
                 lost_there = float((edge.messages[1 - side] - messages[1 - side]).max())
-                edge.messages = list(messages)
+                edge.messages = messages.copy()
                 return max(most, 0.0), max(lost_there, 0.0)
-        other = np.minimum.reduce(values - (own[:, None] if side == 0 else own), axis=side)
+        other = _least_residuals(values, own, side)
         edge.messages = [own, other] if side == 0 else [other, own]
-        sent.appendleft(list(edge.messages))
+        sent.appendleft(edge.messages.copy())
         return 0.0, 0.0
 
     def mask(self, costs: FloatArray, keep: Mask, num_kept: int) -> Mask:
@@ -350,7 +453,7 @@ class _Repeated:
         """
         _, kept = self._kept.setdefault(id(costs), (costs, deque(maxlen=MOST_ALIKE)))
         for earlier, num_earlier in kept:
-            if num_earlier <= MOST_KEPT * num_kept and not (keep > earlier).any():
+            if num_kept >= ABOUT_ALIKE * num_earlier and not (keep > earlier).any():
                 return earlier
         kept.appendleft((keep, num_kept))
         return keep
@@ -418,16 +521,15 @@ def tighten_bounds(
             if before:
                 left = f"{before} configurations of {len(model.live)} layers left"
                 budget.progress(f"bounding: {left}", 1 - before / first)
-        with model.repeating():
-            bound = sweep(model, limit, forward, budget.check)
-            scale = min(cost, model.ceiling)
-            bound -= RELATIVE_TOLERANCE * scale if scale < np.inf else 0.0
-            budget.sweeps += 1
-            if outcome is not None and whole:
-                outcome.raise_bound(bound)
-            if bound > limit:
-                return bound
-            model.fix_singles()
+        bound = sweep(model, limit, forward, budget.check)
+        scale = min(cost, model.ceiling)
+        bound -= RELATIVE_TOLERANCE * scale if scale < np.inf else 0.0
+        budget.sweeps += 1
+        if outcome is not None and whole:
+            outcome.raise_bound(bound)
+        if bound > limit:
+            return bound
+        model.fix_singles()
         after = model.num_configurations()
         gained = bound - bounds[-2]  # by a pass each way
         bounds.append(max(bound, bounds[-1]))
@@ -457,9 +559,7 @@ def near_optimal(tables: CostTables, limit: float, check: Check = lambda _: None
     model = PairwiseModel.of_tables(tables, 2 * limit if limit > 0 else 1.0)
     for number in range(MAX_SWEEPS_NEAR_OPTIMUM):
         before = model.num_configurations()
-        with model.repeating():
-            bound = sweep(model, limit, number % 2 == 0, check)
-        if bound > limit:
+        if sweep(model, limit, number % 2 == 0, check) > limit:
             return tuple(np.empty(0, dtype=np.int32) for _ in model.live)
         if number and model.num_configurations() > 0.98 * before:
             break

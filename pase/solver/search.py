@@ -229,8 +229,7 @@ def solve_again(
             model.least[v] = float(model.reparametrised(v).min())
     try:
         for forward in (not start.forward, start.forward):
-            with model.repeating():
-                bound = sweep(model, outcome.limit, forward, budget.check)
+            bound = sweep(model, outcome.limit, forward, budget.check)
             budget.sweeps += 1
             if _is_proven(outcome, bound):
                 break

@@ -341,7 +341,7 @@ def cheapest_within(
     outer: list[FloatArray] = []
     # Which combinations of a step's classes some strategy within the limits has.
     cells = [np.nonzero(total <= limits.priced) for total in least_totals(plan, optimum, outer, budget.check)][::-1]
-    held_bytes = 2 * plan.table_bytes + sum(array.nbytes for at in cells for array in at)
+    own_bytes, held_bytes = model.own_bytes(), 2 * plan.table_bytes + sum(array.nbytes for at in cells for array in at)
     least = {v: float(usage[v].min()) for v in model.live}
     rest = limits.usage - decided_usage - sum(least.values())
     below: list[float] = []
@@ -357,7 +357,7 @@ def cheapest_within(
         held_bytes += 8 * len(found.priced) * (3 + len(found.below))
         if held_bytes > budget.solver_memory_bytes:
             raise TooManyError
-        budget.holds(model.own_bytes() + held_bytes)
+        budget.holds(own_bytes + held_bytes)
         budget.operations += len(found.priced)
     return _decide(model, plan, tables, limits, decided_usage)
 

@@ -356,7 +356,6 @@ def distinct(model: PairwiseModel) -> tuple[int, int]:
 
 
 def test_passes_that_repeat_messages_keep_the_optimum_and_bound_it(monkeypatch):
-    monkeypatch.setattr(reductions, "WORTH_REPEATING", 0)
     monkeypatch.setattr(reductions, "REPEATED_LOSS", 3.0)  # so that messages that differ by much are taken, too
 
     def check_least(_: int) -> None:
@@ -371,10 +370,10 @@ def test_passes_that_repeat_messages_keep_the_optimum_and_bound_it(monkeypatch):
             costs = tuple(rng.random(3) * float(rng.choice([0.5, 2, 5])) for _ in range(tables.num_vertices))
             tables = replace(tables, vertex_costs=costs, vertex_table=tuple(range(tables.num_vertices)))
         model, optimum = model_of(tables), brute_force(tables)
-        limit = optimum * 1.2
+        limit = optimum * (1.2 if seed >= 272 else 1 + 1e-9)
         for number in range(4):
-            with model.repeating():
-                bound = sweep(model, limit, number % 2 == 0, check_least)
+            model.repeats = {}
+            bound = sweep(model, limit, number % 2 == 0, check_least)
             check_least(0)
             assert bound == pytest.approx(model.offset + sum(model.least.values()), rel=1e-12)
             assert bound <= limit
@@ -385,20 +384,31 @@ def test_passes_that_repeat_messages_keep_the_optimum_and_bound_it(monkeypatch):
     assert num_repeated > 20
 
 
-def test_passes_over_repeated_blocks_leave_tables_that_do_not_grow_with_their_number(monkeypatch):
-    def passed(num_blocks: int) -> PairwiseModel:
+def test_a_layer_that_repeats_keeps_what_a_higher_limit_allows():
+    costs, transfers = np.arange(10.0), np.ones((10, 2))
+    tables = tables_of([costs, np.zeros(2)], [(0, 2), (1, 2)], [transfers], vertex_table=(0, 0, 1), edge_table=(0, 0))
+    for limits, left in (((2.5, 6.5), [3, 7]), ((2.5, 2.5), [3, 3]), ((2.5, 2.0), [3, 3]), ((6.5, 2.5), [7, 3])):
+        model = model_of(tables)
+        model.repeats = {}
+        repeated = reductions._Repeated(model, True, 0.0, no_check)
+        for v, most in enumerate(limits):
+            assert repeated.visit(v, most) == (0.0, [])
+        assert [len(model.costs[v]) for v in (0, 1)] == left
+
+
+def test_passes_over_more_repeated_blocks_take_no_more_work_and_leave_no_more_tables():
+    def passed(num_blocks: int) -> tuple[PairwiseModel, int]:
         tables = repeated_blocks(np.random.default_rng(1), num_blocks, 30)
         tables = replace(tables, vertex_costs=tuple(3 * costs for costs in tables.vertex_costs))
-        model, limit = model_of(tables), 1.001 * solve(tables).cost
+        model, limit, cells = model_of(tables), 1.001 * solve(tables).cost, list[int]()
         for forward in (True, False):
-            with model.repeating():
-                sweep(model, limit, forward, no_check)
-        return model
+            sweep(model, limit, forward, cells.append)
+        return model, sum(cells)
 
-    monkeypatch.setattr(reductions, "WORTH_REPEATING", 0)
-    few, many = passed(40), passed(80)
+    (few, few_cells), (many, many_cells) = passed(40), passed(80)
     assert 81 < few.num_configurations() < 0.7 * 30 * 81
     assert sum(distinct(many)) <= sum(distinct(few)) < len(few.live)
+    assert many_cells <= 1.2 * few_cells
 
 
 def ladder(num_blocks: int) -> CostTables:
