@@ -1,6 +1,7 @@
 """Strategies of one's own: beside the search, the baselines' plans and all strategies one by one; what is refused."""
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -441,8 +442,6 @@ def test_a_layer_of_a_stage_is_replaced_and_all_others_kept() -> None:
     ]
     assert found.total_cost >= plan.lower_bound
     assert found.replace("fc2", rest="kept", **plan["fc2"].splits).total_cost == plan.total_cost
-    with pytest.raises(PlanError, match="whose rest is not chosen anew here: give rest="):
-        plan.replace("fc2", **other)
     with pytest.raises(ConfigurationError, match="leaves layer 'fc2' no configuration"):
         plan.replace("fc2", rest="kept", n=4)
 
@@ -455,8 +454,29 @@ def test_plans_in_stages_differ_by_what_their_steps_take() -> None:
     assert "fc2" in [layer.name for layer in found.layers if not layer.is_split_alike]
 
 
-def test_what_is_not_worked_out_for_steps_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="a session plans without micro-batches, stages and modes"):
-        pase.Session(_free_graph(), 4, "v100", cost_model="alpha_beta", stages=2)
-    with pytest.raises(PlanError, match="whose costs are no sum over layers"):
-        sweep(_step_plan(), (1, 2))
+def test_a_layer_of_a_step_is_replaced_and_all_others_chosen_anew() -> None:
+    graph = small_graph("gpt")
+    settings: dict[str, Any] = {"machine": slow_machine(), "cost_model": "step", "micro_batches": 2, "stages": 2}
+    plan = pase.search(graph, 8, **settings)
+    name, other = "layer1_ff_1", {"b": 1, "s": 4}
+    found = plan.replace(name, **other)
+    fresh = pase.search(graph, 8, constraints={"pin": {name: "s=4"}}, **settings)
+    assert {dim: found[name].splits[dim] for dim in other} == other
+    assert found.total_cost == pytest.approx(fresh.total_cost, rel=2e-3)
+    assert (found.num_stages, found.micro_batches, found.lower_bound) == (2, 2, min(plan.lower_bound, found.total_cost))
+
+
+def test_a_sweep_is_a_search_of_steps_on_each_number() -> None:
+    graph = small_graph("gpt")
+    settings: dict[str, Any] = {"machine": slow_machine(), "cost_model": "step", "modes": ["zero1"]}
+    plan = pase.search(graph, 4, stages=2, micro_batches=2, **settings)
+    for changes in ({}, {"stages": "auto", "micro_batches": "auto", "modes": ("zero1",)}):
+        found = sweep(plan, (1, 4), **changes)
+        asked = {"stages": 2, "micro_batches": 2, **changes}
+        limit = plan.device_memory_bytes
+        alone = pase.search(graph, 4, device_memory_bytes=limit, **{**settings, **asked})
+        assert found["strategies"][0]["total_cost"][1] == alone.total_cost
+        assert (found["stages"][1], found["micro_batches"][1]) == (alone.num_groups, alone.micro_batches)
+    assert found["stages"][0] == 1
+    with pytest.raises(PlanError, match="other numbers of them are worked out from that of the whole batch"):
+        sweep(replace(plan, graph=replace(plan.graph, name="mine")), (1, 2))

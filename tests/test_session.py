@@ -9,9 +9,11 @@ import pytest
 import pase
 from pase.costs import build as costs_build
 from pase.costs import modes as costs_modes
+from pase.costs.modes import ModeSpace
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError, ModelError, PaseError
 from pase.planning import session as sessions
 from pase.planning.session import Answer, Session
+from pase.sharding.shards import enumerate_configurations
 from tests.networks import slow_machine, small_graph
 
 Changes = dict[str, Any]
@@ -20,9 +22,9 @@ Changes = dict[str, Any]
 def _fresh(graph: pase.Graph, answer: Answer) -> pase.Plan:
     return pase.search(
         graph,
-        answer.problem.num_devices,
+        answer.step.num_devices,
         machine=answer.machine,
-        cost_model=answer.cost_model,
+        cost_model=answer.step.cost_model,
         constraints=answer.constraints,
         device_memory_bytes=answer.device_memory_bytes,
     )
@@ -42,12 +44,11 @@ def _agrees(graph: pase.Graph, answer: Answer) -> None:
 
 
 def _pin(random: Random, session: Session) -> Changes:
-    problem = session.answer.problem
-    found = {}
-    for vertex in random.sample(range(len(problem.graph.operators)), random.choice([1, 1, 2])):
-        splits = problem.splits(vertex, random.randrange(len(problem.configurations[vertex])))
-        text = " ".join(f"{dim}={k}" for dim, k in splits.items() if k > 1)
-        found[problem.graph.operators[vertex].name] = text or "not split"
+    step, found = session.answer.step, {}
+    for operator in random.sample(step.graph.operators, random.choice([1, 1, 2])):
+        splits = random.choice(enumerate_configurations(operator, step.num_devices).tolist())
+        text = " ".join(f"{dim}={k}" for dim, k in zip(operator.extents, splits, strict=True) if k > 1)
+        found[operator.name] = text or "not split"
     return {"constraints": {"pin": found}}
 
 
@@ -95,6 +96,71 @@ def test_answers_are_those_of_searches_from_the_start(name: str, cost_model: str
     assert failures < 5
 
 
+ALL_MODES = ["zero1", "zero2", "zero3", "recompute"]
+
+STEPS: tuple[Changes, ...] = (
+    {},
+    {"micro_batches": 4},
+    {"modes": ALL_MODES},
+    {"bandwidth_bytes_per_s": 1e9},
+    {"modes": ["zero1", "recompute"]},
+    {"constraints": {"pin": {"*_ff_1": "zero1"}, "forbid": {"*_ff_2": "recompute"}}},
+    {"constraints": {"tie": ["layer*_ff_1"]}, "micro_batches": 1},
+    {"constraints": None, "devices": 4},
+    {"stages": 2, "micro_batches": 2},
+    {"stages": "auto", "micro_batches": "auto"},
+    {"stages": 1, "micro_batches": 1, "modes": []},
+)
+WITHIN_MEMORY: tuple[Changes, ...] = (
+    {"modes": ALL_MODES},
+    {"device_memory_bytes": 0.95},
+    {"bandwidth_bytes_per_s": 2e10},
+    {"device_memory_bytes": None},
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "cost_model", "steps"),
+    [
+        ("gpt", "step", STEPS),
+        ("gpt", "alpha_beta", WITHIN_MEMORY),
+        *(pytest.param(name, "alpha_beta", STEPS, marks=pytest.mark.full) for name in ("gpt", "transformer")),
+    ],
+)
+def test_answers_of_steps_are_those_of_searches(name: str, cost_model: str, steps: tuple[Changes, ...]) -> None:
+    graph, machine = small_graph(name), slow_machine()
+    session = Session(graph, 8, machine, cost_model=cost_model)
+    asked: Changes = {}
+    for changes in steps:
+        if isinstance(changes.get("device_memory_bytes"), float):
+            peak = session.plan.peak.bytes
+            changes = {**changes, "device_memory_bytes": int(changes["device_memory_bytes"] * peak)}
+        asked |= {key: value for key, value in changes.items() if key not in ("bandwidth_bytes_per_s", "devices")}
+        answer = session.replan(**changes)
+        plan, settings = answer.plan, {**asked, "constraints": asked.get("constraints") or ()}
+        fresh = pase.search(graph, answer.step.num_devices, machine=answer.machine, cost_model=cost_model, **settings)
+        assert answer.total_cost == pytest.approx(fresh.total_cost, rel=1e-9)
+        assert plan.total_cost == pytest.approx(fresh.total_cost, rel=1e-9)
+        assert (answer.exact, plan.exact) == (fresh.exact, fresh.exact)
+        assert answer.lower_bound == pytest.approx(fresh.lower_bound, rel=1e-9)
+        assert dict(answer.baselines) == pytest.approx(dict(fresh.baselines), rel=1e-9)
+        assert (plan.micro_batches, plan.device_memory_bytes) == (fresh.micro_batches, fresh.device_memory_bytes)
+        own = [(layer.splits, layer.state, layer.is_recomputed, layer.stage) for layer in answer.step.layers]
+        assert own == [(layer.splits, layer.state, layer.is_recomputed, layer.stage) for layer in plan]
+        assert plan.device_memory_bytes is None or plan.peak.bytes <= plan.device_memory_bytes
+
+
+def test_layers_of_steps_keep_to_the_modes_that_are_pinned() -> None:
+    session = Session(small_graph("gpt"), 8, slow_machine(), cost_model="step", micro_batches=2, modes=ALL_MODES)
+    session.replan(constraints={"pin": {"*_ff_1": "zero2"}, "forbid": {"*": "recompute"}})
+    assert {layer.state for layer in session.plan if layer.name.endswith("_ff_1")} == {"zero2"}
+    session.replan(constraints={"pin": {"*_ff_1": "zero1"}})
+    assert {layer.state for layer in session.plan if layer.name.endswith("_ff_1")} == {"zero1"}
+    assert not any(layer.is_recomputed for layer in session.replan(modes=["zero1"]).plan)
+    with pytest.raises(ConfigurationError, match=r"that leaves layer '.*_ff_1' no state of its weights"):
+        session.replan(modes=["recompute"])
+
+
 def test_a_pin_is_kept_to_until_others_are_given() -> None:
     session = Session(small_graph("transformer"), 8)
     free = session.answer
@@ -114,7 +180,7 @@ def test_splits_that_pins_name_need_not_divide_their_dims() -> None:
         assert (graph["conv1"].extents["n"], answer.splits["conv1"]["n"]) == (6, 4)
         _agrees(graph, answer)
     even = session.replan(constraints=None, bandwidth_bytes_per_s=None, device_memory_bytes=None)
-    assert (even.problem is free.problem, even.total_cost) == (True, free.total_cost)
+    assert (even.step, even.total_cost) == (free.step, free.total_cost)
     with pytest.raises(ConfigurationError, match=r"pin\.conv1: that leaves layer 'conv1' no configuration"):
         session.replan(devices=2, **uneven)
 
@@ -141,7 +207,7 @@ def test_only_what_changes_is_worked_out_again(cost_model: str, monkeypatch: pyt
     monkeypatch.setattr(costs_build, "layout_overlap", never)
     slower = session.replan(bandwidth_bytes_per_s=2e9)
     with monkeypatch.context() as patched:
-        patched.setattr(sessions, "build_problem", never)
+        patched.setattr(sessions, "problem_of_setting", never)
         pinned = session.replan(constraints={"pin": {"fc": "v=8"}})
     monkeypatch.undo()
     _agrees(graph, slower)
@@ -153,7 +219,10 @@ def test_where_every_transfer_costs_so_much_more_no_search_is_needed(name: str) 
     session = Session(small_graph(name), 8, slow_machine())
     for bandwidth in (1e10, 6e9, 3e9, 2e10):
         answer = session.replan(bandwidth_bytes_per_s=bandwidth)
-        assert (answer.exact, answer.solution.statistics.sweeps, answer.solution.statistics.operations) == (True, 0, 0)
+        (kept,) = session._kept.values()
+        free = kept.tables[ModeSpace()].free
+        assert free is not None
+        assert (answer.exact, free.statistics.sweeps, free.statistics.operations) == (True, 0, 0)
         _agrees(small_graph(name), answer)
 
 
@@ -177,6 +246,11 @@ def test_another_batch() -> None:
         ({"device_memory_bytes": -5}, MemoryLimitError, "expected a whole number"),
         ({"machine": "abacus"}, MachineError, "abacus"),
         ({"batch": 7}, ModelError, "built already"),
+        ({"modes": ["zero4"]}, ConfigurationError, "unknown mode 'zero4'"),
+        ({"stages": 2}, ConfigurationError, "cost model 'paper' counts FLOP and bytes"),
+        ({"micro_batches": 2}, ConfigurationError, "cost model 'paper' counts FLOP and bytes"),
+        ({"micro_batches": 0}, ConfigurationError, "micro_batches is 0; expected a whole number"),
+        ({"stages": "many"}, ConfigurationError, "stages is 'many'; expected a whole number"),
     ],
 )
 def test_what_makes_no_sense_leaves_a_session_as_it_was(

@@ -63,6 +63,7 @@ from pase.planning.planner import (
     search,
     settings_of,
     usable_bytes,
+    whole_graph,
 )
 from pase.planning.spans import Setting
 from pase.planning.stages import schedule_of
@@ -401,12 +402,7 @@ def replaced(plan: Plan, layer: str, rest: str = OPTIMAL, **splits: int) -> Plan
         if isinstance(factor, bool) or not isinstance(factor, int) or factor < 1:
             raise ConfigurationError(f"{layer}: {dim} is {factor!r}; expected a whole number of 1 or more")
     own = Pin(layers=(layer,), splits=splits, where=f"replacing {layer!r}")
-    if plan.has_parts:
-        if rest != KEPT:
-            raise PlanError(
-                "the plan has micro-batches, stages or modes of layers, whose rest is not chosen anew here: give "
-                'rest="kept", or search again with the layer pinned'
-            )
+    if plan.has_parts and rest == KEPT:
         return _replaced_in_step(plan, layer, own)
     pins: list[Constraint] = [own]
     if rest == KEPT:
@@ -417,7 +413,7 @@ def replaced(plan: Plan, layer: str, rest: str = OPTIMAL, **splits: int) -> Plan
                 pins.append(Pin(layers=(other.name,), splits=other.splits, where=where))
                 pins.append(DevicesOf(layers=(other.name,), devices=other.devices, where=where))
     found = search(
-        plan.graph,
+        whole_graph(plan),
         plan.num_devices,
         machine=plan.machine,
         options={**settings_of(plan), "constraints": (*plan.constraints, *pins)},

@@ -24,7 +24,6 @@ from pase.cli.options import (
     optimiser_option,
     output_option,
     step_options,
-    step_text,
 )
 from pase.cli.output import print_json, print_table, say, warn
 from pase.cli.progress import READING, progress
@@ -100,7 +99,7 @@ def compare_command(
                 baselines=baselines,
                 options=replace(asked, cost_model=name),
                 on_progress=on_progress,
-                reload=lambda batch: replace(model, batch=batch).graph(),
+                reload=model.reload,
             )
             comparisons.append(comparison)
     written = []
@@ -158,7 +157,7 @@ def _print(comparison: Comparison) -> None:
     )
     say()
     if ours.has_parts:
-        say(f"  {OURS}: {ours.certificate}; {step_text(ours)}; all have as many micro-batches")
+        say(f"  {OURS}: {ours.certificate}; {ours.step_text}; all have as many micro-batches")
     else:
         tables_time = duration(comparison.tables_time_s)
         say(f"  {OURS}: {ours.certificate}; costs worked out in {tables_time}, which no search time holds")

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from pase.cli.options import (
     chosen_plan,
     complete_models,
     flag,
+    is_plan_file,
     json_option,
     model_options,
+    other_search_options,
     output_option,
     plan_argument,
     schema_option,
@@ -75,25 +78,40 @@ def export_command(plan: str, model: ModelArguments, name: str, output: Path | N
 @option("--sweep", "numbers", metavar="A..B", help="Search the first plan's model on other numbers of devices: 1..64.")
 @option("--why/--no-why", "explains", default=True, show_default=False, help="Say why each layer is as it is.")
 @flag("--interactive", help="Carry what other configurations of each layer would cost.")
+@other_search_options
 @time_limit_option(
     "Seconds for saying why, and as many for --interactive; layers that are not reached are left out.", default=30.0
 )
 @json_option
 def report_command(
-    plans: Sequence[str], model: ModelArguments, output: Path, numbers: str | None, as_json: bool, **options: Any
+    plans: Sequence[str],
+    model: ModelArguments,
+    output: Path,
+    numbers: str | None,
+    settings: dict[str, Any],
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Write a page that shows one plan, or several beside one another; of a MODEL, the best one on --devices.
 
     It is one file that works without a network: the graph to zoom and search, what each layer costs and why it is
     split as it is, how its tensors lie over the devices, memory, and what the devices send one another.
+
+    --cost-model, --stages, --micro-batches, --schedule and --modes are of searches: of a MODEL, and of --sweep, where
+    what is not given is as in the first plan.
     """
     devices = None if numbers is None else device_numbers(numbers)
+    if settings and numbers is None and all(map(is_plan_file, plans)):
+        warn("nothing is searched for these plans: --cost-model, --stages, --modes and others are not used")
     if not as_json:
         check_writable(output)
     with progress() as on_progress:
-        found = [chosen_plan(plan, model, on_progress) for plan in plans]
+        found = [chosen_plan(plan, model, on_progress, settings=settings) for plan in plans]
         named = dict(zip(_names([Path(plan) for plan in plans]), found, strict=True))
-        swept = None if devices is None else sweep(found[0], devices, on_progress=on_progress)
+        swept = None
+        if devices is not None:
+            reload = None if is_plan_file(plans[0]) else replace(model, model=plans[0]).reload
+            swept = sweep(found[0], devices, reload=reload, on_progress=on_progress, **settings)
         document = report_document(named, sweep=swept, on_progress=on_progress, **options)
         if as_json:
             print_json(document)
@@ -117,18 +135,26 @@ def _names(paths: Sequence[Path]) -> list[str]:
 @click.command("serve", epilog="Example: pase serve plan.json")
 @plan_argument
 @model_options()
+@other_search_options
 @option("--port", type=WholeNumber(min=0, max=65535), default=0, show_default="any that is free", help="Of the page.")
 @time_limit_option("Seconds for each answer: what is found by then is shown with its gap.", default=5.0)
-def serve_command(plan: str, model: ModelArguments, port: int, time_limit_s: float) -> None:
-    """Show PLAN, or the best one for MODEL on --devices, on a page that plans again while its sliders are moved.
+def serve_command(plan: str, model: ModelArguments, settings: dict[str, Any], port: int, time_limit_s: float) -> None:
+    """Show PLAN, or the best one for MODEL on --devices, on a page that plans again while its controls are moved.
+
+    With a cost model that has time (alpha_beta, step) stages, micro-batches, the state of weights (ZeRO) and
+    recomputation are moved, too; --stages and others say where they stand at first.
 
     The page is for this machine alone, and for those who have the address that is printed. Ctrl-C ends it.
     """
     from pase.views.reports.served import serve  # what plans again, which writing does without
 
     with progress() as on_progress:
-        found = chosen_plan(plan, model, on_progress)
+        found = chosen_plan(plan, model, on_progress, settings=settings)
+    is_file = is_plan_file(plan)
+    if settings and is_file:
+        warn("the page starts from the plan as it is: --cost-model, --stages, --modes and others are not used")
+    reload = None if is_file else replace(model, model=plan).reload
     try:
-        serve(found, port=port, time_limit_s=time_limit_s, on_ready=say)
+        serve(found, port=port, reload=reload, time_limit_s=time_limit_s, on_ready=say)
     except OSError as error:
         raise ConfigurationError(f"port {port} cannot be listened on: {error.strerror}; give another one") from None

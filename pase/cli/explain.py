@@ -42,7 +42,6 @@ from pase.cli.options import (
     overlapped_text,
     plan_argument,
     print_layers,
-    step_text,
     time_limit_option,
     times_text,
     total_cost_text,
@@ -685,7 +684,7 @@ def print_step(why: StepExplanation, figures: CostFigures, *, shows_all: bool) -
     print_facts(
         {
             "total cost": f"{quantity(plan.total_cost, plan.cost_unit)}, {plan.certificate}",
-            "step": step_text(plan),
+            "step": plan.step_text,
             "overlapped": overlapped_text(plan, figures),
             "longest stage": longest if has_stages else None,
             "devices wait": waits if has_stages else None,

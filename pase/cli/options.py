@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from pase.analysis.figures import CostFigures
 from pase.cli.output import print_table, say, say_all, warn
+from pase.common.containers import FrozenDict
 from pase.common.options import PATH, POSITIVE, SECONDS, Decorator, option, options_of_all
 from pase.common.words import quantity, short
 from pase.costs import COST_MODELS, OPTIMISER_STATE
@@ -228,26 +229,50 @@ def optimiser_option(**attributes: Any) -> Decorator:
     return choice_option("--optimizer", OPTIMISER_STATE, "optimiser", help="Its state counts as memory.", **attributes)
 
 
-step_options = options_of_all(
-    option("--micro-batches", type=_count_or_auto, metavar="N|auto", default=1, help="Of a step."),
-    option("--stages", type=_count_or_auto, metavar="N|auto", default=1, help="Of a pipeline."),
-    choice_option(
-        "--schedule",
-        SEARCHED_SCHEDULES,
-        default=SEARCHED_SCHEDULES[0],
-        help="Of its stages; interleaved: each group of devices may have several, in turns. zero_bubble is of "
-        "plans made by hand.",
-    ),
-    option(
-        "--modes",
-        type=_modes,
-        metavar="MODE,…|all",
-        default="",
-        show_default=False,
-        help=f"What layers may do with weights' state and what backward needs: {', '.join(MODES)}.",
-    ),
-)
-"""Of a step that is searched: its micro-batches, stages, their schedule, and modes of layers."""
+def _step_options(*, has_defaults: bool) -> Decorator:
+    """Return the options of a step that is searched: its micro-batches, stages, their schedule, and modes of layers.
+
+    has_defaults: whether they have the defaults of a search; otherwise what is not given is None.
+    """
+
+    def default(value: object) -> dict[str, Any]:
+        return {"default": value} if has_defaults else {}
+
+    return options_of_all(
+        option("--micro-batches", type=_count_or_auto, metavar="N|auto", help="Of a step.", **default(1)),
+        option("--stages", type=_count_or_auto, metavar="N|auto", help="Of a pipeline.", **default(1)),
+        choice_option(
+            "--schedule",
+            SEARCHED_SCHEDULES,
+            help="Of its stages; interleaved: each group of devices may have several, in turns. zero_bubble is of "
+            "plans made by hand.",
+            **default(SEARCHED_SCHEDULES[0]),
+        ),
+        option(
+            "--modes",
+            type=_modes,
+            metavar="MODE,…|all",
+            show_default=False,
+            help=f"What layers may do with weights' state and what backward needs: {', '.join(MODES)}.",
+            **default(""),
+        ),
+    )
+
+
+step_options = _step_options(has_defaults=True)
+
+
+def other_search_options(command: Any) -> Any:
+    """Add options of searches that a command of a plan makes; it is given those that were given, as `settings`."""
+
+    @wraps(command)
+    def with_settings(*given: Any, **values: Any) -> Any:
+        names = "cost_model", "micro_batches", "stages", "schedule", "modes"
+        own = {name: values.pop(name) for name in names}
+        settings = {name: value for name, value in own.items() if value is not None}
+        return command(*given, settings=settings, **values)
+
+    return options_of_all(own_cost_model_option, _step_options(has_defaults=False))(with_settings)
 
 
 # -- models and plans
@@ -282,6 +307,10 @@ class ModelArguments:
         """Return the model's graph in the types asked for; is_strict: refuse operators that nothing is known of."""
         graph = load(self.model or "", batch=self.batch, arguments=self.arguments, is_strict=is_strict)
         return graph.in_precision(self.precision)
+
+    def reload(self, batch: int) -> Graph:
+        """Return the model's graph with another batch, as searches ask for it."""
+        return replace(self, batch=batch).graph()
 
     def loaded_machine(self, known: Machine | None = None) -> Machine:
         """Return the machine with the figures that override it; where none is given a known one, or the default."""
@@ -326,19 +355,32 @@ def model_options(*, devices_required: bool = False, has_precision: bool = True)
 
 
 def chosen_plan(
-    plan_or_model: str, model: ModelArguments, on_progress: Progress | None = None, *, keeps_machine: bool = True
+    plan_or_model: str,
+    model: ModelArguments,
+    on_progress: Progress | None = None,
+    *,
+    keeps_machine: bool = True,
+    settings: Mapping[str, Any] = FrozenDict(),
 ) -> Plan:
     """Return the plan in a file, or the best one for a model on so many devices.
 
     A model without a number of devices is wrong usage. keeps_machine: whether a plan has no use for another machine.
+    settings: of a search.
     """
-    if _is_plan(plan_or_model):
+    if is_plan_file(plan_or_model):
         return given_plan(plan_or_model, model if keeps_machine else replace(model, machine=None))
     if model.num_devices is None and is_builtin(plan_or_model) and plan_or_model not in MODELS:
         raise PlanError(f"there is no plan file {short(plan_or_model)!r}, and no built-in network of that name either")
     chosen = replace(model, model=plan_or_model)
     devices = chosen.devices
-    return search(chosen.graph(), devices, machine=chosen.loaded_machine(), on_progress=on_progress)
+    return search(
+        chosen.graph(),
+        devices,
+        machine=chosen.loaded_machine(),
+        options=settings,
+        on_progress=on_progress,
+        reload=chosen.reload,
+    )
 
 
 def given_plan(path: str, model: ModelArguments) -> Plan:
@@ -357,7 +399,7 @@ def checked_factory(name: str) -> str:
     return name
 
 
-def _is_plan(text: str) -> bool:
+def is_plan_file(text: str) -> bool:
     """Return whether a word names a file that is no model's."""
     path = Path(text)
     suffix = path.suffix.lower()
@@ -512,19 +554,6 @@ def costs_note(plan: Plan, figures: CostFigures, *, has_shares: bool = True) -> 
         shares = ", shares do not" if has_shares else ""
         notes.append(f"Costs include communication that overlaps with compute{shares}.")
     return " ".join(notes)
-
-
-def step_text(plan: Plan) -> str:
-    """Return how a step is made up."""
-    micro_batches = f"{plan.micro_batches} micro-batch{'es' * (plan.micro_batches > 1)}"
-    if plan.num_groups == 1:
-        return micro_batches
-    group = plan.num_devices // plan.num_groups
-    if plan.num_stages > plan.num_groups:
-        each = plan.num_stages // plan.num_groups
-        devices = f"{plan.num_groups} groups of {group} devices with {each} stages each"
-        return f"{micro_batches} through {devices} ({plan.schedule})"
-    return f"{micro_batches} through {plan.num_groups} stages of {group} devices ({plan.schedule})"
 
 
 def total_cost_text(plan: Plan) -> str:

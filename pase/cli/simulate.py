@@ -20,7 +20,6 @@ from pase.cli.options import (
     json_option,
     model_options,
     plan_argument,
-    step_text,
     writable,
 )
 from pase.cli.output import print_facts, print_json, print_table, say
@@ -205,7 +204,7 @@ def _print_staged(found: StagedSimulation) -> None:
     say(headline(found.plan, found.machine))
     print_facts(
         {
-            "step": step_text(found.plan),
+            "step": found.plan.step_text,
             "one step": quantity(step_s, "s"),
             "closed form": f"{quantity(found.closed_form_s, 's')}{beside}",
             "devices wait": f"{found.bubble:.1%} of the time, mean over all devices",

@@ -501,7 +501,7 @@ def devices_by_hand(constraints: Constraints, graph: Graph) -> dict[str, tuple[i
 
 
 def with_ties(problem: Problem, ties: Iterable[Sequence[str]]) -> Problem:
-    """Return a problem in which the layers of each group, which have the same configurations, have the same one.
+    """Return a problem in which the layers of each group have the same configuration.
 
     In which modes they are is up to each. A tie is an edge of the tables, after all others, that costs nothing where
     both ends are split alike, and infinitely much elsewhere.
@@ -509,14 +509,14 @@ def with_ties(problem: Problem, ties: Iterable[Sequence[str]]) -> Problem:
     index, tables, layers = problem.graph.index, problem.tables, problem.modes.layers
     edges, edge_tables, edge_table = list(tables.edges), list(tables.edge_tables), list(tables.edge_table)
     for group in ties:
-        size = len(problem.configurations[index[group[0]]])
-        alike = np.where(np.eye(size, dtype=bool), 0.0, np.inf)
+        numbers: dict[bytes, int] = {}
         known: dict[tuple[int, int], int] = {}
         for u, v in pairwise(index[name] for name in group):
             key = id(layers[u]), id(layers[v])
             if key not in known:
                 known[key] = len(edge_tables)
-                rows, cols = (layers[end].rows.astype(np.int32) for end in (u, v))
+                rows, cols = (_numbers_of_choices(problem, end, numbers) for end in (u, v))
+                alike = np.where(np.eye(len(numbers), dtype=bool), 0.0, np.inf)
                 edge_tables.append(restricted_edge(EdgeTable.from_dense(alike), rows, cols))
             edges.append((u, v))
             edge_table.append(known[key])
@@ -530,6 +530,12 @@ def with_ties(problem: Problem, ties: Iterable[Sequence[str]]) -> Problem:
         hiding=hiding and replace(hiding, edges=(*hiding.edges, *more)),
     )
     return replace(problem, tables=tied)
+
+
+def _numbers_of_choices(problem: Problem, vertex: int, numbers: dict[bytes, int]) -> IndexArray:
+    """Return [C] a number for the configuration of each choice of a vertex, the same as of others in `numbers`."""
+    of_rows = [numbers.setdefault(row.tobytes(), len(numbers)) for row in problem.configurations[vertex]]
+    return np.array(of_rows, dtype=np.int32)[problem.modes.layers[vertex].rows]
 
 
 # -- errors

@@ -26,6 +26,7 @@ def problem_of_setting(
     *,
     allowance: Allowance | None = None,
     only: Callable[[Graph, Operator], IndexArray] | None = None,
+    known: KnownModes | None = None,
     on_progress: Callable[[str, float], None] | None = None,
 ) -> Problem:
     """Return the problem of steps of one stage.
@@ -36,6 +37,7 @@ def problem_of_setting(
         micro_batches: Of a step.
         allowance: Of time and memory for tables; TimeUpError or SolverError is raised beyond that.
         only: Returns the configurations that are considered of a layer, of which constraints leave some; None: all.
+        known: Of tables of the same graph, devices, cost model, number of micro-batches and limit or none.
         on_progress: Called with what is being done and the fraction that is done.
     """
     batch, devices = setting.of_micro_batch(micro_batches, 1), setting.num_devices
@@ -53,7 +55,7 @@ def problem_of_setting(
             devices,
             cost_model(setting.cost_model, setting.machine, devices, graph.precision),
             setting.space,
-            known=KnownModes(),
+            known=known or KnownModes(),
             keeps=batch.keeps if is_limited and has_modes else None,
             fixed=batch.fixed if setting.space.recompute else frozenset(),
             optimiser=setting.optimiser,

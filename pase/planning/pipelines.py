@@ -31,6 +31,7 @@ from pase.costs import Allowance, Problem, TimeUpError, cost_model
 from pase.costs.modes import STATES, ModeSpace, ModeTables
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError, SolverError
 from pase.graph.parts import cuts, with_cuts
+from pase.planning.constraints import Tie
 from pase.planning.memory_limit import NothingFoundError
 from pase.planning.one_stage import problem_of_setting, search_one_stage, step_cost, sums_of
 from pase.planning.plan import STAGES, STAGES_IN_TURNS, Plan, SearchRecord
@@ -199,21 +200,32 @@ def search_schemes(
             f"device's memory ({known}); give more time, or fewer stages, micro-batches and modes to choose from"
         )
     if best is None:
-        raise MemoryLimitError(
-            f"no strategy of {setting.graph.name!r} is known that fits {setting.limit_bytes:.3g} bytes on each of "
-            f"{setting.num_devices} devices: use more devices, allow more modes, stages or micro-batches, or a smaller "
-            "batch"
-        )
+        raise nothing_known_to_fit(setting)
     return best, min(best.cost, bound)
+
+
+def nothing_known_to_fit(setting: Setting) -> MemoryLimitError:
+    """Return the error of a search for steps that has found none within the memory limit."""
+    return MemoryLimitError(
+        f"no strategy of {setting.graph.name!r} is known that fits {setting.limit_bytes:.3g} bytes on each of "
+        f"{setting.num_devices} devices: use more devices, allow more modes, stages or micro-batches, or a smaller "
+        "batch"
+    )
 
 
 def is_large(setting: Setting) -> bool:
     """Return whether tables are made of some choices alone, the others bounded, or take longer than there is time."""
     try:
-        layers = Stages.of(setting, Scheme(stages=1, micro_batches=1)).choices()[0]
+        layers = Stages.of(_without_ties(setting), Scheme(stages=1, micro_batches=1)).choices()[0]
     except TimeUpError:
         return True
     return sum(map(len, {id(layer): layer for layer in layers}.values())) > MIN_RESTRICTED
+
+
+def _without_ties(setting: Setting) -> Setting:
+    """Return a setting without the constraints that hold layers of several stages together."""
+    free = tuple(each for each in setting.constraints if not isinstance(each, Tie))
+    return setting if len(free) == len(setting.constraints) else replace(setting, constraints=free)
 
 
 def _wave(waiting: list["_Waiting"], below: float, *, is_deep: bool) -> list["_Waiting"]:
@@ -340,7 +352,8 @@ WAVES, WAVE_BEHIND = (8, 4, 2), 1.1
 def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Found:
     """Return the cheapest step of a scheme, as far as it is known; below: of no interest if it takes no less."""
     whole = _of_one_stage(setting, scheme) if scheme.stages == 1 else None
-    if whole is not None and whole.bound >= min(whole.cost, below) * (1 - CLOSE):
+    is_tied = _without_ties(setting) is not setting
+    if whole is not None and (is_tied or whole.bound >= min(whole.cost, below) * (1 - CLOSE)):
         return whole
     answers = (_solved(setting, scheme, below, slack) for slack in SLACKS)
     found = next(found for found in answers if found is not None)
@@ -370,7 +383,14 @@ def _of_one_stage(setting: Setting, scheme: Scheme) -> Found:
         return Found(scheme=scheme, cost=inf, bound=0.0, parts=())
     if not choice:
         return Found(scheme=scheme, cost=inf, bound=bound, parts=())
+    return found_as_one(problem, choice, bound)
+
+
+def found_as_one(problem: Problem, choice: Choice, bound: float) -> Found:
+    """Return a step of one stage; bound: none of the problem's takes less."""
+    cost = step_cost(problem, choice)
     part = _part(problem.modes, choice, sums_of(problem, choice), ((0, len(choice)),))
+    scheme = Scheme(stages=1, micro_batches=problem.micro_batches)
     return Found(scheme=scheme, cost=cost, bound=min(bound, cost), parts=(part,))
 
 

@@ -163,6 +163,17 @@ class Plan:
         return 1 + max(layer.stage for layer in self.layers)
 
     @property
+    def step_text(self) -> str:
+        """How its step is made up, in words."""
+        return step_text(
+            micro_batches=self.micro_batches,
+            num_stages=self.num_stages,
+            num_groups=self.num_groups,
+            num_devices=self.num_devices,
+            schedule=self.schedule,
+        )
+
+    @property
     def has_parts(self) -> bool:
         """Whether it has micro-batches, stages or modes of layers, so that its cost is no sum of its layers'."""
         has_modes = any(layer.state != REPLICATED or layer.is_recomputed or layer.stage for layer in self.layers)
@@ -307,6 +318,18 @@ def scope_text(constraints: Constraints, device_memory_bytes: int | None) -> str
     """Return what strategies have to keep to, as it is said behind "proven optimal"; "" for nothing."""
     limits = ["the constraints"] * bool(constraints) + ["the limit"] * (device_memory_bytes is not None)
     return f" within {' and '.join(limits)}" if limits else ""
+
+
+def step_text(*, micro_batches: int, num_stages: int, num_groups: int, num_devices: int, schedule: str) -> str:
+    """Return how a step is made up, in words."""
+    parts = f"{micro_batches} micro-batch{'es' * (micro_batches > 1)}"
+    if num_groups == 1:
+        return parts
+    group = num_devices // num_groups
+    if num_stages > num_groups:
+        devices = f"{num_groups} groups of {group} devices with {num_stages // num_groups} stages each"
+        return f"{parts} through {devices} ({schedule})"
+    return f"{parts} through {num_groups} stages of {group} devices ({schedule})"
 
 
 def on_one_device(plan: Plan) -> Plan:

@@ -21,9 +21,10 @@ from pase.errors import ConfigurationError, MemoryLimitError, PlanError, SolverE
 from pase.graph import Graph, Operator, Precision
 from pase.graph.operators import with_fan_outs
 from pase.graph.operators.products import with_fused_attention, with_rings
-from pase.graph.parts import micro_batch, with_cuts
+from pase.graph.parts import micro_batch, with_cuts, with_fan_outs_of
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
+from pase.models import MODELS
 from pase.planning.constraints import (
     MODES,
     RECOMPUTE,
@@ -182,8 +183,7 @@ def search(
     devices = check_search(graph, devices, keep_batch=options.keep_batch)
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
     start_s = perf_counter()
-    if reload is None and not isinstance(model, Graph):
-        reload = partial(_reloaded, model)
+    reload = reload or reload_of(model)
     if options.attention == AUTO_NUMBER:
         # Both ways are PyTorch's, whose kernel has no whole scores.
         fused = None if reload is None else partial(_fused_after, reload)
@@ -191,9 +191,9 @@ def search(
             search, with_fused_attention(graph), devices, machine=machine, on_progress=on_progress, reload=fused
         )
         return _search_both(lambda own: again(options=own), graph, machine, options)
-    space = _modes(options, graph)
     if options.has_parts:
-        return _search_step(graph, devices, machine, options, space, start_s, on_progress, reload)
+        return _search_step(graph, devices, machine, options, start_s, on_progress, reload)
+    _modes(options, graph)
     limits = Limits.of(options, start_s)
     bound, make = None, partial(problem_of, graph, devices, machine, options.cost_model)
     try:
@@ -346,27 +346,44 @@ def _search_both(
     )
 
 
-def _search_step(
+def setting_of(
     graph: Graph,
     devices: int,
     machine: Machine,
     options: SearchOptions,
-    space: ModeSpace,
-    start_s: float,
-    on_progress: Progress | None,
-    reload: Callable[[int], Graph] | None,
-) -> Plan:
-    """Return the cheapest step of micro-batches, stages and modes; with no limit told, within the devices' memory."""
+    *,
+    start_s: float | None = None,
+    reload: Callable[[int], Graph] | None = None,
+) -> Setting:
+    """Return what a search with options is for; with no limit told, within the devices' memory.
+
+    Args:
+        graph: Of the whole batch, as options have it trained.
+        devices: Their number.
+        machine: That they are of.
+        options: Of the search.
+        start_s: When it began, from which its time limit counts; None where that is not for the whole search.
+        reload: As for `search`.
+
+    Raises:
+        PaseError: Options that make no sense for steps of micro-batches, stages or modes, or leave a layer no mode.
+    """
+    _, count = number_of("stages", options.stages), number_of("micro_batches", options.micro_batches)
+    space = _modes(options, graph)
     limit = options.device_memory_bytes
     if limit is None:
         limit = fitting_limit(machine, options.cost_model)
-    check_seconds(options.cost_model)
+    if options.has_parts:
+        check_seconds(options.cost_model)
     check_limits(options.solver_memory_bytes, options.time_limit_s)
     if graph.framework and options.micro_batches != 1 and reload is None:
         raise ConfigurationError(
             f"graph {graph.name!r} is of an imported model, whose numbers may depend on the batch: search the model "
             "itself, or give reload=, which returns its graph with another batch"
         )
+    deadline_s = inf
+    if start_s is not None and options.time_limit_s is not None:
+        deadline_s = start_s + _search_s(options.time_limit_s, graph)
     setting = Setting(
         graph=graph,
         num_devices=devices,
@@ -377,12 +394,26 @@ def _search_step(
         limit_bytes=inf if limit is None else float(limit),
         schedule=options.schedule,
         constraints=options.constraints,
-        deadline_s=inf if options.time_limit_s is None else start_s + _search_s(options.time_limit_s, graph),
+        deadline_s=deadline_s,
     )
-    stages, count = _number("stages", options.stages), _number("micro_batches", options.micro_batches)
+    if reload is not None and graph.framework and count and count > 1:
+        setting = replace(setting, imported={count: _imported_part(setting, reload, count)})
+    return setting
+
+
+def _search_step(
+    graph: Graph,
+    devices: int,
+    machine: Machine,
+    options: SearchOptions,
+    start_s: float,
+    on_progress: Progress | None,
+    reload: Callable[[int], Graph] | None,
+) -> Plan:
+    """Return the cheapest step of micro-batches, stages and modes; with no limit told, within the devices' memory."""
+    setting = setting_of(graph, devices, machine, options, start_s=start_s, reload=reload)
+    stages, count = number_of("stages", options.stages), number_of("micro_batches", options.micro_batches)
     imported = None if reload is None or not graph.framework else partial(_imported_part, setting, reload)
-    if imported and count and count > 1:
-        setting = replace(setting, imported={count: imported(count)})
     seek = partial(
         search_schemes,
         stages=stages,
@@ -430,8 +461,7 @@ def _in_other_modes(
         time_limit_s=PROPOSAL_S,
     )
     try:
-        space, start_s = _modes(wider, graph), perf_counter()
-        plan = _search_step(graph, devices, machine, wider, space, start_s, on_progress, reload)
+        plan = _search_step(graph, devices, machine, wider, perf_counter(), on_progress, reload)
         free = search(graph, devices, machine=machine, cost_model=model, keep_batch=True, on_progress=on_progress)
     except (ConfigurationError, MemoryLimitError, SolverError):
         return ""
@@ -493,6 +523,11 @@ def _modes(options: SearchOptions, graph: Graph) -> ModeSpace:
     return mode_space(space, options.constraints, with_cuts(graph)) if options.constraints else space
 
 
+def reload_of(model: object) -> Callable[[int], Graph] | None:
+    """Return what loads a model with another batch; None for a graph, which is of one batch."""
+    return None if isinstance(model, Graph) else partial(_reloaded, model)
+
+
 def _reloaded(model: object, batch: int) -> Graph:
     return load(model, batch=batch)
 
@@ -501,7 +536,7 @@ def _fused_after(reload: Callable[[int], Graph], batch: int) -> Graph:
     return with_fused_attention(reload(batch))
 
 
-def _number(what: str, told: int | str) -> int | None:
+def number_of(what: str, told: int | str) -> int | None:
     """Return how many there are to be; None: that is to be chosen."""
     if told == AUTO_NUMBER:
         return None
@@ -522,15 +557,62 @@ def _check_additive(plan: Plan) -> None:
 def settings_of(plan: Plan) -> SearchSettings:
     """Return the settings of a search that a plan answers, or others on another machine or number of devices do.
 
-    PlanError for a plan whose cost is no sum of its layers'.
+    Modes to choose from are those that layers of the plan have. The search is of `whole_graph`.
+
+    Raises:
+        PlanError: The plan has a schedule that is not searched.
     """
-    _check_additive(plan)
+    if plan.schedule and plan.schedule not in SEARCHED_SCHEDULES:
+        raise PlanError(
+            f"the plan's schedule {plan.schedule!r} is of plans made by hand and is not searched; searched are "
+            f"{', '.join(SEARCHED_SCHEDULES)}"
+        )
+    states = {layer.state for layer in plan}
+    modes = [state for state in STATES[1:] if state in states]
+    if any(layer.is_recomputed for layer in plan):
+        modes.append(RECOMPUTE)
     return SearchSettings(
         cost_model=plan.cost_model,
         keep_batch=True,
         device_memory_bytes=plan.device_memory_bytes,
         optimiser=plan.optimiser,
         constraints=plan.constraints,
+        micro_batches=plan.micro_batches,
+        stages=plan.num_groups,
+        schedule=plan.schedule or ONE_FORWARD_ONE_BACKWARD,
+        modes=tuple(modes),
+    )
+
+
+def whole_graph(plan: Plan, reload: Callable[[int], Graph] | None = None) -> Graph:
+    """Return the graph of a plan's whole batch, of which its own is one micro-batch.
+
+    Args:
+        plan: Whose network is wanted.
+        reload: As for `search`; built-in networks are built again without.
+
+    Raises:
+        PlanError: It is not known how the network is made with another batch, or it is another one then.
+    """
+    arguments, m = dict(plan.graph.arguments), plan.micro_batches
+    if m == 1:
+        return plan.graph
+    batch = arguments.get("batch")
+    whole = None
+    if reload is not None:
+        whole = reload(m * max(plan.graph.batch[operator.name].examples for operator in plan.graph.operators))
+    elif isinstance(batch, int) and not plan.graph.framework and plan.graph.name in MODELS:
+        whole = load(plan.graph.name, arguments=arguments | {"batch": batch * m})
+    if whole is not None:
+        is_ringed = any(operator.ring for operator in plan.graph.operators)
+        whole = whole.in_precision(plan.precision).with_imbalance(plan.graph.imbalance)
+        whole = with_rings(whole) if is_ringed else whole
+        part = with_fan_outs_of(micro_batch(whole, m), plan.graph)
+        if part == plan.graph or (plan.graph.framework and part.index.keys() == plan.graph.index.keys()):
+            return whole
+    raise PlanError(
+        f"the plan has the graph of one of {m} micro-batches of {plan.graph.name!r}, and other numbers of them are "
+        "worked out from that of the whole batch: search the model again with other --micro-batches and --stages"
     )
 
 

@@ -1,17 +1,21 @@
 """`Session`: what a search has worked out is kept, so that planning again costs what has changed.
 
-Of what a search does, each stage depends on more than those before it. Which layers are alike depends on the graph;
-what they compute and send, and how far layouts overlap, on the number of devices besides; cost tables on the machine
-besides (under the `paper` model another bandwidth is another factor); and constraints only leave some of the
-configurations out. Beside the tables stand the messages of the solver's bound (`pase.solver.WarmStart`): among the
-strategies that constraints leave they prove at once nearly all that there is to prove.
+Steps of one stage and a known number of micro-batches, plain plans above all, are one problem of costs
+(`pase.planning.one_stage`), of which each part depends on more than those before it. Which layers are alike depends on
+the graph; what they compute and send, and how far layouts overlap, on the numbers of devices and micro-batches besides;
+cost tables on the machine and the modes besides (under the `paper` model another bandwidth is another factor); and
+constraints only leave out some of the choices. Along with the tables the session keeps the messages of the solver's
+bound (`pase.solver.WarmStart`): among the strategies that constraints leave they prove at once nearly all that there is
+to prove.
+
+Steps of several stages, or of numbers that are to be chosen, are searched each time (`pase.planning.pipelines`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
-from operator import is_
 from time import perf_counter
 from typing import Any, TypedDict, Unpack
 
@@ -19,17 +23,19 @@ import numpy as np
 
 from pase.common.containers import FrozenDict
 from pase.common.documents import StrPath
-from pase.costs import Allowance, Problem, build_problem, cost_model
+from pase.costs import STATES, Allowance, Problem, cost_model
 from pase.costs.build import KnownTransfers
-from pase.costs.modes import KnownModes
-from pase.errors import ConfigurationError, unknown_name
+from pase.costs.modes import KnownModes, LayerModes, ModeSpace
+from pase.errors import ConfigurationError, SolverError, unknown_name
 from pase.graph import Graph, Operator, precision_of
 from pase.graph.operators import with_fan_outs
 from pase.graph.precision import FLOAT32
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
-from pase.planning.constraints import Allowed, Constraints, allowed, constraints_of, with_ties
+from pase.planning.constraints import Allowed, Constraints, allowed, with_ties
 from pase.planning.memory_limit import MemoryLimit, cheapest_within, limit_of, nothing_fits
+from pase.planning.one_stage import problem_of_setting, step_cost
+from pase.planning.pipelines import found_as_one, nothing_known_to_fit, plan_of_step, schemes
 from pase.planning.plan import Plan
 from pase.planning.planner import (
     AUTO_NUMBER,
@@ -42,10 +48,15 @@ from pase.planning.planner import (
     check_search,
     chosen_options,
     data_parallel_choice,
-    fitting_limit,
+    number_of,
     plan_of,
     prepared,
+    reload_of,
+    search,
+    setting_of,
 )
+from pase.planning.spans import CLOSE, EXACT, Setting
+from pase.planning.steps import Step, chosen_layers
 from pase.solver import (
     CutShortError,
     NothingFitsError,
@@ -61,7 +72,11 @@ from pase.solver import (
 from pase.tables.cost_tables import IndexArray
 
 MAX_KEPT = 4
-"""Numbers of devices, and batches, whose tables are kept: some 20 MB each for a network of a few hundred layers."""
+"""Numbers of devices and micro-batches, and batches, whose tables are kept, and sets of modes of each: some 20 MB each
+for a network of a few hundred layers without modes."""
+
+OF_SEARCH = ("constraints", "device_memory_bytes", "stages", "micro_batches", "modes")
+"""The changes that are options of a search, by their names there."""
 
 
 class Changes(TypedDict, total=False):
@@ -71,7 +86,8 @@ class Changes(TypedDict, total=False):
     examples in a step, of a model that `pase.load` builds; None: as many as it has by itself. devices: how many there
     are. machine: a `Machine`, the name of a preset, or the path of a file. bandwidth_bytes_per_s: of the slowest link
     that the devices use; None: the machine's. flop_per_byte: r of Eq. 1, which sets that bandwidth; None: as it is.
-    device_memory_bytes: what a training step may take on each device; None: no limit.
+    device_memory_bytes: what a training step may take on each device; None: no limit. stages, micro_batches, modes: as
+    for `pase.search`.
     """
 
     constraints: object
@@ -81,106 +97,134 @@ class Changes(TypedDict, total=False):
     bandwidth_bytes_per_s: float | None
     flop_per_byte: float | None
     device_memory_bytes: int | None
+    stages: int | str
+    micro_batches: int | str
+    modes: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
-    """A cheapest strategy with its certificate, as `Session.replan` returns it: what a plan says before it is placed.
+    """A cheapest step with its certificate, as `Session.replan` returns it: what a plan says before it is placed.
 
-    problem: the tables of all strategies. solution: by their configurations, of the strategies that constraints leave.
     Costs, bounds and baselines are those of a plan. Which device has which part of each layer is worked out when
     `plan` is first asked for: for large networks that takes longer than to find the strategy.
+
+    Attributes:
+        step: The strategy: of each layer its splits, stage and modes; how many micro-batches and stages there are.
+        total_cost: F(G, φ) (Eq. 1), or what a step of several parts takes, in `cost_unit`.
+        lower_bound: No strategy that was to choose from costs less.
+        exact: Whether the strategy is proven to be a cheapest one.
+        constraints: What it was to keep to.
+        device_memory_bytes: What it was to fit, or None.
+        baselines: Total cost of other strategies by name.
+        time_s: What finding it took.
+        placed: Returns its plan.
     """
 
-    problem: Problem
-    solution: Solution
-    machine: Machine
-    cost_model: str
+    step: Step
+    total_cost: float
+    lower_bound: float
+    exact: bool
     cost_unit: str
-    optimiser: str
     constraints: Constraints
     device_memory_bytes: int | None
     baselines: Mapping[str, float]
     time_s: float
+    placed: Callable[[], Plan]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "baselines", FrozenDict(self.baselines))
 
-    @property
-    def total_cost(self) -> float:
-        """F(G, φ) (Eq. 1), in `cost_unit`."""
-        return self.solution.cost
-
-    @property
-    def lower_bound(self) -> float:
-        """No strategy that was to choose from costs less."""
-        return self.solution.lower_bound
-
-    @property
-    def exact(self) -> bool:
-        """Whether the strategy is proven to be a cheapest one."""
-        return self.solution.exact
+    @classmethod
+    def of(cls, plan: Plan) -> "Answer":
+        """Return a plan that was searched as an answer."""
+        return cls(
+            step=Step.of(plan),
+            total_cost=plan.total_cost,
+            lower_bound=plan.lower_bound,
+            exact=plan.exact,
+            cost_unit=plan.cost_unit,
+            constraints=plan.constraints,
+            device_memory_bytes=plan.device_memory_bytes,
+            baselines=plan.baselines,
+            time_s=plan.search.time_s,
+            placed=lambda: plan,
+        )
 
     @property
     def gap(self) -> float:
         """(total_cost - lower_bound) / total_cost, 0 where exact."""
-        return self.solution.gap
+        return 0.0 if self.exact or self.total_cost == 0 else (self.total_cost - self.lower_bound) / self.total_cost
+
+    @property
+    def machine(self) -> Machine:
+        """That it is planned for, with the bandwidth that was wanted."""
+        return self.step.machine
 
     @cached_property
     def splits(self) -> Mapping[str, Mapping[str, int]]:
         """The split factor of each dim of each layer, by names."""
-        choice = self.solution.choice
-        return FrozenDict({name: self.problem.splits(v, choice[v]) for v, name in enumerate(self.problem.graph.index)})
+        return FrozenDict(
+            {name: layer.splits for name, layer in zip(self.step.graph.index, self.step.layers, strict=True)}
+        )
 
     @cached_property
     def plan(self) -> Plan:
         """The placed plan, as `pase.search` returns it."""
-        plan = plan_of(
-            self.problem,
-            self.solution,
-            self.machine,
-            self.cost_model,
-            time_s=self.time_s,
-            optimiser=self.optimiser,
-            constraints=self.constraints,
-        )
-        return replace(plan, device_memory_bytes=self.device_memory_bytes, baselines=self.baselines)
+        return self.placed()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Costed:
-    """Tables for one machine, and what is known of them.
+class _Tables:
+    """The tables of steps with some modes, on one machine, and what is known of them.
 
-    data_parallel: its cost. free: a cheapest strategy of all. start: None where there is none. is_tight: whether it
-    proves what it can; that pays when there is a second search. is_used: whether there was one yet.
+    Attributes:
+        machine: That costs are of.
+        problem: Of all strategies, whatever constraints leave.
+        unit: Of costs.
+        data_parallel: The choice that is data parallelism.
+        free: A cheapest strategy of all; None where it is not known yet.
+        memory: What strategies hold; of tables on other machines, too.
+        start: What starts searches; None where nothing does.
+        start_before: What started them in the tables before these.
+        is_tight: Whether that proves what it can; that pays when there is a second search.
+        is_used: Whether there was a search yet.
+        last: The choice that was found last, in these tables or in those before.
     """
 
     machine: Machine
     problem: Problem
     unit: str
-    data_parallel: float
+    data_parallel: tuple[int, ...]
     free: Solution | None = None
+    memory: MemoryLimit | None = None
     start: WarmStart | None = None
+    start_before: WarmStart | None = None
     is_tight: bool = False
     is_used: bool = False
+    last: tuple[int, ...] | None = None
+
+    @property
+    def data_parallel_cost(self) -> float:
+        """What data parallelism costs."""
+        return step_cost(self.problem, self.data_parallel)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Kept:
-    """What is kept of a graph on so many devices.
+    """What is kept of steps of so many micro-batches of a graph on so many devices.
 
-    only: the configurations of layers, where splits that do not divide their dims are among them. memory: by optimiser.
-    start: of the tables before these.
+    Attributes:
+        only: The configurations of layers, where splits that do not divide their dims are among them.
+        machine: That `known` has costs of.
+        known: What tables have in common.
+        tables: By the modes that there are to choose from.
     """
 
-    graph: Graph
-    num_devices: int
     only: Callable[[Graph, Operator], IndexArray] | None
+    machine: Machine | None = None
     known: KnownModes = field(default_factory=lambda: KnownModes(transfers=KnownTransfers()))
-    data_parallel: tuple[int, ...] | None = None
-    memory: dict[str, MemoryLimit] = field(default_factory=dict)
-    costed: _Costed | None = None
-    start: WarmStart | None = None
+    tables: dict[ModeSpace, _Tables] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,12 +240,12 @@ class _Wanted:
 
     def changed(self, changes: Changes) -> "_Wanted":
         """Return it after some changes."""
-        found, options = self, self.options
-        if "constraints" in changes:
-            options = replace(options, constraints=constraints_of(changes["constraints"] or ()))
-        if "device_memory_bytes" in changes:
-            options = replace(options, device_memory_bytes=changes["device_memory_bytes"])
-            check_memory(options)
+        found = self
+        given: dict[str, Any] = {name: value for name, value in changes.items() if name in OF_SEARCH}
+        if "constraints" in given:
+            given["constraints"] = given["constraints"] or ()
+        options = chosen_options(replace(self.options, **given), SearchSettings())
+        check_memory(options)
         if "machine" in changes:
             found = replace(found, machine=_machine(changes["machine"]))
         bandwidth, flop_per_byte = changes.get("bandwidth_bytes_per_s"), changes.get("flop_per_byte")
@@ -229,10 +273,6 @@ class _Wanted:
         return replace(machine, levels=tuple(faster if level is slowest else level for level in machine.levels))
 
 
-def _are_same(these: tuple[IndexArray, ...], those: tuple[IndexArray, ...]) -> bool:
-    return len(these) == len(those) and all(map(is_, these, those))
-
-
 def _machine(given: Machine | StrPath) -> Machine:
     return given if isinstance(given, Machine) else load_machine(given)
 
@@ -258,27 +298,35 @@ class Session:
         machine: Machine | StrPath = DEFAULT_MACHINE,
         *,
         batch: int | None = None,
+        reload: Callable[[int], Graph] | None = None,
         options: SearchOptions | Mapping[str, Any] | None = None,
         **settings: Unpack[SearchSettings],
     ) -> None:
-        """Search once, and keep what that has worked out; model, batch: as for `pase.load`."""
+        """Search once, and keep what that has worked out.
+
+        Args:
+            model: As for `pase.load`.
+            devices: Their number.
+            machine: As for `pase.search`.
+            batch: As for `pase.load`.
+            reload: As for `pase.search`.
+            options: All settings of searches at once.
+            **settings: Each by its name in `SearchOptions`, before those.
+        """
         chosen = chosen_options(options, settings)
         check_memory(chosen)
-        if chosen.has_parts:
-            raise ConfigurationError(
-                "a session plans without micro-batches, stages and modes of layers; search for each of its questions "
-                "(pase.search), or leave micro_batches, stages and modes out"
-            )
         if chosen.attention == AUTO_NUMBER:
             raise ConfigurationError(
                 f"a session keeps tables of one way of attention, and {AUTO_NUMBER!r} is both: "
                 f"use {GATHER!r} or {RING!r}"
             )
         self._model = model
+        self._reload = reload or reload_of(model)
         self._graphs: dict[int | None, Graph] = {batch: self._loaded(batch, chosen)}
         self._kept: dict[tuple[Any, ...], _Kept] = {}
+        self._has_answered = False
         self._wanted = _Wanted(options=chosen, batch=batch, devices=devices, machine=_machine(machine))
-        self.answer = self._answer(self._wanted, None)
+        self.answer = self._answer(self._wanted)
         """The last one."""
 
     @property
@@ -301,87 +349,184 @@ class Session:
         if unknown:
             raise ConfigurationError(unknown_name("change of a session", unknown[0], Changes.__annotations__))
         wanted = self._wanted.changed(changes)
-        answer = self._answer(wanted, self.answer)
+        answer = self._answer(wanted)
         self._wanted, self.answer = wanted, answer
         return answer
 
-    def _answer(self, wanted: _Wanted, last: Answer | None) -> Answer:
+    def _answer(self, wanted: _Wanted) -> Answer:
         started_s = perf_counter()
-        options, kept = wanted.options, self._kept_of(wanted)
-        now = _costed(kept, wanted)
-        search = _Search(kept=kept, now=now, options=options, last=last)
-        free = search.cheapest()
-        solution, limit_bytes = search.within_memory(free)
-        baselines = {"data_parallel": now.data_parallel}
-        if limit_bytes is not None:
+        options, graph = wanted.options, self._graph(wanted)
+        devices = check_search(graph, wanted.devices, keep_batch=options.keep_batch)
+        machine = wanted.machine_now()
+        searched = partial(search, graph, devices, machine=machine, reload=self._reload)
+        if options.stages != 1 or options.micro_batches == AUTO_NUMBER:
+            return Answer.of(searched(options=options))
+        setting = setting_of(graph, devices, machine, options, reload=self._reload)
+        answer = self._of_one_stage(wanted, setting, started_s)
+        if not options.has_parts or answer.lower_bound >= answer.total_cost * (1 - CLOSE):
+            return answer
+        # The search of steps looks closer at what streams in every micro-batch, and at layers that are recomputed.
+        if options.time_limit_s is not None:
+            left_s = options.time_limit_s - (perf_counter() - started_s)
+            if left_s <= 0:
+                return answer
+            options = replace(options, time_limit_s=left_s)
+        with suppress(SolverError):  # no time was left to find anything
+            closer = Answer.of(searched(options=options))
+            answer = min(closer, answer, key=lambda found: found.total_cost)
+        return answer
+
+    def _of_one_stage(self, wanted: _Wanted, setting: Setting, started_s: float) -> Answer:
+        """Return the cheapest step of one stage that tables tell of."""
+        options = wanted.options
+        tables = self._tables(wanted, setting)
+        found = _Search(tables=tables, setting=setting, options=options)
+        free = found.cheapest()
+        solution, limit_bytes = found.within_memory(free)
+        tables.last = solution.choice
+        # Costs of tables are what a step takes if what streams in every micro-batch overlaps, and bounds otherwise.
+        cost = step_cost(tables.problem, solution.choice) if options.has_parts else solution.cost
+        is_exact = solution.exact and cost <= solution.cost * (1 + EXACT)
+        baselines = {"data_parallel": tables.data_parallel_cost}
+        if limit_bytes is not None and not options.has_parts:
             baselines[WITHOUT_LIMIT] = min(free.cost, solution.cost)
         time_s = perf_counter() - started_s
-        if last is None:
-            search.prepare()
+        if not self._has_answered:
+            found.prepare()
+            self._has_answered = True
+        kept_to = replace(setting, limit_bytes=inf if limit_bytes is None else float(limit_bytes))
         return Answer(
-            problem=now.problem,
-            solution=solution,
-            machine=now.machine,
-            cost_model=options.cost_model,
-            cost_unit=now.unit,
-            optimiser=options.optimiser,
+            step=_step_of(tables.problem, solution.choice, setting),
+            total_cost=cost,
+            lower_bound=solution.lower_bound,
+            exact=is_exact,
+            cost_unit=tables.unit,
             constraints=options.constraints,
             device_memory_bytes=limit_bytes,
             baselines=baselines,
             time_s=time_s,
+            placed=partial(
+                _placed, tables.problem, solution, kept_to, baselines, time_s=time_s, has_parts=options.has_parts
+            ),
         )
 
-    def _kept_of(self, wanted: _Wanted) -> _Kept:
-        batch = wanted.batch
-        if batch not in self._graphs:
-            self._graphs[batch] = self._loaded(batch, wanted.options)
-        graph = self._graphs[batch]
-        devices = check_search(graph, wanted.devices, keep_batch=wanted.options.keep_batch)
-        # Tables have splits that divide their dims, beside those that pins name.
-        left = allowed(wanted.options.constraints, graph, devices)
+    def _tables(self, wanted: _Wanted, setting: Setting) -> _Tables:
+        """Return the tables for a setting, those that are kept where they are its."""
+        count = number_of("micro_batches", wanted.options.micro_batches)
+        assert count is not None, "numbers that are to be chosen are searched"
+        schemes(setting, 1, count)  # which raises where the batch has no such micro-batches
+        graph, devices = setting.of_micro_batch(count, 1).graph, setting.num_devices
+        # Tables have splits that divide their dims, and those that pins name.
+        left = allowed(setting.constraints, graph, devices)
         uneven = left.uneven(graph)
-        kept = self._kept.pop((batch, devices, uneven), None)
-        if kept is None:
-            kept = _Kept(graph=graph, num_devices=devices, only=left.with_pinned if uneven else None)
-        self._kept[batch, devices, uneven] = kept  # the last one that was used
-        while len(self._kept) > MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
-        return kept
+        key = wanted.batch, devices, count, uneven
+        kept = self._kept.pop(key, None) or _Kept(only=left.with_pinned if uneven else None)
+        self._kept[key] = kept  # the last one that was used
+        _drop_oldest(self._kept)
+        if kept.machine != setting.machine:
+            kept.machine, kept.known = setting.machine, kept.known.for_another_model()
+        space = replace(setting.space, layers=FrozenDict())
+        before = kept.tables.pop(space, None)
+        if before is not None and before.machine == setting.machine:
+            kept.tables[space] = before
+            return before
+        has_modes = space.recompute or len(space.states) > 1
+        memory_bytes = wanted.options.solver_memory_bytes
+        allowance = Allowance(memory_bytes=default_solver_memory_bytes() if memory_bytes is None else memory_bytes)
+        problem = problem_of_setting(
+            # With modes a limit may be set later, for which tables have all choices, and what they hold.
+            replace(setting, constraints=(), space=space, limit_bytes=1.0 if has_modes else inf),
+            count,
+            allowance=allowance,
+            only=kept.only,
+            known=kept.known,
+        )
+        found = _Tables(
+            machine=setting.machine,
+            problem=problem,
+            unit=cost_model(setting.cost_model, setting.machine, devices, graph.precision).unit,
+            data_parallel=data_parallel_choice(problem) if before is None else before.data_parallel,
+        )
+        if before is not None:
+            found.memory, found.last = before.memory, before.last
+            found.start_before = before.start or before.start_before
+        kept.tables[space] = found
+        _drop_oldest(kept.tables)
+        return found
+
+    def _graph(self, wanted: _Wanted) -> Graph:
+        if wanted.batch not in self._graphs:
+            self._graphs[wanted.batch] = self._loaded(wanted.batch, wanted.options)
+        return self._graphs[wanted.batch]
 
     def _loaded(self, batch: int | None, options: SearchOptions) -> Graph:
         return with_fan_outs(prepared(load(self._model, batch=batch), options))
 
 
-def _costed(kept: _Kept, wanted: _Wanted) -> _Costed:
-    """Return the tables for a machine, those that are kept where they are its."""
-    machine = wanted.machine_now()
-    if kept.costed is None or kept.costed.machine != machine:
-        memory = wanted.options.solver_memory_bytes
-        allowance = Allowance(memory_bytes=default_solver_memory_bytes() if memory is None else memory)
-        # Absurd figures of a machine overflow; the tables are then refused.
-        with np.errstate(over="ignore", invalid="ignore"):
-            model = cost_model(wanted.options.cost_model, machine, kept.num_devices, kept.graph.precision)
-            kept.known = kept.known.for_another_model()
-            problem = build_problem(
-                kept.graph, kept.num_devices, model, allowance=allowance, only=kept.only, known=kept.known
-            )
-        if kept.data_parallel is None:
-            kept.data_parallel = data_parallel_choice(problem)
-        cost = problem.tables.evaluate(kept.data_parallel)
-        if kept.costed is not None and kept.costed.start is not None:
-            kept.start = kept.costed.start
-        kept.costed = _Costed(machine=machine, problem=problem, unit=model.unit, data_parallel=cost)
-    return kept.costed
+def _drop_oldest(kept: dict[Any, Any]) -> None:
+    while len(kept) > MAX_KEPT:
+        del kept[next(iter(kept))]
+
+
+def _step_of(problem: Problem, choice: Sequence[int], setting: Setting) -> Step:
+    """Return the strategy of some choices."""
+    return Step(
+        graph=problem.graph,
+        num_devices=problem.num_devices,
+        machine=setting.machine,
+        cost_model=setting.cost_model,
+        optimiser=setting.optimiser,
+        micro_batches=problem.micro_batches,
+        schedule="",
+        layers=chosen_layers(problem.modes, choice),
+    )
+
+
+def _placed(
+    problem: Problem,
+    solution: Solution,
+    setting: Setting,
+    baselines: Mapping[str, float],
+    *,
+    time_s: float,
+    has_parts: bool,
+) -> Plan:
+    """Return the placed plan of a solution; setting: with the limit that it keeps to."""
+    if has_parts:
+        found = found_as_one(problem, solution.choice, solution.lower_bound)
+        return plan_of_step(setting, found, found.bound, time_s)
+    plan = plan_of(
+        problem,
+        solution,
+        setting.machine,
+        setting.cost_model,
+        time_s=time_s,
+        optimiser=setting.optimiser,
+        constraints=setting.constraints,
+    )
+    limit_bytes = None if setting.limit_bytes == inf else int(setting.limit_bytes)
+    return replace(plan, device_memory_bytes=limit_bytes, baselines=baselines)
+
+
+def _choices_left(configurations: IndexArray, left: IndexArray, modes: LayerModes, space: ModeSpace) -> IndexArray:
+    """Return the choices of a layer that are of some configurations, [K, D], and in modes that it may have."""
+    wanted = {row.tobytes() for row in left}
+    is_wanted = np.array([row.tobytes() in wanted for row in configurations])[modes.rows]
+    has_state = np.isin(modes.state, [STATES.index(state) for state in space.states])
+    if has_state.any():  # a layer whose weights are not sharded in any case has one state
+        is_wanted &= has_state
+    if not space.recompute:
+        is_wanted &= ~modes.again
+    return np.flatnonzero(is_wanted).astype(np.int32)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Search:
-    """One search in tables that are kept; solutions are numbered as these are. last: the answer before."""
+    """One search in tables that are kept; solutions are numbered as these are."""
 
-    kept: _Kept
-    now: _Costed
+    tables: _Tables
+    setting: Setting
     options: SearchOptions
-    last: Answer | None
 
     @property
     def _limits(self) -> dict[str, Any]:
@@ -390,19 +535,19 @@ class _Search:
     @cached_property
     def _near(self) -> tuple[int, ...]:
         """A strategy that is likely to be good, of those without constraints."""
-        assert self.kept.data_parallel is not None
-        known = [self.kept.data_parallel]
-        if self.now.free is not None:
-            known.append(self.now.free.choice)
-        if self.last is not None and _are_same(self.last.problem.configurations, self.now.problem.configurations):
-            known.append(self.last.solution.choice)
-        return min(known, key=self.now.problem.tables.evaluate)
+        now = self.tables
+        known = [now.data_parallel]
+        if now.free is not None:
+            known.append(now.free.choice)
+        if now.last is not None:
+            known.append(now.last)
+        return min(known, key=now.problem.tables.evaluate)
 
     @cached_property
     def _left(self) -> Allowed:
-        problem, graph = self.now.problem, self.now.problem.graph
+        problem, graph = self.tables.problem, self.tables.problem.graph
         return allowed(
-            self.options.constraints,
+            self.setting.constraints,
             graph,
             problem.num_devices,
             lambda _, operator: problem.configurations[graph.index[operator.name]],
@@ -410,28 +555,27 @@ class _Search:
 
     @cached_property
     def _rows(self) -> dict[int, IndexArray]:
-        """Which configurations constraints leave, of the vertices that do not have all; one array for those alike."""
-        problem, left = self.now.problem, self._left
+        """Which choices constraints leave, of the vertices that do not have all; one array for those alike."""
+        problem, left, space = self.tables.problem, self._left, self.setting.space
         tied = {name for _, names in left.ties for name in names}
-        known: dict[tuple[int, int], IndexArray] = {}
+        known: dict[Hashable, IndexArray] = {}
         found: dict[int, IndexArray] = {}
         for vertex, operator in enumerate(problem.graph.operators):
             if not left.of[operator.name] and operator.name not in tied:
                 continue
             every, some = problem.configurations[vertex], left.configurations(problem.graph, operator)
-            if len(some) == len(every):
-                continue
-            key = id(every), id(some)
+            modes, own = problem.modes.layers[vertex], space.of(operator.name)
+            key = id(every), id(some), id(modes), own
             if key not in known:
-                wanted = {row.tobytes() for row in some}
-                known[key] = np.array([i for i, row in enumerate(every) if row.tobytes() in wanted], dtype=np.int32)
-            found[vertex] = known[key]
+                known[key] = _choices_left(every, some, modes, own)
+            if len(known[key]) < len(modes):
+                found[vertex] = known[key]
         return found
 
     def _narrowed(self) -> Problem:
         """Return the problem of the strategies that constraints leave, numbered by position among these."""
-        problem, rows = self.now.problem, self._rows
-        if not self.options.constraints:
+        problem, rows = self.tables.problem, self._rows
+        if not self.setting.constraints:
             return problem
         return with_ties(problem.restricted(rows), (names for _, names in self._left.ties))
 
@@ -445,12 +589,12 @@ class _Search:
         """Return a good strategy of the narrowed problem, where layers are not tied."""
         if self._left.ties:
             return []
-        choice, rows = nearest(self.now.problem.tables, self._near, self._rows), self._rows
+        choice, rows = nearest(self.tables.problem.tables, self._near, self._rows), self._rows
         return [[int(np.searchsorted(rows[v], c)) if v in rows else c for v, c in enumerate(choice)]]
 
     def _free(self) -> Solution:
         """Return a cheapest strategy of all."""
-        now = self.now
+        now = self.tables
         if now.free is None:
             start = self._start()
             if start is None:
@@ -461,22 +605,22 @@ class _Search:
 
     def _start(self) -> WarmStart | None:
         """Return what starts searches, by what started those in the tables before these."""
-        now = self.now
-        if now.start is None and self.kept.start is not None:
-            now.start = warm_start_from(self.kept.start, now.problem.tables, self._near)
+        now = self.tables
+        if now.start is None and now.start_before is not None:
+            now.start = warm_start_from(now.start_before, now.problem.tables, self._near)
         return now.start
 
     def prepare(self) -> None:
         """Find a cheapest strategy of all, and what starts searches among some of them."""
-        now, free = self.now, self._free()
+        now, free = self.tables, self._free()
         if free.exact and not now.is_tight:
             now.start, now.is_tight = warm_start(now.problem.tables, free, now.start), True
 
     def cheapest(self) -> Solution:
         """Return the cheapest strategy that constraints leave, whatever memory it takes."""
-        now = self.now
+        now = self.tables
         is_used, now.is_used = now.is_used, True
-        if not self.options.constraints or not (self._rows or self._left.ties):
+        if not self.setting.constraints or not (self._rows or self._left.ties):
             return self._free()
         if is_used:
             self.prepare()
@@ -490,20 +634,20 @@ class _Search:
 
         free: A cheapest of all that constraints leave.
         """
-        options, tables = self.options, self.now.problem.tables
+        options, tables = self.options, self.tables.problem.tables
         told = options.device_memory_bytes
-        limit_bytes = told or fitting_limit(self.now.machine, options.cost_model)
-        if limit_bytes is None:
+        if self.setting.limit_bytes == inf:
             return free, None
-        memory = self.kept.memory.get(options.optimiser)
-        if memory is None:
-            memory = self.kept.memory[options.optimiser] = limit_of(self.now.problem, limit_bytes, options.optimiser)
-        limit = replace(memory, limit_bytes=limit_bytes)
+        limit_bytes = int(self.setting.limit_bytes)
+        if self.tables.memory is None:
+            self.tables.memory = limit_of(self.tables.problem, limit_bytes, self.setting.optimiser)
+        limit = replace(self.tables.memory, limit_bytes=limit_bytes)
         if limit.fits(free.choice):
-            return free, told
+            # A plain plan that fits whatever it is not told to is not limited.
+            return free, limit_bytes if options.has_parts else told
         narrowed = self._narrowed()
         if narrowed.tables is not tables:
-            limit = limit_of(narrowed, limit_bytes, options.optimiser)
+            limit = limit_of(narrowed, limit_bytes, self.setting.optimiser)
         try:
             found = cheapest_within(narrowed.tables, limit, known=self._known(), **self._limits)
         except (NothingFitsError, CutShortError) as error:
@@ -511,5 +655,7 @@ class _Search:
                 return free, None
             if isinstance(error, CutShortError):
                 raise
-            raise nothing_fits(narrowed, limit, is_constrained=bool(options.constraints)) from None
+            if options.has_parts:
+                raise nothing_known_to_fit(self.setting) from None
+            raise nothing_fits(narrowed, limit, is_constrained=bool(self.setting.constraints)) from None
         return self._in_tables(found.solution), limit_bytes

@@ -847,5 +847,5 @@ def _allowed(constraints: Constraints, graph: Graph, devices: int) -> dict[str, 
     """Return the configurations of the layers that constraints are about."""
     left = allowed(constraints, graph, devices)
     if left.ties:
-        raise ConfigurationError("layers cannot be tied, nor all be on one mesh, over several stages: pin them instead")
+        raise ConfigurationError("layers cannot be tied over several stages: pin them instead, or give stages=1")
     return left.mapping(graph)

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any
 
 import pase
+from pase.sharding.shards import enumerate_configurations
 from scripts.benchmarks.tables import markdown, publish
 
 RUNS = 15
@@ -36,11 +37,11 @@ CASES = tuple(
 
 
 def _pin(session: pase.Session, random: Random) -> Mapping[str, Any]:
-    problem = session.answer.problem
-    vertex = random.randrange(len(problem.configurations))
-    splits = problem.splits(vertex, random.randrange(len(problem.configurations[vertex])))
-    text = " ".join(f"{dim}={k}" for dim, k in splits.items() if k > 1) or "not split"
-    return {"constraints": {"pin": {problem.graph.operators[vertex].name: text}}}
+    step = session.answer.step
+    operator = random.choice(step.graph.operators)
+    splits = random.choice(enumerate_configurations(operator, step.num_devices).tolist())
+    text = " ".join(f"{dim}={k}" for dim, k in zip(operator.extents, splits, strict=True) if k > 1) or "not split"
+    return {"constraints": {"pin": {operator.name: text}}}
 
 
 def _bandwidth(session: pase.Session, random: Random) -> Mapping[str, Any]:
@@ -54,7 +55,7 @@ def _memory(session: pase.Session, random: Random) -> Mapping[str, Any]:
 
 def _devices(session: pase.Session, random: Random) -> Mapping[str, Any]:
     """Fewer than ever before: nothing of so many is known."""
-    return {"device_memory_bytes": None, "devices": session.answer.problem.num_devices // 2}
+    return {"device_memory_bytes": None, "devices": session.answer.step.num_devices // 2}
 
 
 CHANGES: Mapping[str, Change] = {
@@ -88,7 +89,7 @@ def _measured(case: Case) -> list[list[str]]:
             start_s = perf_counter()
             plan = pase.search(
                 graph,
-                answer.problem.num_devices,
+                answer.step.num_devices,
                 machine=answer.machine,
                 cost_model=case.cost_model,
                 constraints=answer.constraints,

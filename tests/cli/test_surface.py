@@ -33,6 +33,7 @@ SURFACE = {
     "diff": ["first", "second", "--model", *OF_MODEL, "--cost-model", "--json"],
     "compare": [
         *(*MODEL, "--cost-model", "--only", "--seed", "--steps", "--start", "--coldness"),
+        *("--memory-per-device", "--optimizer"),
         *("--micro-batches", "--stages", "--schedule", "--modes", "--keep-batch"),
         *("--output -o", "--json"),
     ],
@@ -48,8 +49,14 @@ SURFACE = {
         "--json",
     ],
     "export": ["plan", *OF_MODEL, "--to !", "--output -o", "--fold", "--schema", "--json"],
-    "report": ["plans", *OF_MODEL, "--output -o", "--sweep", "--why", "--interactive", "--time-limit", "--json"],
-    "serve": ["plan", *OF_MODEL, "--port", "--time-limit"],
+    "report": [
+        *("plans", *OF_MODEL, "--output -o", "--sweep", "--why", "--interactive"),
+        *("--cost-model", "--micro-batches", "--stages", "--schedule", "--modes", "--time-limit", "--json"),
+    ],
+    "serve": [
+        *("plan", *OF_MODEL),
+        *("--cost-model", "--micro-batches", "--stages", "--schedule", "--modes", "--port", "--time-limit"),
+    ],
     "simulate": ["plan", *OF_MODEL, "--collectives", "--no-overlap", "--trace", "--json"],
     "emit": ["plan", *OF_MODEL, "--output -o", "--target", "--forward", "--json"],
     "weights": ["model", "--batch -b", "--arg", "--output -o !", "--json"],

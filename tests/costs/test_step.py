@@ -255,9 +255,7 @@ def test_comparisons_and_sessions_agree_with_searches() -> None:
     assert session.answer.total_cost == pytest.approx(plan.total_cost, rel=1e-9)
     for changes in ({"constraints": {"forbid": {"*": "h"}}}, {"constraints": None, "devices": 4}):
         answer = session.replan(**changes)
-        fresh = search(
-            graph, answer.problem.num_devices, machine=where, cost_model="step", constraints=answer.constraints
-        )
+        fresh = search(graph, answer.step.num_devices, machine=where, cost_model="step", constraints=answer.constraints)
         assert answer.exact
         assert answer.total_cost == pytest.approx(fresh.total_cost, rel=1e-9)
         assert answer.plan.total_cost == pytest.approx(fresh.total_cost, rel=1e-9)

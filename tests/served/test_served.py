@@ -19,7 +19,7 @@ import pase
 from pase.common.words import quantity
 from pase.machine import load_machine, override_machine
 from pase.views.reports.served import Planner, rows_of, told
-from tests.networks import small_graph
+from tests.networks import slow_machine, small_graph
 from tests.report.browser import started
 
 pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
@@ -116,15 +116,15 @@ def _body(**positions: object) -> str:
         ("{", 400, "the request is no JSON"),
         ("[" * 9_000, 400, "the request is no JSON"),
         ("x" * 20_000, 413, "the request is too large"),
-        ("[]", 400, "expected the position of every slider, devices (0 to "),
-        ("{}", 400, "expected the position of every slider"),
-        ('{"devices": 1}', 400, "expected the position of every slider"),
-        (_body(machine="h100"), 400, "expected the position of every slider"),
-        (_body(devices=True), 400, "expected the position of every slider"),
-        (_body(devices=1.0), 400, "expected the position of every slider"),
-        (_body(devices=-1), 400, "expected the position of every slider"),
-        (_body(devices=99), 400, "expected the position of every slider"),
-        (_body(devices="many"), 400, "expected the position of every slider"),
+        ("[]", 400, "expected the position of every control, devices (0 to "),
+        ("{}", 400, "expected the position of every control"),
+        ('{"devices": 1}', 400, "expected the position of every control"),
+        (_body(machine="h100"), 400, "expected the position of every control"),
+        (_body(devices=True), 400, "expected the position of every control"),
+        (_body(devices=1.0), 400, "expected the position of every control"),
+        (_body(devices=-1), 400, "expected the position of every control"),
+        (_body(devices=99), 400, "expected the position of every control"),
+        (_body(devices="many"), 400, "expected the position of every control"),
         (_body(device_memory_bytes=0), 200, "fits"),
     ],
 )
@@ -204,13 +204,76 @@ def test_a_state_does_not_depend_on_those_before_it(plan: pase.Plan) -> None:
 def test_every_layer_is_in_one_row_with_its_configuration(plan: pase.Plan) -> None:
     session = pase.Session("gpt", 8)
     answer = told(session.answer)
-    graph = session.answer.problem.graph
-    texts = [answer["configurations"][number] for number in answer["of"]]
+    graph = session.answer.step.graph
+    texts = [tuple(answer["choices"][number]) for number in answer["of"]]
     assert sorted(layer for layers, _ in answer["rows"] for layer in layers) == list(range(len(graph.operators)))
     assert max(times for _, times in answer["rows"]) >= 10
     for layers, times in rows_of(graph, texts):
         assert len(layers) == times
         assert len({(graph.operators[v].kind, texts[v]) for v in layers}) == 1
+
+
+@pytest.fixture(scope="module")
+def step_plan() -> pase.Plan:
+    return pase.search(small_graph("gpt"), 8, machine=slow_machine(), cost_model="step", micro_batches=2)
+
+
+@pytest.mark.parametrize(
+    ("moved", "settings"),
+    [
+        ({}, {"micro_batches": 2}),
+        ({"micro_batches": "1"}, {}),
+        ({"micro_batches": "4", "state": "zero2 where it is cheaper"}, {"micro_batches": 4, "modes": ["zero2"]}),
+        (
+            {"state": "any of these where it is cheaper", "recompute": "what is cheaper to recompute"},
+            {"micro_batches": 2, "modes": ["zero1", "zero2", "zero3", "recompute"]},
+        ),
+        (
+            {"state": "zero3 everywhere"},
+            {"micro_batches": 2, "modes": ["zero3"], "constraints": {"pin": {"*": "zero3 *"}}},
+        ),
+        ({"stages": "2"}, {"stages": 2, "micro_batches": 2}),
+        ({"stages": "auto", "micro_batches": "auto"}, {"stages": "auto", "micro_batches": "auto"}),
+    ],
+)
+def test_stages_micro_batches_and_modes_are_moved(
+    step_plan: pase.Plan, moved: dict[str, str], settings: dict[str, Any]
+) -> None:
+    planner = Planner(step_plan)
+    texts = {control["name"]: control["texts"] for control in planner.start()["controls"]}
+    start = planner.start()["state"]["at"]
+    first = {"stages": "1", "micro_batches": "2", "state": "replicated", "recompute": "nothing"}
+    assert {name: texts[name][start[name]] for name in first} == first
+    positions = {name: texts[name].index(text) for name, text in moved.items()}
+    state = planner.replan({**start, **positions})
+    answer, at = state["answer"], state["at"]
+    limit = step_plan.device_memory_bytes
+    fresh = pase.search(
+        small_graph("gpt"),
+        8,
+        machine=slow_machine(),
+        cost_model="step",
+        device_memory_bytes=limit,
+        **settings,
+    )
+    assert (state["error"], at) == ("", {**start, **positions})
+    assert answer["total_cost"] == pytest.approx(fresh.total_cost, rel=1e-9)
+    assert answer["step"] == fresh.step_text
+    found = [answer["choices"][number] for number in answer["of"]]
+    stages = {int(stage or "0") for stage, *_ in found}
+    assert stages == set(range(fresh.num_stages))
+    if "constraints" in settings:
+        state_of = dict(zip(answer["layers"], (state for _, _, state, _ in found), strict=True))
+        assert {name for name, state in state_of.items() if state} == {
+            own.name for own in fresh if own.state == "zero3"
+        }
+        assert len(set(state_of.values())) == 2
+
+
+def test_what_has_no_time_leaves_steps_alone(plan: pase.Plan) -> None:
+    planner = Planner(plan)
+    assert [control["name"] for control in planner.start()["controls"]] == list(AT)
+    assert "alpha_beta and step" in planner.start()["note"]
 
 
 # -- in a browser
@@ -240,9 +303,9 @@ def page(browser: Any, address: str) -> Iterator[Any]:
 
 
 def _slide(page: Any, name: str, to: int) -> float:
-    """Move a slider; return the time in ms until its answer stood on the page, as the page measures it."""
+    """Move a control; return the time in ms until its answer stood on the page, as the page measures it."""
     before = page.evaluate(PLANNED)
-    page.locator(f"input[name={name}]").evaluate(
+    page.locator(f"[name={name}]").evaluate(
         "(input, to) => { input.value = to; input.dispatchEvent(new Event('input')); }", to
     )
     end = time.monotonic() + 300
@@ -250,6 +313,21 @@ def _slide(page: Any, name: str, to: int) -> float:
         assert time.monotonic() < end
         page.wait_for_timeout(5)
     return float(page.evaluate("performance.getEntriesByName('pase-replan').at(-1).duration"))
+
+
+def test_steps_are_moved_on_the_page(browser: Any, step_plan: pase.Plan, tmp_path: Path) -> None:
+    with served(step_plan, tmp_path) as address:
+        page = browser.new_page()
+        page.goto(address)
+        assert page.locator("#step").inner_text() == "2 micro-batches"
+        options = page.locator("select[name=state] option").all_inner_texts()
+        _slide(page, "state", options.index("zero3 everywhere"))
+        assert "zero3" in page.locator("#layers td:nth-child(5)").all_inner_texts()
+        _slide(page, "stages", 1)
+        assert page.locator("#step").inner_text() == "2 micro-batches through 2 stages of 4 devices (1f1b)"
+        assert {text for text in page.locator("#layers td:nth-child(3)").all_inner_texts() if text} == {"0", "1"}
+        assert page.locator("select[name=state]").input_value() == str(options.index("zero3 everywhere"))
+        page.close()
 
 
 def _at(page: Any, name: str) -> tuple[int, int]:
@@ -269,7 +347,7 @@ def test_sliders_plan_again_and_mark_what_has_changed(page: Any, plan: pase.Plan
     changed = page.locator("tr.changed")
     assert changed.count() > 0
     row = changed.first.locator("td").all_inner_texts()
-    assert row[2] != row[3] != ""
+    assert row[3] != row[6] != ""
     page.locator("#keep").click()
     assert page.locator("tr.changed").count() == 0
     _slide(page, "bandwidth_bytes_per_s", at)
@@ -315,9 +393,9 @@ def test_a_limit_that_nothing_fits_is_told_and_the_answer_is_marked(page: Any) -
 
 def _shown(page: Any) -> tuple[Any, ...]:
     texts = tuple(page.locator(f"#{name}").inner_text() for name in ("title", "cost", "certificate", "speedup"))
-    outputs = page.locator("#sliders output").all_inner_texts()
+    outputs = page.locator("#controls output").all_inner_texts()
     positions = [_at(page, name)[0] for name in AT]
-    return (*texts, outputs, positions, page.locator("#layers td:nth-child(3)").all_inner_texts())
+    return (*texts, outputs, positions, page.locator("#layers td:nth-child(4)").all_inner_texts())
 
 
 def test_after_a_reload_and_in_a_second_tab_the_page_shows_the_same(page: Any, address: str) -> None:

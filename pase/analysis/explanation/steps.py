@@ -21,13 +21,10 @@ from pase.costs.memory import keeping
 from pase.costs.modes import STATES, KnownModes, ModeSpace, mode_tables
 from pase.errors import ConfigurationError, PlanError, unknown_name
 from pase.graph import Graph
-from pase.graph.parts import micro_batch, with_fan_outs_of
-from pase.importers import load
-from pase.models import MODELS
 from pase.planning.constraints import allowed, mode_space
 from pase.planning.pipelines import schemes, solve_scheme
 from pase.planning.plan import LayerPlan, Plan
-from pase.planning.planner import Progress
+from pase.planning.planner import Progress, whole_graph
 from pase.planning.spans import Scheme, Setting
 from pase.planning.stage_problem import StageProblem, StageSums
 from pase.planning.stages import schedule_of
@@ -305,7 +302,7 @@ def other_schemes(
         PlanError: the graph of the whole batch is not known.
     """
     states = {layer.state for layer in plan}
-    whole = _whole(plan) if whole is None else whole
+    whole = whole_graph(plan) if whole is None else whole
     space = space or ModeSpace(
         states=tuple(state for state in STATES if state == REPLICATED or state in states),
         recompute=any(layer.is_recomputed for layer in plan),
@@ -361,21 +358,3 @@ def _neighbours(numbers: Set[int], own: int) -> list[int]:
     """Return the next smaller number and the next larger one, as far as there are any."""
     smaller, larger = (n for n in numbers if n < own), (n for n in numbers if n > own)
     return [n for n in (max(smaller, default=None), min(larger, default=None)) if n is not None]
-
-
-def _whole(plan: Plan) -> Graph:
-    """Return the graph of the whole batch of a built-in network."""
-    arguments = dict(plan.graph.arguments)
-    batch = arguments.get("batch")
-    if plan.micro_batches == 1:
-        return plan.graph
-    if not plan.graph.framework and plan.graph.name in MODELS and isinstance(batch, int):
-        whole = load(plan.graph.name, arguments=arguments | {"batch": batch * plan.micro_batches})
-        whole = whole.in_precision(plan.precision)
-        if with_fan_outs_of(micro_batch(whole, plan.micro_batches), plan.graph) == plan.graph:
-            return whole
-    raise PlanError(
-        f"the plan has the graph of one of {plan.micro_batches} micro-batches of {plan.graph.name!r}, and other "
-        "numbers of them are worked out from that of the whole batch: search the model again with other "
-        "--micro-batches and --stages"
-    )

@@ -5,13 +5,13 @@ import json
 import re
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
 from importlib.resources import files
 from math import prod
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -42,10 +42,10 @@ from pase.analysis.simulation.pipeline import StagedSimulation, simulate_stages
 from pase.common.documents import StrPath, attributes, write_or_fail
 from pase.costs import cost_model, hiding_layers, signature, traffic_of
 from pase.errors import ConfigurationError, PaseError, PlanError
-from pase.graph import DimIndex, Operator, SliceOf, Window
+from pase.graph import DimIndex, Graph, Operator, SliceOf, Window
 from pase.planning.passes import Work
 from pase.planning.plan import Plan
-from pase.planning.planner import MAX_DEVICES, Progress, search, settings_of
+from pase.planning.planner import MAX_DEVICES, Progress, SearchSettings, search, settings_of, whole_graph
 from pase.views.drawing.folding import arranged
 from pase.views.drawing.plans import DrawnPlan, drawn_plan, split_classes
 
@@ -160,23 +160,40 @@ def choices_document(
 OURS, DATA_PARALLEL = "PaSE", "data parallelism"
 
 
-def sweep(plan: Plan, numbers: Sequence[int], *, on_progress: Progress | None = None) -> dict[str, Any]:
-    """Return what a plan's network costs on other numbers of devices, with its machine, cost model and memory limit.
+def sweep(
+    plan: Plan,
+    numbers: Sequence[int],
+    *,
+    reload: Callable[[int], Graph] | None = None,
+    on_progress: Progress | None = None,
+    **changes: Unpack[SearchSettings],
+) -> dict[str, Any]:
+    """Return what a plan's network costs on other numbers of devices, with its machine and settings.
 
-    A number that cannot be searched says why. What is returned is as JSON has it: model; cost_unit, of the costs of a
-    step; devices; strategies, each with its name and total_cost; memory_bytes, of a device; exact, whether the cost
-    is proven to be least; search_time_s; problems, why there is no strategy, or "". All have an entry for each
-    number, null where there is no strategy.
+    A number that cannot be searched says why.
+
+    Args:
+        plan: Whose network is searched, without its constraints.
+        numbers: Of devices.
+        reload: As for `search`.
+        on_progress: Called with what is being done and the fraction that is done.
+        **changes: Settings of the searches that are not those of the plan.
+
+    Returns:
+        As JSON has it: model; cost_unit, of the costs of a step; devices; strategies, each with its name and
+        total_cost; memory_bytes, of a device; stages, micro_batches, of a step; exact, whether the cost is proven to be
+        least; search_time_s; problems, why there is no strategy, or "". All have an entry for each number, null where
+        there is no strategy.
     """
-    settings = settings_of(plan)
-    settings["constraints"] = ()
+    settings: SearchSettings = {**settings_of(plan), "constraints": (), **changes}
+    whole = whole_graph(plan, reload)
     found: list[Plan | None] = []
     problems: list[str] = []
     for number, devices in enumerate(numbers):
         if on_progress:
             on_progress(f"searching for {devices} devices", number / len(numbers))
         try:
-            found.append(search(plan.graph, devices, machine=plan.machine, **settings))
+            found.append(search(whole, devices, machine=plan.machine, reload=reload, **settings))
             problems.append("")
         except PaseError as error:
             found.append(None)
@@ -190,6 +207,8 @@ def sweep(plan: Plan, numbers: Sequence[int], *, on_progress: Progress | None = 
             {"name": DATA_PARALLEL, "total_cost": [one and one.baselines["data_parallel"] for one in found]},
         ],
         "memory_bytes": [one and one.memory.total_bytes for one in found],
+        "stages": [one and one.num_groups for one in found],
+        "micro_batches": [one and one.micro_batches for one in found],
         "exact": [one and one.exact for one in found],
         "search_time_s": [one and one.search.time_s for one in found],
         "problems": problems,

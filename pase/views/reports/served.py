@@ -1,4 +1,4 @@
-"""A page that plans again while its sliders are moved: what it asks for and is told, and who serves it.
+"""A page that plans again while its controls are moved: what it asks for and is told, and who serves it.
 
 The server listens on loopback alone, and answers those who have its token.
 """
@@ -7,18 +7,25 @@ import json
 import re
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
 from pase.analysis.explanation.why_not import configuration_text
+from pase.common.documents import attributes
 from pase.common.words import duration, quantity
+from pase.costs import REPLICATED, STATES
 from pase.errors import PaseError, missing_extra
 from pase.graph import Graph
+from pase.graph.parts import cuts, with_cuts
 from pase.machine import Machine
-from pase.planning.plan import Plan, scope_text
-from pase.planning.planner import settings_of
+from pase.planning.constraints import RECOMPUTE, Pin
+from pase.planning.plan import Plan, scope_text, step_text
+from pase.planning.planner import AUTO_NUMBER, WITHOUT_TIME, settings_of, whole_graph
 from pase.planning.session import Answer, Session
+from pase.planning.steps import Step
+from pase.sharding.shards import divisors
 from pase.views.drawing.plans import repeated_blocks
 from pase.views.reports.document import embedded, page_text
 
@@ -28,143 +35,226 @@ BANDWIDTH_STEPS = range(-16, 17)
 """In quarters of a doubling, from a sixteenth to sixteen times the machine's."""
 MEMORY_STEPS = 24
 """From what the lightest strategy might take to what a device has."""
+NO_TIME = (
+    "Costs are those of the model 'paper', which knows no time: stages, micro-batches, states of weights and "
+    "recomputation can be moved under alpha_beta and step (--cost-model)."
+)
+
+
+Values = Sequence[tuple[str, Mapping[str, Any]]]
+"""Of a control: what it says, and what it changes of a search."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """What is moved on the page.
+
+    Attributes:
+        name: By which positions name it.
+        label: What the page calls it.
+        values: What its positions mean: some settings of a search, each in one control alone.
+        at: Its position at first.
+        is_list: Whether its values are chosen from a list; otherwise they are along a slider.
+    """
+
+    name: str
+    label: str
+    values: Values
+    at: int
+    is_list: bool = False
+
+    @property
+    def texts(self) -> list[str]:
+        """What its positions say."""
+        return [text for text, _ in self.values]
 
 
 class Planner:
-    """Plans again as sliders move.
+    """Plans again as controls move.
 
-    It has one state, which every page shows: the positions of all sliders, and what was answered to them.
+    It has one state, which every page shows: the positions of all controls, and what was answered to them.
     """
 
-    def __init__(self, plan: Plan, *, time_limit_s: float | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        reload: Callable[[int], Graph] | None = None,
+        time_limit_s: float | None = None,
+    ) -> None:
         """Plan what the page starts from.
 
         Args:
-            plan: Where the sliders stand at first.
+            plan: Where the controls stand at first.
+            reload: As for `pase.search`; without, imported models keep their number of micro-batches.
             time_limit_s: For the search of each answer.
         """
         self.plan = plan
-        self._sliders = self._made_sliders()
+        graph = whole_graph(plan, reload)
+        self.controls = tuple(_controls(plan, graph, may_reload=reload is not None))
         self._rows: KnownRows = {}
         self._lock = Lock()
         self._session = Session(
-            plan.graph, plan.num_devices, plan.machine, options={**settings_of(plan), "time_limit_s": time_limit_s}
+            graph,
+            plan.num_devices,
+            plan.machine,
+            reload=reload,
+            options={**settings_of(plan), "time_limit_s": time_limit_s},
         )
-        self._at = {slider["name"]: slider["at"] for slider in self._sliders}
+        self._at = {control.name: control.at for control in self.controls}
         self._error = ""
 
     def start(self) -> dict[str, Any]:
-        """Return what the page shows first: its sliders, the names of layers, and the state."""
+        """Return what the page shows first: its controls and the state."""
         plan = self.plan
+        note = NO_TIME if plan.cost_model == WITHOUT_TIME else ""
         with self._lock:
             return {
                 "model": plan.graph.name,
                 "device": plan.machine.device.name,
-                "layers": list(self._session.answer.problem.graph.index),
-                "sliders": [{key: slider[key] for key in ("name", "label", "texts")} for slider in self._sliders],
+                "note": note,
+                "controls": [attributes(control, "name label texts is_list") for control in self.controls],
                 "state": self._state(),
             }
 
     def _state(self) -> dict[str, Any]:
-        """Return the positions of the sliders, the last answer, and why there is none to these positions, or ""."""
+        """Return the positions of the controls, the last answer, and why there is none to these positions, or ""."""
         return {"at": self._at, "answer": told(self._session.answer, self._rows), "error": self._error}
 
-    def _made_sliders(self) -> list[dict[str, Any]]:
-        """Return each slider's name, label, texts and values, and where it stands at first."""
-        plan = self.plan
-        bandwidth = _slowest(plan.machine, plan.num_devices)
-        devices = [
-            int(p)
-            for p in (plan.num_devices * 2.0**k for k in range(-FEWER, MORE + 1))
-            if p == int(p) and _spans(plan.machine, int(p))
-        ]
-        bandwidths = [bandwidth * 2 ** (step / 4) for step in BANDWIDTH_STEPS]
-        most = plan.machine.device.memory_bytes
-        least = min(most / 64, plan.memory.total_bytes / 16)
-        memory = [int(least * (most / least) ** (step / MEMORY_STEPS)) for step in range(MEMORY_STEPS + 1)]
-        limit = plan.device_memory_bytes
-        if limit is not None:
-            memory = sorted({*memory, limit})
-        rows: list[tuple[str, str, list[Any], list[str], int]] = [
-            ("devices", "Devices", devices, list(map(str, devices)), devices.index(plan.num_devices)),
-            (
-                "bandwidth_bytes_per_s",
-                "Bandwidth of the slowest link",
-                [None if value == bandwidth else value for value in bandwidths],
-                [quantity(value, "B/s") for value in bandwidths],
-                bandwidths.index(bandwidth),
-            ),
-            (
-                "device_memory_bytes",
-                "Memory of a device for a step",
-                [*memory, None],
-                [*(quantity(value, "B") for value in memory), "no limit"],
-                len(memory) if limit is None else memory.index(limit),
-            ),
-        ]
-        names = "name", "label", "values", "texts", "at"
-        return [dict(zip(names, row, strict=True)) for row in rows]
-
     def replan(self, positions: object) -> dict[str, Any]:
-        """Return the state after the sliders have moved.
+        """Return the state after controls have moved.
 
         Args:
-            positions: The position of every slider, by name; from the page, and not trusted.
+            positions: The position of every control, by name; from the page, and not trusted.
 
         Raises:
             PositionError: They are not such positions; the state stays as it is.
         """
         at = self._checked(positions)
-        values = {slider["name"]: slider["values"][at[slider["name"]]] for slider in self._sliders}
+        changes: dict[str, Any] = {"constraints": self.plan.constraints, "modes": ()}
+        for control in self.controls:
+            for name, value in control.values[at[control.name]][1].items():
+                # Modes, and constraints on them, are those of all controls.
+                changes[name] = (*changes[name], *value) if name in ("constraints", "modes") else value
         with self._lock:  # a session serves one thread
             self._at, self._error = at, ""
             try:
-                self._session.replan(**values)
+                self._session.replan(**changes)
             except PaseError as error:
                 self._error = str(error)
             return self._state()
 
     def _checked(self, positions: object) -> dict[str, int]:
-        last = {slider["name"]: len(slider["values"]) - 1 for slider in self._sliders}
+        last = {control.name: len(control.values) - 1 for control in self.controls}
         if isinstance(positions, Mapping) and set(positions) == set(last):
             found = dict(positions)
             if all(type(found[name]) is int and 0 <= found[name] <= last[name] for name in last):
                 return found
         expected = ", ".join(f"{name} (0 to {most})" for name, most in last.items())
-        raise PositionError(f"expected the position of every slider, {expected}")
+        raise PositionError(f"expected the position of every control, {expected}")
 
 
 class PositionError(PaseError):
-    """What was sent are not the positions of the page's sliders."""
+    """What was sent are not the positions of the page's controls."""
+
+
+def _controls(plan: Plan, graph: Graph, *, may_reload: bool) -> Iterator[Control]:
+    """Yield what can be moved of a plan; graph: of its whole batch."""
+    yield _devices_control(plan)
+    yield _bandwidth_control(plan)
+    yield _memory_control(plan)
+    if plan.cost_model == WITHOUT_TIME:
+        return
+    own = settings_of(plan)
+    num_stages, count, modes = plan.num_groups, plan.micro_batches, own["modes"]
+    # Any number of devices may be chosen on the page; what does not divide it is said by the search.
+    numbers = [n for n in divisors(plan.num_devices) if n <= len(cuts(with_cuts(graph))) + 1]
+    yield _numbers_control("stages", "Stages", numbers, num_stages)
+    counts = [count]
+    if may_reload or not graph.framework:
+        examples = max(graph.batch[operator.name].examples for operator in graph.operators)
+        counts = sorted({*(n for n in divisors(examples) if n & (n - 1) == 0), count})
+    yield _numbers_control("micro_batches", "Micro-batches", counts, count)
+    used = tuple(mode for mode in modes if mode in STATES)
+    states: list[tuple[str, Mapping[str, Any]]] = [("replicated", {})]
+    states += [(f"{state} where it is cheaper", {"modes": (state,)}) for state in STATES[1:]]
+    states.append(("any of these where it is cheaper", {"modes": STATES[1:]}))
+    for state in STATES[1:]:
+        everywhere = Pin(layers=("*",), splits={}, is_partial=True, state=state, where="the state of all weights")
+        states.append((f"{state} everywhere", {"modes": (state,), "constraints": (everywhere,)}))
+    if len(used) > 1 and used != STATES[1:]:
+        states.append((f"{' or '.join(used)} where it is cheaper", {"modes": used}))
+    at = next(i for i, (_, changes) in enumerate(states) if changes.get("modes", ()) == used)
+    yield Control(name="state", label="State of weights (ZeRO)", values=states, at=at, is_list=True)
+    again = [("nothing", {}), ("what is cheaper to recompute", {"modes": (RECOMPUTE,)})]
+    yield Control(name="recompute", label="Recomputed", values=again, at=int(RECOMPUTE in modes), is_list=True)
+
+
+def _numbers_control(name: str, label: str, numbers: Sequence[int], own: int) -> Control:
+    values: list[int | str] = [*numbers, AUTO_NUMBER]
+    rows = [(str(value), {name: value}) for value in values]
+    return Control(name=name, label=label, values=rows, at=values.index(own))
+
+
+def _devices_control(plan: Plan) -> Control:
+    numbers = [
+        int(p)
+        for p in (plan.num_devices * 2.0**k for k in range(-FEWER, MORE + 1))
+        if p == int(p) and _spans(plan.machine, int(p))
+    ]
+    rows = [(str(number), {"devices": number}) for number in numbers]
+    return Control(name="devices", label="Devices", values=rows, at=numbers.index(plan.num_devices))
+
+
+def _bandwidth_control(plan: Plan) -> Control:
+    name, bandwidth = "bandwidth_bytes_per_s", _slowest(plan.machine, plan.num_devices)
+    values = [bandwidth * 2 ** (step / 4) for step in BANDWIDTH_STEPS]
+    rows = [(quantity(value, "B/s"), {name: None if value == bandwidth else value}) for value in values]
+    return Control(name=name, label="Bandwidth of the slowest link", values=rows, at=values.index(bandwidth))
+
+
+def _memory_control(plan: Plan) -> Control:
+    name, most, limit = "device_memory_bytes", plan.machine.device.memory_bytes, plan.device_memory_bytes
+    least = min(most / 64, plan.memory.total_bytes / 16)
+    values = [int(least * (most / least) ** (step / MEMORY_STEPS)) for step in range(MEMORY_STEPS + 1)]
+    if limit is not None:
+        values = sorted({*values, limit})
+    rows: list[tuple[str, Mapping[str, Any]]] = [(quantity(value, "B"), {name: value}) for value in values]
+    rows.append(("no limit" if plan.cost_model == WITHOUT_TIME else "not set", {name: None}))
+    at = len(values) if limit is None else values.index(limit)
+    return Control(name=name, label="Memory of a device for a step", values=rows, at=at)
 
 
 Rows = list[tuple[list[int], int]]
-KnownRows = dict[tuple[str, ...], Rows]
-"""Rows of one graph, by the configuration of each layer: most positions of a slider have one in common with others."""
+KnownRows = dict[tuple[Hashable, ...], Rows]
+"""Rows by the names of layers and what is said of each: most positions of a slider have one in common with others."""
 
 
 def told(answer: Answer, known_rows: KnownRows | None = None) -> dict[str, Any]:
-    """Return an answer as the page shows it; known_rows: of its graph, is added to.
+    """Return an answer as the page shows it; known_rows: is added to.
 
-    of: [V] the number of each layer's configuration among `configurations`. rows: (numbers of the layers in it, how
-    often its block comes): layers of blocks that repeat are in one row.
+    layers: [V] names. of: [V] the number of what is said of each layer among `choices`: its stage, configuration, state
+    of weights and whether it is recomputed. rows: (numbers of the layers in it, how often its block comes): layers of
+    blocks that repeat are in one row.
     """
-    problem, choice = answer.problem, answer.solution.choice
-    known: dict[tuple[int, int], str] = {}
-    texts = []
-    for vertex, chosen in enumerate(choice):
-        key = id(problem.configurations[vertex]), chosen
-        if key not in known:
-            known[key] = configuration_text(problem.splits(vertex, chosen), problem.num_devices)
-        texts.append(known[key])
+    step = answer.step
+    texts = layer_texts(step)
+    names = tuple(step.graph.index)
     known_rows = {} if known_rows is None else known_rows
-    if (*texts,) not in known_rows:
-        known_rows[*texts,] = rows_of(problem.graph, texts)
-    configurations = sorted(set(texts))
-    number = {text: i for i, text in enumerate(configurations)}
+    if (names, *texts) not in known_rows:
+        known_rows[names, *texts] = rows_of(step.graph, texts)
+    choices = sorted(set(texts))
+    number = {text: i for i, text in enumerate(choices)}
     certificate = f"gap {answer.gap:.2%}"
     if answer.exact:
         certificate = f"proven optimal{scope_text(answer.constraints, answer.device_memory_bytes)}"
+    made_up = step_text(
+        micro_batches=step.micro_batches,
+        num_stages=len(step.bounds),
+        num_groups=step.num_groups,
+        num_devices=step.num_devices,
+        schedule=step.schedule,
+    )
     return {
         "cost": quantity(answer.total_cost, answer.cost_unit),
         "total_cost": answer.total_cost,
@@ -172,14 +262,38 @@ def told(answer: Answer, known_rows: KnownRows | None = None) -> dict[str, Any]:
         "certificate": certificate,
         "speedup": answer.baselines["data_parallel"] / answer.total_cost if answer.total_cost else 1.0,
         "time": duration(answer.time_s),
-        "devices": problem.num_devices,
-        "configurations": configurations,
+        "devices": step.num_devices,
+        "step": made_up,
+        "layers": names,
+        "choices": choices,
         "of": [number[text] for text in texts],
-        "rows": known_rows[*texts,],
+        "rows": known_rows[names, *texts],
     }
 
 
-def rows_of(graph: Graph, texts: Sequence[str]) -> Rows:
+LayerText = tuple[str, str, str, str]
+"""Of a layer: its stage, configuration, state of weights, and what becomes of what it saves; "" where that is plain."""
+
+
+def layer_texts(step: Step) -> list[LayerText]:
+    """Return what is said of each layer of a step."""
+    has_stages = len(step.bounds) > 1
+    known: dict[Hashable, LayerText] = {}
+    texts = []
+    for layer in step.layers:
+        key = tuple(layer.splits.items()), layer.state, layer.is_recomputed, layer.stage
+        if key not in known:
+            known[key] = (
+                str(layer.stage) if has_stages else "",
+                configuration_text(layer.splits, step.group),
+                layer.state if layer.state != REPLICATED else "",
+                "recomputed" if layer.is_recomputed else "",
+            )
+        texts.append(known[key])
+    return texts
+
+
+def rows_of(graph: Graph, texts: Sequence[Hashable]) -> Rows:
     """Return the rows of a table of layers, in which a block that comes several times in a row stands once."""
     alike = [
         (operator.kind, tuple(operator.extents.items()), text)
@@ -214,11 +328,26 @@ LOOPBACK = "127.0.0.1"
 MAX_BODY_BYTES = 10_000
 
 
-def serve(plan: Plan, *, port: int = 0, time_limit_s: float | None = None, on_ready: Callable[[str], None]) -> None:
-    """Serve the page of a plan until the process is interrupted; on_ready: is called with its address.
+def serve(
+    plan: Plan,
+    *,
+    port: int = 0,
+    reload: Callable[[int], Graph] | None = None,
+    time_limit_s: float | None = None,
+    on_ready: Callable[[str], None],
+) -> None:
+    """Serve the page of a plan until the process is interrupted.
 
-    port: 0 for any that is free. time_limit_s: for the search of each answer. Raises OSError where the port is taken,
-    MissingExtraError where starlette or uvicorn is not installed.
+    Args:
+        plan: That it starts from.
+        port: To listen on; 0 for any that is free.
+        reload: As for `Planner`.
+        time_limit_s: For the search of each answer.
+        on_ready: Is called with the address of the page.
+
+    Raises:
+        OSError: The port is taken.
+        MissingExtraError: starlette or uvicorn is not installed.
     """
     try:
         import uvicorn
@@ -229,7 +358,7 @@ def serve(plan: Plan, *, port: int = 0, time_limit_s: float | None = None, on_re
         listener.bind((LOOPBACK, port))
         listener.listen()  # who opens the page at once waits until it is served
         port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
-        app = application(Planner(plan, time_limit_s=time_limit_s), port=port, token=token)
+        app = application(Planner(plan, reload=reload, time_limit_s=time_limit_s), port=port, token=token)
         on_ready(f"http://{LOOPBACK}:{port}/?token={token}")
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
         uvicorn.Server(config).run(sockets=[listener])

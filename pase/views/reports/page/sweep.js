@@ -66,11 +66,14 @@ function outcome(exact, problem) {
 }
 
 function sweepTable(sweep, show) {
-  const { devices, strategies, memory_bytes: memory = [], exact = [], search_time_s: searchTime = [], problems = [] } = sweep;
+  const { devices, strategies, memory_bytes: memory = [], exact = [], search_time_s: searchTime = [], problems = [], stages = [], micro_batches: parts = [] } = sweep;
+  const hasParts = [...stages, ...parts].some((value) => value > 1);
   const number = (title) => ({ title, isNumber: true });
-  const columns = [number("devices"), ...strategies.map((one) => number(shown(one.name, 40))), number("memory of a device"), { title: "certificate" }, number("search")];
+  const ofStep = hasParts ? [number("stages"), number("micro-batches")] : [];
+  const columns = [number("devices"), ...strategies.map((one) => number(shown(one.name, 40))), ...ofStep, number("memory of a device"), { title: "certificate" }, number("search")];
   const rows = devices.map((size, i) => [
     count(size), ...strategies.map((one) => (one.total_cost[i] > 0 ? show(one.total_cost[i]) : "–")),
+    ...(hasParts ? [stages[i], parts[i]].map((value) => (value > 0 ? count(value) : "–")) : []),
     memory[i] > 0 ? bytes(memory[i]) : "–", outcome(exact[i], problems[i]), duration(searchTime[i]),
   ]);
   return table(`Cost of a step by the number of devices`, columns, rows);
