@@ -61,7 +61,7 @@ class Document(Struct, kw_only=True, omit_defaults=True):
             if name not in others:
                 member = getattr(value, name)
                 # What has its default is left out; msgspec would compare identities.
-                if member != default and not (member is None and default is UNSET):
+                if member is not default and member != default and not (member is None and default is UNSET):
                     others[name] = document_of(member)
         return cls(**others)
 
@@ -83,10 +83,13 @@ class Document(Struct, kw_only=True, omit_defaults=True):
 def _with_lists(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _with_lists(member) for key, member in value.items()}
-    return [_with_lists(member) for member in value] if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [*value] if _SCALARS.issuperset(map(type, value)) else [_with_lists(member) for member in value]
+    return value
 
 
-_PLAIN = frozenset({str, int, float, bool, type(None), dict, FrozenDict})
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+_PLAIN = _SCALARS | {dict, FrozenDict}
 """Classes of values that are their own documents."""
 
 _DOCUMENTS: dict[type, type[Document]] = {}
@@ -111,7 +114,7 @@ def document_of(value: Any) -> Any:
     if type(value) in _PLAIN or isinstance(value, str):
         return value
     if isinstance(value, tuple):
-        return tuple(map(document_of, value))
+        return value if _PLAIN.issuperset(map(type, value)) else tuple(map(document_of, value))
     kind = _DOCUMENTS.get(type(value))
     if kind:
         return kind.of(value)
@@ -129,7 +132,7 @@ def value_of(document: Any) -> Any:
     if type(document) in _PLAIN:
         return document
     if isinstance(document, tuple):
-        return tuple(map(value_of, document))
+        return document if _PLAIN.issuperset(map(type, document)) else tuple(map(value_of, document))
     return document.value() if isinstance(document, Document) else document
 
 
