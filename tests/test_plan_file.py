@@ -557,6 +557,8 @@ def test_a_file_that_was_cut_off_is_said_to_be_truncated(tmp_path: Path) -> None
         (b'{"schema_version": 1,}', "is not complete JSON"),
         (b"\xff\xfe\x00", "cannot be read: it is not UTF-8 text"),
         (b"PK\x03\x04\x00\x00", "is no plan: it is not JSON"),
+        (b"\xef\xbb\xbf{}", "is no plan: it is not JSON"),
+        (b"{\x00}\x00", "is not complete JSON"),
         (b"\x00" * 64, "is no plan: it is not JSON"),
         (b"layer,cost\nfc1,3\n", "is no plan: it is not JSON; a plan is what 'pase search"),
     ],

@@ -178,7 +178,7 @@ def read(
             return msgspec.json.decode(document, type=kind)
         except (ValueError, RecursionError):
             # Python takes some texts besides, with surrogates and with numbers that are none; else it says why not.
-            document = json.loads(document)
+            document = json.loads(document.decode())
     if unknown is not None:
         _refuse_unknown_keys(_schema(cast(Any, kind)), document, source, unknown)
     try:

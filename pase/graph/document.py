@@ -32,6 +32,8 @@ from pase.graph.verify import verify
 _RECIPE = "forward"
 """The attribute in which plans held what layers compute before they had bodies."""
 
+_AXIS = "a dim, a list of dims, null, or an object with 'window' or 'part'"
+
 # -- tensors
 
 Dims = Annotated[dict[str, Positive], Meta(min_length=1)]
@@ -83,7 +85,7 @@ class AxisDocument(Document):
 
     def __post_init__(self) -> None:
         if (self.window is UNSET) == (self.part is UNSET):
-            raise ValueError("is no axis; expected an object with 'window' or 'part'")
+            raise ValueError(f"is no axis; expected {_AXIS}")
 
     @classmethod
     def of(cls, value: Window, **others: Any) -> Self:
@@ -96,7 +98,7 @@ class AxisDocument(Document):
 Axes = tuple[
     Annotated[
         str | Names | AxisDocument | None,
-        Meta(title="a dim, a list of dims, null, or an object with 'window' or 'part'"),
+        Meta(title=_AXIS),
     ],
     ...,
 ]
