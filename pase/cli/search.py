@@ -1,5 +1,6 @@
 """`pase search`, the best strategy for a model on devices; `pase tables`, `pase solve`: its tables alone."""
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,7 +46,7 @@ from pase.costs import DEFAULT_OPTIMISER
 from pase.graph import Graph
 from pase.planning.constraints import constraint_texts
 from pase.planning.pipelines import data_parallel_step
-from pase.planning.plan import NOT_SEARCHED, Plan
+from pase.planning.plan import CHEAPEST, NOT_SEARCHED, Plan
 from pase.planning.plan_file import plan_document, write_plan
 from pase.planning.planner import ATTENTION, GATHER, WITHOUT_LIMIT, SearchOptions, check_search, problem_of, search
 from pase.planning.steps import Step
@@ -63,6 +64,14 @@ _HELD_TIME_S = 60.0
 
 _SAME = 5e-5
 """Costs that differ by a smaller share of them are printed alike."""
+
+
+def _share(text: str) -> float:
+    """Return a share, which may be given in per cent."""
+    found = re.fullmatch(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(%?)", text, re.ASCII)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is not a share; expected a number such as 0.005, or 0.5%")
+    return float(found[1]) / (100 if found[2] else 1)
 
 
 @click.command("search", epilog="Example: pase search alexnet --devices 32 --machine 1080ti -o plan.json")
@@ -94,6 +103,12 @@ _SAME = 5e-5
     type=click.FloatRange(0, 1),
     metavar="SHARE",
     help="Of steps in parts: end once nothing is cheaper by more; 0, or 0.01 where choices are many.",
+)
+@option(
+    "--simplify",
+    type=_share,
+    metavar="SHARE",
+    help="Of steps in parts: cost more by at most that, 0.5%, and be more regular; 0: the cheapest.",
 )
 @constraint_options
 @keep_batch_option
@@ -218,6 +233,7 @@ def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
         {
             "precision": plan.precision.text,
             "total cost": f"{total_cost_text(plan)}   ({plan.certificate})",
+            "simplest": _simplest(plan),
             "as placed": _as_placed(plan),
             "step": plan.step_text if plan.has_parts else None,
             "overlapped": overlapped_text(plan, figures),
@@ -244,6 +260,17 @@ def _uneven_parts(plan: Plan) -> str:
         for dim in layer.uneven_dims
     ]
     return f"{listed(uneven, most=3)}; programs for PyTorch alone take them" if uneven else ""
+
+
+def _simplest(plan: Plan) -> str | None:
+    """Return what it costs that a plan is more regular than the cheapest one known; None where it is that."""
+    cheapest, record = plan.baselines.get(CHEAPEST), plan.search
+    if not cheapest:
+        return None
+    return (
+        f"within {100 * record.simplify:.3g}% of the cheapest known: {plan.total_cost / cheapest - 1:+.2%}, "
+        f"{record.configurations} configurations of repeated layers instead of {record.cheapest_configurations}"
+    )
 
 
 def _as_placed(plan: Plan) -> str | None:

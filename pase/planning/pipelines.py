@@ -167,9 +167,7 @@ def search_schemes(
                 least = (m + filling) * works[m] / setting.num_devices
                 waiting.append(_Waiting(least, 0, scheme.stages, m, scheme.chunks))
         heapify(waiting)
-        if gap is None:
-            gap = CLOSE_ENOUGH if is_large(setting) else 0.0
-        gap = max(gap, EXACT)
+        gap = max(tolerance(setting, gap), EXACT)
         num, done = len(waiting) * (len(_LOOKS) + 1), 0
         while waiting:
             below = inf if best is None else best.cost
@@ -211,6 +209,13 @@ def nothing_known_to_fit(setting: Setting) -> MemoryLimitError:
         f"{setting.num_devices} devices: use more devices, allow more modes, stages or micro-batches, or a smaller "
         "batch"
     )
+
+
+def tolerance(setting: Setting, gap: float | None) -> float:
+    """Return up to which share of its cost a step that is known is good enough; gap: as `search_schemes` has it."""
+    if gap is None:
+        return CLOSE_ENOUGH if is_large(setting) else 0.0
+    return gap
 
 
 def is_large(setting: Setting) -> bool:

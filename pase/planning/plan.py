@@ -27,6 +27,9 @@ STAGES, STAGES_IN_TURNS = "stages", "stages, also in turns"
 """Likewise, of steps in parts: under the interleaved schedule groups of devices may have several stages in turns, of
 which the search has the cuts alone that share out the work most evenly."""
 
+CHEAPEST = "cheapest"
+"""Among a plan's baselines: the cheapest strategy that is known, of which the plan's own is a more regular one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
@@ -106,12 +109,25 @@ def hidden_cost(layers: Iterable[LayerPlan]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRecord:
-    """How the strategy was found. ordering: NOT_SEARCHED where it was given."""
+    """How the strategy was found.
+
+    Attributes:
+        ordering: NOT_SEARCHED where it was given.
+        largest_dependent_set: Of the ordering.
+        time_s: Of all of the search.
+        peak_memory_bytes: Of the solver's tables.
+        simplify: Up to which share it may cost more than the cheapest one known, so that it is more regular.
+        configurations: That layers at one place of repeated blocks have, over all places; 0 where it is the cheapest.
+        cheapest_configurations: The same, of the cheapest one, whose cost is among the plan's baselines.
+    """
 
     ordering: str
     largest_dependent_set: int
     time_s: float
     peak_memory_bytes: int
+    simplify: float = 0.0
+    configurations: int = 0
+    cheapest_configurations: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,6 +126,14 @@ class SearchDocument(Document):
     """Wall-clock time of costing and solving, in seconds."""
     peak_memory_bytes: Whole
     """The most that the solver's own tables held at once, in bytes."""
+    simplify: Number = 0.0
+    """Up to which share the strategy may cost more than the cheapest one known, so that it is more regular; absent
+    where it is the cheapest."""
+    configurations: Whole = 0
+    """Configurations, modes included, that layers at one place of repeated blocks have, over all places; absent where
+    the strategy is the cheapest one known."""
+    cheapest_configurations: Whole = 0
+    """The same, of the cheapest strategy that is known, whose cost baselines has as cheapest."""
 
 
 class MemoryDocument(Document):

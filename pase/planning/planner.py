@@ -39,8 +39,9 @@ from pase.planning.constraints import (
 )
 from pase.planning.memory_limit import SolverOptions, cheapest_within, limit_of, nothing_fits
 from pase.planning.one_stage import problem_of_setting, step_cost
-from pase.planning.pipelines import plan_of_step, search_schemes
-from pase.planning.plan import NOT_SEARCHED, SCHEDULES, Plan, SearchRecord
+from pase.planning.pipelines import Found, plan_of_step, search_schemes, tolerance
+from pase.planning.plan import CHEAPEST, NOT_SEARCHED, SCHEDULES, Plan, SearchRecord
+from pase.planning.regular import simplified
 from pase.planning.spans import Setting
 from pase.planning.stages import ONE_FORWARD_ONE_BACKWARD, SEARCHED_SCHEDULES
 from pase.planning.steps import chosen_layers, layer_plans, place_layers, total_cost
@@ -107,7 +108,9 @@ class SearchOptions:
     stages in turns, too, if that is faster. modes: of layers that may be chosen: "zero1", "zero2", "zero3",
     "recompute". jobs: how many numbers of stages and of micro-batches are looked at at a time, in processes of their
     own; executor: in one of `concurrent.futures` instead. gap: of a step with parts, up to which share of its cost a
-    better one is not looked for; None: 0, and where there are many choices 0.01.
+    better one is not looked for; None: 0, and where there are many choices 0.01. simplify: by which share a step with
+    parts may be dearer than the cheapest one known, so that it is more regular (`pase.planning.regular`); None: as gap,
+    and 0 where the step is proven to be the cheapest.
     """
 
     cost_model: str = "paper"
@@ -128,6 +131,7 @@ class SearchOptions:
     jobs: int = 1
     executor: Executor | None = None
     gap: float | None = None
+    simplify: float | None = None
 
     @property
     def has_parts(self) -> bool:
@@ -156,6 +160,7 @@ class SearchSettings(TypedDict, total=False):
     jobs: int
     executor: Executor | None
     gap: float | None
+    simplify: float | None
 
 
 def search(
@@ -440,7 +445,30 @@ def _search_step(
             # The model differs with the batch that it is imported with: all micro-batches are imported.
             setting = replace(setting, imported={n: imported(n) for n in divisors(setting.batch) if n > 1})
             found, bound = seek(setting)
-    return plan_of_step(setting, found, bound, perf_counter() - start_s)
+    share = options.simplify
+    if bound >= found.cost * (1 - RELATIVE_TOLERANCE) and not share:
+        return plan_of_step(setting, found, bound, perf_counter() - start_s)
+    if share is None:
+        share = tolerance(setting, options.gap)
+    return _simplest(setting, found, bound, share, start_s)
+
+
+def _simplest(setting: Setting, found: Found, bound: float, share: float, start_s: float) -> Plan:
+    """Return the plan of the most regular step that costs at most so much more than the cheapest one known."""
+    simpler = simplified(setting, found, share)
+    if simpler is None:
+        return plan_of_step(setting, found, bound, perf_counter() - start_s)
+    plan = plan_of_step(setting, simpler.found, bound, perf_counter() - start_s)
+    if share == 0:
+        return plan
+    record = replace(
+        plan.search,
+        simplify=share,
+        configurations=simpler.configurations,
+        cheapest_configurations=simpler.configurations_before,
+    )
+    cheapest = min(simpler.cheapest, plan.total_cost)
+    return replace(plan, search=record, baselines={**plan.baselines, CHEAPEST: cheapest})
 
 
 def _in_other_modes(
@@ -459,6 +487,7 @@ def _in_other_modes(
         micro_batches=AUTO_NUMBER if reload is not None or not graph.framework else 1,
         modes=MODES,
         time_limit_s=PROPOSAL_S,
+        simplify=0.0,
     )
     try:
         plan = _search_step(graph, devices, machine, wider, perf_counter(), on_progress, reload)
@@ -637,6 +666,9 @@ def chosen_options(options: SearchOptions | Mapping[str, Any] | None, settings: 
             if chosen.schedule in SCHEDULES
             else unknown_name("schedule", str(chosen.schedule), SEARCHED_SCHEDULES)
         )
+    simplify = chosen.simplify
+    if simplify is not None and not (isinstance(simplify, int | float) and 0 <= simplify < inf):
+        raise ConfigurationError(f"simplify is {simplify!r}; expected a share of the cost, 0 or more, such as 0.005")
     if chosen.attention not in ATTENTION:
         raise ConfigurationError(unknown_name("way of attention", str(chosen.attention), ATTENTION))
     return replace(chosen, constraints=constraints_of(chosen.constraints), modes=tuple(chosen.modes))

@@ -215,6 +215,7 @@ class Stages:
     pool: dict[Hashable, list[Looked]] = field(default_factory=dict)
     tables: dict[Hashable, StageProblem] = field(default_factory=dict)
     several: dict[Hashable, Any] = field(default_factory=dict)
+    is_whole: bool = False
     solved: dict[tuple[Hashable, tuple[int, ...]], tuple[StageProblem, StageFound]] = field(default_factory=dict)
 
     @classmethod
@@ -408,6 +409,7 @@ class Stages:
             only=self.only,
             hides=hides,
             micro_batches=self.scheme.micro_batches,
+            is_whole=self.is_whole,
             allowance=Allowance(deadline_s=self.setting.deadline_s),
         )
         return StageProblem(

@@ -136,10 +136,9 @@ class StageProblem:
     def looked_at(self, choice: Sequence[int]) -> "Looked":
         """Return a strategy with what each of its layers and edges takes."""
         chosen = np.array(choice)
-        layers, sides = self.tables.layers, range(len(choice))
-        own = np.array([layers[v].columns[choice[v]] for v in sides])
-        peaks = np.array([layers[v].passing[:, choice[v]] for v in sides])
-        again = np.array([layers[v].recomputed[choice[v]] for v in sides])
+        starts, columns, peaks_of, again_of = self._stacked
+        rows = starts + chosen
+        own, peaks, again = columns[rows], peaks_of[rows], again_of[rows]
         edges = self.edge_parts(chosen, chosen)
         parts = []
         for (first, beyond), inside in zip(self.bounds, self._edges_of_chunks, strict=True):
@@ -190,6 +189,19 @@ class StageProblem:
             numbers.setdefault(id(edge), []).append(e)
         ends = np.array(self.tables.ends, dtype=np.int32).reshape(-1, 2)
         return [(self.tables.edges[own[0]], np.array(own), ends[own, 0], ends[own, 1]) for own in numbers.values()]
+
+    @cached_property
+    def _stacked(self) -> tuple[IndexArray, FloatArray, FloatArray, FloatArray]:
+        """[V] the first row of each layer's choices in arrays of all: their columns, peaks, and bytes made again."""
+        distinct = {id(layer): layer for layer in self.tables.layers}
+        ends = np.cumsum([0, *map(len, distinct.values())])
+        first = dict(zip(distinct, ends, strict=False))
+        return (
+            np.array([first[id(layer)] for layer in self.tables.layers]),
+            np.concatenate([layer.columns for layer in distinct.values()]),
+            np.concatenate([layer.passing.T for layer in distinct.values()]),
+            np.concatenate([layer.recomputed for layer in distinct.values()]),
+        )
 
     @cached_property
     def _least_peaks(self) -> FloatArray:
@@ -552,14 +564,7 @@ def _repeats(tables: ModeTables) -> tuple[int, int, int]:
     for (u, v), edge in zip(tables.ends, tables.edges, strict=True):
         edges_into[max(u, v)].append((abs(u - v), id(edge)))
     kinds = [(id(layer), *sorted(edges)) for layer, edges in zip(tables.layers, edges_into, strict=True)]
-    best = (0, 0, 0)
-    for length in range(MIN_BLOCK, min(MAX_BLOCK, len(kinds) // MIN_REPEATS) + 1):
-        run = 0
-        for v in range(len(kinds) - length, -1, -1):
-            run = run + 1 if v + length < len(kinds) and kinds[v] == kinds[v + length] else 0
-            count = 1 + run // length
-            if length * count > best[1] * best[2]:
-                best = v, length, count
+    best = longest_repeat(kinds, range(MIN_BLOCK, min(MAX_BLOCK, len(kinds) // MIN_REPEATS) + 1))
     first, length, count = best
     if count <= MIN_REPEATS:
         return best
@@ -567,3 +572,27 @@ def _repeats(tables: ModeTables) -> tuple[int, int, int]:
     into = [sum(min(u, v) < at <= max(u, v) for u, v in tables.ends) for at in range(first, first + length)]
     shift = into.index(min(into))
     return first + shift, length, count - (shift > 0)
+
+
+def longest_repeat(kinds: Sequence[Hashable], lengths: Iterable[int]) -> tuple[int, int, int]:
+    """Return the equal blocks, one after the other, that have most layers together.
+
+    Args:
+        kinds: [V] of layers, equal where layers are.
+        lengths: That blocks may have; of blocks of as many layers in all the first counts.
+
+    Returns:
+        The first layer, how many layers a block has, and how many blocks there are; zeros where nothing repeats.
+    """
+    numbers = dict[Hashable, int]()
+    classes = np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds])
+    best, covered = (0, 0, 0), 0
+    for length in lengths:
+        is_equal = np.concatenate([[False], classes[length:] == classes[:-length], [False]])
+        changes = np.flatnonzero(is_equal[1:] != is_equal[:-1]).tolist()
+        for low, high in zip(changes[::2], changes[1::2], strict=True):
+            more = (high - low) // length
+            own = length * (1 + more)
+            if more and (own > covered or (own == covered and length == best[1])):
+                best, covered = (high - more * length, length, 1 + more), own
+    return best

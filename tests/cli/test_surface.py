@@ -21,6 +21,7 @@ SURFACE = {
         *(*MODEL, "--cost-model", *SOLVER, "--explain-ordering", "--keep-batch", "--strict"),
         *("--memory-per-device", "--optimizer"),
         *("--micro-batches", "--stages", "--schedule", "--modes", "--imbalance", "--attention", "--jobs", "--gap"),
+        "--simplify",
         *("--pin", "--forbid", "--tie", "--mesh", "--devices-of", "--constraints"),
         "--constraints-schema",
         "--all-layers",
