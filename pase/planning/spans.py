@@ -200,7 +200,8 @@ class Stages:
     kinds: [V] as `Batch` has them, told apart by constraints. only: the configurations of some layers that tables
     have. beyond: [V] of each layer, what the choices that they
     leave out take, as in `StageProblem`; () where none is left out. pool: strategies of parts of stages. several:
-    what is kept for several micro-batches, as `side_by_side` has it.
+    what is kept for several micro-batches, as `side_by_side` has it. is_whole: whether tables have choices that others
+    beat in all sums, too.
     """
 
     setting: Setting
