@@ -44,7 +44,7 @@ from pase.planning.plan import CHEAPEST, NOT_SEARCHED, SCHEDULES, Plan, SearchRe
 from pase.planning.regular import simplified
 from pase.planning.spans import Setting
 from pase.planning.stages import ONE_FORWARD_ONE_BACKWARD, SEARCHED_SCHEDULES
-from pase.planning.steps import chosen_layers, layer_plans, place_layers, total_cost
+from pase.planning.steps import choice_in, chosen_layers, layer_plans, place_layers, total_cost
 from pase.sharding.shards import check_batch, check_devices, check_splittable, data_parallel, divisors
 from pase.solver import (
     RELATIVE_TOLERANCE,
@@ -574,15 +574,6 @@ def number_of(what: str, told: int | str) -> int | None:
     return told
 
 
-def _check_additive(plan: Plan) -> None:
-    """Raise PlanError for a plan whose cost is no sum of its layers'."""
-    if plan.has_parts:
-        raise PlanError(
-            "the plan has micro-batches, stages or modes of layers, whose costs are no sum over layers: what is asked "
-            "of it here is worked out for plans without them alone"
-        )
-
-
 def settings_of(plan: Plan) -> SearchSettings:
     """Return the settings of a search that a plan answers, or others on another machine or number of devices do.
 
@@ -783,22 +774,56 @@ def problem_of_plan(
     machine: Machine | None = None,
     allowance: Allowance | None = None,
 ) -> Problem:
-    """Return the search problem that a plan answers, or the same on another machine; allowance: for its tables.
+    """Return the search problem that a plan answers, in which each layer keeps its modes.
 
-    PlanError for a plan whose cost is no sum of its layers'.
+    Args:
+        plan: Of one stage.
+        on_progress: Called with what is being done and the fraction that is done.
+        machine: Another one than the plan's.
+        allowance: Of its tables.
+
+    Raises:
+        PlanError: The plan has several stages, whose costs are no sum over layers, or costs more than tables tell.
     """
-    _check_additive(plan)
-    machine = plan.machine if machine is None else machine
-    return problem_of(
-        plan.graph,
-        plan.num_devices,
-        machine,
-        plan.cost_model,
-        on_progress,
-        allowance=allowance,
-        only=configurations_beside(plan),
+    if plan.num_groups > 1:
+        raise PlanError(
+            f"the plan has {plan.num_groups} stages, of which the longest counts: what is asked of it here is worked "
+            "out for plans of one stage alone"
+        )
+    m, states = plan.micro_batches, {layer.state for layer in plan}
+    recompute = any(layer.is_recomputed for layer in plan)
+    space = ModeSpace(states=tuple(state for state in STATES if state in states | {STATES[0]}), recompute=recompute)
+    has_modes = recompute or len(space.states) > 1
+    setting = Setting(
+        graph=plan.graph,
+        num_devices=plan.num_devices,
+        machine=plan.machine if machine is None else machine,
+        cost_model=plan.cost_model,
+        space=space,
+        optimiser=plan.optimiser,
+        # Within a limit tables have all choices, and what they hold.
+        limit_bytes=1.0 if has_modes else inf,
         constraints=plan.constraints,
+        imported={m: plan.graph} if m > 1 else {},
     )
+    problem = problem_of_setting(
+        setting, m, allowance=allowance, only=configurations_beside(plan), on_progress=on_progress
+    )
+    return problem.restricted(_in_modes_of(plan, problem)) if has_modes else problem
+
+
+def _in_modes_of(plan: Plan, problem: Problem) -> dict[int, IndexArray]:
+    """Return the choices of layers that have some, in the modes of a plan; in the nearest that each layer has."""
+    known: dict[tuple[int, str, bool], IndexArray] = {}
+    kept = {}
+    for vertex, (modes, layer) in enumerate(zip(problem.modes.layers, plan.layers, strict=True)):
+        key = id(modes), layer.state, layer.is_recomputed
+        if key not in known:
+            own = choice_in(modes, layer.state, is_recomputed=layer.is_recomputed)
+            is_alike = (modes.state == modes.state[own]) & (modes.again == modes.again[own])
+            known[key] = np.flatnonzero(is_alike).astype(np.int32)
+        kept[vertex] = known[key]
+    return kept
 
 
 def configurations_beside(plan: Plan) -> Callable[[Graph, Operator], IndexArray] | None:

@@ -1,14 +1,17 @@
 """Sensitivity: against plain searches on machines that are changed by hand."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+import pase
 from pase import Machine, Plan, search
 from pase.analysis.explanation import Sensitivity, sensitivity
 from pase.analysis.explanation.sensitivity import figures
 from pase.machine import load_machine
 from pase.planning.planner import problem_of
+from pase.planning.steps import Step
 from tests.networks import slow_machine, small_graph
 
 
@@ -103,3 +106,38 @@ def test_figures_are_those_of_levels_in_use() -> None:
         "node latency",
         "node bandwidth",
     ]
+
+
+def test_layers_of_a_step_keep_their_modes() -> None:
+    """Against searches in which every layer is pinned to its state, on machines that are changed by hand."""
+    graph, machine = small_graph("gpt"), slow_machine()
+    everywhere = {"pin": {"*": "zero1 *"}}
+    settings: dict[str, Any] = {"cost_model": "alpha_beta", "micro_batches": 2, "modes": ["zero1"]}
+    plan = search(graph, 8, machine=machine, constraints=everywhere, **settings)
+    found = sensitivity(plan)
+    bandwidth = machine.levels[0].bandwidth_bytes_per_s
+    for factor in (0.8, 1.2):
+        changed = with_level(machine, 0, bandwidth_bytes_per_s=bandwidth * factor)
+        other = search(graph, 8, machine=changed, constraints=everywhere, **settings)
+        one = of(found, "node bandwidth", factor)
+        assert one.time_change == pytest.approx(other.total_cost / plan.total_cost - 1, rel=1e-9)
+        there = replace(Step.of(plan), machine=changed).cost
+        assert one.regret == pytest.approx(there / other.total_cost - 1, abs=1e-9)
+
+
+def test_a_plan_in_stages_is_searched_again_with_each_figure() -> None:
+    graph, machine = pase.load("mlp", batch=16, arguments={"layers": 4, "hidden": 64, "inputs": 64}), slow_machine()
+    settings: dict[str, Any] = {"cost_model": "alpha_beta", "stages": 2, "micro_batches": 4}
+    plan = search(graph, 4, machine=machine, **settings)
+    found = sensitivity(plan)
+    assert {one.figure for one in found} == {figure for figure, _ in figures(plan)}
+    bandwidth = machine.levels[0].bandwidth_bytes_per_s
+    for factor in (0.8, 1.2):
+        changed = with_level(machine, 0, bandwidth_bytes_per_s=bandwidth * factor)
+        other = search(graph, 4, machine=changed, device_memory_bytes=plan.device_memory_bytes, **settings)
+        one = of(found, "node bandwidth", factor)
+        assert (one.is_used, one.is_proven) == (True, other.exact)
+        assert one.time_change == pytest.approx(other.total_cost / plan.total_cost - 1, rel=1e-9)
+        there = replace(Step.of(plan), machine=changed).cost
+        assert one.regret == pytest.approx(there / other.total_cost - 1, abs=1e-9)
+    assert not of(found, "device memory limit", 1.2).moves

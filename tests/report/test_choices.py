@@ -98,6 +98,24 @@ def test_what_would_change_costs_what_is_said(name: str, constraints: dict[str, 
     assert num_entries > len(plan.layers)
 
 
+def test_layers_of_steps_keep_their_modes() -> None:
+    graph, machine = small_graph("gpt"), slow_machine()
+    settings: dict[str, Any] = {"cost_model": "alpha_beta", "micro_batches": 2, "modes": ["zero2"]}
+    plan = pase.search(graph, 8, machine=machine, constraints={"pin": {"*": "zero2 *"}}, **settings)
+    assert plan.device_memory_bytes is not None
+    found = document(plan)
+    draw = np.random.default_rng(1)
+    for layer in draw.choice(len(plan.layers), 3, replace=False).tolist():
+        entries = list(said(found, layer))
+        assert (entries[0][0], entries[0][1:]) == (list(plan.layers[layer].splits.values()), (0.0, {}))
+        splits, difference, _ = entries[int(draw.integers(len(entries)))]
+        one = plan.layers[layer]
+        text = " ".join(f"{dim}={factor}" for dim, factor in zip(one.dims, splits, strict=True))
+        pins = {"pin": {one.name: f"{text} zero2", **{o.name: "zero2 *" for o in plan if o is not one}}}
+        pinned = pase.search(graph, 8, machine=machine, constraints=pins, **settings)
+        assert pinned.total_cost == pytest.approx(plan.total_cost * (1 + difference), rel=3e-9)
+
+
 def test_constraints_of_the_plan_hold() -> None:
     plan = planned("transformer", constraints=CONSTRAINED)
     found = document(plan)
@@ -144,7 +162,7 @@ def test_repeated_layers_share_what_is_said() -> None:
 
 def test_where_it_is_not_known_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned("mlp")
-    limited = planned("mlp", device_memory_bytes=plan.memory.total_bytes)
+    limited = planned("mlp", device_memory_bytes=int(0.9 * plan.memory.total_bytes))
     worse = data_parallel_plan("mlp", 8, "paper")
     for other, text in ((limited, "within a memory limit"), (worse, "not the cheapest: something costs less")):
         (told,) = report_document({"": other}, explains=False, interactive=True)["plans"]

@@ -386,15 +386,11 @@ def every_choice(
 ) -> tuple[LayerChoices | None, ...]:
     """Return [layers] what their configurations would cost in the cheapest strategy that has them.
 
-    The plan's constraints hold for all. None stands for layers that were not reached within the time limit. Raises
-    PlanError where nothing is known: for a plan that is not the optimum, within a memory limit, or where the problem is
-    too large, or the time too short.
+    The plan's constraints hold for all, and layers keep their modes; a limit on memory does not hold. None stands for
+    layers that were not reached within the time limit. Raises PlanError where nothing is known: for a plan that is not
+    the optimum, or is not without its memory limit, of several stages, or where the problem is too large, or the time
+    too short.
     """
-    if plan.device_memory_bytes is not None:
-        raise PlanError(
-            "what other configurations would cost is not known of a plan within a memory limit, which binds all layers "
-            "together; search without --memory-per-device to have it"
-        )
     deadline_s = inf if time_limit_s is None else perf_counter() + time_limit_s
     allowance = Allowance(deadline_s=deadline_s)
     try:
@@ -411,13 +407,27 @@ def every_choice(
                 on_progress("looking at every configuration", 0.0)
             found = _within(problem.tables, choice, cost, slack, lambda _: allowance.check())
             if found is not None:
-                return _choices(problem, choice, cost, found, slack, most, deadline_s, on_progress)
+                is_limited = plan.device_memory_bytes is not None
+                return _choices(problem, choice, cost, found, slack, most, deadline_s, is_limited, on_progress)
     except TimeUpError:
         raise PlanError(
             f"what other configurations would cost is not known: the time limit of {time_limit_s:g} s was reached "
             "before it was worked out of any layer; give more time (--time-limit)"
         ) from None
     raise PlanError("what other configurations would cost is not known: the problem is too large for min-marginals")
+
+
+def _not_the_cheapest(is_limited: bool) -> PlanError:
+    """Return the error of a plan that something is cheaper than; is_limited: whether it is within a memory limit."""
+    if is_limited:
+        return PlanError(
+            "what other configurations would cost is not known of a plan within a memory limit that binds, which it "
+            "does for all layers together; search with a higher limit to have it"
+        )
+    return PlanError(
+        "what other configurations would cost is not known of a plan that is not the cheapest: something costs less; "
+        "search again, without a time limit, and report that plan"
+    )
 
 
 _Known = Sequence[tuple[Island, Marginals]]
@@ -449,6 +459,7 @@ def _choices(
     slack: float,
     most: int,
     deadline_s: float,
+    is_limited: bool,
     on_progress: Progress | None,
 ) -> tuple[LayerChoices | None, ...]:
     tables = problem.tables
@@ -469,10 +480,7 @@ def _choices(
                 on_progress("looking at every configuration", vertex / len(choice))
             more = marginals.costs[at] - marginals.costs[at][present[at]]
             if more.min() < -TIE * cost:
-                raise PlanError(
-                    "what other configurations would cost is not known of a plan that is not the cheapest: something "
-                    "costs less; search again, without a time limit, and report that plan"
-                )
+                raise _not_the_cheapest(is_limited)
             if perf_counter() > deadline_s:
                 found[vertex] = None
                 continue

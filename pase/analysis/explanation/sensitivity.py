@@ -12,6 +12,7 @@ What the model itself could change to pay less: extents that are worth padding, 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -28,11 +29,20 @@ from pase.analysis.explanation.constrained_search import (
     present_optimum,
 )
 from pase.costs import Problem
-from pase.errors import PaseError, SolverError
+from pase.errors import MemoryLimitError, PaseError, SolverError
 from pase.graph import Access, Dim, DimIndex, Graph, Operator, Role, SliceOf, Window
 from pase.machine import Machine
 from pase.planning.plan import Plan
-from pase.planning.planner import Progress, SearchOptions, problem_of_plan, search
+from pase.planning.planner import (
+    Progress,
+    SearchOptions,
+    SearchSettings,
+    problem_of_plan,
+    search,
+    settings_of,
+    whole_graph,
+)
+from pase.planning.steps import Step
 from pase.sharding.shards import divisors
 from pase.solver import Solution, solve
 from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, Hiding
@@ -235,7 +245,11 @@ def sensitivity(
     """Return what each figure of the plan's machine, `change` lower and higher, would change.
 
     The plan's own strategy stands for the present where it is a cheapest one; else the cheapest nearest to it does.
+    Layers of a plan of one stage keep their modes. With several stages the plan's own strategy stands for the present
+    in any case; each figure takes a search, of as many stages and micro-batches and the modes that its layers have.
     """
+    if plan.num_groups > 1:
+        return _of_stages(plan, change, time_limit_s, on_progress)
     problem = problem_of_plan(plan)
     choice = planned_choice(plan, problem)
     search = constrained_search(plan, problem, time_limit_s)
@@ -276,6 +290,48 @@ def sensitivity(
         )
         if on_progress:
             on_progress(f"searching with another {figure}", (number + 1) / len(every))
+    return tuple(found)
+
+
+def _of_stages(
+    plan: Plan, change: float, time_limit_s: float | None, on_progress: Progress | None
+) -> tuple[Sensitivity, ...]:
+    """Return what each figure would change of a plan with several stages."""
+    settings: SearchSettings = {**settings_of(plan), "time_limit_s": time_limit_s}
+    whole, step = whole_graph(plan), Step.of(plan)
+    every = [(*figure, factor) for figure in figures(plan) for factor in (1 - change, 1 + change)]
+    found = []
+    for number, (figure, scaled, factor) in enumerate(every):
+        other = scaled(factor)
+        limit = other.device_memory_bytes
+        present_s = replace(step, machine=other.machine).cost
+        is_used = limit != plan.device_memory_bytes or present_s != plan.total_cost
+        fits = limit is None or plan.peak.bytes <= limit
+        settings["device_memory_bytes"] = limit
+        best: Plan | None = None
+        with suppress(MemoryLimitError, SolverError):  # nothing was found that fits
+            best = search(whole, plan.num_devices, machine=other.machine, options=settings)
+        if on_progress:
+            on_progress(f"searching with another {figure}", (number + 1) / len(every))
+        if best is None and not fits:
+            found.append(Sensitivity(figure=figure, factor=factor, is_used=is_used, is_proven=True))
+            continue
+        moves: tuple[tuple[str, dict[str, int]], ...] = ()
+        best_s, is_proven = present_s, best is not None and best.lower_bound >= present_s * (1 - TIE)
+        if best is not None and (not fits or best.total_cost < present_s * (1 - TIE)):
+            best_s, is_proven = best.total_cost, best.exact
+            moves = tuple((layer.name, dict(layer.splits)) for layer in best if layer.splits != plan[layer.name].splits)
+        found.append(
+            Sensitivity(
+                figure=figure,
+                factor=factor,
+                is_used=is_used,
+                is_proven=is_proven,
+                time_change=_relative(best_s, plan.total_cost),
+                regret=_relative(present_s, best_s) if fits else None,
+                moves=moves,
+            )
+        )
     return tuple(found)
 
 

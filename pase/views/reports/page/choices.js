@@ -14,7 +14,8 @@ function choicesSection(of, index) {
   return panelPart("Other configurations",
     el("ol", { class: "others" }, items),
     left > 0 ? el("p", { class: "note" }, `The other ${counted(left, "configuration")} cost at least ${dearer(of, list.beyond)}.`) : null,
-    el("p", { class: "note" }, "The least that a step costs with each, all other layers free to change. Open one to see which would."));
+    el("p", { class: "note" }, "The least that a step costs with each, all other layers free to change. Open one to see which would."),
+    of.memory.limit_bytes ? el("p", { class: "note" }, "Some may need more of a device's memory than the limit of the plan.") : null);
 }
 
 function configured(of, layer, splits) {
