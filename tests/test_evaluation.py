@@ -1,6 +1,7 @@
 """Strategies of one's own: beside the search, the baselines' plans and all strategies one by one; what is refused."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -394,6 +395,10 @@ def _free_graph(batch: int = 32) -> Graph:
     return pase.load("mlp", batch=batch, arguments={"layers": 4, "inputs": 64, "hidden": 64, "classes": 64})
 
 
+def _text(splits: Mapping[str, int]) -> str:
+    return " ".join(f"{dim}={k}" for dim, k in splits.items() if k > 1) or "not split"
+
+
 def _step_plan(**settings: Any) -> Plan:
     chosen = {"machine": "v100", "cost_model": "alpha_beta", "stages": 2, "micro_batches": 4, "modes": ["recompute"]}
     return pase.search(_free_graph(), 4, **{**chosen, **settings})
@@ -420,6 +425,34 @@ def test_a_plan_in_stages_is_evaluated_for_another_machine() -> None:
     assert found.machine.name == "a100"
     assert found.total_cost >= own.lower_bound
     assert [layer.splits for layer in found] == [layer.splits for layer in plan]
+
+
+def test_a_plan_in_stages_is_evaluated_with_other_layers(tmp_path: Path) -> None:
+    graph = small_graph("gpt")
+    settings: dict[str, Any] = {"machine": slow_machine(), "cost_model": "step", "micro_batches": 2, "stages": 2}
+    plan = pase.search(graph, 8, **settings)
+    plan.save(tmp_path / "plan.json")
+    (tmp_path / "other.toml").write_text(
+        'start = "plan.json"\ntie = ["layer1_ff_1, layer2_ff_1"]\n'
+        '[pin]\n"layer1_ff_1" = "s=4"\n"layer2_self_q" = "zero2 *"\n[forbid]\n"layer1_self_o" = "b"\n'
+    )
+    found = pase.evaluate(graph, tmp_path / "other.toml", time_limit_s=1)
+    assert [dict(found[name].splits) for name in ("layer1_ff_1", "layer2_ff_1")] == [
+        {"b": 1, "s": 4, "e": 1, "d": 1}
+    ] * 2
+    assert (found["layer2_self_q"].state, found["layer2_self_q"].splits) == ("zero2", plan["layer2_self_q"].splits)
+    assert found["layer1_self_o"].splits["b"] == 1
+    changed = {"layer1_ff_1", "layer2_ff_1", "layer1_self_o"}
+    assert [layer.splits for layer in found if layer.name not in changed] == [
+        layer.splits for layer in plan if layer.name not in changed
+    ]
+    assert [layer.stage for layer in found] == [layer.stage for layer in plan]
+    whole = {
+        "pin": {layer.name: f"{_text(layer.splits)} {layer.state}" for layer in found if layer.name in graph.index}
+    }
+    fresh = pase.search(graph, 8, constraints=whole, modes=["zero2"], **settings)
+    assert [layer.stage for layer in fresh] == [layer.stage for layer in found]
+    assert found.total_cost == pytest.approx(fresh.total_cost, rel=1e-9)
 
 
 def test_what_is_another_step_is_not_evaluated() -> None:

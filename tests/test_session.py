@@ -194,6 +194,16 @@ def test_layers_that_are_tied_are_alike() -> None:
     _agrees(graph, tied)
 
 
+def test_layers_with_other_configurations_to_choose_from_are_tied_by_their_splits() -> None:
+    graph = pase.load("mlp", batch=16, arguments={"layers": 2, "inputs": 6, "hidden": 12, "classes": 16})
+    sizes = {len(enumerate_configurations(graph[name], 8)) for name in ("fc1", "fc2")}
+    assert len(sizes) == 2
+    session = Session(graph, 8, slow_machine())
+    tied = session.replan(constraints={"tie": ["fc1, fc2"]})
+    assert list(tied.splits["fc1"].values()) == list(tied.splits["fc2"].values())
+    _agrees(graph, tied)
+
+
 @pytest.mark.parametrize("cost_model", ["paper", "alpha_beta"])
 def test_only_what_changes_is_worked_out_again(cost_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = small_graph("gpt")

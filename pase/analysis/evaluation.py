@@ -22,6 +22,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, TypedDict, Unpack
 
+import numpy as np
 from msgspec import UNSET, UnsetType
 
 from pase._version import __version__
@@ -46,6 +47,8 @@ from pase.planning.constraints import (
     Pin,
     allowed,
     constraints_of,
+    devices_by_hand,
+    mode_space,
 )
 from pase.planning.pipelines import data_parallel_step, search_schemes
 from pase.planning.plan import NOT_SEARCHED, Plan, SearchRecord
@@ -313,11 +316,11 @@ def _step_evaluation(
 
     What fits its own limit on memory, or the devices that are asked for, is what it is compared with.
     """
-    if strategy.constraints or setting.devices != plan.num_devices:
-        what = "pins beside it" if strategy.constraints else f"{setting.devices} devices"
+    if setting.devices != plan.num_devices:
         raise PlanError(
             f"{strategy.where} has micro-batches, stages or modes of layers, for {plan.num_devices} devices; with "
-            f"{what} it is another step: search it (pase search with --pin, --stages, --micro-batches, --modes)"
+            f"{setting.devices} devices it is another step: search it (pase search with --stages, --micro-batches, "
+            "--modes)"
         )
     check_seconds(setting.cost_model)
     graph = with_fan_outs_of(micro_batch(setting.graph, plan.micro_batches), plan.graph)
@@ -330,6 +333,9 @@ def _step_evaluation(
     step = replace(
         Step.of(plan), graph=graph, machine=setting.machine, cost_model=setting.cost_model, optimiser=setting.optimiser
     )
+    devices: list[tuple[int, ...]] | None = [layer.devices for layer in plan]
+    if strategy.constraints:
+        step, devices = _kept_to(step, strategy.constraints), None
     limit = plan.device_memory_bytes or usable_bytes(setting.machine) or 0
     found, bound = None, 0.0
     with suppress(MemoryLimitError, SolverError):  # nothing is known to fit, or by the deadline
@@ -351,14 +357,53 @@ def _step_evaluation(
         )
     best = None if found is None else min(found.cost, step.cost)
     return Evaluation(
-        plan=_certified(planned_step(plan, step, [layer.devices for layer in plan]), bound),
+        plan=_certified(planned_step(plan, step, devices, strategy.constraints), bound),
         optimum_cost=best,
         improvement=None,
     )
 
 
-def planned_step(plan: Plan, step: Step, devices: Sequence[tuple[int, ...]] | None = None) -> Plan:
-    """Return the plan of a step that was given, otherwise as another; devices: of the parts of each layer."""
+def _kept_to(step: Step, constraints: Constraints) -> Step:
+    """Return a step as constraints have it: layers that do not keep to them have the nearest that they leave.
+
+    Stages, micro-batches and other layers stay as they are.
+    """
+    graph = step.graph
+    left = allowed(constraints, graph, step.group)
+    space = mode_space(ModeSpace(states=STATES, recompute=True), constraints, graph)
+    tied = {name: names[0] for _, names in left.ties for name in names}
+    layers = list(step.layers)
+    for number, operator in enumerate(graph.operators):
+        name, own = operator.name, layers[number]
+        # Of tied layers the first one decides.
+        splits = np.array(list(layers[graph.index[tied.get(name, name)]].splits.values()))
+        if left.of[name] or name in tied:
+            rows = left.configurations(graph, operator)
+            splits = rows[np.abs(np.log2(rows / splits)).sum(axis=1).argmin()]
+        modes = space.of(name)
+        layers[number] = replace(
+            own,
+            splits=dict(zip(operator.extents, splits.tolist(), strict=True)),
+            state=own.state if own.state in modes.states else modes.states[0],
+            is_recomputed=own.is_recomputed and modes.recompute,
+        )
+    return replace(step, layers=tuple(layers))
+
+
+def planned_step(
+    plan: Plan,
+    step: Step,
+    devices: Sequence[tuple[int, ...]] | None = None,
+    constraints: Constraints = (),
+) -> Plan:
+    """Return the plan of a step that was given, otherwise as another.
+
+    Args:
+        plan: The other one.
+        step: That was given.
+        devices: Of the parts of each layer; placed anew where they are not given.
+        constraints: Those that name the devices of layers are kept to.
+    """
     return replace(
         plan,
         graph=step.graph,
@@ -366,7 +411,7 @@ def planned_step(plan: Plan, step: Step, devices: Sequence[tuple[int, ...]] | No
         cost_model=step.cost_model,
         cost_unit=cost_model(step.cost_model, step.machine, step.num_devices, step.graph.precision).unit,
         optimiser=step.optimiser,
-        layers=step.plans(devices),
+        layers=step.plans(devices, by_hand=devices_by_hand(constraints, step.graph)),
         total_cost=step.cost,
         lower_bound=0.0,
         exact=False,

@@ -31,7 +31,7 @@ from pase.costs import Allowance, Problem, TimeUpError, cost_model
 from pase.costs.modes import STATES, ModeSpace, ModeTables
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError, SolverError
 from pase.graph.parts import cuts, with_cuts
-from pase.planning.constraints import Tie
+from pase.planning.constraints import DevicesOf, Tie, devices_by_hand
 from pase.planning.memory_limit import NothingFoundError
 from pase.planning.one_stage import problem_of_setting, search_one_stage, step_cost, sums_of
 from pase.planning.plan import STAGES, STAGES_IN_TURNS, Plan, SearchRecord
@@ -92,9 +92,18 @@ class Found:
 def schemes(setting: Setting, stages: int | None, micro_batches: int | None) -> list[Scheme]:
     """Return the numbers of stages and of micro-batches to look at; None: all that divide devices and batch.
 
-    With several chunks the groups of devices divide the micro-batches.
+    With several chunks the groups of devices divide the micro-batches. What ties layers, or names the devices of their
+    parts, is kept to by steps of one stage alone.
     """
     graph, devices = setting.graph, setting.num_devices
+    whole = next((each for each in setting.constraints if isinstance(each, Tie | DevicesOf)), None)
+    if whole is not None and stages not in (None, 1):
+        raise ConfigurationError(
+            f"{whole.where}: layers are tied, and have devices by hand, in steps of one stage alone; pin them instead, "
+            "or leave stages out"
+        )
+    if whole is not None:
+        stages = 1
     most = len(cuts(with_cuts(graph))) + 1
     if stages is not None and (devices % stages or stages > most):
         raise ConfigurationError(
@@ -221,16 +230,10 @@ def tolerance(setting: Setting, gap: float | None) -> float:
 def is_large(setting: Setting) -> bool:
     """Return whether tables are made of some choices alone, the others bounded, or take longer than there is time."""
     try:
-        layers = Stages.of(_without_ties(setting), Scheme(stages=1, micro_batches=1)).choices()[0]
+        layers = Stages.of(setting, Scheme(stages=1, micro_batches=1)).choices()[0]
     except TimeUpError:
         return True
     return sum(map(len, {id(layer): layer for layer in layers}.values())) > MIN_RESTRICTED
-
-
-def _without_ties(setting: Setting) -> Setting:
-    """Return a setting without the constraints that hold layers of several stages together."""
-    free = tuple(each for each in setting.constraints if not isinstance(each, Tie))
-    return setting if len(free) == len(setting.constraints) else replace(setting, constraints=free)
 
 
 def _wave(waiting: list["_Waiting"], below: float, *, is_deep: bool) -> list["_Waiting"]:
@@ -357,7 +360,7 @@ WAVES, WAVE_BEHIND = (8, 4, 2), 1.1
 def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Found:
     """Return the cheapest step of a scheme, as far as it is known; below: of no interest if it takes no less."""
     whole = _of_one_stage(setting, scheme) if scheme.stages == 1 else None
-    is_tied = _without_ties(setting) is not setting
+    is_tied = any(isinstance(each, Tie) for each in setting.constraints)
     if whole is not None and (is_tied or whole.bound >= min(whole.cost, below) * (1 - CLOSE)):
         return whole
     answers = (_solved(setting, scheme, below, slack) for slack in SLACKS)
@@ -593,7 +596,7 @@ def plan_of_step(setting: Setting, found: Found, bound: float, time_s: float) ->
         num_devices=setting.num_devices,
         cost_model=setting.cost_model,
         cost_unit=cost_model(setting.cost_model, setting.machine, setting.num_devices, graph.precision).unit,
-        layers=step.plans(),
+        layers=step.plans(by_hand=devices_by_hand(setting.constraints, graph)),
         total_cost=step.cost,
         lower_bound=min(bound, step.cost),
         # Bounds of the solver leave out as much for rounding.

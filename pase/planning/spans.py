@@ -25,7 +25,6 @@ from pase.costs.collectives import Link
 from pase.costs.memory import Keeping, keeping
 from pase.costs.modes import CRITERIA, BoolArray, KnownModes, LayerModes, Links, ModeSpace, layer_choices, mode_tables
 from pase.costs.traffic import LayerTraffic
-from pase.errors import ConfigurationError
 from pase.graph import Graph
 from pase.graph.operators import with_fan_outs
 from pase.graph.parts import cuts, micro_batch, narrow_writers, stage, with_cuts
@@ -848,7 +847,4 @@ def _run_ends(kinds: Sequence[int], at: Sequence[int]) -> tuple[int, ...]:
 
 def _allowed(constraints: Constraints, graph: Graph, devices: int) -> dict[str, IndexArray]:
     """Return the configurations of the layers that constraints are about."""
-    left = allowed(constraints, graph, devices)
-    if left.ties:
-        raise ConfigurationError("layers cannot be tied over several stages: pin them instead, or give stages=1")
-    return left.mapping(graph)
+    return allowed(constraints, graph, devices).mapping(graph)

@@ -491,8 +491,19 @@ class Step:
         """The most that a device holds at once, of the stage whose devices hold most."""
         return max(self.peaks, key=lambda peak: peak.bytes)
 
-    def plans(self, devices: Sequence[tuple[int, ...]] | None = None) -> tuple[LayerPlan, ...]:
-        """Return the plan of every layer; devices: of each part, where they are given."""
+    def plans(
+        self,
+        devices: Sequence[tuple[int, ...]] | None = None,
+        *,
+        by_hand: Mapping[str, tuple[int, ...]] = FrozenDict(),
+    ) -> tuple[LayerPlan, ...]:
+        """Return the plan of every layer.
+
+        Args:
+            devices: Of each part, where they are given.
+            by_hand: Devices of some layers, by name, counted from the first of the stage's group; the others are placed
+                next to them.
+        """
         model = cost_model(self.cost_model, self.machine, self.group, self.graph.precision)
         sizes = [level.num_devices for level in self.machine.levels_spanned(self.group)[:-1]]
         m, plans = self.micro_batches, list[LayerPlan]()
@@ -501,8 +512,9 @@ class Step:
             layers, start = self.layers[first:beyond], number % self.num_groups * self.group
             splits = [layer.splits for layer in layers]
             if devices is None:
+                own_by_hand = {name: row for name, row in by_hand.items() if name in graph.index}
                 placed: Sequence[tuple[int, ...]] = place_layers(
-                    graph, self.group, model, splits, group_sizes=sizes, micro_batches=self.micro_batches
+                    graph, self.group, model, splits, group_sizes=sizes, by_hand=own_by_hand, micro_batches=m
                 )
             else:
                 placed = [tuple(device - start for device in row) for row in devices[first:beyond]]

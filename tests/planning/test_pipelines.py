@@ -398,6 +398,21 @@ def test_what_is_not_worked_out_for_steps_says_so() -> None:
         pase.explain(plan)
 
 
+def test_devices_and_ties_are_kept_to_in_steps_of_one_stage() -> None:
+    settings: dict[str, Any] = {"devices": 4, "machine": "v100", "cost_model": "step", "modes": ["zero1"]}
+    graph, order = _gpt(8), [0, 2, 1, 3]
+    free = pase.search(graph, stages="auto", micro_batches="auto", **settings)
+    for constraints in ({"devices": {"layer1_ff_1": order}}, {"tie": ["layer*_ff_1"]}):
+        plan = pase.search(graph, stages="auto", micro_batches="auto", constraints=constraints, **settings)
+        assert (plan.num_stages, plan.total_cost >= free.lower_bound) == (1, True)
+        if "devices" in constraints:
+            assert plan["layer1_ff_1"].devices == tuple(order)
+        else:
+            assert len({tuple(layer.splits.items()) for layer in plan if layer.name.endswith("_ff_1")}) == 1
+        with pytest.raises(ConfigurationError, match="in steps of one stage alone; pin them instead"):
+            pase.search(graph, stages=2, constraints=constraints, **settings)
+
+
 def test_what_no_step_can_be_is_refused() -> None:
     graph = _gpt(8)
     with pytest.raises(ConfigurationError, match="cannot be cut into 3 stages for 4 devices"):
