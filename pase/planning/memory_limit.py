@@ -44,6 +44,8 @@ MAX_TURNS, MAX_SHARE = 4, 8
 """Most turns that are limited at once, and the parts into which the weights of two turns are divided."""
 MAX_TIGHTER, CLOSE_BYTES = 10, 1e-3
 """How often a tighter limit of the sums is tried, as they leave out some of a peak; and to which share of the limit."""
+FIRST_GAP = 5e-3
+"""Share of the cost up to which relaxations are solved at first, so that something that fits is known soon."""
 MAX_MORE_DEVICES = 64
 """How many times the devices are looked at for a number that would do."""
 MAX_ENUMERATED, MAX_PEAKS = 20_000, 2_000
@@ -176,7 +178,10 @@ def cheapest_within(
 
 @dataclass(kw_only=True)
 class _Search:
-    """One search: what it was asked, the best strategy that fits, and a bound on all that do."""
+    """One search: what it was asked, the best strategy that fits, and a bound on all that do.
+
+    gap: up to which relaxations are solved; has_gaps: whether some was not solved exactly.
+    """
 
     tables: CostTables
     limit: MemoryLimit
@@ -187,6 +192,8 @@ class _Search:
     cost: float = np.inf
     best: Choice = ()
     is_late: bool = False
+    gap: float = FIRST_GAP
+    has_gaps: bool = False
 
     def run(self, known: Iterable[Choice]) -> LimitedSolution:
         started_s = perf_counter()
@@ -194,6 +201,9 @@ class _Search:
         for choice in (*known, self.unlimited.choice):
             self.offer(choice)
         if not self.is_closed():
+            self.bind()
+        if self.has_gaps and not self.is_closed() and not self.is_late:
+            self.gap = 0.0
             self.bind()
         if not self.is_closed():
             self.go_through()
@@ -237,7 +247,7 @@ class _Search:
         relaxed = self.limit.relaxed(self.tables, weights, limit_bytes)
         try:
             found = solve_limited(
-                relaxed, known=[self.best] if self.best else [], time_limit_s=left_s, **self.options
+                relaxed, known=[self.best] if self.best else [], time_limit_s=left_s, gap=self.gap, **self.options
             ).solution
         except CutShortError:
             self.is_late = True
@@ -246,7 +256,8 @@ class _Search:
             if limit_bytes is None:
                 self.bound = np.inf
             return None
-        self.is_late |= not found.exact and self.deadline_s is not None
+        self.has_gaps |= not found.exact
+        self.is_late |= not found.exact and self.deadline_s is not None and perf_counter() > self.deadline_s
         if limit_bytes is None:
             self.bound = max(self.bound, found.lower_bound)
         self.offer(found.choice)

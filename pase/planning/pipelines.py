@@ -380,15 +380,16 @@ def _of_one_stage(setting: Setting, scheme: Scheme) -> Found:
     """
     try:
         problem, choice, bound = _solved_as_one(setting, scheme)
-        cost = step_cost(problem, choice) if choice else inf
-        has_modes = any(layer.state.any() or layer.again.any() for layer in problem.modes.layers)
-        if has_modes and bound < cost * (1 - EXACT):
+    except TimeUpError:
+        return Found(scheme=scheme, cost=inf, bound=0.0, parts=())
+    cost = step_cost(problem, choice) if choice else inf
+    has_modes = any(layer.state.any() or layer.again.any() for layer in problem.modes.layers)
+    if has_modes and bound < cost * (1 - EXACT):
+        with suppress(TimeUpError):
             without = _solved_as_one(replace(setting, space=ModeSpace()), scheme)[1]
             plain = _without_modes(problem.modes, without)
             if plain and step_cost(problem, plain) < cost:
-                choice, cost = plain, step_cost(problem, plain)
-    except TimeUpError:
-        return Found(scheme=scheme, cost=inf, bound=0.0, parts=())
+                choice = plain
     if not choice:
         return Found(scheme=scheme, cost=inf, bound=bound, parts=())
     return found_as_one(problem, choice, bound)

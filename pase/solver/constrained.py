@@ -289,12 +289,13 @@ def solve_limited(
     time_limit_s: float | None = None,
     known: Iterable[Sequence[int]] = (),
     on_progress: Progress | None = None,
+    gap: float = 0.0,
 ) -> LimitedSolution:
     """Return the cheapest strategy that uses no more than the limit, with its proof or a gap.
 
-    Arguments as for `solve`; of the strategies that are known those that do not fit are passed over. The answer always
-    fits: NothingFitsError where nothing does, SolverError where the search was cut short before anything was found that
-    does.
+    Arguments as for `solve`; of the strategies that are known those that do not fit are passed over. gap: up to which
+    share of its cost a strategy is as good as the cheapest; it then has no proof, but a bound. The answer always fits:
+    NothingFitsError where nothing does, SolverError where the search was cut short before anything was found that does.
     """
     _verify(problem)
     started_s = perf_counter()
@@ -316,7 +317,7 @@ def solve_limited(
         on_progress=on_progress,
     )
     outcome = Outcome(tables=problem.tables, ordering=unlimited.ordering, lower_bound=unlimited.lower_bound)
-    search = LimitedSearch(problem if problem.peaks else problem.above_least(), ordering, budget, outcome)
+    search = LimitedSearch(problem if problem.peaks else problem.above_least(), ordering, budget, outcome, gap)
     with suppress(OutOfTimeError, KeyboardInterrupt):
         search.run((*start, unlimited.choice), unlimited)
     choice, cost = outcome.choice, outcome.cost
@@ -426,6 +427,9 @@ class Relaxation:
     heavy: Choice
 
 
+_EXACT = 1 - RELATIVE_TOLERANCE
+
+
 @dataclass(slots=True)
 class LimitedSearch:
     """One search: what it was asked, what it has used, and what it has found."""
@@ -434,6 +438,7 @@ class LimitedSearch:
     ordering: str
     budget: SearchBudget
     outcome: Outcome
+    gap: float = 0.0
 
     def run(self, known: Iterable[Choice], unlimited: Solution) -> None:
         """Search until there is a proof; OutOfTimeError where the limits do not suffice."""
@@ -444,7 +449,7 @@ class LimitedSearch:
             left = _search_ranges(problem, outcome.lower_bound, self.enough, self.within_range)
             outcome.raise_bound(left)
             if left >= self.enough():
-                outcome.prove()
+                self.finish()
             return
         light = outcome.choice if np.isfinite(outcome.cost) else self.lightest(problem)
         if light is None:
@@ -455,14 +460,22 @@ class LimitedSearch:
         if not unlimited.exact:
             raise OutOfTimeError
         if outcome.lower_bound >= self.enough():
-            outcome.prove()
+            self.finish()
             return
         whole = self.relaxed(problem, outcome.choice, unlimited)
         outcome.raise_bound(whole.bound)
         for choice in crossings(problem, whole.light, whole.heavy):
             self.offer(improved(problem, choice))
         self.branch([whole])
-        outcome.prove()
+        self.finish()
+
+    def finish(self) -> None:
+        """Note that no strategy is better than the one that is known, or within the gap as good."""
+        outcome = self.outcome
+        if self.gap and np.isfinite(outcome.cost):
+            outcome.raise_bound(self.enough())
+        if not self.gap or not np.isfinite(outcome.cost) or outcome.lower_bound >= outcome.cost * _EXACT:
+            outcome.prove()
 
     def offer(self, choice: Sequence[int]) -> None:
         """Take a strategy over if it fits and is cheaper."""
@@ -470,8 +483,8 @@ class LimitedSearch:
             self.outcome.offer(dict(enumerate(choice)))
 
     def enough(self) -> float:
-        """Return the cost from which on a strategy is no better than the one that is known, up to rounding."""
-        return self.outcome.cost * (1 - RELATIVE_TOLERANCE)
+        """Return the cost from which on a strategy is no better than what is known, up to rounding or the gap."""
+        return self.outcome.cost * (1 - max(RELATIVE_TOLERANCE, self.gap))
 
     def time_left_s(self, least_s: float) -> float | None:
         """Return the seconds until the deadline, but some at least; None without one."""
@@ -514,6 +527,7 @@ class LimitedSearch:
                 time_limit_s=self.time_left_s(1e-9),
                 known=[outcome.choice] if np.isfinite(outcome.cost) else (),
                 on_progress=self.budget.on_progress,
+                gap=self.gap,
             ).solution
         except CutShortError:
             return None, 0.0
@@ -521,6 +535,8 @@ class LimitedSearch:
             return None
         self.spent(found)
         self.offer(found.choice)
+        if found.lower_bound >= self.enough():
+            return None
         if not found.exact:
             return None, found.lower_bound
         return None if self.problem.fits(found.choice) else (found.choice, found.lower_bound)
@@ -667,6 +683,8 @@ def _cheapest_up_to(target: float, part: Relaxation, budget: SearchBudget) -> tu
     most = target * (1 + RELATIVE_TOLERANCE) + part.price * problem.limit
     # A higher cost, an infinite one too, is as good as any that no strategy within the limits contains.
     model = PairwiseModel.of_tables(part.priced, 2 * most)
+    # Fronts of usage grow with all that is left: nothing is given up for the sake of passes.
+    model.may_repeat = False
     if tighten_bounds(model, budget, limit=most, little=FEW_LEFT) > most:
         return target, None
     limits = Limits(

@@ -95,6 +95,7 @@ def solve_limited(
     time_limit_s: float | None = None,
     known: Iterable[Sequence[int]] = (),
     on_progress: Progress | None = None,
+    gap: float = 0.0,
 ) -> LimitedSolution:
     """Return the cheapest strategy within a limit, whether costs add up or hide behind one another.
 
@@ -110,6 +111,7 @@ def solve_limited(
             time_limit_s=time_limit_s,
             known=known,
             on_progress=on_progress,
+            gap=gap,
         )
     budget = _budget(solver_memory_bytes, time_limit_s, on_progress)
     start: list[Choice] = [tuple(choice) for choice in known]
@@ -121,7 +123,7 @@ def solve_limited(
         known=start,
         on_progress=on_progress,
     )
-    found = _Overlapped(tables, ordering, budget, Outcome(tables=tables, ordering=ordering))
+    found = _Overlapped(tables, ordering, budget, Outcome(tables=tables, ordering=ordering), gap=gap)
 
     def cheapest(weighed: CostTables, also: Sequence[Choice]) -> Solution:
         return constrained.solve_limited(
@@ -131,6 +133,7 @@ def solve_limited(
             time_limit_s=found.time_left_s(),
             known=also,
             on_progress=on_progress,
+            gap=gap,
         ).solution
 
     fitting = [choice for choice in (*start, unlimited.choice) if problem.fits(choice)]
@@ -182,6 +185,7 @@ class _Overlapped:
     bound: float = -np.inf
     rising: Choice = ()
     falling: Choice = ()
+    gap: float = 0.0
 
     def time_left_s(self) -> float | None:
         """Return the seconds until the deadline, but some at least; None without one."""
@@ -194,10 +198,10 @@ class _Overlapped:
         return hideable - cover
 
     def is_proven(self) -> bool:
-        """Return whether no strategy is cheaper than the best one, up to rounding; notes it."""
+        """Return whether no strategy is cheaper than the best one, up to rounding, which is noted, or up to the gap."""
         if self.outcome.lower_bound >= self.outcome.cost * (1 - RELATIVE_TOLERANCE):
             self.outcome.prove()
-        return self.outcome.exact
+        return self.outcome.exact or self.outcome.lower_bound >= self.outcome.cost * (1 - self.gap)
 
     def at(self, share: float, cheapest: Cheapest) -> Solution:
         """Return the cheapest strategy at a share, which is offered; OutOfTimeError where that is not proven."""
@@ -214,7 +218,7 @@ class _Overlapped:
         if bound > self.bound:
             self.share, self.bound = share, bound
         self.outcome.raise_bound(bound)
-        if not found.exact:
+        if not found.exact and found.lower_bound < found.cost * (1 - self.gap - RELATIVE_TOLERANCE):
             raise OutOfTimeError
         return found
 

@@ -168,6 +168,7 @@ class PairwiseModel:
     offset: the cost of what was fixed or eliminated.
     least: a lower bound of min θ_v for each live vertex, as the last pass left it; None once vertices are taken out.
     repeats: what was made of which arrays, while repeated parts of the problem are to stay the same arrays; or None.
+    may_repeat: whether passes may take messages of earlier blocks again, which leaves a little more to decide.
     """
 
     costs: list[FloatArray]
@@ -181,6 +182,7 @@ class PairwiseModel:
     offset: float = 0.0
     least: dict[int, float] | None = None
     repeats: dict[tuple[int, ...], tuple[object, Any]] | None = None
+    may_repeat: bool = True
 
     @classmethod
     def of_tables(cls, tables: CostTables, ceiling: float = np.inf) -> "PairwiseModel":
@@ -318,7 +320,7 @@ class PairwiseModel:
         Nothing is kept where few vertices share their costs.
         """
         outer = self.repeats
-        if outer is None and 2 * len({id(self.costs[v]) for v in self.live}) <= len(self.live):
+        if outer is None and self.may_repeat and 2 * len({id(self.costs[v]) for v in self.live}) <= len(self.live):
             self.repeats = {}
         try:
             yield

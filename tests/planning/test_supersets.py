@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import pase
+from pase.costs import STATES
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, elementwise, softmax_loss
 from tests.simulation.machines import machine
@@ -49,6 +50,17 @@ def test_modes_cost_no_more_where_a_gap_is_left(share: float, modes: list[str]) 
     plain = pase.search(graph, device_memory_bytes=limit, **settings)
     more = pase.search(graph, device_memory_bytes=limit, modes=modes, **settings)
     assert more.total_cost <= plain.total_cost * (1 + 1e-9)
+
+
+def test_modes_that_nearly_cost_the_same_are_told_apart_in_time() -> None:
+    """Between the best bound of sums and the optimum there are many strategies of repeated layers."""
+    settings: dict[str, Any] = {"devices": 8, "machine": "a100", "cost_model": "step"}
+    settings |= {"device_memory_bytes": 10_300_000_000, "time_limit_s": 60.0}
+    graph = pase.load("gpt")
+    few, more = (pase.search(graph, modes=own, **settings) for own in (["recompute"], [*STATES[1:], "recompute"]))
+    assert few.exact
+    assert more.exact
+    assert more.total_cost <= few.total_cost * (1 + 1e-9)
 
 
 @pytest.mark.full

@@ -388,3 +388,29 @@ def test_each_entry_has_one_near_it_in_its_front(entries, slack):
                 k for k in kept if group[k] == g and (weight[k], cost[k]) != (w, c) and weight[k] >= w and cost[k] >= c
             ]
     assert len(set(kept.tolist())) == len(kept)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), gap=st.sampled_from([0.01, 0.1, 0.5]), is_weighed_more=st.booleans())
+def test_within_a_gap_the_answer_is_as_good_and_its_bound_holds(seed: int, gap: float, is_weighed_more: bool) -> None:
+    rng = np.random.default_rng(seed)
+    tables = random_tables(rng, 5, cycle(5))
+    weights = weigh(tables, rng)
+    problem = within(tables, weights, float(rng.uniform(0.2, 1.0) * sum(own.max() for own in weights)))
+    if is_weighed_more:
+        problem = weigh_more(problem, rng)
+    costs = [
+        total_cost(tables, choice)
+        for choice in product(*(range(k) for k in tables.domain_sizes))
+        if weight_of(problem, choice) <= problem.limit
+    ]
+    if not min(costs, default=inf) < inf:
+        with pytest.raises(NothingFitsError, match="no strategy of finite cost weighs"):
+            solve_limited(problem, gap=gap)
+        return
+    found = solve_limited(problem, gap=gap).solution
+    assert weight_of(problem, found.choice) <= problem.limit
+    assert found.cost == pytest.approx(total_cost(tables, found.choice))
+    assert found.lower_bound <= min(costs) * (1 + 1e-9)
+    assert found.lower_bound >= found.cost * (1 - gap) * (1 - 1e-8)
+    assert not found.exact or found.cost == pytest.approx(min(costs))
