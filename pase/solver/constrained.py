@@ -18,7 +18,7 @@ lose configurations, the others some of the limit. What the optimum was is then 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush, heapreplace
 from itertools import chain, count
@@ -58,7 +58,8 @@ MAX_PARTS = 200
 """Without a time limit, a problem is split into no more parts than this."""
 
 Choice = tuple[int, ...]
-CostOf = Callable[[FloatArray, FloatArray], FloatArray]
+CostOf = Callable[[FloatArray, FloatArray | None], FloatArray]
+"""(costs, what they use, None for nothing) → other costs."""
 
 
 class NothingFitsError(SolverError):
@@ -134,12 +135,14 @@ class ConstrainedProblem:
 
     def priced(self, price: float) -> CostTables:
         """Return the tables with costs that hold the usage at a price; what was alike stays alike."""
-        return self._with_costs(lambda costs, usage: costs + price * usage)
+        return self._with_costs(lambda costs, usage: costs if usage is None else costs + price * usage)
 
     def usage_alone(self) -> CostTables:
         """Return tables whose costs are the usage, infinite where a cost is; nothing of it hides."""
         alone = replace(self, tables=replace(self.tables, hiding=None))
-        return alone._with_costs(lambda costs, usage: np.where(np.isfinite(costs), usage, np.inf))
+        return alone._with_costs(
+            lambda costs, usage: np.where(np.isfinite(costs), 0.0 if usage is None else usage, np.inf)
+        )
 
     def with_alone(self, vertex: int, keep: Mask) -> "ConstrainedProblem":
         """Return the problem in which a vertex has some of its configurations alone; numbers stay as they are."""
@@ -220,10 +223,10 @@ class ConstrainedProblem:
         )
 
     @cached_property
-    def _joined(self) -> tuple[list[tuple[EdgeTable, FloatArray]], tuple[int, ...]]:
+    def _joined(self) -> tuple[list[tuple[EdgeTable, FloatArray | None]], tuple[int, ...]]:
         """Distinct edges' costs, layouts told apart as usage does, and the usage in their shape; [E] which one."""
         numbers: dict[tuple[int, int], int] = {}
-        found: list[tuple[EdgeTable, FloatArray]] = []
+        found: list[tuple[EdgeTable, FloatArray | None]] = []
         edge_table = []
         usage_of = self.edge_usage or (None,) * len(self.tables.edges)
         for number, usage in zip(self.tables.edge_table, usage_of, strict=True):
@@ -231,7 +234,7 @@ class ConstrainedProblem:
                 numbers[number, id(usage)] = len(found)
                 table = self.tables.edge_tables[number]
                 if usage is None:
-                    found.append((table, np.zeros(table.values.shape)))
+                    found.append((table, None))
                 else:
                     row_class, rows, usage_rows = joint_classes(table.row_class, usage.row_class)
                     col_class, cols, usage_cols = joint_classes(table.col_class, usage.col_class)
@@ -411,20 +414,30 @@ def _modest(problem: ConstrainedProblem) -> Iterator[Choice]:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+Optima = dict[float, Solution]
+"""The optima of a problem at prices on usage; at the price +inf that of usage alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Relaxation:
     """What is known of a problem with a limit.
 
-    bound: on the cost of every strategy that fits, by the price. priced: its tables at that price. light, heavy: the
-    strategies that are equal at it, of which one fits.
+    bound: on the cost of every strategy that fits, by the price. light, heavy: the strategies that are equal at it, of
+    which one fits. optima: those that were searched for, also of a problem that this one is a part of: an optimum that
+    the part has is the part's.
     """
 
     problem: ConstrainedProblem
     bound: float
     price: float
-    priced: CostTables
     light: Choice
     heavy: Choice
+    optima: Optima = field(default_factory=dict)
+
+    @cached_property
+    def priced(self) -> CostTables:
+        """The problem's tables at the price."""
+        return self.problem.priced(self.price)
 
 
 _EXACT = 1 - RELATIVE_TOLERANCE
@@ -451,7 +464,7 @@ class LimitedSearch:
             if left >= self.enough():
                 self.finish()
             return
-        light = outcome.choice if np.isfinite(outcome.cost) else self.lightest(problem)
+        light = outcome.choice if np.isfinite(outcome.cost) else self.lightest(problem, {})
         if light is None:
             outcome.prove()
             return
@@ -462,7 +475,7 @@ class LimitedSearch:
         if outcome.lower_bound >= self.enough():
             self.finish()
             return
-        whole = self.relaxed(problem, outcome.choice, unlimited)
+        whole = self.relaxed(problem, outcome.choice, {0.0: unlimited})
         outcome.raise_bound(whole.bound)
         for choice in crossings(problem, whole.light, whole.heavy):
             self.offer(improved(problem, choice))
@@ -497,9 +510,18 @@ class LimitedSearch:
         self.budget.operations += solution.statistics.operations
         return solution
 
-    def solved(self, tables: CostTables) -> Solution:
-        """Return the optimum of other tables, whose strategy is offered; OutOfTimeError where the time is up."""
+    def optimum(self, problem: ConstrainedProblem, price: float, optima: Optima) -> Solution:
+        """Return the optimum at a price, whose strategy is offered; OutOfTimeError where the time is up.
+
+        optima: the problem's that are known; is added to.
+        """
+        if price in optima:
+            return optima[price]
         self.budget.check()
+        if price == 0:
+            tables = problem.tables
+        else:
+            tables = problem.priced(price) if np.isfinite(price) else problem.usage_alone()
         self.budget.progress("weighing cost against weight", 1 - self.outcome.gap)
         solution = self.spent(
             solve(
@@ -512,6 +534,7 @@ class LimitedSearch:
         self.offer(solution.choice)
         if not solution.exact:
             raise OutOfTimeError
+        optima[price] = solution
         return solution
 
     def within_range(self, part: ConstrainedProblem, low: Sequence[float]) -> tuple[Choice | None, float] | None:
@@ -541,7 +564,7 @@ class LimitedSearch:
             return None, found.lower_bound
         return None if self.problem.fits(found.choice) else (found.choice, found.lower_bound)
 
-    def lightest(self, problem: ConstrainedProblem) -> Choice | None:
+    def lightest(self, problem: ConstrainedProblem, optima: Optima) -> Choice | None:
         """Return a light strategy that fits, None if the lightest is too heavy.
 
         Of the lightest configurations each vertex has the one with the least layer cost; where that is forbidden by an
@@ -555,30 +578,30 @@ class LimitedSearch:
             choice.append(int(least[problem.tables.layer_costs(v)[least].argmin()]))
         if problem.fits(choice) and np.isfinite(problem.tables.evaluate(choice)):
             return tuple(choice)
-        found = self.solved(problem.usage_alone()).choice
+        found = self.optimum(problem, np.inf, optima).choice
         return found if problem.fits(found) else None
 
-    def relaxed(self, problem: ConstrainedProblem, light: Choice, heavy: Solution) -> Relaxation:
+    def relaxed(self, problem: ConstrainedProblem, light: Choice, optima: Optima) -> Relaxation:
         """Return the best bound that a price on usage gives, or the first that is as high as what is known.
 
         The least priced cost over all strategies is, as a function of the price, the lower envelope of a line for each
         strategy, cost + price × usage; less price × limit it bounds every strategy that fits, best where a line that
         rises and one that falls meet. From two known ones the envelope is followed to that point: each price takes a
-        search. light: a strategy that fits. heavy: the optimum without the limit, which does not.
+        search. light: a strategy that fits. optima: those that are known; that without the limit, which does not fit,
+        is among them.
         """
         tables = problem.tables
-        above = heavy.choice
-        best = Relaxation(problem=problem, bound=heavy.lower_bound, price=0.0, priced=tables, light=light, heavy=above)
+        above, bound = optima[0.0].choice, optima[0.0].lower_bound
+        best = Relaxation(problem=problem, bound=bound, price=0.0, light=light, heavy=above, optima=optima)
         for _ in range(MAX_PRICES):
             if best.bound >= self.enough():
                 break
             cost, usage = tables.evaluate(above), problem.usage(above)
             price = max(0.0, (tables.evaluate(light) - cost) / (usage - problem.usage(light)))
-            priced = problem.priced(price)
-            found = self.solved(priced)
+            found = self.optimum(problem, price, optima)
             bound = found.lower_bound - price * problem.limit - SUM_ROUNDING * (found.cost + price * problem.limit)
             if bound > best.bound:
-                best = replace(best, bound=bound, price=price, priced=priced)
+                best = replace(best, bound=bound, price=price)
             if found.cost >= (cost + price * usage) * (1 - ROUNDING):
                 break
             if problem.fits(found.choice):
@@ -657,15 +680,16 @@ class LimitedSearch:
         for keep in (is_light & allowed, ~is_light & allowed):
             self.budget.nodes += 1
             piece = problem.with_alone(v, keep)
-            light = self.lightest(piece)
+            optima = {price: found for price, found in part.optima.items() if keep[found.choice[v]]}
+            light = self.lightest(piece, optima)
             if light is None:
                 continue
-            best = self.solved(piece.tables)
+            best = self.optimum(piece, 0.0, optima)
             if best.lower_bound >= self.enough() or piece.fits(best.choice):
                 continue
-            found = self.relaxed(piece, light, best)
-            if found.bound < self.enough():
-                pieces.append(found)
+            relaxation = self.relaxed(piece, light, optima)
+            if relaxation.bound < self.enough():
+                pieces.append(relaxation)
         return pieces
 
 

@@ -259,10 +259,7 @@ class _Overlapped:
         ):
             for choice in (light, *crossings(problem, light, heavy)):
                 search.offer(improved(problem, choice))
-            priced, price = problem.priced(share * unit), share * unit
-            wholes.append(
-                Relaxation(problem=problem, bound=self.bound, price=price, priced=priced, light=light, heavy=heavy)
-            )
+            wholes.append(Relaxation(problem=problem, bound=self.bound, price=share * unit, light=light, heavy=heavy))
         search.branch(wholes)
         self.outcome.prove()
 

@@ -199,6 +199,35 @@ def test_a_problem_that_is_too_large_is_split(edges, limits, monkeypatch):
     assert num_nodes > 0
 
 
+def test_a_part_is_not_searched_where_it_has_an_optimum_of_the_whole(monkeypatch):
+    searched = []
+
+    def is_known(tables: CostTables) -> bool:
+        """Return whether a problem that was searched had no higher costs, and has its optimum in this one."""
+        return any(
+            found.cost == pytest.approx(total_cost(tables, found.choice), rel=1e-12)
+            and all((tables.layer_costs(v) >= whole.layer_costs(v)).all() for v in range(tables.num_vertices))
+            for whole, found in searched
+            if all((tables.edge(e).dense() == whole.edge(e).dense()).all() for e in range(len(tables.edges)))
+        )
+
+    def search(tables: CostTables, **options):
+        assert not is_known(tables)
+        searched.append((tables, solve(tables, **options)))
+        return searched[-1][1]
+
+    monkeypatch.setattr(pase.solver.two_pass, "MAX_CELLS", 6)
+    monkeypatch.setattr(pase.solver.constrained, "solve", search)
+    for seed in (1, 2, 3):
+        rng = np.random.default_rng(seed)
+        tables = random_tables(rng, 6, complete(6), largest_domain=4, smallest_domain=4)
+        weights = weigh(tables, rng, largest=1000)
+        low, high = (sum(float(end(w)) for w in weights) for end in (np.min, np.max))
+        found = solve_limited(within(tables, weights, float(int(low + 0.3 * (high - low)))))
+        assert found.solution.exact
+        searched.clear()
+
+
 def dearer_in_steps(num_vertices: int) -> tuple[CostTables, tuple[np.ndarray, ...]]:
     """Return a chain on which hardly two strategies weigh the same."""
     rng = np.random.default_rng(7)
