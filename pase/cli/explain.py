@@ -53,6 +53,7 @@ from pase.common.options import option
 from pase.common.words import listed, number, percent, percentage, quantity, signed
 from pase.errors import PlanError, unknown_name
 from pase.planning.plan import LayerPlan, Plan
+from pase.planning.planner import check_seconds
 from pase.sharding.layouts import device_mesh
 from pase.sharding.traffic import Flow
 from pase.views.drawing.plans import extents_text
@@ -105,8 +106,8 @@ def explain_command(
     if layer is not None and layer not in found.index:
         raise PlanError(unknown_name("layer", layer, found.index))
     names = list(found.index) if layer is None else [layer]
-    if is_schemes and not found.has_parts:
-        raise PlanError("the plan has one stage and one micro-batch, and no modes: --schemes is for plans with these")
+    if is_schemes:
+        check_seconds(found.cost_model)
     why: Why = None
     with progress() as show:
         if is_why and found.has_parts:

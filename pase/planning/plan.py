@@ -374,12 +374,17 @@ def check_even(plan: Plan, what: str) -> None:
             )
 
 
+def check_one_stage(plan: Plan, what: str) -> None:
+    """Raise PlanError where a plan has several stages; what: has none."""
+    if plan.num_stages > 1:
+        raise _refused(f"has {plan.num_stages} stages", what)
+
+
 def check_plain(plan: Plan, what: str) -> None:
     """Raise PlanError where a plan has micro-batches, stages or modes of layers; what: has none of these."""
+    check_one_stage(plan, what)
     found = ""
-    if plan.num_stages > 1:
-        found = f"has {plan.num_stages} stages"
-    elif plan.micro_batches > 1:
+    if plan.micro_batches > 1:
         found = f"has {plan.micro_batches} micro-batches in a step"
     for layer in plan:
         if layer.state != REPLICATED:
@@ -387,7 +392,12 @@ def check_plain(plan: Plan, what: str) -> None:
         if layer.is_recomputed:
             found = found or f"recomputes layer {short(layer.name)!r}"
     if found:
-        raise PlanError(
-            f"the plan {found}; {what} takes no such plan: train it with PyTorch (emit and run with --target torch, "
-            "pase.parallelize), or search for one without"
-        )
+        raise _refused(found, what)
+
+
+def _refused(found: str, what: str) -> PlanError:
+    """Return the error of a plan that is, or has, what was found, for something that takes no such plan."""
+    return PlanError(
+        f"the plan {found}; {what} takes no such plan: train it with PyTorch (emit and run with --target torch, "
+        "pase.parallelize), or search for one without"
+    )

@@ -265,7 +265,7 @@ def test_other_schemes_are_searched_where_they_are_asked_for(
     assert re.search(r"^ +4 +4 +none is known to fit +nothing fits", shown, re.MULTILINE)
 
 
-def test_schemes_are_of_plans_in_parts(pase: Command, plan: Path) -> None:
+def test_schemes_are_of_cost_models_with_time(pase: Command, plan: Path) -> None:
     refused = pase("explain", plan, "--schemes")
     assert refused.status == 1
-    assert "--schemes is for plans with these" in refused.err
+    assert "cost model 'paper' counts FLOP and bytes, and knows no time" in refused.err

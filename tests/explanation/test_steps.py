@@ -107,6 +107,18 @@ def test_other_schemes_are_what_searches_find() -> None:
         assert found[stages, m].bound_s <= other.total_cost * (1 + 1e-9)
 
 
+def test_a_plain_plan_is_one_of_the_schemes() -> None:
+    graph = pase.load("mlp", batch=32, arguments={"layers": 4, "inputs": 64, "hidden": 64, "classes": 64})
+    settings: dict[str, Any] = {"machine": "v100", "cost_model": "alpha_beta"}
+    plan = pase.search(graph, 4, **settings)
+    found = {(one.stages, one.micro_batches): one for one in other_schemes(plan)}
+    assert set(found) == {(1, 1), (1, 2), (2, 1)}
+    assert (found[1, 1].is_own, found[1, 1].step_s) == (True, plan.total_cost)
+    for stages, m in ((1, 2), (2, 1)):
+        other = pase.search(graph, 4, stages=stages, micro_batches=m, **settings)
+        assert found[stages, m].step_s == pytest.approx(other.total_cost)
+
+
 def test_what_fits_no_scheme_says_so() -> None:
     plan = replace(_free_plan(), device_memory_bytes=1000)
     assert [one.step_s for one in other_schemes(plan) if not one.is_own] == [None] * 4

@@ -1,21 +1,26 @@
 """One named mesh for a plan: what it says each device holds is what the plan gives it, or it says that it does not."""
 
+import ast
+from dataclasses import replace
 from itertools import permutations
 from math import prod
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pase import search
 from pase.graph import Access, Builder, Dim, Graph, Operator
 from pase.graph.operators import concat, conv2d, dense, elementwise
 from pase.planning.plan import Plan
 from pase.sharding import mesh_axes as module
 from pase.sharding.shards import prime_factors
 from pase.targets.named_mesh import NamedMesh, named_mesh, notes
+from pase.views.exports import export
 from tests.exports.boxes import assert_held, named_boxes, pairs, plan_boxes
 from tests.exports.placements import mesh_devices, mesh_plan
-from tests.networks import small_plan
+from tests.networks import slow_machine, small_graph, small_plan
 from tests.runtime.networks import EXCHANGING, mixed, tied
 from tests.runtime.plans import make_plan, random_plan
 
@@ -242,3 +247,29 @@ def test_layers_that_share_a_reason_share_a_note() -> None:
     shown = ", ".join(f"conv{number}" for number in range(8))
     (note,) = notes(named_mesh(make_plan(net.build(), 4, {f"conv{number}": {"h": 4} for number in range(15)})))
     assert note == f"{shown} and 7 more: x, dim 2: 4 parts of h read windows of 9 points, which 4 does not divide"
+
+
+@pytest.mark.parametrize(("name", "table"), [("jax", "SPECS"), ("torch", "PLACEMENTS")])
+def test_micro_batches_and_modes_stand_beside_the_same_table(name: str, table: str) -> None:
+    """Tables are those of the same splits without modes; what they do not say is said by name."""
+    modes = {"pin": {"*": "zero2 *"}}
+    options: dict[str, Any] = {"machine": slow_machine(), "cost_model": "step", "micro_batches": 2, "modes": ["zero2"]}
+    plan = search(small_graph("gpt"), 4, constraints=modes, **options)
+    plan = replace(plan, layers=(*plan.layers[:5], replace(plan.layers[5], is_recomputed=True), *plan.layers[6:]))
+    layers = tuple(replace(layer, state="replicated", is_recomputed=False) for layer in plan)
+    plain = replace(plan, micro_batches=1, layers=layers)
+    exported, expected = export(plan, name), export(plain, name)
+
+    def assigned(text: str) -> str:
+        nodes = [node for node in ast.parse(text).body if isinstance(node, ast.Assign)]
+        (found,) = (node for node in nodes if table in map(ast.unparse, node.targets))
+        return ast.dump(found)
+
+    assert assigned(exported.text) == assigned(expected.text)
+    assert len(exported.notes) == len(expected.notes) + 3
+    assert "2 micro-batches" in exported.notes[0]
+    assert "zero2: " in exported.notes[1]
+    assert plan.layers[5].name in exported.notes[2]
+    comments = [line for line in exported.text.splitlines() if line.startswith(f"    # {plan.layers[5].name} (")]
+    assert len(comments) == 1
+    assert comments[0].endswith("recomputed")

@@ -24,7 +24,7 @@ from pase.graph import Graph
 from pase.planning.constraints import allowed, mode_space
 from pase.planning.pipelines import schemes, solve_scheme
 from pase.planning.plan import LayerPlan, Plan
-from pase.planning.planner import Progress, whole_graph
+from pase.planning.planner import Progress, fitting_limit, whole_graph
 from pase.planning.spans import Scheme, Setting
 from pase.planning.stage_problem import StageProblem, StageSums
 from pase.planning.stages import schedule_of
@@ -293,7 +293,7 @@ def other_schemes(
     """Return what the next smaller and larger numbers of stages and micro-batches would take, each searched.
 
     Args:
-        plan: with micro-batches, stages or modes.
+        plan: whose numbers they are compared with.
         space: modes to choose from; None: those that layers of the plan have.
         whole: the graph of the whole batch; needed of models that are no built-in networks.
         on_progress: called with what is being done and the fraction that is done.
@@ -315,7 +315,7 @@ def other_schemes(
         cost_model=plan.cost_model,
         space=mode_space(space, plan.constraints, plan.graph),
         optimiser=plan.optimiser,
-        limit_bytes=inf if plan.device_memory_bytes is None else float(plan.device_memory_bytes),
+        limit_bytes=float(plan.device_memory_bytes or fitting_limit(plan.machine, plan.cost_model) or inf),
         schedule=schedule_of(own.chunks),
         constraints=plan.constraints,
     )

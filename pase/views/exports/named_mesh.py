@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pase.common.words import listed, quantity
+from pase.costs import STATES
 from pase.graph import Graph, Operator
 from pase.graph.operator import SCANNED
 from pase.planning.constraints import with_ties
-from pase.planning.plan import Plan, check_even, check_plain
-from pase.planning.planner import problem_of
+from pase.planning.plan import Plan, check_even, check_one_stage
+from pase.planning.planner import problem_of_plan
 from pase.solver import solve
 from pase.targets.emitter.text import Part as TextPart
 from pase.targets.emitter.text import Text, code, comment, docstring, joined, printable
@@ -62,20 +63,25 @@ def _devices(devices: Sequence[int]) -> Iterator[Text]:
     yield code(")")
 
 
-def _table(name: Text, layers: Sequence[NamedLayer], groups: Mapping[str, TensorText]) -> list[Text]:
+def _table(name: Text, layers: Sequence[NamedLayer], groups: Mapping[str, TensorText], plan: Plan) -> list[Text]:
     """Return the lines of a dict: for each layer, what is said of its inputs, parameters and outputs.
 
-    groups: how tensors are written in "inputs", "parameters", "outputs", and in further lists of outputs, which a layer
-    has only where that is not empty.
+    Args:
+        name: Of the dict.
+        layers: On the mesh.
+        groups: How tensors are written in "inputs", "parameters", "outputs", and in further lists of outputs, which a
+            layer has only where that is not empty.
+        plan: Whose layers they are.
     """
     lines = [code("{} = {", name)]
     for layer in layers:
-        lines += _entry(layer, groups)
+        lines += _entry(layer, groups, plan.modes_of(plan[layer.name]))
     return [*lines, code("}")]
 
 
-def _entry(layer: NamedLayer, groups: Mapping[str, TensorText]) -> Iterator[Text]:
+def _entry(layer: NamedLayer, groups: Mapping[str, TensorText], modes: Sequence[str]) -> Iterator[Text]:
     splits = " ".join(f"{printable(dim)}={split}" for dim, split in layer.splits.items()) or "not split"
+    splits = ", ".join([splits, *modes])
     elsewhere = "" if layer.keeps_devices else "; on other devices than the plan's"
     yield code("    {}", comment(f"{printable(layer.name)} ({printable(layer.kind)}): {splits}{elsewhere}"))
     for reason in layer.reasons:
@@ -104,6 +110,28 @@ def _entry(layer: NamedLayer, groups: Mapping[str, TensorText]) -> Iterator[Text
 _ALWAYS = ("inputs", "parameters", "outputs")
 
 
+def step_notes(plan: Plan, wrapper: str) -> tuple[str, ...]:
+    """Return what specs of tensors do not say of a step: its micro-batches and the modes of layers.
+
+    wrapper: what a layer that is recomputed is wrapped in.
+    """
+    found = []
+    m = plan.micro_batches
+    if m > 1:
+        found.append(f"a step has {m} micro-batches: shapes are of one of them, and their gradients are added up")
+    for state in STATES[1:]:
+        names = [layer.name for layer in plan if layer.state == state]
+        if names:
+            found.append(
+                f"state of weights {state}: {listed(names)}; their parameters are as these layers read them, not as "
+                "their devices store them between steps"
+            )
+    recomputed = [layer.name for layer in plan if layer.is_recomputed]
+    if recomputed:
+        found.append(f"recomputed in the backward pass ({wrapper}): {listed(recomputed)}")
+    return tuple(found)
+
+
 # -- JAX
 
 _TIME_LIMIT_S = 10.0
@@ -117,7 +145,7 @@ def scan_notes(plan: Plan) -> tuple[str, ...]:
     ]
     if not unlike:
         return ()
-    problem = problem_of(plan.graph, plan.num_devices, plan.machine, plan.cost_model)
+    problem = problem_of_plan(plan)
     solution = solve(with_ties(problem, places.values()).tables, time_limit_s=_TIME_LIMIT_S)
     found = "the cheapest strategy" if solution.exact else "a strategy"
     told = (
@@ -187,17 +215,17 @@ def write_jax(plan: Plan, options: ExportOptions) -> Exported:
     data and parameters are not split there, nor what XLA would compute wrong (`without_miscomputed`). Notes name the
     layers.
     """
-    check_plain(plan, "JAX")
+    check_one_stage(plan, "a table of specs on one mesh")
     check_even(plan, "JAX")
     mesh = without_miscomputed(plan, named_mesh(plan))
-    found = (*scan_notes(plan), *notes(mesh))
+    found = (*step_notes(plan, "jax.checkpoint"), *scan_notes(plan), *notes(mesh))
     groups = {"inputs": _spec, "parameters": _spec, "outputs": _spec}
     lines = [
         *_heading(plan, code("JAX"), found, _USE_OF_JAX),
         _IMPORTS_OF_JAX,
         *_constants(mesh, "The plan's number of the device at each place of the mesh, row-major."),
         _FUNCTIONS_OF_JAX,
-        *_table(code("SPECS"), mesh.layers, groups),
+        *_table(code("SPECS"), mesh.layers, groups, plan),
         code(""),
     ]
     return Exported(text=joined(lines), notes=found)
@@ -261,11 +289,11 @@ def write_torch(plan: Plan, options: ExportOptions) -> Exported:
     """
     # Ranks are in the order of the mesh, and devices are given to them: DTensor sends parts to the wrong processes
     # where a mesh has ranks that do not ascend (PyTorch 2.13: it scatters and gathers in the order of a group's ranks).
-    check_plain(plan, "a table of placements")
+    check_one_stage(plan, "a table of placements")
     check_even(plan, "a table of placements")
     mesh = named_mesh(plan)
     ordered = in_mesh_order(mesh)
-    found = (*notes(mesh), *_reordered(mesh, ordered))
+    found = (*step_notes(plan, "torch.utils.checkpoint"), *notes(mesh), *_reordered(mesh, ordered))
     groups: Mapping[str, TensorText] = {
         **dict.fromkeys(("inputs", "parameters", "outputs"), lambda tensor: _placements(tensor, mesh.names, ())),
         "partial_outputs": lambda tensor: _placements(tensor, mesh.names, tensor.sums) if tensor.sums else None,
@@ -275,7 +303,7 @@ def write_torch(plan: Plan, options: ExportOptions) -> Exported:
         _IMPORTS_OF_TORCH,
         *_constants(mesh, "The plan's number of the device that the process of each rank uses."),
         _FUNCTIONS_OF_TORCH,
-        *_table(code("PLACEMENTS"), ordered.layers, groups),
+        *_table(code("PLACEMENTS"), ordered.layers, groups, plan),
         code(""),
     ]
     return Exported(text=joined(lines), notes=found)
