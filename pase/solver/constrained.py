@@ -54,6 +54,8 @@ MANY_ENTRIES = 100_000
 """An elimination with more entries than this takes so long that targets rise more slowly after it."""
 MAX_FAILURES = 4
 """A part is split after this many targets that left too much for tables, each halfway to the one before."""
+MANY_VERTICES = 600
+"""Of a problem, from which on passes take messages of repeated layers again before fronts are made."""
 MAX_PARTS = 200
 """Without a time limit, a problem is split into no more parts than this."""
 
@@ -707,8 +709,8 @@ def _cheapest_up_to(target: float, part: Relaxation, budget: SearchBudget) -> tu
     most = target * (1 + RELATIVE_TOLERANCE) + part.price * problem.limit
     # A higher cost, an infinite one too, is as good as any that no strategy within the limits contains.
     model = PairwiseModel.of_tables(part.priced, 2 * most)
-    # Fronts of usage grow with all that is left: nothing is given up for the sake of passes.
-    model.may_repeat = False
+    # Fronts of usage grow with all that is left: only in large problems something is given up for the sake of passes.
+    model.may_repeat = len(model.live) > MANY_VERTICES
     if tighten_bounds(model, budget, limit=most, little=FEW_LEFT) > most:
         return target, None
     limits = Limits(
