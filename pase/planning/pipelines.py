@@ -31,7 +31,7 @@ from pase.costs import Allowance, Problem, TimeUpError, cost_model
 from pase.costs.modes import STATES, ModeSpace, ModeTables
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError, SolverError
 from pase.graph.parts import cuts, with_cuts
-from pase.planning.constraints import DevicesOf, Tie, devices_by_hand
+from pase.planning.constraints import DevicesOf, Tie, allowed, devices_by_hand
 from pase.planning.memory_limit import NothingFoundError
 from pase.planning.one_stage import problem_of_setting, search_one_stage, step_cost, sums_of
 from pase.planning.plan import STAGES, STAGES_IN_TURNS, Plan, SearchRecord
@@ -92,8 +92,9 @@ class Found:
 def schemes(setting: Setting, stages: int | None, micro_batches: int | None) -> list[Scheme]:
     """Return the numbers of stages and of micro-batches to look at; None: all that divide devices and batch.
 
-    With several chunks the groups of devices divide the micro-batches. What ties layers, or names the devices of their
-    parts, is kept to by steps of one stage alone.
+    With several chunks the groups of devices divide the micro-batches. Of numbers that are chosen those are left out at
+    which constraints leave a layer nothing. What ties layers, or names the devices of their parts, is kept to by steps
+    of one stage alone.
     """
     graph, devices = setting.graph, setting.num_devices
     whole = next((each for each in setting.constraints if isinstance(each, Tie | DevicesOf)), None)
@@ -114,7 +115,8 @@ def schemes(setting: Setting, stages: int | None, micro_batches: int | None) -> 
         raise ConfigurationError(
             f"a batch of {setting.batch} has no {micro_batches} equal micro-batches: use a divisor of it"
         )
-    found = []
+    found = list[Scheme]()
+    failed: ConfigurationError | None = None
     for num in [stages] if stages is not None else [s for s in divisors(devices) if s <= most]:
         try:
             cost_model(setting.cost_model, setting.machine, devices // num, graph.precision)
@@ -122,14 +124,30 @@ def schemes(setting: Setting, stages: int | None, micro_batches: int | None) -> 
             if stages is not None:
                 raise
             continue
-        counts = [micro_batches] if micro_batches is not None else divisors(setting.batch)
+        counts = list[int]()
+        for m in [micro_batches] if micro_batches is not None else divisors(setting.batch):
+            try:
+                _check_constraints(setting, num, m)
+            except ConfigurationError as error:
+                failed = failed or error
+            else:
+                counts.append(m)
         chunks = CHUNKS if setting.schedule == INTERLEAVED and num > 1 else CHUNKS[:1]
         found += [
             Scheme(stages=num, micro_batches=m, chunks=v)
             for m, v in product(counts, chunks)
             if v == 1 or (num * v <= most and not m % num)
         ]
+    if failed is not None and not found:
+        raise failed
     return found
+
+
+def _check_constraints(setting: Setting, stages: int, micro_batches: int) -> None:
+    """Raise ConfigurationError where constraints leave a layer nothing with so many stages and micro-batches."""
+    if setting.constraints:
+        graph = setting.of_micro_batch(micro_batches, stages).graph
+        allowed(setting.constraints, graph, setting.num_devices // stages).mapping(graph)
 
 
 def search_schemes(
@@ -231,6 +249,8 @@ def is_large(setting: Setting) -> bool:
     """Return whether tables are made of some choices alone, the others bounded, or take longer than there is time."""
     try:
         layers = Stages.of(setting, Scheme(stages=1, micro_batches=1)).choices()[0]
+    except ConfigurationError:  # constraints leave a layer nothing in steps of one stage, or are about a cut
+        return is_large(replace(setting, constraints=()))
     except TimeUpError:
         return True
     return sum(map(len, {id(layer): layer for layer in layers}.values())) > MIN_RESTRICTED

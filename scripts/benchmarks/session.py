@@ -4,17 +4,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import pase
+from pase.planning.session import OF_SEARCH
 from pase.sharding.shards import enumerate_configurations
 from scripts.benchmarks.tables import markdown, publish
 
 RUNS = 15
 SEARCHES = 5
 """Of the runs so many are searched for from the start, too, and for as many numbers of devices."""
-SAME = 1e-12
+SAME, EQUAL = 1e-12, 1e-9
+"""Costs of plain plans, and of steps, that differ by no more than this share of them are the same."""
 
 Change = Callable[[pase.Session, Random], Mapping[str, Any]]
 
@@ -66,11 +68,58 @@ CHANGES: Mapping[str, Change] = {
 }
 
 
+EVERY_MODE = ("zero1", "zero2", "zero3", "recompute")
+
+STEPS: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("all modes", {"modes": EVERY_MODE}),
+    ("bandwidth", {"bandwidth_bytes_per_s": 5e10}),
+    ("bandwidth as it was", {"bandwidth_bytes_per_s": None}),
+    ("12 GB of a device", {"device_memory_bytes": 12 * 10**9}),
+    ("no limit but the device's", {"device_memory_bytes": None}),
+    ("4 micro-batches", {"micro_batches": 4}),
+    ("zero2 and recompute alone", {"modes": ("zero2", "recompute")}),
+    ("all weights in zero3", {"modes": ("zero3",), "constraints": {"pin": {"*": "zero3 *"}}}),
+    ("2 stages", {"modes": EVERY_MODE, "constraints": None, "stages": 2}),
+    ("stages and micro-batches chosen", {"stages": "auto", "micro_batches": "auto"}),
+)
+"""Changes of one session, one after the other."""
+
+
 def main(*, write: bool) -> None:
-    """Print the table, or put it into docs/benchmarks.md."""
+    """Print the tables, or put them into docs/benchmarks.md."""
     rows = [row for case in CASES for row in _measured(case)]
     headers = ["network, 64 devices", "cost model", "change", "again, ms (median)", "min–max", "search, ms", "÷ search"]
-    publish("benchmarks.md", {"session": markdown(headers, rows)}, write=write)
+    tables = {"session": markdown(headers, rows), "session steps": measured_steps()}
+    publish("benchmarks.md", tables, write=write)
+
+
+def measured_steps() -> str:
+    """Return the table of steps of gpt on 8 V100: each change in processor time, in a new session each time."""
+    graph = pase.load("gpt")
+    again_s: dict[str, list[float]] = {name: [] for name, _ in STEPS}
+    search_s: dict[str, list[float]] = {name: [] for name, _ in STEPS}
+    costs: dict[str, str] = {}
+    for _ in range(SEARCHES):
+        session, settings = pase.Session(graph, 8, "v100", cost_model="step"), dict[str, Any]()
+        for name, changes in STEPS:
+            start_s = process_time()
+            answer = session.replan(**changes)
+            again_s[name].append(process_time() - start_s)
+            for key in changes.keys() & set(OF_SEARCH):
+                settings[key] = changes[key] or () if key == "constraints" else changes[key]
+            start_s = process_time()
+            plan = pase.search(graph, 8, machine=answer.machine, cost_model="step", **settings)
+            search_s[name].append(process_time() - start_s)
+            if abs(plan.total_cost - answer.total_cost) > EQUAL * plan.total_cost or plan.exact != answer.exact:
+                raise SystemExit(f"{name}: {answer.total_cost}; a search finds {plan.total_cost}")
+            costs[name] = f"{1e3 * answer.total_cost:.1f} ms, " + (
+                "proven" if answer.exact else f"gap {answer.gap:.2%}"
+            )
+    rows = []
+    for name, _ in STEPS:
+        again_ms, search_ms = (1e3 * median(each[name]) for each in (again_s, search_s))
+        rows.append([name, costs[name], f"{again_ms:.0f}", f"{search_ms:.0f}", f"{again_ms / search_ms:.2f}"])
+    return markdown(["change, one after the other", "step", "again, ms", "search, ms", "÷ search"], rows)
 
 
 def _measured(case: Case) -> list[list[str]]:

@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cache
 from itertools import combinations, pairwise, product
@@ -411,6 +411,20 @@ def test_devices_and_ties_are_kept_to_in_steps_of_one_stage() -> None:
             assert len({tuple(layer.splits.items()) for layer in plan if layer.name.endswith("_ff_1")}) == 1
         with pytest.raises(ConfigurationError, match="in steps of one stage alone; pin them instead"):
             pase.search(graph, stages=2, constraints=constraints, **settings)
+
+
+@pytest.mark.parametrize("constraints", [{"pin": {"layer1_ff_1": "b=4"}}, {"mesh": {"data": 2, "model": 2}}])
+def test_numbers_at_which_constraints_leave_nothing_are_not_chosen(constraints: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {"devices": 4, "machine": "v100", "cost_model": "step", "constraints": constraints}
+    graph, costs = _gpt(4, layers=1), []
+    for stages, m in product((1, 2, 4), (1, 2, 4)):
+        with suppress(ConfigurationError):
+            costs.append(pase.search(graph, stages=stages, micro_batches=m, **settings).total_cost)
+    assert 0 < len(costs) < 9
+    chosen = pase.search(graph, stages="auto", micro_batches="auto", **settings)
+    assert chosen.total_cost == pytest.approx(min(costs), rel=2e-3)
+    with pytest.raises(ConfigurationError, match="leaves layer 'layer1_ff_1' no configuration"):
+        pase.search(graph, stages="auto", **settings | {"constraints": {"pin": {"layer1_ff_1": "b=3"}}})
 
 
 def test_what_no_step_can_be_is_refused() -> None:
