@@ -105,7 +105,7 @@ STEPS: tuple[Changes, ...] = (
     {"bandwidth_bytes_per_s": 1e9},
     {"modes": ["zero1", "recompute"]},
     {"constraints": {"pin": {"*_ff_1": "zero1"}, "forbid": {"*_ff_2": "recompute"}}},
-    {"constraints": {"tie": ["layer*_ff_1"]}, "micro_batches": 1},
+    {"constraints": {"tie": ["*_ff_1"]}, "micro_batches": 1},
     {"constraints": None, "devices": 4},
     {"stages": 2, "micro_batches": 2},
     {"stages": "auto", "micro_batches": "auto"},

@@ -150,11 +150,8 @@ def serve_command(plan: str, model: ModelArguments, settings: dict[str, Any], po
 
     with progress() as on_progress:
         found = chosen_plan(plan, model, on_progress, settings=settings)
-    is_file = is_plan_file(plan)
-    if settings and is_file:
-        warn("the page starts from the plan as it is: --cost-model, --stages, --modes and others are not used")
-    reload = None if is_file else replace(model, model=plan).reload
+    reload = None if is_plan_file(plan) else replace(model, model=plan).reload
     try:
-        serve(found, port=port, reload=reload, time_limit_s=time_limit_s, on_ready=say)
+        serve(found, port=port, reload=reload, time_limit_s=time_limit_s, settings=settings, on_ready=say)
     except OSError as error:
         raise ConfigurationError(f"port {port} cannot be listened on: {error.strerror}; give another one") from None

@@ -270,6 +270,25 @@ def test_stages_micro_batches_and_modes_are_moved(
         assert len(set(state_of.values())) == 2
 
 
+def test_settings_say_where_controls_stand_at_first(step_plan: pase.Plan) -> None:
+    planner = Planner(step_plan, settings={"stages": "auto", "modes": ["zero1", "zero2", "recompute"]})
+    start = planner.start()
+    texts = {control["name"]: control["texts"][start["state"]["at"][control["name"]]] for control in start["controls"]}
+    shown = {name: texts[name] for name in ("stages", "micro_batches", "state", "recompute")}
+    assert list(shown.values()) == ["auto", "2", "zero1 or zero2 where it is cheaper", "what is cheaper to recompute"]
+    fresh = pase.search(
+        small_graph("gpt"),
+        8,
+        machine=slow_machine(),
+        cost_model="step",
+        device_memory_bytes=step_plan.device_memory_bytes,
+        stages="auto",
+        micro_batches=2,
+        modes=["zero1", "zero2", "recompute"],
+    )
+    assert start["state"]["answer"]["total_cost"] == pytest.approx(fresh.total_cost, rel=1e-9)
+
+
 def test_what_has_no_time_leaves_steps_alone(plan: pase.Plan) -> None:
     planner = Planner(plan)
     assert [control["name"] for control in planner.start()["controls"]] == list(AT)

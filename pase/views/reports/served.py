@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Any
 
 from pase.analysis.explanation.why_not import configuration_text
+from pase.common.containers import FrozenDict
 from pase.common.documents import attributes
 from pase.common.words import duration, quantity
 from pase.costs import REPLICATED, STATES
@@ -81,6 +82,7 @@ class Planner:
         *,
         reload: Callable[[int], Graph] | None = None,
         time_limit_s: float | None = None,
+        settings: Mapping[str, Any] = FrozenDict(),
     ) -> None:
         """Plan what the page starts from.
 
@@ -88,10 +90,13 @@ class Planner:
             plan: Where the controls stand at first.
             reload: As for `pase.search`; without, imported models keep their number of micro-batches.
             time_limit_s: For the search of each answer.
+            settings: Of searches, where they are not those of the plan.
         """
         self.plan = plan
         graph = whole_graph(plan, reload)
-        self.controls = tuple(_controls(plan, graph, may_reload=reload is not None))
+        own: Mapping[str, Any] = {**settings_of(plan), **settings}
+        self._has_time = own["cost_model"] != WITHOUT_TIME
+        self.controls = tuple(_controls(plan, graph, own, may_reload=reload is not None))
         self._rows: KnownRows = {}
         self._lock = Lock()
         self._session = Session(
@@ -99,7 +104,7 @@ class Planner:
             plan.num_devices,
             plan.machine,
             reload=reload,
-            options={**settings_of(plan), "time_limit_s": time_limit_s},
+            options={**own, "time_limit_s": time_limit_s},
         )
         self._at = {control.name: control.at for control in self.controls}
         self._error = ""
@@ -107,12 +112,11 @@ class Planner:
     def start(self) -> dict[str, Any]:
         """Return what the page shows first: its controls and the state."""
         plan = self.plan
-        note = NO_TIME if plan.cost_model == WITHOUT_TIME else ""
         with self._lock:
             return {
                 "model": plan.graph.name,
                 "device": plan.machine.device.name,
-                "note": note,
+                "note": "" if self._has_time else NO_TIME,
                 "controls": [attributes(control, "name label texts is_list") for control in self.controls],
                 "state": self._state(),
             }
@@ -158,23 +162,23 @@ class PositionError(PaseError):
     """What was sent are not the positions of the page's controls."""
 
 
-def _controls(plan: Plan, graph: Graph, *, may_reload: bool) -> Iterator[Control]:
-    """Yield what can be moved of a plan; graph: of its whole batch."""
+def _controls(plan: Plan, graph: Graph, own: Mapping[str, Any], *, may_reload: bool) -> Iterator[Control]:
+    """Yield what can be moved of a plan; graph: of its whole batch. own: settings at first."""
+    has_time = own["cost_model"] != WITHOUT_TIME
     yield _devices_control(plan)
     yield _bandwidth_control(plan)
-    yield _memory_control(plan)
-    if plan.cost_model == WITHOUT_TIME:
+    yield _memory_control(plan, "not set" if has_time else "no limit")
+    if not has_time:
         return
-    own = settings_of(plan)
-    num_stages, count, modes = plan.num_groups, plan.micro_batches, own["modes"]
+    count, modes = plan.micro_batches, own["modes"]
     # Any number of devices may be chosen on the page; what does not divide it is said by the search.
     numbers = [n for n in divisors(plan.num_devices) if n <= len(cuts(with_cuts(graph))) + 1]
-    yield _numbers_control("stages", "Stages", numbers, num_stages)
+    yield _numbers_control("stages", "Stages", numbers, own["stages"])
     counts = [count]
     if may_reload or not graph.framework:
         examples = max(graph.batch[operator.name].examples for operator in graph.operators)
         counts = sorted({*(n for n in divisors(examples) if n & (n - 1) == 0), count})
-    yield _numbers_control("micro_batches", "Micro-batches", counts, count)
+    yield _numbers_control("micro_batches", "Micro-batches", counts, own["micro_batches"])
     used = tuple(mode for mode in modes if mode in STATES)
     states: list[tuple[str, Mapping[str, Any]]] = [("replicated", {})]
     states += [(f"{state} where it is cheaper", {"modes": (state,)}) for state in STATES[1:]]
@@ -190,8 +194,8 @@ def _controls(plan: Plan, graph: Graph, *, may_reload: bool) -> Iterator[Control
     yield Control(name="recompute", label="Recomputed", values=again, at=int(RECOMPUTE in modes), is_list=True)
 
 
-def _numbers_control(name: str, label: str, numbers: Sequence[int], own: int) -> Control:
-    values: list[int | str] = [*numbers, AUTO_NUMBER]
+def _numbers_control(name: str, label: str, numbers: Sequence[int], own: int | str) -> Control:
+    values: list[int | str] = [*sorted({*numbers, *([own] if isinstance(own, int) else [])}), AUTO_NUMBER]
     rows = [(str(value), {name: value}) for value in values]
     return Control(name=name, label=label, values=rows, at=values.index(own))
 
@@ -213,14 +217,15 @@ def _bandwidth_control(plan: Plan) -> Control:
     return Control(name=name, label="Bandwidth of the slowest link", values=rows, at=values.index(bandwidth))
 
 
-def _memory_control(plan: Plan) -> Control:
+def _memory_control(plan: Plan, unset: str) -> Control:
+    """Return the control of memory; unset: its position for no limit that is given."""
     name, most, limit = "device_memory_bytes", plan.machine.device.memory_bytes, plan.device_memory_bytes
     least = min(most / 64, plan.memory.total_bytes / 16)
     values = [int(least * (most / least) ** (step / MEMORY_STEPS)) for step in range(MEMORY_STEPS + 1)]
     if limit is not None:
         values = sorted({*values, limit})
     rows: list[tuple[str, Mapping[str, Any]]] = [(quantity(value, "B"), {name: value}) for value in values]
-    rows.append(("no limit" if plan.cost_model == WITHOUT_TIME else "not set", {name: None}))
+    rows.append((unset, {name: None}))
     at = len(values) if limit is None else values.index(limit)
     return Control(name=name, label="Memory of a device for a step", values=rows, at=at)
 
@@ -334,6 +339,7 @@ def serve(
     port: int = 0,
     reload: Callable[[int], Graph] | None = None,
     time_limit_s: float | None = None,
+    settings: Mapping[str, Any] = FrozenDict(),
     on_ready: Callable[[str], None],
 ) -> None:
     """Serve the page of a plan until the process is interrupted.
@@ -343,6 +349,7 @@ def serve(
         port: To listen on; 0 for any that is free.
         reload: As for `Planner`.
         time_limit_s: For the search of each answer.
+        settings: As for `Planner`.
         on_ready: Is called with the address of the page.
 
     Raises:
@@ -358,7 +365,8 @@ def serve(
         listener.bind((LOOPBACK, port))
         listener.listen()  # who opens the page at once waits until it is served
         port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
-        app = application(Planner(plan, reload=reload, time_limit_s=time_limit_s), port=port, token=token)
+        planner = Planner(plan, reload=reload, time_limit_s=time_limit_s, settings=settings)
+        app = application(planner, port=port, token=token)
         on_ready(f"http://{LOOPBACK}:{port}/?token={token}")
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
         uvicorn.Server(config).run(sockets=[listener])
