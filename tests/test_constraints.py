@@ -29,7 +29,7 @@ from pase.planning.constraints import (
     constraints_schema,
     load_constraints,
 )
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 from pase.solver import solve
 from pase.tables.cost_tables import CostTables
 from tests.networks import slow_machine, small_graph

@@ -22,7 +22,7 @@ from pase.graph.operators import attention, conv2d, dense, elementwise, pool2d, 
 from pase.machine import load_machine
 from pase.planning.memory_limit import limit_of
 from pase.planning.plan import Plan
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 from pase.sharding.edges import table_edges
 from pase.sharding.traffic import held_weights, layer_movements, optimiser_numbers
 from pase.targets.training.optimisers import OPTIMISERS, make_rule

@@ -19,7 +19,7 @@ from pase.analysis.evaluation import evaluation, strategy_of
 from pase.costs import Problem
 from pase.errors import ConfigurationError, IntegratedError, MemoryLimitError, PaseError, PlanError
 from pase.models import MODELS
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 from pase.views.reports.document import sweep
 from tests.networks import SMALL, slow_machine, small_graph, small_plan, tiny_graph, tiny_plan
 

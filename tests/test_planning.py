@@ -15,7 +15,8 @@ from pase.errors import ConfigurationError, CostError, GraphError, MachineError,
 from pase.graph import Edge
 from pase.graph.operators import dense, softmax_loss
 from pase.models import MODELS
-from pase.planning.planner import MAX_DEVICES, problem_of
+from pase.planning.planner import MAX_DEVICES
+from pase.planning.problems import problem_of
 from pase.planning.steps import plan_layers, total_cost
 from pase.solver import solve
 from pase.solver.ordering import ORDERINGS, breadth_first, generate_seq
@@ -160,7 +161,7 @@ def test_a_time_limit_covers_the_making_of_tables(model: str, monkeypatch: pytes
     looks, cut, bounds = 1, True, []
     while cut:  # a clock that runs out after ever more looks at it, as tables are made
         left = iter([0.0] * looks)
-        monkeypatch.setattr("pase.costs.build.perf_counter", lambda left=left: next(left, inf))
+        monkeypatch.setattr("pase.costs.edges.perf_counter", lambda left=left: next(left, inf))
         solved = Mock(side_effect=solve)
         monkeypatch.setattr("pase.planning.planner.solve", solved)
         plan = search(graph, 16, cost_model=model, time_limit_s=1e9)
@@ -221,7 +222,7 @@ def test_tables_that_do_not_fit_are_refused_before_any_edge_is_costed() -> None:
 def test_large_tables_are_made_piece_by_piece(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, machine = small_graph("transformer"), slow_machine()
     whole = problem_of(graph, 8, machine, model).tables
-    monkeypatch.setattr("pase.costs.build._CELLS_AT_ONCE", 10)
+    monkeypatch.setattr("pase.costs.edges._CELLS_AT_ONCE", 10)
     pieces = problem_of(graph, 8, machine, model).tables
     for one, other in zip(whole.edge_tables, pieces.edge_tables, strict=True):
         np.testing.assert_array_equal(one.dense(), other.dense())

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import pase
-from pase.costs import build as costs_build
-from pase.costs import modes as costs_modes
-from pase.costs.modes import ModeSpace
+from pase.costs import choice_tables as costs_tables
+from pase.costs import edges as costs_edges
+from pase.costs.states import ModeSpace
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError, ModelError, PaseError
 from pase.planning import session as sessions
 from pase.planning.session import Answer, Session
@@ -213,8 +213,8 @@ def test_only_what_changes_is_worked_out_again(cost_model: str, monkeypatch: pyt
         raise AssertionError("this was known already")
 
     for name in ("traffic_of", "enumerate_configurations", "signature", "edge_signature"):
-        monkeypatch.setattr(costs_modes, name, never)
-    monkeypatch.setattr(costs_build, "layout_overlap", never)
+        monkeypatch.setattr(costs_tables, name, never)
+    monkeypatch.setattr(costs_edges, "layout_overlap", never)
     slower = session.replan(bandwidth_bytes_per_s=2e9)
     with monkeypatch.context() as patched:
         patched.setattr(sessions, "problem_of_setting", never)

@@ -32,7 +32,7 @@ from pase.common.documents import DocumentSource, StrPath, read_text, toml_docum
 from pase.common.structs import choice, read
 from pase.common.words import short
 from pase.costs import DEFAULT_OPTIMISER, STATES, Allowance, Problem, TimeUpError, cost_model
-from pase.costs.modes import ModeSpace
+from pase.costs.states import ModeSpace
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError, SolverError, unknown_name
 from pase.graph import Graph, Precision
 from pase.graph.operators import with_fan_outs
@@ -53,20 +53,14 @@ from pase.planning.constraints import (
 from pase.planning.pipelines import data_parallel_step, search_schemes
 from pase.planning.plan import NOT_SEARCHED, Plan, SearchRecord
 from pase.planning.plan_file import plan_from_document
-from pase.planning.planner import (
+from pase.planning.planner import Progress, check_search, check_seconds, search, settings_of, usable_bytes, whole_graph
+from pase.planning.problems import (
     PROOF,
-    Progress,
-    check_search,
-    check_seconds,
     configurations_beside,
     data_parallel_choice,
     given_solution,
     plan_of,
     problem_of,
-    search,
-    settings_of,
-    usable_bytes,
-    whole_graph,
 )
 from pase.planning.spans import Setting
 from pase.planning.stages import schedule_of

@@ -48,7 +48,8 @@ from pase.planning.constraints import constraint_texts
 from pase.planning.pipelines import data_parallel_step
 from pase.planning.plan import CHEAPEST, NOT_SEARCHED, Plan
 from pase.planning.plan_file import plan_document, write_plan
-from pase.planning.planner import ATTENTION, GATHER, WITHOUT_LIMIT, SearchOptions, check_search, problem_of, search
+from pase.planning.planner import ATTENTION, GATHER, WITHOUT_LIMIT, SearchOptions, check_search, search
+from pase.planning.problems import problem_of
 from pase.planning.steps import Step
 from pase.sharding.shards import enumerate_configurations
 from pase.solver import solve

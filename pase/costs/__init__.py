@@ -1,7 +1,8 @@
 """Costs: how accesses become traffic, and how a cost model turns traffic into cost tables."""
 
 from pase.costs.alpha_beta import AlphaBetaCostModel
-from pase.costs.build import (
+from pase.costs.choice_tables import Problem, build_problem
+from pase.costs.edges import (
     Allowance,
     TimeUpError,
     edge_cost,
@@ -18,7 +19,7 @@ from pase.costs.memory import (
     DeviceMemory,
 )
 from pase.costs.model import COST_MODELS, CostModel, PaperCostModel, cost_model
-from pase.costs.modes import REPLICATED, STATES, Problem, build_problem
+from pase.costs.states import REPLICATED, STATES
 from pase.costs.step_memory import Peak, StepMemory, TurnUsage, memory_of_layers
 from pase.costs.traffic import Communication, LayerTraffic, PassWork, Pattern, ReadTraits, layer_traffic
 

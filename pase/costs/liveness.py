@@ -39,7 +39,7 @@ from pase.costs.memory import (
     num_points,
     state_size,
 )
-from pase.costs.modes import STATES, BoolArray, shard_parts, sharded, sums_moments
+from pase.costs.states import STATES, BoolArray, shard_parts, sharded, sums_moments
 from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Graph, Operator, Role
 from pase.graph.operator import Indexed, Window
 from pase.graph.parts import Stage

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pase.costs.choices import EdgeChoices
 from pase.costs.liveness import (
     GRADIENTS,
     KEPT,
@@ -31,7 +32,7 @@ from pase.costs.liveness import (
     weight_spans,
 )
 from pase.costs.memory import DeviceMemory, Keeping, edge_memory, keeping, state_size
-from pase.costs.modes import STATES, BoolArray, EdgeModes
+from pase.costs.states import STATES, BoolArray
 from pase.graph import ITEMSIZES, Graph
 from pase.sharding.edges import LayerMode, table_edges
 from pase.sharding.shards import FloatArray, IndexArray, IntArray
@@ -127,7 +128,7 @@ class StepMemory:
         configurations: [V] the [K, D] splits that each layer can have.
         optimiser: Whose state counts.
         modes: [V] the choices of each layer; by default its configurations, with all weights whole.
-        edges: [E] what edges keep by these, as `pase.costs.modes` has it, where layers can be recomputed.
+        edges: [E] what edges keep by these, as `pase.costs.choices` has it, where layers can be recomputed.
         micro_batches: In a step.
         in_flight: Of how many a stage has something at once.
     """
@@ -137,7 +138,7 @@ class StepMemory:
     configurations: Sequence[IndexArray]
     optimiser: str
     modes: Sequence[Choices] = ()
-    edges: Sequence[EdgeModes] = ()
+    edges: Sequence[EdgeChoices] = ()
     micro_batches: int = 1
     in_flight: int = 1
 

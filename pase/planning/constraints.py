@@ -42,7 +42,7 @@ from pase.common.containers import FrozenDict
 from pase.common.documents import DocumentSource, StrPath, read_text, toml_document
 from pase.common.structs import Document, Positive, Whole, json_schema, read
 from pase.costs import Problem
-from pase.costs.modes import STATES, ModeSpace
+from pase.costs.states import STATES, ModeSpace
 from pase.errors import ConfigurationError
 from pase.graph import Graph, Operator
 from pase.sharding.shards import IndexArray, enumerate_configurations
@@ -506,7 +506,7 @@ def with_ties(problem: Problem, ties: Iterable[Sequence[str]]) -> Problem:
     In which modes they are is up to each. A tie is an edge of the tables, after all others, that costs nothing where
     both ends are split alike, and infinitely much elsewhere.
     """
-    index, tables, layers = problem.graph.index, problem.tables, problem.modes.layers
+    index, tables, layers = problem.graph.index, problem.tables, problem.choices.layers
     edges, edge_tables, edge_table = list(tables.edges), list(tables.edge_tables), list(tables.edge_table)
     for group in ties:
         numbers: dict[bytes, int] = {}
@@ -535,7 +535,7 @@ def with_ties(problem: Problem, ties: Iterable[Sequence[str]]) -> Problem:
 def _numbers_of_choices(problem: Problem, vertex: int, numbers: dict[bytes, int]) -> IndexArray:
     """Return [C] a number for the configuration of each choice of a vertex, the same as of others in `numbers`."""
     of_rows = [numbers.setdefault(row.tobytes(), len(numbers)) for row in problem.configurations[vertex]]
-    return np.array(of_rows, dtype=np.int32)[problem.modes.layers[vertex].rows]
+    return np.array(of_rows, dtype=np.int32)[problem.choices.layers[vertex].rows]
 
 
 # -- errors

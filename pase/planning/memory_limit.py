@@ -367,8 +367,8 @@ def limit_of(problem: Problem, limit_bytes: int, optimiser: str) -> MemoryLimit:
         configurations=problem.configurations,
         optimiser=optimiser,
         keeps=keeping(problem.graph),
-        modes=problem.modes.layers,
-        edges=problem.modes.edges,
+        modes=problem.choices.layers,
+        edges=problem.choices.edges,
         micro_batches=problem.micro_batches,
     )
     return MemoryLimit(memory=memory, limit_bytes=limit_bytes)

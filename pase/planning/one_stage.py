@@ -10,7 +10,7 @@ from typing import Unpack
 import numpy as np
 
 from pase.costs import Allowance, Problem, cost_model
-from pase.costs.modes import KnownModes, mode_tables
+from pase.costs.choice_tables import KnownChoices, choice_tables
 from pase.graph import Graph, Operator
 from pase.planning.constraints import allowed, with_ties
 from pase.planning.memory_limit import SolverOptions, cheapest_within, limit_of
@@ -26,7 +26,7 @@ def problem_of_setting(
     *,
     allowance: Allowance | None = None,
     only: Callable[[Graph, Operator], IndexArray] | None = None,
-    known: KnownModes | None = None,
+    known: KnownChoices | None = None,
     on_progress: Callable[[str, float], None] | None = None,
 ) -> Problem:
     """Return the problem of steps of one stage.
@@ -50,12 +50,12 @@ def problem_of_setting(
         configurations = {operator.name: left.configurations(graph, operator) for operator in graph.operators}
     # Absurd figures of a machine overflow; the tables are then refused.
     with np.errstate(over="ignore", invalid="ignore"):
-        tables = mode_tables(
+        tables = choice_tables(
             graph,
             devices,
             cost_model(setting.cost_model, setting.machine, devices, graph.precision),
             setting.space,
-            known=known or KnownModes(),
+            known=known or KnownChoices(),
             keeps=batch.keeps if is_limited and has_modes else None,
             fixed=batch.fixed if setting.space.recompute else frozenset(),
             optimiser=setting.optimiser,
@@ -100,7 +100,7 @@ def search_one_stage(
 def as_stage(problem: Problem) -> StageProblem:
     """Return the problem of a step of one stage as that of a stage."""
     weight = float(problem.micro_batches)
-    return StageProblem(tables=problem.modes, weight=weight, in_flight=1, limit_bytes=inf)
+    return StageProblem(tables=problem.choices, weight=weight, in_flight=1, limit_bytes=inf)
 
 
 def sums_of(problem: Problem, choice: Sequence[int]) -> StageSums:

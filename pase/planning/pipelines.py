@@ -28,7 +28,8 @@ import numpy as np
 from pase._version import __version__
 from pase.common.words import quantity
 from pase.costs import Allowance, Problem, TimeUpError, cost_model
-from pase.costs.modes import STATES, ModeSpace, ModeTables
+from pase.costs.choice_tables import ChoiceTables
+from pase.costs.states import STATES, ModeSpace
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError, SolverError
 from pase.graph.parts import cuts, with_cuts
 from pase.planning.constraints import DevicesOf, Tie, allowed, devices_by_hand
@@ -46,7 +47,7 @@ from pase.planning.spans import (
     Stages,
     by_layers,
     by_segments,
-    known_modes,
+    known_choices,
     works_s,
 )
 from pase.planning.stage_problem import Choice, StageProblem, StageSums
@@ -69,7 +70,7 @@ class StagePart:
     """Layers of a stage, and their choices.
 
     chunks: of each the position of its first layer, and the one beyond the last. configuration: for each layer its
-    split factors; state, again: its modes, as in `LayerModes`.
+    split factors; state, again: its modes, as in `LayerChoices`.
     """
 
     chunks: tuple[tuple[int, int], ...]
@@ -302,7 +303,7 @@ def _asking(setting: Setting, jobs: int, executor: Executor | None) -> Iterator[
             yield lambda work: chosen.submit(_elsewhere, written, work).result
     finally:
         by_segments.cache_clear()
-        known_modes.cache_clear()
+        known_choices.cache_clear()
         if own:
             own.shutdown(cancel_futures=True)
 
@@ -403,11 +404,11 @@ def _of_one_stage(setting: Setting, scheme: Scheme) -> Found:
     except TimeUpError:
         return Found(scheme=scheme, cost=inf, bound=0.0, parts=())
     cost = step_cost(problem, choice) if choice else inf
-    has_modes = any(layer.state.any() or layer.again.any() for layer in problem.modes.layers)
+    has_modes = any(layer.state.any() or layer.again.any() for layer in problem.choices.layers)
     if has_modes and bound < cost * (1 - EXACT):
         with suppress(TimeUpError):
             without = _solved_as_one(replace(setting, space=ModeSpace()), scheme)[1]
-            plain = _without_modes(problem.modes, without)
+            plain = _without_modes(problem.choices, without)
             if plain and step_cost(problem, plain) < cost:
                 choice = plain
     if not choice:
@@ -418,7 +419,7 @@ def _of_one_stage(setting: Setting, scheme: Scheme) -> Found:
 def found_as_one(problem: Problem, choice: Choice, bound: float) -> Found:
     """Return a step of one stage; bound: none of the problem's takes less."""
     cost = step_cost(problem, choice)
-    part = _part(problem.modes, choice, sums_of(problem, choice), ((0, len(choice)),))
+    part = _part(problem.choices, choice, sums_of(problem, choice), ((0, len(choice)),))
     scheme = Scheme(stages=1, micro_batches=problem.micro_batches)
     return Found(scheme=scheme, cost=cost, bound=min(bound, cost), parts=(part,))
 
@@ -437,7 +438,7 @@ def _solved_as_one(setting: Setting, scheme: Scheme) -> tuple[Problem, Choice, f
     return problem, found.choice, found.lower_bound
 
 
-def _without_modes(tables: ModeTables, rows: Sequence[int]) -> Choice:
+def _without_modes(tables: ChoiceTables, rows: Sequence[int]) -> Choice:
     """Return the choices that are configurations without any mode; none where one is not among them."""
     found = []
     for layer, row in zip(tables.layers, rows, strict=False):
@@ -591,7 +592,7 @@ def _front(
     return known[key]
 
 
-def _part(tables: ModeTables, choice: Choice, sums: StageSums, chunks: tuple[tuple[int, int], ...]) -> StagePart:
+def _part(tables: ChoiceTables, choice: Choice, sums: StageSums, chunks: tuple[tuple[int, int], ...]) -> StagePart:
     rows = [layer.rows[c] for layer, c in zip(tables.layers, choice, strict=True)]
     return StagePart(
         chunks=chunks,

@@ -27,7 +27,7 @@ from pase.common.structs import (
     read,
 )
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, REPLICATED, STATES, cost_model
-from pase.costs.modes import ModeSpace, can_be_in_parts
+from pase.costs.states import ModeSpace, can_be_in_parts
 from pase.errors import ConfigurationError, CostError, GraphError, MachineError, PlanError
 from pase.graph import Graph, Operator, Precision
 from pase.graph.document import Dims, GraphDocument

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from pase.common.containers import FrozenDict
 from pase.costs import TimeUpError
-from pase.costs.modes import STATES, BoolArray, KnownModes
+from pase.costs.choice_tables import KnownChoices
+from pase.costs.states import STATES, BoolArray
 from pase.graph import Operator
 from pase.planning.constraints import allowed
 from pase.planning.pipelines import Found, StagePart
@@ -158,7 +159,7 @@ class Steps:
         runs = repeated_blocks(stages.batch.graph.operators, stages.batch.kinds)
         roles = _roles(stages.batch, runs)
         only = _configurations(stages, roles, options)
-        return cls(stages=replace(stages, only=only, known=KnownModes(), is_whole=True), runs=runs, roles=roles)
+        return cls(stages=replace(stages, only=only, known=KnownChoices(), is_whole=True), runs=runs, roles=roles)
 
     def option(self, option: Option) -> int:
         """Return the number of an option."""

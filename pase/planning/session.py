@@ -24,8 +24,10 @@ import numpy as np
 from pase.common.containers import FrozenDict
 from pase.common.documents import StrPath
 from pase.costs import STATES, Allowance, Problem, cost_model
-from pase.costs.build import KnownTransfers
-from pase.costs.modes import KnownModes, LayerModes, ModeSpace
+from pase.costs.choice_tables import KnownChoices
+from pase.costs.choices import LayerChoices
+from pase.costs.edges import KnownTransfers
+from pase.costs.states import ModeSpace
 from pase.errors import ConfigurationError, SolverError, unknown_name
 from pase.graph import Graph, Operator, precision_of
 from pase.graph.operators import with_fan_outs
@@ -47,14 +49,13 @@ from pase.planning.planner import (
     check_memory,
     check_search,
     chosen_options,
-    data_parallel_choice,
     number_of,
-    plan_of,
     prepared,
     reload_of,
     search,
     setting_of,
 )
+from pase.planning.problems import data_parallel_choice, plan_of
 from pase.planning.spans import CLOSE, EXACT, Setting
 from pase.planning.steps import Step, chosen_layers
 from pase.solver import (
@@ -223,7 +224,7 @@ class _Kept:
 
     only: Callable[[Graph, Operator], IndexArray] | None
     machine: Machine | None = None
-    known: KnownModes = field(default_factory=lambda: KnownModes(transfers=KnownTransfers()))
+    known: KnownChoices = field(default_factory=lambda: KnownChoices(transfers=KnownTransfers()))
     tables: dict[ModeSpace, _Tables] = field(default_factory=dict)
 
 
@@ -478,7 +479,7 @@ def _step_of(problem: Problem, choice: Sequence[int], setting: Setting) -> Step:
         optimiser=setting.optimiser,
         micro_batches=problem.micro_batches,
         schedule="",
-        layers=chosen_layers(problem.modes, choice),
+        layers=chosen_layers(problem.choices, choice),
     )
 
 
@@ -508,7 +509,7 @@ def _placed(
     return replace(plan, device_memory_bytes=limit_bytes, baselines=baselines)
 
 
-def _choices_left(configurations: IndexArray, left: IndexArray, modes: LayerModes, space: ModeSpace) -> IndexArray:
+def _choices_left(configurations: IndexArray, left: IndexArray, modes: LayerChoices, space: ModeSpace) -> IndexArray:
     """Return the choices of a layer that are of some configurations, [K, D], and in modes that it may have."""
     wanted = {row.tobytes() for row in left}
     is_wanted = np.array([row.tobytes() in wanted for row in configurations])[modes.rows]
@@ -564,7 +565,7 @@ class _Search:
             if not left.of[operator.name] and operator.name not in tied:
                 continue
             every, some = problem.configurations[vertex], left.configurations(problem.graph, operator)
-            modes, own = problem.modes.layers[vertex], space.of(operator.name)
+            modes, own = problem.choices.layers[vertex], space.of(operator.name)
             key = id(every), id(some), id(modes), own
             if key not in known:
                 known[key] = _choices_left(every, some, modes, own)

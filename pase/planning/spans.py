@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 
 from pase.common.containers import FrozenDict
 from pase.costs import Allowance, CostModel, StepMemory, TimeUpError, cost_model, hiding_layers, signature, traffic_of
+from pase.costs.choice_tables import KnownChoices, choice_tables, choices_of_layers
+from pase.costs.choices import CRITERIA, LayerChoices, Links
 from pase.costs.collectives import Link
 from pase.costs.memory import Keeping, keeping
-from pase.costs.modes import CRITERIA, BoolArray, KnownModes, LayerModes, Links, ModeSpace, layer_choices, mode_tables
+from pase.costs.states import BoolArray, ModeSpace
 from pase.costs.traffic import LayerTraffic
 from pase.graph import Graph
 from pase.graph.operators import with_fan_outs
@@ -173,10 +175,10 @@ def batch_of(whole: Graph, micro_batches: int, *, has_cuts: bool) -> Batch:
 
 
 @lru_cache(maxsize=4)
-def known_modes(setting: Setting, stages: int, micro_batches: int) -> KnownModes:
+def known_choices(setting: Setting, stages: int, micro_batches: int) -> KnownChoices:
     """Return what tables of schemes have in common that differ in their chunks alone; filled as they are made."""
     del setting, stages, micro_batches
-    return KnownModes()
+    return KnownChoices()
 
 
 def _told_apart(batch: Batch, only: Mapping[str, IndexArray], space: ModeSpace) -> tuple[int, ...]:
@@ -210,7 +212,7 @@ class Stages:
     model: CostModel
     links: tuple[Link | None, ...]
     only: Mapping[str, IndexArray]
-    known: KnownModes
+    known: KnownChoices
     beyond: tuple[FloatArray, ...] = ()
     pool: dict[Hashable, list[Looked]] = field(default_factory=dict)
     tables: dict[Hashable, StageProblem] = field(default_factory=dict)
@@ -233,7 +235,7 @@ class Stages:
             model=cost_model(setting.cost_model, setting.machine, devices, batch.graph.precision),
             links=group_links(setting.machine, setting.num_devices, scheme.stages, scheme.chunks),
             only=only,
-            known=known_modes(setting, scheme.stages, scheme.micro_batches),
+            known=known_choices(setting, scheme.stages, scheme.micro_batches),
         )
 
     @property
@@ -344,13 +346,13 @@ class Stages:
         """Return whether a stage's answer is known."""
         return (self.key(i, j, number), self.in_flight(number)) in self.solved
 
-    def choices(self) -> tuple[list[LayerModes], list[LayerTraffic]]:
+    def choices(self) -> tuple[list[LayerChoices], list[LayerTraffic]]:
         """Return the choices of all layers, wherever they are, and their traffic: in a stage none takes less."""
         setting, batch = self.setting, self.batch
         alike = [(kind, op.name in batch.fixed) for kind, op in zip(self.kinds, batch.graph.operators, strict=True)]
         first = {key: v for v, key in reversed(list(enumerate(alike)))}
         which = {key: n for n, (key, _) in enumerate(sorted(first.items(), key=lambda item: item[1]))}
-        layers, traffic = layer_choices(
+        layers, traffic = choices_of_layers(
             batch.graph,
             self.devices,
             self.model,
@@ -396,7 +398,7 @@ class Stages:
         hides: Sequence[tuple[bool, bool]] | None,
     ) -> StageProblem:
         batch = self.batch
-        tables = mode_tables(
+        tables = choice_tables(
             batch.graph if (first, beyond) == (0, len(self.kinds)) else stage(batch.graph, first, beyond),
             self.devices,
             self.model,
@@ -507,7 +509,7 @@ class Spans:
         weights: FloatArray = between(self._sides[0], point[:-1]) + point[-1] * MEMORY
         return weights
 
-    def by_layers(self, layers: Sequence[LayerModes], kinds: Mapping[int, FloatArray]) -> None:
+    def by_layers(self, layers: Sequence[LayerChoices], kinds: Mapping[int, FloatArray]) -> None:
         """Raise what stages take to what their layers do by themselves, edges left out; kinds: columns by identity."""
         stages, limit = self.stages, self.stages.setting.limit_bytes
         number_of = {key: n for n, key in enumerate(kinds)}
@@ -536,7 +538,7 @@ class Spans:
                 self._raise(spans, numbers, points, up_to[list(stages.places)])
 
     def by_layers_at(
-        self, layers: Sequence[LayerModes], columns: Mapping[int, FloatArray], path: Sequence[int]
+        self, layers: Sequence[LayerChoices], columns: Mapping[int, FloatArray], path: Sequence[int]
     ) -> None:
         """Raise what stages take as `by_layers` does, where what those of some cuts take is highest."""
         stages, limit = self.stages, self.stages.setting.limit_bytes

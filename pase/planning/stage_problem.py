@@ -27,7 +27,9 @@ import numpy as np
 
 from pase.common.containers import FrozenDict
 from pase.costs import TimeUpError
-from pase.costs.modes import CRITERIA, BoolArray, EdgeModes, LayerModes, ModeTables
+from pase.costs.choice_tables import ChoiceTables
+from pase.costs.choices import CRITERIA, EdgeChoices, LayerChoices
+from pase.costs.states import BoolArray
 from pase.sharding.shards import IntArray
 from pase.solver.search import solve
 from pase.tables.cost_tables import CostTables, FloatArray, IndexArray
@@ -106,7 +108,7 @@ class StageProblem:
     which searching for an optimum raises TimeUpError.
     """
 
-    tables: ModeTables
+    tables: ChoiceTables
     weight: float
     in_flight: int
     limit_bytes: float
@@ -170,7 +172,7 @@ class StageProblem:
             found[numbers] = self.edge_part(edge, of_producers[us], of_consumers[vs])
         return found
 
-    def edge_part(self, edge: EdgeModes, us: IndexArray, vs: IndexArray) -> FloatArray:
+    def edge_part(self, edge: EdgeChoices, us: IndexArray, vs: IndexArray) -> FloatArray:
         """Return [..., criteria] of what an edge takes, by [...] choices of its producer and of its consumer."""
         found = np.zeros((*np.broadcast_shapes(us.shape, vs.shape), len(CRITERIA)))
         found[..., edge.criterion(hides=self.tables.hides)] = edge.cost.values[
@@ -182,7 +184,7 @@ class StageProblem:
         return found
 
     @cached_property
-    def _equal_edges(self) -> list[tuple[EdgeModes, IndexArray, IndexArray, IndexArray]]:
+    def _equal_edges(self) -> list[tuple[EdgeChoices, IndexArray, IndexArray, IndexArray]]:
         """Each distinct edge, the numbers of those that are alike, and their producers and consumers."""
         numbers: dict[int, list[int]] = {}
         for e, edge in enumerate(self.tables.edges):
@@ -415,7 +417,7 @@ class StageProblem:
     def _part(self, first: int, beyond: int) -> "StageProblem":
         return self._of(_slice(self.tables, first, beyond), self.beyond[first:beyond])
 
-    def _of(self, tables: ModeTables, beyond: tuple[FloatArray, ...] = ()) -> "StageProblem":
+    def _of(self, tables: ChoiceTables, beyond: tuple[FloatArray, ...] = ()) -> "StageProblem":
         """Return the problem of some layers of a chunk."""
         return replace(self, tables=tables, beyond=beyond, chunks=(), moments=np.ones((1, 1)))
 
@@ -443,8 +445,8 @@ def side_by_side(
             known[id(value), count] = make(value, count)
         return known[id(value), count] if count > 1 else value
 
-    layers: list[LayerModes] = []
-    edges: list[EdgeModes] = []
+    layers: list[LayerChoices] = []
+    edges: list[EdgeChoices] = []
     ends: list[tuple[int, int]] = []
     beyond: list[FloatArray] = []
     up_to = [0]
@@ -465,7 +467,7 @@ def side_by_side(
     return replace(chunks[0], tables=tables, in_flight=1, beyond=tuple(beyond), chunks=tuple(up_to[1:]), moments=shares)
 
 
-def _layer_times(layer: LayerModes, count: int) -> LayerModes:
+def _layer_times(layer: LayerChoices, count: int) -> LayerChoices:
     return layer.with_columns(layer.columns * times(count))
 
 
@@ -473,7 +475,7 @@ def _rows_times(rows: FloatArray, count: int) -> FloatArray:
     return rows * times(count)
 
 
-def _edge_times(edge: EdgeModes, count: int) -> EdgeModes:
+def _edge_times(edge: EdgeChoices, count: int) -> EdgeChoices:
     if edge.kept is None or edge.is_weight:
         return edge
     return replace(edge, kept=replace(edge.kept, values=count * edge.kept.values))
@@ -544,7 +546,7 @@ def longest_run(again: Sequence[float]) -> float:
     return longest
 
 
-def _slice(tables: ModeTables, first: int, beyond: int) -> ModeTables:
+def _slice(tables: ChoiceTables, first: int, beyond: int) -> ChoiceTables:
     """Return the layers from one position to another, and what is between them."""
     inside = [
         (e, ends) for e, ends in zip(tables.edges, tables.ends, strict=True) if first <= min(ends) <= max(ends) < beyond
@@ -558,7 +560,7 @@ def _slice(tables: ModeTables, first: int, beyond: int) -> ModeTables:
     )
 
 
-def _repeats(tables: ModeTables) -> tuple[int, int, int]:
+def _repeats(tables: ChoiceTables) -> tuple[int, int, int]:
     """Return (first layer, layers of a block, how many) of the blocks that repeat one after the other, most layers."""
     edges_into: list[list[tuple[int, int]]] = [[] for _ in tables.layers]
     for (u, v), edge in zip(tables.ends, tables.edges, strict=True):

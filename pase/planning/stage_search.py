@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pase.costs import TimeUpError
-from pase.costs.modes import CRITERIA
+from pase.costs.choices import CRITERIA
 from pase.planning.stage_problem import (
     TOLERANCE,
     Choice,

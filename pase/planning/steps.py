@@ -19,8 +19,10 @@ from pase.costs import (
     traffic_of,
     transfer_bytes,
 )
+from pase.costs.choice_tables import ChoiceTables, KnownChoices, choice_tables
+from pase.costs.choices import LayerChoices, Links, once_a_step
 from pase.costs.memory import keeping
-from pase.costs.modes import STATES, KnownModes, LayerModes, Links, ModeSpace, ModeTables, mode_tables, once_a_step
+from pase.costs.states import STATES, ModeSpace
 from pase.costs.step_memory import Strategies
 from pase.graph import Edge, Graph
 from pase.graph.parts import stages
@@ -70,8 +72,8 @@ def plan_layers(
         placed = zip(graph.operators, splits, devices, strict=True)
         axes = {operator.name: placed_axes(split, where) for operator, split, where in placed}
     rows = _rows(graph, splits)
-    tables = mode_tables(
-        graph, num_devices, model, ModeSpace(), known=KnownModes(), only=rows, axes=axes, has_bytes=not as_placed
+    tables = choice_tables(
+        graph, num_devices, model, ModeSpace(), known=KnownChoices(), only=rows, axes=axes, has_bytes=not as_placed
     )
     return tuple(layer_plans(tables, (0,) * len(splits), devices, kept_bytes=kept_bytes))
 
@@ -91,7 +93,7 @@ def plan_layers_beside(
     other: the splits of its layers. The costs of both are worked out together.
     """
     rows = _rows(graph, splits, other)
-    tables = mode_tables(graph, num_devices, model, ModeSpace(), known=KnownModes(), only=rows, has_bytes=True)
+    tables = choice_tables(graph, num_devices, model, ModeSpace(), known=KnownChoices(), only=rows, has_bytes=True)
     layers = layer_plans(tables, (0,) * len(splits), devices, kept_bytes=kept_bytes)
     return tuple(layers), tables.of_one_stage(1).evaluate((1,) * len(other))
 
@@ -107,7 +109,7 @@ def _rows(graph: Graph, *strategies: Sequence[Mapping[str, int]]) -> dict[str, I
 
 
 def layer_plans(
-    tables: ModeTables,
+    tables: ChoiceTables,
     choice: Sequence[int],
     devices: Sequence[tuple[int, ...]],
     *,
@@ -169,7 +171,7 @@ def layer_plans(
     return layers
 
 
-def _transfer(tables: ModeTables, number: int, choice: Sequence[int], micro_batches: int) -> Transfer:
+def _transfer(tables: ChoiceTables, number: int, choice: Sequence[int], micro_batches: int) -> Transfer:
     """Return what goes over an edge of tables in a step."""
     edge, own, (u, v) = table_edges(tables.graph)[number], tables.edges[number], tables.ends[number]
     moved, at = own.moved, (own.cost.row_class[choice[u]], own.cost.col_class[choice[v]])
@@ -249,7 +251,7 @@ class LayerChoice:
     stage: int
 
 
-def chosen_layers(tables: ModeTables, choice: Sequence[int]) -> tuple[LayerChoice, ...]:
+def chosen_layers(tables: ChoiceTables, choice: Sequence[int]) -> tuple[LayerChoice, ...]:
     """Return the strategy of a step of one stage, by [V] choices in its tables."""
     found = []
     for v, c in enumerate(choice):
@@ -259,7 +261,7 @@ def chosen_layers(tables: ModeTables, choice: Sequence[int]) -> tuple[LayerChoic
     return tuple(found)
 
 
-def choice_in(modes: LayerModes, state: str, *, is_recomputed: bool) -> int:
+def choice_in(modes: LayerChoices, state: str, *, is_recomputed: bool) -> int:
     """Return the choice of a layer with one configuration that has a mode, or comes nearest to it.
 
     Without weights to hold otherwise there is one state; without a backward pass nothing is recomputed.
@@ -345,12 +347,12 @@ class Step:
     def problems(self) -> tuple[tuple[StageProblem, tuple[int, ...]], ...]:
         """Each stage with the one configuration of each layer, in all modes, and which of these each layer has."""
         model = cost_model(self.cost_model, self.machine, self.group, self.graph.precision)
-        space, known, keeps = ModeSpace(states=STATES, recompute=True), KnownModes(), keeping(self.graph)
+        space, known, keeps = ModeSpace(states=STATES, recompute=True), KnownChoices(), keeping(self.graph)
         found = []
         for number, (graph, (first, beyond)) in enumerate(zip(self.stages, self.bounds, strict=True)):
             layers = self.layers[first:beyond]
             rows = _rows(graph, [layer.splits for layer in layers])
-            tables = mode_tables(
+            tables = choice_tables(
                 graph,
                 self.group,
                 model,

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pase.costs.build import traffic_of
+from pase.costs.edges import traffic_of
 from pase.easgd import algorithms as training
 from pase.easgd.algorithms import Exchange, Place, num_rounds
 from pase.errors import TrainingError

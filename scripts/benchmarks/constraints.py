@@ -7,7 +7,7 @@ from typing import Any
 from pase import load, load_machine
 from pase.graph.operators import with_fan_outs
 from pase.planning.constraints import constraints_of
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 from scripts.benchmarks.peers import PEERS, num_pairs
 from scripts.benchmarks.tables import markdown, publish
 

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 import pase
-from pase.costs.modes import ModeSpace
+from pase.costs.states import ModeSpace
 from pase.graph import Graph
 from pase.graph.precision import uniform
 from pase.machine import load_machine

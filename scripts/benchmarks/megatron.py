@@ -17,7 +17,9 @@ import numpy as np
 
 from pase.analysis.baselines.rules import ATTENTION, TransformerDims, largest_split, largest_splits, transformer_dims
 from pase.costs import cost_model
-from pase.costs.modes import STATES, KnownModes, LayerModes, ModeSpace, layer_choices
+from pase.costs.choice_tables import KnownChoices, choices_of_layers
+from pase.costs.choices import LayerChoices
+from pase.costs.states import STATES, ModeSpace
 from pase.errors import ConfigurationError
 from pase.graph import Operator
 from pase.planning.pipelines import work_s
@@ -223,12 +225,12 @@ def _layer_figures(setting: Setting, degrees: Degrees) -> tuple[FloatArray, IntA
     first = {key: v for v, key in reversed(list(enumerate(alike)))}
     chosen = sorted(first.values())
     splits = _splits(setting, degrees._replace(stages=1))
-    layers, _ = layer_choices(
+    layers, _ = choices_of_layers(
         batch.graph,
         devices,
         cost_model(setting.cost_model, setting.machine, devices, batch.graph.precision),
         ModeSpace(states=STATES, recompute=True),
-        known=KnownModes(),
+        known=KnownChoices(),
         keeps=batch.keeps,
         only={operators[v].name: np.array([[*splits[v].values()]], dtype=np.int32) for v in chosen},
         optimiser=setting.optimiser,
@@ -248,5 +250,5 @@ def _layer_figures(setting: Setting, degrees: Degrees) -> tuple[FloatArray, IntA
     return np.array(columns), np.array([number[key] for key in alike])
 
 
-def _choice(modes: LayerModes, mode: Mode, operator: Operator, *, is_first: bool) -> int:
+def _choice(modes: LayerChoices, mode: Mode, operator: Operator, *, is_first: bool) -> int:
     return choice_in(modes, mode.state, is_recomputed=mode.is_again(operator, is_first=is_first))

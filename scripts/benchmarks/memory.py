@@ -5,7 +5,7 @@ from pase.common.words import quantity
 from pase.costs import Problem
 from pase.models import MODELS
 from pase.planning.memory_limit import cheapest_within, lightest_within, limit_of
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 from pase.solver import LimitedSolution
 from scripts.benchmarks.tables import markdown, publish
 

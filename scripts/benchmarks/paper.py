@@ -11,7 +11,7 @@ from pase.costs import CostModel, Problem, build_problem, cost_model, traffic_of
 from pase.errors import ConfigurationError, TablesError
 from pase.graph import Graph, Operator
 from pase.machine import load_machine
-from pase.planning.planner import data_parallel_cost
+from pase.planning.problems import data_parallel_cost
 from pase.solver import Solution, solve
 from pase.solver.ordering import breadth_first, generate_seq
 from pase.tables.cost_tables import CostTables, restricted

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 import pase
-from pase.costs.modes import REPLICATED
+from pase.costs.states import REPLICATED
 from pase.errors import MemoryLimitError
 from pase.graph import Graph, Operator
 from pase.graph.parts import micro_batch, with_cuts

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pase import load, load_machine
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 from pase.tables.files import read_problem, write_problem
 from scripts.benchmarks.peers import PEERS
 from scripts.benchmarks.tables import markdown, publish

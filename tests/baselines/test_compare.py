@@ -12,7 +12,8 @@ from pase.costs import COST_MODELS
 from pase.errors import ConfigurationError
 from pase.graph import Scalar
 from pase.models import MODELS
-from pase.planning.planner import data_parallel_cost, problem_of, search
+from pase.planning.planner import search
+from pase.planning.problems import data_parallel_cost, problem_of
 from pase.planning.steps import total_cost
 from pase.solver import solve
 from tests.networks import small_graph, tiny_graph

@@ -15,7 +15,7 @@ from pase.costs import Problem
 from pase.graph import Builder, Scalar
 from pase.graph.operators import conv2d, dense, dropout, global_pool, softmax_loss
 from pase.models import MODELS
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 from pase.solver import solve
 from tests.networks import SMALL, small_graph
 

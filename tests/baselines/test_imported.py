@@ -8,7 +8,7 @@ from pase import load, load_machine
 from pase.analysis.baselines.registry import BASELINES, meshes
 from pase.analysis.baselines.rules import transformer_dims
 from pase.costs import Problem
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 from tests.baselines.test_experts import splits_of
 from tests.importers.torch_zoo import Made, alexnet, transformer
 

@@ -17,7 +17,7 @@ from pase.analysis.baselines.mcmc import STARTS, Sampling, Walk, choose, sample
 from pase.analysis.baselines.registry import EXPERTS
 from pase.costs import Problem
 from pase.errors import ConfigurationError
-from pase.planning.planner import data_parallel_choice, problem_of
+from pase.planning.problems import data_parallel_choice, problem_of
 from pase.solver import solve
 from pase.tables.cost_tables import CostTables
 from tests.networks import small_graph, tiny_graph

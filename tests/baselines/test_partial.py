@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pase import load_machine
 from pase.costs import Problem
 from pase.errors import ConfigurationError, TablesError
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 from scripts.benchmarks.paper import complete, restrict
 from tests.networks import slow_machine, small_graph, tiny_graph
 

@@ -6,7 +6,7 @@ from pase import load_machine
 from pase.analysis.baselines.rules import dense_product, follows, is_convolution, leads_to, same_dims, transformer_dims
 from pase.graph import Access, Builder, Dim, Edge, Graph, Operator, SliceOf
 from pase.graph.operators import attention, dense, embedding, layer_norm, softmax_loss
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 from tests.networks import SMALL, small_graph
 
 

@@ -11,7 +11,8 @@ import pytest
 from pase import search
 from pase.analysis.explanation import SchemeOutcome, explain_step
 from pase.planning.plan_file import read_plan, write_plan
-from pase.planning.planner import SearchOptions, data_parallel_choice, plan_of, problem_of
+from pase.planning.planner import SearchOptions
+from pase.planning.problems import data_parallel_choice, plan_of, problem_of
 from pase.planning.stages import step_bytes
 from pase.solver import solve
 from tests.cli.conftest import Command, document_of

@@ -9,7 +9,7 @@ import pytest
 from pase import search
 from pase.costs import build_problem, cost_model
 from pase.machine import Machine, load_machine
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 from pase.planning.steps import plan_layers, total_cost
 from tests.costs.test_kernels import place
 from tests.costs.test_step import slow

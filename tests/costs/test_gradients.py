@@ -7,7 +7,7 @@ import pytest
 
 import pase
 from pase.costs import build_problem, cost_model, edge_layouts, transfer_bytes
-from pase.costs.build import traffic_of
+from pase.costs.edges import traffic_of
 from pase.costs.memory import keeping, layer_memory
 from pase.graph import Builder, Graph, Tensor, verify
 from pase.graph.operators import (

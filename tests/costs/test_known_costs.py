@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pase.costs import build_problem, cost_model
-from pase.costs.build import KnownTransfers
-from pase.costs.modes import KnownModes
+from pase.costs.choice_tables import KnownChoices
+from pase.costs.edges import KnownTransfers
 from pase.machine import Machine, override_machine
 from pase.sharding import overlap
 from pase.sharding.overlap import Redistribution
@@ -30,7 +30,7 @@ def _machine(bandwidth: float | None) -> Machine:
     ],
 )
 def test_tables_for_another_machine_are_those_that_are_made_from_the_start(name: str, model: str) -> None:
-    graph, known = small_graph(name), KnownModes(transfers=KnownTransfers())
+    graph, known = small_graph(name), KnownChoices(transfers=KnownTransfers())
     for speed in SPEEDS:
         costs = cost_model(model, _machine(speed), 8)
         known = known.for_another_model()
@@ -47,7 +47,7 @@ def test_tables_for_another_machine_are_those_that_are_made_from_the_start(name:
 
 
 def test_levels_that_become_one_tell_other_layouts_apart() -> None:
-    graph, known, fanouts = small_graph("transformer"), KnownModes(transfers=KnownTransfers()), set()
+    graph, known, fanouts = small_graph("transformer"), KnownChoices(transfers=KnownTransfers()), set()
     machine = slow_machine()
     inner, outer = machine.levels[:2]
     apart = replace(outer, latency_s=inner.latency_s)

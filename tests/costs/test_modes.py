@@ -7,8 +7,10 @@ import pytest
 
 import pase
 from pase.costs import AlphaBetaCostModel, cost_model
+from pase.costs.choice_tables import KnownChoices, choice_tables
+from pase.costs.choices import Held, LayerChoices
 from pase.costs.memory import keeping
-from pase.costs.modes import STATES, Held, KnownModes, LayerModes, ModeSpace, mode_tables
+from pase.costs.states import STATES, ModeSpace
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, softmax_loss
 from pase.graph.parts import cuts, stage, with_cuts
@@ -28,24 +30,24 @@ def _graph() -> Graph:
     return with_cuts(net.build())
 
 
-def _first_layer(devices: int, splits: tuple[int, ...], optimiser: str = "adam", **more: Any) -> LayerModes:
+def _first_layer(devices: int, splits: tuple[int, ...], optimiser: str = "adam", **more: Any) -> LayerChoices:
     graph = _graph()
     model = cost_model("alpha_beta", MACHINE, devices)
     only = {"fc1": np.array([splits], dtype=np.int32)}
     space = ModeSpace(states=STATES, recompute=True)
-    tables = mode_tables(
-        more.get("graph", graph), devices, model, space, known=KnownModes(), only=only, optimiser=optimiser,
+    tables = choice_tables(
+        more.get("graph", graph), devices, model, space, known=KnownChoices(), only=only, optimiser=optimiser,
         is_whole=True, keeps=keeping(graph), links=more.get("links", (None, None)),
     )  # fmt: skip
     return tables.layers[0]
 
 
-def _held(modes: LayerModes) -> Held:
+def _held(modes: LayerChoices) -> Held:
     assert modes.held is not None
     return modes.held
 
 
-def _of(modes: LayerModes, state: str, *, again: bool = False) -> int:
+def _of(modes: LayerChoices, state: str, *, again: bool = False) -> int:
     return int(np.flatnonzero((modes.state == STATES.index(state)) & (modes.again == again))[0])
 
 
@@ -78,8 +80,8 @@ def test_weights_in_pieces_are_gathered_for_every_pass_that_needs_them() -> None
     graph = _graph()
     model = cost_model("alpha_beta", MACHINE, k)
     only = {"fc2": np.array([(k, 1, 1)], dtype=np.int32)}
-    tables = mode_tables(
-        graph, k, model, ModeSpace(states=STATES, recompute=True), known=KnownModes(), only=only, is_whole=True
+    tables = choice_tables(
+        graph, k, model, ModeSpace(states=STATES, recompute=True), known=KnownChoices(), only=only, is_whole=True
     )
     modes = tables.layers[1]
     gather = (k - 1) / k * size / BYTES_PER_S
@@ -131,7 +133,7 @@ def test_a_weight_of_two_stages_is_added_up_once_a_step() -> None:
     model = cost_model("alpha_beta", MACHINE, 1)
     at = cuts(graph)[2]
     tables = (
-        mode_tables(part, 1, model, ModeSpace(), known=KnownModes(), keeps=keeping(graph), links=(link, link))
+        choice_tables(part, 1, model, ModeSpace(), known=KnownChoices(), keeps=keeping(graph), links=(link, link))
         for part in (stage(graph, 0, at), stage(graph, at, len(graph.operators)))
     )
     size = 4 * 50257 * 32
@@ -151,8 +153,8 @@ def test_what_is_sent_most_in_a_step_stays_within_nodes(micro_batches: int) -> N
     """
     where = machine((2, 0.0, 1e9), (0, 0.0, 1e8), flop_per_s=FLOP_PER_S)
     graph = _graph()
-    tables = mode_tables(
-        graph, 4, cost_model("alpha_beta", where, 4), ModeSpace(), known=KnownModes(), is_whole=True,
+    tables = choice_tables(
+        graph, 4, cost_model("alpha_beta", where, 4), ModeSpace(), known=KnownChoices(), is_whole=True,
         only={"fc2": np.array([[2, 1, 2]], dtype=np.int32)}, micro_batches=micro_batches,
     )  # fmt: skip
     figures = tables.layers[graph.index["fc2"]].figures

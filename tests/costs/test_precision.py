@@ -11,7 +11,7 @@ from pase import evaluate, load_plan, search
 from pase.analysis.differences import difference
 from pase.common.documents import DocumentSource
 from pase.costs import cost_model, traffic_of, transfer_bytes
-from pase.costs.build import edge_layouts
+from pase.costs.edges import edge_layouts
 from pase.costs.memory import keeping, layer_memory
 from pase.costs.traffic import LayerTraffic
 from pase.errors import GraphError, MachineError, PlanError

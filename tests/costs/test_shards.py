@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 import pase
 from pase.costs import cost_model, liveness, memory_of_layers
+from pase.costs.choice_tables import KnownChoices, choice_tables
 from pase.costs.memory import keeping
-from pase.costs.modes import STATES, KnownModes, ModeSpace, mode_tables
+from pase.costs.states import STATES, ModeSpace
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, softmax_loss
 from pase.graph.parts import with_cuts
@@ -87,12 +88,12 @@ def counted(layer: str, dims: dict[str, int], splits: dict[str, int], state: str
 def test_tables_hold_what_the_definition_counts(devices: int, optimiser: str) -> None:
     own = with_cuts(graph())
     model = cost_model("alpha_beta", MACHINE, devices)
-    tables = mode_tables(
+    tables = choice_tables(
         own,
         devices,
         model,
         ModeSpace(states=STATES),
-        known=KnownModes(),
+        known=KnownChoices(),
         keeps=keeping(own),
         optimiser=optimiser,
         is_whole=True,

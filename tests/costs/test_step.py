@@ -19,7 +19,7 @@ from pase.errors import MachineError, PlanError
 from pase.graph.operators import with_fan_outs
 from pase.machine import Machine, Overlap
 from pase.machine.files import machine_text, parse_machine
-from pase.planning.planner import data_parallel_choice, problem_of
+from pase.planning.problems import data_parallel_choice, problem_of
 from pase.planning.session import Session
 from pase.views.reports.document import report_document
 from tests.networks import small_graph

@@ -11,7 +11,7 @@ from pase.costs import cost_model, traffic_of
 from pase.costs.alpha_beta import layer_members
 from pase.costs.traffic import Pattern
 from pase.machine import Machine, Overlap, machine_text, parse_machine
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 from tests.networks import small_graph
 from tests.simulation.machines import machine
 

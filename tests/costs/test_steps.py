@@ -5,7 +5,7 @@ import pytest
 
 import pase
 from pase.costs import build_problem, cost_model
-from pase.costs.build import edge_cost, traffic_of
+from pase.costs.edges import edge_cost, traffic_of
 from pase.graph import Builder, Graph
 from pase.graph.operators import concat, dense, elementwise, padded
 from pase.machine import load_machine

@@ -6,7 +6,7 @@ import pytest
 from pase.analysis.explanation import alternatives
 from pase.analysis.explanation.alternatives import Alternatives, islands
 from pase.analysis.explanation.constrained_search import nearest
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 from pase.solver import near_optimal, solve
 from pase.tables.cost_tables import CostTables, restricted
 from tests.explanation.brute import every_strategy, random_problem

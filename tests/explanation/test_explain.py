@@ -16,7 +16,7 @@ from pase.analysis.explanation.why_not import CostParts
 from pase.common.words import percent, quantity
 from pase.costs import COST_MODELS, cost_model
 from pase.errors import PlanError
-from pase.planning.planner import data_parallel_choice, given_solution, plan_of, problem_of
+from pase.planning.problems import data_parallel_choice, given_solution, plan_of, problem_of
 from pase.solver import solve
 from tests.networks import slow_machine, small_graph, tiny_graph
 from tests.solver.problems import total_cost

@@ -7,7 +7,7 @@ import pytest
 
 from pase.analysis.explanation.sensitivity import breakpoints, scaled_links, scaled_tables
 from pase.machine import load_machine
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 from pase.solver import Solution, solve
 from pase.tables.cost_tables import CostTables
 from tests.explanation.brute import every_strategy, random_scaled

@@ -11,7 +11,7 @@ from pase.graph import Graph, Operator
 from pase.graph.operators import dense, opaque, pointwise, softmax_loss
 from pase.graph.verify import Builder
 from pase.machine import load_machine
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 
 
 def _odd(name: str, x: tuple[int, ...], **options: Any) -> Operator:

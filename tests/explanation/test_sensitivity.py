@@ -10,7 +10,7 @@ from pase import Machine, Plan, search
 from pase.analysis.explanation import Sensitivity, sensitivity
 from pase.analysis.explanation.sensitivity import figures
 from pase.machine import load_machine
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 from pase.planning.steps import Step
 from tests.networks import slow_machine, small_graph
 

@@ -8,7 +8,7 @@ import pase
 from pase.common.words import quantity
 from pase.graph.operator import SCANNED
 from pase.planning.constraints import with_ties
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 from pase.solver import solve
 from pase.views.exports import export
 from pase.views.exports.named_mesh import scanned_layers

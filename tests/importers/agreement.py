@@ -9,7 +9,7 @@ import pytest
 
 from pase import load_machine, search
 from pase.graph import Graph, Operator, verify
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 
 DIGITS = 10
 DEVICES = 8

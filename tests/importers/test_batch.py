@@ -15,7 +15,7 @@ import pase
 from pase.graph import Graph, Operator
 from pase.graph.operator import access_dims
 from pase.machine import DEFAULT_MACHINE, load_machine
-from pase.planning.planner import data_parallel_cost, problem_of
+from pase.planning.problems import data_parallel_cost, problem_of
 from pase.sharding.shards import data_parallel
 from tests.importers import torch_zoo
 from tests.importers.architectures import ARCHITECTURES, CASES, check_known, imported

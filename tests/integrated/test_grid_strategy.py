@@ -10,7 +10,7 @@ from pase.costs import Problem, build_problem, cost_model
 from pase.errors import IntegratedError
 from pase.graph.operators import conv2d, dense
 from pase.machine import Machine, load_machine
-from pase.planning.planner import data_parallel_choice
+from pase.planning.problems import data_parallel_choice
 from pase.planning.steps import plan_layers, total_cost
 from pase.solver import solve
 from pase.studies.integrated.chain import chain_of

@@ -18,8 +18,9 @@ import pytest
 import pase
 from pase.analysis.simulation.pipeline import simulate_stages
 from pase.costs import cost_model, memory_of_layers
+from pase.costs.choice_tables import ChoiceTables, KnownChoices, choice_tables
 from pase.costs.memory import keeping
-from pase.costs.modes import STATES, KnownModes, ModeSpace, ModeTables, mode_tables
+from pase.costs.states import STATES, ModeSpace
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, elementwise, layer_norm, softmax_loss, with_fan_outs
@@ -68,7 +69,7 @@ def _network(numbers: random.Random) -> Graph:
     return net.build()
 
 
-def _figures(tables: ModeTables) -> dict[str, Array] | None:
+def _figures(tables: ChoiceTables) -> dict[str, Array] | None:
     """Every strategy of a stage, by what it takes; None where there are too many."""
     counts = [len(layer) for layer in tables.layers]
     if prod(counts) > MOST:
@@ -103,20 +104,22 @@ def _figures(tables: ModeTables) -> dict[str, Array] | None:
     return {"t": repeated + exposed, "o": o, "static": static, "kept": kept, "rest": rest}
 
 
-def _stages_of(setting: Setting, scheme: Scheme, at: Sequence[int]) -> list[tuple[ModeTables, dict[str, Array] | None]]:
+def _stages_of(
+    setting: Setting, scheme: Scheme, at: Sequence[int]
+) -> list[tuple[ChoiceTables, dict[str, Array] | None]]:
     """Every strategy of each stage of a graph that is cut; None where there are too many."""
     m, num = scheme.micro_batches, scheme.stages
     whole = micro_batch(setting.graph, m)
     graph = with_cuts(whole) if num > 1 else with_fan_outs(whole)
     model = cost_model(setting.cost_model, setting.machine, setting.num_devices // num, graph.precision)
     links = group_links(setting.machine, setting.num_devices, num, scheme.chunks)
-    keeps, known, fixed = keeping(graph), KnownModes(), batch_of(setting.graph, m, has_cuts=num > 1).fixed
+    keeps, known, fixed = keeping(graph), KnownChoices(), batch_of(setting.graph, m, has_cuts=num > 1).fixed
     found = []
     for number, (first, beyond) in enumerate(pairwise((0, *at, len(graph.operators)))):
         part = graph if num == 1 else stage(graph, first, beyond)
         own = (links[number], links[number + 1])
         asked = {"known": known, "keeps": keeps, "fixed": fixed, "links": own, "micro_batches": m}
-        tables = mode_tables(part, setting.num_devices // num, model, setting.space, **asked)
+        tables = choice_tables(part, setting.num_devices // num, model, setting.space, **asked)
         found.append((tables, _figures(tables)))
     return found
 

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from pase.costs.modes import STATES, ModeSpace
+from pase.costs.states import STATES, ModeSpace
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, elementwise, softmax_loss
 from pase.machine import Machine

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import pase
-from pase.costs import build
+from pase.costs import edges
 from pase.errors import SolverError
 from pase.graph import Graph
 from pase.planning import memory_limit, pipelines, planner, spans, stage_problem
@@ -39,7 +39,7 @@ class Clock:
 
 
 def _use(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
-    for module in (build, constrained, memory_limit, overlap, pipelines, planner, spans, stage_problem):
+    for module in (edges, constrained, memory_limit, overlap, pipelines, planner, spans, stage_problem):
         monkeypatch.setattr(module, "perf_counter", clock)
     for module in (solver_search, solution):
         monkeypatch.setattr(module.time, "perf_counter", clock)

@@ -9,7 +9,7 @@ import pytest
 import pase
 from pase import Plan
 from pase.analysis.explanation import every_choice
-from pase.planning.planner import problem_of_plan
+from pase.planning.problems import problem_of_plan
 from pase.views.reports.document import choices_document, report_document
 from tests.explanation.test_explain import data_parallel_plan
 from tests.hostile import hostile_plan
@@ -199,7 +199,7 @@ def test_what_the_time_limit_leaves_out_is_said(monkeypatch: pytest.MonkeyPatch)
     for limit in (3.0, 7.0, 1000.0):
         # Tables and marginals are made in no time at all: their clock is another one, far behind this one's limit.
         monkeypatch.setattr(f"{CHOICES}.perf_counter", Clock())
-        monkeypatch.setattr("pase.costs.build.perf_counter", lambda: 0.0)
+        monkeypatch.setattr("pase.costs.edges.perf_counter", lambda: 0.0)
         found = every_choice(plan, time_limit_s=limit)
         assert all(one is None or one == other for one, other in zip(found, whole, strict=True))
         missing.append(sum(one is None for one in found))

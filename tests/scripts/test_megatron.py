@@ -10,7 +10,7 @@ import pytest
 
 import pase
 from pase.costs import cost_model, traffic_of
-from pase.costs.modes import ModeSpace
+from pase.costs.states import ModeSpace
 from pase.planning.spans import Setting, batch_of
 from pase.planning.steps import Step
 from scripts.benchmarks import megatron

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pase.planning.planner import problem_of
+from pase.planning.problems import problem_of
 from pase.solver import min_marginals, solve
 from pase.tables.cost_tables import restricted
 from tests.explanation.brute import every_strategy, random_problem

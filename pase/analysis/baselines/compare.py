@@ -22,21 +22,17 @@ from pase.planning.one_stage import step_cost
 from pase.planning.pipelines import data_parallel_step
 from pase.planning.plan import Plan
 from pase.planning.planner import (
-    PROOF,
     Limits,
     Progress,
     SearchOptions,
     SearchSettings,
     check_search,
     chosen_options,
-    data_parallel_choice,
-    given_solution,
-    plan_of,
     plan_within,
     prepared,
-    problem_of,
     search,
 )
+from pase.planning.problems import PROOF, data_parallel_choice, given_solution, plan_of, problem_of
 from pase.planning.spans import even_cuts
 from pase.planning.steps import LayerChoice, Step
 from pase.sharding.shards import data_parallel_splits

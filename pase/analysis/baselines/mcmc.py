@@ -16,7 +16,7 @@ from pase.analysis.baselines.rules import Choose, cheapest, with_best_fan_outs
 from pase.costs import Problem
 from pase.errors import ConfigurationError, unknown_name
 from pase.machine import Machine
-from pase.planning.planner import data_parallel_choice
+from pase.planning.problems import data_parallel_choice
 from pase.tables.cost_tables import CostTables
 
 Start = Callable[[Problem, Machine, Sequence[Choose], int], Sequence[int]]

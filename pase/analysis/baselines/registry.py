@@ -35,7 +35,7 @@ from pase.graph import Access, Graph, Operator, Window
 from pase.graph import Role as AccessRole
 from pase.graph.operator import axis_dims
 from pase.machine import Machine
-from pase.planning.planner import data_parallel_choice
+from pase.planning.problems import data_parallel_choice
 from pase.sharding.shards import data_parallel, divisors
 from pase.studies.integrated.chain import CONVOLUTIONS, DENSE, Chain, chain_of
 from pase.studies.integrated.equations import Grid, Network, Role, network_of

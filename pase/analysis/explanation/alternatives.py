@@ -30,7 +30,8 @@ from pase.costs import Allowance, Problem, TimeUpError
 from pase.errors import PlanError, SolverError
 from pase.planning.memory_limit import cheapest_within
 from pase.planning.plan import Plan
-from pase.planning.planner import Progress, problem_of_plan
+from pase.planning.planner import Progress
+from pase.planning.problems import problem_of_plan
 from pase.solver import Marginals, Solution, min_marginals, near_optimal
 from pase.tables.cost_tables import CostTables, IndexArray, among, restricted, restricted_edge
 

@@ -33,7 +33,8 @@ from pase.analysis.explanation.why_not import (
 from pase.costs import Problem, cost_model
 from pase.errors import PlanError
 from pase.planning.plan import Plan
-from pase.planning.planner import Progress, problem_of_plan
+from pase.planning.planner import Progress
+from pase.planning.problems import problem_of_plan
 from pase.solver import Solution
 from pase.tables.cost_tables import CostTables
 

@@ -33,15 +33,8 @@ from pase.errors import MemoryLimitError, PaseError, SolverError
 from pase.graph import Access, Dim, DimIndex, Graph, Operator, Role, SliceOf, Window
 from pase.machine import Machine
 from pase.planning.plan import Plan
-from pase.planning.planner import (
-    Progress,
-    SearchOptions,
-    SearchSettings,
-    problem_of_plan,
-    search,
-    settings_of,
-    whole_graph,
-)
+from pase.planning.planner import Progress, SearchOptions, SearchSettings, search, settings_of, whole_graph
+from pase.planning.problems import problem_of_plan
 from pase.planning.steps import Step
 from pase.sharding.shards import divisors
 from pase.solver import Solution, solve

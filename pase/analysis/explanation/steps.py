@@ -17,8 +17,9 @@ from pase.analysis.explanation.why_not import configuration_text
 from pase.analysis.simulation.pipeline import StagedSimulation, simulate_stages
 from pase.common.words import percent, quantity
 from pase.costs import REPLICATED, cost_model
+from pase.costs.choice_tables import KnownChoices, choice_tables
 from pase.costs.memory import keeping
-from pase.costs.modes import STATES, KnownModes, ModeSpace, mode_tables
+from pase.costs.states import STATES, ModeSpace
 from pase.errors import ConfigurationError, PlanError, unknown_name
 from pase.graph import Graph
 from pase.planning.constraints import allowed, mode_space
@@ -223,12 +224,12 @@ class _Work:
         }
         rows[layer.name] = self.left.configurations(step.graph, graph.operators[at])
         problem, choice = step.problems[number]
-        tables = mode_tables(
+        tables = choice_tables(
             graph,
             step.group,
             cost_model(step.cost_model, step.machine, step.group, step.graph.precision),
             ModeSpace(states=STATES, recompute=True),
-            known=KnownModes(),
+            known=KnownChoices(),
             keeps=keeping(step.graph),
             only=rows,
             optimiser=step.optimiser,

@@ -12,7 +12,7 @@ from pase.graph import Graph, Operator
 from pase.graph.operator import SCANNED
 from pase.planning.constraints import with_ties
 from pase.planning.plan import Plan, check_even, check_one_stage
-from pase.planning.planner import problem_of_plan
+from pase.planning.problems import problem_of_plan
 from pase.solver import solve
 from pase.targets.emitter.text import Part as TextPart
 from pase.targets.emitter.text import Text, code, comment, docstring, joined, printable

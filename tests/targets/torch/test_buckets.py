@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pase
-from pase.costs.build import hiding_layers
+from pase.costs.edges import hiding_layers
 from pase.targets.torch.parallel import parallelize
 from pase.targets.torch.states import Gradients
 from tests.runtime.options import options

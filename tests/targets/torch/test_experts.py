@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import pase
-from pase.costs.build import traffic_of
+from pase.costs.edges import traffic_of
 from pase.importers.frameworks import difference as difference_of
 from pase.importers.torch.live import trace_live
 from pase.planning.plan import Plan

@@ -1,0 +1,511 @@
+"""The table of choices: what those of all layers of a graph, and its edges, cost and hold; and its search problem."""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from pase.common.containers import FrozenDict
+from pase.common.words import quantity, visible
+from pase.costs.choices import (
+    CRITERIA,
+    EdgeChoices,
+    LayerChoices,
+    Links,
+    choices_of_layer,
+    edge_choices,
+    elsewhere,
+    fan_out_is_kept,
+    kept_on_edge,
+    once_a_step,
+)
+from pase.costs.edges import (
+    BYTES_OF_COSTS,
+    Allowance,
+    KnownTransfers,
+    between,
+    edge_signature,
+    held_tables,
+    hiding_layers,
+    signature,
+    traffic_of,
+)
+from pase.costs.memory import (
+    DEFAULT_OPTIMISER,
+    Keeping,
+)
+from pase.costs.model import CostModel
+from pase.costs.states import ModeSpace
+from pase.costs.traffic import LayerTraffic
+from pase.graph import Edge, Graph, Operator
+from pase.graph.operators import with_fan_outs
+from pase.graph.parts import Stage
+from pase.sharding.edges import SharedWeight, table_edges
+from pase.sharding.levels import PlacedAxes
+from pase.sharding.shards import (
+    FloatArray,
+    IndexArray,
+    enumerate_configurations,
+)
+from pase.tables.cost_tables import CostTables, EdgeTable, Hiding, joint_classes, restricted, restricted_edge
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChoiceTables:
+    """The choices of every layer of a graph, and what they and its edges cost and hold.
+
+    Attributes:
+        graph: With fan-outs.
+        num_devices: That it has.
+        configurations: [V] the [K, D] splits.
+        layers: [V]; equal layers share a value.
+        ends: [E] (producer, consumer) by number.
+        edges: [E]; equal ones share a value.
+        hides: Whether communication can overlap at all.
+    """
+
+    graph: Graph
+    num_devices: int
+    configurations: tuple[IndexArray, ...]
+    layers: tuple[LayerChoices, ...]
+    ends: tuple[tuple[int, int], ...]
+    edges: tuple[EdgeChoices, ...]
+    hides: bool
+
+    def splits(self, vertex: int, choice: int) -> dict[str, int]:
+        """Return the split factor of each dim of a vertex under one of its choices."""
+        row = self.configurations[vertex][self.layers[vertex].rows[choice]]
+        return {dim: int(k) for dim, k in zip(self.graph.operators[vertex].extents, row, strict=True)}
+
+    def weighed(self, weights: FloatArray, left: Mapping[int, IndexArray] = FrozenDict()) -> CostTables:
+        """Return the problem of the weighted sum of all criteria.
+
+        Args:
+            weights: [criteria].
+            left: [N] choices that distinct layers have, by identity; by default all.
+        """
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(map(id, self.layers)))}
+        costs = list[FloatArray]()
+        for layer in {id(layer): layer for layer in self.layers}.values():
+            own = np.maximum(layer.columns @ weights, 0.0)
+            costs.append(own[left[id(layer)]] if left else own)
+        edges: dict[tuple[int, int, int], int] = {}
+        tables, ends, edge_table = list[EdgeTable](), list(self.ends), list[int]()
+        for edge, (u, v) in zip(self.edges, self.ends, strict=True):
+            key = id(edge), id(self.layers[u]), id(self.layers[v])
+            if key not in edges:
+                edges[key] = len(tables)
+                among = (left[key[1]], left[key[2]]) if left else None
+                tables.append(self._weighed_edge(edge, weights, among))
+            edge_table.append(edges[key])
+        for first, other in _joins(len(self.layers), self.ends):
+            # Nothing lies between parts of a graph that stand apart.
+            rows, cols = (np.zeros(len(costs[numbers[id(self.layers[v])]]), dtype=np.int32) for v in (first, other))
+            ends.append((first, other))
+            edge_table.append(len(tables))
+            tables.append(EdgeTable(row_class=rows, col_class=cols, values=np.zeros((1, 1))))
+        return CostTables(
+            vertex_names=tuple(operator.name for operator in self.graph.operators)
+            if len(self.graph.operators) == len(self.layers)
+            else tuple(map(str, range(len(self.layers)))),
+            vertex_costs=tuple(costs),
+            vertex_table=tuple(numbers[id(layer)] for layer in self.layers),
+            edges=tuple(ends),
+            edge_tables=tuple(tables),
+            edge_table=tuple(edge_table),
+        )
+
+    def _weighed_edge(
+        self, edge: EdgeChoices, weights: FloatArray, among: tuple[IndexArray, IndexArray] | None
+    ) -> EdgeTable:
+        price = weights[edge.criterion(hides=self.hides)]
+        held = weights[CRITERIA.index("static" if edge.is_weight else "kept")]
+        cost = edge.cost if among is None else restricted_edge(edge.cost, *among)
+        if edge.kept is None or held == 0:
+            return cost if price == 1 else replace(cost, values=price * cost.values)
+        kept = edge.kept if among is None else restricted_edge(edge.kept, *among)
+        row_class, rows, kept_rows = joint_classes(cost.row_class, kept.row_class)
+        col_class, cols, kept_cols = joint_classes(cost.col_class, kept.col_class)
+        # Weighed before they grow: these are the largest arrays of all.
+        values = (price * cost.values).take(rows, axis=0).take(cols, axis=1)
+        values += (held * kept.values).take(kept_cols, axis=1).take(kept_rows, axis=0)
+        return EdgeTable(row_class=row_class, col_class=col_class, values=values)
+
+    def restricted(self, kept: Mapping[int, IndexArray]) -> "ChoiceTables":
+        """Return the tables in which some vertices have some choices alone, numbered by position in `kept`."""
+        known: dict[tuple[int, ...], Any] = {}
+        layers, edges = list(self.layers), list(self.edges)
+        for vertex, own in kept.items():
+            key: tuple[int, ...] = id(layers[vertex]), id(own)
+            if key not in known:
+                known[key] = layers[vertex].restricted(own)
+            layers[vertex] = known[key]
+        for number, (u, v) in enumerate(self.ends):
+            if u in kept or v in kept:
+                ends = kept.get(u), kept.get(v)
+                key = id(edges[number]), *map(id, ends)
+                if key not in known:
+                    known[key] = edges[number].restricted(*ends)
+                edges[number] = known[key]
+        return replace(self, layers=tuple(layers), edges=tuple(edges))
+
+    def of_one_stage(self, micro_batches: int) -> CostTables:
+        """Return what a step of one stage costs at least by the choices of its layers.
+
+        What streams in each micro-batch counts once, as if it overlapped in all but the last: a strategy of which it
+        does costs no more.
+        """
+        counted = {"repeated": float(micro_batches), "streamed": 1.0, "once": 1.0, "summed": 1.0}
+        tables = self.weighed(np.array([counted.get(name, 0.0) for name in CRITERIA]))
+        if not self.hides:
+            return tables
+        layers = {id(layer): layer.figures for layer in self.layers}
+        # Behind the edges are those that join parts of a graph that stand apart.
+        is_weight = dict(zip(tables.edge_table, (edge.is_weight for edge in self.edges), strict=False))
+        edge_tables = enumerate(tables.edge_tables)
+        hiding = Hiding(
+            hideable=tuple(own.streamed + own.summed for own in layers.values()),
+            cover=tuple(own.cover for own in layers.values()),
+            edges=tuple(table.values if is_weight.get(number) else None for number, table in edge_tables),
+        )
+        return replace(tables, hiding=hiding)
+
+
+def _joins(num_layers: int, ends: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return pairs of layers that join the parts of a graph that no edge does."""
+    part = list(range(num_layers))
+
+    def root(v: int) -> int:
+        while part[v] != v:
+            part[v] = part[part[v]]
+            v = part[v]
+        return v
+
+    for u, v in ends:
+        part[root(u)] = root(v)
+    roots = sorted({root(v) for v in range(num_layers)})
+    return [(roots[0], other) for other in roots[1:]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownChoices:
+    """What tables of graphs under one cost model and one space of modes have in common; filled as they are made.
+
+    numbers: Of signatures, which are long to compare.
+    transfers: What costs of edges under other models follow from, too; None where there is one model. Of graphs under
+        several models the numbers of all layers and edges are known, too.
+    """
+
+    numbers: dict[Hashable, int] = field(default_factory=dict)
+    graphs: dict[tuple[int, str], tuple[Graph, tuple[int, ...]]] = field(default_factory=dict)
+    traffic: dict[Hashable, LayerTraffic] = field(default_factory=dict)
+    layers: dict[Hashable, LayerChoices] = field(default_factory=dict)
+    edges: dict[Hashable, EdgeChoices] = field(default_factory=dict)
+    transfers: KnownTransfers | None = None
+
+    def for_another_model(self) -> "KnownChoices":
+        """Return what tables under another cost model have in common with these."""
+        return KnownChoices(numbers=self.numbers, graphs=self.graphs, traffic=self.traffic, transfers=self.transfers)
+
+    def numbers_of_layers(self, graph: Graph) -> tuple[int, ...]:
+        """Return numbers of the layers of a graph that are equal where signatures are."""
+        return self._numbers(graph, "layers", lambda: (signature(graph, operator) for operator in graph.operators))
+
+    def numbers_of_edges(self, graph: Graph) -> tuple[int, ...]:
+        """Return numbers of the edges of a graph's tables that are equal where signatures are."""
+        return self._numbers(graph, "edges", lambda: (edge_signature(graph, edge) for edge in table_edges(graph)))
+
+    def _numbers(self, graph: Graph, of: str, signatures: Callable[[], Iterable[Hashable]]) -> tuple[int, ...]:
+        key = id(graph), of
+        if key in self.graphs:
+            return self.graphs[key][1]
+        found = tuple(self.numbers.setdefault(own, len(self.numbers)) for own in signatures())
+        if self.transfers is not None:
+            self.graphs[key] = graph, found
+        return found
+
+
+def choices_of_layers(
+    graph: Graph,
+    num_devices: int,
+    model: CostModel,
+    space: ModeSpace,
+    *,
+    known: KnownChoices,
+    keeps: Keeping | None = None,
+    fixed: frozenset[str] = frozenset(),
+    only: Mapping[str, IndexArray] = FrozenDict(),
+    optimiser: str = DEFAULT_OPTIMISER,
+    links: Links = (None, None),
+    hides: Sequence[tuple[bool, bool]] | None = None,
+    among: frozenset[str] | None = None,
+    micro_batches: int = 1,
+    is_whole: bool = False,
+    has_passes: bool = False,
+    allowance: Allowance | None = None,
+    axes: Mapping[str, PlacedAxes] = FrozenDict(),
+    on_progress: Callable[[str, float], None] | None = None,
+) -> tuple[list[LayerChoices], list[LayerTraffic]]:
+    """Return the choices of all layers of a graph with fan-outs, and the traffic of their configurations.
+
+    Args:
+        graph: Of one micro-batch; a stage of a pipeline, perhaps.
+        num_devices: That the graph has.
+        model: Of costs.
+        space: Which modes there are.
+        known: Of the same model, space and optimizer.
+        keeps: What the graph saves for its backward pass; None where memory is not asked for.
+        fixed: Layers that are not recomputed in any case.
+        only: The configurations of some layers, [K, D] by name; of others, all.
+        optimiser: Whose state counts.
+        links: To the devices of the stages before and behind.
+        hides: Of each layer as `hiding_layers` has it, of a larger graph perhaps; by default the graph's own.
+        among: Of the layers by name those that are of interest, in the graph's order; by default all.
+        micro_batches: Of a step, which sums gradients of weights once.
+        is_whole: Whether choices that others beat stay.
+        has_passes: Whether costs are told apart by passes.
+        allowance: Of time and memory; TimeUpError or SolverError is raised beyond that.
+        axes: Where the devices of layers with one configuration lie; of others, as suits them.
+        on_progress: Called with what is being done and the fraction of it that is done.
+    """
+    allowance = allowance or Allowance()
+    if not model.overlap:
+        hides = ((False, False),) * len(graph.operators)
+    hides = hiding_layers(graph) if hides is None else hides
+    crossing = {(edge.consumer, edge.input) for edge in graph.received} if isinstance(graph, Stage) else set()
+    leaving = {edge.producer for edge in graph.sent} if isinstance(graph, Stage) else set()
+    told = {id(chosen): chosen.tobytes() for chosen in only.values()}
+    layers, does = list[LayerChoices](), list[LayerTraffic]()
+    least: dict[int, float] = {}
+    numbers = known.numbers_of_layers(graph)
+    for operator, number, own in zip(graph.operators, numbers, hides, strict=True):
+        name = operator.name
+        if among is not None and name not in among:
+            continue
+        chosen = only.get(name)
+        kind: Hashable = number, None if chosen is None else told[id(chosen)], axes.get(name)
+        if kind not in known.traffic:
+            splits = enumerate_configurations(operator, num_devices) if chosen is None else chosen
+            what = f"the costs of the {len(splits):,} configurations of layer {visible(name)}"
+            allowance.hold(splits.nbytes + BYTES_OF_COSTS * len(splits), what)
+            traffic = replace(traffic_of(graph, operator, splits), axes=axes.get(name))
+            known.traffic[kind] = once_a_step(traffic, micro_batches)
+        own_space = space.of(name)
+        may_repeat = own_space.recompute and name not in fixed
+        copies = tuple(elsewhere(graph, operator, i) for i in range(len(operator.reads)))
+        saved: Hashable = None
+        if keeps is not None:
+            reads = tuple((name, i) in keeps.reads for i in range(len(operator.reads)))
+            writes = ((keeps.lanes.get((name, i), 0), (name, i) in keeps.writes) for i in range(len(operator.writes)))
+            saved = reads, tuple(writes)
+        key = (
+            kind,
+            own,
+            own_space.states,
+            may_repeat,
+            name in graph.trained,
+            tuple((graph.has_gradient(operator, i), (name, i) in crossing) for i in range(len(operator.reads))),
+            saved,
+            name in leaving,
+            copies,
+            links if any(copies) or name in leaving or any(consumer == name for consumer, _ in crossing) else None,
+        )
+        if key not in known.layers:
+            known.layers[key] = choices_of_layer(
+                graph,
+                operator,
+                known.traffic[kind],
+                model,
+                replace(own_space, recompute=may_repeat),
+                keeps=keeps,
+                hides=own,
+                optimiser=optimiser,
+                links=links,
+                micro_batches=micro_batches,
+                is_whole=is_whole,
+                has_passes=has_passes,
+            )
+        modes = known.layers[key]
+        if id(modes) not in least:
+            # What streams or is summed may be hidden.
+            least[id(modes)] = float((micro_batches * modes.figures.repeated + modes.figures.once).min())
+        allowance.bound += least[id(modes)]
+        allowance.check()
+        layers.append(modes)
+        does.append(known.traffic[kind])
+        if on_progress:
+            on_progress("costing layers", len(layers) / len(graph.operators))
+    return layers, does
+
+
+def choice_tables(
+    graph: Graph,
+    num_devices: int,
+    model: CostModel,
+    space: ModeSpace,
+    *,
+    known: KnownChoices,
+    keeps: Keeping | None = None,
+    has_passes: bool = False,
+    has_bytes: bool = False,
+    allowance: Allowance | None = None,
+    on_progress: Callable[[str, float], None] | None = None,
+    **asked: Any,
+) -> ChoiceTables:
+    """Return the choices of all layers of a graph with fan-outs, and of its edges; arguments: `choices_of_layers`'s.
+
+    has_bytes: whether what edges move is asked for. An edge of the tables is an edge of that graph, in its order, or a
+    weight that two layers share, after them.
+    """
+    allowance = allowance or Allowance()
+    layers, does = choices_of_layers(
+        graph, num_devices, model, space, known=known, keeps=keeps, has_passes=has_passes,
+        allowance=allowance, on_progress=on_progress, **asked,
+    )  # fmt: skip
+    keys, ends = list[Hashable](), list[tuple[int, int]]()
+    unmade: dict[Hashable, tuple[Edge, int]] = {}
+    numbers = known.numbers_of_edges(graph)
+    for edge, kind in zip(table_edges(graph), numbers, strict=True):
+        u, v = graph.index[edge.producer], graph.index[edge.consumer]
+        key: Hashable = id(layers[u]), id(layers[v]), kind
+        if keeps is not None:
+            producer = graph[edge.producer]
+            is_kept = producer.is_fan_out and fan_out_is_kept(graph, producer, keeps)
+            tensor, read = (edge.producer, edge.output), (edge.consumer, edge.input)
+            key = key, edge.output, edge.input, read in keeps.copies, tensor in keeps.writes, is_kept
+        if key not in known.edges:
+            unmade.setdefault(key, (edge, kind))
+        keys.append(key)
+        ends.append((u, v))
+
+    def sides(edge: Edge) -> tuple[int, int]:
+        return graph.index[edge.producer], graph.index[edge.consumer]
+
+    edges = [edge for edge, _ in unmade.values()]
+    traffic = [(does[u], does[v]) for u, v in map(sides, edges)]
+    # Sizes are known long before costs: what does not fit is refused before any edge is costed.
+    tables = [] if known.transfers else held_tables(graph, edges, traffic, model, allowance)
+    if on_progress and tables:
+        on_progress(f"cost tables of {quantity(allowance.held_bytes, 'B')}", 0.0)
+    for number, (key, (edge, kind)) in enumerate(unmade.items()):
+        (u, v), is_weight = sides(edge), isinstance(edge, SharedWeight)
+        modes = layers[u], layers[v]
+        by_pass = None
+        if has_passes or has_bytes or (modes[1].again.any() and not is_weight):
+            own = tables[number] if tables else between(graph, edge, *traffic[number], model, allowance)
+            table, forward, moved = own.costs()
+            by_pass = forward, moved
+        elif known.transfers:
+            ends_and_kind = *map(id, traffic[number]), kind
+            table = known.transfers.table(ends_and_kind, graph, edge, traffic[number], model, allowance)
+        else:
+            table = tables[number].total()
+        kept = None if keeps is None else kept_on_edge(graph, edge, traffic[number], modes, keeps)
+        known.edges[key] = edge_choices(table, by_pass, kept, modes, is_weight=is_weight)
+        if on_progress:
+            on_progress("costing edges", (number + 1) / len(unmade))
+    return ChoiceTables(
+        graph=graph,
+        num_devices=num_devices,
+        configurations=tuple(traffic.splits.values for traffic in does),
+        layers=tuple(layers),
+        ends=tuple(ends),
+        edges=tuple(known.edges[key] for key in keys),
+        hides=model.overlap > 0,
+    )
+
+
+# -- the problem of a step of one stage
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """The search problem of a step of one stage.
+
+    A plain plan is such a step: one micro-batch, whose layers have one mode.
+
+    Attributes:
+        choices: The choices of its layers, what they cost and hold.
+        tables: What these cost altogether.
+        micro_batches: Of a step.
+    """
+
+    choices: ChoiceTables
+    tables: CostTables
+    micro_batches: int = 1
+
+    @classmethod
+    def of(cls, choices: ChoiceTables, micro_batches: int = 1) -> "Problem":
+        """Return the problem of some tables."""
+        return cls(choices=choices, tables=choices.of_one_stage(micro_batches), micro_batches=micro_batches)
+
+    @property
+    def graph(self) -> Graph:
+        """Of one micro-batch, with a fan-out wherever one is needed (`with_fan_outs`)."""
+        return self.choices.graph
+
+    @property
+    def num_devices(self) -> int:
+        """That the graph has."""
+        return self.choices.num_devices
+
+    @property
+    def configurations(self) -> tuple[IndexArray, ...]:
+        """[V] the [K, D] splits."""
+        return self.choices.configurations
+
+    def splits(self, vertex: int, choice: int) -> dict[str, int]:
+        """Return the split factor of each dim of a vertex under one of its choices."""
+        return self.choices.splits(vertex, choice)
+
+    def choice(self, vertex: int, splits: tuple[int, ...]) -> int | None:
+        """Return the first choice of a vertex with a configuration; None if it is not among them."""
+        rows = self.choices.layers[vertex].rows
+        found = np.flatnonzero((self.configurations[vertex] == np.array(splits)).all(axis=1)[rows])
+        return int(found[0]) if len(found) else None
+
+    def restricted(self, kept: Mapping[int, IndexArray]) -> "Problem":
+        """Return the problem in which some vertices have some choices alone, numbered by position in `kept`."""
+        return replace(self, choices=self.choices.restricted(kept), tables=restricted(self.tables, kept))
+
+
+def build_problem(
+    graph: Graph,
+    num_devices: int,
+    model: CostModel,
+    on_progress: Callable[[str, float], None] | None = None,
+    *,
+    allowance: Allowance | None = None,
+    only: Callable[[Graph, Operator], IndexArray] | None = None,
+    known: KnownChoices | None = None,
+) -> Problem:
+    """Return the search problem of a plain plan (Eq. 1's t_l and r · t_x for every configuration).
+
+    Args:
+        graph: To be planned.
+        num_devices: p.
+        model: Of costs.
+        on_progress: Called with what is being done and the fraction that is done.
+        allowance: Of time and memory.
+        only: Returns the configurations, [K, D], that are considered of each layer of the graph with fan-outs; None:
+            every one.
+        known: Of the same graph, devices and cost model.
+
+    Raises:
+        ConfigurationError: A layer has too many configurations.
+        SolverError: Tables need more memory than is allowed.
+        TimeUpError: They take longer.
+    """
+    graph = with_fan_outs(graph)
+    tables = choice_tables(
+        graph,
+        num_devices,
+        model,
+        ModeSpace(),
+        known=known or KnownChoices(),
+        only={} if only is None else {operator.name: only(graph, operator) for operator in graph.operators},
+        allowance=allowance,
+        on_progress=on_progress,
+    )
+    return Problem.of(tables)

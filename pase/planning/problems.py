@@ -1,0 +1,242 @@
+"""Problems of steps of one stage, and the plans of their solutions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf, isclose
+
+import numpy as np
+
+from pase._version import __version__
+from pase.costs import DEFAULT_OPTIMISER, Allowance, CostModel, Problem, cost_model, memory_of_layers
+from pase.costs.choice_tables import KnownChoices, choice_tables
+from pase.costs.states import STATES, ModeSpace
+from pase.errors import PlanError
+from pase.graph import Graph, Operator
+from pase.machine import Machine
+from pase.planning.constraints import (
+    Constraints,
+    DevicesOf,
+    Pin,
+    allowed,
+    devices_by_hand,
+)
+from pase.planning.one_stage import problem_of_setting, step_cost
+from pase.planning.plan import NOT_SEARCHED, Plan, SearchRecord
+from pase.planning.spans import Setting
+from pase.planning.steps import choice_in, chosen_layers, layer_plans, place_layers, total_cost
+from pase.sharding.shards import data_parallel
+from pase.solver import (
+    Progress,
+    Solution,
+)
+from pase.tables.cost_tables import IndexArray
+
+PROOF = 1e-12
+"""Costs that differ by no more than this part of them are the same sum in another order."""
+
+
+def problem_of(
+    graph: Graph,
+    devices: int,
+    machine: Machine,
+    model: str,
+    on_progress: Progress | None = None,
+    *,
+    allowance: Allowance | None = None,
+    only: Callable[[Graph, Operator], IndexArray] | None = None,
+    constraints: Constraints = (),
+    micro_batches: int = 1,
+) -> Problem:
+    """Return the problem of steps of one stage and mode under a cost model, by its name; graph: of one micro-batch.
+
+    Other arguments as for `problem_of_setting`; of what they leave of a layer, constraints leave what they allow.
+    """
+    setting = Setting(
+        graph=graph,
+        num_devices=devices,
+        machine=machine,
+        cost_model=model,
+        space=ModeSpace(),
+        optimiser=DEFAULT_OPTIMISER,
+        limit_bytes=inf,
+        constraints=constraints,
+    )
+    if micro_batches > 1:
+        setting = replace(setting, imported={micro_batches: graph})
+    return problem_of_setting(setting, micro_batches, allowance=allowance, only=only, on_progress=on_progress)
+
+
+def problem_of_plan(
+    plan: Plan,
+    on_progress: Progress | None = None,
+    *,
+    machine: Machine | None = None,
+    allowance: Allowance | None = None,
+) -> Problem:
+    """Return the search problem that a plan answers, in which each layer keeps its modes.
+
+    Args:
+        plan: Of one stage.
+        on_progress: Called with what is being done and the fraction that is done.
+        machine: Another one than the plan's.
+        allowance: Of its tables.
+
+    Raises:
+        PlanError: The plan has several stages, whose costs are no sum over layers, or costs more than tables tell.
+    """
+    if plan.num_groups > 1:
+        raise PlanError(
+            f"the plan has {plan.num_groups} stages, of which the longest counts: what is asked of it here is worked "
+            "out for plans of one stage alone"
+        )
+    m, states = plan.micro_batches, {layer.state for layer in plan}
+    recompute = any(layer.is_recomputed for layer in plan)
+    space = ModeSpace(states=tuple(state for state in STATES if state in states | {STATES[0]}), recompute=recompute)
+    has_modes = recompute or len(space.states) > 1
+    setting = Setting(
+        graph=plan.graph,
+        num_devices=plan.num_devices,
+        machine=plan.machine if machine is None else machine,
+        cost_model=plan.cost_model,
+        space=space,
+        optimiser=plan.optimiser,
+        # Within a limit tables have all choices, and what they hold.
+        limit_bytes=1.0 if has_modes else inf,
+        constraints=plan.constraints,
+        imported={m: plan.graph} if m > 1 else {},
+    )
+    problem = problem_of_setting(
+        setting, m, allowance=allowance, only=configurations_beside(plan), on_progress=on_progress
+    )
+    return problem.restricted(_in_modes_of(plan, problem)) if has_modes else problem
+
+
+def _in_modes_of(plan: Plan, problem: Problem) -> dict[int, IndexArray]:
+    """Return the choices of layers that have some, in the modes of a plan; in the nearest that each layer has."""
+    known: dict[tuple[int, str, bool], IndexArray] = {}
+    kept = {}
+    for vertex, (modes, layer) in enumerate(zip(problem.choices.layers, plan.layers, strict=True)):
+        key = id(modes), layer.state, layer.is_recomputed
+        if key not in known:
+            own = choice_in(modes, layer.state, is_recomputed=layer.is_recomputed)
+            is_alike = (modes.state == modes.state[own]) & (modes.again == modes.again[own])
+            known[key] = np.flatnonzero(is_alike).astype(np.int32)
+        kept[vertex] = known[key]
+    return kept
+
+
+def configurations_beside(plan: Plan) -> Callable[[Graph, Operator], IndexArray] | None:
+    """Return the configurations of each layer that a plan is compared with, its own included; None for all there are.
+
+    A search looks at splits that divide their dims alone, which those of a plan need not do.
+    """
+    own = tuple(Pin(layers=(layer.name,), splits=layer.splits) for layer in plan if layer.uneven_dims)
+    return allowed(own, plan.graph, plan.num_devices).with_pinned if own else None
+
+
+def plan_of(
+    problem: Problem,
+    solution: Solution,
+    machine: Machine,
+    model: str,
+    *,
+    time_s: float,
+    optimiser: str = DEFAULT_OPTIMISER,
+    constraints: Constraints = (),
+) -> Plan:
+    """Return the placed plan of a solution.
+
+    Args:
+        problem: Of steps of one stage.
+        solution: Of the problem.
+        machine: That it was made for.
+        model: Of costs, by its name.
+        time_s: What finding it took.
+        optimiser: Whose state counts as memory.
+        constraints: Of the problem.
+    """
+    graph, devices, m = problem.graph, problem.num_devices, problem.micro_batches
+    costs = cost_model(model, machine, devices, graph.precision)
+    chosen = chosen_layers(problem.choices, solution.choice)
+    sizes = [level.num_devices for level in machine.levels_spanned(devices)[:-1]]
+    is_constrained = any(not isinstance(each, DevicesOf) for each in constraints)
+    free = _data_parallel_problem(problem, costs) if is_constrained else problem
+    placed = place_layers(
+        graph,
+        devices,
+        costs,
+        [layer.splits for layer in chosen],
+        group_sizes=sizes,
+        by_hand=devices_by_hand(constraints, graph),
+        micro_batches=m,
+    )
+    peak = memory_of_layers(graph, chosen, optimiser=optimiser, micro_batches=m).peak()
+    kept = peak.kept_by_layer
+    layers = tuple(layer_plans(problem.choices, solution.choice, placed, micro_batches=m, kept_bytes=kept))
+    total = total_cost(layers) if m == 1 else step_cost(problem, solution.choice)
+    assert m > 1 or abs(total - solution.cost) <= 1e-9 * total, f"plan costs {total}, solution {solution.cost}"
+    plan = Plan(
+        graph=graph,
+        machine=machine,
+        num_devices=devices,
+        cost_model=model,
+        cost_unit=costs.unit,
+        layers=layers,
+        total_cost=total,
+        lower_bound=total if solution.exact and m == 1 else min(solution.lower_bound, total),
+        exact=solution.exact and solution.lower_bound >= total * (1 - PROOF),
+        baselines={"data_parallel": data_parallel_cost(free)},
+        search=SearchRecord(
+            ordering=solution.ordering,
+            largest_dependent_set=solution.largest_dependent_set,
+            time_s=time_s,
+            peak_memory_bytes=solution.peak_memory_bytes,
+        ),
+        tool_version=__version__,
+        optimiser=optimiser,
+        constraints=constraints,
+        micro_batches=m,
+    )
+    vars(plan)["peak"] = peak  # a cached property, which is known already
+    return plan
+
+
+def given_solution(problem: Problem, choice: Sequence[int], *, lower_bound: float = 0.0, time_s: float) -> Solution:
+    """Return a strategy that was not searched for; lower_bound: of all; time_s: what finding it took."""
+    cost = step_cost(problem, choice)
+    bound = min(lower_bound, cost)
+    return Solution(
+        cost=cost,
+        lower_bound=bound,
+        exact=isclose(cost, bound, rel_tol=PROOF),
+        choice=tuple(choice),
+        ordering=NOT_SEARCHED,
+        largest_dependent_set=0,
+        time_s=time_s,
+        peak_memory_bytes=0,
+    )
+
+
+def data_parallel_cost(problem: Problem) -> float:
+    """Return the total cost of data parallelism."""
+    return step_cost(problem, data_parallel_choice(problem))
+
+
+def _data_parallel_problem(problem: Problem, costs: CostModel) -> Problem:
+    """Return the problem whose one strategy is data parallelism, which constraints need not allow."""
+    graph, devices = problem.graph, problem.num_devices
+    only = {op.name: np.array([data_parallel(graph, op, devices)], dtype=np.int32) for op in graph.operators}
+    modes = choice_tables(
+        graph, devices, costs, ModeSpace(), known=KnownChoices(), only=only, micro_batches=problem.micro_batches
+    )
+    return Problem.of(modes, problem.micro_batches)
+
+
+def data_parallel_choice(problem: Problem) -> tuple[int, ...]:
+    """Return data parallelism, by configuration index: each layer's batch split as far as it goes, nothing else."""
+    choice = []
+    for vertex, operator in enumerate(problem.graph.operators):
+        index = problem.choice(vertex, data_parallel(problem.graph, operator, problem.num_devices))
+        assert index is not None, f"data parallelism is no configuration of {operator.name}"
+        choice.append(index)
+    return tuple(choice)
