@@ -63,6 +63,7 @@ class ChoiceTables:
         ends: [E] (producer, consumer) by number.
         edges: [E]; equal ones share a value.
         hides: Whether communication can overlap at all.
+        traffic: [V] of each layer under its configurations; () of tables that are parts of others.
     """
 
     graph: Graph
@@ -72,6 +73,7 @@ class ChoiceTables:
     ends: tuple[tuple[int, int], ...]
     edges: tuple[EdgeChoices, ...]
     hides: bool
+    traffic: tuple[LayerTraffic, ...] = ()
 
     def splits(self, vertex: int, choice: int) -> dict[str, int]:
         """Return the split factor of each dim of a vertex under one of its choices."""
@@ -413,6 +415,7 @@ def choice_tables(
         ends=tuple(ends),
         edges=tuple(known.edges[key] for key in keys),
         hides=model.overlap > 0,
+        traffic=tuple(does),
     )
 
 

@@ -6,6 +6,7 @@ This is where accesses become numbers; a cost model turns them into cost.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
@@ -118,6 +119,26 @@ class LayerTraffic:
     def flop(self) -> FloatArray:
         """[K] FLOP of one training step on the busiest device."""
         return self.forward.flop + self.backward.flop
+
+    def under(self, row: int) -> "LayerTraffic":
+        """Return what is communicated under one configuration; of the work FLOP and bytes alone."""
+
+        def at(values: Any) -> Any:
+            return values[row : row + 1] if np.ndim(values) and len(values) > 1 else values
+
+        def one(message: Communication) -> Communication:
+            sizes = {"size_bytes": at(message.size_bytes), "group": at(message.group)}
+            return replace(message, num_pieces=at(message.num_pieces), **sizes)
+
+        works = (PassWork(flop=at(w.flop), touched_bytes=at(w.touched_bytes)) for w in (self.forward, self.backward))
+        forward, backward = works
+        return LayerTraffic(
+            splits=replace(self.splits, values=self.splits.values[row : row + 1]),
+            forward=forward,
+            backward=backward,
+            messages=tuple(map(one, self.messages)),
+            joint_sums={position: one(message) for position, message in self.joint_sums.items()},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,6 +96,8 @@ def placed_by_cost(
     kinds: Sequence[Hashable],
     placed: Sequence[Devices],
     fixed: Collection[int] = (),
+    *,
+    assumed: Sequence[float | None] = (),
 ) -> tuple[Devices, ...]:
     """Return, for each layer, the device of each of its parts.
 
@@ -107,6 +109,7 @@ def placed_by_cost(
         kinds: Of each layer; equal for layers that do the same under equal splits.
         placed: Where the layers are to begin with.
         fixed: Layers that stay there.
+        assumed: [E] what edges cost where axes are over the levels as suits each; None where that is to be worked out.
     """
     if len(model.fanouts) < 2:
         return tuple(placed)
@@ -118,16 +121,19 @@ def placed_by_cost(
         incident[u].append(number)
         incident[v].append(number)
     current = list(placed)
-    assumed: list[Devices | None] = [None] * len(placed)
+    anywhere: list[Devices | None] = [None] * len(placed)
     most = min(MAX_COSTED, MAX_COSTED_DEVICES // len(placed[0]))
 
     def is_dearer(vertex: int) -> bool:
         """Whether a layer or an edge of it costs more than the search assumed."""
         if prices.layer(vertex, current[vertex]) > prices.layer(vertex, None) * (1 + _ROUNDING):
             return True
-        return any(
-            prices.edge(number, current) > prices.edge(number, assumed) * (1 + _ROUNDING) for number in incident[vertex]
-        )
+        return any(prices.edge(number, current) > least_of(number) * (1 + _ROUNDING) for number in incident[vertex])
+
+    def least_of(number: int) -> float:
+        """What the search assumed that an edge costs."""
+        known = assumed[number] if assumed else None
+        return prices.edge(number, anywhere) if known is None else known
 
     def cost(vertex: int) -> float:
         """What a layer and its edges cost where all layers are now."""

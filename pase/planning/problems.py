@@ -161,15 +161,8 @@ def plan_of(
     sizes = [level.num_devices for level in machine.levels_spanned(devices)[:-1]]
     is_constrained = any(not isinstance(each, DevicesOf) for each in constraints)
     free = _data_parallel_problem(problem, costs) if is_constrained else problem
-    placed = place_layers(
-        graph,
-        devices,
-        costs,
-        [layer.splits for layer in chosen],
-        group_sizes=sizes,
-        by_hand=devices_by_hand(constraints, graph),
-        micro_batches=m,
-    )
+    by_hand = devices_by_hand(constraints, graph)
+    placed = place_layers(problem.choices, solution.choice, costs, group_sizes=sizes, by_hand=by_hand)
     peak = memory_of_layers(graph, chosen, optimiser=optimiser, micro_batches=m).peak()
     kept = peak.kept_by_layer
     layers = tuple(layer_plans(problem.choices, solution.choice, placed, micro_batches=m, kept_bytes=kept))

@@ -459,6 +459,7 @@ def side_by_side(
     tables = replace(
         chunks[0].tables,
         configurations=tuple(rows for chunk in chunks for rows in chunk.tables.configurations),
+        traffic=(),
         layers=tuple(layers),
         ends=tuple(ends),
         edges=tuple(edges),
@@ -554,6 +555,7 @@ def _slice(tables: ChoiceTables, first: int, beyond: int) -> ChoiceTables:
     return replace(
         tables,
         configurations=tables.configurations[first:beyond],
+        traffic=tables.traffic[first:beyond],
         layers=tables.layers[first:beyond],
         ends=tuple((u - first, v - first) for _, (u, v) in inside),
         edges=tuple(edge for edge, _ in inside),

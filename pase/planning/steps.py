@@ -15,12 +15,10 @@ from pase.costs import (
     cost_model,
     edge_layouts,
     memory_of_layers,
-    signature,
-    traffic_of,
     transfer_bytes,
 )
 from pase.costs.choice_tables import ChoiceTables, KnownChoices, choice_tables
-from pase.costs.choices import LayerChoices, Links, once_a_step
+from pase.costs.choices import LayerChoices, Links
 from pase.costs.memory import keeping
 from pase.costs.states import STATES, ModeSpace
 from pase.costs.step_memory import Strategies
@@ -65,16 +63,17 @@ def plan_layers(
         as_placed: Whether communication is costed between these devices; else each layer's axes lie over the levels of
             the machine as suits it, and each edge has the best assignment, as in a search.
     """
-    if devices is None:
-        devices = place_layers(graph, num_devices, model, splits, group_sizes=group_sizes, by_hand=by_hand)
     axes = {}
     if as_placed:
+        assert devices is not None
         placed = zip(graph.operators, splits, devices, strict=True)
         axes = {operator.name: placed_axes(split, where) for operator, split, where in placed}
     rows = _rows(graph, splits)
     tables = choice_tables(
         graph, num_devices, model, ModeSpace(), known=KnownChoices(), only=rows, axes=axes, has_bytes=not as_placed
     )
+    if devices is None:
+        devices = place_layers(tables, (0,) * len(splits), model, group_sizes=group_sizes, by_hand=by_hand)
     return tuple(layer_plans(tables, (0,) * len(splits), devices, kept_bytes=kept_bytes))
 
 
@@ -188,32 +187,42 @@ def _transfer(tables: ChoiceTables, number: int, choice: Sequence[int], micro_ba
 
 
 def place_layers(
-    graph: Graph,
-    num_devices: int,
+    tables: ChoiceTables,
+    choice: Sequence[int],
     model: CostModel,
-    splits: Sequence[Mapping[str, int]],
     *,
     group_sizes: Sequence[int] = (),
     by_hand: Mapping[str, tuple[int, ...]] = FrozenDict(),
-    micro_batches: int = 1,
 ) -> tuple[tuple[int, ...], ...]:
     """Return, for each layer, the device of each part: where most stays, and then where a step is cheapest.
 
-    Arguments as for `plan_layers`; micro_batches: of a step, of which the graph computes one.
+    Args:
+        tables: That layers have their costs of.
+        choice: [V] of each layer.
+        model: Of costs.
+        group_sizes: As for `plan_layers`.
+        by_hand: As for `plan_layers`.
     """
+    graph = tables.graph
+    splits = [tables.splits(v, c) for v, c in enumerate(choice)]
     by_number = {graph.index[name]: parts for name, parts in by_hand.items()}
-    devices = place(graph, num_devices, splits, group_sizes=group_sizes, by_level=model.sums_by_level)
+    devices = place(graph, tables.num_devices, splits, group_sizes=group_sizes, by_level=model.sums_by_level)
     devices = _placed_by_hand(devices, by_number)
     traffic: dict[Hashable, LayerTraffic] = {}
-    numbers: dict[Hashable, int] = {}
     kinds = []
-    for operator, split in zip(graph.operators, splits, strict=True):
-        row = np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
-        kind = numbers.setdefault((signature(graph, operator), row.tobytes()), len(numbers))
+    for v, c in enumerate(choice):
+        row = int(tables.layers[v].rows[c])
+        kind = id(tables.traffic[v]), row
         if kind not in traffic:
-            traffic[kind] = once_a_step(traffic_of(graph, operator, row), micro_batches)
+            traffic[kind] = tables.traffic[v].under(row)
         kinds.append(kind)
-    return placed_by_cost(graph, model, splits, [traffic[kind] for kind in kinds], kinds, devices, by_number)
+    assumed = []
+    for edge, (u, v) in zip(tables.edges, tables.ends, strict=True):
+        # What a layer that is recomputed reads is moved once more, wherever it is placed.
+        is_again = bool(tables.layers[v].again[choice[v]])
+        assumed.append(None if is_again else edge.cost.cost(choice[u], choice[v]))
+    by_layer = [traffic[kind] for kind in kinds]
+    return placed_by_cost(graph, model, splits, by_layer, kinds, devices, by_number, assumed=assumed)
 
 
 def _placed_by_hand(
@@ -512,11 +521,10 @@ class Step:
         for number, (graph, (problem, choice)) in enumerate(zip(self.stages, self.problems, strict=True)):
             first, beyond = self.bounds[number]
             layers, start = self.layers[first:beyond], number % self.num_groups * self.group
-            splits = [layer.splits for layer in layers]
             if devices is None:
                 own_by_hand = {name: row for name, row in by_hand.items() if name in graph.index}
                 placed: Sequence[tuple[int, ...]] = place_layers(
-                    graph, self.group, model, splits, group_sizes=sizes, by_hand=own_by_hand, micro_batches=m
+                    problem.tables, choice, model, group_sizes=sizes, by_hand=own_by_hand
                 )
             else:
                 placed = [tuple(device - start for device in row) for row in devices[first:beyond]]
