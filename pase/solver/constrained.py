@@ -562,7 +562,7 @@ class LimitedSearch:
         self.offer(found.choice)
         if found.lower_bound >= self.enough():
             return None
-        if not found.exact:
+        if not found.exact and found.lower_bound < found.cost * (1 - self.gap) * (1 - 2 * RELATIVE_TOLERANCE):
             return None, found.lower_bound
         return None if self.problem.fits(found.choice) else (found.choice, found.lower_bound)
 
