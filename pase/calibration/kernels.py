@@ -239,6 +239,10 @@ _SMALLEST_ERROR = 0.05
 """Errors below count as squares, those above by their size: no kernel that falls out decides for the others."""
 
 
+_LEAST_DAMPING = 1e-6
+"""Figures on which no time depends, as of few or odd samples, leave the steps' equations singular without any."""
+
+
 def fit_kernels(samples: Sequence[KernelSample], device: Device, source: str) -> Kernels:
     """Return the figures for which the times of samples are met best, in the mean of their ratios.
 
@@ -264,7 +268,7 @@ def fit_kernels(samples: Sequence[KernelSample], device: Device, source: str) ->
         step = np.linalg.solve(normal + damping * np.eye(len(point)), -slopes.T @ (weights * best))
         tried = errors(point + np.clip(step, -1, 1))
         if _loss(tried) < _loss(best):
-            point, best, damping = point + np.clip(step, -1, 1), tried, damping / 3
+            point, best, damping = point + np.clip(step, -1, 1), tried, max(damping / 3, _LEAST_DAMPING)
         else:
             damping *= 4
         if damping > 1e9:
