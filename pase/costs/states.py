@@ -46,6 +46,11 @@ class ModeSpace:
     recompute: bool = False
     layers: Mapping[str, "ModeSpace"] = field(default_factory=FrozenDict, hash=False)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is one mode: weights replicated, nothing recomputed."""
+        return self.states == (REPLICATED,) and not self.recompute
+
     def of(self, layer: str) -> "ModeSpace":
         """Return the modes that a layer may have."""
         return self.layers.get(layer) or replace(self, layers=FrozenDict())

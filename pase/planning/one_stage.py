@@ -27,22 +27,24 @@ def problem_of_setting(
     allowance: Allowance | None = None,
     only: Callable[[Graph, Operator], IndexArray] | None = None,
     known: KnownChoices | None = None,
+    is_whole: bool | None = None,
     on_progress: Callable[[str, float], None] | None = None,
 ) -> Problem:
     """Return the problem of steps of one stage.
 
     Args:
-        setting: What is searched for. Within a memory limit choices stay that others beat in all costs and sums, too:
-            their peaks may be lower.
+        setting: What is searched for.
         micro_batches: Of a step.
         allowance: Of time and memory for tables; TimeUpError or SolverError is raised beyond that.
         only: Returns the configurations that are considered of a layer, of which constraints leave some; None: all.
-        known: Of tables of the same graph, devices, cost model, number of micro-batches and limit or none.
+        known: Of tables of the same graph, devices, cost model, number of micro-batches and `is_whole`.
+        is_whole: Whether choices stay that others beat in all costs and sums, and what they hold is worked out; None:
+            within a memory limit, as their peaks may be lower.
         on_progress: Called with what is being done and the fraction that is done.
     """
     batch, devices = setting.of_micro_batch(micro_batches, 1), setting.num_devices
-    graph, is_limited = batch.graph, setting.limit_bytes < inf
-    has_modes = setting.space.recompute or len(setting.space.states) > 1
+    graph = batch.graph
+    is_whole = setting.limit_bytes < inf if is_whole is None else is_whole
     left = allowed(setting.constraints, graph, devices, only)
     if only is None:
         configurations = left.mapping(graph)
@@ -56,12 +58,12 @@ def problem_of_setting(
             cost_model(setting.cost_model, setting.machine, devices, graph.precision),
             setting.space,
             known=known or KnownChoices(),
-            keeps=batch.keeps if is_limited and has_modes else None,
+            keeps=batch.keeps if is_whole and not setting.space.is_plain else None,
             fixed=batch.fixed if setting.space.recompute else frozenset(),
             optimiser=setting.optimiser,
             only=configurations,
             micro_batches=micro_batches,
-            is_whole=is_limited,
+            is_whole=is_whole,
             allowance=allowance,
             on_progress=on_progress,
         )
@@ -97,15 +99,10 @@ def search_one_stage(
     return cheapest_within(problem.tables, limit, known=known, time_limit_s=time_limit_s, **options)
 
 
-def as_stage(problem: Problem) -> StageProblem:
-    """Return the problem of a step of one stage as that of a stage."""
-    weight = float(problem.micro_batches)
-    return StageProblem(tables=problem.choices, weight=weight, in_flight=1, limit_bytes=inf)
-
-
 def sums_of(problem: Problem, choice: Sequence[int]) -> StageSums:
     """Return what a step takes."""
-    return as_stage(problem).sums(choice)
+    stage = StageProblem(tables=problem.choices, weight=1.0, in_flight=1, limit_bytes=inf)
+    return stage.sums(choice)
 
 
 def step_cost(problem: Problem, choice: Sequence[int]) -> float:
@@ -115,5 +112,5 @@ def step_cost(problem: Problem, choice: Sequence[int]) -> float:
     """
     if problem.micro_batches == 1:
         return problem.tables.evaluate(choice)
-    stage = as_stage(problem)
-    return stage.cost(stage.sums(choice))
+    sums = sums_of(problem, choice)
+    return problem.micro_batches * sums.micro_batch + sums.step

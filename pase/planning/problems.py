@@ -92,7 +92,6 @@ def problem_of_plan(
     m, states = plan.micro_batches, {layer.state for layer in plan}
     recompute = any(layer.is_recomputed for layer in plan)
     space = ModeSpace(states=tuple(state for state in STATES if state in states | {STATES[0]}), recompute=recompute)
-    has_modes = recompute or len(space.states) > 1
     setting = Setting(
         graph=plan.graph,
         num_devices=plan.num_devices,
@@ -100,15 +99,19 @@ def problem_of_plan(
         cost_model=plan.cost_model,
         space=space,
         optimiser=plan.optimiser,
-        # Within a limit tables have all choices, and what they hold.
-        limit_bytes=1.0 if has_modes else inf,
+        limit_bytes=inf,
         constraints=plan.constraints,
         imported={m: plan.graph} if m > 1 else {},
     )
     problem = problem_of_setting(
-        setting, m, allowance=allowance, only=configurations_beside(plan), on_progress=on_progress
+        setting,
+        m,
+        allowance=allowance,
+        only=configurations_beside(plan),
+        is_whole=not space.is_plain,
+        on_progress=on_progress,
     )
-    return problem.restricted(_in_modes_of(plan, problem)) if has_modes else problem
+    return problem if space.is_plain else problem.restricted(_in_modes_of(plan, problem))
 
 
 def _in_modes_of(plan: Plan, problem: Problem) -> dict[int, IndexArray]:

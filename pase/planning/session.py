@@ -431,16 +431,16 @@ class Session:
         if before is not None and before.machine == setting.machine:
             kept.tables[space] = before
             return before
-        has_modes = space.recompute or len(space.states) > 1
         memory_bytes = wanted.options.solver_memory_bytes
         allowance = Allowance(memory_bytes=default_solver_memory_bytes() if memory_bytes is None else memory_bytes)
         problem = problem_of_setting(
-            # With modes a limit may be set later, for which tables have all choices, and what they hold.
-            replace(setting, constraints=(), space=space, limit_bytes=1.0 if has_modes else inf),
+            replace(setting, constraints=(), space=space),
             count,
             allowance=allowance,
             only=kept.only,
             known=kept.known,
+            # With modes a limit may be set later.
+            is_whole=not space.is_plain,
         )
         found = _Tables(
             machine=setting.machine,
