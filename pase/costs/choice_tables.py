@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ class ChoiceTables:
                 among = (left[key[1]], left[key[2]]) if left else None
                 tables.append(self._weighed_edge(edge, weights, among))
             edge_table.append(edges[key])
-        for first, other in _joins(len(self.layers), self.ends):
+        for first, other in self._joins:
             # Nothing lies between parts of a graph that stand apart.
             rows, cols = (np.zeros(len(costs[numbers[id(self.layers[v])]]), dtype=np.int32) for v in (first, other))
             ends.append((first, other))
@@ -117,6 +118,22 @@ class ChoiceTables:
             edge_tables=tuple(tables),
             edge_table=tuple(edge_table),
         )
+
+    @cached_property
+    def _joins(self) -> list[tuple[int, int]]:
+        """Pairs of layers that join the parts of the graph that no edge does."""
+        part = list(range(len(self.layers)))
+
+        def root(v: int) -> int:
+            while part[v] != v:
+                part[v] = part[part[v]]
+                v = part[v]
+            return v
+
+        for u, v in self.ends:
+            part[root(u)] = root(v)
+        roots = sorted({root(v) for v in range(len(part))})
+        return [(roots[0], other) for other in roots[1:]]
 
     def _weighed_edge(
         self, edge: EdgeChoices, weights: FloatArray, among: tuple[IndexArray, IndexArray] | None
@@ -172,22 +189,6 @@ class ChoiceTables:
             edges=tuple(table.values if is_weight.get(number) else None for number, table in edge_tables),
         )
         return replace(tables, hiding=hiding)
-
-
-def _joins(num_layers: int, ends: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return pairs of layers that join the parts of a graph that no edge does."""
-    part = list(range(num_layers))
-
-    def root(v: int) -> int:
-        while part[v] != v:
-            part[v] = part[part[v]]
-            v = part[v]
-        return v
-
-    for u, v in ends:
-        part[root(u)] = root(v)
-    roots = sorted({root(v) for v in range(num_layers)})
-    return [(roots[0], other) for other in roots[1:]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

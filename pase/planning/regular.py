@@ -192,7 +192,7 @@ class Steps:
             table = replace(table, states=np.pad(table.states, more, constant_values=-1), **grown)
             self._tables[id(problem)] = table
         for v in np.flatnonzero(table.choice[table.which, options] < 0).tolist():
-            self._add(table, problem, v, int(options[v]))
+            self._add(table, v, int(options[v]))
         return table
 
     def _table(self, problem: StageProblem) -> _Table:
@@ -220,7 +220,7 @@ class Steps:
         which = np.array([numbers[id(layer)] for layer in problem.tables.layers])
         return _Table(which=which, choice=arrays[0], option=arrays[1], states=arrays[2])
 
-    def _add(self, table: _Table, problem: StageProblem, v: int, number: int) -> None:
+    def _add(self, table: _Table, v: int, number: int) -> None:
         """Add to a table what of a layer comes nearest to an option that it has not."""
         which = table.which[v]
         there = np.flatnonzero(table.choice[which] >= 0)
@@ -323,7 +323,7 @@ class Steps:
                 table = self.table(problem, np.full(len(problem.tables.layers), own[0]))
                 missing = own[table.choice[table.which[v], own] < 0]
                 for option in missing.tolist():
-                    self._add(table, problem, v, option)
+                    self._add(table, v, option)
                 is_light = light.setdefault(id(layer), np.zeros(len(layer), dtype=np.bool_))
                 is_light[table.choice[table.which[v], own]] = True
             limited = replace(problem, light=FrozenDict(light), limit_bytes=problem.limit_bytes + self.spare_bytes)
