@@ -216,7 +216,7 @@ memory_per_device_option = option(
 
 
 def device_memory_bytes(value: int | str | None, machine: Machine) -> int | None:
-    """Return the limit that the value of --memory-per-device stands for."""
+    """Return the limit that a value of --memory-per-device denotes."""
     return usable_bytes(machine) if isinstance(value, str) else value
 
 

@@ -103,7 +103,7 @@ class ChoiceTables:
                 tables.append(self._weighed_edge(edge, weights, among))
             edge_table.append(edges[key])
         for first, other in self._joins:
-            # Nothing lies between parts of a graph that stand apart.
+            # Parts of a graph that are not connected exchange nothing.
             rows, cols = (np.zeros(len(costs[numbers[id(self.layers[v])]]), dtype=np.int32) for v in (first, other))
             ends.append((first, other))
             edge_table.append(len(tables))
@@ -180,7 +180,7 @@ class ChoiceTables:
         if not self.hides:
             return tables
         layers = {id(layer): layer.figures for layer in self.layers}
-        # Behind the edges are those that join parts of a graph that stand apart.
+        # The last edges join parts of a graph that are not connected.
         is_weight = dict(zip(tables.edge_table, (edge.is_weight for edge in self.edges), strict=False))
         edge_tables = enumerate(tables.edge_tables)
         hiding = Hiding(

@@ -1,4 +1,4 @@
-"""Our strategy beside the others, every one costed, placed and planned alike."""
+"""Our strategy compared with others; all are costed, placed and planned in the same way."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
