@@ -2,7 +2,7 @@
 
 Layers at the same place of blocks that repeat have one *role*. Within the gap that a search leaves, and among choices
 that cost nearly the same, its answer has layers of one role in many configurations, for no reason that a reader could
-find. How irregular a step is is a count of what has to be said of it (`Steps.irregularity`): the choices of each role,
+find. A step is the more irregular the more there is to say of it (`StepCosts.irregularity`): the choices of each role,
 the states of weights of each stage, the lengths of stages, and the splits of all layers.
 
 Steps to begin with have the options of the one that was found, or one pattern for all blocks, with the cuts that were
@@ -53,7 +53,7 @@ MORE_EVEN = 0.02
 """By how much more than it may a step may seem to be dearer with equal stages, before options are chosen for these."""
 
 
-class Option(NamedTuple):
+class LayerOption(NamedTuple):
     """What a layer may be: its split factors, the state of its weights in `STATES`, and whether it is recomputed."""
 
     splits: tuple[int, ...]
@@ -62,7 +62,7 @@ class Option(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RepeatedBlocks:
     """Blocks of equal layers that repeat. size: layers of a block. The first block and the last may be incomplete."""
 
     first: int
@@ -71,14 +71,14 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Strategy:
-    """The strategy of a step. options: [V] numbers of options, as `Steps` has them."""
+class Candidate:
+    """The strategy of a step. options: [V] numbers of options, as `StepCosts` has them."""
 
     bounds: Bounds
     options: Ints
 
 
-def repeated_blocks(operators: Sequence[Operator], kinds: Sequence[int]) -> tuple[Run, ...]:
+def runs_of_blocks(operators: Sequence[Operator], kinds: Sequence[int]) -> tuple[RepeatedBlocks, ...]:
     """Return the blocks that repeat one after the other, in the order of the graph.
 
     Args:
@@ -87,7 +87,7 @@ def repeated_blocks(operators: Sequence[Operator], kinds: Sequence[int]) -> tupl
     """
     numbers: dict[Hashable, int] = {}
     alike = [numbers.setdefault(operator.unnamed, len(numbers)) for operator in operators]
-    found: list[Run] = []
+    found: list[RepeatedBlocks] = []
     waiting = [(0, len(kinds))]
     while waiting:
         low, high = waiting.pop()
@@ -101,7 +101,7 @@ def repeated_blocks(operators: Sequence[Operator], kinds: Sequence[int]) -> tupl
             first -= 1
         while beyond < high and alike[beyond] == alike[beyond - size]:
             beyond += 1
-        found.append(Run(first=first, beyond=beyond, size=size))
+        found.append(RepeatedBlocks(first=first, beyond=beyond, size=size))
         waiting += [(low, first), (beyond, high)]
     return tuple(sorted(found, key=lambda run: run.first))
 
@@ -123,7 +123,7 @@ class _Table:
 
 
 @dataclass(kw_only=True, eq=False)
-class Steps:
+class StepCosts:
     """What steps of one scheme cost and hold, by the options of their layers.
 
     Attributes:
@@ -135,11 +135,11 @@ class Steps:
     """
 
     stages: Stages
-    runs: tuple[Run, ...]
+    runs: tuple[RepeatedBlocks, ...]
     roles: Ints
-    options: list[Option] = field(default_factory=list)
+    options: list[LayerOption] = field(default_factory=list)
     spare_bytes: float = 0.0
-    _numbers: dict[Option, int] = field(default_factory=dict)
+    _numbers: dict[LayerOption, int] = field(default_factory=dict)
     _problems: dict[tuple[int, int, int], StageProblem] = field(default_factory=dict)
     _tables: dict[int, _Table] = field(default_factory=dict)
     _sums: dict[Hashable, StageSums] = field(default_factory=dict)
@@ -150,18 +150,18 @@ class Steps:
     named_splits: dict[frozenset[tuple[str, int]], int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, setting: Setting, scheme: Scheme, options: Sequence[Option]) -> "Steps":
+    def of(cls, setting: Setting, scheme: Scheme, options: Sequence[LayerOption]) -> "StepCosts":
         """Return the steps in which each layer may have what its role has, or be split as other layers are.
 
         options: [V] of a step that is known.
         """
         stages = Stages.of(setting, scheme)
-        runs = repeated_blocks(stages.batch.graph.operators, stages.batch.kinds)
+        runs = runs_of_blocks(stages.batch.graph.operators, stages.batch.kinds)
         roles = _roles(stages.batch, runs)
         only = _configurations(stages, roles, options)
         return cls(stages=replace(stages, only=only, known=KnownChoices(), is_whole=True), runs=runs, roles=roles)
 
-    def option(self, option: Option) -> int:
+    def option(self, option: LayerOption) -> int:
         """Return the number of an option."""
         if option not in self._numbers:
             self._numbers[option] = len(self.options)
@@ -206,7 +206,7 @@ class Steps:
             alike: dict[tuple[int, bool], set[int]] = {}
             own: list[tuple[int, int, tuple[int, bool]]] = []
             for c, (row, state, again) in enumerate(zip(layer.rows, layer.state, layer.again, strict=True)):
-                option = self.option(Option(tuple(rows[row].tolist()), int(state), bool(again)))
+                option = self.option(LayerOption(tuple(rows[row].tolist()), int(state), bool(again)))
                 first, there = plainest.setdefault((int(row), bool(again), columns[c].tobytes()), (c, option))
                 alike.setdefault((int(row), bool(again)), set()).add(first)
                 own.append((option, there, (int(row), bool(again))))
@@ -234,7 +234,7 @@ class Steps:
         for array in (table.choice, table.option, table.states):
             array[which, number] = array[which, nearest]
 
-    def as_there_are(self, strategy: Strategy) -> Strategy:
+    def as_there_are(self, strategy: Candidate) -> Candidate:
         """Return a strategy with each layer in the plainest state that comes to the same."""
         found = strategy.options.copy()
         for number, (first, beyond) in enumerate(strategy.bounds):
@@ -243,33 +243,33 @@ class Steps:
             found[first:beyond] = table.option[table.which, options]
         return replace(strategy, options=found)
 
-    def choice(self, strategy: Strategy, number: int) -> Choice:
+    def choice(self, strategy: Candidate, number: int) -> Choice:
         """Return the choices of the layers of a stage."""
         first, beyond = strategy.bounds[number]
         options = strategy.options[first:beyond]
         table = self.table(self.problem(number, first, beyond), options)
         return tuple(table.choice[table.which, options].tolist())
 
-    def of_choices(self, strategy: Strategy, number: int, v: int) -> tuple[Ints, Ints]:
+    def of_choices(self, strategy: Candidate, number: int, v: int) -> tuple[Ints, Ints]:
         """Return [C] the options of the choices of a layer of a stage, and the states of their weights."""
         first, beyond = strategy.bounds[number]
         problem = self.problem(number, first, beyond)
         layer, rows = problem.tables.layers[v], problem.tables.configurations[v]
         table = self.table(problem, strategy.options[first:beyond])
         own = [
-            self.option(Option(tuple(rows[row].tolist()), int(state), bool(again)))
+            self.option(LayerOption(tuple(rows[row].tolist()), int(state), bool(again)))
             for row, state, again in zip(layer.rows, layer.state, layer.again, strict=True)
         ]
         return table.option[table.which[v], own], table.states[table.which[v], own]
 
-    def states(self, strategy: Strategy, number: int) -> set[int]:
+    def states(self, strategy: Candidate, number: int) -> set[int]:
         """Return the states of weights of a stage, of those that would lie otherwise in another state."""
         first, beyond = strategy.bounds[number]
         options = strategy.options[first:beyond]
         table = self.table(self.problem(number, first, beyond), options)
         return set(np.flatnonzero(np.bincount(table.states[table.which, options] + 1)[1:]).tolist())
 
-    def sums(self, strategy: Strategy, number: int) -> StageSums:
+    def sums(self, strategy: Candidate, number: int) -> StageSums:
         """Return what a stage takes."""
         first, beyond = strategy.bounds[number]
         key = number, first, beyond, strategy.options[first:beyond].tobytes()
@@ -278,21 +278,21 @@ class Steps:
             self._sums[key] = self.problem(number, first, beyond).sums(self.choice(strategy, number))
         return self._sums[key]
 
-    def cost(self, strategy: Strategy) -> float:
+    def cost(self, strategy: Candidate) -> float:
         """Return how long a step takes."""
         sums = [self.sums(strategy, number) for number in range(len(strategy.bounds))]
         return step_s([own.micro_batch for own in sums], [own.step for own in sums], self.stages.scheme.micro_batches)
 
-    def seems_to_fit(self, strategy: Strategy, number: int) -> bool:
+    def seems_to_fit(self, strategy: Candidate, number: int) -> bool:
         """Return whether the sums of a stage are within the memory limit."""
         problem = self.problem(number, *strategy.bounds[number])
         return self.sums(strategy, number).memory_bytes(problem.in_flight) <= problem.limit_bytes + self.spare_bytes
 
-    def seem_to_fit(self, strategy: Strategy) -> bool:
+    def seem_to_fit(self, strategy: Candidate) -> bool:
         """Return whether the sums of all stages are within the limit."""
         return all(self.seems_to_fit(strategy, number) for number in range(len(strategy.bounds)))
 
-    def fits(self, strategy: Strategy) -> bool:
+    def fits(self, strategy: Candidate) -> bool:
         """Return whether the peak of each stage is within the memory limit; of several, the sums that bound it, too."""
         limit, numbers = self.stages.setting.limit_bytes, range(len(strategy.bounds))
         if limit == inf:
@@ -300,7 +300,7 @@ class Steps:
         is_within = len(numbers) == 1 or self.seem_to_fit(strategy)
         return is_within and all(self.peak_bytes(strategy, number) <= limit for number in numbers)
 
-    def peak_bytes(self, strategy: Strategy, number: int) -> int:
+    def peak_bytes(self, strategy: Candidate, number: int) -> int:
         """Return the most that a device of a stage has in memory."""
         first, beyond = strategy.bounds[number]
         key = number, first, beyond, strategy.options[first:beyond].tobytes()
@@ -310,7 +310,7 @@ class Steps:
             self._peaks[key] = memory.peak(self.choice(strategy, number)).bytes
         return self._peaks[key]
 
-    def cheapest_stage(self, strategy: Strategy, number: int, allowed: Sequence[set[int]]) -> Ints | None:
+    def cheapest_stage(self, strategy: Candidate, number: int, allowed: Sequence[set[int]]) -> Ints | None:
         """Return the options of the cheapest stage that is found, of some for each layer; None where none fits."""
         first, beyond = strategy.bounds[number]
         key = number, first, beyond, tuple(map(frozenset, allowed))
@@ -335,17 +335,17 @@ class Steps:
                 self._cheapest[key] = np.array(chosen)
         return self._cheapest[key]
 
-    def _is_among(self, strategy: Strategy, number: int, allowed: Sequence[set[int]]) -> bool:
+    def _is_among(self, strategy: Candidate, number: int, allowed: Sequence[set[int]]) -> bool:
         first, beyond = strategy.bounds[number]
         options = strategy.options[first:beyond].tolist()
         return all(option in own for option, own in zip(options, allowed, strict=True))
 
-    def configurations(self, strategy: Strategy) -> int:
+    def configurations(self, strategy: Candidate) -> int:
         """Return how many different configurations, with modes, layers of equal roles have, over all roles."""
         in_blocks = self.roles >= 0
         return len(np.unique(self.roles[in_blocks] * len(self.options) + strategy.options[in_blocks]))
 
-    def irregularity(self, strategy: Strategy) -> int:
+    def irregularity(self, strategy: Candidate) -> int:
         """Return how many things have to be said of a strategy.
 
         The options of each role, the states of weights of each stage, the lengths of stages, the patterns of blocks,
@@ -356,7 +356,7 @@ class Steps:
             self._irregularity[key] = self._count(strategy)
         return self._irregularity[key]
 
-    def _count(self, strategy: Strategy) -> int:
+    def _count(self, strategy: Candidate) -> int:
         states = sum(len(self.states(strategy, number)) for number in range(len(strategy.bounds)))
         splits = len(np.unique(self.named(strategy)))
         patterns = sum(len(set(map(bytes, _in_blocks(strategy, run)))) for run in self.runs)
@@ -370,7 +370,7 @@ class Steps:
         within = [min(beyond, run.beyond) - max(first, run.first) for first, beyond in bounds]
         return {round(max(0, layers) / run.size) for layers in within}
 
-    def named(self, strategy: Strategy) -> Ints:
+    def named(self, strategy: Candidate) -> Ints:
         """Return [V] numbers of splits, equal where dims of the same names are split alike."""
         more = (int(self._dims.max()) + 1, len(self.options))
         if more != self._names.shape:
@@ -395,14 +395,14 @@ class Steps:
         return np.array([numbers.setdefault(tuple(operator.extents), len(numbers)) for operator in operators])
 
 
-def _roles(batch: Batch, runs: Iterable[Run]) -> Ints:
+def _roles(batch: Batch, runs: Iterable[RepeatedBlocks]) -> Ints:
     roles = np.full(len(batch.kinds), -1, dtype=np.int64)
     for run in runs:
         roles[run.first : run.beyond] = roles.max() + 1 + np.arange(run.beyond - run.first) % run.size
     return roles
 
 
-def _configurations(stages: Stages, roles: Ints, options: Sequence[Option]) -> FrozenDict[str, IndexArray]:
+def _configurations(stages: Stages, roles: Ints, options: Sequence[LayerOption]) -> FrozenDict[str, IndexArray]:
     """Return the configurations of each layer that are looked at: its role's, and those that other layers have."""
     operators = stages.batch.graph.operators
     names: dict[tuple[tuple[str, int], ...], int] = {}
@@ -436,26 +436,26 @@ def _key(roles: Ints, v: int) -> int:
 # -- patterns of blocks
 
 
-Pattern = tuple[int, ...]
+BlockPattern = tuple[int, ...]
 """By place in a block, the option of its layer."""
 
 
-def _in_blocks(strategy: Strategy, run: Run) -> Ints:
+def _in_blocks(strategy: Candidate, run: RepeatedBlocks) -> Ints:
     """Return [blocks, layers] options of the whole blocks of a run."""
     count = (run.beyond - run.first) // run.size
     return strategy.options[run.first : run.first + count * run.size].reshape(count, run.size)
 
 
-def blocks_of(strategy: Strategy, run: Run) -> dict[Pattern, list[range]]:
+def blocks_of(strategy: Candidate, run: RepeatedBlocks) -> dict[BlockPattern, list[range]]:
     """Return the patterns of the whole blocks of a run, the most common one first, and the layers of their blocks."""
-    found: dict[Pattern, list[range]] = {}
+    found: dict[BlockPattern, list[range]] = {}
     for number, options in enumerate(_in_blocks(strategy, run).tolist()):
         at = run.first + number * run.size
         found.setdefault(tuple(options), []).append(range(at, at + run.size))
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
-def _with(strategy: Strategy, run: Run, pattern: Pattern) -> Strategy:
+def _with(strategy: Candidate, run: RepeatedBlocks, pattern: BlockPattern) -> Candidate:
     """Return a strategy in which all blocks of a run have one pattern."""
     options = strategy.options.copy()
     options[run.first : run.beyond] = np.array(pattern)[np.arange(run.beyond - run.first) % run.size]
@@ -470,14 +470,14 @@ class _Loop:
     `_Table` has them.
     """
 
-    steps: Steps
+    steps: StepCosts
     problem: StageProblem
     places: tuple[int, ...]
     options: tuple[Ints, ...]
     states: tuple[Ints, ...]
 
     @classmethod
-    def of(cls, steps: Steps, run: Run, base: Strategy) -> "_Loop | None":
+    def of(cls, steps: StepCosts, run: RepeatedBlocks, base: Candidate) -> "_Loop | None":
         """Return those of the stage that has most blocks; None where its blocks are others than the run's."""
         best: tuple[int, int, int] | None = None
         for number, (first, beyond) in enumerate(base.bounds):
@@ -522,7 +522,7 @@ class _Loop:
                 for price in PRICES:
                     yield side + price * least * blocks / limit * problem.memory
 
-    def patterns(self) -> list[Pattern]:
+    def patterns(self) -> list[BlockPattern]:
         """Return the best patterns, in any states and in one."""
         problems = [self.problem, *(self.light(state) for state in range(len(STATES)))]
         found = [
@@ -532,7 +532,7 @@ class _Loop:
         ]
         return list(dict.fromkeys(found))
 
-    def _pattern(self, problem: StageProblem, weights: NDArray[np.float64]) -> Pattern:
+    def _pattern(self, problem: StageProblem, weights: NDArray[np.float64]) -> BlockPattern:
         self.steps.stages.setting.check_time()
         choice, _ = problem.optimum(weights)
         pattern = [0] * len(self.places)
@@ -541,10 +541,10 @@ class _Loop:
         return tuple(pattern)
 
 
-def _front(steps: Steps, strategies: Iterable[Strategy]) -> list[Strategy]:
+def _front(steps: StepCosts, strategies: Iterable[Candidate]) -> list[Candidate]:
     """Return the strategies of which no other is cheaper and no less regular, the most regular one first."""
     each = [(steps.irregularity(own), steps.cost(own), n, own) for n, own in enumerate(strategies)]
-    front, lowest = list[Strategy](), inf
+    front, lowest = list[Candidate](), inf
     for _, cost, _, own in sorted(each, key=lambda way: way[:3]):
         if cost < lowest:
             front.append(own)
@@ -552,7 +552,7 @@ def _front(steps: Steps, strategies: Iterable[Strategy]) -> list[Strategy]:
     return front
 
 
-def _even_bounds(steps: Steps, found: Strategy) -> list[Bounds]:
+def _even_bounds(steps: StepCosts, found: Candidate) -> list[Bounds]:
     """Return cuts at equal numbers of blocks, those first with which the found options would take least."""
     num, places = len(found.bounds), set(steps.stages.places)
     if num == 1 or not steps.runs:
@@ -580,7 +580,7 @@ Change = tuple[tuple[bytes, int], ...]
 """Layers, as an array's bytes, with the option that all of them are to have."""
 
 
-def _merged(steps: Steps, start: Strategy, most: float, dearer: dict[Change, float]) -> Strategy:
+def _merged(steps: StepCosts, start: Candidate, most: float, dearer: dict[Change, float]) -> Candidate:
     """Return the step that merging options leads to, first those that cost least for what they make simpler.
 
     Args:
@@ -615,14 +615,14 @@ def _merged(steps: Steps, start: Strategy, most: float, dearer: dict[Change, flo
             return next(own for own in reversed(path) if own is start or steps.fits(own))
 
 
-def _changed(steps: Steps, strategy: Strategy, change: Change) -> Strategy:
+def _changed(steps: StepCosts, strategy: Candidate, change: Change) -> Candidate:
     options = strategy.options.copy()
     for layers, option in change:
         options[np.frombuffer(layers, dtype=np.int64)] = option
     return steps.as_there_are(replace(strategy, options=options))
 
 
-def _changes(steps: Steps, strategy: Strategy) -> Iterator[Change]:
+def _changes(steps: StepCosts, strategy: Candidate) -> Iterator[Change]:
     """Yield changes after which some layers have another option that layers of their role, or their splits, have."""
     options, roles = strategy.options, steps.roles
     classes: dict[int, dict[int, Ints]] = {}
@@ -647,7 +647,7 @@ def _changes(steps: Steps, strategy: Strategy) -> Iterator[Change]:
     yield from _other_splits(steps, strategy, classes)
 
 
-def _whole_blocks(strategy: Strategy, run: Run) -> Iterator[Change]:
+def _whole_blocks(strategy: Candidate, run: RepeatedBlocks) -> Iterator[Change]:
     """Yield changes after which all blocks of one pattern have that of other blocks."""
     options, patterns = strategy.options, blocks_of(strategy, run)
     for pattern, other in product(patterns, list(patterns)[:MAX_COMMON]):
@@ -659,7 +659,7 @@ def _whole_blocks(strategy: Strategy, run: Run) -> Iterator[Change]:
         yield tuple((layers[wanted == option].tobytes(), option) for option in np.unique(wanted).tolist())
 
 
-def _one_state(steps: Steps, strategy: Strategy) -> Iterator[Change]:
+def _one_state(steps: StepCosts, strategy: Candidate) -> Iterator[Change]:
     """Yield changes after which all weights of the step, or of a stage, are in one state."""
     used = set[int]().union(*(steps.states(strategy, number) for number in range(len(strategy.bounds))))
     for bounds in dict.fromkeys([(0, len(strategy.options)), *strategy.bounds]):
@@ -675,7 +675,7 @@ def _one_state(steps: Steps, strategy: Strategy) -> Iterator[Change]:
             yield tuple(change)
 
 
-def _other_splits(steps: Steps, strategy: Strategy, classes: dict[int, dict[int, Ints]]) -> Iterator[Change]:
+def _other_splits(steps: StepCosts, strategy: Candidate, classes: dict[int, dict[int, Ints]]) -> Iterator[Change]:
     """Yield changes after which all layers of a role, or one in no block, have the splits of other layers."""
     options, named = strategy.options, steps.named(strategy)
     numbers, counts = np.unique(named, return_counts=True)
@@ -691,15 +691,15 @@ def _other_splits(steps: Steps, strategy: Strategy, classes: dict[int, dict[int,
             if splits or row not in rows:
                 continue
             for state, again in dict.fromkeys((each.state, each.again) for each in own):
-                yield ((members.tobytes(), steps.option(Option(row, state, again))),)
+                yield ((members.tobytes(), steps.option(LayerOption(row, state, again))),)
 
 
 # -- searching again
 
 
 def _searched_again(
-    steps: Steps, strategy: Strategy, without: Iterable[tuple[int, int]] = (), most: float = inf
-) -> Strategy | None:
+    steps: StepCosts, strategy: Candidate, without: Iterable[tuple[int, int]] = (), most: float = inf
+) -> Candidate | None:
     """Return the cheapest step that is found of options that are in use; None where none is known to fit.
 
     Args:
@@ -733,7 +733,7 @@ def _searched_again(
     return found
 
 
-def _without_options(steps: Steps, strategy: Strategy) -> list[list[tuple[int, int]]]:
+def _without_options(steps: StepCosts, strategy: Candidate) -> list[list[tuple[int, int]]]:
     """Return what might no longer be used: options that few layers of a role have, alone and in the same blocks."""
     together: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
     found: list[tuple[int, list[tuple[int, int]]]] = []
@@ -759,7 +759,7 @@ class Simplified:
         cheapest: What the cheapest step costs that is known.
         configurations: Of layers of equal roles, modes included, over all roles.
         configurations_before: Of the step that the search found.
-        irregularity: How many things have to be said of the step (`Steps.irregularity`).
+        irregularity: How many things have to be said of the step (`StepCosts.irregularity`).
         irregularity_before: Of the step that the search found.
     """
 
@@ -789,14 +789,14 @@ def simplified(setting: Setting, found: Found, share: float) -> Simplified | Non
     if scheme.chunks > 1 or is_tied or not found.parts or setting.is_late:
         return None
     options = [
-        Option(splits, int(state), bool(again))
+        LayerOption(splits, int(state), bool(again))
         for part in found.parts
         for splits, state, again in zip(part.configurations, part.states, part.again, strict=True)
     ]
     try:
-        steps = Steps.of(setting, scheme, options)
+        steps = StepCosts.of(setting, scheme, options)
         numbers = np.array([steps.option(option) for option in options])
-        before = Strategy(bounds=tuple(part.chunks[0] for part in found.parts), options=numbers)
+        before = Candidate(bounds=tuple(part.chunks[0] for part in found.parts), options=numbers)
         best, cheapest = most_regular(steps, before, share)
         before = steps.as_there_are(before)
         cost = steps.cost(best)
@@ -815,7 +815,7 @@ def simplified(setting: Setting, found: Found, share: float) -> Simplified | Non
     )
 
 
-def _part(steps: Steps, strategy: Strategy, number: int) -> StagePart:
+def _part(steps: StepCosts, strategy: Candidate, number: int) -> StagePart:
     first, beyond = strategy.bounds[number]
     own = [steps.options[option] for option in strategy.options[first:beyond].tolist()]
     return StagePart(
@@ -827,7 +827,7 @@ def _part(steps: Steps, strategy: Strategy, number: int) -> StagePart:
     )
 
 
-def most_regular(steps: Steps, found: Strategy, share: float) -> tuple[Strategy, float]:
+def most_regular(steps: StepCosts, found: Candidate, share: float) -> tuple[Candidate, float]:
     """Return the most regular step that is known to cost at most so much more than the cheapest one known, and fits.
 
     Args:
@@ -859,7 +859,7 @@ def most_regular(steps: Steps, found: Strategy, share: float) -> tuple[Strategy,
     return best, cheapest
 
 
-def _starts(steps: Steps, found: Strategy, share: float) -> Iterator[Strategy]:
+def _starts(steps: StepCosts, found: Candidate, share: float) -> Iterator[Candidate]:
     """Yield steps to begin with: of the options that were found, and of equal blocks, with equal stages, too."""
     cost = steps.cost(found)
     if share == 0:
@@ -883,7 +883,7 @@ def _starts(steps: Steps, found: Strategy, share: float) -> Iterator[Strategy]:
             yield from _front(steps, near)[:MAX_STARTS]
 
 
-def _simplified(steps: Steps, start: Strategy, most: float) -> Strategy:
+def _simplified(steps: StepCosts, start: Candidate, most: float) -> Candidate:
     """Return the most regular step, up to a cost, that merging options and searching again lead to."""
     best = start
     num_searched, dearer = 0, dict[Change, float]()
@@ -904,5 +904,5 @@ def _simplified(steps: Steps, start: Strategy, most: float) -> Strategy:
             return best
 
 
-def _order(steps: Steps, strategy: Strategy, most: float) -> tuple[bool, int, float]:
+def _order(steps: StepCosts, strategy: Candidate, most: float) -> tuple[bool, int, float]:
     return steps.cost(strategy) > most, steps.irregularity(strategy), steps.cost(strategy)

@@ -371,7 +371,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerChoices:
+class CheapestConfigurations:
     """A layer's cheapest configurations, its own first and then by cost.
 
     num_configurations: of the layer in all. beyond: by how much more than the plan each of the others costs at least.
@@ -384,7 +384,7 @@ class LayerChoices:
 
 def every_choice(
     plan: Plan, *, most: int = MOST_CHOICES, time_limit_s: float | None = None, on_progress: Progress | None = None
-) -> tuple[LayerChoices | None, ...]:
+) -> tuple[CheapestConfigurations | None, ...]:
     """Return [layers] what their configurations would cost in the cheapest strategy that has them.
 
     The plan's constraints hold for all, and layers keep their modes; a limit on memory does not hold. None stands for
@@ -462,7 +462,7 @@ def _choices(
     deadline_s: float,
     is_limited: bool,
     on_progress: Progress | None,
-) -> tuple[LayerChoices | None, ...]:
+) -> tuple[CheapestConfigurations | None, ...]:
     tables = problem.tables
 
     @cache
@@ -470,8 +470,8 @@ def _choices(
         return tuple(problem.splits(vertex, configuration).values())
 
     own = [Choice(splits=splits(v, c), difference=0.0, changes=()) for v, c in enumerate(choice)]
-    found: list[LayerChoices | None] = [
-        LayerChoices(choices=(own[v],), num_configurations=tables.domain_sizes[v], beyond=slack * cost)
+    found: list[CheapestConfigurations | None] = [
+        CheapestConfigurations(choices=(own[v],), num_configurations=tables.domain_sizes[v], beyond=slack * cost)
         for v in range(len(choice))
     ]
     for island, marginals in known:
@@ -498,7 +498,7 @@ def _choices(
                 )
                 for c in order[: most - 1]
             ]
-            found[vertex] = LayerChoices(
+            found[vertex] = CheapestConfigurations(
                 choices=(own[vertex], *listed),
                 num_configurations=tables.domain_sizes[vertex],
                 beyond=float(more[order[most - 1]]) if len(order) >= most else slack * cost,
