@@ -212,7 +212,7 @@ def test_only_what_changes_is_worked_out_again(cost_model: str, monkeypatch: pyt
     def never(*_: object, **__: object) -> None:
         raise AssertionError("this was known already")
 
-    for name in ("traffic_of", "enumerate_configurations", "signature", "edge_signature"):
+    for name in ("traffic_of", "enumerate_configurations", "layer_signatures", "edge_signatures"):
         monkeypatch.setattr(costs_tables, name, never)
     monkeypatch.setattr(costs_edges, "layout_overlap", never)
     slower = session.replan(bandwidth_bytes_per_s=2e9)

@@ -67,12 +67,14 @@ class Document(Struct, kw_only=True, omit_defaults=True):
 
     def value(self, **others: Any) -> Any:
         """Return the value that it describes, made with these others in place of some of its fields."""
-        kind = _VALUES[type(self)]
-        for name, _ in _fields(type(self)):
-            member = getattr(self, name)
-            if name not in others and name in _made_with(kind) and member is not UNSET:
-                others[name] = value_of(member)
-        return kind(**others)
+        for name in _made_of(type(self)):
+            if name not in others:
+                member = getattr(self, name)
+                if type(member) not in _PLAIN:
+                    member = value_of(member)
+                if member is not UNSET:
+                    others[name] = member
+        return _VALUES[type(self)](**others)
 
     def builtins(self) -> dict[str, Any]:
         """Return the document as dicts and lists of plain values."""
@@ -137,9 +139,10 @@ def value_of(document: Any) -> Any:
 
 
 @cache
-def _made_with(kind: type[Any]) -> frozenset[str]:
-    """Return the fields of a class that its values are made with."""
-    return frozenset(name for name, _ in _fields(cast(Any, kind))) - {VERSION}
+def _made_of(document: type[Document]) -> tuple[str, ...]:
+    """Return the fields of a class of documents that the values which they describe are made with."""
+    made_with = {name for name, _ in _fields(_VALUES[document])} - {VERSION}
+    return tuple(name for name, _ in _fields(document) if name in made_with)
 
 
 @cache

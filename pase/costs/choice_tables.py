@@ -26,10 +26,10 @@ from pase.costs.edges import (
     Allowance,
     KnownTransfers,
     between,
-    edge_signature,
+    edge_signatures,
     held_tables,
     hiding_layers,
-    signature,
+    layer_signatures,
     traffic_of,
 )
 from pase.costs.memory import (
@@ -213,11 +213,11 @@ class KnownChoices:
 
     def numbers_of_layers(self, graph: Graph) -> tuple[int, ...]:
         """Return numbers of the layers of a graph that are equal where signatures are."""
-        return self._numbers(graph, "layers", lambda: (signature(graph, operator) for operator in graph.operators))
+        return self._numbers(graph, "layers", lambda: layer_signatures(graph))
 
     def numbers_of_edges(self, graph: Graph) -> tuple[int, ...]:
         """Return numbers of the edges of a graph's tables that are equal where signatures are."""
-        return self._numbers(graph, "edges", lambda: (edge_signature(graph, edge) for edge in table_edges(graph)))
+        return self._numbers(graph, "edges", lambda: edge_signatures(graph, table_edges(graph)))
 
     def _numbers(self, graph: Graph, of: str, signatures: Callable[[], Iterable[Hashable]]) -> tuple[int, ...]:
         key = id(graph), of

@@ -1,10 +1,9 @@
 """What layers of a graph compute and send, and what tensors cost between the layouts of two layers."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from pase.errors import SolverError
 from pase.graph import Access, Edge, Graph, Operator, SliceOf
 from pase.sharding.edges import SharedWeight, edge_itemsizes, edge_sides
 from pase.sharding.levels import placed_overlap
-from pase.sharding.overlap import Overlap, Redistribution, layout_overlap, redistributions
+from pase.sharding.overlap import Overlap, Redistribution, backward_fetch, forward_fetch, layout_overlap, of_classes
 from pase.sharding.shards import (
     Component,
     FloatArray,
@@ -168,23 +167,32 @@ def hiding_layers(graph: Graph) -> tuple[tuple[bool, bool], ...]:
     return tuple((is_before[operator.name], has_weights[operator.name]) for operator in graph.operators)
 
 
-def signature(graph: Graph, operator: Operator) -> Hashable:
-    """Return what an operator's costs depend on: equal for repeated layers, and for each step of a loop."""
-    reads, writes = (tuple(map(_anywhere, accesses)) for accesses in (operator.reads, operator.writes))
-    told = operator.unnamed
-    if (reads, writes) != (told.reads, told.writes):
-        told = replace(told, reads=reads, writes=writes)
-    return told, graph.types[operator.name], _read_traits(graph, operator), _single_use(graph, operator)
+def layer_signatures(graph: Graph) -> Iterator[Hashable]:
+    """Yield what the costs of each operator depend on: equal for repeated layers, and for each step of a loop."""
+    anywhere: dict[int, Operator] = {}
+    for operator, like in zip(graph.operators, graph.repeated, strict=True):
+        if like not in anywhere:
+            reads, writes = (tuple(map(_anywhere, accesses)) for accesses in (operator.reads, operator.writes))
+            anywhere[like] = replace(operator.unnamed, reads=reads, writes=writes)
+        traits, single_use = _read_traits(graph, operator), _single_use(graph, operator)
+        yield anywhere[like], graph.types[operator.name], traits, single_use
 
 
-def edge_signature(graph: Graph, edge: Edge) -> Hashable:
-    """Return what the costs of an edge depend on besides the signatures of its layers."""
-    if isinstance(edge, SharedWeight):
-        return edge.output, edge.input
-    (_, write), (consumer, read) = edge_sides(graph, edge)
-    is_single = len(graph.readers[edge.producer, edge.output]) == 1
-    has_gradient = graph.has_gradient(consumer, edge.input)
-    return replace(_anywhere(write), tensor=""), is_single, replace(_anywhere(read), tensor=""), has_gradient
+def edge_signatures(graph: Graph, edges: Iterable[Edge]) -> Iterator[Hashable]:
+    """Yield what the costs of each edge depend on besides the signatures of its layers."""
+    unnamed: dict[tuple[int, str, int], Access] = {}
+    for edge in edges:
+        if isinstance(edge, SharedWeight):
+            yield edge.output, edge.input
+            continue
+        (producer, write), (consumer, read) = edge_sides(graph, edge)
+        u, v = (graph.repeated[graph.index[operator.name]] for operator in (producer, consumer))
+        ends = (u, "write", edge.output), (v, "read", edge.input)
+        for end, access in zip(ends, (write, read), strict=True):
+            if end not in unnamed:
+                unnamed[end] = replace(_anywhere(access), tensor="")
+        is_single = len(graph.readers[edge.producer, edge.output]) == 1
+        yield unnamed[ends[0]], is_single, unnamed[ends[1]], graph.has_gradient(consumer, edge.input)
 
 
 def _anywhere(access: Access) -> Access:
@@ -210,8 +218,9 @@ def transfer_bytes(graph: Graph, edge: Edge, u_layouts: IndexArray, v_layouts: I
     u_side, v_side = edge_sides(graph, edge)
     has_gradient = _flows_back(graph, edge)
     common = layout_overlap(_components(*u_side), u_layouts, _components(*v_side), v_layouts, has_gradient=has_gradient)
-    forward, backward = redistributions(common, edge_itemsizes(graph, edge))
-    return TransferBytes(forward=forward.moved_bytes, backward=backward.moved_bytes * has_gradient)
+    there, back = edge_itemsizes(graph, edge)
+    backward = backward_fetch(common, back).moved_bytes * has_gradient
+    return TransferBytes(forward=forward_fetch(common, there).moved_bytes, backward=backward)
 
 
 def edge_layouts(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray) -> tuple[IndexArray, IndexArray]:
@@ -248,12 +257,13 @@ def edge_cost(
 class EdgeTraffic:
     """What an edge's costs follow from: its fetches, of which few differ, so that these are costed once each.
 
-    stays: [L_u, L_v] where nothing moves. blocks: rows of the table, and, each way, (the fetches that differ, [1, N],
-    and which of them each pair of classes has). fanouts: of the levels of the machine.
+    stays: [L_u, L_v] where nothing moves; None where it makes no difference. blocks: rows of the table, and, each
+    way, (the fetches that differ, [1, N], and which of them each pair of classes has). fanouts: of the levels of the
+    machine.
     """
 
     between: "Between"
-    stays: NDArray[np.bool_]
+    stays: NDArray[np.bool_] | None
     blocks: tuple[tuple[NDArray[np.intp], tuple[tuple[Redistribution, IndexArray], ...]], ...]
     fanouts: tuple[int, ...]
 
@@ -267,6 +277,11 @@ class EdgeTraffic:
         for rows, ways in self.blocks:
             values[rows] = sum(model.transfer(fetches)[0].take(which) for fetches, which in ways)
         return self.between.table(values, self.stays, own_cost)
+
+
+Ways = list[tuple[Redistribution, tuple[NDArray[np.intp], int]]]
+"""What moves forward and, where a gradient does, back: fetches of classes on one side and layouts on the other, with
+the layout of each class there, and the axis of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -313,39 +328,47 @@ class Between:
     def total(self) -> EdgeTable:
         """Return what an edge costs; while it is made, no other array is as large but one of flags."""
         values = np.empty(self.shape)
-        stays = np.empty(self.shape, dtype=np.bool_)
-        for rows, is_still, ways in self.fetches():
-            stays[rows] = is_still
-            values[rows] = sum(self.model.transfer(fetch)[of] for fetch, of in ways)
+        stays = self.nothing_known
+        for rows, ways in self.fetches():
+            forward, *backward = (of_classes(self.model.transfer(fetch), *of) for fetch, of in ways)
+            values[rows] = sum(backward, forward)
+            self.note_still(stays, rows, ways)
         return self.table(values, stays, self.own_cost)
 
     def costs(self) -> tuple[EdgeTable, FloatArray, TransferBytes]:
         """Return what an edge costs, [L_u, L_v] what of it is paid forward, and the bytes that are moved."""
         there, back = np.empty(self.shape), np.zeros(self.shape)
         moved = TransferBytes(forward=np.empty(self.shape), backward=np.zeros(self.shape))
-        stays = np.empty(self.shape, dtype=np.bool_)
-        for rows, is_still, ways in self.fetches():
-            stays[rows] = is_still
+        stays = self.nothing_known
+        for rows, ways in self.fetches():
             totals = zip((there, back), (moved.forward, moved.backward), strict=True)
             for (total, size), (fetch, of) in zip(totals, ways, strict=False):
-                total[rows] = self.model.transfer(fetch)[of]
-                size[rows] = fetch.moved_bytes[of]
+                total[rows] = of_classes(self.model.transfer(fetch), *of)
+                size[rows] = of_classes(fetch.moved_bytes, *of)
+            self.note_still(stays, rows, ways)
         return self.table(there + back, stays, self.own_cost), there, moved
 
     def traffic(self) -> "EdgeTraffic":
         """Return what an edge's costs follow from on machines with the same levels."""
-        stays, blocks = np.empty(self.shape, dtype=np.bool_), []
-        for rows, is_still, ways in self.fetches():
-            stays[rows] = is_still
+        stays, blocks = self.nothing_known, []
+        for rows, ways in self.fetches():
             distinct = [(*fetch.distinct(), of) for fetch, of in ways]
-            blocks.append((rows, tuple((fetches, which[of]) for fetches, which, of in distinct)))
+            blocks.append((rows, tuple((fetches, of_classes(which, *of)) for fetches, which, of in distinct)))
+            self.note_still(stays, rows, ways)
         return EdgeTraffic(between=self, stays=stays, blocks=tuple(blocks), fanouts=self.model.fanouts)
 
-    def fetches(self) -> Iterator[tuple[NDArray[np.intp], NDArray[np.bool_], list[tuple[Redistribution, Any]]]]:
-        """Yield some of the producer's classes, where nothing moves between them and the consumer's, and what does.
+    @property
+    def nothing_known(self) -> NDArray[np.bool_] | None:
+        """[L_u, L_v] for where nothing moves; None where it makes no difference."""
+        return None if self.read is None else np.empty(self.shape, dtype=np.bool_)
 
-        That is each way, forward first: fetches of layouts, and the index that gives those of classes.
-        """
+    def note_still(self, stays: NDArray[np.bool_] | None, rows: NDArray[np.intp], ways: "Ways") -> None:
+        """Note where nothing moves between some of the producer's classes and the consumer's."""
+        if stays is not None:
+            stays[rows] = np.logical_and.reduce([of_classes(fetch.moved_bytes, *of) == 0 for fetch, of in ways])
+
+    def fetches(self) -> Iterator[tuple[NDArray[np.intp], "Ways"]]:
+        """Yield some of the producer's classes, and what moves between them and the consumer's."""
         u, v = self.u, self.v
         # Working out a cell takes many times the memory of its cost.
         step = max(1, _CELLS_AT_ONCE // self.shape[1])
@@ -361,21 +384,23 @@ class Between:
                 if self.overlaps is not None:
                     self.overlaps[first] = common
             # How a sum lies over the machine matters to the way that the sum goes, not to the way back.
-            forward, _ = redistributions(common.of_classes(u=layout_of), self.itemsizes, forward_sums=u.members[rows])
-            _, backward = redistributions(common.of_classes(v=v.layout_of), self.itemsizes, backward_sums=v.members)
-            ways: list[tuple[Redistribution, Any]] = [(forward, (slice(None), v.layout_of))]
-            ways += [(backward, layout_of)] if self.flows_back else []
-            still = [fetch.moved_bytes[of] == 0 for fetch, of in ways]
-            yield rows, np.logical_and.reduce(still), ways
+            there, back = self.itemsizes
+            forward = forward_fetch(common, there).of_classes(layout_of, 0, u.members[rows])
+            ways: Ways = [(forward, (v.layout_of, 1))]
+            if self.flows_back:
+                backward = backward_fetch(common, back).of_classes(v.layout_of, 1, v.members)
+                ways.append((backward, (layout_of, 0)))
+            yield rows, ways
 
     def own_cost_under(self, model: CostModel) -> FloatArray | None:
         """Return `own_cost` under another cost model."""
         return None if self.read is None else _cost_of_joint_sum(self.consumer, self.read, model)
 
-    def table(self, values: FloatArray, stays: NDArray[np.bool_], own_cost: FloatArray | None) -> EdgeTable:
+    def table(self, values: FloatArray, stays: NDArray[np.bool_] | None, own_cost: FloatArray | None) -> EdgeTable:
         """Return the table of an edge from what its transfers cost, and from where nothing moves; [L_u, L_v] both."""
         u, v = self.u, self.v
         if self.read is not None and own_cost is not None:
+            assert stays is not None
             own = self.consumer.joint_sums[self.read]
             is_joint = stays & (self.group[u.first, None] == own.group[v.first])
             values += own_cost[v.first]

@@ -24,7 +24,7 @@ back, while as many as ever are in flight and no gradients are there, and of a l
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
@@ -106,21 +106,16 @@ class Timeline:
         """[V] numbers of layers, equal where all that a device holds of their tensors is."""
         numbers: dict[Hashable, int] = {}
         configurations = {id(rows): rows.tobytes() for rows in self.rows}
-        keys = (
-            (op.unnamed, configurations[id(rows)]) for op, rows in zip(self.graph.operators, self.rows, strict=True)
-        )
+        keys = ((like, configurations[id(rows)]) for like, rows in zip(self.graph.repeated, self.rows, strict=True))
         return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
 
     @cached_property
-    def _points(self) -> dict[tuple[int, Indexed], IntArray]:
-        return {}
-
-    def points(self, operator: Operator, tensor: Indexed) -> IntArray:
-        """Return the [K] points of a layer's tensor that a device holds."""
-        key = self.kinds[self.graph.index[operator.name]], tensor
-        if key not in self._points:
-            self._points[key] = held_points(operator, tensor, self.splits(operator))
-        return self._points[key]
+    def tensors(self) -> tuple["LayerTensors", ...]:
+        """[V] what a device holds of each layer's tensors; layers of one kind share a value."""
+        operators = self.graph.operators
+        first = {kind: position for position, kind in reversed(list(enumerate(self.kinds)))}
+        of_kind = {kind: LayerTensors(operators[v], self.splits(operators[v])) for kind, v in first.items()}
+        return tuple(of_kind[kind] for kind in self.kinds)
 
     @cached_property
     def runs(self) -> tuple[int, ...]:
@@ -236,20 +231,70 @@ class Timeline:
         return copies[-1 if is_within else 0][1]
 
 
+@dataclass(frozen=True, eq=False)
+class LayerTensors:
+    """The [K] points of a layer's tensors that a device holds.
+
+    Attributes:
+        operator: The layer.
+        splits: Its configurations.
+    """
+
+    operator: Operator
+    splits: Splits
+
+    @cached_property
+    def reads(self) -> tuple[IntArray, ...]:
+        """Of what it reads."""
+        return self._points_of(self.operator.reads)
+
+    @cached_property
+    def writes(self) -> tuple[IntArray, ...]:
+        """Of what it writes."""
+        return self._points_of(self.operator.writes)
+
+    @cached_property
+    def intermediates(self) -> tuple[IntArray, ...]:
+        """Of what it makes for itself."""
+        return self._points_of(self.operator.intermediates)
+
+    @cached_property
+    def exchanges(self) -> tuple[IntArray, ...]:
+        """Of what its devices exchange; of all-reduces and all-to-alls none where one device has all."""
+        points = self._points_of(self.operator.exchanges)
+        return tuple(
+            own * self._is_split(exchange.over) if isinstance(exchange, AllReduce | AllToAll) else own
+            for own, exchange in zip(points, self.operator.exchanges, strict=True)
+        )
+
+    @cached_property
+    def gradients(self) -> tuple[tuple[IntArray, IntArray], ...]:
+        """Of what it reads, what its gradient takes besides, where it is the first one and where it is added to it."""
+        found = []
+        for read, points in zip(self.operator.reads, self.reads, strict=True):
+            # A gradient that is added to others lies beside them; one of a padded window is longer than what it is of.
+            more = points * self._is_split(self.operator.partial_dims(read))
+            more = more + points * (self.operator.kind in _BY_PLACES)
+            padding = points - (points * _own_share(self.operator, read)).astype(np.int64)
+            found.append((padding + more, points + more))
+        return tuple(found)
+
+    def _points_of(self, tensors: Sequence[Indexed]) -> tuple[IntArray, ...]:
+        return tuple(held_points(self.operator, tensor, self.splits) for tensor in tensors)
+
+    def _is_split(self, dims: tuple[str, ...]) -> BoolArray:
+        found: BoolArray = self.splits.product(dims) > 1
+        return found
+
+
 def layer_spans(timeline: Timeline, operator: Operator) -> Iterator[Span]:
     """Yield what lies in memory of a layer's tensors, and when, but for its weights."""
     graph, keeps = timeline.graph, timeline.keeps
     name, position = operator.name, graph.index[operator.name]
-    types, configurations = graph.types[name], timeline.splits(operator)
+    types, tensors = graph.types[name], timeline.tensors[position]
     functions, product = timeline.backward(position)
     again, is_trained = timeline.again(position), name in graph.trained
     turns = {position, again}
-
-    points = partial(timeline.points, operator)
-
-    def is_split(*dims: str) -> BoolArray:
-        found: BoolArray = configurations.product(dims) > 1
-        return found
 
     saved = keeps.saved[name]
     applies = is_trained and not operator.is_loss and bool(saved.results or saved.places or saved.writes)
@@ -257,7 +302,7 @@ def layer_spans(timeline: Timeline, operator: Operator) -> Iterator[Span]:
     for number, read in enumerate(operator.reads):
         if read.role is Role.PARAMETER:
             continue
-        size = points(read)
+        size = tensors.reads[number]
         edge = graph.incoming.get((name, number))
         own = size * types.operand_bytes(number)
         if edge is None:
@@ -278,19 +323,15 @@ def layer_spans(timeline: Timeline, operator: Operator) -> Iterator[Span]:
             freed = timeline.freed(edge.producer, edge.output, position)
             yield Span(again if types.is_cast(number) else freed + 1, product, own)
         if graph.has_gradient(operator, number):
-            # A gradient that is added to others lies beside them; one of a padded window is longer than what it is of.
             is_added = timeline.last_gradient(edge.producer, edge.output) != position
-            own_share = 0.0 if is_added else _own_share(operator, read)
-            more = size - (size * own_share).astype(np.int64)
-            more = more + size * is_split(*operator.partial_dims(read)) + size * (operator.kind in _BY_PLACES)
-            yield Span(product, product, more * types.read_bytes(number))
+            yield Span(product, product, tensors.gradients[number][is_added] * types.read_bytes(number))
             if types.is_cast(number):
                 yield Span(product, product, own)
     sent = {edge.output for edge in graph.sent if edge.producer == name} if isinstance(graph, Stage) else set()
-    for output, write in enumerate(operator.writes):
+    for output, points in enumerate(tensors.writes):
         if operator.is_loss or operator.is_fan_out:
             continue
-        size = points(write) * types.write_bytes(output)
+        size = points * types.write_bytes(output)
         copies = timeline.copies(name, output)
         for made, freed, kept in copies:
             last = kept if (name, output) in keeps.writes else freed
@@ -303,19 +344,20 @@ def layer_spans(timeline: Timeline, operator: Operator) -> Iterator[Span]:
             yield Span(timeline.backward(graded)[1], functions if applies else product, size)
         if applies:
             yield Span(functions, product, size)
-            yield Span(again, functions, points(write) * saved.results_bytes(types.write_bytes(output)))
-    for tensor in operator.intermediates if is_trained else ():
-        yield Span(again, product, points(tensor) * types.intermediate_bytes(tensor) * tensor.kept)
+            yield Span(again, functions, points * saved.results_bytes(types.write_bytes(output)))
+    for tensor, points in zip(operator.intermediates, tensors.intermediates, strict=True) if is_trained else ():
+        yield Span(again, product, points * types.intermediate_bytes(tensor) * tensor.kept)
     has_bias = operator.kind == "attention" and is_trained and any(read.is_trained for read in operator.parameters)
-    for exchange in operator.exchanges:
+    for exchange, points in zip(operator.exchanges, tensors.exchanges, strict=True):
         if isinstance(exchange, AllReduce) and exchange.tensor == "scores" and has_bias:
             # Products and a softmax of their own have a gradient of a bias: where these compute in a wider type, what
             # the softmax is of, queries and keys lie there in that.
             wide, narrow = ITEMSIZES[types.statistics], types.operand_bytes(0)
-            yield Span(again, product, points(exchange) * wide * (1 + (wide > narrow)))
-            yield Span(again, product, (points(operator.reads[0]) + points(operator.reads[1])) * (wide - narrow))
+            scores = held_points(operator, exchange, tensors.splits)
+            yield Span(again, product, scores * wide * (1 + (wide > narrow)))
+            yield Span(again, product, (tensors.reads[0] + tensors.reads[1]) * (wide - narrow))
         if isinstance(exchange, AllReduce | AllToAll):
-            size = points(exchange) * types.exchange_bytes(exchange) * is_split(*exchange.over)
+            size = points * types.exchange_bytes(exchange)
             for turn in turns:
                 yield Span(turn, turn, size)
 
@@ -490,7 +532,7 @@ def weight_spans(
         for number, read in enumerate(operator.reads):
             if read.role is not Role.PARAMETER:
                 continue
-            points = timeline.points(operator, read)
+            points = timeline.tensors[position].reads[number]
             if read.is_trained and read.shared and timeline.last_user[read.shared] != position:
                 yield position, Span(product, product, points * itemsize)
             if types.is_cast(number):
@@ -582,5 +624,5 @@ def input_spans(timeline: Timeline) -> Iterator[tuple[int, Span]]:
         for number, read in enumerate(operator.reads):
             key = operator.name, number
             if read.role is not Role.PARAMETER and key not in graph.incoming and key not in received:
-                size = timeline.points(operator, read) * graph.types[operator.name].read_bytes(number)
+                size = timeline.tensors[position].reads[number] * graph.types[operator.name].read_bytes(number)
                 yield position, Span(0, timeline.update, size, KEPT)

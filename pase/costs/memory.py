@@ -222,7 +222,13 @@ def _partner_has_gradient(
 
 def keeping(graph: Graph) -> Keeping:
     """Return which tensors of a graph are kept to the backward pass."""
-    saved_of = {operator.name: saved(graph, operator) for operator in graph.operators}
+    known: dict[tuple[int, tuple[bool, ...]], Saved] = {}
+    saved_of = {}
+    for operator, like in zip(graph.operators, graph.repeated, strict=True):
+        key = like, graph.read_gradients(operator)
+        if key not in known:
+            known[key] = saved(graph, operator)
+        saved_of[operator.name] = known[key]
     writes, copies = set[tuple[str, int]](), set[tuple[str, int]]()
     # What is read and comes from no layer is data: the reader's part of it is all that there is.
     reads = {(name, i) for name, of in saved_of.items() for i in of.reads if (name, i) not in graph.incoming}

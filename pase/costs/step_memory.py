@@ -361,11 +361,9 @@ class Strategies:
         for number, edge in enumerate(table_edges(graph)):
             if (edge.consumer, edge.input) in timeline.keeps.copies:
                 ends = u, v = graph.index[edge.producer], graph.index[edge.consumer]
-                rows = [timeline.rows[end] for end in ends]
-                kind = type(edge), *map(id, rows), graph.operators[u].unnamed, graph.operators[v].unnamed
-                key = *kind, edge.output, edge.input
+                key = type(edge), timeline.kinds[u], timeline.kinds[v], edge.output, edge.input
                 if key not in known:
-                    known[key] = edge_memory(graph, edge, *rows)
+                    known[key] = edge_memory(graph, edge, timeline.rows[u], timeline.rows[v])
                 found.append((number, ends, timeline.again(v), timeline.backward(v)[1], known[key]))
         return found
 

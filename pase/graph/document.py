@@ -1,9 +1,12 @@
 """A graph as a JSON document, and back; reading checks every field and the whole graph."""
 
+from collections.abc import Hashable
+from dataclasses import replace
 from math import isinf
 from typing import Annotated, Any, Literal, Self
 
-from msgspec import UNSET, Meta, UnsetType, field
+import msgspec
+from msgspec import UNSET, Meta, UnsetType, field, structs
 
 from pase.common.documents import DocumentSource
 from pase.common.structs import Document, Finite, Integer, Number, Positive, Scalars, Whole, describes, read, value_of
@@ -369,6 +372,16 @@ class OperatorDocument(Document):
         )
 
 
+def _unnamed(operator: OperatorDocument) -> Hashable:
+    """Return what is equal for layers that differ in their names alone."""
+    unnamed = structs.replace(operator, name="")
+    try:
+        return msgspec.json.encode(unnamed)
+    except UnicodeEncodeError:
+        # Python's JSON has text with surrogates, besides.
+        return repr(unnamed)
+
+
 @describes(Graph)
 class GraphDocument(Document):
     """A weakly connected, directed acyclic graph of operators."""
@@ -400,11 +413,20 @@ class GraphDocument(Document):
 
     def value(self, **others: Any) -> Graph:
         """Return the verified graph that it describes; GraphError where it is none."""
+        first: dict[Hashable, Operator] = {}
+        operators = list[Operator]()
+        for document in self.operators:
+            # Repeated layers, of which large models consist, are made once.
+            key = _unnamed(document)
+            if key not in first:
+                first[key] = document.value()
+            operator = first[key]
+            operators.append(operator if operator.name == document.name else replace(operator, name=document.name))
         graph = Graph(
             name=self.name,
             arguments=tuple(self.arguments.items()),
             precision=OF_ITEMSIZE[self.word_bytes],
-            operators=value_of(self.operators),
+            operators=tuple(operators),
             edges=tuple(Edge(producer=u, output=i, consumer=v, input=j) for u, i, v, j in self.edges),
             framework=self.framework,
             call=self.call,

@@ -54,6 +54,12 @@ class Graph:
         return FrozenDict({operator.name: i for i, operator in enumerate(self.operators)})
 
     @cached_property
+    def repeated(self) -> tuple[int, ...]:
+        """[V] position of the first operator that each one repeats, itself perhaps: equal but for their names."""
+        first: dict[Operator, int] = {}
+        return tuple(first.setdefault(operator.unnamed, i) for i, operator in enumerate(self.operators))
+
+    @cached_property
     def incoming(self) -> Mapping[tuple[str, int], Edge]:
         """The edge that feeds a read, by (consumer, input)."""
         return FrozenDict({(edge.consumer, edge.input): edge for edge in self.edges})

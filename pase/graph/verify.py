@@ -44,8 +44,8 @@ def verify(graph: Graph) -> Graph:
     name, count = Counter(operator.name for operator in graph.operators).most_common(1)[0]
     if count > 1:
         raise GraphError(f"{count} layers of graph {graph.name!r} are named {name!r}; names must be unique")
-    for operator in graph.operators:
-        verify_operator(operator)
+    for position in dict.fromkeys(graph.repeated):
+        verify_operator(graph.operators[position])
     _verify_shared(graph)
     _verify_edges(graph)
     _verify_order(graph)

@@ -11,7 +11,7 @@ from itertools import combinations
 
 import numpy as np
 
-from pase.costs import CostModel, LayerTraffic, edge_cost, edge_signature
+from pase.costs import CostModel, LayerTraffic, edge_cost, edge_signatures
 from pase.graph import Edge, Graph
 from pase.sharding.edges import table_edges
 from pase.sharding.levels import PlacedAxes
@@ -48,6 +48,7 @@ class _Prices:
         traffic: [V] of each layer.
         kinds: [V] equal for layers that do the same.
         edges: Of the graph, and weights that layers share.
+        edge_kinds: [E] equal for edges that cost the same between equal ends.
         ends: [E] producer and consumer of each edge.
         costed: How many layers and edges were costed.
         known: What they cost.
@@ -59,6 +60,7 @@ class _Prices:
     traffic: Sequence[LayerTraffic]
     kinds: Sequence[Hashable]
     edges: Sequence[Edge]
+    edge_kinds: Sequence[int]
     ends: Sequence[tuple[int, int]]
     costed: int = 0
     known: dict[Hashable, float] = field(default_factory=dict)
@@ -75,7 +77,7 @@ class _Prices:
     def edge(self, number: int, placed: Sequence[Devices | None]) -> float:
         """Return what an edge costs; placed: None for layers whose axes are over the levels as suits them."""
         edge, (u, v) = self.edges[number], self.ends[number]
-        key = self.kinds[u], self.kinds[v], edge_signature(self.graph, edge), placed[u], placed[v]
+        key = self.kinds[u], self.kinds[v], self.edge_kinds[number], placed[u], placed[v]
         if key not in self.known:
             self.costed += 1
             table = edge_cost(self.graph, edge, self._on(u, placed[u]), self._on(v, placed[v]), self.model)
@@ -115,7 +117,17 @@ def placed_by_cost(
         return tuple(placed)
     edges = table_edges(graph)
     ends = [(graph.index[edge.producer], graph.index[edge.consumer]) for edge in edges]
-    prices = _Prices(graph=graph, model=model, splits=splits, traffic=traffic, kinds=kinds, edges=edges, ends=ends)
+    numbers: dict[Hashable, int] = {}
+    prices = _Prices(
+        graph=graph,
+        model=model,
+        splits=splits,
+        traffic=traffic,
+        kinds=kinds,
+        edges=edges,
+        edge_kinds=[numbers.setdefault(own, len(numbers)) for own in edge_signatures(graph, edges)],
+        ends=ends,
+    )
     incident: list[list[int]] = [[] for _ in placed]
     for number, (u, v) in enumerate(ends):
         incident[u].append(number)

@@ -169,7 +169,9 @@ class ModelDocument(Document):
 
     @classmethod
     def of(cls, value: Graph, **others: Any) -> Self:
-        return super().of(value, arguments=dict(value.arguments), hash=graph_hash(value), **others)
+        if "hash" not in others:
+            others["hash"] = graph_hash(value)
+        return super().of(value, arguments=dict(value.arguments), **others)
 
 
 _DATA_PARALLEL = {
@@ -265,8 +267,12 @@ def plan_schema() -> str:
 
 def graph_hash(graph: Graph) -> str:
     """Return the SHA-256, in hexadecimal, of a graph's canonical JSON form, wherever it came from."""
-    own = replace(graph, framework="", call="", untrained="")
-    text = json.dumps(to_builtins(GraphDocument.of(own)), sort_keys=True, separators=(",", ":"))
+    return _document_hash(GraphDocument.of(graph))
+
+
+def _document_hash(graph: GraphDocument) -> str:
+    own = structs.replace(graph, framework="", call="", untrained="")
+    text = json.dumps(to_builtins(own), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -357,7 +363,7 @@ def _plan(document: PlanDocument, source: DocumentSource) -> Plan:
         graph = document.graph.value()
     except GraphError as error:
         raise source.fail("graph", f"is not a valid graph: {error}") from None
-    model = ModelDocument.of(graph)
+    model = ModelDocument.of(graph, hash=_document_hash(document.graph))
     if document.model.hash != model.hash:
         problem = "is not the hash of the graph in this file; one of them was changed: search again"
         raise source.fail("model.hash", problem)
@@ -481,7 +487,8 @@ def _check_derived(plan: Plan, step: Step, document: PlanDocument, source: Docum
             plan.graph, plan.num_devices, model, splits, devices, by_batch, kept_bytes=step.kept_by_layer
         )
         total = total_cost(plan.layers)
-    _same(source, "layers", document.layers, document_of(layers))
+    if layers != plan.layers:
+        _same(source, "layers", document.layers, document_of(layers))
     _same(source, "hidden_cost", document.hidden_cost, hidden_cost(layers))
     _same(source, "total_cost", plan.total_cost, total)
     if plan.lower_bound > plan.total_cost * (1 + _RELATIVE_TOLERANCE):

@@ -20,7 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pase.common.containers import FrozenDict
-from pase.costs import Allowance, CostModel, StepMemory, TimeUpError, cost_model, hiding_layers, signature, traffic_of
+from pase.costs import (
+    Allowance,
+    CostModel,
+    StepMemory,
+    TimeUpError,
+    cost_model,
+    hiding_layers,
+    layer_signatures,
+    traffic_of,
+)
 from pase.costs.choice_tables import KnownChoices, choice_tables, choices_of_layers
 from pase.costs.choices import CRITERIA, LayerChoices, Links
 from pase.costs.collectives import Link
@@ -802,8 +811,7 @@ def works_s(graph: Graph, name: str, machine: Machine) -> list[float]:
     model = cost_model(name, machine, 1, graph.precision)
     known: dict[Hashable, float] = {}
     found = []
-    for operator in graph.operators:
-        key = signature(graph, operator)
+    for operator, key in zip(graph.operators, layer_signatures(graph), strict=True):
         if key not in known:
             traffic = traffic_of(graph, operator, np.ones((1, len(operator.extents)), dtype=np.int32))
             known[key] = float(model.work(traffic.forward)[0] + model.work(traffic.backward)[0])
@@ -821,7 +829,7 @@ def _kinds(graph: Graph, keeps: Keeping) -> tuple[int, ...]:
     numbers: dict[Hashable, int] = {}
     hides = hiding_layers(graph)
     found = []
-    for v, operator in enumerate(graph.operators):
+    for v, (operator, signature) in enumerate(zip(graph.operators, layer_signatures(graph), strict=True)):
         name = operator.name
         sources = tuple(
             v - graph.index[edge.producer] if (edge := graph.incoming.get((name, i))) else 0
@@ -829,7 +837,7 @@ def _kinds(graph: Graph, keeps: Keeping) -> tuple[int, ...]:
         )
         reads = tuple(((name, i) in keeps.reads, (name, i) in keeps.copies) for i in range(len(operator.reads)))
         writes = tuple((keeps.lanes.get((name, i), 0), (name, i) in keeps.writes) for i in range(len(operator.writes)))
-        key = signature(graph, operator), hides[v], sources, reads, writes
+        key = signature, hides[v], sources, reads, writes
         found.append(numbers.setdefault(key, len(numbers)))
     return tuple(found)
 

@@ -26,12 +26,12 @@ backward fetch.
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import accumulate, pairwise, product
 from math import gcd, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,17 +77,6 @@ class Overlap(NamedTuple):
     reached_forward: FloatArray | None = None
     reached_backward: FloatArray | None = None
 
-    def of_classes(self, u: NDArray[np.intp] | None = None, v: NDArray[np.intp] | None = None) -> "Overlap":
-        """Return the overlap for classes of layouts on either side; u, v: [L_u], [L_v] layout of each class."""
-
-        def chosen(table: FloatArray | None) -> FloatArray | None:
-            if table is None:
-                return None
-            rows = table if u is None else table[u]
-            return rows if v is None else rows[:, v]
-
-        return Overlap(*map(chosen, self))  # type: ignore[arg-type]
-
 
 def layout_overlap(
     u: tuple[Component, ...],
@@ -109,12 +98,11 @@ def layout_overlap(
         vs, v_of = distinct_rows(v_splits[:, of_v])
         # All pairs of the group's own layouts, of which there are far fewer than of the tensor's.
         for table in _tables(list(u[of_u]), us, list(v[of_v]), vs, known):
-            pairs = np.ix_(u_of, v_of)
-            common *= table.common[pairs]
-            u_ratio *= table.u_ratio[pairs]
-            v_ratio *= table.v_ratio[pairs]
+            common *= table.common.take(v_of, axis=1).take(u_of, axis=0)
+            u_ratio *= table.u_ratio.take(v_of, axis=1).take(u_of, axis=0)
+            v_ratio *= table.v_ratio.take(v_of, axis=1).take(u_of, axis=0)
             if table.types.any():
-                numbers.append(table.types[pairs])
+                numbers.append(table.types.take(v_of, axis=1).take(u_of, axis=0))
     produced, consumed = u_ratio * common, v_ratio * common
     # Where parts nest, the larger of two meets as many of the other side as it is larger than what they share.
     messages = v_ratio - 1, u_ratio - 1
@@ -133,6 +121,12 @@ def layout_overlap(
     found[:6, where[0], where[1]] = found[3, where[0], where[1]] * elements
     found[6:, where[0], where[1]] = messages_of
     return Overlap(*found)
+
+
+def of_classes(values: Any, layout_of: NDArray[np.intp], axis: int) -> Any:
+    """Return values for classes of layouts along an axis; values: for layouts; layout_of: [L] layout of each class."""
+    is_same = len(layout_of) == values.shape[axis] and (layout_of == np.arange(len(layout_of))).all()
+    return values if is_same else values.take(layout_of, axis=axis)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -155,13 +149,30 @@ class Redistribution:
     kept_bytes: FloatArray
     held_bytes: FloatArray
     messages: FloatArray
-    sum_members: IntArray
+    sum_members: IntArray = field(default_factory=lambda: np.empty((1, 1, 0), dtype=np.int64))
     reached: FloatArray | None = None
 
     @property
     def moved_bytes(self) -> FloatArray:
         """What is fetched."""
         return np.maximum(self.needed_bytes - self.kept_bytes, 0.0)
+
+    def of_classes(self, layout_of: NDArray[np.intp], axis: int, sums: IntArray) -> "Redistribution":
+        """Return what is fetched between classes of layouts on one side, and layouts on the other.
+
+        Args:
+            layout_of: [L] layout of each class.
+            axis: 0 for classes of the producer, 1 for those of the consumer.
+            sums: [L, levels] how the devices that have added this tensor up lie over the machine.
+        """
+        return Redistribution(
+            needed_bytes=of_classes(self.needed_bytes, layout_of, axis),
+            kept_bytes=of_classes(self.kept_bytes, layout_of, axis),
+            held_bytes=of_classes(self.held_bytes, layout_of, axis),
+            messages=of_classes(self.messages, layout_of, axis),
+            sum_members=np.expand_dims(sums, 1 - axis),
+            reached=None if self.reached is None else of_classes(self.reached, layout_of, axis),
+        )
 
     def distinct(self) -> tuple["Redistribution", IndexArray]:
         """Return the fetches that differ, for 1 × N pairs, and [L_u, L_v] which of them each pair of layouts has."""
@@ -188,37 +199,25 @@ class Redistribution:
         return found, number.reshape(shape).astype(np.int32)
 
 
-def redistributions(
-    common: Overlap,
-    itemsizes: tuple[int, int],
-    *,
-    forward_sums: IntArray | None = None,
-    backward_sums: IntArray | None = None,
-) -> tuple[Redistribution, Redistribution]:
-    """Return what moves forward, to the consumer's layout, and back, to the producer's.
+def forward_fetch(common: Overlap, itemsize: int) -> Redistribution:
+    """Return what moves to the consumer's layout; itemsize: bytes of a number."""
+    return Redistribution(
+        needed_bytes=common.needed_forward * itemsize,
+        kept_bytes=common.kept_forward * itemsize,
+        held_bytes=common.produced * itemsize,
+        messages=common.messages_forward,
+        reached=common.reached_forward,
+    )
 
-    itemsizes: bytes of a number, either way. forward_sums: [L_u, levels] of the producer's sum; backward_sums:
-    [L_v, levels] of the consumer's gradient's.
-    """
-    nothing = np.empty((1, 1, 0), dtype=np.int64)
-    there, back = itemsizes
-    return (
-        Redistribution(
-            needed_bytes=common.needed_forward * there,
-            kept_bytes=common.kept_forward * there,
-            held_bytes=common.produced * there,
-            messages=common.messages_forward,
-            sum_members=nothing if forward_sums is None else forward_sums[:, None, :],
-            reached=common.reached_forward,
-        ),
-        Redistribution(
-            needed_bytes=common.needed_backward * back,
-            kept_bytes=common.kept_backward * back,
-            held_bytes=common.consumed * back,
-            messages=common.messages_backward,
-            sum_members=nothing if backward_sums is None else backward_sums[None, :, :],
-            reached=common.reached_backward,
-        ),
+
+def backward_fetch(common: Overlap, itemsize: int) -> Redistribution:
+    """Return what moves of the gradient back to the producer's layout; itemsize: bytes of a number."""
+    return Redistribution(
+        needed_bytes=common.needed_backward * itemsize,
+        kept_bytes=common.kept_backward * itemsize,
+        held_bytes=common.consumed * itemsize,
+        messages=common.messages_backward,
+        reached=common.reached_backward,
     )
 
 

@@ -7,7 +7,7 @@ matching its splits to the digits where its neighbours have theirs: small work e
 which digits lie inside a node: neighbours share a node first.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice, pairwise, takewhile
 from math import gcd, prod
@@ -85,7 +85,8 @@ def place(
     neighbours as long as less moves. The same from digits in their plain order; the better of the two counts.
     """
     bases = prime_factors(num_devices)
-    cuts = _edge_cuts(graph, splits)
+    kinds = _kinds(graph, splits)
+    cuts = _edge_cuts(graph, splits, kinds)
     best: list[Placement] = []
     best_links: list[_Link] = []
     best_kept = -1.0
@@ -108,25 +109,40 @@ def place(
                 best, best_links, best_kept = placed, links, kept
     order = tuple(range(len(bases)))
     if inner := [size for size in group_sizes if 1 < size < num_devices]:
-        sums, fetches = _sums(graph, splits, best), _fetches(graph, splits, best, best_links)
+        sums, fetches = _sums(graph, splits, kinds, best), _fetches(graph, splits, kinds, best, best_links)
         order = choose_order(bases, inner, sums, fetches, by_level=by_level)
-    return tuple(
-        _devices(operator, split, [bases[i] for i in order], [placement.digits[i] for i in order], placement.primes)
-        for operator, split, placement in zip(graph.operators, splits, best, strict=True)
-    )
+    ordered_bases = [bases[i] for i in order]
+    known: dict[Hashable, tuple[int, ...]] = {}
+    found = []
+    for operator, split, kind, placement in zip(graph.operators, splits, kinds, best, strict=True):
+        key = kind, placement.digits, tuple(placement.primes.items())
+        if key not in known:
+            digits = [placement.digits[i] for i in order]
+            known[key] = _devices(operator, split, ordered_bases, digits, placement.primes)
+        found.append(known[key])
+    return tuple(found)
 
 
-def _edge_cuts(graph: Graph, splits: Sequence[Mapping[str, int]]) -> list[tuple[SharedSplit, ...]]:
-    """Return the stretches of each edge's tensor that both of its layers split, [E]; like edges are looked at once."""
-    known: dict[object, tuple[SharedSplit, ...]] = {}
+def _kinds(graph: Graph, splits: Sequence[Mapping[str, int]]) -> list[int]:
+    """Return [V] the first layer that each one repeats with the same splits."""
+    first: dict[Hashable, int] = {}
+    keys = ((like, tuple(split.values())) for like, split in zip(graph.repeated, splits, strict=True))
+    return [first.setdefault(key, vertex) for vertex, key in enumerate(keys)]
+
+
+def _edge_cuts(
+    graph: Graph, splits: Sequence[Mapping[str, int]], kinds: Sequence[int]
+) -> list[tuple[SharedSplit, ...]]:
+    """Return the stretches of each edge's tensor that both of its layers split, [E]; equal edges share a value."""
+    known: dict[Hashable, tuple[SharedSplit, ...]] = {}
     found = []
     for edge in graph.edges:
-        u, v = graph[edge.producer], graph[edge.consumer]
-        u_split, v_split = splits[graph.index[edge.producer]], splits[graph.index[edge.consumer]]
-        written, read = u.writes[edge.output], v.reads[edge.input]
-        key = (written, *u.extents.items(), *u_split.items()), (read, *v.extents.items(), *v_split.items())
+        u, v = graph.index[edge.producer], graph.index[edge.consumer]
+        key = kinds[u], edge.output, kinds[v], edge.input
         if key not in known:
-            known[key] = _common_cuts(u, written, u_split, v, read, v_split)
+            producer, consumer = graph.operators[u], graph.operators[v]
+            written, read = producer.writes[edge.output], consumer.reads[edge.input]
+            known[key] = _common_cuts(producer, written, splits[u], consumer, read, splits[v])
         found.append(known[key])
     return found
 
@@ -303,8 +319,14 @@ def _assign(
     return Placement(digits=tuple(digits), primes=primes)
 
 
-def _sums(graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Placement]) -> Iterator[Moved]:
-    """Yield what the layers add up inside themselves. What a recurrent layer hands on is small beside it."""
+def _sums(
+    graph: Graph, splits: Sequence[Mapping[str, int]], kinds: Sequence[int], placed: Sequence[Placement]
+) -> Iterator[Moved]:
+    """Yield what the layers add up inside themselves. What a recurrent layer hands on is small beside it.
+
+    kinds: [V] equal for layers that are equal under equal splits.
+    """
+    known: dict[tuple[int, Indexed], float] = {}
 
     def sums_itself(operator: Operator, position: int, digits: frozenset[int]) -> bool:
         edge = graph.incoming.get((operator.name, position))
@@ -316,7 +338,7 @@ def _sums(graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Pl
     def summed(placement: Placement, over: tuple[str, ...]) -> frozenset[int]:
         return frozenset(i for i, slot in enumerate(placement.digits) if slot is not None and slot[0] in over)
 
-    for operator, split, placement in zip(graph.operators, splits, placed, strict=True):
+    for operator, split, kind, placement in zip(graph.operators, splits, kinds, placed, strict=True):
         types = graph.types[operator.name]
         inside: list[tuple[Indexed, tuple[str, ...], int]] = [
             (write, operator.partial_dims(write), types.write_bytes(position))
@@ -336,13 +358,23 @@ def _sums(graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Pl
         ]
         for tensor, over, size_bytes in inside:
             if digits := summed(placement, over):
-                yield digits, size_bytes * _shard_size(operator, tensor, split)
+                if (kind, tensor) not in known:
+                    known[kind, tensor] = _shard_size(operator, tensor, split)
+                yield digits, size_bytes * known[kind, tensor]
 
 
 def _fetches(
-    graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Placement], links: Sequence[_Link]
+    graph: Graph,
+    splits: Sequence[Mapping[str, int]],
+    kinds: Sequence[int],
+    placed: Sequence[Placement],
+    links: Sequence[_Link],
 ) -> Iterator[Moved]:
-    """Yield what each edge moves, forward and backward: a device fetches what digits cut elsewhere than its own do."""
+    """Yield what each edge moves, forward and backward: a device fetches what digits cut elsewhere than its own do.
+
+    kinds: [V] equal for layers that are equal under equal splits.
+    """
+    known: dict[Hashable, tuple[frozenset[str], float]] = {}
     stays: dict[int, set[tuple[Slot, Slot]]] = {}
     for link in links:
         stays.setdefault(link.edge, set()).update(pair[:2] for pair in link.pairs)
@@ -353,13 +385,17 @@ def _fetches(
         for sender, sent, receiver, received, is_backward in ends:
             if is_backward and not graph.has_gradient(graph.operators[v], edge.input):
                 continue
+            key = kinds[u], edge.output, kinds[v], edge.input, is_backward
+            if key not in known:
+                size = _shard_size(graph.operators[receiver], received, splits[receiver])
+                known[key] = access_dims(sent), size
+            sent_dims, size = known[key]
             pairs = {pair[::-1] if is_backward else pair for pair in stays.get(number, ())}
             digits = frozenset(
                 i
                 for i, (slot, own) in enumerate(zip(placed[sender].digits, placed[receiver].digits, strict=True))
-                if slot is not None and slot[0] in access_dims(sent) and (slot, own) not in pairs
+                if slot is not None and slot[0] in sent_dims and (slot, own) not in pairs
             )
-            size = _shard_size(graph.operators[receiver], received, splits[receiver])
             yield digits, edge_itemsizes(graph, edge)[is_backward] * size
 
 

@@ -40,7 +40,7 @@ from pase.analysis.figures import (
 )
 from pase.analysis.simulation.pipeline import StagedSimulation, simulate_stages
 from pase.common.documents import StrPath, attributes, write_or_fail
-from pase.costs import cost_model, hiding_layers, signature, traffic_of
+from pase.costs import cost_model, hiding_layers, layer_signatures, traffic_of
 from pase.errors import ConfigurationError, PaseError, PlanError
 from pase.graph import DimIndex, Graph, Operator, SliceOf, Window
 from pase.planning.passes import Work
@@ -241,9 +241,12 @@ def cost_parts(plan: Plan) -> tuple[tuple[Part, ...], ...]:
     model = cost_model(plan.cost_model, plan.machine, plan.num_devices, plan.precision)
     known: dict[Hashable, tuple[Part, ...]] = {}
     found = []
-    for operator, layer, hides in zip(plan.graph.operators, plan.layers, hiding_layers(plan.graph), strict=True):
+    layers = zip(
+        plan.graph.operators, layer_signatures(plan.graph), plan.layers, hiding_layers(plan.graph), strict=True
+    )
+    for operator, signature, layer, hides in layers:
         splits = np.array([list(layer.splits.values())], dtype=np.int32)
-        key = signature(plan.graph, operator), splits.tobytes(), hides
+        key = signature, splits.tobytes(), hides
         if key not in known:
             known[key] = own_parts(operator, traffic_of(plan.graph, operator, splits), model, hides=hides)
         found.append(known[key])
