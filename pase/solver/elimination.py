@@ -18,6 +18,7 @@ both ways, and with fronts of cost and resource instead of one number (`two_pass
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -35,7 +36,8 @@ from pase.solver.pairwise import (
 from pase.solver.solution import Outcome, SearchBudget
 from pase.tables.cost_tables import FloatArray
 
-BLOCK_CELLS = 1 << 15  # a block and its operands stay in the second-level cache
+BLOCK_CELLS = 1 << 16  # sums that are made at once, which stay in the second-level cache
+RESULT_CELLS = 1 << 11  # of which the least are taken into so many cells, which stay in the first-level cache
 
 Check = Callable[[int], None]
 """Called before each step of work with how many cells of tables that looks at; what it raises ends the work."""
@@ -133,6 +135,8 @@ class Kernel(NamedTuple):
         partitions: Joint classes of the vertex and of its dependent ones, the axes of the step.
         result: The table over all axes but the first.
         num_cells: Combinations of joint classes.
+        coarse: Which operand tells fewer classes of the vertex apart than the others, where it saves work to take the
+            cheapest of each of these classes first, for each choice that the others see; None where it does not.
     """
 
     costs: FloatArray
@@ -140,25 +144,59 @@ class Kernel(NamedTuple):
     partitions: tuple[Partition, ...]
     result: Table
     num_cells: int
+    coarse: int | None
 
     @property
     def operations(self) -> int:
-        """Combinations times the terms that are added for each."""
-        return self.num_cells * max(len(self.operands), 1)
+        """Combinations times the terms that are added for each; those over the same axes are added up before."""
+        direct = self.num_cells * max(len({operand.axes for operand in self.operands}), 1)
+        return direct if self.coarse is None else self._operations_by_class(self.coarse)
+
+    def _operations_by_class(self, coarse: int) -> int:
+        sizes = [p.num_classes for p in self.partitions]
+        others = {operand.axes for i, operand in enumerate(self.operands) if i != coarse}
+        seen = prod(sizes[axis] for axis in {0}.union(*others))
+        return seen * len(others) + 2 * self.operands[coarse].table.shape[0] * (self.num_cells // sizes[0])
+
+    def with_coarse(self) -> "Kernel":
+        """Return the same computation, done by classes of one operand first where that saves work."""
+        if self.num_cells <= BLOCK_CELLS:
+            return self
+        own = [i for i, operand in enumerate(self.operands) if 0 in dict(operand.maps)]
+        ways = [self, *(self._replace(coarse=i) for i in own)]
+        return min(ways, key=lambda way: way.operations)
 
     def fill(self, check: Check) -> None:
         """Compute the result from the tables that it depends on."""
         costs = self.costs[_expansion(len(self.partitions), (0,))]
-        operands = [o.aligned() for o in self.operands]
         if self.num_cells <= BLOCK_CELLS:
             check(self.operations)
-            self.result.values = np.minimum.reduce(_sum([costs, *operands]), axis=0)
+            self.result.values = np.minimum.reduce(_sum([costs, *(o.aligned() for o in self.operands)]), axis=0)
             return
+        by_axes: dict[tuple[int, ...], list[FloatArray]] = {}
+        for i, operand in enumerate(self.operands):
+            if i != self.coarse:
+                by_axes.setdefault(operand.axes, []).append(operand.aligned())
+        operands = [_sum(own) for own in by_axes.values()]
         smallest = min(range(len(operands)), key=lambda i: operands[i].size)
         operands[smallest] = operands[smallest] + costs
+        if self.coarse is not None:
+            operands = self._by_class(self.operands[self.coarse], operands, check)
         out = np.empty(self.result.shape)
         _min_sum(out, operands, check)
         self.result.values = out
+
+    def _by_class(self, coarse: Operand, others: Sequence[FloatArray], check: Check) -> list[FloatArray]:
+        """Return an operand, and the least sum of the others in each class of the vertex that it tells apart."""
+        maps = dict(coarse.maps)
+        of = maps.pop(0)
+        order = np.argsort(of, kind="stable")
+        ends = np.cumsum(np.bincount(of)).tolist()
+        least = np.empty((len(ends), *np.broadcast_shapes(*(other.shape[1:] for other in others))))
+        for own, (first, beyond) in zip(least, pairwise([0, *ends]), strict=True):
+            rows = order[first:beyond]
+            _min_sum(own, [other[rows] for other in others], check)
+        return [coarse._replace(maps=tuple(maps.items())).aligned(), least]
 
 
 class EliminationStep(NamedTuple):
@@ -276,7 +314,7 @@ class Planner:
         partitions = tuple([joint[a] for a in range(num_axes)])
         num_cells = prod([p.num_classes for p in partitions])
         least = class_minima(costs, partitions[0].of, partitions[0].num_classes)
-        kernel = Kernel(least, tuple(operands), partitions, Table(partitions[1:]), num_cells)
+        kernel = Kernel(least, tuple(operands), partitions, Table(partitions[1:]), num_cells, None).with_coarse()
         self.kernels.append(kernel)
         return kernel
 
@@ -401,14 +439,14 @@ def eliminate_tree(model: PairwiseModel, order: Sequence[int], check: Check) -> 
 
 def _min_sum(out: FloatArray, operands: list[FloatArray], check: Check) -> None:
     """Set out[x…] = min over g of the sum of the operands at [g, x…], a cache-sized block at a time."""
-    if out.size > BLOCK_CELLS:
+    groups = max(o.shape[0] for o in operands)
+    if out.size > max(RESULT_CELLS, BLOCK_CELLS // groups):
         axis = max(range(out.ndim), key=lambda a: out.shape[a])
         half = out.shape[axis] // 2
         for part in (slice(0, half), slice(half, None)):
             index = (slice(None),) * axis + (part,)
             _min_sum(out[index], [o[(slice(None), *index)] if o.shape[axis + 1] > 1 else o for o in operands], check)
         return
-    groups = max(o.shape[0] for o in operands)
     check(out.size * groups * len(operands))
     step = max(1, BLOCK_CELLS // max(out.size, 1))
     for first in range(0, groups, step):

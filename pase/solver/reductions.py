@@ -172,7 +172,8 @@ def contract(model: PairwiseModel, max_operations: int, max_bytes: int, check: C
 
     max_operations: a vertex whose elimination would look at more combinations than this is left alone.
     max_bytes: so is a vertex whose new table would not fit this memory with those before it.
-    Vertices with the same costs and tables (repeated layers) share the work.
+    Vertices with the same costs and tables (repeated layers) share the work. Where arrays of repeated parts are kept, a
+    round takes no two neighbours, so that a chain of equal vertices halves and what is left of it stays equal.
     """
     planner = Planner()
     gone: set[int] = set()
@@ -180,11 +181,12 @@ def contract(model: PairwiseModel, max_operations: int, max_bytes: int, check: C
     waiting = list(model.live)
     while waiting:
         again: set[int] = set()
+        beside: set[int] = set()
         for v in waiting:
             check(0)
             edges = model.incident[v]
             around = {edge.ends[1 - side] for edge, side in edges}
-            if v in gone or len(around) > 2:
+            if v in gone or len(around) > 2 or v in beside:
                 continue
             factors = [planner.factor(edge, side) for edge, side in edges]
             step = planner.eliminate((v, *sorted(around)), model.costs[v], factors)
@@ -198,6 +200,7 @@ def contract(model: PairwiseModel, max_operations: int, max_bytes: int, check: C
             _replace(model, step)
             gone.add(v)
             again |= around
+            beside |= around if model.repeats is not None else set()
         waiting = sorted(again)
     model.remove(gone)
     return len(gone)

@@ -17,7 +17,13 @@ from itertools import count
 import numpy as np
 
 from pase.errors import SolverError
-from pase.solver.elimination import Ordered, eliminate_exactly, eliminate_tree, optimal_strategy
+from pase.solver.elimination import (
+    Ordered,
+    eliminate_exactly,
+    eliminate_tree,
+    optimal_strategy,
+    plan_elimination,
+)
 from pase.solver.ordering import (
     AUTO,
     NOT_WORTH_WEIGHING,
@@ -46,6 +52,8 @@ QUICK_OPERATIONS = 500_000_000
 """An elimination that takes about a second; beyond it, reductions that take a while are tried first."""
 MAX_OPERATIONS = 20_000_000_000
 """An elimination of more combinations than this (tens of seconds) is left to branching."""
+CONTRACTIONS = 8
+"""Steps in which the work that one elimination may take rises."""
 PASSES = 8
 """A problem of repeated parts is reduced before it is bounded where that looks at no more than so many passes do."""
 
@@ -237,7 +245,10 @@ def solve_again(
             outcome.raise_bound(bound)
             outcome.offer(model.complete(decode(model, not forward)[1]))
         else:
-            _narrow(model, partial(_ordered, AUTO, outcome), budget, outcome)
+            tighten_bounds(model, budget, outcome)
+            ordered = partial(_ordered, AUTO, outcome)
+            if not eliminate_exactly(model, ordered, QUICK_OPERATIONS, budget, outcome):
+                _narrow(model, ordered, budget, outcome)
     except (OutOfTimeError, KeyboardInterrupt):
         pass
     return _solution(tables, start.report, budget, outcome)
@@ -312,7 +323,11 @@ def _search(tables: CostTables, report: OrderingReport, ordering: str, budget: S
     if _repeats_much(tables):
         with model.repeating():
             _reduce(model, budget)
-    _narrow(model, ordered, budget, outcome)
+    tighten_bounds(model, budget, outcome)
+    if eliminate_exactly(model, ordered, QUICK_OPERATIONS, budget, outcome):
+        return
+    if not _contract_whole(tables, model, ordered, budget, outcome):
+        _narrow(model, ordered, budget, outcome)
 
 
 def _is_direct(report: OrderingReport) -> bool:
@@ -321,10 +336,7 @@ def _is_direct(report: OrderingReport) -> bool:
 
 
 def _narrow(model: PairwiseModel, ordered: Ordered, budget: SearchBudget, outcome: Outcome) -> None:
-    """Bound and reduce a model until what is left can be eliminated; split it where that would take too long."""
-    tighten_bounds(model, budget, outcome)
-    if eliminate_exactly(model, ordered, QUICK_OPERATIONS, budget, outcome):
-        return
+    """Reduce and bound a model until what is left can be eliminated; split it where that would take too long."""
     while True:
         before = model.num_configurations(), len(model.live)
         _reduce(model, budget)
@@ -336,6 +348,31 @@ def _narrow(model: PairwiseModel, ordered: Ordered, budget: SearchBudget, outcom
     if eliminate_exactly(model, ordered, MAX_OPERATIONS, budget, outcome):
         return
     branch(model, ordered, QUICK_OPERATIONS, budget, outcome)
+
+
+def _contract_whole(
+    tables: CostTables, narrowed: PairwiseModel, ordered: Ordered, budget: SearchBudget, outcome: Outcome
+) -> bool:
+    """Eliminate a problem of repeated parts, each of them once, where that is less work than what bounding left.
+
+    Bounds hardly narrow many equal parts, each of which has its share of the gap. Return whether it was done.
+    """
+    whole = PairwiseModel.of_tables(tables)
+    order = report_ordering("generate_seq", *whole.neighbours()).order
+    plan = plan_elimination(whole.costs, whole.edges(), [whole.live[i] for i in order])
+    held_bytes = whole.own_bytes() + plan.table_bytes
+    if plan.operations > MAX_OPERATIONS or held_bytes > budget.solver_memory_bytes:
+        return False
+    left = plan_elimination(narrowed.costs, narrowed.edges(), ordered(narrowed))
+    if plan.operations > left.operations:
+        return False
+    budget.holds(held_bytes)
+    with whole.repeating():
+        # What takes least goes first, and makes less of others.
+        for limit in np.geomspace(QUICK_OPERATIONS // 10, MAX_OPERATIONS, CONTRACTIONS):
+            budget.progress(f"eliminating {len(whole.live)} layers", 1 - len(whole.live) / tables.num_vertices)
+            contract(whole, int(limit), budget.solver_memory_bytes - held_bytes, budget.check)
+    return eliminate_exactly(whole, ordered, MAX_OPERATIONS, budget, outcome)
 
 
 def _ordered(ordering: str, outcome: Outcome, model: PairwiseModel) -> list[int]:

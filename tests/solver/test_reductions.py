@@ -203,11 +203,31 @@ def test_a_table_larger_than_a_block_is_filled_block_by_block(monkeypatch):
         calls = []
         model = model_of(tables)
         monkeypatch.setattr("pase.solver.elimination.BLOCK_CELLS", 5)
+        monkeypatch.setattr("pase.solver.elimination.RESULT_CELLS", 3)
         plan = plan_elimination(model.costs, model.edges(), model.live)
         optimum, choice = run_plan(plan, calls.append)
         assert len(calls) > 6  # more than one block for a step
         assert optimum == pytest.approx(brute_force(tables), rel=1e-12)
         assert total_cost(tables, [choice[v] for v in range(6)]) == pytest.approx(optimum, rel=1e-12)
+
+
+def test_a_step_first_takes_the_cheapest_of_each_class_of_a_table_that_tells_few_apart(monkeypatch):
+    monkeypatch.setattr("pase.solver.pairwise.FEW_CONFIGURATIONS", 1)
+    monkeypatch.setattr("pase.solver.elimination.BLOCK_CELLS", 5)
+    by_class = saved = 0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        tables = random_tables(rng, 4, complete(4), smallest_domain=4, largest_domain=7, whole=seed % 2 == 0)
+        model = model_of(tables)
+        plan = plan_elimination(model.costs, model.edges(), model.live)
+        optimum, choice = run_plan(plan, no_check)
+        assert optimum == pytest.approx(brute_force(tables), rel=1e-12)
+        assert total_cost(tables, [choice[v] for v in range(4)]) == pytest.approx(optimum, rel=1e-12)
+        for kernel in plan.kernels:
+            by_class += kernel.coarse is not None
+            saved += kernel._replace(coarse=None).operations - kernel.operations
+    assert by_class > 0
+    assert saved > 0
 
 
 @given(st.integers(0, 2**16), st.integers(1, 300))

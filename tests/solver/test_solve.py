@@ -123,12 +123,24 @@ def test_repeated_blocks_are_eliminated_once():
     order = [*range(1, 200, 2), *range(0, 201, 2)]  # the inside of every block first
     model = PairwiseModel.of_tables(tables)
     plan = plan_elimination(model.costs, model.edges(), order)
-    # Combinations times the factors that are added for each: the blocks' insides are alike, the prefixes are not.
-    inside, first, later, last = 6**3 * 2, 6**2 * 2, 6**2 * 3, 6
+    # Combinations times the factors over different vertices: the blocks' insides are alike, the prefixes are not.
+    inside, first, later, last = 6**3 * 2, 6**2, 6**2 * 2, 6
     assert plan.operations == inside + first + 99 * later + last
     optimum, choice = run_plan(plan, lambda _: None)
     assert optimum == pytest.approx(find_best_strategy(tables, order).cost, rel=1e-12)
     assert total_cost(tables, [choice[v] for v in range(201)]) == pytest.approx(optimum, rel=1e-12)
+
+
+def test_repeated_blocks_that_bounds_do_not_narrow_are_contracted_once(monkeypatch, bounded_first):
+    monkeypatch.setattr(pase.solver.search, "QUICK_OPERATIONS", 300)
+    monkeypatch.setattr(pase.solver.search, "MAX_OPERATIONS", 50_000)
+    monkeypatch.setattr(pase.solver.search, "tighten_bounds", lambda *_, **__: -np.inf)
+    tables = repeated_blocks(np.random.default_rng(3), 64, 6)
+    solution = solve(tables)
+    assert solution.exact
+    assert (solution.statistics.num_vertices_left, solution.statistics.nodes) == (0, 0)
+    assert solution.cost == pytest.approx(find_best_strategy(tables, range(tables.num_vertices)).cost, rel=1e-12)
+    assert total_cost(tables, solution.choice) == pytest.approx(solution.cost, rel=1e-12)
 
 
 def test_thousands_of_layers(bounded_first):
