@@ -1,4 +1,4 @@
-"""`pase search`, the best strategy for a model on devices; `pase tables`, `pase solve`: its tables alone."""
+"""`pase search`: the best strategy for a model on devices, and what it costs."""
 
 import re
 from dataclasses import replace
@@ -35,12 +35,11 @@ from pase.cli.options import (
     strict_option,
     time_limit_option,
     total_cost_text,
-    writable,
 )
 from pase.cli.output import print_facts, print_json, print_table, say, warn
 from pase.cli.progress import READING, progress
 from pase.common.documents import attributes
-from pase.common.options import PATH, POSITIVE, option
+from pase.common.options import POSITIVE, option
 from pase.common.words import duration, large, listed, percentage, quantity, short
 from pase.costs import DEFAULT_OPTIMISER
 from pase.graph import Graph
@@ -48,13 +47,10 @@ from pase.planning.constraints import constraint_texts
 from pase.planning.pipelines import data_parallel_step
 from pase.planning.plan import CHEAPEST, NOT_SEARCHED, Plan
 from pase.planning.plan_file import plan_document, write_plan
-from pase.planning.planner import ATTENTION, GATHER, WITHOUT_LIMIT, SearchOptions, check_search, search
-from pase.planning.problems import problem_of
+from pase.planning.planner import ATTENTION, GATHER, WITHOUT_LIMIT, SearchOptions, search
 from pase.planning.steps import Step
 from pase.sharding.shards import enumerate_configurations
-from pase.solver import solve
 from pase.solver.ordering import ORDERINGS, OrderingReport, report_ordering
-from pase.tables.files import export_cfn, read_problem, write_problem
 from pase.views.drawing.plans import extents_text, split_text
 
 _PADDING_TIME_S = 2.0
@@ -332,69 +328,3 @@ def _say_what_padding_saves(plan: Plan, graph: Graph) -> None:
             f"{padding.padded:,} in its place the cheapest strategy costs "
             f"{quantity(padding.total_cost, plan.cost_unit)}, {1 - padding.total_cost / plan.total_cost:.1%} less"
         )
-
-
-@click.command("tables", epilog="Example: pase tables transformer --devices 16 -o transformer_p16.npz")
-@model_argument
-@model_options(devices_required=True)
-@cost_model_option
-@keep_batch_option
-@output_option("An .npz file, or a .cfn file.", required=True)
-@json_option
-def tables_command(model: ModelArguments, cost_model: str, keep_batch: bool, output: Path, as_json: bool) -> None:
-    """Write the cost tables of MODEL to a file: .npz for 'pase solve', .cfn for solvers such as toulbar2."""
-    if output.suffix not in {".npz", ".cfn"}:
-        raise click.UsageError(f"-o {output}: the file's ending must be .npz or .cfn")
-    with progress(READING) as on_progress:
-        graph = model.graph()
-        check_search(graph, model.devices, keep_batch=keep_batch)
-        problem = problem_of(graph, model.devices, model.loaded_machine(), cost_model, on_progress)
-        if output.suffix == ".npz":
-            write_problem(problem.tables, output, configurations=problem.configurations)
-        else:
-            export_cfn(problem.tables, output)
-    tables = problem.tables
-    vertices, edges, largest = tables.num_vertices, len(tables.edges), max(tables.domain_sizes)
-    if not as_json:
-        warn(f"{vertices} vertices, {edges} edges, up to {largest} configurations a vertex: written to {output}")
-        return
-    print_json(
-        {
-            "output": str(output),
-            "vertices": vertices,
-            "edges": edges,
-            "distinct_edge_tables": len(tables.edge_tables),
-            "largest_domain": largest,
-        }
-    )
-
-
-@click.command("solve", epilog="Example: pase solve transformer_p64.npz --json")
-@click.argument("tables", type=PATH)
-@ordering_option
-@time_limit_option("Seconds to solve in.")
-@option("--memory-limit", "solver_memory_bytes", type=byte_size, metavar="SIZE", help="For the solver's tables: 2GiB.")
-@option("--export", type=PATH, callback=writable, help="Write the problem as a .cfn file for other solvers.")
-@json_option
-def solve_command(tables: Path, export: Path | None, as_json: bool, **options: Any) -> None:
-    """Choose a configuration for every vertex of TABLES, an .npz file, so that the total cost is smallest."""
-    problem = read_problem(tables)
-    if export:
-        export_cfn(problem, export)
-    with progress() as on_progress:
-        solution = solve(problem, on_progress=on_progress, **options)
-    if as_json:
-        shown = "cost lower_bound gap exact configurations=choice ordering largest_dependent_set"
-        print_json(attributes(solution, f"{shown} time_s peak_memory_bytes"))
-        return
-    found = "proven optimal" if solution.exact else f"gap {solution.gap:.3%}, lower bound {solution.lower_bound!r}"
-    say(f"{tables.name}: {problem.num_vertices} vertices, {len(problem.edges)} edges")
-    print_facts(
-        {
-            "cost": f"{solution.cost!r}   ({found})",
-            "largest dependent set": f"{solution.largest_dependent_set}   (ordering {solution.ordering})",
-            "time": duration(solution.time_s),
-            "solver's memory": quantity(solution.peak_memory_bytes, "B"),
-            "configurations": " ".join(map(str, solution.choice)),
-        }
-    )

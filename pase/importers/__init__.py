@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from os import PathLike, fspath
 from pathlib import PurePath
 
+from pase._loading import names_on_demand
 from pase.errors import ModelError
 from pase.graph import Graph, Scalar, verify
 from pase.importers.front_end import is_factory
-from pase.importers.lower.vertices import OPERATORS
+
+# Searches of built-in networks lower nothing.
+__getattr__, __dir__ = names_on_demand(__name__, {"pase.importers.lower.vertices": ("OPERATORS",)})
 
 __all__ = ["MODEL_SUFFIXES", "OPERATORS", "is_builtin", "load"]
 

@@ -7,7 +7,7 @@ from functools import partial
 from math import inf
 from operator import index
 from time import perf_counter
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -34,10 +34,8 @@ from pase.planning.constraints import (
     mode_space,
 )
 from pase.planning.memory_limit import SolverOptions, cheapest_within, limit_of, nothing_fits
-from pase.planning.pipelines import Found, plan_of_step, search_schemes, tolerance
 from pase.planning.plan import CHEAPEST, SCHEDULES, Plan
 from pase.planning.problems import data_parallel_choice, plan_of, problem_of
-from pase.planning.regular import simplified
 from pase.planning.spans import Setting
 from pase.planning.stages import ONE_FORWARD_ONE_BACKWARD, SEARCHED_SCHEDULES
 from pase.sharding.shards import check_batch, check_devices, check_splittable, data_parallel, divisors
@@ -51,6 +49,9 @@ from pase.solver import (
     solve,
 )
 from pase.tables.cost_tables import IndexArray
+
+if TYPE_CHECKING:
+    from pase.planning.pipelines import Found
 
 MAX_DEVICES = 1 << 20
 """Every layer of a plan lists all devices: a plan for a million of them is a file of 100 MB."""
@@ -408,6 +409,9 @@ def _search_step(
     reload: Callable[[int], Graph] | None,
 ) -> Plan:
     """Return the cheapest step of micro-batches, stages and modes; with no limit told, within the devices' memory."""
+    # Here: plans without these need none of it.
+    from pase.planning.pipelines import plan_of_step, search_schemes, tolerance
+
     setting = setting_of(graph, devices, machine, options, start_s=start_s, reload=reload)
     stages, count = number_of("stages", options.stages), number_of("micro_batches", options.micro_batches)
     imported = None if reload is None or not graph.framework else partial(_imported_part, setting, reload)
@@ -445,8 +449,11 @@ def _search_step(
     return _simplest(setting, found, bound, share, start_s)
 
 
-def _simplest(setting: Setting, found: Found, bound: float, share: float, start_s: float) -> Plan:
+def _simplest(setting: Setting, found: "Found", bound: float, share: float, start_s: float) -> Plan:
     """Return the plan of the most regular step that costs at most so much more than the cheapest one known."""
+    from pase.planning.pipelines import plan_of_step
+    from pase.planning.regular import simplified
+
     simpler = simplified(setting, found, share)
     if simpler is None:
         return plan_of_step(setting, found, bound, perf_counter() - start_s)
