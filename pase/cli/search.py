@@ -92,7 +92,7 @@ def _share(text: str) -> float:
     "--attention",
     ATTENTION,
     default=GATHER,
-    help="How devices with parts of a sequence come by all keys and values; auto: what costs less.",
+    help="How devices with parts of a sequence come by all keys and values; auto: in each layer what costs less.",
 )
 @option("--jobs", type=POSITIVE, default=1, help="Processes to search in.")
 @option(

@@ -20,6 +20,7 @@ from pase.costs.choices import (
     fan_out_is_kept,
     kept_on_edge,
     once_a_step,
+    ring_rows,
 )
 from pase.costs.edges import (
     BYTES_OF_COSTS,
@@ -41,6 +42,7 @@ from pase.costs.states import ModeSpace
 from pase.costs.traffic import LayerTraffic
 from pase.graph import Edge, Graph, Operator
 from pase.graph.operators import with_fan_outs
+from pase.graph.operators.products import with_rings
 from pase.graph.parts import Stage
 from pase.sharding.edges import SharedWeight, table_edges
 from pase.sharding.levels import PlacedAxes
@@ -219,6 +221,15 @@ class KnownChoices:
         """Return numbers of the edges of a graph's tables that are equal where signatures are."""
         return self._numbers(graph, "edges", lambda: edge_signatures(graph, table_edges(graph)))
 
+    def joined_edge(self, blocks: Sequence[Sequence[Hashable]]) -> EdgeChoices:
+        """Return an edge by the keys of its blocks, [kinds of the producer][kinds of the consumer]."""
+        if len(blocks) == len(blocks[0]) == 1:
+            return self.edges[blocks[0][0]]
+        key = tuple(map(tuple, blocks))
+        if key not in self.edges:
+            self.edges[key] = EdgeChoices.joined([[self.edges[block] for block in row] for row in blocks])
+        return self.edges[key]
+
     def _numbers(self, graph: Graph, of: str, signatures: Callable[[], Iterable[Hashable]]) -> tuple[int, ...]:
         key = id(graph), of
         if key in self.graphs:
@@ -227,6 +238,25 @@ class KnownChoices:
         if self.transfers is not None:
             self.graphs[key] = graph, found
         return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CostedLayer:
+    """What a layer can choose from.
+
+    Attributes:
+        choices: All of its choices.
+        kinds: Choices and traffic of the layer as the graph has it and, if it is attention that has some choices as a
+            ring, of it as a ring.
+    """
+
+    choices: LayerChoices
+    kinds: tuple[tuple[LayerChoices, LayerTraffic], ...]
+
+    @property
+    def traffic(self) -> LayerTraffic:
+        """Of all configurations of the layer as the graph has it."""
+        return self.kinds[0][1]
 
 
 def choices_of_layers(
@@ -249,7 +279,7 @@ def choices_of_layers(
     allowance: Allowance | None = None,
     axes: Mapping[str, PlacedAxes] = FrozenDict(),
     on_progress: Callable[[str, float], None] | None = None,
-) -> tuple[list[LayerChoices], list[LayerTraffic]]:
+) -> list[CostedLayer]:
     """Return the choices of all layers of a graph with fan-outs, and the traffic of their configurations.
 
     Args:
@@ -279,15 +309,14 @@ def choices_of_layers(
     crossing = {(edge.consumer, edge.input) for edge in graph.received} if isinstance(graph, Stage) else set()
     leaving = {edge.producer for edge in graph.sent} if isinstance(graph, Stage) else set()
     told = {id(chosen): chosen.tobytes() for chosen in only.values()}
-    layers, does = list[LayerChoices](), list[LayerTraffic]()
-    least: dict[int, float] = {}
-    numbers = known.numbers_of_layers(graph)
-    for operator, number, own in zip(graph.operators, numbers, hides, strict=True):
+
+    def of_kind(
+        graph: Graph, operator: Operator, number: int, hides: tuple[bool, bool], chosen: IndexArray | None
+    ) -> tuple[LayerChoices, LayerTraffic]:
+        """Return the choices of a layer, and the traffic of its configurations; chosen: these, None for all."""
         name = operator.name
-        if among is not None and name not in among:
-            continue
-        chosen = only.get(name)
-        kind: Hashable = number, None if chosen is None else told[id(chosen)], axes.get(name)
+        rows = None if chosen is None else told.get(id(chosen)) or chosen.tobytes()
+        kind: Hashable = number, rows, axes.get(name)
         if kind not in known.traffic:
             splits = enumerate_configurations(operator, num_devices) if chosen is None else chosen
             what = f"the costs of the {len(splits):,} configurations of layer {visible(name)}"
@@ -304,7 +333,7 @@ def choices_of_layers(
             saved = reads, tuple(writes)
         key = (
             kind,
-            own,
+            hides,
             own_space.states,
             may_repeat,
             name in graph.trained,
@@ -322,24 +351,44 @@ def choices_of_layers(
                 model,
                 replace(own_space, recompute=may_repeat),
                 keeps=keeps,
-                hides=own,
+                hides=hides,
                 optimiser=optimiser,
                 links=links,
                 micro_batches=micro_batches,
                 is_whole=is_whole,
                 has_passes=has_passes,
             )
-        modes = known.layers[key]
-        if id(modes) not in least:
+        return known.layers[key], known.traffic[kind]
+
+    numbers = known.numbers_of_layers(graph)
+    ringed, ring_numbers = graph, numbers
+    if space.rings:
+        ringed = with_rings(graph)
+        ring_numbers = known.numbers_of_layers(ringed)
+    layers = list[CostedLayer]()
+    least: dict[int, float] = {}
+    for v, operator in enumerate(graph.operators):
+        if among is not None and operator.name not in among:
+            continue
+        kinds = [of_kind(graph, operator, numbers[v], hides[v], only.get(operator.name))]
+        choices, traffic = kinds[0]
+        ring = ringed.operators[v]
+        rows = ring_rows(operator, ring, traffic.splits)
+        if len(rows):
+            kinds.append(of_kind(ringed, ring, ring_numbers[v], hides[v], traffic.splits.values[rows]))
+            key = id(choices), id(kinds[1][0])
+            if key not in known.layers:
+                known.layers[key] = choices.with_rings(kinds[1][0], rows)
+            choices = known.layers[key]
+        if id(choices) not in least:
             # What streams or is summed may be hidden.
-            least[id(modes)] = float((micro_batches * modes.figures.repeated + modes.figures.once).min())
-        allowance.bound += least[id(modes)]
+            least[id(choices)] = float((micro_batches * choices.figures.repeated + choices.figures.once).min())
+        allowance.bound += least[id(choices)]
         allowance.check()
-        layers.append(modes)
-        does.append(known.traffic[kind])
+        layers.append(CostedLayer(choices, tuple(kinds)))
         if on_progress:
             on_progress("costing layers", len(layers) / len(graph.operators))
-    return layers, does
+    return layers
 
 
 def choice_tables(
@@ -362,62 +411,84 @@ def choice_tables(
     weight that two layers share, after them.
     """
     allowance = allowance or Allowance()
-    layers, does = choices_of_layers(
+    layers = choices_of_layers(
         graph, num_devices, model, space, known=known, keeps=keeps, has_passes=has_passes,
         allowance=allowance, on_progress=on_progress, **asked,
     )  # fmt: skip
-    keys, ends = list[Hashable](), list[tuple[int, int]]()
-    unmade: dict[Hashable, tuple[Edge, int]] = {}
-    numbers = known.numbers_of_edges(graph)
-    for edge, kind in zip(table_edges(graph), numbers, strict=True):
-        u, v = graph.index[edge.producer], graph.index[edge.consumer]
-        key: Hashable = id(layers[u]), id(layers[v]), kind
+    ends = [(graph.index[edge.producer], graph.index[edge.consumer]) for edge in table_edges(graph)]
+    # What a ring changes is what it reads: an edge is of the graph of its consumer's kind.
+    graphs = (graph, with_rings(graph)) if any(len(layer.kinds) > 1 for layer in layers) else (graph,)
+    numbers = [known.numbers_of_edges(own) for own in graphs]
+    keys = list[list[list[Hashable]]]()
+    unmade: dict[Hashable, _Block] = {}
+    for position, (edge, (u, v)) in enumerate(zip(table_edges(graph), ends, strict=True)):
+        kept_key: Hashable = None
         if keeps is not None:
             producer = graph[edge.producer]
             is_kept = producer.is_fan_out and fan_out_is_kept(graph, producer, keeps)
             tensor, read = (edge.producer, edge.output), (edge.consumer, edge.input)
-            key = key, edge.output, edge.input, read in keeps.copies, tensor in keeps.writes, is_kept
-        if key not in known.edges:
-            unmade.setdefault(key, (edge, kind))
-        keys.append(key)
-        ends.append((u, v))
-
-    def sides(edge: Edge) -> tuple[int, int]:
-        return graph.index[edge.producer], graph.index[edge.consumer]
-
-    edges = [edge for edge, _ in unmade.values()]
-    traffic = [(does[u], does[v]) for u, v in map(sides, edges)]
+            kept_key = edge.output, edge.input, read in keeps.copies, tensor in keeps.writes, is_kept
+        blocks = list[list[Hashable]]()
+        for u_choices, u_traffic in layers[u].kinds:
+            blocks.append([])
+            for kind, (v_choices, v_traffic) in enumerate(layers[v].kinds):
+                number = numbers[kind][position]
+                key = id(u_choices), id(v_choices), number, kept_key
+                if key not in known.edges:
+                    sides = (u_choices, v_choices), (u_traffic, v_traffic)
+                    unmade.setdefault(key, _Block(graphs[kind], edge, number, *sides))
+                blocks[-1].append(key)
+        keys.append(blocks)
     # Sizes are known long before costs: what does not fit is refused before any edge is costed.
-    tables = [] if known.transfers else held_tables(graph, edges, traffic, model, allowance)
+    every = [(block.graph, block.edge, block.traffic) for block in unmade.values()]
+    tables = [] if known.transfers else held_tables(every, model, allowance)
     if on_progress and tables:
         on_progress(f"cost tables of {quantity(allowance.held_bytes, 'B')}", 0.0)
-    for number, (key, (edge, kind)) in enumerate(unmade.items()):
-        (u, v), is_weight = sides(edge), isinstance(edge, SharedWeight)
-        modes = layers[u], layers[v]
+    for number, (name, block) in enumerate(unmade.items()):
+        edge, is_weight = block.edge, isinstance(block.edge, SharedWeight)
         by_pass = None
-        if has_passes or has_bytes or (modes[1].again.any() and not is_weight):
-            own = tables[number] if tables else between(graph, edge, *traffic[number], model, allowance)
+        if has_passes or has_bytes or (block.choices[1].again.any() and not is_weight):
+            own = tables[number] if tables else between(block.graph, edge, *block.traffic, model, allowance)
             table, forward, moved = own.costs()
             by_pass = forward, moved
         elif known.transfers:
-            ends_and_kind = *map(id, traffic[number]), kind
-            table = known.transfers.table(ends_and_kind, graph, edge, traffic[number], model, allowance)
+            kind_and_ends = *map(id, block.traffic), block.number
+            table = known.transfers.table(kind_and_ends, block.graph, edge, block.traffic, model, allowance)
         else:
             table = tables[number].total()
-        kept = None if keeps is None else kept_on_edge(graph, edge, traffic[number], modes, keeps)
-        known.edges[key] = edge_choices(table, by_pass, kept, modes, is_weight=is_weight)
+        kept = None if keeps is None else kept_on_edge(block.graph, edge, block.traffic, block.choices, keeps)
+        known.edges[name] = edge_choices(table, by_pass, kept, block.choices, is_weight=is_weight)
         if on_progress:
             on_progress("costing edges", (number + 1) / len(unmade))
     return ChoiceTables(
         graph=graph,
         num_devices=num_devices,
-        configurations=tuple(traffic.splits.values for traffic in does),
-        layers=tuple(layers),
+        configurations=tuple(layer.traffic.splits.values for layer in layers),
+        layers=tuple(layer.choices for layer in layers),
         ends=tuple(ends),
-        edges=tuple(known.edges[key] for key in keys),
+        edges=tuple(known.joined_edge(blocks) for blocks in keys),
         hides=model.overlap > 0,
-        traffic=tuple(does),
+        traffic=tuple(layer.traffic for layer in layers),
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """An edge between choices of one kind of its producer and of one of its consumer.
+
+    Attributes:
+        graph: With operators of these kinds.
+        edge: The edge.
+        number: As `KnownChoices.numbers_of_edges` has it.
+        choices: Of either end.
+        traffic: Of either end.
+    """
+
+    graph: Graph
+    edge: Edge
+    number: int
+    choices: tuple[LayerChoices, LayerChoices]
+    traffic: tuple[LayerTraffic, LayerTraffic]
 
 
 # -- the problem of a step of one stage

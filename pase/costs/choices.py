@@ -13,7 +13,7 @@ A step of m micro-batches pays some costs m times and some once, so that a choic
 its cost is only known with m, the stages and their order (`pase.planning.stages`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain, islice
@@ -50,6 +50,7 @@ from pase.costs.states import (
 )
 from pase.costs.traffic import Communication, LayerTraffic, Pattern, ReadTraits, layer_traffic, sum_name
 from pase.graph import ITEMSIZES, Edge, Graph, Operator
+from pase.graph.operator import axis_dims
 from pase.graph.parts import Stage
 from pase.sharding.edges import SharedWeight, edge_sides
 from pase.sharding.shards import (
@@ -60,7 +61,7 @@ from pase.sharding.shards import (
     distinct_rows,
 )
 from pase.sharding.traffic import is_needed_backward
-from pase.tables.cost_tables import EdgeTable, restricted_edge
+from pase.tables.cost_tables import EdgeTable, joined_edge, restricted_edge
 
 Links = tuple[Link | None, Link | None]
 
@@ -137,6 +138,7 @@ class LayerChoices:
         rows: [C] the configuration of each.
         state: [C] in `STATES`.
         again: [C] whether it is recomputed.
+        ring: [C] whether it is attention that passes keys and values round.
         figures: What they cost.
         held: What they have in memory; None where that was not asked for.
         passes: What passes cost; None where that was not asked for.
@@ -145,6 +147,7 @@ class LayerChoices:
     rows: NDArray[np.intp]
     state: NDArray[np.intp]
     again: BoolArray
+    ring: BoolArray
     figures: Figures
     held: Held | None = None
     passes: PassCosts | None = None
@@ -172,9 +175,28 @@ class LayerChoices:
             rows=self.rows[kept],
             state=self.state[kept],
             again=self.again[kept],
+            ring=self.ring[kept],
             figures=_joined([self.figures], kept),
             held=None if self.held is None else _joined([self.held], kept),
             passes=None if self.passes is None else _joined([self.passes], kept),
+        )
+
+    def with_rings(self, rings: "LayerChoices", rows: IndexArray) -> "LayerChoices":
+        """Return these choices of attention, and behind them those of it as a ring.
+
+        Args:
+            rings: The choices as a ring.
+            rows: The configuration of each one of these.
+        """
+        every = np.arange(len(self) + len(rings))
+        return LayerChoices(
+            rows=np.concatenate([self.rows, rows[rings.rows]]),
+            state=np.concatenate([self.state, rings.state]),
+            again=np.concatenate([self.again, rings.again]),
+            ring=np.concatenate([self.ring, ~rings.ring]),
+            figures=_joined([self.figures, rings.figures], every),
+            held=None if self.held is None or rings.held is None else _joined([self.held, rings.held], every),
+            passes=None if self.passes is None or rings.passes is None else _joined([self.passes, rings.passes], every),
         )
 
     @property
@@ -209,6 +231,33 @@ class EdgeChoices:
         """Return it for some choices of its ends; None: all of them. What is paid and moved by pass is left out."""
         kept = None if self.kept is None else restricted_edge(self.kept, rows, cols)
         return replace(self, cost=restricted_edge(self.cost, rows, cols), kept=kept, forward=None, moved=None)
+
+    @classmethod
+    def joined(cls, blocks: Sequence[Sequence["EdgeChoices"]]) -> "EdgeChoices":
+        """Return what an edge costs whose ends have several kinds of choices, of which each kind has an edge.
+
+        blocks: [kinds of the producer][kinds of the consumer].
+        """
+        first = blocks[0][0]
+
+        def of(values: Callable[[EdgeChoices], EdgeTable]) -> EdgeTable:
+            return joined_edge([[values(block) for block in row] for row in blocks])
+
+        every = [block for row in blocks for block in row]
+        found = replace(first, cost=of(lambda block: block.cost), forward=None, moved=None)
+        if any(block.kept is not None for block in every):
+            found = replace(found, kept=of(lambda block: block.kept or _nothing_kept(block.cost)))
+        if any(block.moved is None for block in every):
+            return found
+
+        def values_of(part: Callable[[EdgeChoices], Any]) -> FloatArray:
+            return of(lambda block: replace(block.cost, values=part(block))).values
+
+        moved = TransferBytes(
+            forward=values_of(lambda block: block.moved and block.moved.forward),
+            backward=values_of(lambda block: block.moved and block.moved.backward),
+        )
+        return replace(found, forward=values_of(lambda block: block.forward), moved=moved)
 
     def criterion(self, *, hides: bool) -> int:
         """Return which of `CRITERIA` its cost counts as; hides: whether communication can overlap."""
@@ -383,6 +432,7 @@ def choices_of_layer(
         rows=left % num,
         state=np.array([number for number, _ in found])[left // num],
         again=np.array([is_again for _, is_again in found])[left // num],
+        ring=np.zeros(len(left), dtype=np.bool_),
         figures=_joined(figures, left),
         held=_joined(held, left) if held else None,
         passes=_joined(passes, left) if passes else None,
@@ -547,6 +597,12 @@ def edge_choices(
     return EdgeChoices(cost=cost, kept=kept, is_weight=is_weight, forward=forward, moved=moved)
 
 
+def _nothing_kept(cost: EdgeTable) -> EdgeTable:
+    """Return a table of zeros for the same ends."""
+    rows, cols = np.zeros_like(cost.row_class), np.zeros_like(cost.col_class)
+    return EdgeTable(row_class=rows, col_class=cols, values=np.zeros((1, 1)))
+
+
 def _of_rows(classes: IndexArray, modes: LayerChoices) -> IndexArray:
     """Return [C] the classes of choices by [K] those of their configurations."""
     is_plain = len(modes.rows) == len(classes) and (modes.rows == np.arange(len(classes))).all()
@@ -608,6 +664,27 @@ def fan_out_is_kept(graph: Graph, fan_out: Operator, keeps: Keeping) -> bool:
     """Return whether what a fan-out copies is saved for the backward pass in any case."""
     edge = graph.incoming.get((fan_out.name, 0))
     return (fan_out.name, 0) in keeps.reads or (edge is not None and (edge.producer, edge.output) in keeps.writes)
+
+
+# -- attention that may pass keys and values round
+
+
+def ring_rows(operator: Operator, ring: Operator, splits: Splits) -> IndexArray:
+    """Return which configurations of attention it may have as a ring, too.
+
+    Where the sequence is not split a ring is no other layer.
+
+    Args:
+        operator: The attention.
+        ring: The same as a ring; the attention itself where it has none, or is one.
+        splits: Configurations of the attention.
+    """
+    if ring is operator or ring == operator or ring.ring is None:
+        return np.empty(0, dtype=np.int32)
+    sequence, _ = ring.ring.changes[0]
+    whole = tuple(dim for dim in ring.unsplittable if dim not in operator.unsplittable)
+    found = (splits.product(whole) == 1) & (splits.product(axis_dims(sequence)) > 1)
+    return np.flatnonzero(found).astype(np.int32)
 
 
 # -- all layers and edges of a graph

@@ -122,19 +122,18 @@ class KnownTransfers:
         return found
 
 
-def held_tables(
-    graph: Graph, edges: Sequence[Edge], ends: Sequence[Ends], model: CostModel, allowance: Allowance
-) -> list["Between"]:
+def held_tables(edges: Sequence[tuple[Graph, Edge, Ends]], model: CostModel, allowance: Allowance) -> list["Between"]:
     """Return what lies between the sides of edges, with memory for all of their tables.
 
     Raises:
         SolverError: There is not enough; with what all of them would take, and the largest.
     """
-    tables = [between(graph, edge, *sides, model, allowance) for edge, sides in zip(edges, ends, strict=True)]
+    tables = [between(graph, edge, *ends, model, allowance) for graph, edge, ends in edges]
     if tables:
         sizes = [table.num_bytes for table in tables]
         largest = sizes.index(max(sizes))
-        what = f"the transfer costs between {tables[largest].sizes_text(graph, edges[largest])}"
+        graph, edge, _ = edges[largest]
+        what = f"the transfer costs between {tables[largest].sizes_text(graph, edge)}"
         if len(tables) > 1:
             what += f", the largest of {len(tables)} tables, and the others"
         allowance.hold(sum(sizes), what)

@@ -39,17 +39,23 @@ class ModeSpace:
     """Which modes there are to choose from.
 
     states: in `STATES`; layers that have no weights to hold in parts are `REPLICATED` in any case. recompute: whether
-    layers may be recomputed. layers: of some layers, by name, what they have instead.
+    layers may be recomputed. rings: whether attention may pass keys and values round, too, where its sequence is split.
+    layers: of some layers, by name, what they have instead.
     """
 
     states: tuple[str, ...] = (REPLICATED,)
     recompute: bool = False
+    rings: bool = False
     layers: Mapping[str, "ModeSpace"] = field(default_factory=FrozenDict, hash=False)
 
     @property
     def is_plain(self) -> bool:
         """Whether there is one mode: weights replicated, nothing recomputed."""
         return self.states == (REPLICATED,) and not self.recompute
+
+    def without_rings(self) -> "ModeSpace":
+        """Return the modes that there are without rings to choose."""
+        return replace(self, rings=False, layers=FrozenDict({n: own.without_rings() for n, own in self.layers.items()}))
 
     def of(self, layer: str) -> "ModeSpace":
         """Return the modes that a layer may have."""

@@ -34,9 +34,10 @@ from pase.costs.liveness import (
 from pase.costs.memory import DeviceMemory, Keeping, edge_memory, keeping, state_size
 from pase.costs.states import STATES, BoolArray
 from pase.graph import ITEMSIZES, Graph
+from pase.graph.operators.products import with_rings
 from pase.sharding.edges import LayerMode, table_edges
 from pase.sharding.shards import FloatArray, IndexArray, IntArray
-from pase.tables.cost_tables import EdgeTable
+from pase.tables.cost_tables import EdgeTable, joined_edge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,8 @@ class _Part(NamedTuple):
 
 
 class Choices(Protocol):
-    """The choices of a layer: [C] the configuration, the number of the state in `STATES`, and whether recomputed."""
+    """The choices of a layer: [C] the configuration, the number of the state in `STATES`, whether recomputed, whether
+    a ring."""
 
     @property
     def rows(self) -> NDArray[np.intp]: ...
@@ -104,6 +106,9 @@ class Choices(Protocol):
     @property
     def again(self) -> BoolArray: ...
 
+    @property
+    def ring(self) -> BoolArray: ...
+
 
 class _Configurations(NamedTuple):
     """All configurations of a layer, with its weights whole and nothing recomputed."""
@@ -111,11 +116,12 @@ class _Configurations(NamedTuple):
     rows: NDArray[np.intp]
     state: NDArray[np.intp]
     again: BoolArray
+    ring: BoolArray
 
     @classmethod
     def of(cls, configurations: IndexArray) -> "_Configurations":
         num = len(configurations)
-        return cls(np.arange(num), np.zeros(num, dtype=np.intp), np.zeros(num, dtype=np.bool_))
+        return cls(np.arange(num), np.zeros(num, dtype=np.intp), *np.zeros((2, num), dtype=np.bool_))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -149,10 +155,12 @@ class StepMemory:
         rows = [int(layer.rows[c]) for layer, c in zip(self.layers, choice, strict=True)]
         states = [STATES[layer.state[c]] for layer, c in zip(self.layers, choice, strict=True)]
         again = [bool(layer.again[c]) for layer, c in zip(self.layers, choice, strict=True)]
-        if not any(again) and all(state == STATES[0] for state in states):
+        rings = [v for v, (layer, c) in enumerate(zip(self.layers, choice, strict=True)) if layer.ring[c]]
+        if not rings and not any(again) and all(state == STATES[0] for state in states):
             return self._of_configurations.peak(rows)
         chosen = [own[row : row + 1] for own, row in zip(self.configurations, rows, strict=True)]
-        return self._strategies(chosen, states, again).peak()
+        graph = with_rings(self.graph, {self.graph.operators[v].name for v in rings}) if rings else self.graph
+        return self._strategies(graph, chosen, states, again).peak()
 
     @cached_property
     def layers(self) -> Sequence[Choices]:
@@ -164,15 +172,24 @@ class StepMemory:
 
     @cached_property
     def _of_configurations(self) -> "Strategies":
-        """The strategies in which all weights are whole, and nothing is recomputed."""
+        """The strategies in which all weights are whole, and nothing is recomputed, nor a ring by choice."""
+        return self._whole(self.graph)
+
+    @cached_property
+    def _of_rings(self) -> "Strategies":
+        """The same where all attention is a ring that can be one; where none is chosen that is the former."""
+        is_chosen = any(layer.ring.any() for layer in self.layers)
+        return self._whole(with_rings(self.graph)) if is_chosen else self._of_configurations
+
+    def _whole(self, graph: Graph) -> "Strategies":
         num = len(self.configurations)
-        return self._strategies(self.configurations, [STATES[0]] * num, [False] * num)
+        return self._strategies(graph, self.configurations, [STATES[0]] * num, [False] * num)
 
     def _strategies(
-        self, configurations: Sequence[IndexArray], states: Sequence[str], recomputed: Sequence[bool]
+        self, graph: Graph, configurations: Sequence[IndexArray], states: Sequence[str], recomputed: Sequence[bool]
     ) -> "Strategies":
         return Strategies(
-            timeline=Timeline(self.graph, self.keeps, configurations, recomputed),
+            timeline=Timeline(graph, self.keeps, configurations, recomputed),
             states=states,
             optimiser=self.optimiser,
             micro_batches=self.micro_batches,
@@ -203,15 +220,19 @@ class StepMemory:
         layers, largest = list[FloatArray](), list[FloatArray]()
         for v, rows in enumerate(self.configurations):
             nothing = np.zeros(len(rows), dtype=np.int64)
-            given = sum((span.size for span in plain.inputs_of(v)), nothing) * self.micro_batches
-            made = sum((span.size for span in plain.made_by(v) if span.first <= at <= span.last), nothing)
             own, is_there = self.layers[v], ~self.layers[v].again | (is_back and v == turn.position)
+            there = np.zeros(len(own.rows), dtype=np.int64)
+            for is_ring in np.unique(own.ring).tolist():
+                strategies = self._of_rings if is_ring else plain
+                given = sum((span.size for span in strategies.inputs_of(v)), nothing) * self.micro_batches
+                made = sum((span.size for span in strategies.made_by(v) if span.first <= at <= span.last), nothing)
+                there += (given[own.rows] + made[own.rows] * is_there) * (own.ring == is_ring)
             held, most = np.zeros((2, len(own.rows)), dtype=np.int64)
             for state in self._states_of(v):
                 has_state = own.state == STATES.index(state)
                 for found, values in zip((held, most), self._held(v, state, at), strict=True):
                     found[has_state] = values[own.rows[has_state]]
-            layers.append(shared(v, given[own.rows] + made[own.rows] * is_there + held))
+            layers.append(shared(v, there + held))
             largest.append(shared(v, most))
         is_update = at == timeline.update and any(most.any() for most in largest)
         return TurnUsage(
@@ -268,14 +289,15 @@ class StepMemory:
     @cached_property
     def _copies(self) -> dict[int, EdgeTable]:
         """What copies on edges take, by the number of the edge, by the choices of its ends."""
-        ends = [(self.graph.index[edge.producer], self.graph.index[edge.consumer]) for edge in table_edges(self.graph)]
         known: dict[Hashable, EdgeTable] = {}
         found = {}
-        for number, _, _, _, table in self._of_configurations.copies:
-            u, v = (self.layers[end].rows for end in ends[number])
-            key = id(table), id(u), id(v)
+        # How a ring differs is by what it reads: a copy is of its consumer's kind.
+        kinds = zip(self._of_configurations.copies, self._of_rings.copies, strict=True)
+        for (number, (producer, consumer), _, _, table), (*_, of_rings) in kinds:
+            u, v = self.layers[producer], self.layers[consumer]
+            key = id(table), id(of_rings), id(u), id(v)
             if key not in known:
-                known[key] = replace(table, row_class=table.row_class[u], col_class=table.col_class[v])
+                known[key] = _by_choices(table, of_rings, u, v)
             found[number] = known[key]
         return found
 
@@ -471,6 +493,15 @@ def memory_of_layers(
         micro_batches=micro_batches,
         in_flight=in_flight,
     )
+
+
+def _by_choices(table: EdgeTable, of_rings: EdgeTable, u: Choices, v: Choices) -> EdgeTable:
+    """Return the table of an edge by the choices of its ends; table, of_rings: by configurations, of either kind."""
+    if not v.ring.any():
+        return replace(table, row_class=table.row_class[u.rows], col_class=table.col_class[v.rows])
+    of_gathered = replace(table, row_class=table.row_class[u.rows])
+    every = joined_edge([[of_gathered, replace(of_rings, row_class=of_rings.row_class[u.rows])]])
+    return replace(every, col_class=every.col_class[v.rows + len(table.col_class) * v.ring])
 
 
 def _chosen(spans: Iterable[tuple[int, Span]], rows: Sequence[int]) -> list[_Part]:

@@ -488,7 +488,7 @@ def mode_space(space: ModeSpace, constraints: Constraints, graph: Graph) -> Mode
                     f"{each.where}: that leaves layer {name!r} no state of its weights; it has {have} to choose from "
                     f"(--modes, of {', '.join(STATES[1:])})"
                 )
-            layers[name] = ModeSpace(states=states, recompute=own.recompute and RECOMPUTE not in forbidden)
+            layers[name] = replace(own, states=states, recompute=own.recompute and RECOMPUTE not in forbidden)
     return replace(space, layers=FrozenDict({**space.layers, **layers}))
 
 

@@ -31,6 +31,8 @@ from pase.costs import Allowance, Problem, TimeUpError, cost_model
 from pase.costs.choice_tables import ChoiceTables
 from pase.costs.states import STATES, ModeSpace
 from pase.errors import ConfigurationError, MachineError, MemoryLimitError, SolverError
+from pase.graph import Graph
+from pase.graph.operators.products import with_rings
 from pase.graph.parts import cuts, with_cuts
 from pase.planning.constraints import DevicesOf, Tie, allowed, devices_by_hand
 from pase.planning.memory_limit import NothingFoundError
@@ -70,13 +72,14 @@ class StagePart:
     """Layers of a stage, and their choices.
 
     chunks: of each the position of its first layer, and the one beyond the last. configuration: for each layer its
-    split factors; state, again: its modes, as in `LayerChoices`.
+    split factors; states, again, rings: its modes, as in `LayerChoices`.
     """
 
     chunks: tuple[tuple[int, int], ...]
     configurations: tuple[tuple[int, ...], ...]
     states: tuple[int, ...]
     again: tuple[bool, ...]
+    rings: tuple[bool, ...]
     sums: StageSums
 
 
@@ -407,8 +410,8 @@ def _of_one_stage(setting: Setting, scheme: Scheme) -> Found:
     has_modes = any(layer.state.any() or layer.again.any() for layer in problem.choices.layers)
     if has_modes and bound < cost * (1 - EXACT):
         with suppress(TimeUpError):
-            without = _solved_as_one(replace(setting, space=ModeSpace()), scheme)[1]
-            plain = _without_modes(problem.choices, without)
+            without, chosen, _ = _solved_as_one(replace(setting, space=ModeSpace(rings=setting.space.rings)), scheme)
+            plain = _without_modes(problem.choices, without.choices, chosen)
             if plain and step_cost(problem, plain) < cost:
                 choice = plain
     if not choice:
@@ -438,12 +441,12 @@ def _solved_as_one(setting: Setting, scheme: Scheme) -> tuple[Problem, Choice, f
     return problem, found.choice, found.lower_bound
 
 
-def _without_modes(tables: ChoiceTables, rows: Sequence[int]) -> Choice:
-    """Return the choices that are configurations without any mode; none where one is not among them."""
+def _without_modes(tables: ChoiceTables, plain: ChoiceTables, chosen: Choice) -> Choice:
+    """Return the choices that some of tables without states and recomputation are here; none where one is not."""
     found = []
-    for layer, row in zip(tables.layers, rows, strict=False):
-        at = np.flatnonzero((layer.rows == row) & (layer.state == 0) & ~layer.again)
-        found += at[:1].tolist()
+    for layer, other, c in zip(tables.layers, plain.layers, chosen, strict=False):
+        is_same = (layer.rows == other.rows[c]) & (layer.ring == other.ring[c])
+        found += np.flatnonzero(is_same & (layer.state == 0) & ~layer.again)[:1].tolist()
     return tuple(found) if len(found) == len(tables.layers) else ()
 
 
@@ -601,6 +604,7 @@ def _part(tables: ChoiceTables, choice: Choice, sums: StageSums, chunks: tuple[t
         ),
         states=tuple(int(layer.state[c]) for layer, c in zip(tables.layers, choice, strict=True)),
         again=tuple(bool(layer.again[c]) for layer, c in zip(tables.layers, choice, strict=True)),
+        rings=tuple(bool(layer.ring[c]) for layer, c in zip(tables.layers, choice, strict=True)),
         sums=sums,
     )
 
@@ -635,8 +639,27 @@ def plan_of_step(setting: Setting, found: Found, bound: float, time_s: float) ->
     )
 
 
+def with_chosen_rings(setting: Setting, found: Found) -> Setting:
+    """Return the setting in which attention is a ring wherever a step has chosen it, and nowhere else."""
+    if not setting.space.rings:
+        return setting
+    graph = setting.of_micro_batch(found.scheme.micro_batches, found.scheme.stages).graph
+    return replace(setting, rings=_rings(graph, found.parts), space=setting.space.without_rings())
+
+
+def _rings(graph: Graph, parts: Sequence[StagePart]) -> frozenset[str]:
+    """Return the layers that have chosen to be rings."""
+    names = set[str]()
+    for part in parts:
+        layers = [v for ends in part.chunks for v in range(*ends)]
+        names.update(graph.operators[v].name for v, is_ring in zip(layers, part.rings, strict=True) if is_ring)
+    return frozenset(names)
+
+
 def _step_of(setting: Setting, scheme: Scheme, parts: Sequence[StagePart]) -> Step:
     graph = setting.of_micro_batch(scheme.micro_batches, scheme.stages).graph
+    if rings := _rings(graph, parts):
+        graph = with_rings(graph, rings)
     layers: dict[int, LayerChoice] = {}
     for group, part in enumerate(parts):
         choices = zip(part.configurations, part.states, part.again, strict=True)

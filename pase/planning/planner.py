@@ -95,15 +95,15 @@ class SearchOptions:
     None for no limit. optimiser: a name in `OPTIMISER_STATE`, whose state counts as memory. precision: a policy, or its
     name in `PRECISIONS`; None: the model's own. imbalance: how many times an equal share of a mixture's rows the device
     has whose experts are asked most, 1 or more; None: as the graph has it (1). attention: whether devices that split
-    its queries "gather" keys and values, or pass them round in a "ring"; "auto": what costs less. constraints: what a
-    strategy must keep to (`pase.planning.constraints`). micro_batches, stages: how many a step has, or "auto" to choose
-    them, too; schedule: of the stages, in `SEARCHED_SCHEDULES`, where "interleaved" has groups of devices with several
-    stages in turns, too, if that is faster. modes: of layers that may be chosen: "zero1", "zero2", "zero3",
-    "recompute". jobs: how many numbers of stages and of micro-batches are looked at at a time, in processes of their
-    own; executor: in one of `concurrent.futures` instead. gap: of a step with parts, up to which share of its cost a
-    better one is not looked for; None: 0, and where there are many choices 0.01. simplify: by which share a step with
-    parts may be dearer than the cheapest one known, so that it is more regular (`pase.planning.regular`); None: as gap,
-    and 0 where the step is proven to be the cheapest.
+    its queries "gather" keys and values, or pass them round in a "ring"; "auto": in each layer what makes the step
+    cheapest. constraints: what a strategy must keep to (`pase.planning.constraints`). micro_batches, stages: how many a
+    step has, or "auto" to choose them, too; schedule: of the stages, in `SEARCHED_SCHEDULES`, where "interleaved" has
+    groups of devices with several stages in turns, too, if that is faster. modes: of layers that may be chosen:
+    "zero1", "zero2", "zero3", "recompute". jobs: how many numbers of stages and of micro-batches are looked at at a
+    time, in processes of their own; executor: in one of `concurrent.futures` instead. gap: of a step with parts, up to
+    which share of its cost a better one is not looked for; None: 0, and where there are many choices 0.01. simplify: by
+    which share a step with parts may be dearer than the cheapest one known, so that it is more regular
+    (`pase.planning.regular`); None: as gap, and 0 where the step is proven to be the cheapest.
     """
 
     cost_model: str = "paper"
@@ -182,18 +182,14 @@ def search(
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
     start_s = perf_counter()
     reload = reload or reload_of(model)
-    if options.attention == AUTO_NUMBER:
-        # Both ways are PyTorch's, whose kernel has no whole scores.
-        fused = None if reload is None else partial(_fused_after, reload)
-        again = partial(
-            search, with_fused_attention(graph), devices, machine=machine, on_progress=on_progress, reload=fused
-        )
-        return _search_both(lambda own: again(options=own), graph, machine, options)
+    if reload is not None and options.attention == AUTO_NUMBER:
+        reload = partial(_fused_after, reload)
     if options.has_parts:
         return _search_step(graph, devices, machine, options, start_s, on_progress, reload)
     _modes(options, graph)
     limits = Limits.of(options, start_s)
-    bound, make = None, partial(problem_of, graph, devices, machine, options.cost_model)
+    rings = options.attention == AUTO_NUMBER
+    bound, make = None, partial(problem_of, graph, devices, machine, options.cost_model, rings=rings)
     try:
         problem = make(on_progress, allowance=limits.for_tables(), constraints=options.constraints)
     except TimeUpError as stopped:
@@ -316,32 +312,10 @@ def fitting_limit(machine: Machine, cost_model: str) -> int | None:
 def prepared(graph: Graph, options: SearchOptions) -> Graph:
     """Return a model's graph as options say that it is trained."""
     graph = graph.in_precision(options.precision).with_imbalance(options.imbalance)
+    if options.attention == AUTO_NUMBER:
+        # Both ways are PyTorch's, whose kernel has no whole scores.
+        return with_fused_attention(graph)
     return with_rings(graph) if options.attention == RING else graph
-
-
-def _search_both(
-    search_one: Callable[[SearchOptions], Plan], graph: Graph, machine: Machine, options: SearchOptions
-) -> Plan:
-    """Return the cheaper one of the strategies whose attention gathers keys and values, or passes them round."""
-    found, failed = list[Plan](), list[MemoryLimitError]()
-    for way in (GATHER, RING) if with_rings(graph) != graph else (GATHER,):
-        try:
-            found.append(search_one(replace(options, attention=way)))
-        except MemoryLimitError as error:
-            failed.append(error)
-    if not found:
-        raise failed[-1]
-    limit = options.device_memory_bytes or fitting_limit(machine, options.cost_model)
-    fits = [plan for plan in found if limit is None or plan.peak.bytes <= limit]
-    plan = min(fits or found, key=lambda plan: plan.total_cost)
-    bound = min(plan.total_cost, *(other.lower_bound for other in found))
-    is_exact = plan.exact and bound >= plan.total_cost * (1 - RELATIVE_TOLERANCE)
-    return replace(
-        plan,
-        exact=is_exact,
-        lower_bound=plan.lower_bound if is_exact else bound,
-        search=replace(plan.search, time_s=sum(other.search.time_s for other in found)),
-    )
 
 
 def setting_of(
@@ -410,7 +384,7 @@ def _search_step(
 ) -> Plan:
     """Return the cheapest step of micro-batches, stages and modes; with no limit told, within the devices' memory."""
     # Here: plans without these need none of it.
-    from pase.planning.pipelines import plan_of_step, search_schemes, tolerance
+    from pase.planning.pipelines import plan_of_step, search_schemes, tolerance, with_chosen_rings
 
     setting = setting_of(graph, devices, machine, options, start_s=start_s, reload=reload)
     stages, count = number_of("stages", options.stages), number_of("micro_batches", options.micro_batches)
@@ -441,7 +415,7 @@ def _search_step(
             # The model differs with the batch that it is imported with: all micro-batches are imported.
             setting = replace(setting, imported={n: imported(n) for n in divisors(setting.batch) if n > 1})
             found, bound = seek(setting)
-    share = options.simplify
+    setting, share = with_chosen_rings(setting, found), options.simplify
     if bound >= found.cost * (1 - RELATIVE_TOLERANCE) and not share:
         return plan_of_step(setting, found, bound, perf_counter() - start_s)
     if share is None:
@@ -490,7 +464,15 @@ def _in_other_modes(
     )
     try:
         plan = _search_step(graph, devices, machine, wider, perf_counter(), on_progress, reload)
-        free = search(graph, devices, machine=machine, cost_model=model, keep_batch=True, on_progress=on_progress)
+        free = search(
+            graph,
+            devices,
+            machine=machine,
+            cost_model=model,
+            keep_batch=True,
+            attention=options.attention,
+            on_progress=on_progress,
+        )
     except (ConfigurationError, MemoryLimitError, SolverError):
         return ""
     used = {layer.state for layer in plan} | {RECOMPUTE for layer in plan if layer.is_recomputed}
@@ -517,14 +499,18 @@ def _imported_part(setting: Setting, reload: Callable[[int], Graph], micro_batch
     """Return the graph of a micro-batch, imported with that batch; ConfigurationError if its layers are others."""
     derived = micro_batch(setting.graph, micro_batches)
     part = reload(setting.batch // micro_batches).in_precision(derived.precision).with_imbalance(derived.imbalance)
-    if any(operator.ring for operator in derived.operators):
-        part = with_rings(part)
+    part = with_rings(part, _rings(derived))
     if [operator.extents for operator in part.operators] != [operator.extents for operator in derived.operators]:
         raise ConfigurationError(
             f"{part.name!r} with one of {micro_batches} micro-batches has other layers than with the whole batch: "
             "search it with the micro-batch alone"
         )
     return part
+
+
+def _rings(graph: Graph) -> set[str]:
+    """Return the attention of a graph that passes keys and values round."""
+    return {operator.name for operator in graph.operators if operator.ring}
 
 
 def _costs_alike(one: Graph, other: Graph) -> bool:
@@ -547,6 +533,7 @@ def _modes(options: SearchOptions, graph: Graph) -> ModeSpace:
     space = ModeSpace(
         states=(STATES[0], *(state for state in STATES[1:] if state in options.modes)),
         recompute=RECOMPUTE in options.modes,
+        rings=options.attention == AUTO_NUMBER,
     )
     return mode_space(space, options.constraints, with_cuts(graph)) if options.constraints else space
 
@@ -623,9 +610,8 @@ def whole_graph(plan: Plan, reload: Callable[[int], Graph] | None = None) -> Gra
     elif isinstance(batch, int) and not plan.graph.framework and plan.graph.name in MODELS:
         whole = load(plan.graph.name, arguments=arguments | {"batch": batch * m})
     if whole is not None:
-        is_ringed = any(operator.ring for operator in plan.graph.operators)
         whole = whole.in_precision(plan.precision).with_imbalance(plan.graph.imbalance)
-        whole = with_rings(whole) if is_ringed else whole
+        whole = with_rings(whole, _rings(plan.graph))
         part = with_fan_outs_of(micro_batch(whole, m), plan.graph)
         if part == plan.graph or (plan.graph.framework and part.index.keys() == plan.graph.index.keys()):
             return whole

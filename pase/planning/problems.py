@@ -12,6 +12,7 @@ from pase.costs.choice_tables import KnownChoices, choice_tables
 from pase.costs.states import STATES, ModeSpace
 from pase.errors import PlanError
 from pase.graph import Graph, Operator
+from pase.graph.operators.products import with_rings
 from pase.machine import Machine
 from pase.planning.constraints import (
     Constraints,
@@ -46,17 +47,19 @@ def problem_of(
     only: Callable[[Graph, Operator], IndexArray] | None = None,
     constraints: Constraints = (),
     micro_batches: int = 1,
+    rings: bool = False,
 ) -> Problem:
     """Return the problem of steps of one stage and mode under a cost model, by its name; graph: of one micro-batch.
 
-    Other arguments as for `problem_of_setting`; of what they leave of a layer, constraints leave what they allow.
+    rings: as in `ModeSpace`. Other arguments as for `problem_of_setting`; of what they leave of a layer, constraints
+    leave what they allow.
     """
     setting = Setting(
         graph=graph,
         num_devices=devices,
         machine=machine,
         cost_model=model,
-        space=ModeSpace(),
+        space=ModeSpace(rings=rings),
         optimiser=DEFAULT_OPTIMISER,
         limit_bytes=inf,
         constraints=constraints,
@@ -158,8 +161,9 @@ def plan_of(
         optimiser: Whose state counts as memory.
         constraints: Of the problem.
     """
+    costs = cost_model(model, machine, problem.num_devices, problem.graph.precision)
+    problem, solution = _with_chosen_rings(problem, solution, costs)
     graph, devices, m = problem.graph, problem.num_devices, problem.micro_batches
-    costs = cost_model(model, machine, devices, graph.precision)
     chosen = chosen_layers(problem.choices, solution.choice)
     sizes = [level.num_devices for level in machine.levels_spanned(devices)[:-1]]
     is_constrained = any(not isinstance(each, DevicesOf) for each in constraints)
@@ -195,6 +199,37 @@ def plan_of(
     )
     vars(plan)["peak"] = peak  # a cached property, which is known already
     return plan
+
+
+def _with_chosen_rings(problem: Problem, solution: Solution, costs: CostModel) -> tuple[Problem, Solution]:
+    """Return a problem whose attention is a ring where a solution has chosen it, and the solution of that.
+
+    Of other strategies the problem has data parallelism alone. Where no ring is to choose both are as they were.
+    """
+    if not any(layer.ring.any() for layer in problem.choices.layers):
+        return problem, solution
+    chosen = list(zip(problem.graph.operators, problem.choices.layers, solution.choice, strict=True))
+    graph = with_rings(problem.graph, {operator.name for operator, layer, c in chosen if layer.ring[c]})
+    only = {}
+    for operator, rows, (_, layer, c) in zip(graph.operators, problem.configurations, chosen, strict=True):
+        by_batch = data_parallel(graph, operator, problem.num_devices)
+        only[operator.name] = np.unique(np.array([rows[layer.rows[c]], by_batch], dtype=np.int32), axis=0)
+    tables = choice_tables(
+        graph,
+        problem.num_devices,
+        costs,
+        ModeSpace(),
+        known=KnownChoices(),
+        only=only,
+        micro_batches=problem.micro_batches,
+    )
+    settled = Problem.of(tables, problem.micro_batches)
+    choice = []
+    for v, (_, layer, c) in enumerate(chosen):
+        own = settled.choice(v, tuple(problem.configurations[v][layer.rows[c]].tolist()))
+        assert own is not None
+        choice.append(own)
+    return settled, replace(solution, choice=tuple(choice))
 
 
 def given_solution(problem: Problem, choice: Sequence[int], *, lower_bound: float = 0.0, time_s: float) -> Solution:

@@ -823,6 +823,7 @@ def _part(steps: StepCosts, strategy: Candidate, number: int) -> StagePart:
         configurations=tuple(option.splits for option in own),
         states=tuple(option.state for option in own),
         again=tuple(option.again for option in own),
+        rings=(False,) * len(own),
         sums=steps.sums(strategy, number),
     )
 

@@ -38,6 +38,7 @@ from pase.costs.states import BoolArray, ModeSpace
 from pase.costs.traffic import LayerTraffic
 from pase.graph import Graph
 from pase.graph.operators import with_fan_outs
+from pase.graph.operators.products import with_rings
 from pase.graph.parts import cuts, micro_batch, narrow_writers, stage, with_cuts
 from pase.machine import Machine
 from pase.planning.constraints import Constraints, allowed
@@ -99,6 +100,7 @@ class Setting:
         deadline_s: By `perf_counter`, after which searching raises TimeUpError, or ends with what is known by then.
         imported: Graphs of micro-batches, by their number, of a model that was imported with that batch; they replace
             what is derived from `graph`.
+        rings: Attention that passes keys and values round in any case.
     """
 
     graph: Graph
@@ -112,6 +114,7 @@ class Setting:
     constraints: Constraints = ()
     deadline_s: float = inf
     imported: Mapping[int, Graph] = field(default_factory=FrozenDict)
+    rings: frozenset[str] = frozenset()
 
     @property
     def batch(self) -> int:
@@ -132,8 +135,8 @@ class Setting:
         """Return the graph of one of so many micro-batches, cut for several stages, and what schemes have of it."""
         imported, has_cuts = self.imported.get(micro_batches), stages > 1
         if imported is not None:
-            return batch_of(imported, 1, has_cuts=has_cuts)
-        return batch_of(self.graph, micro_batches, has_cuts=has_cuts)
+            return batch_of(imported, 1, has_cuts=has_cuts, rings=self.rings)
+        return batch_of(self.graph, micro_batches, has_cuts=has_cuts, rings=self.rings)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -177,10 +180,11 @@ class Batch:
 
 
 @lru_cache(maxsize=32)
-def batch_of(whole: Graph, micro_batches: int, *, has_cuts: bool) -> Batch:
+def batch_of(whole: Graph, micro_batches: int, *, has_cuts: bool, rings: frozenset[str] = frozenset()) -> Batch:
     """Return the graph of one of so many micro-batches, and what it has under every scheme."""
     graph = micro_batch(whole, micro_batches)
-    return Batch(graph=with_cuts(graph) if has_cuts else with_fan_outs(graph), has_cuts=has_cuts)
+    graph = with_cuts(graph) if has_cuts else with_fan_outs(graph)
+    return Batch(graph=with_rings(graph, rings) if rings else graph, has_cuts=has_cuts)
 
 
 @lru_cache(maxsize=4)
@@ -361,7 +365,7 @@ class Stages:
         alike = [(kind, op.name in batch.fixed) for kind, op in zip(self.kinds, batch.graph.operators, strict=True)]
         first = {key: v for v, key in reversed(list(enumerate(alike)))}
         which = {key: n for n, (key, _) in enumerate(sorted(first.items(), key=lambda item: item[1]))}
-        layers, traffic = choices_of_layers(
+        layers = choices_of_layers(
             batch.graph,
             self.devices,
             self.model,
@@ -376,7 +380,8 @@ class Stages:
             allowance=Allowance(deadline_s=setting.deadline_s),
             among=frozenset(batch.graph.operators[v].name for v in first.values()),
         )
-        return [layers[which[key]] for key in alike], [traffic[which[key]] for key in alike]
+        found = [layers[which[key]] for key in alike]
+        return [layer.choices for layer in found], [layer.traffic for layer in found]
 
     def problem(self, i: int, j: int, number: int) -> StageProblem:
         """Return the problem of a stage."""

@@ -465,6 +465,37 @@ def restricted(tables: CostTables, kept: Mapping[int, IndexArray]) -> CostTables
     )
 
 
+def joined_edge(blocks: Sequence[Sequence[EdgeTable]]) -> EdgeTable:
+    """Return the table of an edge whose ends have configurations of several kinds, one kind behind the other.
+
+    blocks: [kinds of the producer][kinds of the consumer] tables between the configurations of two kinds.
+    """
+    row_class, rows = _joined_classes([[block.row_class for block in row] for row in blocks])
+    col_class, cols = _joined_classes([[block.col_class for block in column] for column in zip(*blocks, strict=True)])
+    values = [
+        [block.values.take(rows[a][b], axis=0).take(cols[b][a], axis=1) for b, block in enumerate(row)]
+        for a, row in enumerate(blocks)
+    ]
+    return EdgeTable(row_class=row_class, col_class=col_class, values=np.block(values))
+
+
+def _joined_classes(kinds: Sequence[Sequence[IndexArray]]) -> tuple[IndexArray, list[list[IndexArray]]]:
+    """Return the classes of configurations of several kinds, and those that each class has in each block.
+
+    kinds: [kinds][blocks] the classes of a kind's configurations in a block.
+    """
+    classes, parts, num = list[IndexArray](), list[list[IndexArray]](), 0
+    for first, *others in kinds:
+        number, own = first, [np.arange(int(first.max()) + 1, dtype=np.int32)]
+        for other in others:
+            number, before, last = joint_classes(number, other)
+            own = [*(part[before] for part in own), last]
+        classes.append(number + num)
+        parts.append(own)
+        num += len(own[0])
+    return np.concatenate(classes).astype(np.int32), parts
+
+
 def restricted_edge(table: EdgeTable, rows: IndexArray | None, cols: IndexArray | None) -> EdgeTable:
     """Return an edge's table for some configurations of its ends; None: all of them."""
     row_class = table.row_class if rows is None else table.row_class[rows]

@@ -225,7 +225,7 @@ def _layer_figures(setting: Setting, degrees: Degrees) -> tuple[FloatArray, IntA
     first = {key: v for v, key in reversed(list(enumerate(alike)))}
     chosen = sorted(first.values())
     splits = _splits(setting, degrees._replace(stages=1))
-    layers, _ = choices_of_layers(
+    costed = choices_of_layers(
         batch.graph,
         devices,
         cost_model(setting.cost_model, setting.machine, devices, batch.graph.precision),
@@ -244,7 +244,7 @@ def _layer_figures(setting: Setting, degrees: Degrees) -> tuple[FloatArray, IntA
             np.column_stack([modes.columns, modes.passing[0]])[_choice(modes, mode, operators[v], is_first=alike[v][1])]
             for mode in MODES
         ]
-        for v, modes in zip(chosen, layers, strict=True)
+        for v, modes in zip(chosen, (layer.choices for layer in costed), strict=True)
     ]
     number = {alike[v]: n for n, v in enumerate(chosen)}
     return np.array(columns), np.array([number[key] for key in alike])

@@ -1,5 +1,6 @@
 """Products of tensors: dense layers, contractions of any two tensors, and scaled dot-product attention."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from math import sqrt
 from typing import TypeVar
@@ -204,6 +205,7 @@ def ring_attention(operator: Operator) -> Operator:
     been everywhere: (k - 1)/k of all of them forward and, backward, of them again and of their gradients. What it
     makes of each part is put together by the maximum and the sum of its scores, so that these are nowhere whole.
     Attention to others than one's own (queries and keys of two lengths), or with masks, gathers its keys and values.
+    What it writes, its iteration space and its weights are those of attention that gathers.
     """
     extents = operator.extents
     if _statistic(operator) is None or len(operator.reads) != 3 or not {"s", "t"} <= {*extents}:
@@ -259,6 +261,13 @@ def with_fused_attention(graph: Graph) -> Graph:
     return replace(graph, operators=tuple(map(fused_attention, graph.operators)))
 
 
-def with_rings(graph: Graph) -> Graph:
-    """Return a graph whose attention passes keys and values round in a ring where its sequence is split."""
-    return replace(graph, operators=tuple(map(ring_attention, graph.operators)))
+def with_rings(graph: Graph, layers: Collection[str] | None = None) -> Graph:
+    """Return a graph whose attention passes keys and values round in a ring where its sequence is split.
+
+    layers: Names of those that may; None: all.
+    """
+    operators = (
+        ring_attention(operator) if layers is None or operator.name in layers else operator
+        for operator in graph.operators
+    )
+    return replace(graph, operators=tuple(operators))
