@@ -17,7 +17,7 @@ from pase.costs.liveness import Turn
 from pase.costs.memory import MAX_LANES, DeviceMemory, edge_memory, keeping, layer_memory, optimiser_state
 from pase.errors import CostError
 from pase.graph import Access, AllReduce, Builder, Graph, Operator, Role, SliceOf, Window, uniform
-from pase.graph.body import LOSSES
+from pase.graph.functions import LOSSES
 from pase.graph.operators import attention, conv2d, dense, elementwise, pool2d, softmax_loss, with_fan_outs
 from pase.machine import load_machine
 from pase.planning.memory_limit import limit_of

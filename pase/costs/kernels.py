@@ -14,7 +14,7 @@ import numpy as np
 
 from pase.common.containers import FrozenDict
 from pase.graph import Intermediate, LayerTypes, Operator, Role, SliceOf, Window, Work
-from pase.graph.body import COMPARISONS, POINTWISE
+from pase.graph.functions import POINTWISE, Arithmetic, KernelClass, function_of
 from pase.graph.operator import axis_dims, split_dim
 from pase.machine import Kernels
 from pase.sharding.shards import FloatArray, Splits, shard_size
@@ -22,19 +22,11 @@ from pase.sharding.shards import FloatArray, Splits, shard_size
 PRODUCTS, CONVOLUTIONS, ATTENTION = "products", "convolutions", "attention"
 """What multiplies, by the share of the peak that it reaches."""
 
-MEMORY, NORMS, FUNCTIONS = "memory", "norms", "functions"
+MEMORY, NORMS, FUNCTIONS = KernelClass.MEMORY, KernelClass.NORMS, KernelClass.FUNCTIONS
 """What goes by bytes, by the share of the memory's bandwidth that it reaches."""
 
 _ATTENTION = "attention"
 """The kind of operators that are that, whatever steps tell it."""
-
-_NORMS = frozenset({"batch_norm", "log_softmax", "normalise", "softmax", "softmax_loss"})
-
-_SIMPLE = frozenset(
-    {"abs", "add", "average", "clip", "leaky_relu", "maximum", "minimum", "multiply", "negate", "relu", "relu6"}
-    | {"square", "subtract", "where", *COMPARISONS}
-)
-"""Functions of points that take no longer than reading and writing these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -249,8 +241,9 @@ def _steps(operator: Operator) -> tuple[str, list[tuple[str, int, int]]]:
     found: list[tuple[str, int, int]] = []
     for step in steps:
         tensors = [operand for operand in step.operands if isinstance(operand, str)]
-        is_sum = step.function in ("add", "subtract")
-        if step.function in _NORMS:
+        known = function_of(step.function)
+        is_sum = known.counts is Arithmetic.SUM
+        if known.kernel is KernelClass.NORMS:
             found.append((NORMS, 2, 3))
         elif step.function not in POINTWISE or step.function == "identity" or weights.issuperset(tensors):
             continue
@@ -258,7 +251,7 @@ def _steps(operator: Operator) -> tuple[str, list[tuple[str, int, int]]]:
             # A product adds its bias itself; its gradient is the sum of the one that comes.
             found.append((MEMORY, 0, 1))
         else:
-            found.append((MEMORY if step.function in _SIMPLE else FUNCTIONS, 2, 0 if is_sum else 3))
+            found.append((known.kernel, 2, 0 if is_sum else 3))
     if multiplies:
         return MEMORY, found
     # The first one reads what the layer reads, and writes what it writes.

@@ -21,7 +21,7 @@ import numpy as np
 
 from pase.errors import CostError, unknown_name
 from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Edge, Graph, Operator, Precision, Role, SliceOf, Window
-from pase.graph.body import POINTWISE, REDUCTIONS
+from pase.graph.functions import POINTWISE, REDUCTIONS, Saves, function_of
 from pase.graph.operator import FAN_OUT, Indexed, access_dims, named_dims
 from pase.sharding.edges import SharedWeight, edge_itemsizes, edge_sides, shared_weights
 from pase.sharding.shards import (
@@ -125,12 +125,6 @@ class Keeping:
     saved: Mapping[str, Saved]
 
 
-_LINEAR = frozenset({"", "add", "subtract", "negate", "identity", "average", "cast", "copy"})
-"""Functions whose gradient needs none of what they read or write."""
-
-_BY_RESULT = frozenset({"relu", "relu6", "tanh", "sigmoid", "exp", "sqrt", "rsqrt", "reciprocal", "selu"})
-"""Functions whose gradient follows from their result."""
-
 _BY_POINTS = ("elementwise", "pointwise")
 """Kinds that compute functions of points alone."""
 
@@ -145,8 +139,8 @@ def saved(graph: Graph, operator: Operator) -> Saved:
     if operator.name not in graph.trained:
         return Saved()
     inputs = [i for i, read in enumerate(operator.reads) if read.role is not Role.PARAMETER]
-    applied = [f for f in operator.attribute("activation", "").split(",") if f not in _LINEAR]
-    by_result = bool(applied) and applied[-1] in _BY_RESULT
+    applied = _saving(operator.attribute("activation", ""))
+    by_result = bool(applied) and function_of(applied[-1]).saves is Saves.RESULT
     results, kind = len(applied) - by_result, operator.kind
     if not applied and kind not in _BY_POINTS:
         results, by_result = _applied_in_steps(operator)
@@ -154,14 +148,15 @@ def saved(graph: Graph, operator: Operator) -> Saved:
     reads, writes = set[int](), {0} if by_result else set[int]()
     if kind in _BY_POINTS:
         factors = [(i,) for i in range(len(operator.reads))]
-        functions = [f for f in operator.attribute("function", "").split(",") if f not in _LINEAR]
+        functions = _saving(operator.attribute("function", ""))
+        saves_result = bool(functions) and function_of(functions[-1]).saves is Saves.RESULT
         is_product = functions[:1] == ["multiply"]
-        if functions[:1] and functions[0] in _BY_RESULT and len(inputs) == 1 and len(functions) == 1 and not applied:
+        if saves_result and len(inputs) == len(functions) == 1 and not applied:
             writes.add(0)
         elif functions:
             reads.update(i for i in inputs if not is_product or _partner_has_gradient(graph, operator, (i,), factors))
             # What each function but the last made for the next.
-            results += len(functions) - 1 + bool(applied) * (functions[-1] in _BY_RESULT)
+            results += len(functions) - 1 + bool(applied) * saves_result
     elif kind.startswith("pool"):
         is_maximum = operator.attribute("reduction", "max") == "max"
         reads, places = (reads | {0}, 1) if is_maximum else (reads, 0)
@@ -189,6 +184,11 @@ def saved(graph: Graph, operator: Operator) -> Saved:
     return Saved(reads=frozenset(reads), writes=frozenset(writes), results=results, places=places)
 
 
+def _saving(functions: str) -> list[str]:
+    """Return those of some functions, with commas between them, whose gradients need a tensor."""
+    return [f for f in functions.split(",") if f and function_of(f).saves is not Saves.NOTHING]
+
+
 def _applied_in_steps(operator: Operator) -> tuple[int, bool]:
     """Return how many tensors functions of points keep between an operator's steps, and whether one is what it writes.
 
@@ -201,8 +201,9 @@ def _applied_in_steps(operator: Operator) -> tuple[int, bool]:
         if step.function in REDUCTIONS or (tensors and small.issuperset(tensors)):
             small.add(step.result)
         is_scaled = step.function in ("multiply", "divide") and len(tensors) == 1
-        if step.function in POINTWISE and step.function not in _LINEAR and not is_scaled:
-            kept.update([step.result] if step.function in _BY_RESULT else made.intersection(tensors))
+        saves = function_of(step.function).saves
+        if step.function in POINTWISE and saves is not Saves.NOTHING and not is_scaled:
+            kept.update([step.result] if saves is Saves.RESULT else made.intersection(tensors))
         made.add(step.result)
     kept -= small
     last = steps[-1].result if steps else ""

@@ -9,107 +9,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from pase.common.structs import Positive, Whole
 from pase.common.words import short
 from pase.errors import GraphError, unknown_name
-from pase.graph.sources import TYPES, source_call
+from pase.graph.functions import FUNCTIONS, POINTWISE, Option
+from pase.graph.sources import source_call
 
 Operand = str | float
 """A tensor by its name, or a number."""
 
-Option = str | int | float | bool | tuple[int, ...]
 OptionT = TypeVar("OptionT", str, int, float, bool, tuple[int, ...])
-
-COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
-"""Functions of points that say whether something holds."""
-
-POINTWISE: Mapping[str, tuple[int, int]] = MappingProxyType(
-    dict.fromkeys((
-        "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1",
-        "floor", "gelu", "gelu_tanh", "hard_swish", "identity", "log", "log1p", "log_sigmoid", "mish", "negate",
-        "reciprocal", "relu", "relu6", "round", "rsqrt", "selu", "sigmoid", "sign", "silu", "sin", "sinh", "softsign",
-        "sqrt", "square", "tan", "tanh", "tanh_shrink",
-    ), (1, 1))
-    | dict.fromkeys((
-        "divide", "leaky_relu", "celu", "elu", "power", "prelu", "subtract", "thresholded_relu", "floor_divide",
-        *COMPARISONS,
-    ), (2, 2))
-    | dict.fromkeys(("add", "maximum", "minimum", "multiply", "average"), (2, 64))
-    | {"clip": (3, 3), "hard_sigmoid": (3, 3), "quick_gelu": (2, 2), "softplus": (1, 2), "where": (3, 3)}
-)  # fmt: skip
-"""Functions of points, and how few and how many operands they take."""
-
-REDUCTIONS = ("mean", "sum", "max", "min")
-"""Functions that bring a tensor together over some of its dims."""
-
-MOVES = ("concat", "padded", "piece", "copy")
-"""Functions that move data alone, from the layouts in which their operands are."""
-
-WINDOWED = ("convolve", "pool")
-"""Functions that read a tensor through windows."""
-
-CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-"""What recurrent layers compute at each step."""
-
-LOSSES = ("softmax_loss",)
-"""Functions whose result is the loss: one number, whatever the dims of what their operator writes."""
-
-
-class Function(NamedTuple):
-    """What steps of a function have.
-
-    operands: how few and how many. dims: likewise, where these are told apart by their places; None: any. options: that
-    they may have besides, by name: a type, or the values.
-    """
-
-    operands: tuple[int, int]
-    dims: tuple[int, int] | None = None
-    options: Mapping[str, type | tuple[Option, ...]] = MappingProxyType({})
-
-
-_MANY = 1 << 20
-_BOTH = {"causal": bool, "scale": float}
-
-FUNCTIONS: Mapping[str, Function] = MappingProxyType(
-    {name: Function(operands) for name, operands in POINTWISE.items()}
-    | {name: Function((1, 1)) for name in (*REDUCTIONS, "softmax", "log_softmax", "padded", "piece", "copy", "fan_out")}
-    | {
-        "attention": Function((3, 3), (5, 5), _BOTH),
-        "batch_norm": Function((5, 5), None, {"epsilon": float, "momentum": float, "factor": float}),
-        "cast": Function((1, 1), None, {"to": TYPES}),
-        "causal": Function((1, 1), (2, 2)),
-        "concat": Function((1, _MANY), None, {"along": str}),
-        "convolve": Function((2, 2)),
-        "convolve_transposed": Function(
-            (2, 2), (3, 9), {"strides": tuple, "dilations": tuple, "pads": tuple, "backwards": bool}
-        ),
-        "cut": Function((1, 1), (2, 2), {"start": int, "step": int}),
-        "dropout": Function((1, 1), None, {"rate": float}),
-        "einsum": Function((2, 8)),
-        "embedding": Function((2, 2), None, {"frozen": int}),
-        "grouped": Function((3, 3), (4, 4)),
-        "join": Function((1, _MANY)),
-        "keep": Function((2, 2), None, {"momentum": float, "initial": float}),
-        "lstm": Function((4, 4)),
-        "masked_attention": Function((3, 64), (3, 64), {"truths": int, **_BOTH}),
-        "normalise": Function((3, 5), None, {"epsilon": float}),
-        "pick": Function((2, 2), (1, 1)),
-        "pool": Function((1, 1), None, {"reduction": ("max", "mean"), "count_padding": bool}),
-        "recurrent": Function((3, _MANY), (5, 5), {"cell": CELLS, "layers": int, "hidden": bool, "kept": bool}),
-        "repeat": Function((1, 1)),
-        "routed": Function((2, 2), (2, 3), {"rows": int}),
-        "rows": Function((2, 2), (1, 1)),
-        "softmax_loss": Function((2, 2), (1, 64)),
-        "source": Function(
-            (1, 64), None, {"operator": str, "arguments": str, "layouts": str, "number": int, "is_index": bool}
-        ),
-        "view": Function((1, 1), None, {"replaced": int}),
-        "whole": Function((1, 1), None, {"replaced": int}),
-    }
-)
-"""All functions of steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,10 +170,6 @@ class Body:
     others: tuple[str, ...] = ()
     borrowed: tuple[Borrowed, ...] = ()
     own: "Body | None" = None
-
-
-OWN = frozenset({"cast", "grouped", "routed", "source", "whole"})
-"""Functions of a source's own framework: targets of it have them among their kernels."""
 
 
 def elementary(body: Body, *, trains: bool, kernels: Collection[str] = ()) -> Body:

@@ -18,7 +18,8 @@ from pase.common.containers import FrozenDict
 from pase.common.structs import Positive, Whole
 from pase.common.words import short
 from pase.errors import GraphError
-from pase.graph.body import COMPARISONS, LOSSES, MOVES, POINTWISE, REDUCTIONS, Body, Step, elementary, verify_body
+from pase.graph.body import Body, Step, elementary, verify_body
+from pase.graph.functions import COMPARISONS, LOSSES, MOVES, POINTWISE, REDUCTIONS, Arithmetic, function_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,18 +295,15 @@ class _Counted:
 _Rule = Callable[[_Counted, Step, Sequence[_Tensor]], tuple[str, ...]]
 """Counts a step of some tensors; returns the dims of its result."""
 
-_SUMS = frozenset({"add", "subtract", "average"})
-_CHAINS = frozenset({*_SUMS, "multiply", "maximum", "minimum"})
-"""Functions of any number of operands: an operation for each but the first."""
-
 
 def _count_points(counted: _Counted, step: Step, operands: Sequence[_Tensor]) -> None:
     every = _joined(operands)
     if step.function == "identity" or every.is_weight:
         return
+    counts = function_of(step.function).counts
     # The gradient of a sum is a copy.
-    inputs = () if step.function in _SUMS else operands
-    counted.add(every.dims, len(step.operands) - 1 if step.function in _CHAINS else 1, *inputs)
+    inputs = () if counts is Arithmetic.SUM else operands
+    counted.add(every.dims, 1 if counts is Arithmetic.ONE else len(step.operands) - 1, *inputs)
 
 
 def _each_once(flop: int, *, keeps: bool) -> _Rule:

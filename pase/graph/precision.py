@@ -2,7 +2,7 @@
 
 A policy says in which types weights are held, products multiply, gradients are kept and summed, and the optimiser
 counts. Where they are all one, every tensor has that type. Mixed ones are those of `torch.autocast` on a GPU: products
-take their operands in the low type and write it; what would lose too much is computed in float32 (`IN_FLOAT32`); all
+take their operands in the low type and write it; what would lose too much is computed in float32 (`TypeRule`); all
 else keeps the widest type that it is given. Whole numbers keep theirs.
 
 What is approximated: a weight that is added to what a product wrote counts as the product's bias; constants, masks
@@ -18,6 +18,7 @@ from typing import Annotated
 
 from pase.common.structs import choice
 from pase.errors import GraphError, unknown_name
+from pase.graph.functions import TypeRule, function_of
 from pase.graph.operator import Access, AllReduce, Exchange, Intermediate, Operator, Role
 
 ITEMSIZES: Mapping[str, int] = MappingProxyType(
@@ -134,23 +135,6 @@ def precision_of(policy: "Precision | str") -> Precision:
     if policy not in PRECISIONS:
         raise GraphError(unknown_name("precision", str(policy), PRECISIONS))
     return PRECISIONS[policy]
-
-
-IN_FLOAT32 = frozenset(
-    {
-        *("acos", "asin", "cosh", "exp", "expm1", "log", "log1p", "power", "reciprocal", "rsqrt", "sinh", "softplus"),
-        *("square", "tan", "normalise", "softmax", "log_softmax", "softmax_loss", "sum"),
-    }
-)
-"""Functions that mixed policies compute in float32."""
-
-PRODUCTS = frozenset(
-    {"attention", "convolve", "convolve_transposed", "einsum", "grouped", "lstm", "masked_attention", "recurrent"}
-)
-"""Functions that multiply and add, in the low type of a mixed policy."""
-
-_SAME_AS_FIRST = frozenset({"embedding", "pick", "routed", "rows"})
-"""Functions whose result has the type of their first operand, whatever their others are of."""
 
 
 _STATISTICS = frozenset({"log_sums", "moments", "normalised", "softmax"})
@@ -289,21 +273,22 @@ class _Typed:
         for step in self.body.steps:
             tensors = [operand for operand in step.operands if isinstance(operand, str)]
             function, wanted = step.function, ""
+            types = function_of(function).types
             if function == "batch_norm" or (function == "normalise" and self.operator.kind == "batch_norm"):
                 result = self.known.get(tensors[0], "")
-            elif function in PRODUCTS:
+            elif types is TypeRule.PRODUCT:
                 result = self.precision.results
                 is_by_weight = function == "einsum" and not self.weights.isdisjoint(tensors)
                 self.product = wanted = self.precision.products if is_by_weight else result
                 self.products.add(step.result)
-            elif function in IN_FLOAT32:
+            elif types is TypeRule.FLOAT32:
                 result = wanted = "float32"
             elif function == "cast":
                 result = str(step.option("to", "float32"))
             elif function == "add" and self._adds_bias(tensors):
                 result = wanted = self.precision.results
                 self.products.add(step.result)
-            elif function in _SAME_AS_FIRST:
+            elif types is TypeRule.FIRST:
                 result = self.known.get(tensors[0], "")
             else:
                 result = self._widest(tensors)

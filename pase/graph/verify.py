@@ -10,8 +10,8 @@ from types import MappingProxyType
 from pase.common.containers import connected
 from pase.common.words import listed, short
 from pase.errors import GraphError
-from pase.graph.body import FUNCTIONS as BODY_FUNCTIONS
 from pase.graph.body import verify_body
+from pase.graph.functions import FUNCTIONS as BODY_FUNCTIONS
 from pase.graph.graph import Edge, Graph
 from pase.graph.operator import (
     EPILOGUE,

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from pase.errors import ProgramError
-from pase.graph.body import POINTWISE
+from pase.graph.functions import POINTWISE
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime import layers
 from pase.targets.mesh_tensorflow.runtime.forward_pass import compute

@@ -6,8 +6,9 @@ What other operators apply to what they compute, a bias and an activation, is he
 from collections.abc import Sequence
 
 from pase.errors import GraphError, unknown_name
-from pase.graph.body import POINTWISE, Body, Step
-from pase.graph.body import REDUCTIONS as KNOWN_REDUCTIONS
+from pase.graph.body import Body, Step
+from pase.graph.functions import POINTWISE, Arithmetic, function_of
+from pase.graph.functions import REDUCTIONS as KNOWN_REDUCTIONS
 from pase.graph.operator import WORK_OF_BODY, Access, AllReduce, Intermediate, Operator, Role, Work, dims_of, extents_of
 
 Shape = tuple[int, ...]
@@ -52,7 +53,7 @@ def elementwise(name: str, *inputs: Shape, dims: Names, function: str = "add", a
             f"layer {name!r} reads shapes {inputs}; expected one or more of one shape, dims {', '.join(dims)}"
         )
     tensors = tuple(f"x{i}" for i in range(len(inputs)))
-    fewest, most = POINTWISE[function]
+    fewest, most = POINTWISE[function].operands
     problem = "" if len(inputs) <= most else f"it applies {function!r} to {len(inputs)} tensors; expected one"
     # The sum, and the product, of one tensor is the tensor itself.
     step = Step(result="values", function=function if len(inputs) >= fewest else "identity", operands=tensors)
@@ -121,16 +122,12 @@ def _chain(functions: Sequence[str], num_reads: int) -> Body | None:
     operands = tuple(f"x{i}" for i in range(num_reads))
     steps: list[Step] = []
     for i, function in enumerate(functions):
-        fewest, most = POINTWISE.get(function, (1, 0))
-        if not fewest <= len(operands) <= most:
+        known = POINTWISE.get(function)
+        if known is None or not known.operands[0] <= len(operands) <= known.operands[1]:
             return None
         steps.append(Step(result=f"y{i}", function=function, operands=operands))
         operands = (steps[-1].result,)
     return Body(steps=tuple(steps))
-
-
-_SUMS = frozenset({"add", "subtract"})
-_PRODUCTS = frozenset({"multiply", "divide"})
 
 
 def function_work(dims: Names, functions: Names, flop_per_point: float, num_reads: int) -> tuple[Work, ...]:
@@ -140,13 +137,14 @@ def function_work(dims: Names, functions: Names, flop_per_point: float, num_read
     does; where there are several functions and tensors, a product is of two numbers that may come of any of these.
     """
     every = tuple(range(num_reads))
-    num_sums = sum(function in _SUMS for function in functions)
+    are_sums = [function_of(function).counts is Arithmetic.SUM for function in functions]
+    num_sums = sum(are_sums)
     if len(functions) == 1:
         return (Work(dims=dims, flop_per_point=flop_per_point, inputs=() if num_sums else every),)
     # What is more than one a function is the first one's, which may have many inputs.
-    others = len(functions) - num_sums if functions[0] in _SUMS else flop_per_point - num_sums
+    others = len(functions) - num_sums if are_sums[0] else flop_per_point - num_sums
     others = max(0.0, min(flop_per_point, others))
-    products = min(others, sum(function in _PRODUCTS for function in functions)) if num_reads > 1 else 0.0
+    products = min(others, sum(function in ("multiply", "divide") for function in functions)) if num_reads > 1 else 0.0
     works = (
         Work(dims=dims, flop_per_point=flop_per_point - others),
         Work(dims=dims, flop_per_point=others - products, inputs=(every,)),

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from pase.graph import Access, Operator, Role, SliceOf, Window
-from pase.graph.body import Body, ModelInput, ModelOutput, Operand, Option, is_before_layout
+from pase.graph.body import Body, ModelInput, ModelOutput, Operand, is_before_layout
+from pase.graph.functions import Option, function_of
 from pase.graph.operator import DimIndex, access_dims, axis_dims
 from pase.graph.sources import TYPES
 from pase.importers.ir import ops
@@ -34,12 +35,6 @@ _MOVES = ops.Concat | ops.Pad | ops.Reshape | ops.Transpose | ops.Broadcast | op
 
 _MOVING = ("concat", "opaque", "padded", "piece")
 """Kinds of vertices that are such an operator: their data are moved between devices."""
-
-_KEEPS_ZERO = frozenset(
-    {"relu", "relu6", "gelu", "gelu_tanh", "silu", "tanh", "hard_swish", "leaky_relu", "abs", "multiply", "negate",
-     "mish", "softsign", "elu", "selu", "identity", "square", "sqrt", "sign"}
-)  # fmt: skip
-"""Functions of which the padding of a window may be an argument: zero stays zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -486,7 +481,11 @@ class _Vertex:
             raise NoBodyError("functions are applied to what it reads")
         if not isinstance(node.op, ops.Convolve) and self._is_padded() and not is_alone:
             raise NoBodyError("a function is applied to what is pooled with padding")
-        if self._is_padded() and not is_alone and any(s.function not in _KEEPS_ZERO for s in self._sheet.steps):
+        if (
+            self._is_padded()
+            and not is_alone
+            and not all(function_of(s.function).keeps_zero for s in self._sheet.steps)
+        ):
             raise NoBodyError("a function that does not keep zeros is applied to what is padded")
         return known.operand
 

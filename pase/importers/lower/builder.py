@@ -7,7 +7,8 @@ from math import gcd, prod
 from typing import Any
 
 from pase.graph import Access, Operator, SliceOf, Window
-from pase.graph.body import Borrowed, Constant, InnerDim, Operand, Option, Step
+from pase.graph.body import Borrowed, Constant, InnerDim, Operand, Step
+from pase.graph.functions import Option
 from pase.importers.ir.trace import Use
 from pase.importers.ir.views import View
 

@@ -10,7 +10,8 @@ from math import prod, sqrt
 from types import MappingProxyType
 from typing import Any
 
-from pase.graph.body import MASKED, POINTWISE, REDUCTIONS, Body, Operand, Option, Step
+from pase.graph.body import MASKED, Body, Operand, Step
+from pase.graph.functions import POINTWISE, REDUCTIONS, Option
 from pase.importers.ir import ops
 from pase.importers.ir.trace import Node
 from pase.importers.lower.builder import (
@@ -74,7 +75,7 @@ def _function(function: str) -> str:
 
 def _operands(function: str, operands: Sequence[Operand], numbers: Sequence[float]) -> list[Operand]:
     found = [*operands, *numbers]
-    fewest, most = POINTWISE[_function(function)]
+    fewest, most = POINTWISE[_function(function)].operands
     if not fewest <= len(found) <= most:
         raise NoBodyError(f"function {function!r} has {len(found)} operands that are known; expected {fewest}")
     return found

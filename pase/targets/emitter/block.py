@@ -8,7 +8,8 @@ from types import MappingProxyType
 from pase.costs import REPLICATED
 from pase.errors import EmitError, PaseError, ProgramError
 from pase.graph import Access, Dim, Operator, Role
-from pase.graph.body import MOVES, WINDOWED, Body, InnerDim, ModelOutput, Step, is_before_layout
+from pase.graph.body import Body, InnerDim, ModelOutput, Step, is_before_layout
+from pase.graph.functions import MOVES, WINDOWED
 from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.layouts import WHOLE, PlainDim, WindowDim, tensor_dims
 from pase.sharding.traffic import edge_bytes, parameter_name

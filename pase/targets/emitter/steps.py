@@ -9,7 +9,8 @@ from types import MappingProxyType
 
 from pase.errors import EmitError
 from pase.graph import Access, DimIndex, Operator, SliceOf, Window
-from pase.graph.body import CELLS, LOSSES, MOVES, POINTWISE, Body, Step
+from pase.graph.body import Body, Step
+from pase.graph.functions import CELLS, LOSSES, MOVES, POINTWISE
 from pase.graph.sources import TYPES, source_call
 from pase.targets.emitter.statements import Call, Statement, Sum, Value, nonzero, written
 from pase.targets.emitter.text import Text, code, word

@@ -5,7 +5,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 from pase.errors import missing_extra
-from pase.graph.body import OWN
+from pase.graph.functions import OWN_FUNCTIONS
 from pase.targets.emitter.target import KERNELS, LAYERS, Form, Target
 from pase.targets.emitter.text import Text, code
 
@@ -47,7 +47,7 @@ TORCH = Target(
     name="torch",
     module=code("pase.targets.torch.layers"),
     layers=tuple(sorted((*LAYERS, "batch_norm", "cast", "grouped", "masked_attention", "routed", "source"))),
-    kernels=KERNELS | OWN | {"batch_norm", "masked_attention"},
+    kernels=KERNELS | OWN_FUNCTIONS | {"batch_norm", "masked_attention"},
     loss=_TRAINS,
     with_outputs=replace(_TRAINS, after=(_PROGRAM, _WITH_OUTPUTS, _TENSOR), returned=code("tuple[Tensor, Outputs]")),
     stages=replace(_TRAINS, after=(code("from pase.targets.torch.pipeline import Pipeline"), *_TRAINS.after)),

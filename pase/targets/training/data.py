@@ -17,7 +17,7 @@ from pase.common.words import listed, short
 from pase.errors import EmitError, ProgramError
 from pase.graph import Access, Graph, Operator, Role
 from pase.graph.batch import given_spans
-from pase.graph.body import LOSSES
+from pase.graph.functions import LOSSES
 from pase.graph.operator import access_dims
 from pase.targets.training.counted import generator
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from pase.errors import ProgramError
 from pase.graph import Access, Operator, SliceOf, Window
-from pase.graph.body import POINTWISE, Body, Step
+from pase.graph.body import Body, Step
+from pase.graph.functions import POINTWISE
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.layers.points import functions_of_points
 

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from pase.errors import ProgramError
-from pase.graph.precision import IN_FLOAT32
+from pase.graph.functions import TypeRule, function_of
 from pase.sharding.layouts import named
 from pase.targets.torch.tensor import Dim, Tensor, in_float32, in_order, joined_dims, local
 from pase.targets.training.counted import ROUND, WORD, layer_key, threshold
@@ -95,7 +95,7 @@ def apply(function: str, *operands: Tensor | float) -> Tensor:
 
     Raises ProgramError for a function that is not known, and for dims of one name with different extents.
     """
-    if function in IN_FLOAT32:
+    if function_of(function).types is TypeRule.FLOAT32:
         operands = tuple(in_float32(x) if isinstance(x, Tensor) else x for x in operands)
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
     if function not in _FUNCTIONS or not tensors:
