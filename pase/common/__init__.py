@@ -1,1 +1,1 @@
-"""What every package stands on: documents and arrays read with care, frozen values, quantities in words."""
+"""Utilities that every package uses: validated documents and arrays, immutable containers, quantities as text."""

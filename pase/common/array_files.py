@@ -1,7 +1,7 @@
-"""Reading NumPy's files (.npz, .npy) that a stranger may have written: numbers and text alone, nothing is executed.
+"""Read NumPy files (.npz, .npy) from untrusted sources: numbers and text only, nothing is executed.
 
-A header is believed after it was held against the bytes that are there, so that no claim allocates anything; Python
-objects, which are pickles, are refused unread.
+A header is checked against the size of the file before anything is allocated. Python objects, which are pickles, are
+rejected without being read.
 """
 
 import os
@@ -30,7 +30,7 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What an array's file says of it."""
+    """Shape and type of an array, as its file's header states them."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -42,7 +42,7 @@ class Header:
 
 
 class _UnreadableError(Exception):
-    """What is wrong with a file, or an array in it."""
+    """Describes what is wrong with a file, or with an array in it."""
 
 
 class ArrayArchive:
@@ -56,12 +56,12 @@ class ArrayArchive:
 
     @property
     def names(self) -> Collection[str]:
-        """Of the arrays; members that are none are passed over."""
+        """Names of the arrays; members that are not arrays are ignored."""
         return self._members.keys()
 
     @property
     def claimed_bytes(self) -> int:
-        """What the arrays take, as the archive has it: no more is read."""
+        """Size of the arrays according to the archive's directory; no more is read."""
         return sum(info.file_size for info in self._members.values())
 
     def header(self, name: str) -> Header:
@@ -76,7 +76,7 @@ class ArrayArchive:
             )
         with self._opened(name) as stream:
             array: Array = npy.read_array(stream, allow_pickle=False)
-            # The checksum is compared at the end.
+            # Reading to the end compares the checksum.
             if stream.read(1):
                 raise _UnreadableError(
                     f"has more bytes than the {header.size_bytes} that its shape {header.shape} needs"
@@ -97,9 +97,9 @@ class ArrayArchive:
 
 @contextmanager
 def reading(error: type[PaseError], what: str, expected: str) -> Iterator[None]:
-    """Turn whatever goes wrong with a file in this context into one line: what, why, expected.
+    """Convert every error about a file in this context into one line: what failed, why, and what was expected.
 
-    What is raised as a PaseError goes through as it is.
+    A PaseError passes through unchanged.
     """
     try:
         yield
@@ -125,7 +125,7 @@ def opened_archive(path: Path) -> Iterator[ArrayArchive]:
 
 
 def mapped_array(path: Path) -> Array:
-    """Return the array of an .npy file, left on disk; to be used within `reading`."""
+    """Memory-map the array of an .npy file; to be used within `reading`."""
     with open_regular(path) as file:
         header = _header(file)
         start, size_bytes = file.tell(), os.fstat(file.fileno()).st_size
@@ -150,7 +150,7 @@ def _header(stream: IO[bytes]) -> Header:
     if dtype.kind not in "biufcSU":
         objects = ", Python objects: these are pickles, which are not read" if dtype.hasobject else ""
         raise _UnreadableError(f"has the type {dtype.str!r}{objects}; expected numbers or text")
-    # NumPy counts elements, and bytes, in 64 bits; none of the extents may be out of bounds beside one of 0.
+    # NumPy counts elements and bytes in 64 bits; every extent must be within bounds, even where another one is 0.
     size = prod(max(extent, 1) for extent in shape) * max(dtype.itemsize, 1)
     if len(shape) > _MAX_DIMS or min(shape, default=0) < 0 or size >= 2**63:
         raise _UnreadableError(f"claims the shape {short(str(shape))}, which no array has")

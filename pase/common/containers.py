@@ -1,4 +1,4 @@
-"""Containers: a dict that cannot be changed, and items in groups of those that pairs connect."""
+"""Containers: an immutable dict, and grouping of items into connected components."""
 
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
@@ -8,9 +8,9 @@ V = TypeVar("V")
 
 
 class FrozenDict(dict[K, V]):
-    """A dict that cannot be changed: what was proven of a plan stays true of it.
+    """An immutable dict, so that what was proven of a plan stays true of it.
 
-    It is read, compared, copied, pickled and written as JSON as any other; `dict` and `|` make one that can be changed.
+    It is read, compared, copied, pickled and written as JSON like any dict; `dict` and `|` return a mutable one.
     """
 
     __slots__ = ()
@@ -37,9 +37,11 @@ T = TypeVar("T", bound=Hashable)
 
 
 def connected(items: Iterable[T], pairs: Iterable[tuple[T, T]]) -> list[list[T]]:
-    """Return the items in groups of those that pairs connect, directly or by others; items and groups in their order.
+    """Return the connected components of a graph, with components and items in the order of the input.
 
-    items: each one once. pairs: of them.
+    Args:
+        items: The vertices, each one once.
+        pairs: The edges.
     """
     above = {item: item for item in items}
 

@@ -1,4 +1,4 @@
-"""Reading files that come from outside under limits, naming what is wrong in them, and replacing files atomically."""
+"""Read files from outside under size limits with precise error messages, and replace files atomically."""
 
 import errno
 import glob
@@ -23,10 +23,10 @@ StrPath = str | os.PathLike[str]
 """A path, as text or as a `pathlib.Path`."""
 
 LARGEST_INTEGER = 2**63 - 1
-"""What NumPy's integers hold."""
+"""Largest integer that NumPy represents."""
 
 _LONGEST_SHOWN_BITS = 128
-"""Longer integers are not written out: Python declines to from 4,300 digits on."""
+"""Longer integers are not printed: Python refuses to from 4,300 digits on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class DocumentSource:
     """Where a document comes from.
 
     Attributes:
-        error: What to raise where something is wrong with it.
+        error: Class of the error to raise where something is wrong with it.
         name: What messages call it, such as "plan file p.json".
     """
 
@@ -67,21 +67,21 @@ def shown(value: object) -> str:
 
 
 MAX_DOCUMENT_BYTES = 64 << 20
-"""Of a file of JSON: a plan of ten thousand layers has about 30 MB."""
+"""Size limit of JSON files: a plan of ten thousand layers has about 30 MB."""
 
 MAX_TOML_BYTES = 2 << 20
-"""Of a file of TOML, which people write, and of which Python reads about 1 MB a second."""
+"""Size limit of TOML files, which people write, and of which Python reads about 1 MB a second."""
 
 
 def open_regular(path: StrPath) -> BufferedReader:
-    """Open a file to read its bytes; OSError where it is a device, a pipe or a folder, of which there may be no end."""
+    """Open a file for reading bytes; OSError for a device, a pipe or a folder, which may be endless."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(handle).st_mode
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         return os.fdopen(handle, "rb")
     except BaseException:
         os.close(handle)
@@ -89,9 +89,9 @@ def open_regular(path: StrPath) -> BufferedReader:
 
 
 def read_limited(path: StrPath, limit_bytes: int) -> bytes:
-    """Return the bytes of a regular file; OSError for another one, and for one of more than the limit."""
+    """Return the bytes of a regular file; OSError for any other kind of file and for one above the limit."""
     with open_regular(path) as stream:
-        # Not told to the reader, which would allocate so many.
+        # Do not pass the limit to the reader, which would allocate that much.
         size_bytes = os.fstat(stream.fileno()).st_size
         if size_bytes > limit_bytes:
             raise OSError(errno.EFBIG, f"it has {size_bytes:,} bytes; at most {limit_bytes:,} are read")
@@ -103,19 +103,19 @@ def read_text(path: StrPath, failure: type[PaseError], called: str) -> str:
 
     Args:
         path: The file.
-        failure: What to raise where it cannot be read.
+        failure: Class of the error to raise where it cannot be read.
         called: What messages call it.
     """
     try:
         return read_limited(path, MAX_DOCUMENT_BYTES).decode()
     except UnicodeDecodeError:
         raise failure(f"{called} cannot be read: it is not UTF-8 text") from None
-    except (OSError, ValueError) as error:  # a path that none can have
+    except (OSError, ValueError) as error:  # an invalid path
         raise failure(f"{called} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def write_or_fail(path: StrPath, data: str | bytes, failure: type[PaseError], *, called: str = "") -> None:
-    """Replace a file as a whole, as `write_atomically` does; a failure says why it cannot be written."""
+    """Replace a file as `write_atomically` does; on failure, raise `failure` with the reason."""
     try:
         write_atomically(Path(path), data)
     except OSError as error:
@@ -123,11 +123,13 @@ def write_or_fail(path: StrPath, data: str | bytes, failure: type[PaseError], *,
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
-    """Replace a file as a whole: whoever reads it sees the old contents or the new ones, never a half.
+    """Replace a file atomically: a concurrent reader sees the old contents or the new ones, never a mixture.
 
-    A link is followed. What is no regular file (/dev/stdout, a pipe) is written to, not replaced. The permissions of
-    the old file are kept. What earlier calls that were killed have left beside it is removed. Raises OSError where the
-    folder is missing or not writable.
+    Links are followed. A path that is not a regular file (/dev/stdout, a pipe) is written to, not replaced. The
+    permissions of the old file are preserved. Temporary files that killed processes left in the folder are removed.
+
+    Raises:
+        OSError: The folder is missing or not writable.
     """
     raw = data.encode() if isinstance(data, str) else data
     if path.exists() and not path.is_file():
@@ -139,7 +141,7 @@ def write_atomically(path: Path, data: str | bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PART)
     try:
         with os.fdopen(handle, "wb") as stream:
-            # Held until the process ends, however it does: see `_remove_left`.
+            # Locked until the process ends, even if it is killed: see `_remove_left`.
             flock(stream, LOCK_EX)
             stream.write(raw)
             stream.flush()
@@ -154,11 +156,11 @@ def write_atomically(path: Path, data: str | bytes) -> None:
 _PART = ".part"
 
 _LEFT_S = 60.0
-"""Age from which a file may be what a process that was killed has left: one that is made now is not locked yet."""
+"""Minimum age of a temporary file to be removed: one that is just being created is not locked yet."""
 
 
 def _permissions(path: Path) -> int:
-    """Return the permissions of a file; those of a new one where it is not there yet."""
+    """Return the permissions of a file; the default ones if it does not exist yet."""
     try:
         return stat.S_IMODE(path.stat().st_mode)
     except FileNotFoundError:
@@ -168,7 +170,7 @@ def _permissions(path: Path) -> int:
 
 
 def _remove_left(path: Path) -> None:
-    """Remove the temporary files of `write_atomically` beside a file whose processes are gone."""
+    """Remove temporary files that `write_atomically` left next to a file in processes that have ended."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{_PART}"):
         with suppress(OSError), open_regular(left) as stream:
             if time.time() - os.fstat(stream.fileno()).st_mtime > _LEFT_S:
@@ -177,7 +179,7 @@ def _remove_left(path: Path) -> None:
 
 
 def toml_document(text: str, source: DocumentSource) -> dict[str, Any]:
-    """Return the document of a TOML text; the source's error where it is none, or too long."""
+    """Parse a TOML text; raise the source's error if it is invalid or too long."""
     if len(text) > MAX_TOML_BYTES:
         raise source.error(f"{source.name} has {len(text):,} characters of TOML; at most {MAX_TOML_BYTES:,} are read")
     try:
@@ -187,7 +189,7 @@ def toml_document(text: str, source: DocumentSource) -> dict[str, Any]:
 
 
 def _quoted_line(text: str, error: str) -> str:
-    """Return the line of a text that an error of the TOML parser names by its number."""
+    """Return the line of a text to which an error of the TOML parser refers."""
     found = re.search(r"\(at line (\d+), column \d+\)", error)
     lines = text.split("\n")
     if not found or int(found[1]) > len(lines):

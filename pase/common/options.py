@@ -1,4 +1,4 @@
-"""Options of command lines, those of `pase` and of programs alike: each is declared by `option`."""
+"""Command-line options of `pase` and of emitted programs, declared with `option`."""
 
 import re
 import sys
@@ -12,7 +12,7 @@ Decorator = Callable[[Any], Any]
 
 
 class Option(click.Option):
-    """An option with the heading that it stands under in a program's help, "" for none."""
+    """An option with the heading under which help lists it, "" for none."""
 
     def __init__(self, *names: Any, heading: str = "", **attributes: Any) -> None:
         super().__init__(*names, **attributes)
@@ -20,7 +20,7 @@ class Option(click.Option):
 
 
 def option(*names: str, heading: str = "", **attributes: Any) -> Decorator:
-    """Return the decorator that adds an option, under a heading of a program's help; a default is shown."""
+    """Return a decorator that adds an option under a heading of the help text; its default is shown."""
     attributes = {"show_default": attributes.get("default") is not None} | attributes
     return click.option(*names, cls=Option, heading=heading, **attributes)
 
@@ -37,7 +37,7 @@ def options_of_all(*options: Decorator) -> Decorator:
 
 
 class WholeNumber(click.IntRange):
-    """A whole number, with a message that says so."""
+    """A whole number, with an error message that says so."""
 
     name = "N"
 
@@ -53,7 +53,7 @@ PATH: click.ParamType[Any] = click.Path(path_type=Path)
 
 
 class ProgramCommand(click.Command):
-    """The command line of an emitted program: its help has options under their headings."""
+    """Command line of an emitted program: its help lists options under headings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, those without a heading first."""

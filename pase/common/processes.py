@@ -1,4 +1,4 @@
-"""Processes on this machine: what each is started with, and how it is said that one ended."""
+"""Child processes on this machine: their environment, their lifetime, and messages about how they ended."""
 
 import os
 import signal
@@ -11,21 +11,21 @@ _PR_SET_PDEATHSIG = 1
 
 
 def package_environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return our environment and more, with which a process finds the very package that started it."""
+    """Return this process's environment, updated so that a child imports the same installation of this package."""
     here = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH", "")])])
     return {**os.environ, "PYTHONPATH": path, **more}
 
 
 def dying_with_us(command: Sequence[str]) -> list[str]:
-    """Return a command whose process the kernel ends when this one is gone, however it went.
+    """Return a command whose process the kernel kills when this process ends for any reason.
 
-    The kernel is asked by the process itself before it becomes the program: `preexec_fn` would have Python fork, which
-    frameworks with threads warn of.
+    The child requests this itself before it executes the program: `preexec_fn` would make Python fork, which frameworks
+    with threads warn about.
     """
     if not sys.platform.startswith("linux"):
         return list(command)
-    # Without site-packages and what stands in the environment, so that it takes some 20 ms.
+    # Without site-packages and Python's environment variables, so that it takes some 20 ms.
     code = (
         f"import ctypes, os, signal, sys; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGKILL); "
         f"os.getppid() == {os.getpid()} or os._exit(1); os.execvp(sys.argv[1], sys.argv[1:])"
@@ -34,7 +34,7 @@ def dying_with_us(command: Sequence[str]) -> list[str]:
 
 
 def end_all(processes: Iterable["subprocess.Popen[bytes]"]) -> None:
-    """End processes with all that they started in their sessions, those that a signal has stopped included."""
+    """Kill processes and everything that they started in their sessions, including processes stopped by a signal."""
     started = list(processes)
     for process in started:
         if process.poll() is None:
@@ -47,7 +47,7 @@ def end_all(processes: Iterable["subprocess.Popen[bytes]"]) -> None:
 
 
 def ending_text(status: int) -> str:
-    """Return in what way a process ended: by which signal, or with which status."""
+    """Describe how a process ended: by which signal, or with which status."""
     if status >= 0:
         return f"ended with status {status}"
     try:

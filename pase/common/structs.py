@@ -1,4 +1,4 @@
-"""`Document`: what a document holds, declared once as a `msgspec.Struct`: reading, checks, writing, JSON Schema."""
+"""`Document`: a file format declared once as a `msgspec.Struct`, used for reading, checks, writing and JSON Schema."""
 
 import ast
 import dataclasses
@@ -25,11 +25,11 @@ T = TypeVar("T")
 D = TypeVar("D", bound="Document")
 
 VERSION = "schema_version"
-"""The field of a document that tells the version of its format; what it describes has none."""
+"""Field that gives the version of a document's format; described values do not have it."""
 
 Schema = dict[str, Any]
 Steps = tuple[str | int, ...]
-"""Where a value stands: keys of objects and positions in arrays."""
+"""Path to a value in a document: keys of objects and positions in arrays."""
 
 Whole = Annotated[int, Meta(ge=0, le=LARGEST_INTEGER)]
 Positive = Annotated[int, Meta(ge=1, le=LARGEST_INTEGER)]
@@ -42,31 +42,31 @@ Scalars = dict[str, Scalar]
 
 
 def choice(names: Iterable[str]) -> Meta:
-    """Return what allows a text to be one of some names only."""
+    """Return the constraint that a text is one of some names."""
     known = list(names)
     return Meta(pattern=f"^(?:{'|'.join(map(re.escape, known))})$", extra_json_schema={"enum": known})
 
 
 class Document(Struct, kw_only=True, omit_defaults=True):
-    """An object in a document: its fields, their bounds and, as docstrings, what they are.
+    """An object in a document: its fields, their bounds and, as docstrings, their descriptions.
 
-    Fields have the names of the attributes that they are; one that is UNSET by default is an attribute that may be
-    None. The class of the values that it describes is named by `describes`.
+    Fields are named after the attributes of the described value; a field that is UNSET by default corresponds to an
+    attribute that may be None. `describes` links it to the class of the values.
     """
 
     @classmethod
     def of(cls, value: Any, **others: Any) -> Self:
-        """Return the document of a value, with these others in place of some of its attributes."""
+        """Return the document of a value, with `others` replacing some of its attributes."""
         for name, default in _fields(cls):
             if name not in others:
                 member = getattr(value, name)
-                # What has its default is left out; msgspec would compare identities.
+                # Fields with default values are omitted; msgspec would compare identities.
                 if member is not default and member != default and not (member is None and default is UNSET):
                     others[name] = document_of(member)
         return cls(**others)
 
     def value(self, **others: Any) -> Any:
-        """Return the value that it describes, made with these others in place of some of its fields."""
+        """Return the value that the document describes, with `others` replacing some of its fields."""
         for name in _made_of(type(self)):
             if name not in others:
                 member = getattr(self, name)
@@ -92,17 +92,17 @@ def _with_lists(value: Any) -> Any:
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _PLAIN = _SCALARS | {dict, FrozenDict}
-"""Classes of values that are their own documents."""
+"""Classes of values that are written unchanged."""
 
 _DOCUMENTS: dict[type, type[Document]] = {}
-"""Documents by the class of the values that they describe."""
+"""The document class of each class of values."""
 
 _VALUES: dict[type, Any] = {}
-"""The classes of values that documents describe."""
+"""All classes of values that documents describe."""
 
 
 def describes(kind: type) -> Callable[[type[D]], type[D]]:
-    """Return what has a class of documents describe values of a class, which are made with its fields."""
+    """Return a decorator that links a document class to the class of values that it describes."""
 
     def register(document: type[D]) -> type[D]:
         _DOCUMENTS[kind], _VALUES[document] = document, kind
@@ -112,7 +112,7 @@ def describes(kind: type) -> Callable[[type[D]], type[D]]:
 
 
 def document_of(value: Any) -> Any:
-    """Return the document of a value, or of each of several; that of a plain value is the value itself."""
+    """Return the document of a value, or of each item of a collection; plain values are returned unchanged."""
     if type(value) in _PLAIN or isinstance(value, str):
         return value
     if isinstance(value, tuple):
@@ -124,13 +124,13 @@ def document_of(value: Any) -> Any:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that is its own declaration, without those that have their defaults."""
+    """Return the fields of a self-describing dataclass, without those that have their default value."""
     members = {name: (getattr(value, name), default) for name, default in _fields(cast(Any, type(value)))}
     return {name: document_of(member) for name, (member, default) in members.items() if member != default}
 
 
 def value_of(document: Any) -> Any:
-    """Return the value that a document describes, or each of several; what is none is its own."""
+    """Return the value that a document describes, or each of several; anything else is returned unchanged."""
     if type(document) in _PLAIN:
         return document
     if isinstance(document, tuple):
@@ -140,7 +140,7 @@ def value_of(document: Any) -> Any:
 
 @cache
 def _made_of(document: type[Document]) -> tuple[str, ...]:
-    """Return the fields of a class of documents that the values which they describe are made with."""
+    """Return the fields of a document class that are passed to the constructor of the described value."""
     made_with = {name for name, _ in _fields(_VALUES[document])} - {VERSION}
     return tuple(name for name, _ in _fields(document) if name in made_with)
 
@@ -163,24 +163,24 @@ def read(
     hint: Callable[[str, object], str] = lambda *_: "",
     unknown: Callable[[str, Sequence[str]], str] | None = None,
 ) -> T:
-    """Return a document as it is declared.
+    """Validate a document against its declaration and return it.
 
     Args:
         kind: Class of the document.
         document: Its value, of dicts and lists; or JSON as bytes.
         source: Where it comes from, for messages.
-        hint: What to add to a message, given the path of what is wrong and its value.
-        unknown: What to say of a key that is not declared, given it and those that are; None to pass over such keys.
+        hint: Returns an addition to a message, given the path of the offending value and the value.
+        unknown: Returns the message for an undeclared key, given it and the declared ones; None to ignore such keys.
 
     Raises:
-        PaseError: The source's, for what is not as declared, by its path.
+        PaseError: The source's error, for values that do not match the declaration, with their path.
         ValueError, RecursionError: The bytes are not JSON.
     """
     if isinstance(document, bytes):
         try:
             return msgspec.json.decode(document, type=kind)
         except (ValueError, RecursionError):
-            # Python takes some texts besides, with surrogates and with numbers that are none; else it says why not.
+            # Python also accepts surrogates and special numbers such as NaN; otherwise its error says what is wrong.
             document = json.loads(document.decode())
     if unknown is not None:
         _refuse_unknown_keys(_schema(cast(Any, kind)), document, source, unknown)
@@ -195,7 +195,7 @@ def read(
 
 
 def path_text(steps: Steps) -> str:
-    """Return where a value stands as messages write it: "layers[0].splits.b"."""
+    """Return a path as messages show it: "layers[0].splits.b"."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).removeprefix(".")
 
 
@@ -203,13 +203,13 @@ _STEP = re.compile(r"\.(\w+)|\[(?:(\d+)|\.\.\.)\]")
 _MISSING = re.compile("Object missing required field `(.*)`")
 _UNKNOWN = re.compile("Object contains unknown field `(.*)`", re.DOTALL)
 _OWN = re.compile("Expected |Invalid |Number out of range|Integer value out of range")
-"""What messages of msgspec begin with; others are those of checks that documents have themselves."""
+"""Prefixes of msgspec's own messages; other messages come from checks of the documents themselves."""
 
 
 def _explained(kind: type[Any], document: object, error: str) -> tuple[Steps, str, object]:
-    """Return where a document is not as declared, what is wrong there, and the value there."""
+    """Return the path at which a document does not match its declaration, the problem, and the value there."""
     if isinstance(document, dict) and VERSION in document:
-        # Documents of other versions may be wrong in anything else.
+        # A document of another version may differ in anything else, so the version is checked first.
         choices = _inner(_schema(cast(Any, kind)), VERSION).get("enum", ())
         if choices and document[VERSION] not in choices:
             error = f"Invalid version - at `$.{VERSION}`"
@@ -220,7 +220,7 @@ def _explained(kind: type[Any], document: object, error: str) -> tuple[Steps, st
         steps = _steps(kind, document, where)
         value = _at(document, steps)
     except (LookupError, TypeError):
-        # A key that is not declared and looks like a path.
+        # An undeclared key may look like a path.
         text, steps, value = error, (), document
     schema = reduce(_inner, steps, _schema(cast(Any, kind)))
     unknown = _UNKNOWN.match(text)
@@ -240,7 +240,7 @@ def _explained(kind: type[Any], document: object, error: str) -> tuple[Steps, st
 
 
 def _steps(kind: type[Any], document: Any, where: str) -> Steps:
-    """Return the path in an error of msgspec, with the keys of tables, which it does not name."""
+    """Return the path in an error of msgspec, completed with the keys of tables, which msgspec omits."""
     steps: Steps = ()
     for found in _STEP.finditer(where):
         name, position = found.groups()
@@ -254,7 +254,7 @@ def _steps(kind: type[Any], document: Any, where: str) -> Steps:
 
 
 def _with_first_failing(kind: type[Any], document: Any, steps: Steps, where: str) -> Any:
-    """Return a document with the one member of a table alone in which it fails, at a path that msgspec gives."""
+    """Return a document with only the member of a table that fails validation, at a path given by msgspec."""
     table = _at(document, steps)
     keys = [*table]
     while len(keys) > 1:
@@ -275,7 +275,7 @@ def _at(value: Any, steps: Steps) -> Any:
 
 
 def _with(value: Any, steps: Steps, member: object) -> Any:
-    """Return a copy of a document with another member at a place."""
+    """Return a copy of a document with another value at a path."""
     if not steps:
         return member
     changed = value.copy()
@@ -290,7 +290,7 @@ def _refuse_unknown_keys(
     unknown: Callable[[str, Sequence[str]], str],
     steps: Steps = (),
 ) -> None:
-    """Raise the source's error for a key that is not declared; what has a wrong type is passed over."""
+    """Raise the source's error for an undeclared key; values of a wrong type are skipped."""
     if isinstance(value, dict):
         known = _keys(schema)
         for key, member in value.items():
@@ -304,12 +304,12 @@ def _refuse_unknown_keys(
 
 
 def difference(given: Any, expected: Any, tolerance: float) -> tuple[str, object, object] | None:
-    """Return where a document first differs from another one, by its path, and what both have there; None if nowhere.
+    """Return the first path at which two documents differ, and both values there; None if they are equal.
 
     Args:
         given: A document, or a part of one.
-        expected: One of the same kind.
-        tolerance: Relative to a number; other values must be the same.
+        expected: Another one of the same kind.
+        tolerance: Relative tolerance of numbers; other values must be equal.
     """
     members: list[tuple[str, Any, Any]]
     if isinstance(given, Struct) and type(given) is type(expected):
@@ -322,7 +322,7 @@ def difference(given: Any, expected: Any, tolerance: float) -> tuple[str, object
     elif isinstance(given, float) and isinstance(expected, int | float):
         return None if isclose(given, expected, rel_tol=tolerance) else ("", given, expected)
     else:
-        # As text, because 1, 1.0 and true are equal.
+        # Compare as text, because 1, 1.0 and true are equal in Python.
         return None if repr(given) == repr(expected) else ("", given, expected)
     for step, one, other in members:
         found = difference(one, other, tolerance)
@@ -331,12 +331,12 @@ def difference(given: Any, expected: Any, tolerance: float) -> tuple[str, object
     return None
 
 
-# -- what is expected, as the JSON Schema has it
+# -- expected values in words, taken from the JSON Schema
 
 
 @cache
 def _schema(kind: type[Any]) -> Schema:
-    """Return the JSON Schema of a class, of which every part has all definitions."""
+    """Return the JSON Schema of a class, with all definitions in every part."""
     (schema,), definitions = msgspec.json.schema_components((kind,))
     return _with_definitions(schema, definitions)
 
@@ -346,7 +346,7 @@ def _with_definitions(schema: Schema, definitions: Mapping[str, Schema]) -> Sche
 
 
 def _choices(schema: Schema) -> Iterator[Schema]:
-    """Yield the schemas of which a value fits one, without references."""
+    """Yield the alternative schemas, with references resolved."""
     definitions = schema.get("$defs", {})
     if "$ref" in schema:
         yield from _choices(_with_definitions(definitions[schema["$ref"].rpartition("/")[2]], definitions))
@@ -358,7 +358,7 @@ def _choices(schema: Schema) -> Iterator[Schema]:
 
 
 def _inner(schema: Schema, step: str | int) -> Schema:
-    """Return the schema of a member of an object, or of an entry of an array; an empty one where there is none."""
+    """Return the schema of a member of an object or an entry of an array; an empty one if it is undeclared."""
     found: Schema = {}
     for choice in _choices(schema):
         if isinstance(step, str):
@@ -366,7 +366,7 @@ def _inner(schema: Schema, step: str | int) -> Schema:
         else:
             inner = dict(enumerate(choice.get("prefixItems", ()))).get(step) or choice.get("items")
         if inner:
-            # Tags of several kinds of objects are told together.
+            # Several kinds of objects share one tag field.
             names = [*found.get("enum", ()), *inner.get("enum", ())]
             found = _with_definitions(inner | ({"enum": names} if names else {}), choice["$defs"])
     return found
@@ -377,7 +377,7 @@ def _keys(schema: Schema) -> list[str]:
 
 
 def _expected(schema: Schema, value: object) -> str:
-    """Return in words what a schema expects in place of a value."""
+    """Describe in words what a schema expects in place of a value."""
     if "title" in schema:
         title: str = schema["title"]
         return title
@@ -410,13 +410,13 @@ def _words(schema: Schema, value: object) -> str:
 
 
 def unknown_key(key: str, known: Sequence[str], of: str, units: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return what is wrong with a key that is not declared, with the nearest one that is.
+    """Return the message for an undeclared key, with the nearest declared one.
 
     Args:
-        key: What may be meant.
-        known: The keys that are declared.
-        of: Where it is not a key: "here", "of a machine file".
-        units: What to say of some keys.
+        key: The undeclared key.
+        known: The declared keys.
+        of: Where the key does not belong: "here", "of a machine file".
+        units: Unit to mention for some keys.
     """
     near = get_close_matches(key, known, n=1, cutoff=0.5)
     unit = f" ({units[near[0]]})" if near and near[0] in units else ""
@@ -432,9 +432,9 @@ def json_schema(kind: type[Document], *, identifier: str, title: str, is_closed:
 
     Args:
         kind: Class of the document.
-        identifier: Of the schema.
-        title: Of the document.
-        is_closed: Whether objects have no other members than those that are declared.
+        identifier: Identifier of the schema.
+        title: Title of the document.
+        is_closed: Whether objects may have declared members only.
     """
     _, definitions = msgspec.json.schema_components((kind,), ref_template="#/$defs/{name}")
     for declared in set(_classes(msgspec.inspect.type_info(kind))):
@@ -459,7 +459,7 @@ def json_schema(kind: type[Document], *, identifier: str, title: str, is_closed:
 
 
 def _classes(part: object) -> Iterator[type[Any]]:
-    """Yield the classes that a type is made of."""
+    """Yield all classes in a type annotation."""
     if isinstance(part, tuple):
         for member in part:
             yield from _classes(member)

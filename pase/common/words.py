@@ -1,15 +1,17 @@
-"""Names and numbers as people read them: names come from anywhere, and may hold anything; numbers have three digits."""
+"""Format names and numbers for people: names may contain any character, numbers get three significant digits."""
 
 from collections.abc import Callable, Sequence
 
 LONGEST = 60
-"""Characters of a name that a drawing or a table shows."""
+"""Maximum number of characters of a name in a drawing or a table."""
 
 
 def visible(name: str, *, keeping: str = "") -> str:
-    r"""Return a name with whatever does not show (control characters, lone surrogates) written out, as in \x1b.
+    r"""Return a name with invisible characters (control characters, lone surrogates) escaped, as in \x1b.
 
-    keeping: characters that stay as they are.
+    Args:
+        name: Any text.
+        keeping: Characters that stay as they are.
     """
     return "".join(c if c.isprintable() or c in keeping else c.encode("unicode_escape").decode("ascii") for c in name)
 
@@ -21,12 +23,17 @@ def short(name: str) -> str:
 
 
 def shortened(text: str, room: float, width: Callable[[str], float] = len, *, narrowest: float = 1.0) -> str:
-    """Return a text that is no wider than the room for it, with an ellipsis in its middle where some of it had to go.
+    """Shorten a text to a maximum width by replacing its middle with an ellipsis.
 
-    Its beginning and its end are kept: names of layers differ there. width: of a text; narrowest: of its characters,
-    but for few.
+    The beginning and the end remain, since that is where names of layers differ.
+
+    Args:
+        text: The text.
+        room: Maximum width.
+        width: Returns the width of a text.
+        narrowest: Width of the narrowest common character.
     """
-    # The rest of a very long name need not be measured.
+    # Characters that cannot fit in any case need not be measured.
     most = int(room / narrowest) + 1
     if len(text) <= 4 * most and width(text) <= room:
         return text
@@ -38,7 +45,7 @@ def shortened(text: str, room: float, width: Callable[[str], float] = len, *, na
 
 
 def listed(names: Sequence[str], *, most: int = 8) -> str:
-    """Return the first of some names as a sentence has them, with the number of the others."""
+    """Return the first names as a comma-separated list, with the number of omitted ones."""
     shown = ", ".join(short(name) or repr(name) for name in names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
@@ -66,7 +73,7 @@ def large(value: int, unit: str = "") -> str:
 
 
 def signed(value: float, unit: str) -> str:
-    """Return a quantity with its sign, but for 0: +1.23 GFLOP."""
+    """Return a quantity with its sign, except 0: +1.23 GFLOP."""
     return f"{'-' if value < 0 else '+' if value else ''}{quantity(abs(value), unit)}"
 
 
@@ -96,7 +103,7 @@ _BINARY = (30, "GiB"), (20, "MiB"), (10, "KiB")
 
 
 def number(value: float) -> str:
-    """Return a number with three digits, without an exponent as far as that can be read."""
+    """Return a number with three significant digits, without an exponent where that is readable."""
     return f"{float(f'{value:.3g}'):,g}" if 1e-3 <= value < 1e6 else f"{value:.3g}"
 
 

@@ -1,4 +1,4 @@
-"""Machines: what a device computes and what its links carry."""
+"""Machines: the compute and memory of a device, and the bandwidth and latency of its links."""
 
 from pase.machine.files import (
     AUTO,

@@ -1,4 +1,4 @@
-"""Machines from TOML files: presets by name, a user's own by path; and the one at hand, whose GPUs are a preset's."""
+"""Load machines from TOML: presets by name, a user's own by path, or "auto", which detects this machine's GPUs."""
 
 import json
 import os
@@ -55,19 +55,19 @@ UNITS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(DTYPES, "in FLOP per second: 10 TFLOP/s is 10e12"),
     }
 )
-"""What a figure counts, by key."""
+"""Unit of each figure, by key."""
 
 
 DEFAULT_MACHINE = "1080ti"
 
 
 AUTO = "auto"
-"""The name of the machine at hand."""
+"""Name of the machine that is detected from this host's GPUs."""
 
 
 @describes(Level)
 class LevelDocument(Document):
-    """Groups of devices that one kind of link joins."""
+    """A level of the network: groups of devices joined by one kind of link."""
 
     name: str
     """Name of the level, such as node."""
@@ -79,7 +79,7 @@ class LevelDocument(Document):
     """Bandwidth, 1/β, in bytes per second and direction, of the link by which one group of the level below (one device,
     at the first level) is attached; all devices behind it share it."""
     source: str
-    """Where these figures are from."""
+    """Source of these figures."""
 
 
 @describes(Machine)
@@ -91,32 +91,32 @@ class MachineDocument(Document):
     name: str
     """Name of the machine."""
     description: str
-    """One line for people."""
+    """One-line description."""
     device: Device
     """One device."""
     levels: Annotated[
         tuple[LevelDocument, ...],
         Meta(min_length=1, title="one [[levels]] table for each level, the innermost first"),
     ]
-    """What joins the devices, from the inside out. The devices of each level are a multiple of those of the one before,
-    and more."""
+    """Levels of the network, innermost first. The number of devices of each level is a multiple of that of the one
+    before, and larger."""
     collectives: Annotated[str, choice((BY_LEVEL, RING))] = BY_LEVEL
-    """How sums go, for the cost model step and simulation: hierarchical, by levels, or ring, in one ring of all that
-    take part."""
+    """Algorithm of all-reduces, for the cost model step and simulation: hierarchical, level by level, or ring, in one
+    ring of all participants."""
     overlap: Overlap | UnsetType = UNSET
     """How far communication overlaps with computation, for the cost model step; absent where it is not modelled."""
     kernels: Kernels | UnsetType = UNSET
-    """What kernels reach of a device's peaks, for the cost model step; absent where nothing is known of it: then they
-    reach all."""
+    """Share of a device's peaks that kernels reach, for the cost model step; absent where unknown: then they reach all
+    of it."""
 
     @classmethod
     def of(cls, value: Machine, **others: Any) -> Self:
-        # What figures were fitted to is told in machine files alone.
+        # Samples that figures were fitted to are written to machine files only.
         kernels = fields_of(replace(value.kernels, samples=())) if value.kernels else UNSET
         return super().of(value, schema_version=1, kernels=kernels, **others)
 
     def checked(self, source: DocumentSource, path: str = "") -> Machine:
-        """Return the machine; the source's error for levels and types that do not go together. path: its own."""
+        """Return the machine at `path`; raise the source's error for inconsistent levels and types."""
         prefix = f"{path}." if path else ""
         if self.kernels and self.kernels.dtype not in self.device.peak_flop_per_s:
             raise source.fail(
@@ -145,9 +145,9 @@ def machines() -> tuple[Machine, ...]:
 
 
 def load_machine(name_or_path: StrPath) -> Machine:
-    """Return a preset by its name, or the machine that a .toml file describes; MachineError where neither fits.
+    """Return a preset by its name, or the machine that a .toml file describes; MachineError where neither exists.
 
-    "auto" is the machine at hand: the preset of its GPUs.
+    "auto" is this machine: the preset of its GPUs.
     """
     name_or_path = os.fspath(name_or_path)
     if name_or_path == AUTO:
@@ -171,8 +171,8 @@ def parse_machine(text: str, *, source: str) -> Machine:
 def machine_schema() -> str:
     """Return the JSON Schema of machine files, as text.
 
-    It says nothing of what only several values together show: that the devices of each level are a multiple of those of
-    the one before.
+    The schema cannot express constraints between values: that the devices of each level are a multiple of those of the
+    one before.
     """
     return json_schema(MachineDocument, identifier="urn:pase:machine:1", title="PaSE machine", is_closed=True)
 
@@ -183,13 +183,13 @@ def machine_document(machine: Machine) -> dict[str, Any]:
 
 
 def machine_from_document(document: object, source: DocumentSource) -> Machine:
-    """Return the machine of a document; its error names the field that is wrong. Unknown keys are passed over."""
+    """Return the machine of a document; errors name the invalid field. Unknown keys are ignored."""
     return read(MachineDocument, document, source, hint=_unit).checked(source)
 
 
 def _parse(text: str, name: str) -> Machine:
     source = DocumentSource(MachineError, name)
-    # An unknown key is refused, never passed over: `latency_us = 2` must not leave a machine without latency.
+    # An unknown key is an error: `latency_us = 2` must not leave a machine without latency.
     document = read(MachineDocument, toml_document(text, source), source, hint=_unit, unknown=_suggestion)
     peaks, path = document.device.peak_flop_per_s, "device.peak_flop_per_s"
     for dtype in peaks:
@@ -202,7 +202,7 @@ def _parse(text: str, name: str) -> Machine:
 
 
 def _unit(path: str, value: object) -> str:
-    """Return what a figure counts, where text stands in place of a number."""
+    """Return the expected unit of a figure, where text was found in place of a number."""
     unit = UNITS.get(path.rpartition(".")[2])
     return f", {unit}" if unit and isinstance(value, str) else ""
 
@@ -230,7 +230,7 @@ def override_machine(machine: Machine, *, flop_per_s: float | None, bandwidth_by
 _SHORT_DTYPES: Mapping[str, str] = MappingProxyType(
     {"fp64": "float64", "fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp8": "float8"}
 )
-"""What others call the element types."""
+"""Common names of the element types elsewhere."""
 
 
 def _suggestion(key: str, known: Sequence[str]) -> str:
@@ -261,7 +261,7 @@ def _assignments(table: Mapping[str, object]) -> str:
 
 def _value(value: object) -> str:
     if isinstance(value, str):
-        # A string of JSON is one of TOML, but for DEL, which TOML wants escaped, and surrogates, which it has not.
+        # A JSON string is a valid TOML string, except that TOML requires DEL to be escaped and forbids surrogates.
         text = value.encode("utf-8", "replace").decode()
         return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
@@ -270,42 +270,43 @@ def _value(value: object) -> str:
     return repr(value)
 
 
-# -- the machine at hand
+# -- detecting this machine
 
 _LISTING = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 _LONGEST_S = 30
 _NEAR = 0.1
-"""Memory of a GPU and of a preset's device may differ by so much: drivers keep some, and count it otherwise."""
+"""Relative tolerance when comparing a GPU's memory with a preset's: drivers reserve some, and count differently."""
 
-_MEASURE = "measure it: pase calibrate --device GPU -o here.toml, and --kernels for what kernels reach"
+_MEASURE = "measure it: pase calibrate --device GPU -o here.toml, and --kernels for the efficiency of kernels"
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as its driver tells it."""
+    """A GPU as its driver describes it."""
 
     name: str
     memory_bytes: int
 
 
 def local_machine(presets: Sequence[Machine]) -> Machine:
-    """Return the machine of this host: the preset of its GPUs, with as many in a node as there are.
+    """Return the machine of this host: the preset of its GPUs, with the actual number of them in a node.
 
-    Raises MachineError where there is no GPU, where they differ, and where no preset is of them.
+    Raises:
+        MachineError: There is no GPU, they differ, or no preset matches them.
     """
     gpus = listed_gpus()
     first, count = gpus[0], len(gpus)
     if any(gpu != first for gpu in gpus):
-        names = ", ".join(dict.fromkeys(_told(gpu) for gpu in gpus))
+        names = ", ".join(dict.fromkeys(_described(gpu) for gpu in gpus))
         raise MachineError(f"machine 'auto': this machine's {count} GPUs differ ({names}); expected equal ones")
     fitting = [machine for machine in presets if _is_of(machine.device, first)]
     if not fitting:
         raise MachineError(
-            f"machine 'auto': no preset is of {_told(first)}, of which there are {count} here; {_MEASURE}"
+            f"machine 'auto': no preset is of {_described(first)}, of which there are {count} here; {_MEASURE}"
         )
     machine, (node, *others) = fitting[0], fitting[0].levels
     found = f"{count} × {first.name}" if count > 1 else first.name
-    # A group of one has no links within: those of the next level then join the devices themselves.
+    # A group of one has no links within it: the next level's links then join the devices themselves.
     levels = (replace(node, num_devices=count), *others) if count > 1 else tuple(others) or (node,)
     return replace(
         machine,
@@ -317,7 +318,7 @@ def local_machine(presets: Sequence[Machine]) -> Machine:
 
 
 def listed_gpus() -> tuple[Gpu, ...]:
-    """Return this machine's GPUs; MachineError where there is none, or none that is told of."""
+    """Return this machine's GPUs; MachineError where none is found or the driver does not answer."""
     if shutil.which(_LISTING[0]) is None:
         raise MachineError(
             "machine 'auto': no GPU was found (there is no nvidia-smi); name a preset (pase machines), or measure this "
@@ -335,12 +336,12 @@ def listed_gpus() -> tuple[Gpu, ...]:
     return gpus
 
 
-def _told(gpu: Gpu) -> str:
+def _described(gpu: Gpu) -> str:
     return f"{gpu.name} with {gpu.memory_bytes / 2**30:.0f} GiB"
 
 
 def _is_of(device: Device, gpu: Gpu) -> bool:
-    """Return whether a preset's device is a GPU: the same model, as much memory, and no other form of it."""
+    """Return whether a preset's device matches a GPU: same model, same memory, same form factor."""
     here, words = _words(gpu.name), _words(device.name)
     model = {word for word in words if _MODEL.fullmatch(word)}
     return (
@@ -352,7 +353,7 @@ def _is_of(device: Device, gpu: Gpu) -> bool:
 
 
 _FORMS = frozenset({"pcie", "nvl", "ti", "super", "max"})
-"""Words that tell other GPUs than those of the same name without them."""
+"""Words that distinguish variants from the GPU of the same name without them."""
 
 _MODEL = re.compile(r"[a-z]?\d{3,4}")
 

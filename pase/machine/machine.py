@@ -1,4 +1,4 @@
-"""`Machine`: devices and the levels that join them, each figure with its source."""
+"""`Machine`: devices and the levels of links that join them, each figure with its source."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,30 +11,32 @@ from pase.common.structs import AboveZero, Number, Positive, Whole, choice
 from pase.errors import MachineError
 
 DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
-"""Element types that a peak may be given for; tf32 is float32 on units that round its factors to 10 bits."""
+"""Element types for which a peak may be given; tf32 is float32 on units that round its factors to 10 bits."""
 
 KERNELS = ("products", "convolutions", "attention", "memory", "norms", "functions")
-"""What kernels do: of each, a machine says what share of its peak they reach."""
+"""Kinds of kernels; for each, a machine gives the share of its peak that they reach."""
 
 REQUIRED_DTYPE = "float32"
-"""What costs are computed for unless something else is said."""
+"""Element type that costs are computed for by default."""
 
 BY_LEVEL, RING = "hierarchical", "ring"
-"""How sums go: within the groups of a level before between them, or in one ring of all that take part."""
+"""Algorithms of all-reduces: within the groups of a level before between them, or in one ring of all participants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """Where a machine was read from.
 
-    source: what messages call the file. path: of the machine in it, "" where it is all of it.
+    Attributes:
+        source: What messages call the file.
+        path: Path of the machine in the file, "" where it is the whole file.
     """
 
     source: str
     path: str
 
     def fail(self, path: str, problem: str) -> MachineError:
-        """Return the error that says what is wrong with a field of the machine."""
+        """Return the error that names an invalid field of the machine."""
         return MachineError(f"{self.source}: {'.'.join(filter(None, [self.path, path]))} {problem}")
 
 
@@ -45,11 +47,11 @@ class Device:
     name: str
     """Name of the device."""
     memory_bytes: Positive
-    """Its own memory, in bytes."""
+    """Memory of the device, in bytes."""
     memory_bandwidth_bytes_per_s: AboveZero | None = None
     """Bandwidth of that memory, in bytes per second; None where it is not modelled."""
     source: str
-    """Where these figures are from."""
+    """Source of these figures."""
     peak_flop_per_s: Annotated[
         Mapping[str, AboveZero],
         Meta(min_length=1, extra_json_schema={"propertyNames": {"enum": DTYPES}, "required": [REQUIRED_DTYPE]}),
@@ -62,11 +64,13 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """A group of devices that one kind of link joins, counted from the inside out.
+    """A level of the network: groups of devices joined by one kind of link.
 
-    num_devices: devices in one group; 0 for a level without bound. latency_s: α, seconds for a message.
-    bandwidth_bytes_per_s: 1/β, bytes a second, in each direction, of the link by which one group of the level below (at
-    the first level, one device) is attached; all devices behind a link share it.
+    Attributes:
+        num_devices: Devices in one group; 0 for a level without bound.
+        latency_s: α, seconds for a message.
+        bandwidth_bytes_per_s: 1/β, bytes per second and direction of the link by which one group of the level below (at
+            the first level, one device) is attached; all devices behind a link share it.
     """
 
     name: str
@@ -81,73 +85,73 @@ class Overlap:
     """How far communication overlaps with computation, for the cost model step."""
 
     share: Annotated[float, Meta(ge=0, le=1)]
-    """ω: of the time that the backward pass computes, the part in which gradients are all-reduced, 0 to 1."""
+    """ω: the fraction of the backward pass's compute time that overlaps with gradient all-reduces, 0 to 1."""
     source: str
-    """Where this figure is from."""
+    """Source of this figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSample:
-    """A kernel that was timed."""
+    """Timing of one kernel."""
 
     what: Annotated[str, choice(KERNELS)]
-    """What it does."""
+    """Kind of the kernel."""
     dtype: str
-    """Type of its numbers."""
+    """Element type."""
     extents: tuple[Whole, ...]
-    """Rows, columns and depth of a product, and in how many copies; none of others."""
+    """Rows, columns, depth and batch of a matrix product; empty for other kernels."""
     flop: Number
-    """What it computes, in FLOP; 0 where it multiplies nothing."""
+    """Arithmetic work, in FLOP; 0 for kernels that multiply nothing."""
     touched_bytes: Number
-    """What it reads and writes, in bytes."""
+    """Bytes that it reads and writes."""
     time_s: AboveZero
-    """How long it took, in seconds."""
+    """Measured time, in seconds."""
     predicted_s: AboveZero
-    """What the figures of `Kernels` predict for it, in seconds."""
+    """Time that the figures of `Kernels` predict, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """What kernels reach of a device's peaks, for the cost model step."""
+    """Share of a device's peaks that kernels reach, for the cost model step."""
 
     dtype: Annotated[str, choice(DTYPES)]
-    """Type of the products that half_extent and half_depth are of; with another type's, whose peak is a fraction of
-    that type's, these are that fraction."""
+    """Element type of the products to which half_extent and half_depth apply; for a type with a lower peak they scale
+    with the ratio of the peaks."""
     launch_s: Number
-    """Time that each kernel takes besides its work, in seconds."""
+    """Launch overhead of each kernel, in seconds."""
     products: AboveZero
-    """Of the peak of the type that they multiply in, the share that products of large matrices reach."""
+    """Share of the peak of their element type that products of large matrices reach."""
     convolutions: AboveZero
-    """That share of convolutions."""
+    """Share of the peak that convolutions reach."""
     attention: AboveZero
-    """That share of attention in one kernel."""
+    """Share of the peak that attention in one kernel reaches."""
     memory: AboveZero
-    """Of the memory's bandwidth, the share at which kernels go that move and add."""
+    """Share of the memory bandwidth that copies and additions reach."""
     norms: AboveZero
-    """That share of normalisations, softmax and losses."""
+    """Share of the memory bandwidth that normalisations, softmax and losses reach."""
     functions: AboveZero
-    """That share of exponentials and the like."""
+    """Share of the memory bandwidth that exponentials and similar functions reach."""
     half_extent: Number
-    """Rows of a product, and likewise columns, with which it reaches half of its share."""
+    """Number of rows, and likewise of columns, at which a product reaches half of its share."""
     half_depth: Number
-    """Extent over which a product sums, with which it reaches half of its share."""
+    """Extent of the reduction at which a product reaches half of its share."""
     least: Number
-    """Of the peak for float32, the share that products reach whatever their extents."""
+    """Least share of the float32 peak, which products of any extents reach."""
     beyond: AboveZero | None = None
-    """Of the memory's bandwidth, the share at which bytes after the first cache_bytes of a kernel take more time; None
-    for no more."""
+    """Share of the memory bandwidth at which a kernel's bytes after the first cache_bytes take additional time; None
+    for no additional time."""
     cache_bytes: Number = 0.0
-    """How many bytes of a kernel are in caches."""
+    """Number of a kernel's bytes that caches serve."""
     error: Number | None = None
-    """Median of the relative errors of the samples that the figures were fitted to; None where they were not fitted."""
+    """Median relative error on the samples that the figures were fitted to; None where they were not fitted."""
     source: str
-    """Where these figures are from."""
+    """Source of these figures."""
     samples: tuple[KernelSample, ...] = field(default=(), compare=False, repr=False)
-    """Kernels that were timed, in machine files."""
+    """Kernels that were timed; written to machine files only."""
 
 
 def level_between(levels: Sequence[Level], one: int, other: int) -> int:
-    """Return the number of the innermost level that has two devices in one group; of the last one where none has."""
+    """Return the number of the innermost level that has two devices in one group; the last level if there is none."""
     for number, level in enumerate(levels):
         if level.num_devices == 0 or one // level.num_devices == other // level.num_devices:
             return number
@@ -156,12 +160,13 @@ def level_between(levels: Sequence[Level], one: int, other: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A cluster: identical devices, levels from the inside out.
+    """A cluster of identical devices, with levels of links from the inside out.
 
-    collectives: how sums go, for the cost model `step` and simulation, `BY_LEVEL` or `RING`.
-    overlap: of communication and computation; None where nothing is known of it, which counts as none. kernels: what
-    they reach of the peaks; None where nothing is known of it: all of them. origin: the file that it was read from, for
-    messages; it is no part of the machine.
+    Attributes:
+        collectives: Algorithm of all-reduces, for the cost model `step` and simulation: `BY_LEVEL` or `RING`.
+        overlap: Overlap of communication and computation; None where unknown, which counts as none.
+        kernels: Efficiency of kernels; None where unknown: they reach the peaks.
+        origin: The file that it was read from, for messages; ignored in comparisons.
     """
 
     name: str
@@ -199,8 +204,9 @@ class Machine:
     def levels_for(self, num_devices: int) -> tuple[Level, ...]:
         """Return `levels_spanned`, for devices that fill whole groups of every level but the last one.
 
-        MachineError names the field of a level whose groups would be left part empty: with such groups the
-        messages of a collective differ from group to group, and no closed form holds.
+        Raises:
+            MachineError: Some group of a level would be partly empty. The messages of a collective would then differ
+                from group to group, and no closed form holds.
         """
         spanned = self.levels_spanned(num_devices)
         for index, level in enumerate(spanned[:-1]):
@@ -214,7 +220,7 @@ class Machine:
         return spanned
 
     def fail(self, path: str, problem: str) -> MachineError:
-        """Return the error that says what is wrong with one figure, with its file and line where they are known."""
+        """Return the error about one figure, with its file and line where they are known."""
         origin = self.origin or Origin(source=f"machine {self.name!r}", path="")
         return origin.fail(path, problem)
 

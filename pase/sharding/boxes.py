@@ -1,4 +1,4 @@
-"""Boxes: the parts of a tensor, as half-open ranges of each of its dims; and partitions of a tensor into boxes."""
+"""Boxes: regions of a tensor, as half-open ranges of each dim; and partitions of a tensor into boxes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from pase.errors import PrimitiveError
 
 Range = tuple[int, int]
 Box = tuple[Range, ...]
-"""[rank] half-open ranges; a box may stick out of its tensor, where a window reads padding."""
+"""[rank] half-open ranges; a box may extend past its tensor, where a window reads padding."""
 
 
 def extents(box: Box) -> tuple[int, ...]:
@@ -31,7 +31,7 @@ def whole(shape: Sequence[int]) -> Box:
 
 
 def intersection(first: Box, second: Box) -> Box | None:
-    """Return what two boxes share, None where they share nothing."""
+    """Return the intersection of two boxes, None where it is empty."""
     shared = []
     for (low, high), (other_low, other_high) in zip(first, second, strict=True):
         lowest, highest = max(low, other_low), min(high, other_high)
@@ -42,7 +42,7 @@ def intersection(first: Box, second: Box) -> Box | None:
 
 
 def difference(box: Box, other: Box) -> tuple[Box, ...]:
-    """Return boxes that hold, together and once, what is in the first box and not in the second."""
+    """Return disjoint boxes that cover the points of the first box that are not in the second."""
     shared = intersection(box, other)
     if shared is None:
         return (box,)
@@ -53,19 +53,19 @@ def difference(box: Box, other: Box) -> tuple[Box, ...]:
 
 
 def offsets(box: Box, origin: Box) -> tuple[int, ...]:
-    """Return [rank] where a box begins, counted from the beginning of another."""
+    """Return [rank] the start of a box relative to the start of another."""
     return tuple(low - first for (low, _), (first, _) in zip(box, origin, strict=True))
 
 
 def even_part(extent: int, parts: int, number: int) -> Range:
-    """Return one part of a balanced partition: the first extent mod parts parts have one point more."""
+    """Return one part of a balanced partition: the first (extent mod parts) parts have one point more."""
     small, extra = divmod(extent, parts)
     low = number * small + min(number, extra)
     return low, low + small + (number < extra)
 
 
 def chunk(extent: int, parts: int, number: int) -> Range:
-    """Return one of the parts that `torch.chunk` and DTensor make: all as long as the first, but for the last ones.
+    """Return one of the parts that `torch.chunk` and DTensor make: all of equal size, except the last ones.
 
     The last parts may be shorter or empty.
     """
@@ -80,9 +80,9 @@ def even_bounds(extent: int, parts: int) -> NDArray[np.int64]:
 
 
 def common_dims(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the coarsest dims of which the dims of two shapes of one size are products; None if there are none.
+    """Return the coarsest common factorisation of two shapes of one size; None if there is none.
 
-    Dims of extent 1 are left out.
+    Each dim of either shape is a product of consecutive dims of the result. Dims of extent 1 are omitted.
     """
     strides = sorted({prod(a[i:]) for i in range(len(a))} | {prod(b[i:]) for i in range(len(b))} | {1})
     if any(larger % smaller for smaller, larger in pairwise(strides)):
@@ -91,7 +91,7 @@ def common_dims(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def aligned_dims(a: Sequence[int], b: Sequence[int]) -> Iterator[tuple[Range, Range]]:
-    """Yield the smallest runs of dims of two shapes of one size that hold the same points; extents of 1 stand alone."""
+    """Yield the smallest runs of dims of two shapes of one size with the same points; extents of 1 are separate."""
     i = j = 0
     while i < len(a) or j < len(b):
         first_i, first_j = i, j
@@ -113,7 +113,9 @@ def aligned_dims(a: Sequence[int], b: Sequence[int]) -> Iterator[tuple[Range, Ra
 class Partition:
     """The boxes of a tensor that workers hold, in the order of the workers; boxes may overlap, be equal or empty.
 
-    shape: of the whole tensor. boxes: [workers].
+    Attributes:
+        shape: Shape of the whole tensor.
+        boxes: [workers] box of each worker.
     """
 
     shape: tuple[int, ...]
@@ -121,58 +123,58 @@ class Partition:
 
     @property
     def extents(self) -> tuple[tuple[int, ...], ...]:
-        """[workers] the shape of what each one holds."""
+        """[workers] the shape of each worker's box."""
         return tuple(extents(box) for box in self.boxes)
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether no element is held twice."""
+        """Whether the boxes are pairwise disjoint."""
         boxes = self.boxes
         return all(intersection(boxes[i], boxes[j]) is None for i in range(len(boxes)) for j in range(i))
 
     @property
     def is_cover(self) -> bool:
-        """Whether every element is held once and only once."""
+        """Whether every element is in exactly one box."""
         return sum(map(num_points, self.boxes)) == prod(self.shape) and self.is_disjoint
 
 
 def partition(shape: Sequence[int], boxes: Sequence[Box]) -> Partition:
-    """Return the partition of these boxes; PrimitiveError where one is not in the tensor or the tensor is a scalar."""
+    """Return the partition of these boxes; PrimitiveError for a box outside the tensor, and for a scalar."""
     if not shape or min(shape) < 1:
-        raise PrimitiveError(f"a tensor of shape {list(shape)} cannot be parted; give a scalar the shape [1]")
+        raise PrimitiveError(f"a tensor of shape {list(shape)} cannot be partitioned; give a scalar the shape [1]")
     if not boxes:
         raise PrimitiveError("a partition needs at least one worker")
     for i, box in enumerate(boxes):
         inside = all(0 <= low <= high <= n for (low, high), n in zip(box, shape, strict=False))
         if len(box) != len(shape) or not inside:
             raise PrimitiveError(
-                f"worker {i} holds {list(box)}, which is no part of a tensor of shape {list(shape)}; "
+                f"worker {i} holds {list(box)}, which is not within a tensor of shape {list(shape)}; "
                 "give one half-open range for each dim, within its extent"
             )
     return Partition(shape=tuple(shape), boxes=tuple(boxes))
 
 
 def blocks(shape: Sequence[int], counts: Sequence[int]) -> Partition:
-    """Return the balanced partition with that many parts along each dim; workers are row-major over the parts."""
+    """Return the balanced partition with `counts` parts along each dim; workers are row-major over the parts."""
     check_counts(shape, counts)
     cuts = [list(pairwise(even_bounds(n, k).tolist())) for n, k in zip(shape, counts, strict=True)]
     return partition(shape, list(product(*cuts)))
 
 
 def copies(shape: Sequence[int], num_workers: int) -> Partition:
-    """Return that many workers, each with the whole tensor."""
+    """Return the partition in which each of `num_workers` workers holds the whole tensor."""
     return partition(shape, [whole(shape)] * num_workers)
 
 
 def expect_cover(parts: Partition, shape: Sequence[int], name: str) -> None:
-    """Raise PrimitiveError, on behalf of a primitive, unless every element of a tensor is held once and only once."""
+    """Raise PrimitiveError, on behalf of a primitive, unless every element of a tensor is in exactly one box."""
     expect_shape(parts, shape, name)
     if not parts.is_cover:
         raise PrimitiveError(f"{name}: the boxes {list(parts.boxes)} must hold every element of {list(shape)} once")
 
 
 def expect_shape(parts: Partition, shape: Sequence[int], name: str) -> None:
-    """Raise PrimitiveError, on behalf of a primitive, unless a partition is of a tensor of that shape."""
+    """Raise PrimitiveError, on behalf of a primitive, unless a partition's tensor has this shape."""
     if parts.shape != tuple(shape):
         raise PrimitiveError(f"{name}: the partition is of a tensor of shape {list(parts.shape)}, not {list(shape)}")
 

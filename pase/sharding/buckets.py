@@ -1,27 +1,28 @@
-"""Buckets of gradients: which weights' gradients are reduced together, and in which order the reductions begin.
+"""Gradient buckets: which weights' gradients are reduced together, and in which order the reductions are launched.
 
-A program for PyTorch and the prediction of its memory both form their buckets here. Everything follows from the order
-of the weights and their sizes, which all ranks know, and from nothing that happens at run time: ranks that share a
-group launch its reductions in one order.
+The runtime for PyTorch and the memory model both form their buckets here. Buckets depend only on the order and the
+sizes of the weights, which all ranks know, and not on anything at run time: all ranks of a process group launch its
+reductions in the same order.
 """
 
 from collections.abc import Hashable, Sequence
 
 BUCKET_BYTES, SMALL_BUCKET_BYTES, BUCKETS = 25 * 2**20, 2**18, 8
-"""A bucket has up to the first, as in `DistributedDataParallel`; where all gradients fill few such buckets, an eighth
-of their bytes, but no less than the second. If all were in one bucket, none would overlap with the backward pass."""
+"""Largest and smallest bucket size, and number of buckets. A bucket holds up to `BUCKET_BYTES`, as in
+`DistributedDataParallel`. If all gradients fit in a few such buckets, the limit is an eighth of their bytes, but at
+least `SMALL_BUCKET_BYTES`: with one bucket for all, nothing would overlap with the backward pass."""
 
 
 def gradient_buckets(keys: Sequence[Hashable], sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the buckets of weights' gradients in the order in which their reductions begin.
+    """Return the buckets of weights' gradients in the order in which their reductions are launched.
 
-    The backward pass finishes gradients in the reverse order of the weights, and a bucket is full when it has finished
-    that of its first weight. Buckets are in the order in which they are full, so that one whose weights are far apart
-    does not hold up those between them.
+    The backward pass finishes gradients in the reverse order of the weights, and a bucket is complete when the gradient
+    of its first weight is finished. Buckets are ordered by completion, so that a bucket whose weights are far apart
+    does not delay those between them.
 
     Args:
-        keys: Of each weight, in the order in which the forward pass first uses them: only gradients of equal keys can
-            be reduced together (their group of ranks, their type).
+        keys: Key of each weight, in the order in which the forward pass first uses them. Only gradients with equal keys
+            (process group, element type) can be reduced together.
         sizes: Bytes of each weight's gradient on a rank, the same numbers on all ranks.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What an edge of a placed graph moves, from the boxes that its ends hold and need; shared weights are edges, too."""
+"""Transfers along the edges of a placed graph, computed from the boxes at both ends; shared weights are edges, too."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,17 +20,17 @@ from pase.sharding.layouts import (
 from pase.sharding.reshard import ReshardStep, SumEnd, joint_steps, reshard_steps
 
 JOINING_KINDS = frozenset({"concat"})
-"""Kinds that take their inputs from their own meshes, and lay them into what they write."""
+"""Kinds of layers that take their inputs on the inputs' own meshes, and join them into one output."""
 
 LAID_KINDS = JOINING_KINDS | {"padded"}
-"""Kinds whose inputs are laid into what they write."""
+"""Kinds of layers that place their inputs into a larger output."""
 
-# Repeated layers lie alike, and several pieces of a program ask the same.
+# Repeated layers have equal layouts, and several parts of a program request the same transfers.
 _joint_steps = lru_cache(maxsize=4096)(joint_steps)
 
 
 class LayerMode(Protocol):
-    """What a strategy says of a layer."""
+    """A layer's entry in a strategy."""
 
     @property
     def splits(self) -> Mapping[str, int]:
@@ -38,15 +38,15 @@ class LayerMode(Protocol):
 
     @property
     def state(self) -> str:
-        """How devices that have the same part of a weight hold it (`pase.planning.plan.STATES`)."""
+        """How devices that hold the same part of a weight store its state (`pase.planning.plan.STATES`)."""
 
     @property
     def is_recomputed(self) -> bool:
-        """Whether its forward pass runs again before its backward pass."""
+        """Whether the forward pass is recomputed before the backward pass."""
 
 
 class PlacedLayer(LayerMode, Protocol):
-    """A layer on devices: a factor for each dim, and the device of each part, then of the replicas."""
+    """A layer on devices: a split factor for each dim, and the device of each part, then of the replicas."""
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -54,11 +54,11 @@ class PlacedLayer(LayerMode, Protocol):
 
     @property
     def stage(self) -> int:
-        """Of the pipeline that it belongs to, from 0."""
+        """Pipeline stage that the layer belongs to, from 0."""
 
 
 class PlacedGraph(Protocol):
-    """A graph on devices, such as a plan: each layer by name."""
+    """A graph on devices, such as a plan; gives each layer by name."""
 
     @property
     def graph(self) -> Graph:
@@ -66,19 +66,19 @@ class PlacedGraph(Protocol):
 
     @property
     def num_devices(self) -> int:
-        """How many devices there are."""
+        """Number of devices."""
 
     @property
     def micro_batches(self) -> int:
-        """How many of what the graph computes a step consists of."""
+        """Number of micro-batches of a step; the graph computes one of them."""
 
     def __getitem__(self, name: str) -> PlacedLayer: ...
 
 
 def layer_mesh(plan: PlacedGraph, name: str) -> DeviceMesh:
-    """Return the mesh of a layer; ProgramError where its splits and devices are none.
+    """Return the mesh of a layer; ProgramError where its splits and devices are inconsistent.
 
-    A layer of a pipeline is on the devices of its stage alone.
+    A layer of a pipeline is placed on the devices of its stage only.
     """
     layer = plan[name]
     if len(layer.devices) == plan.num_devices:
@@ -89,7 +89,7 @@ def layer_mesh(plan: PlacedGraph, name: str) -> DeviceMesh:
 
 
 def edge_steps(plan: PlacedGraph, edge: Edge) -> tuple[ReshardStep, ...]:
-    """Return the movements that take an edge's tensor from its producer to its consumer; a piece is taken out first."""
+    """Return the transfers that take an edge's tensor, or a slice of it, from its producer to its consumer."""
     if isinstance(edge, SharedWeight):
         ends = sum_ends(plan, edge)
         names = edge.producer, edge.consumer
@@ -102,7 +102,7 @@ def edge_steps(plan: PlacedGraph, edge: Edge) -> tuple[ReshardStep, ...]:
     parts = [(i, axis) for i, axis in enumerate(write.index_map) if isinstance(axis, SliceOf) and axis.extent > 1]
     if not parts:
         return _steps(plan, edge, layout_of(mesh, tensor_dims(producer, write), layer=edge.producer))
-    # As the whole tensor, but that the dims of the piece are not split.
+    # Like the whole tensor, except that the dims of the slice are not split.
     shape, axes = list(write.shape), list(write.index_map)
     for position, part in parts:
         shape[position], axes[position] = producer.extents[part.dim], part.dim
@@ -118,15 +118,15 @@ def edge_steps(plan: PlacedGraph, edge: Edge) -> tuple[ReshardStep, ...]:
 
 
 def return_steps(plan: PlacedGraph, edge: Edge, steps: Sequence[ReshardStep]) -> tuple[ReshardStep, ...]:
-    """Return the movements that take an edge's gradient back; steps: those that take its tensor."""
+    """Return the transfers that take an edge's gradient back; `steps` are those of its tensor."""
     joint = joint_sum(plan, edge)
     return tuple(step.adjoint for step in reversed(steps)) if joint is None else joint
 
 
 def joint_sum(plan: PlacedGraph, edge: Edge) -> tuple[ReshardStep, ...] | None:
-    """Return the movements of a gradient that the producer sums for the consumer; None where that sums its own.
+    """Return the transfers of a gradient that the producer reduces for the consumer; None where the consumer does.
 
-    Fan-outs sum for their readers, the owner of a weight for other users of it.
+    Fan-outs reduce for their consumers, the owner of a weight for its other users.
     """
     consumer = plan.graph[edge.consumer]
     is_handed = plan.graph[edge.producer].is_fan_out and consumer.kind not in LAID_KINDS
@@ -137,11 +137,11 @@ def joint_sum(plan: PlacedGraph, edge: Edge) -> tuple[ReshardStep, ...] | None:
 
 
 def sum_ends(plan: PlacedGraph, edge: Edge) -> tuple[SumEnd, SumEnd]:
-    """Return a fan-out and its reader, or the owner of a weight and another user of it, as ends of a sum."""
+    """Return a fan-out and its consumer, or the owner of a weight and another user, as the two ends of a reduction."""
     producer, consumer = plan.graph[edge.producer], plan.graph[edge.consumer]
     if isinstance(edge, SharedWeight):
         handed, read = weight_accesses(plan.graph, edge)
-        # As a program takes it: parts of whatever the weight lacks.
+        # As a program reads it: dims that the weight lacks leave partial gradients.
         over = frozenset(producer.extents) - access_dims(handed)
     else:
         handed, read = producer.reads[0], consumer.reads[edge.input]
@@ -153,11 +153,12 @@ def sum_ends(plan: PlacedGraph, edge: Edge) -> tuple[SumEnd, SumEnd]:
 
 
 def summed_dims(operator: Operator, read: Access) -> frozenset[str]:
-    """Return the dims whose split leaves parts of the gradient of what a layer reads, to be summed.
+    """Return the dims whose split leaves partial gradients of what a layer reads, which must be reduced.
 
-    Parts of a kernel read different windows: on their way back these are added where they overlap. All parts hold what
-    the first alone reads of a dim: theirs are sums to which the others add nothing. What is laid where it belongs is
-    taken back from there, one point of a dim like several.
+    The parts of a convolution's kernel read different windows: their gradients are added where they overlap when they
+    are sent back. A slice that only the first part reads is held by all parts; the others contribute zeros to its sum.
+    Inputs that are placed into a larger output read their gradient from their place in it, for one point as for
+    several.
     """
     singles = () if operator.kind in LAID_KINDS else single_points(read)
     kernels = {axis.kernel for axis in read.index_map if isinstance(axis, Window)}
@@ -170,7 +171,7 @@ def _steps(plan: PlacedGraph, edge: Edge, source: Layout) -> tuple[ReshardStep, 
     mesh = layer_mesh(plan, edge.consumer)
     if consumer.kind not in LAID_KINDS:
         return reshard_steps(source, layout_of(mesh, tensor_dims(consumer, read), layer=edge.consumer))
-    # Joined along one dim, or padded: the source is a piece of what the consumer writes, its dims in any order.
+    # Concatenated along one dim, or padded: the source is a slice of the consumer's output, with dims in any order.
     # Layouts have a dim for each iteration dim.
     read, write = _taken_apart(consumer, read), _taken_apart(consumer, consumer.writes[0])
     order = [write.index_map.index(axis.dim if isinstance(axis, SliceOf) else axis) for axis in read.index_map]
@@ -191,7 +192,7 @@ def _steps(plan: PlacedGraph, edge: Edge, source: Layout) -> tuple[ReshardStep, 
 
 
 def _taken_apart(operator: Operator, access: Access) -> Access:
-    """Return an access of a tensor that has a dim for each iteration dim, also where several of them index one."""
+    """Return an access that has a separate tensor dim for each iteration dim, also where several index one dim."""
     axes: list[DimIndex] = []
     shape: list[int] = []
     for axis, extent in zip(access.index_map, access.shape, strict=True):
@@ -208,18 +209,18 @@ def _taken_apart(operator: Operator, access: Access) -> Access:
 
 
 class SharedWeight(Edge):
-    """A weight that the consumer shares with its owner, the producer; output: its position in the owner's reads."""
+    """A weight that the consumer shares with its owner, the producer; `output` is its position in the owner's reads."""
 
     __slots__ = ()
 
 
 def table_edges(graph: Graph) -> tuple[Edge, ...]:
-    """Return between what layers' layouts have a price: the edges of a graph, then the weights that layers share."""
+    """Return the pairs of layers with transfer costs: the edges of a graph, then the weights that layers share."""
     return (*graph.edges, *shared_weights(graph))
 
 
 def edge_sides(graph: Graph, edge: Edge) -> tuple[tuple[Operator, Access], tuple[Operator, Access]]:
-    """Return (producer, its tensor) and (consumer, its read of it); a weight's dims are in the order of its owner's."""
+    """Return (producer, its tensor) and (consumer, its read of it); a shared weight's dims are in its owner's order."""
     producer, consumer = graph[edge.producer], graph[edge.consumer]
     if isinstance(edge, SharedWeight):
         owned, used = weight_accesses(graph, edge)
@@ -228,7 +229,7 @@ def edge_sides(graph: Graph, edge: Edge) -> tuple[tuple[Operator, Access], tuple
 
 
 def edge_itemsizes(graph: Graph, edge: Edge) -> tuple[int, int]:
-    """Return the bytes of a number that an edge takes to the consumer, and of one that comes back."""
+    """Return the bytes per number that an edge transfers forward, and of its gradient backward."""
     if isinstance(edge, SharedWeight):
         return ITEMSIZES[graph.precision.parameters], ITEMSIZES[graph.precision.gradients]
     size = graph.types[edge.consumer].read_bytes(edge.input)
@@ -255,7 +256,7 @@ def weight_accesses(graph: Graph, weight: SharedWeight) -> tuple[Access, Access]
     A table of [v, d] may be read as a weight of [d, v].
     """
     owned, used = graph[weight.producer].reads[weight.output], graph[weight.consumer].reads[weight.input]
-    # Two dims that are not indexed cannot be told apart by their axes.
+    # The axes do not distinguish two dims that are not indexed.
     if set(owned.index_map) != set(used.index_map) or len(set(owned.index_map)) < len(owned.index_map):
         return owned, used
     order = [used.index_map.index(axis) for axis in owned.index_map]

@@ -1,8 +1,8 @@
-"""Halos of sliding kernels: what every worker owns, what it needs, and the widths in between.
+"""Halos of sliding kernels: the inputs that each worker owns, those that it needs, and the widths of its halos.
 
-Outputs and inputs are both balanced over the workers, so that kernels without "nice" padding, stride and extent give
-halos of different widths, or points that a worker owns and does not use (Hewett and Grady 2020, Appendix B.1). Ranges
-are half-open, from 0, and clipped to the tensor; the padding beyond its ends is counted apart.
+Outputs and inputs are both balanced over the workers. Kernels whose padding, stride and extent are not "nice" therefore
+give halos of different widths, or points that a worker owns and does not use (Hewett and Grady 2020, Appendix B.1).
+Ranges are half-open, start at 0, and are clipped to the tensor; padding outside it is counted separately.
 """
 
 from collections.abc import Sequence
@@ -30,14 +30,15 @@ from pase.sharding.shards import (
 
 MAX_WORKERS = 1 << 20
 MAX_EXTENT = 10**12
-"""More than this is a slip of the keyboard, and would not fit where bounds are computed."""
+"""Larger extents are taken for typing errors, and would overflow where bounds are computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
     """A kernel that slides along a dim: output o reads ``o·stride + k·dilation - padding[0]`` for k below `extent`.
 
-    padding: points before the tensor's first and after its last.
+    Attributes:
+        padding: Number of points added before the tensor's first and after its last.
     """
 
     extent: int
@@ -47,11 +48,11 @@ class Kernel:
 
     @property
     def reach(self) -> int:
-        """From the first to the last point that one output reads, both included."""
+        """Number of points from the first to the last that one output reads, both included."""
         return (self.extent - 1) * self.dilation + 1
 
     def num_outputs(self, extent: int) -> int:
-        """Return how many outputs a tensor of that extent gives, at most 0 where the kernel does not fit."""
+        """Return the number of outputs for a tensor of that extent, at most 0 where the kernel does not fit."""
         return (extent + sum(self.padding) - self.reach) // self.stride + 1
 
 
@@ -59,8 +60,10 @@ class Kernel:
 class Region:
     """One worker's part of a dim: the outputs that it computes, the inputs that it owns and those that it needs.
 
-    needed: from the first to the last point under its windows, clipped to the tensor; empty where its windows lie
-    in the padding, or would begin there if it had an output. padding_left, padding_right: the points clipped off.
+    Attributes:
+        needed: From the first to the last point under its windows, clipped to the tensor; empty where its windows are
+            within the padding, or would start there if it had an output.
+        padding_left, padding_right: Number of points clipped off.
     """
 
     output: Range
@@ -71,37 +74,37 @@ class Region:
 
     @property
     def halo_left(self) -> int:
-        """Points that it needs of those before its own."""
+        """Number of needed points before its own."""
         return max(0, min(self.needed[1], self.owned[0]) - self.needed[0])
 
     @property
     def halo_right(self) -> int:
-        """Points that it needs of those after its own."""
+        """Number of needed points after its own."""
         return max(0, self.needed[1] - max(self.needed[0], self.owned[1]))
 
     @property
     def unused_left(self) -> int:
-        """Its own points before those that it needs."""
+        """Number of its own points before the needed ones."""
         return max(0, min(self.needed[0], self.owned[1]) - self.owned[0])
 
     @property
     def unused_right(self) -> int:
-        """Its own points after those that it needs."""
+        """Number of its own points after the needed ones."""
         return max(0, self.owned[1] - max(self.needed[1], self.owned[0]))
 
     @property
     def buffer_extent(self) -> int:
-        """Points of its buffer, [left halo | bulk | right halo]."""
+        """Number of points in its buffer, [left halo | bulk | right halo]."""
         return self.halo_left + self.owned[1] - self.owned[0] + self.halo_right
 
     @property
     def window(self) -> Range:
-        """What its kernel is applied to: the needed range and its padding, which sticks out of the tensor."""
+        """Input range of its kernel: the needed range and its padding, which extends past the tensor."""
         return self.needed[0] - self.padding_left, self.needed[1] + self.padding_right
 
     @property
     def segments(self) -> tuple[Range, ...]:
-        """The ranges that its buffer holds, one after the other; one unless its halo begins beyond a neighbour."""
+        """Ranges that its buffer holds, in order; more than one only if a halo starts past the adjacent neighbour."""
         ranges = (
             (self.owned[0] - self.halo_left, self.owned[0]),
             self.owned,
@@ -125,8 +128,10 @@ class Region:
 def regions(extent: int, kernel: Kernel, num_workers: int) -> tuple[Region, ...]:
     """Return [num_workers] the parts of a dim of that extent under a sliding kernel (Appendix B.1).
 
-    Of n points on P workers the first n mod P own one more; workers beyond the number of points or outputs have empty
-    ranges. Raises PrimitiveError for numbers that are no kernel and for a kernel beyond the padded input.
+    Of n points on P workers the first n mod P own one more; surplus workers have empty ranges.
+
+    Raises:
+        PrimitiveError: The numbers do not describe a kernel, or it does not fit the padded input.
     """
     _check(extent, kernel, num_workers)
     bounds = (even_bounds(n, num_workers).tolist() for n in (kernel.num_outputs(extent), extent))
@@ -179,9 +184,11 @@ def _check(extent: int, kernel: Kernel, num_workers: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffers:
-    """What workers hold for a sliding kernel: [left halo | bulk | right halo] along every dim.
+    """Buffers of workers under a sliding kernel: [left halo | bulk | right halo] along every dim.
 
-    shape: of the whole tensor. workers: [workers][rank] each worker's regions.
+    Attributes:
+        shape: Shape of the whole tensor.
+        workers: [workers][rank] each worker's regions.
     """
 
     shape: tuple[int, ...]
@@ -189,17 +196,17 @@ class Buffers:
 
     @property
     def bulk(self) -> Partition:
-        """What the workers own."""
+        """The partition of the inputs that the workers own."""
         return partition(self.shape, [tuple(r.owned for r in worker) for worker in self.workers])
 
     @property
     def outputs(self) -> tuple[Box, ...]:
-        """[workers] the outputs that each one computes."""
+        """[workers] the outputs that each worker computes."""
         return tuple(tuple(r.output for r in worker) for worker in self.workers)
 
     @property
     def windows(self) -> Partition:
-        """What the workers' kernels are applied to; boxes stick out of the tensor where they read padding."""
+        """Inputs of the workers' kernels; boxes extend past the tensor where they read padding."""
         return Partition(shape=self.shape, boxes=tuple(tuple(r.window for r in worker) for worker in self.workers))
 
     @property
@@ -209,7 +216,7 @@ class Buffers:
 
     @property
     def segments(self) -> tuple[tuple[tuple[Box, Box], ...], ...]:
-        """[workers] the boxes that a buffer is made of: (in the tensor, in the buffer)."""
+        """[workers] the boxes that make up a buffer: (in the tensor, in the buffer)."""
         return tuple(
             tuple(
                 (tuple(inside for inside, _ in pairs), tuple(at for _, at in pairs))
@@ -220,14 +227,14 @@ class Buffers:
 
     @property
     def bulk_boxes(self) -> tuple[Box, ...]:
-        """[workers] where the bulk lies in the buffer."""
+        """[workers] the box of the bulk in the buffer."""
         return tuple(
             tuple((r.halo_left, r.halo_left + r.owned[1] - r.owned[0]) for r in worker) for worker in self.workers
         )
 
     @property
     def window_boxes(self) -> tuple[Box, ...]:
-        """[workers] the window in the buffer's coordinates: what is unused cut off, padding added."""
+        """[workers] the window in the buffer's coordinates: unused points cut off, padding added."""
         return tuple(
             tuple((r.unused_left - r.padding_left, r.buffer_extent - r.unused_right + r.padding_right) for r in worker)
             for worker in self.workers
@@ -235,10 +242,10 @@ class Buffers:
 
 
 def halo_buffers(shape: Sequence[int], kernels: Sequence[Kernel], counts: Sequence[int]) -> Buffers:
-    """Return the buffers of a tensor under one kernel for each dim, in that many balanced parts along each dim.
+    """Return the buffers of a tensor under one kernel for each dim, in `counts` balanced parts along each dim.
 
-    Workers are row-major over the parts. A dim over which nothing slides has ``Kernel(extent=1)``. Raises
-    PrimitiveError where a kernel does not fit.
+    Workers are row-major over the parts. A dim without a sliding kernel has ``Kernel(extent=1)``. Raises PrimitiveError
+    where a kernel does not fit.
     """
     check_counts(shape, counts)
     _check_kernels(shape, kernels)
@@ -250,13 +257,13 @@ def buffers_of(owned: Partition, kernels: Sequence[Kernel], outputs: Sequence[Bo
     """Return the buffers of workers that own any boxes of a tensor and compute any outputs, balanced or not.
 
     Args:
-        owned: what the workers own.
-        kernels: what slides along each dim; ``Kernel(extent=1)`` where nothing does.
-        outputs: [workers] the box of the outputs that each one computes. By default that is what it owns of dims where
-            nothing slides; of others, whose ranges are the same or follow each other, the balanced part of its row.
+        owned: Boxes that the workers own.
+        kernels: Kernel of each dim; ``Kernel(extent=1)`` for dims without one.
+        outputs: [workers] the box of outputs that each worker computes. Default: in dims without a kernel, the box that
+            it owns. In other dims, where the owned ranges must be equal or consecutive, the balanced part of its row.
 
     Raises:
-        PrimitiveError: where a kernel does not fit, outputs are beyond the tensor's, or ranges overlap in part.
+        PrimitiveError: A kernel does not fit, outputs are outside the output tensor, or ranges partially overlap.
     """
     shape = owned.shape
     _check_kernels(shape, kernels)
@@ -276,11 +283,11 @@ def buffers_of(owned: Partition, kernels: Sequence[Kernel], outputs: Sequence[Bo
 
 
 def exchange_steps(buffers: Buffers, devices: Sequence[int]) -> tuple[ReshardStep, ...]:
-    """Return the movements that overwrite the halos of every buffer with what the others own, in place (Eq. 11).
+    """Return the transfers that fill the halos of every buffer from the workers that own the points, in place (Eq. 11).
 
-    The bulks are taken out of the buffers, go straight to whoever needs them, corners and those beyond a neighbour
-    included, and what arrives makes up the buffers. The adjoint steps add every halo to the bulk that it is a copy of,
-    and clear the halos (Eq. 12).
+    The bulks are taken out of the buffers and sent directly to the workers that need them, including corners and
+    workers that are not adjacent; the received boxes fill the buffers. The adjoint steps add every halo to the bulk
+    that it copies, and clear the halos (Eq. 12).
     """
     bulks = apart(enumerate(buffers.bulk_boxes), devices)
     segments = [(i, *placed) for i, of_worker in enumerate(buffers.segments) for placed in of_worker]
@@ -300,7 +307,7 @@ def _check_kernels(shape: Sequence[int], kernels: Sequence[Kernel]) -> None:
 
 
 def _balanced(owned: Partition, kernels: Sequence[Kernel], extents: Sequence[int]) -> tuple[Box, ...]:
-    """Return [workers] the balanced parts of outputs of those extents, by the ranges of each dim that are owned."""
+    """Return [workers] the balanced parts of outputs of those extents, assigned by the owned ranges of each dim."""
     computed: list[dict[Range, Range]] = []
     for i, (length, kernel, extent) in enumerate(zip(owned.shape, kernels, extents, strict=True)):
         ranges = sorted({box[i] for box in owned.boxes})
@@ -330,11 +337,11 @@ def _placed(region: Region) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def halo_fetch(access: Access, splits: Splits) -> tuple[FloatArray, IntArray]:
-    """Return the [K] elements that the worst-placed device must fetch for its windows, and from how many devices.
+    """Return the [K] elements that the worst-placed device fetches for its windows, and from how many devices.
 
-    Outputs, inputs and kernels are split evenly; a device needs the inputs that its outputs read through its part of
-    the kernel, and owns its even part of all. Neither padding nor what strides and dilations skip is needed. Of several
-    devices that fetch as much, the one that fetches from most others counts.
+    Outputs, inputs and kernels are split evenly. A device needs the inputs that its outputs read through its part of
+    the kernel, and owns its even part of all inputs. Padding, and points skipped by strides and dilations, are not
+    needed. Ties between devices go to the one that fetches from most others.
     """
     parts = components(access, splits.extents)
     windows = tuple(part for part in parts if isinstance(part.axis, Window))
@@ -349,9 +356,11 @@ def halo_fetch(access: Access, splits: Splits) -> tuple[FloatArray, IntArray]:
 
 
 def _window_fetch(windows: tuple[Component, ...], split: list[int]) -> tuple[int, int]:
-    """Return the most positions of all windows together that any device needs and lacks, and how many devices own them.
+    """Return the most positions of all windows that any device needs but lacks, and how many devices own them.
 
-    split: of the outputs of each window, then of the kernel of each.
+    Args:
+        windows: The windows of the tensor.
+        split: Split factors of the outputs of each window, then of the kernel of each.
     """
     needed, owned, owners, is_owner = (np.ones(1, dtype=np.int64) for _ in range(4))
     for window, outs, kernels in zip(windows, split, split[len(windows) :], strict=False):
@@ -368,8 +377,8 @@ def _window_need(component: Component, outs: int, kernels: int) -> tuple[IntArra
     """Return what each part of a window's outputs, with each part of its kernel, needs along the window's axis.
 
     Returns:
-        Positions needed; of these, positions that the part owns; parts that own any of those needed; whether the part
-        itself is one of them.
+        Number of positions needed; number of these that the part owns; number of parts that own any of those needed;
+        whether the part itself is one of them.
     """
     window = component.axis
     assert isinstance(window, Window)
@@ -380,7 +389,7 @@ def _window_need(component: Component, outs: int, kernels: int) -> tuple[IntArra
         is_read = np.zeros(component.length, dtype=np.bool_)
         for point in range(int(kernel[j]), int(kernel[j + 1])):
             offset = point * window.dilation - window.pad
-            # The first output whose element is no padding, and the element of the last one.
+            # The first output whose element is not padding, and the element of the last one.
             first = max(int(out[i]), -(offset // window.stride))
             last = (int(out[i + 1]) - 1) * window.stride + offset
             is_read[max(0, first * window.stride + offset) : max(0, last + 1) : window.stride] = True

@@ -1,6 +1,7 @@
 """Layouts: which device holds which box of a tensor, derived from a mesh and the tensor's dims.
 
-And dims told by their names, whatever framework holds them: windows, filters, and what is wrong with them.
+Dims are identified by name, independent of the framework. The module also has the dims of windows and filters, and
+checks that a layer's dims fit its mesh.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,18 +20,20 @@ from pase.sharding.boxes import Box, Partition, Range, chunk, even_part
 from pase.sharding.shards import FloatArray, held_extents
 
 REPLICA = "replica"
-"""Name of the axis whose coordinates hold equal parts; dims of that name get another (`replica_axis`)."""
+"""Name of the mesh axis along which devices hold equal parts; `replica_axis` avoids clashes with dims of that name."""
 
 HOST = -1
-"""Number of the device that feeds data and keeps the master copy of the weights; traffic with it is not counted."""
+"""Number of the host, which feeds data and stores the master copy of the weights; its traffic is not counted."""
 
 
 @dataclass(frozen=True)
 class DeviceMesh:
-    """Devices in a grid: axes name the dims that they split, position is row-major over the axes.
+    """A grid of devices: axes name the dims that they split, positions are row-major over the axes.
 
-    axes: (name, size), the replicas last. devices: [positions] the device at each position. has_replicas: whether
-    the last axis splits nothing.
+    Attributes:
+        axes: (name, size), the replicas last.
+        devices: [positions] the device at each position.
+        has_replicas: Whether the last axis consists of replicas instead of splitting a dim.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -38,7 +41,7 @@ class DeviceMesh:
     has_replicas: bool = False
 
     def size(self, axis: str) -> int:
-        """Return in how many parts an axis splits; 1 for a name that is no axis."""
+        """Return the size of an axis; 1 for a name that is not an axis."""
         return dict(self.axes).get(axis, 1)
 
     @cached_property
@@ -50,11 +53,11 @@ class DeviceMesh:
 
     @property
     def split_axes(self) -> tuple[str, ...]:
-        """The axes that split dims: all but that of the replicas."""
+        """Axes that split dims: all except that of the replicas."""
         return tuple(name for name, _ in self.axes[: len(self.axes) - self.has_replicas])
 
     def groups(self, axes: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-        """Return the positions that differ along some axes alone, each group in order."""
+        """Return the groups of positions that differ only along the given axes, each group in order."""
         along = frozenset(axes)
         found: dict[tuple[int, ...], list[int]] = {}
         for position, point in enumerate(self.coordinates):
@@ -65,15 +68,21 @@ class DeviceMesh:
 def device_mesh(
     layer: str, splits: Iterable[tuple[str, int]], num_devices: int, devices: Sequence[int] | None = None
 ) -> DeviceMesh:
-    """Return the mesh of a layer: an axis for each dim that is split, and one of replicas for the devices left over.
+    """Return the mesh of a layer: an axis for each dim that is split, and one of replicas for the remaining devices.
 
-    devices: a permutation of range(num_devices), by default in order. Raises ProgramError where the splits do
-    not divide the devices or the list is no permutation.
+    Args:
+        layer: Name of the layer, for messages.
+        splits: Name and split factor of each dim.
+        num_devices: Number of devices.
+        devices: A permutation of range(num_devices); default: in order.
+
+    Raises:
+        ProgramError: The splits do not divide the devices, or the list is not a permutation.
     """
     axes = tuple((name, size) for name, size in splits if size != 1)
     names = [name for name, _ in axes]
     if len(set(names)) != len(names) or any(not isinstance(size, int) or size < 1 for _, size in axes):
-        raise ProgramError(f"layer {layer!r}: the axes {axes} are no mesh; name each dim once, with 1 part or more")
+        raise ProgramError(f"layer {layer!r}: the axes {axes} are not a mesh; name each dim once, with 1 part or more")
     num_parts = prod(size for _, size in axes)
     if num_devices % num_parts:
         written = " · ".join(f"{name}={size}" for name, size in axes)
@@ -93,7 +102,7 @@ def device_mesh(
 
 
 def replica_axis(names: Sequence[str]) -> str:
-    """Return the name of the axis of replicas, which is none of `names`."""
+    """Return the name of the axis of replicas, which differs from all of `names`."""
     name = REPLICA
     while name in names:
         name += "_"
@@ -109,7 +118,7 @@ class PlainDim:
 
     @property
     def axes(self) -> tuple[tuple[str, int], ...]:
-        """The iteration dims whose splits cut it, with their extents."""
+        """Iteration dims whose splits cut it, with their extents."""
         return ((self.name, self.extent),)
 
     def range(self, mesh: DeviceMesh, point: Mapping[str, int]) -> Range:
@@ -119,10 +128,14 @@ class PlainDim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowDim:
-    """A tensor dim read through a sliding window; its boxes overlap and may stick out of the tensor.
+    """A tensor dim read through a sliding window; its boxes overlap and may extend past the tensor.
 
-    out, kernel: iteration dims; their extents beside them. extent: of the tensor dim itself. pad: points before
-    the first one. Output o and kernel point k read ``o·stride + k·dilation - pad``.
+    Output o and kernel point k read ``o·stride + k·dilation - pad``.
+
+    Attributes:
+        out, kernel: Iteration dims, each followed by its extent.
+        extent: Extent of the tensor dim itself.
+        pad: Number of padding points before the first one.
     """
 
     out: str
@@ -136,7 +149,7 @@ class WindowDim:
 
     @property
     def axes(self) -> tuple[tuple[str, int], ...]:
-        """The iteration dims whose splits cut it, with their extents."""
+        """Iteration dims whose splits cut it, with their extents."""
         return (self.out, self.out_extent), (self.kernel, self.kernel_extent)
 
     def range(self, mesh: DeviceMesh, point: Mapping[str, int]) -> Range:
@@ -146,7 +159,7 @@ class WindowDim:
         return low, low + self.reach(mesh, point)
 
     def parts(self, mesh: DeviceMesh, point: Mapping[str, int]) -> tuple[Range, Range]:
-        """Return the outputs, and the points of the kernel, that the part at a point of a mesh has."""
+        """Return the ranges of outputs and of kernel points of the part at a point of a mesh."""
         outs, kernels = (even_part(extent, mesh.size(name), point.get(name, 0)) for name, extent in self.axes)
         return outs, kernels
 
@@ -161,10 +174,12 @@ TensorDim = PlainDim | WindowDim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How a tensor lies on devices.
+    """How a tensor is distributed over devices.
 
-    shape: of the whole tensor. devices, parts, boxes: [positions] the device, the part that it holds (replicas
-    hold the part of the same number) and that part's box.
+    Attributes:
+        shape: Shape of the whole tensor.
+        devices, parts, boxes: [positions] the device, the number of the part that it holds (equal for replicas) and
+            that part's box.
     """
 
     shape: tuple[int, ...]
@@ -178,7 +193,7 @@ class Layout:
         return dict(zip(self.devices, self.boxes, strict=True))
 
     def at(self, positions: Sequence[int]) -> "Layout":
-        """Return the layout on the devices of some positions alone."""
+        """Return the layout on the devices of the given positions only."""
         return replace(
             self,
             devices=tuple(self.devices[i] for i in positions),
@@ -188,7 +203,7 @@ class Layout:
 
 
 def check_split(layer: str, mesh: DeviceMesh, axes: Iterable[tuple[str, int]]) -> None:
-    """Raise ProgramError where a mesh does not divide dims, given by name and extent, in even parts."""
+    """Raise ProgramError where a mesh does not divide dims, given by name and extent, into even parts."""
     for name, extent in axes:
         if extent % mesh.size(name):
             raise ProgramError(
@@ -198,9 +213,9 @@ def check_split(layer: str, mesh: DeviceMesh, axes: Iterable[tuple[str, int]]) -
 
 
 def layout_of(mesh: DeviceMesh, dims: Sequence[TensorDim], *, layer: str = "") -> Layout:
-    """Return how a tensor of these dims lies on a mesh; ProgramError where a dim has more parts than points.
+    """Return the layout of a tensor with these dims on a mesh; ProgramError where a dim has more parts than points.
 
-    Where a split does not divide its dim, the first parts have a point more.
+    Where a split does not divide its dim, the first parts have one point more.
     """
     used = [axis for dim in dims for axis in dim.axes]
     for name, extent in used:
@@ -218,7 +233,7 @@ def layout_of(mesh: DeviceMesh, dims: Sequence[TensorDim], *, layer: str = "") -
 
 
 def shifted(layout: Layout, shape: tuple[int, ...], dim: int, offset: int) -> Layout:
-    """Return the layout of a tensor that is a piece of another one, of that shape, in that one's coordinates."""
+    """Return the layout of a tensor that is a slice of another one of that shape, in the other's coordinates."""
 
     def moved(box: Box) -> Box:
         low, high = box[dim]
@@ -228,15 +243,15 @@ def shifted(layout: Layout, shape: tuple[int, ...], dim: int, offset: int) -> La
 
 
 def sharded_layout(layout: Layout, groups: Iterable[Sequence[int]], dim: int, *, sizes: Sequence[int] = ()) -> Layout:
-    """Return the layout in which the devices of each group have a shard each of the box that they all hold.
+    """Return the layout in which the devices of each group shard the box that they all hold.
 
     Args:
-        layout: Of the boxes.
-        groups: Devices that hold the same box; they have its shards in their order.
+        layout: Layout of the boxes.
+        groups: Groups of devices that hold the same box; shards follow their order.
         dim: Dim along which the boxes are sharded (`shard_dims`).
-        sizes: Of a grid of all devices, in their order. A group that is a grid of some of its axes shards its box along
-            one axis after the other, as DTensor does, if the devices do not divide the dim; the largest shard is the
-            same.
+        sizes: Sizes of a grid of all devices, in their order. If the devices of a group do not divide the dim, and the
+            group spans some axes of the grid, its box is sharded along one axis after the other, as DTensor does; the
+            largest shard has the same size either way.
     """
     boxes = layout.by_device
     for group in groups:
@@ -255,7 +270,7 @@ def sharded_layout(layout: Layout, groups: Iterable[Sequence[int]], dim: int, *,
 
 
 def _axes_of(group: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the sizes of the axes of a grid that a group of its devices spans; () where it is no grid of some axes."""
+    """Return the sizes of the axes of a grid that a group of its devices spans; () if it is not such a subgrid."""
     if not sizes:
         return ()
     along = [set(column.tolist()) for column in np.unravel_index(np.asarray(group), tuple(sizes))]
@@ -266,7 +281,7 @@ def _axes_of(group: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def partition_layout(parts: Partition, devices: Sequence[int]) -> Layout:
-    """Return the layout of a partition on devices in which every worker's part is its own: equal ones are added."""
+    """Return the layout of a partition with a part for every worker, so that equal boxes are added."""
     assert len(devices) == len(parts.boxes)
     return Layout(
         shape=parts.shape, devices=tuple(devices), parts=tuple(range(len(parts.boxes))), boxes=tuple(parts.boxes)
@@ -274,12 +289,13 @@ def partition_layout(parts: Partition, devices: Sequence[int]) -> Layout:
 
 
 Place = tuple[int, Box]
-"""A subset of what workers hold: (worker, box in the coordinates of its part)."""
+"""A box that a worker holds: (worker, box in the coordinates of its part)."""
 
 
 def apart(places: Iterable[Place], devices: Iterable[int]) -> Layout:
-    """Return the layout of subsets of what workers hold on devices, [positions], those of two workers having no points
-    in common: the number of the worker is their first dim.
+    """Return the layout of boxes of workers on devices, [positions], with the worker's number as the first dim.
+
+    The boxes of two workers therefore have no points in common.
     """
     boxes = tuple(((worker, worker + 1), *box) for worker, box in places)
     return Layout(
@@ -291,14 +307,16 @@ def apart(places: Iterable[Place], devices: Iterable[int]) -> Layout:
 
 
 WHOLE = "whole dim"
-"""Name of a tensor dim that no iteration dim indexes; with a space, as no dim of ours has."""
+"""Name of a tensor dim that no iteration dim indexes; it contains a space, as no name of an iteration dim does."""
 
 
 def tensor_dims(operator: Operator, access: Indexed) -> tuple[TensorDim, ...]:
-    """Return the dims of a tensor as its layer's mesh holds it: a product of iteration dims is one dim for each.
+    """Return the dims of a tensor as its layer's mesh splits it: a product of iteration dims gives one dim for each.
 
-    A single point of a dim (what the first layer of a stack reads, what is broadcast) is none: every part holds it.
-    Raises EmitError for an axis that no layout expresses (a larger piece of a dim).
+    A single point of a dim (such as the first layer of a stack, or a broadcast dim) gives no dim: every part holds it.
+
+    Raises:
+        EmitError: No layout expresses an axis (a slice of several points of a dim).
     """
     dims: list[TensorDim] = []
     for axis, extent in zip(access.index_map, access.shape, strict=True):
@@ -333,7 +351,7 @@ def tensor_dims(operator: Operator, access: Indexed) -> tuple[TensorDim, ...]:
 
 
 def shard_points(operator: Operator, tensor: Indexed, mesh: DeviceMesh) -> int:
-    """Return the points of the largest shard as a program holds it: those under all its windows, padding included."""
+    """Return the points of the largest shard as a program holds it: all under its windows, with padding."""
 
     def largest(dim: str, extent: int) -> int:
         return -(-extent // mesh.size(dim))
@@ -342,7 +360,7 @@ def shard_points(operator: Operator, tensor: Indexed, mesh: DeviceMesh) -> int:
 
 
 def points_by_device(operator: Operator, tensor: Indexed, mesh: DeviceMesh) -> dict[int, int]:
-    """Return the points of each device's shard, counted as `shard_points` counts them."""
+    """Return the number of points of each device's shard, counted as in `shard_points`."""
     if not any(extent % mesh.size(dim) for dim, extent in operator.extents.items()):
         return dict.fromkeys(mesh.devices, shard_points(operator, tensor, mesh))
 
@@ -362,7 +380,7 @@ def single_points(access: Access) -> tuple[str, ...]:
 
 
 class NamedDim(Protocol):
-    """A dim as a framework has it: its name, and its extent on all devices together."""
+    """A dim of a framework's tensor: its name, and its global extent."""
 
     @property
     def name(self) -> str:
@@ -395,10 +413,13 @@ def window(out: NamedDim, kernel: NamedDim, *, of: int, stride: int = 1, dilatio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterDims:
-    """What the dims of a convolution are, by name; those of its windows are none of them.
+    """The roles of a convolution's dims, by name; dims of its windows have no role.
 
-    groups: in all three tensors. inputs: channels of what it reads. outputs: those of its result. batch: of the result,
-    dims that the filters lack.
+    Attributes:
+        groups: Dims of all three tensors.
+        inputs: Channels of the input.
+        outputs: Channels of the result.
+        batch: Dims of the result that the filters lack.
     """
 
     groups: tuple[str, ...]
@@ -407,7 +428,7 @@ class FilterDims:
     batch: tuple[str, ...]
 
     def extents(self, sizes: Mapping[str, int]) -> tuple[int, int, int, int]:
-        """Return the points of groups, inputs, outputs and batch where dims have these sizes, others one point."""
+        """Return the extents of groups, inputs, outputs and batch; dims that `sizes` lacks count as 1."""
         groups, inputs, outputs, batch = (
             prod(sizes.get(name, 1) for name in names) for names in (self.groups, self.inputs, self.outputs, self.batch)
         )
@@ -417,7 +438,7 @@ class FilterDims:
 def filter_dims(
     read: Collection[str], filters: Sequence[str], written: Sequence[str], spatial: Collection[str]
 ) -> FilterDims:
-    """Return what the dims of filters are; spatial: the dims of windows, their positions and their points."""
+    """Return the roles of the dims; `spatial` are the dims of windows, both positions and points."""
     own = [name for name in filters if name not in spatial]
     return FilterDims(
         groups=tuple(name for name in own if name in read and name in written),
@@ -435,7 +456,7 @@ def check_filters(
     written: Sequence[NamedDim],
 ) -> None:
     """Raise ProgramError where a convolution's result has dims that neither what it reads nor its filters have."""
-    # A channel of one point may be left out of any of the three.
+    # A channel dim of extent 1 may be missing in any of the three.
     given = {*read, *(dim.name for dim in filters), *(window.out for window in windows)}
     wrong = [dim for dim in written if dim.name not in given and dim.size > 1]
     wrong = wrong or [a for a in written for b in filters if a.name == b.name and a.size != b.size]
@@ -472,9 +493,13 @@ def check_pooled(layer: str, mesh: DeviceMesh, windows: Iterable[WindowDim]) -> 
 def mean_weights(
     windows: Sequence[WindowDim], mesh: DeviceMesh, point: Mapping[str, int], *, count_padding: bool
 ) -> FloatArray:
-    """Return [outputs of the part…] what means over all points of a window are multiplied by at a point of a mesh.
+    """Return [outputs of the part…] the factors that turn means over all points of a window into the required means.
 
-    count_padding: whether points of padding count; without, a mean is one of the points that there are.
+    Args:
+        windows: The windows.
+        mesh: The layer's mesh.
+        point: A point of the mesh.
+        count_padding: Whether padding counts; if not, a mean is one over the points inside the tensor.
     """
     found = np.ones(())
     for dim in windows:
@@ -487,11 +512,11 @@ def mean_weights(
     return prod(dim.kernel_extent for dim in windows) / found
 
 
-# -- tensors put together and taken apart
+# -- concatenation and slicing
 
 
 def not_joined(layer: str, lengths: Iterable[int], along: NamedDim) -> ProgramError:
-    """Return the error of tensors that are put end to end along a dim of another extent."""
+    """Return the error for tensors concatenated along a dim whose extent is not their sum."""
     return ProgramError(
         f"layer {layer!r} joins {' + '.join(map(str, lengths))} points along {along.name} = {along.size}; correct the "
         "dims so that they add up"
@@ -505,7 +530,7 @@ def check_cut(layer: str, along: NamedDim, start: int, step: int, last: int) -> 
 
 
 def place_of_piece(layer: str, dims: Sequence[NamedDim], along: str, start: int, size: int) -> int:
-    """Return which of the dims is called `along`; ProgramError where none has the points [start, start + size)."""
+    """Return the position of the dim named `along`; ProgramError where it lacks the points [start, start + size)."""
     for position, dim in enumerate(dims):
         if dim.name == along and 0 <= start < start + size <= dim.size:
             return position
@@ -513,7 +538,7 @@ def place_of_piece(layer: str, dims: Sequence[NamedDim], along: str, start: int,
 
 
 def place_along(layer: str, dims: Sequence[NamedDim], mesh: DeviceMesh, along: NamedDim) -> int:
-    """Return which of the dims one is along which points move; ProgramError where it is none of them, or is split."""
+    """Return the position of the dim along which points move; ProgramError where it is missing or split."""
     if along not in dims or mesh.size(along.name) > 1:
         raise ProgramError(
             f"layer {layer!r}: {along.name} of {named(dims)} is moved along, which needs all of it on every device; "
@@ -523,7 +548,7 @@ def place_along(layer: str, dims: Sequence[NamedDim], mesh: DeviceMesh, along: N
 
 
 def check_shared(weight: str, first: str, dims: Sequence[NamedDim], layer: str, others: Sequence[NamedDim]) -> None:
-    """Raise ProgramError where two layers share a weight and dims of theirs have not as many points."""
+    """Raise ProgramError where two layers share a weight and their dims differ in extent."""
     shape, other = ([dim.size for dim in own] for own in (dims, others))
     if prod(shape) != prod(other):
         raise ProgramError(
@@ -533,5 +558,5 @@ def check_shared(weight: str, first: str, dims: Sequence[NamedDim], layer: str, 
 
 
 def named(dims: Iterable[NamedDim]) -> str:
-    """Return dims as messages have them."""
+    """Return dims as text for messages."""
     return ", ".join(f"{dim.name}={dim.size}" for dim in dims)

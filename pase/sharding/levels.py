@@ -1,9 +1,7 @@
-"""How a placement uses the levels of a machine: over which levels a layer's groups extend, and how far edges fetch.
+"""How a placement uses the levels of a machine: which levels a layer's groups span, and how far edges fetch.
 
-All of it follows from the lists of devices, however these were chosen.
-
-A level is given by how many groups of the level before are in one of its groups (`fanouts`); devices are numbered so
-that those of a group are consecutive.
+Everything follows from the lists of devices, regardless of how these were chosen. `fanouts` gives for each level how
+many groups of the level below form one of its groups; the devices of a group are numbered consecutively.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +21,7 @@ from pase.sharding.overlap import Overlap
 from pase.sharding.shards import Component, FloatArray, IntArray, part_labels
 
 _DEVICES_AT_ONCE = 256
-"""Devices whose senders are looked for together."""
+"""Number of devices whose senders are searched together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class PlacedAxes:
 
 @lru_cache(maxsize=1 << 8)
 def axis_positions(axes: PlacedAxes) -> Mapping[str, IntArray]:
-    """Return, for each split dim, which part of it each device has, [p]; "" numbers the replicas."""
+    """Return [p] the part of each split dim that each device holds; "" numbers the replicas."""
     counts = [factor for _, factor in axes.splits]
     index = np.indices((*counts, len(axes.devices) // prod(counts))).reshape(len(counts) + 1, -1)
     positions = np.empty_like(index)
@@ -50,12 +48,12 @@ def axis_positions(axes: PlacedAxes) -> Mapping[str, IntArray]:
 
 
 def group_members(axes: PlacedAxes, over: Collection[str], fanouts: tuple[int, ...]) -> IntArray:
-    """Return [levels] how many groups of the level before take part at each level, in the fullest of its groups.
+    """Return [levels] how many groups of the level below communicate at each level, in the fullest of its groups.
 
     Args:
-        axes: Of a layer.
-        over: The dims whose parts communicate; devices that differ in others, or as replicas, do so in other groups.
-        fanouts: Of the levels.
+        axes: Placed axes of a layer.
+        over: Dims whose parts communicate; devices that differ in other dims, or as replicas, form separate groups.
+        fanouts: Fan-out of each level.
     """
     own = tuple(dim for dim, _ in axes.splits if dim in over)
     return np.array(_group_members(axes, own, fanouts), dtype=np.int64)
@@ -90,10 +88,10 @@ def placed_overlap(
 
     Args:
         u: How the producer indexes the tensor.
-        u_axes: Devices of the producer's parts.
-        v: How the consumer does.
-        v_axes: Devices of the consumer's parts.
-        fanouts: Of the levels.
+        u_axes: Placed axes of the producer.
+        v: How the consumer indexes the tensor.
+        v_axes: Placed axes of the consumer.
+        fanouts: Fan-out of each level.
     """
     groups = [
         _group_overlap(u[slice(*of_u)], u_axes, v[slice(*of_v)], v_axes)
@@ -114,7 +112,7 @@ def placed_overlap(
 
 
 _Group = tuple[FloatArray, IntArray, IntArray]
-"""[parts of u, parts of v] elements in common of a group of dims, and which part of either each device has, [p]."""
+"""For a group of dims: [parts of u, parts of v] common elements, and [p] the part of u and of v on each device."""
 
 
 def _group_overlap(
@@ -125,7 +123,7 @@ def _group_overlap(
 
 
 def _parts(parts: tuple[Component, ...], axes: PlacedAxes) -> tuple[tuple[int, ...], IntArray]:
-    """Return how a group of dims is split, and which part of it each device has."""
+    """Return how a group of dims is split, and which part of it each device holds."""
     positions, factor_of = axis_positions(axes), dict(axes.splits)
     dims = [None if part.axis is None else split_dim(part.axis) for part in parts]
     own = np.zeros(len(axes.devices), dtype=np.int64)
@@ -139,7 +137,7 @@ def _parts(parts: tuple[Component, ...], axes: PlacedAxes) -> tuple[tuple[int, .
 def _common(
     u: tuple[Component, ...], u_factors: tuple[int, ...], v: tuple[Component, ...], v_factors: tuple[int, ...]
 ) -> FloatArray:
-    """Return [parts of u, parts of v] the elements that they have in common."""
+    """Return [parts of u, parts of v] the number of common elements."""
     num_u, num_v = prod(u_factors), prod(v_factors)
     codes = _labels(u, u_factors) * num_v + _labels(v, v_factors)
     return np.bincount(codes, minlength=num_u * num_v).reshape(num_u, num_v).astype(np.float64)
@@ -154,10 +152,10 @@ def _labels(parts: tuple[Component, ...], factors: tuple[int, ...]) -> IntArray:
 
 
 def _fetch(groups: Sequence[_Group], fanouts: tuple[int, ...]) -> tuple[float, float, list[int]]:
-    """Return what the device needs that fetches most, what it has of that, and devices that it reaches at each level.
+    """Return the worst device's needed elements, those of them that it holds, and [levels] devices that it reaches.
 
-    It fetches each part from the nearest device that has it, and reaches itself. Of several devices that fetch as much,
-    the one counts that fetches from most others at the outermost level, then at the next one.
+    Each part is fetched from the nearest device that holds it; a device reaches itself. The worst device fetches most.
+    Ties go to the one that fetches from most others at the outermost level, then at the next one.
     """
     num_devices = len(groups[0][1]) if groups else prod(fanouts)
     needed, kept = np.ones(num_devices), np.ones(num_devices)
@@ -189,7 +187,7 @@ def _fetch(groups: Sequence[_Group], fanouts: tuple[int, ...]) -> tuple[float, f
 
 
 def _holders(held: IntArray, size: int, groups: Sequence[_Group]) -> NDArray[np.bool_]:
-    """Return [parts, groups of a level] whether some device of the group has the part."""
+    """Return [parts, groups of a level] whether some device of the group holds the part."""
     num_parts = prod(len(common) for common, _, _ in groups)
     found = np.zeros((num_parts, len(held) // size), dtype=np.bool_)
     found[held, np.arange(len(held)) // size] = True

@@ -1,10 +1,10 @@
 """One named mesh for all layers of a placed graph: its axes, and for each layer the axes that split each of its dims.
 
-A layer gives each device a coordinate in each dim that it splits. Written in digits whose bases are the prime factors
-of the split, the coarsest first, each digit is a function of the device. Layers can be said on one mesh, devices
-included, exactly where digits can be found for all of them that number the devices when taken together: every
-combination of digits is that of equally many devices. (A split of 6 is written in digits 2 · 3 or 3 · 2, so that
-there is something to search where the number of devices is no power of a prime.)
+A layer gives each device a coordinate in each dim that it splits. Written in a mixed-radix system whose bases are the
+prime factors of the split, coarsest first, each digit is a function of the device. Layers fit on one mesh, devices
+included, exactly if there are digits for all of them that number the devices when combined: every combination of digits
+occurs on equally many devices. (A split of 6 has digits 2 · 3 or 3 · 2, so there is a choice to search where the number
+of devices is not a prime power.)
 """
 
 from collections import Counter
@@ -21,10 +21,10 @@ from pase.sharding.edges import PlacedGraph
 from pase.sharding.shards import prime_factors
 
 _MAX_WAYS = 1000
-"""Ways to write one layer's coordinates that are looked at; there is one where all factors are the same prime."""
+"""Largest number of digit expansions of one layer to try; there is only one if all factors are the same prime."""
 
 _MAX_TRIES = 20_000
-"""How often the search for digits of all layers adds a layer's before it gives up."""
+"""Limit on the backtracking steps of the search for digits of all layers."""
 
 Coordinates = NDArray[np.int32]
 """[p] a number for each device."""
@@ -32,7 +32,7 @@ Coordinates = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Digit:
-    """A function of the device; size: below what its values are. packed: its values, [p] int32."""
+    """One digit of a device's coordinate, with values in 0 … size - 1; `packed` is its values, [p] int32."""
 
     size: int
     packed: bytes
@@ -44,19 +44,20 @@ class Digit:
 
     @property
     def weight(self) -> int:
-        """The first device where it is not zero: for a digit of the device's number, what the digit is worth."""
+        """Number of the first device where the digit is not zero: for a digit of the device number, its place value."""
         return int(np.argmax(self.values != 0))
 
 
 Way = Mapping[str, tuple[Digit, ...]]
-"""For each dim that a layer splits, its coordinate written in digits, the coarsest first."""
+"""For each dim that a layer splits, the digits of its coordinate, coarsest first."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a layer asks of a mesh: the dims that it splits, with their factors, and the device of each part.
+    """A layer's requirements: the dims that it splits, with their factors, and the device of each part.
 
-    devices: [p] row-major over these dims and then the replicas.
+    Attributes:
+        devices: [p] row-major over these dims and then the replicas.
     """
 
     splits: tuple[tuple[str, int], ...]
@@ -73,7 +74,7 @@ class Demand:
 
     @cached_property
     def ways(self) -> tuple[Way, ...]:
-        """The ways to write its coordinates in digits."""
+        """All digit expansions of its coordinates."""
         of_dims = [
             [_written(self.coordinates[dim], order) for order in orders(prime_factors(split))]
             for dim, split in self.splits
@@ -81,16 +82,21 @@ class Demand:
         return tuple(dict(zip(self.coordinates, way, strict=True)) for way in islice(product(*of_dims), _MAX_WAYS))
 
     def way_on(self, digits: Iterable[Digit]) -> Way | None:
-        """Return a way that uses these digits alone, if there is one."""
+        """Return an expansion that uses only these digits, if there is one."""
         known = set(digits)
         return next((way for way in self.ways if known.issuperset(_digits_of(way))), None)
 
 
 def common_digits(demands: Sequence[Demand], num_devices: int) -> tuple[Digit, ...]:
-    """Return digits that number the devices, in which all layers are written or, if that cannot be, many of them.
+    """Return digits that number the devices and express all layers or, where that is impossible, many of them.
 
-    demands: in the order in which layers are preferred where not all can be. Digits that no layer asks for are
-    those of the number of a device among those that the others do not tell apart.
+    Args:
+        demands: Requirements of the layers, most important first.
+        num_devices: Number of devices.
+
+    Returns:
+        The digits. Those that no layer needs are digits of a device's number among the devices that the others do not
+        distinguish.
     """
     found = _of_all(sorted(demands, key=lambda demand: len(demand.ways)), (), num_devices, iter(range(_MAX_TRIES)))
     if found is None:
@@ -103,7 +109,7 @@ def common_digits(demands: Sequence[Demand], num_devices: int) -> tuple[Digit, .
 def _of_all(
     demands: Sequence[Demand], digits: tuple[Digit, ...], num_devices: int, tries: Iterator[int]
 ) -> tuple[Digit, ...] | None:
-    # What is written already binds nothing. Every step adds a digit, so that steps are few.
+    # Layers that are already expressed impose nothing. Every step adds a digit, so there are few steps.
     left = [demand for demand in demands if demand.way_on(digits) is None]
     if not left:
         return digits
@@ -117,12 +123,12 @@ def _of_all(
 
 
 def _extended(digits: tuple[Digit, ...], demand: Demand, num_devices: int) -> Iterator[tuple[Digit, ...]]:
-    """Yield the digits with those that a layer needs besides, those ways first that need the fewest."""
+    """Yield the digits extended by those that a layer additionally needs, fewest additions first."""
     ways = [[digit for digit in _digits_of(way) if digit not in digits] for way in demand.ways]
     for new in sorted(ways, key=len):
         extended = (*digits, *new)
         size = prod(digit.size for digit in extended)
-        # Independent: every combination is that of equally many devices.
+        # Independent: every combination occurs on equally many devices.
         if num_devices % size == 0:
             counts = np.bincount(combined(extended, num_devices), minlength=size)
             if (counts == num_devices // size).all():
@@ -130,7 +136,7 @@ def _extended(digits: tuple[Digit, ...], demand: Demand, num_devices: int) -> It
 
 
 def combined(digits: Sequence[Digit], num_devices: int) -> Coordinates:
-    """Return the number that several digits make of each device, [p]; the first digit counts most."""
+    """Return [p] the number that several digits form on each device; the first digit is the most significant."""
     total = np.zeros(num_devices, dtype=np.int32)
     for digit in digits:
         total = total * np.int32(digit.size) + digit.values
@@ -141,12 +147,12 @@ def _remaining(digits: Sequence[Digit], num_devices: int) -> tuple[Digit, ...]:
     left = num_devices // prod(digit.size for digit in digits)
     rank = np.empty(num_devices, dtype=np.int32)
     rank[np.argsort(combined(digits, num_devices), kind="stable")] = np.arange(num_devices, dtype=np.int32) % left
-    # A single device makes a mesh, too: of one axis, of one point.
+    # A single device also makes a mesh: one axis of size 1.
     return _written(rank, prime_factors(left) if digits or left > 1 else (1,))
 
 
 def _written(coordinate: Coordinates, bases: Sequence[int]) -> tuple[Digit, ...]:
-    """Return a coordinate in digits of these bases, the first of which counts most."""
+    """Return a coordinate in digits of these bases, most significant first."""
     worth = prod(bases)
     digits = []
     for base in bases:
@@ -156,7 +162,7 @@ def _written(coordinate: Coordinates, bases: Sequence[int]) -> tuple[Digit, ...]
 
 
 def orders(factors: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield each order of some factors once."""
+    """Yield each distinct order of the factors."""
     if not factors:
         yield ()
     for first in dict.fromkeys(factors):
@@ -172,14 +178,15 @@ def _digits_of(way: Way) -> Iterator[Digit]:
 # -- the mesh
 
 _Axis = tuple[Digit, ...]
-"""Digits that make one axis of the mesh, the coarsest first."""
+"""Digits that form one axis of the mesh, coarsest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """A layer on the mesh: for each dim that it splits, the names of the axes, the coarsest first.
+    """A layer on the mesh: for each dim that it splits, the names of the axes, coarsest first.
 
-    keeps_devices: whether each device holds the part that the plan gives it; otherwise it holds another.
+    Attributes:
+        keeps_devices: Whether each device holds the part that the plan gives it; otherwise parts are permuted.
     """
 
     axes: Mapping[str, tuple[str, ...]]
@@ -187,12 +194,13 @@ class Assignment:
 
 
 def mesh_axes(plan: PlacedGraph) -> tuple[dict[str, int], tuple[int, ...], tuple[Assignment, ...]]:
-    """Return a mesh on which all layers are said, with the plan's devices where their digits agree (`common_digits`).
+    """Return one mesh for all layers, with the plan's devices wherever their digits agree (`common_digits`).
 
-    That is: the sizes of its axes, its devices, [p] row-major over the axes, and the layers in the plan's order.
-    A layer whose digits do not agree with the others' keeps its splits, on other devices. An axis is one digit or
-    several that all layers use together; axes are in the order in which layers use them, from coarse to fine, as far as
-    there is one.
+    A layer whose digits do not agree with the others' keeps its splits, on permuted devices. An axis is one digit, or
+    several that layers only use together. Axes are ordered from coarse to fine as far as the layers agree.
+
+    Returns:
+        The sizes of the axes, the devices, [p] row-major over the axes, and the layers in the plan's order.
     """
     demands = [
         Demand(tuple(s for s in layer.splits.items() if s[1] > 1), layer.devices)
@@ -223,8 +231,8 @@ def mesh_axes(plan: PlacedGraph) -> tuple[dict[str, int], tuple[int, ...], tuple
 
 
 def _elsewhere(demand: Demand, digits: Sequence[Digit]) -> Way:
-    """Return digits whose sizes make a layer's splits; dims whose own digits are among them keep these."""
-    # Two dims of a layer never have a digit in common, so that what one keeps is free of the others.
+    """Return digits whose sizes form a layer's splits; dims whose own digits are available keep these."""
+    # Two dims of a layer never have a digit in common, so the digits that one keeps are not needed by the others.
     chosen: dict[str, tuple[Digit, ...]] = {}
     for dim, _ in demand.splits:
         own = [way[dim] for way in demand.ways if set(way[dim]) <= set(digits)]
@@ -238,12 +246,12 @@ def _elsewhere(demand: Demand, digits: Sequence[Digit]) -> Way:
 
 
 def _taken(free: list[Digit], size: int) -> Digit:
-    # Splits divide the number of devices, so that there is a digit left for each of their prime factors.
+    # Splits divide the number of devices, so a digit remains for each of their prime factors.
     return free.pop(next(i for i, digit in enumerate(free) if digit.size == size))
 
 
 def _joined(digits: Sequence[Digit], ways: Sequence[Way]) -> list[_Axis]:
-    """Return the digits in runs that each layer uses as a whole or not at all; those that no layer uses are one run."""
+    """Group the digits into runs that each layer uses entirely or not at all; unused digits form one run."""
     tuples = [of_dim for way in ways for of_dim in way.values()]
     uses = Counter(digit for of_dim in tuples for digit in of_dim)
     follows = Counter(pair for of_dim in tuples for pair in pairwise(of_dim))
@@ -260,7 +268,7 @@ def _joined(digits: Sequence[Digit], ways: Sequence[Way]) -> list[_Axis]:
 
 
 def _ordered(axes: Iterable[_Axis], order: Mapping[tuple[Digit, Digit], int]) -> list[_Axis]:
-    """Return the axes so that few layers use them in another order; order: how many use a digit before another."""
+    """Order the axes so that few layers use them in another order; `order` counts uses of one digit before another."""
 
     def before(first: _Axis, second: _Axis) -> int:
         return sum(order.get((a, b), 0) for a in first for b in second)

@@ -1,26 +1,25 @@
-"""What a device fetches when a tensor goes from one layout to another, under the best assignment of parts to devices.
+"""What a device fetches when a tensor is redistributed, under the best assignment of parts to devices.
 
-An assignment gives each device one part of the producer's layout u and one of the consumer's, v, so that every part
-goes to as many devices as it has replicas. Wanted is the least, over all assignments, of max_d forward fetch + max_d
-backward fetch.
+An assignment gives each device one part of the producer's layout u and one part of the consumer's layout v, so that
+every part is placed on as many devices as it has replicas. The objective, minimised over all assignments, is
+max_d forward fetch + max_d backward fetch.
 
-1. The producer's and the consumer's shapes may differ by a reshape, so their dims are first brought to groups of equal
-   size. Sizes of parts, and of what two parts have in common, are products over groups.
-2. Parts of a group that look alike are one *type*: equal in size, and with equal overlaps with equally many parts of
-   each of the other side's types (the coarsest equitable partition, by colour refinement). Of the overlaps that parts
-   of two types can have only the largest counts, as it never fetches more. As each of these parts has equally many
-   partners of that kind, a flow between types spreads evenly over parts, and a flow between parts adds up to one
-   between types.
-   The products of several groups' types are types of all of them, with the same property.
-3. Where a group has one type on either side (splits that nest and divide the extent: all that a power of two does to a
-   dim as a whole), its overlap is extent ÷ max(split_u, split_v).
-4. Otherwise: bounds on both fetches say which types may meet, and whether every part finds its devices is a
-   transportation problem. A part has a whole number of devices, and a transport polytope's vertices are integral:
-   wherever there is a fractional solution, there is an assignment. Where there is none, a set of types has too few
-   partners (Hall), and the bounds are raised as little as lets it meet others; bounds are tried by their sum. The
-   problems are small, and few: of a group with one type a side, the ratio of sizes to overlaps is all that counts.
-5. A device fetches one message from each part of the other side that its own part meets, but for the one that it holds:
-   the product over groups of how many parts a part meets, which parts of one type have in common.
+1. The producer's and the consumer's shapes may differ by a reshape, so their dims are first collected into groups of
+   equal size. Sizes of parts, and of overlaps of parts, are products over groups.
+2. Equivalent parts of a group form one *type*: equal size, and equal overlaps with equally many parts of each type of
+   the other side (the coarsest equitable partition, by colour refinement). Of the possible overlaps between two types
+   only the largest matters, as it never fetches more. Each part of a type has equally many such partners, so a flow
+   between types can be spread evenly over parts, and flows between parts sum to a flow between types.
+   Products of the types of several groups are types of the combined group, with the same property.
+3. Where a group has one type on either side (nested splits that divide the extent, such as any power of two of a whole
+   dim), its overlap is extent ÷ max(split_u, split_v).
+4. Otherwise, bounds on both fetches determine which types may be paired, and whether all parts can be placed is a
+   transportation problem. A part has a whole number of devices, and the vertices of a transport polytope are integral:
+   a fractional solution implies an assignment. If there is none, a set of types has too few partners (Hall), and the
+   bounds are raised just enough to allow others; bounds are tried in the order of their sum. The problems are small and
+   few: for a group with one type per side, only the ratio of sizes to overlaps matters.
+5. A device fetches one message from each part of the other side that its own part overlaps with, except the one that
+   it holds: the product over groups of the number of overlapping parts, which is equal for parts of one type.
 """
 
 from bisect import bisect_right
@@ -42,27 +41,27 @@ from pase.sharding.boxes import aligned_dims, common_dims, even_bounds
 from pase.sharding.shards import Component, FloatArray, IndexArray, IntArray, distinct_rows, part_labels
 
 _MIXER = np.uint64(0x9E3779B97F4A7C15)
-"""Odd, and with bits everywhere: a product with it has the bits of a number in all of its upper places."""
+"""Odd, with bits set everywhere: multiplication spreads the bits of a number over all higher positions."""
 
 
 class Overlap(NamedTuple):
-    """For each pair of layouts, [L_u, L_v]: elements that devices need and have already, under the best assignment.
+    """For each pair of layouts, [L_u, L_v]: elements that devices need and already hold, under the best assignment.
 
-    Both directions are of one assignment: of those that are best, one whose forward fetch is least, and of these one
-    with the fewest messages. Of several devices that fetch most, the one with most messages counts, then the one that
-    needs most.
+    Both directions refer to one assignment: among the best ones, one with the least forward fetch, then with the fewest
+    messages. Figures are those of the device that fetches most; ties go to the one with most messages, then to the one
+    that needs most.
 
     Attributes:
         produced: Elements of the largest part of the producer.
         consumed: Elements of the largest part of the consumer.
-        needed_forward: Elements of the consumer's part of the device that fetches most.
-        kept_forward: Elements of that part that it holds already.
+        needed_forward: Elements of the consumer's part on the device that fetches most.
+        kept_forward: Elements of that part that it already holds.
         needed_backward: As `needed_forward`, of the gradient and the producer's part.
         kept_backward: As `kept_forward`, of the gradient and the producer's part.
-        messages_forward: Other parts from which that device fetches something, each one message.
+        messages_forward: Other parts from which that device fetches elements, each in one message.
         messages_backward: As `messages_forward`, of the gradient.
-        reached_forward: [L_u, L_v, levels] devices, itself included, that it reaches at each level to fetch from where
-            parts are; None where parts may be anywhere, and thus as near as there is room.
+        reached_forward: [L_u, L_v, levels] devices, itself included, that it reaches at each level to fetch parts from
+            their actual places; None where parts may be placed anywhere, and thus as near as there is room.
         reached_backward: As `reached_forward`, of the gradient.
     """
 
@@ -86,9 +85,14 @@ def layout_overlap(
     *,
     has_gradient: bool = True,
 ) -> Overlap:
-    """Return the overlap of layouts u_splits [L_u, components of u] against v_splits [L_v, components of v].
+    """Return the overlap of layouts u_splits [L_u, components of u] with v_splits [L_v, components of v].
 
-    has_gradient: whether anything is fetched backward; if not, the forward fetch alone is minimised.
+    Args:
+        u: Components of the producer's tensor.
+        u_splits: Split factors of each layout of the producer.
+        v: Components of the consumer's tensor.
+        v_splits: Split factors of each layout of the consumer.
+        has_gradient: Whether a gradient is fetched backward; if not, only the forward fetch is minimised.
     """
     common, u_ratio, v_ratio = (np.ones((len(u_splits), len(v_splits))) for _ in range(3))
     known: dict[_Types, int] = {}
@@ -104,7 +108,7 @@ def layout_overlap(
             if table.types.any():
                 numbers.append(table.types.take(v_of, axis=1).take(u_of, axis=0))
     produced, consumed = u_ratio * common, v_ratio * common
-    # Where parts nest, the larger of two meets as many of the other side as it is larger than what they share.
+    # Where parts nest, the larger of two overlaps with (its size ÷ size of the overlap) parts of the other side.
     messages = v_ratio - 1, u_ratio - 1
     if not numbers:
         return Overlap(produced, consumed, consumed, common, produced, common, *messages)
@@ -124,7 +128,7 @@ def layout_overlap(
 
 
 def of_classes(values: Any, layout_of: NDArray[np.intp], axis: int) -> Any:
-    """Return values for classes of layouts along an axis; values: for layouts; layout_of: [L] layout of each class."""
+    """Expand values from layouts to classes along an axis; `layout_of` is [L] the layout of each class."""
     is_same = len(layout_of) == values.shape[axis] and (layout_of == np.arange(len(layout_of))).all()
     return values if is_same else values.take(layout_of, axis=axis)
 
@@ -134,13 +138,13 @@ class Redistribution:
     """What the device that fetches most needs, for each pair of layouts [L_u, L_v].
 
     Attributes:
-        needed_bytes: Its part in the layout that is wanted.
-        kept_bytes: What it holds of that part already.
-        held_bytes: The largest part in the layout that is there.
-        messages: Devices from which it fetches the rest, one message each.
-        sum_members: [L_u, L_v, levels] or what broadcasts to it; how the devices that have just added this tensor up
-            lie over the machine, for models that leave the gathering of a sum to its edge. Without columns, or with
-            ones alone, nothing is left to gather.
+        needed_bytes: Size of its part in the target layout.
+        kept_bytes: Bytes of that part that it already holds.
+        held_bytes: Size of the largest part in the source layout.
+        messages: Number of devices from which it fetches the rest, one message each.
+        sum_members: [L_u, L_v, levels], or an array that broadcasts to it: how the devices that have just reduced this
+            tensor are spread over the machine, for models in which the edge performs the all-gather of an all-reduce.
+            With no columns, or ones only, there is nothing to gather.
         reached: [L_u, L_v, levels] devices, itself included, that it reaches at each level; None where those from which
             it fetches are as near as there is room.
     """
@@ -154,16 +158,16 @@ class Redistribution:
 
     @property
     def moved_bytes(self) -> FloatArray:
-        """What is fetched."""
+        """Bytes that are fetched."""
         return np.maximum(self.needed_bytes - self.kept_bytes, 0.0)
 
     def of_classes(self, layout_of: NDArray[np.intp], axis: int, sums: IntArray) -> "Redistribution":
-        """Return what is fetched between classes of layouts on one side, and layouts on the other.
+        """Return the redistribution between classes of layouts on one side, and layouts on the other.
 
         Args:
             layout_of: [L] layout of each class.
             axis: 0 for classes of the producer, 1 for those of the consumer.
-            sums: [L, levels] how the devices that have added this tensor up lie over the machine.
+            sums: [L, levels] how the devices that have reduced this tensor are spread over the machine.
         """
         return Redistribution(
             needed_bytes=of_classes(self.needed_bytes, layout_of, axis),
@@ -175,11 +179,11 @@ class Redistribution:
         )
 
     def distinct(self) -> tuple["Redistribution", IndexArray]:
-        """Return the fetches that differ, for 1 × N pairs, and [L_u, L_v] which of them each pair of layouts has."""
+        """Return the distinct fetches, as 1 × N pairs, and [L_u, L_v] the index of each pair of layouts among them."""
         members = np.moveaxis(self.sum_members, -1, 0).astype(np.float64)
         columns = np.broadcast_arrays(self.needed_bytes, self.kept_bytes, self.held_bytes, self.messages, *members)
         shape, rows = columns[0].shape, [column.reshape(-1) for column in columns]
-        # Sorting one number for each fetch is much faster than sorting fetches; two may have the same one, if hardly.
+        # Sorting one number for each fetch is much faster than sorting fetches; collisions are possible but rare.
         key = np.zeros(len(rows[0]), dtype=np.uint64)
         for row in rows:
             key = (key ^ row.view(np.uint64)) * _MIXER
@@ -200,7 +204,7 @@ class Redistribution:
 
 
 def forward_fetch(common: Overlap, itemsize: int) -> Redistribution:
-    """Return what moves to the consumer's layout; itemsize: bytes of a number."""
+    """Return the redistribution to the consumer's layout; `itemsize` is the bytes per number."""
     return Redistribution(
         needed_bytes=common.needed_forward * itemsize,
         kept_bytes=common.kept_forward * itemsize,
@@ -211,7 +215,7 @@ def forward_fetch(common: Overlap, itemsize: int) -> Redistribution:
 
 
 def backward_fetch(common: Overlap, itemsize: int) -> Redistribution:
-    """Return what moves of the gradient back to the producer's layout; itemsize: bytes of a number."""
+    """Return the redistribution of the gradient back to the producer's layout; `itemsize` is the bytes per number."""
     return Redistribution(
         needed_bytes=common.needed_backward * itemsize,
         kept_bytes=common.kept_backward * itemsize,
@@ -226,15 +230,15 @@ def backward_fetch(common: Overlap, itemsize: int) -> Redistribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class _Types:
-    """Types of parts of either side.
+    """Types of the parts of either side.
 
     Attributes:
-        u_count: How many parts of the producer are of each type.
+        u_count: Number of parts of the producer of each type.
         u_size: Their size.
-        u_meets: How many parts of the consumer each of them has elements in common with.
+        u_meets: Number of the consumer's parts that each of them overlaps with.
         v_count: As `u_count`, of the consumer.
         v_size: As `u_size`, of the consumer.
-        v_meets: As `u_meets`, of the consumer: parts of the producer.
+        v_meets: As `u_meets`: number of the producer's parts.
         common: [u][v] the largest overlap of a part of either type.
     """
 
@@ -248,7 +252,7 @@ class _Types:
 
     @property
     def ratios(self) -> tuple[int, int] | None:
-        """Sizes of either side by the overlap, where each side has one type and all overlaps are equal."""
+        """Size of each side's parts divided by the overlap, where each side has one type and all overlaps are equal."""
         if len(self.u_size) > 1 or len(self.v_size) > 1:
             return None
         overlap = self.common[0][0]
@@ -258,9 +262,10 @@ class _Types:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
-    """[layouts of u, layouts of v] of a group: overlap, size of u's parts and of v's by overlap; number of its types.
+    """[layouts of u, layouts of v] of a group: overlap; sizes of u's and v's parts by overlap; number of its types.
 
-    Where there is one type on either side its number is 0. Else the ratios are 1, and overlap the unit of the sizes.
+    Where there is one type on either side, that number is 0. Otherwise the ratios are 1, and `overlap` is the unit of
+    the sizes.
     """
 
     common: FloatArray
@@ -272,7 +277,7 @@ class _Table:
 def _tables(
     u: list[Component], us: IndexArray, v: list[Component], vs: IndexArray, known: dict[_Types, int]
 ) -> Iterator[_Table]:
-    """Yield tables whose products are the group's: one for each stretch of it that both sides split on its own."""
+    """Yield tables whose product is the group's: one for each stretch of it that both sides split separately."""
     plain = not any(isinstance(c.axis, SliceOf) for c in (*u, *v))
     everywhere = np.ones((len(us), len(vs)), dtype=np.bool_)
     if plain and len(u) == len(v) == 1:
@@ -299,7 +304,7 @@ def _tables(
 def _stretch_table(
     extent: int, us: IndexArray, vs: IndexArray, where: NDArray[np.bool_], known: dict[_Types, int]
 ) -> _Table:
-    """Return the table of a stretch that is split us ways, [L_u], against vs ways, [L_v]; ones for all other pairs."""
+    """Return the table of a stretch split us ways, [L_u], against vs ways, [L_v]; ones for pairs outside `where`."""
     a, b = us[:, None].astype(np.int64), vs[None, :].astype(np.int64)
     finer = np.maximum(a, b)
     nests = (finer % np.minimum(a, b) == 0) & (extent % finer == 0)
@@ -320,7 +325,7 @@ def _typed(
     types_of: Callable[[int, int], tuple[int, _Types]],
     known: dict[_Types, int],
 ) -> _Table:
-    """Return the table in which the given pairs have types_of(i, j), (unit, types), instead of a closed form."""
+    """Return the table in which the given pairs use types_of(i, j), (unit, types), instead of the closed form."""
     numbers = np.zeros(where.shape, dtype=np.int64)
     if where.any():
         common, u_ratio, v_ratio = common.copy(), u_ratio.copy(), v_ratio.copy()
@@ -339,7 +344,7 @@ def _typed(
 
 @lru_cache(maxsize=1 << 14)
 def _runs(part: Component, split: int) -> tuple[tuple[int, ...], int]:
-    """Return the sizes of a component's parts that have anything of it, in order; and how many have nothing."""
+    """Return the sizes of a component's non-empty parts, in order, and the number of empty parts."""
     extent, offset = (part.dim_extent, part.axis.offset) if isinstance(part.axis, SliceOf) else (part.length, 0)
     bounds = np.clip(even_bounds(extent, split), offset, offset + part.length)
     sizes = np.diff(bounds)
@@ -347,7 +352,7 @@ def _runs(part: Component, split: int) -> tuple[tuple[int, ...], int]:
 
 
 def _interval_types(u: tuple[tuple[int, ...], int], v: tuple[tuple[int, ...], int]) -> tuple[int, _Types]:
-    """Return (unit, types) of parts that lie one after the other on both sides, as `_runs` gives them."""
+    """Return (unit, types) for consecutive parts on both sides, as `_runs` returns them."""
     unit = gcd(*u[0], *v[0])
     return unit, _consecutive_types(tuple(s // unit for s in u[0]), u[1], tuple(s // unit for s in v[0]), v[1])
 
@@ -364,7 +369,7 @@ def _consecutive_types(u: tuple[int, ...], num_empty_u: int, v: tuple[int, ...],
 def _counted_types(
     u: tuple[Component, ...], u_split: tuple[int, ...], v: tuple[Component, ...], v_split: tuple[int, ...]
 ) -> tuple[int, _Types]:
-    """Return (unit, types) of any parts, counted element by element."""
+    """Return (unit, types) of arbitrary parts, counted element by element."""
     (a, num_empty_u), (b, num_empty_v) = _labels(u, u_split), _labels(v, v_split)
     width = int(b.max()) + 1
     overlaps = np.bincount(a * width + b)
@@ -375,9 +380,9 @@ def _counted_types(
 
 
 def _labels(parts: tuple[Component, ...], splits: tuple[int, ...]) -> tuple[IntArray, int]:
-    """Return, for each element of a group, row-major, the number of the part that holds it; and how many hold none.
+    """Return, for each element of a group, row-major, the number of its part; and the number of empty parts.
 
-    Parts that hold anything are numbered without gaps.
+    Non-empty parts are numbered without gaps.
     """
     labels = np.zeros(1, dtype=np.int64)
     for part, split in zip(parts, splits, strict=True):
@@ -387,7 +392,7 @@ def _labels(parts: tuple[Component, ...], splits: tuple[int, ...]) -> tuple[IntA
 
 
 def _types(pairs: Sequence[tuple[int, int, int]], num_empty_u: int, num_empty_v: int) -> _Types:
-    """Return the types of parts of which pairs, (part of u, part of v, overlap > 0), have anything in common."""
+    """Return the types of parts, given the pairs (part of u, part of v, overlap > 0) that overlap."""
     of_u: list[list[tuple[int, int]]] = [[] for _ in range(1 + max(i for i, _, _ in pairs))]
     of_v: list[list[tuple[int, int]]] = [[] for _ in range(1 + max(j for _, j, _ in pairs))]
     for i, j, overlap in pairs:
@@ -419,7 +424,7 @@ def _types(pairs: Sequence[tuple[int, int, int]], num_empty_u: int, num_empty_v:
 
 
 def _numbered(keys: Sequence[Hashable]) -> list[int]:
-    """Return a number for each key, the same for equal ones, in the order in which they come first."""
+    """Return a number for each key, in order of first occurrence; equal keys have equal numbers."""
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(key, len(numbers)) for key in keys]
 
@@ -427,13 +432,13 @@ def _numbered(keys: Sequence[Hashable]) -> list[int]:
 def _described(
     types: list[int], sizes: list[int], met: Sequence[Sequence[object]], num_empty: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return how many parts are of each type, their size, and how many parts they meet; empty parts come last.
+    """Return the number of parts of each type, their size, and how many parts they overlap with; empty parts come last.
 
     Args:
-        types: Of each part that holds anything, its type.
-        sizes: Of each of them, its size.
-        met: Of each of them, the parts of the other side that it meets.
-        num_empty: Parts that hold nothing.
+        types: Type of each non-empty part.
+        sizes: Size of each non-empty part.
+        met: For each non-empty part, the overlapping parts of the other side.
+        num_empty: Number of empty parts.
     """
     counts = Counter(types)
     size_of, meets_of = dict(zip(types, sizes, strict=True)), dict(zip(types, map(len, met), strict=True))
@@ -451,12 +456,15 @@ def _described(
 def _least(groups: tuple[_Types, ...], u_ratio: int, v_ratio: int, has_gradient: bool) -> tuple[int, ...]:
     """Return the fields of `Overlap`, in order, of groups of several types.
 
-    u_ratio, v_ratio: sizes of parts by their overlaps in all other groups; overlaps there count as 1.
+    Args:
+        groups: Types of each group.
+        u_ratio, v_ratio: Sizes of parts by their overlaps in all other groups; overlaps there count as 1.
+        has_gradient: As for `layout_overlap`.
     """
     types = groups[0] if len(groups) == 1 else _joined(groups)
     u_size, v_size = [u_ratio * size for size in types.u_size], [v_ratio * size for size in types.v_size]
     u_meets, v_meets = [u_ratio * count for count in types.u_meets], [v_ratio * count for count in types.v_meets]
-    # [u][v] elements, messages and elements needed, of a device with a part of either type.
+    # [u][v] elements fetched, messages and elements needed, of a device with a part of either type.
     forward = [
         [(v_size[j] - overlap, v_meets[j] - (overlap > 0), v_size[j]) for j, overlap in enumerate(row)]
         for row in types.common
@@ -465,11 +473,11 @@ def _least(groups: tuple[_Types, ...], u_ratio: int, v_ratio: int, has_gradient:
         [(u_size[i] - overlap, u_meets[i] - (overlap > 0), u_size[i]) for overlap in row]
         for i, row in enumerate(types.common)
     ]
-    # Bytes of both ways decide, then those forward, then messages of both ways, then those forward: a number for all.
+    # Order by bytes of both directions, then forward bytes, messages of both, forward messages: one number encodes all.
     base = 1 + max(*u_size, *v_size, *u_meets, *v_meets)
     forward_costs = [[fetch * (base + 1) * base**2 + count * (base + 1) for fetch, count, _ in row] for row in forward]
     backward_costs = [[(fetch * base**2 + count) * base * has_gradient for fetch, count, _ in row] for row in backward]
-    # In units of devices of which there are as many as both sides' parts multiplied.
+    # The unit is 1 ÷ (product of both sides' numbers of parts) of the devices.
     supply = [count * sum(types.v_count) for count in types.u_count]
     demand = [count * sum(types.u_count) for count in types.v_count]
     met = _cheapest(forward_costs, backward_costs, supply, demand)
@@ -480,7 +488,7 @@ def _least(groups: tuple[_Types, ...], u_ratio: int, v_ratio: int, has_gradient:
 
 
 def _joined(groups: tuple[_Types, ...]) -> _Types:
-    """Return the types of several groups together: one of each."""
+    """Return the types of several groups combined: each is one type of every group."""
 
     def products(sides: list[tuple[int, ...]]) -> tuple[int, ...]:
         return tuple(prod(chosen) for chosen in product(*sides))
@@ -499,7 +507,7 @@ def _joined(groups: tuple[_Types, ...]) -> _Types:
 def _cheapest(
     forward: list[list[int]], backward: list[list[int]], supply: list[int], demand: list[int]
 ) -> list[tuple[int, int]]:
-    """Return the pairs of types, [u][v], that meet under the assignment of the least max forward + max backward."""
+    """Return the pairs of types, [u][v], of the assignment that minimises max forward + max backward."""
     first = (
         max(_least_for(column, supply, need) for column, need in zip(zip(*forward, strict=True), demand, strict=True)),
         max(_least_for(row, demand, need) for row, need in zip(backward, supply, strict=True)),
@@ -515,7 +523,7 @@ def _cheapest(
         met, needy, closed = _transport(supply, demand, allowed)
         if not needy:
             return met
-        # Some part of one set has to meet one of the other: the bounds grow at least that far.
+        # Some part of one set must be paired with one of the other: the bounds rise at least that far.
         raised = sorted(
             {(max(most_forward, forward[i][j]), max(most_backward, backward[i][j])) for i in needy for j in closed}
         )
@@ -529,7 +537,7 @@ def _cheapest(
 
 
 def _least_for(fetches: Sequence[int], there_are: Sequence[int], need: int) -> int:
-    """Return the most that parts of one type fetch if they may choose whom they meet, but each of these only once."""
+    """Return the most that parts of one type fetch if they may choose their partners, each partner only once."""
     for fetch, count in sorted(zip(fetches, there_are, strict=True)):
         need -= count
         if need <= 0:
@@ -540,16 +548,22 @@ def _least_for(fetches: Sequence[int], there_are: Sequence[int], need: int) -> i
 def _transport(
     supply: list[int], demand: list[int], allowed: list[list[int]]
 ) -> tuple[list[tuple[int, int]], set[int], set[int]]:
-    """Return along which pairs a supply meets a demand of the same sum, or which sets make that impossible.
+    """Solve a transportation problem of equal total supply and demand, or return the sets that make it infeasible.
 
-    allowed: [suppliers] whom each may serve. Returns (pairs, {}, {}) or ([], suppliers, receivers): these suppliers
-    may serve none of these receivers, and have more than all others need.
+    Args:
+        supply: [suppliers] amounts.
+        demand: [receivers] amounts.
+        allowed: [suppliers] receivers that each may serve.
+
+    Returns:
+        (pairs with a flow, {}, {}), or ([], suppliers, receivers): these suppliers may serve none of these receivers,
+        and have more than all other receivers need.
     """
     wanted = list(demand)
     served: list[dict[int, int]] = [{} for _ in demand]
     for first, amount in enumerate(supply):
         while amount:
-            # The shortest way to a receiver in want, along which suppliers take over from each other.
+            # Shortest augmenting path to a receiver with unmet demand.
             taken_over, supplier_of, queue, last = {first: -1}, dict[int, int](), [first], -1
             for supplier in queue:
                 for receiver in allowed[supplier]:
@@ -588,7 +602,7 @@ def _transport(
 
 
 def _groups(u: tuple[Component, ...], v: tuple[Component, ...]) -> Iterator[tuple[slice, slice]]:
-    """Yield where components of either side cover the same elements."""
+    """Yield pairs of slices of the components of either side that cover the same elements."""
     for of_u, of_v in aligned_dims([part.length for part in u], [part.length for part in v]):
         yield slice(*of_u), slice(*of_v)
 
@@ -596,9 +610,9 @@ def _groups(u: tuple[Component, ...], v: tuple[Component, ...]) -> Iterator[tupl
 def _atom_factors(
     parts: list[Component], splits: IndexArray, atoms: Sequence[int]
 ) -> tuple[IndexArray, NDArray[np.bool_]]:
-    """Return [L, atoms]: how each split of the components splits the atoms; and [L] whether all fall on their bounds.
+    """Return [L, atoms] how the components' splits divide the atoms; and [L] whether all cuts are at their bounds.
 
-    The even parts of a component are runs of its leading atoms: those are split first.
+    The even parts of a component are runs of its leading atoms, so those are split first.
     """
     factors = np.ones((len(splits), len(atoms)), dtype=np.int32)
     is_aligned = np.ones(len(splits), dtype=np.bool_)
@@ -619,8 +633,11 @@ def _atom_factors(
 class SharedSplit(NamedTuple):
     """Splits of both sides that cut one stretch of a tensor at the same bounds.
 
-    u, v: the component on either side; u_dim, v_dim: that it is indexed by. u_above, v_above: factors of that
-    component's split that lie above the stretch. u_factor, v_factor: how it is split itself.
+    Attributes:
+        u, v: The component on either side.
+        u_dim, v_dim: Iteration dim that indexes it.
+        u_above, v_above: Factor of the component's split that cuts dims before the stretch.
+        u_factor, v_factor: Factor that splits the stretch itself.
     """
 
     u: int
@@ -636,7 +653,7 @@ class SharedSplit(NamedTuple):
 def shared_splits(
     u: tuple[Component, ...], u_split: IndexArray, v: tuple[Component, ...], v_split: IndexArray
 ) -> tuple[SharedSplit, ...]:
-    """Return where one layout of either side, [components], splits the same stretches of the tensor."""
+    """Return the stretches of the tensor that one layout of either side, [components], splits at the same bounds."""
     found: list[SharedSplit] = []
     for of_u, of_v in _groups(u, v):
         us, vs = list(u[of_u]), list(v[of_v])
@@ -655,10 +672,10 @@ def shared_splits(
 
 
 def _choosing_factor(part: Component, split: int) -> int | None:
-    """Return the factor of a component's split that tells its piece from the others, 1 where it is the whole dim.
+    """Return the factor of a component's split that selects its slice, 1 where it is the whole dim.
 
-    A piece that is one of A equal pieces lies within one part of a split of up to A; what is beyond A splits
-    the piece itself. None where the parts cross the piece's bounds.
+    One of A equal slices is within one part of a split of up to A ways; any further factor splits the slice itself.
+    None where the parts cross the slice's bounds.
     """
     if not isinstance(part.axis, SliceOf):
         return 1

@@ -1,10 +1,10 @@
 """Placement: which device holds which part of each layer (PaSE section II).
 
-A device number is written in digits whose bases are the prime factors of p, the most significant first. Each
-layer gives every digit to one prime factor of one of its splits, or to its replicas. Two layers that give a
-digit to the same cut of the tensor between them leave that cut where it is, so that placing a layer is
-matching its splits to the digits where its neighbours have theirs: small work even for thousands of devices. Last comes
-which digits lie inside a node: neighbours share a node first.
+A device number is written in mixed-radix digits whose bases are the prime factors of p, most significant first. Each
+layer assigns every digit to one prime factor of one of its splits, or to its replicas. If two adjacent layers assign a
+digit to the same cut of the tensor between them, that cut needs no transfer. Placing a layer therefore means matching
+its splits to the digits of its neighbours, which is cheap even for thousands of devices. The last step chooses which
+digits number the devices within a node, so that neighbours share a node.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -21,30 +21,32 @@ from pase.sharding.overlap import SharedSplit, shared_splits
 from pase.sharding.shards import components, prime_factors, shard_size, split_columns, splits_of
 
 Slot = tuple[str, int]
-"""A prime factor of a dim's split: (dim, position among the split's factors, the coarsest first)."""
+"""A prime factor of a dim's split: (dim, position among the split's factors, coarsest first)."""
 
 Digits = frozenset[int]
-"""Positions of digits."""
+"""Positions of digits in a device number."""
 
 Moved = tuple[Digits, float]
-"""(digits, bytes) that each of the devices differing in these digits adds, in a sum, or brings together."""
+"""(digits, bytes): bytes that devices differing in these digits each contribute to a reduction, or fetch."""
 
 MAX_ORDERS = 20_000
-"""Orders of the digits that are looked at; 4096 devices in nodes of 64 have 924."""
+"""Largest number of digit orders to evaluate; 4096 devices in nodes of 64 have 924."""
 
 _WORTH_IT = 0.99
-"""What is not counted here (weights that layers share, what recurrent layers hand on) may outweigh a smaller gain."""
+"""Improvements must exceed 1 %: traffic ignored here (shared weights, recurrent states) may outweigh a smaller gain."""
 
 
 _SWEEPS = 4
-"""How often every layer is placed anew at most: few layers change in the second sweep, hardly any after it."""
+"""Maximum number of sweeps over all layers: few layers change in the second sweep, hardly any later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """digits: for each digit of a device number, the slot that it selects; None for a replica.
+    """Assignment of digits to the splits of one layer.
 
-    primes: for each dim that is split, the prime factors of its split, the coarsest first.
+    Attributes:
+        digits: For each digit of a device number, the slot that it selects; None for a replica.
+        primes: For each dim that is split, the prime factors of its split, coarsest first.
     """
 
     digits: tuple[Slot | None, ...]
@@ -53,10 +55,12 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Link:
-    """An edge as placement sees it: layers u and v, by number, and the slots that cut its tensor at the same bounds.
+    """An edge between layers u and v, by number, with the slots that cut its tensor at the same bounds.
 
-    edge: its number. size: elements that stay on each device where every pair of slots has the same digit.
-    pairs: (u's slot, v's slot, prime); where a pair's digits differ, one in `prime` devices keeps what it selects.
+    Attributes:
+        edge: Number of the edge.
+        size: Elements that stay on each device if every pair of slots has the same digit.
+        pairs: (u's slot, v's slot, prime); where a pair's digits differ, one in `prime` devices keeps its elements.
     """
 
     edge: int
@@ -76,13 +80,17 @@ def place(
 ) -> tuple[tuple[int, ...], ...]:
     """Return, for each layer, the device of each of its parts, [p].
 
-    splits: for each layer, the split factor of each iteration dim; their product divides num_devices. Parts are
-    counted row-major over the dims that are split, in the order of the iteration space, then the replicas.
-    group_sizes: consecutive devices that are closer to each other than to others: those of a node. by_level: whether
-    all-reduces add within such groups first (`choose_order`).
-    Layers are placed in topological order, each as close to its producers as they allow, the largest tensors
-    first (the paper's greedy assignment that maximises locality); then each is placed anew among all its
-    neighbours as long as less moves. The same from digits in their plain order; the better of the two counts.
+    Layers are placed in topological order, each as close to its producers as possible, the largest tensors first (the
+    paper's greedy assignment that maximises locality). Then each layer is placed again among all its neighbours as long
+    as this reduces transfers. The same starts from digits in their plain order; the better result is returned.
+
+    Args:
+        graph: The graph.
+        num_devices: p, the number of devices.
+        splits: For each layer, the split factor of each iteration dim; their product divides num_devices. Parts are
+            counted row-major over the split dims, in the order of the iteration space, then the replicas.
+        group_sizes: Sizes of groups of consecutive devices that are closer to each other than to others, such as nodes.
+        by_level: Whether all-reduces reduce within such groups first (`choose_order`).
     """
     bases = prime_factors(num_devices)
     kinds = _kinds(graph, splits)
@@ -98,7 +106,7 @@ def place(
             incident[link.u].append(link)
             incident[link.v].append(link)
         for is_greedy in (True, False):
-            # As its producers' placements suggest, or with digits in their plain order.
+            # Start from the producers' placements, or from digits in their plain order.
             placed: list[Placement] = []
             for vertex, of_dims in enumerate(primes):
                 before = [link for link in incident[vertex] if link.v == vertex] if is_greedy else []
@@ -124,7 +132,7 @@ def place(
 
 
 def _kinds(graph: Graph, splits: Sequence[Mapping[str, int]]) -> list[int]:
-    """Return [V] the first layer that each one repeats with the same splits."""
+    """Return [V] for each layer the first layer that is equal to it and has the same splits."""
     first: dict[Hashable, int] = {}
     keys = ((like, tuple(split.values())) for like, split in zip(graph.repeated, splits, strict=True))
     return [first.setdefault(key, vertex) for vertex, key in enumerate(keys)]
@@ -162,11 +170,11 @@ def _common_cuts(
 def _prime_orders(
     graph: Graph, splits: Sequence[Mapping[str, int]], cuts: Sequence[tuple[SharedSplit, ...]], *, is_forward: bool
 ) -> list[dict[str, tuple[int, ...]]]:
-    """Return, for each layer and dim, the prime factors of its split in an order that its neighbours share.
+    """Return, for each layer and dim, the prime factors of its split in an order shared with its neighbours.
 
-    Cuts fall on the same bounds only as far as both sides split by the same primes from the coarsest on: 12 and
-    24 parts share 2 · 2 · 3 if the 24 are 2 · 2 · 3 · 2. A layer takes the order of its producers (of its consumers,
-    where the layers are gone through backward), then what it has in common with the others.
+    Cuts coincide only as far as both sides split by the same primes from the coarsest on: 12 and 24 parts share
+    2 · 2 · 3 if the 24 are 2 · 2 · 3 · 2. A layer adopts the order of its producers (of its consumers, when the layers
+    are visited backward), then the factors that it shares with the others.
     """
     seen: list[list[tuple[str, int, str]]] = [[] for _ in splits]
     ahead: list[list[tuple[str, int, str]]] = [[] for _ in splits]
@@ -191,7 +199,7 @@ def _prime_orders(
 
 
 def _ordered(primes: tuple[int, ...], guides: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the primes, first those that the guides name, in their order."""
+    """Return the primes, those that the guides name first, in their order."""
     left = list(primes)
     result: list[int] = []
     for prime in (prime for guide in guides for prime in guide[len(result) :]):
@@ -217,7 +225,7 @@ def _links(
                 ((cut.u_dim, first + level), (cut.v_dim, other_first + level), prime)
                 for level, (prime, _) in enumerate(same)
             ]
-            # Beyond the cuts that they share the two sides' parts lie across each other.
+            # Past the cuts that they share, the parts of the two sides do not nest.
             size /= cut.u_factor * cut.v_factor / prod(prime for prime, _ in same)
         pairs += _joint_pairs(graph, edge, primes[u], primes[v])
         if pairs:
@@ -228,9 +236,9 @@ def _links(
 def _joint_pairs(
     graph: Graph, edge: Edge, u: Mapping[str, tuple[int, ...]], v: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[Slot, Slot, int]]:
-    """Yield the slots of a fan-out and of its reader between whose devices parts of one gradient lie.
+    """Yield pairs of slots of a fan-out and its consumer whose devices hold partial gradients of the same elements.
 
-    Where these have the same digits, and the parts of the tensor have, the fan-out's sum is the reader's too.
+    Where these pairs, and the parts of the tensor, have the same digits, the fan-out reduces for the consumer, too.
     """
     producer, consumer = graph[edge.producer], graph[edge.consumer]
     if not producer.is_fan_out or not graph.has_gradient(consumer, edge.input):
@@ -251,7 +259,7 @@ def _joint_pairs(
 
 
 def _run(primes: tuple[int, ...], above: int, factor: int) -> tuple[int, tuple[int, ...]]:
-    """Return where the primes of a factor start, those of `above` before them, and the primes; none if they mix."""
+    """Return where the primes of a factor start, after those of `above`, and the primes; none if they mix."""
     products = [prod(primes[:i]) for i in range(len(primes) + 1)]
     if above not in products or above * factor not in products:
         return 0, ()
@@ -260,7 +268,7 @@ def _run(primes: tuple[int, ...], above: int, factor: int) -> tuple[int, tuple[i
 
 
 def _improve(placed: list[Placement], bases: tuple[int, ...], incident: Sequence[Sequence[_Link]]) -> None:
-    """Place layer after layer anew among all its neighbours, wherever more stays in place then."""
+    """Place one layer after the other again among all its neighbours, wherever that keeps more elements in place."""
     for sweep in range(_SWEEPS):
         changed = False
         order = range(len(placed)) if sweep % 2 else reversed(range(len(placed)))
@@ -279,7 +287,7 @@ def _improve(placed: list[Placement], bases: tuple[int, ...], incident: Sequence
 
 
 def _kept(links: Sequence[_Link], placed: Sequence[Placement]) -> float:
-    """Return the elements that stay on an average device."""
+    """Return the number of elements that stay on an average device."""
     total = 0.0
     for link in links:
         u, v = placed[link.u].digits, placed[link.v].digits
@@ -292,7 +300,7 @@ def _kept(links: Sequence[_Link], placed: Sequence[Placement]) -> float:
 
 
 def _affinities(vertex: int, links: Sequence[_Link], placed: Sequence[Placement]) -> dict[tuple[Slot, int], float]:
-    """Return, for a slot of a layer and a digit, the elements that would stay where the neighbours have them."""
+    """Return, for a slot of a layer and a digit, the elements that would stay in place with the neighbours' digits."""
     affinities: dict[tuple[Slot, int], float] = {}
     for link in links:
         other = placed[link.u if link.v == vertex else link.v].digits
@@ -306,7 +314,7 @@ def _affinities(vertex: int, links: Sequence[_Link], placed: Sequence[Placement]
 def _assign(
     primes: Mapping[str, tuple[int, ...]], bases: tuple[int, ...], affinities: Mapping[tuple[Slot, int], float]
 ) -> Placement:
-    """Give every digit to a slot of its base, or to a replica: the largest affinities first, the rest in order."""
+    """Assign every digit to a slot of its base, or to a replica: the largest affinities first, the rest in order."""
     open_slots = {(dim, i): prime for dim, of_dim in primes.items() for i, prime in enumerate(of_dim)}
     digits: list[Slot | None] = [None] * len(bases)
     for (slot, digit), _ in sorted(affinities.items(), key=lambda item: (-item[1], item[0][1], item[0][0])):
@@ -322,9 +330,13 @@ def _assign(
 def _sums(
     graph: Graph, splits: Sequence[Mapping[str, int]], kinds: Sequence[int], placed: Sequence[Placement]
 ) -> Iterator[Moved]:
-    """Yield what the layers add up inside themselves. What a recurrent layer hands on is small beside it.
+    """Yield the all-reduces within layers. The states that a recurrent layer passes on are small in comparison.
 
-    kinds: [V] equal for layers that are equal under equal splits.
+    Args:
+        graph: The graph.
+        splits: Splits of each layer.
+        kinds: [V] equal for layers that are equal under equal splits.
+        placed: Placement of each layer.
     """
     known: dict[tuple[int, Indexed], float] = {}
 
@@ -370,9 +382,14 @@ def _fetches(
     placed: Sequence[Placement],
     links: Sequence[_Link],
 ) -> Iterator[Moved]:
-    """Yield what each edge moves, forward and backward: a device fetches what digits cut elsewhere than its own do.
+    """Yield the transfers of each edge, forward and backward: fetches are due to digits that cut differently.
 
-    kinds: [V] equal for layers that are equal under equal splits.
+    Args:
+        graph: The graph.
+        splits: Splits of each layer.
+        kinds: [V] equal for layers that are equal under equal splits.
+        placed: Placement of each layer.
+        links: The edges.
     """
     known: dict[Hashable, tuple[frozenset[str], float]] = {}
     stays: dict[int, set[tuple[Slot, Slot]]] = {}
@@ -426,15 +443,15 @@ def _devices(
     free = [i for i, slot in enumerate(digits) if slot is None]
     for rank, digit in enumerate(free):
         device += index[-1] // prod(bases[i] for i in free[rank + 1 :]) % bases[digit] * weights[digit]
-    assert sorted(device.tolist()) == list(range(prod(bases))), f"placement of {operator.name} is no permutation"
+    assert sorted(device.tolist()) == list(range(prod(bases))), f"placement of {operator.name} is not a permutation"
     return tuple(device.tolist())
 
 
-# -- which digits lie inside a node
+# -- which digits number the devices within a node
 #
-# Exchanging two digits of the same place in all layers at once renumbers the devices, so it changes nothing of what
-# moves in all; but the last digits tell the devices of one node apart and the first ones the nodes. For every way to
-# order the digits, what crosses nodes is counted, and the least is taken.
+# Exchanging two digits of equal base in all layers renumbers the devices and does not change the total transfers. But
+# the last digits number the devices within a node and the first ones the nodes. Of all orders of the digits, the one
+# with the fewest bytes across nodes is chosen.
 
 
 def choose_order(
@@ -445,12 +462,18 @@ def choose_order(
     *,
     by_level: bool = False,
 ) -> tuple[int, ...]:
-    """Return the positions of the digits, the most significant first, with the fewest bytes across groups.
+    """Return the positions of the digits, most significant first, with the fewest bytes across groups.
 
-    bases: [digits]. group_sizes: devices of a group of each level, ascending (a node, a rack); those that no digits
-    multiply to are left out. What crosses the groups of the outermost level counts first, then the next one's.
-    by_level: whether an all-reduce adds within groups before it goes between them; by default every device exchanges
-    a share with every other.
+    Bytes across groups of the outermost level count first, then those of the next one.
+
+    Args:
+        bases: [digits] base of each digit.
+        group_sizes: Devices in a group of each level, ascending (a node, a rack); sizes that are not a product of
+            digits are ignored.
+        sums: All-reduces.
+        fetches: Transfers of edges.
+        by_level: Whether an all-reduce reduces within groups before it crosses them; by default every device exchanges
+            a share with every other.
     """
     added, fetched = _together(sums), _together(fetches)
 
@@ -459,8 +482,8 @@ def choose_order(
         for digits, shard_bytes in added.items():
             count = prod(bases[i] for i in digits)
             inside = prod(bases[i] for i in digits & inner)
-            # Every device exchanges a share with each of the others, forth and back; added within the group before, a
-            # device's share of what goes further is that much smaller.
+            # Every device exchanges a share with each other device, both ways. After a reduction within the inner
+            # group, a device's share of the remaining traffic is smaller by the size of that group.
             total += 2 * shard_bytes / count * (count - inside) / (inside if by_level else 1)
         for digits, shard_bytes in fetched.items():
             total += shard_bytes * (1 - 1 / prod(bases[i] for i in digits - inner))
@@ -484,7 +507,7 @@ def choose_order(
 
 
 def _ways(bases: Sequence[int], digits: Digits, sizes: Sequence[int]) -> Iterator[tuple[Digits, ...]]:
-    """Yield the digits inside a group of each level, the outermost level first; the last digits come first."""
+    """Yield the digits inside a group of each level, outermost level first; trailing digits are tried first."""
     if not sizes:
         yield ()
         return

@@ -1,14 +1,16 @@
-"""Re-sharding: the movements that take a tensor from one layout to another, which box goes where, and partial sums.
+"""Resharding: the transfers that take a tensor from one layout to another, box by box, and reductions.
 
-The two layouts may see the tensor with different dims. A reshape keeps the row-major order of the points, so that
-ranges of ``[c, h, w]`` can be compared with ranges of ``[c·h·w]``: both are ranges of finer dims or of the one flat
-dim. Where a box of one is no box of the other (a third of 256 channels, seen flat, beside a split of h), the tensor
-first goes to a layout on its own devices in which the reshape is local: only the leading dim stays split.
+The two layouts may index the tensor with different dims. A reshape preserves the row-major order of the points, so
+ranges of ``[c, h, w]`` can be compared with ranges of ``[c·h·w]``: both are ranges of finer common dims or of the flat
+dim. Where a box of one layout is not a box of the other (a third of 256 flattened channels, against a split of h), the
+tensor is first redistributed to a layout on its own devices in which the reshape is local: only the leading dim stays
+split.
 
-An all-reduce goes in pieces between all pairs of devices: each of k devices adds a k-th and sends the others the sum.
-What a fan-out hands on, or a weight that several layers share, has one sum of its gradient. A reader that holds the
-tensor as the other end does, and would sum its gradient over the same groups of devices, leaves its parts as they are:
-they are added on each device. What its windows reach beyond its own part goes to the neighbours before that.
+An all-reduce is a reduce-scatter and an all-gather between all pairs of devices: each of k devices reduces 1/k of the
+tensor and sends the sum to the others. A fan-out, or a weight that several layers share, has one reduction of its
+gradient. A consumer that holds the tensor as the other end does, and would reduce its gradient over the same groups of
+devices, leaves its gradients partial: they are added on each device first. Gradients of halos are sent to the
+neighbours before that.
 """
 
 from bisect import bisect_left
@@ -23,18 +25,18 @@ from pase.sharding.layouts import HOST, DeviceMesh, Layout, Place, PlainDim, Ten
 
 @dataclass(frozen=True, slots=True)
 class ReshardStep:
-    """One movement between layouts with the same dims."""
+    """One transfer between layouts with the same dims."""
 
     source: Layout
     target: Layout
 
     @property
     def adjoint(self) -> "ReshardStep":
-        """The movement that takes gradients back."""
+        """The transfer that takes gradients back."""
         return ReshardStep(self.target, self.source)
 
     def clipped(self, dim: int) -> "ReshardStep":
-        """Return the movement to what the source covers of the target's boxes along a dim, possibly nothing of some."""
+        """Return the transfer restricted to the part of the target's boxes that the source covers along a dim."""
         low = min(box[dim][0] for box in self.source.boxes)
         high = max(box[dim][1] for box in self.source.boxes)
 
@@ -46,7 +48,7 @@ class ReshardStep:
 
 
 def reshard_steps(source: Layout, target: Layout) -> tuple[ReshardStep, ...]:
-    """Return the movements, one or at most three, that take a tensor from one layout to another.
+    """Return the transfers, at most three, that take a tensor from one layout to another.
 
     The shapes may differ by a reshape. Raises ProgramError where their sizes differ.
     """
@@ -69,12 +71,12 @@ def reshard_steps(source: Layout, target: Layout) -> tuple[ReshardStep, ...]:
     return (
         ReshardStep(source, _renumbered(first)),
         _seen(_renumbered(first), last, groups, views),
-        # Each device takes what it needs from itself, whatever the others hold.
+        # Each device first takes what it needs from itself, independent of the others.
         ReshardStep(*(apart(enumerate(layout.boxes), layout.devices) for layout in (last, target))),
     )
 
 
-# -- what moves
+# -- transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +88,26 @@ class Piece:
 
 
 def pieces(step: ReshardStep) -> tuple[tuple[Piece, ...], ...]:
-    """Return [target positions] the pieces that make up what each one holds.
+    """Return [target positions] the pieces that make up each target's box.
 
-    Every part of the source that overlaps the target's box gives one piece, from the replica on the same device
-    if there is one, from the nearest device otherwise. Where the parts of the source overlap (windows, on the way
-    back), the pieces do too, and are to be added.
+    Every part of the source that overlaps the target's box gives one piece, from the replica on the same device if
+    there is one, otherwise from the nearest device. Where source parts overlap (windows, in the backward pass), so do
+    the pieces, which must then be added.
     """
     source, target = step.source, step.target
     holders: dict[int, list[int]] = {}
     for position, part in enumerate(source.parts):
         holders.setdefault(part, []).append(position)
     parts = list(holders.values())
-    # Of many replicas one is mostly on the target's own device.
+    # Usually one of many replicas is on the target's own device.
     own = [{source.devices[position]: position for position in reversed(positions)} for positions in parts]
-    # By their ranges of the first dim: of many parts few have anything in common with a box.
+    # Index by range of the first dim, since a box overlaps with few of many parts.
     rows: dict[Range, list[int]] = {}
     for number, positions in enumerate(parts):
         rows.setdefault(_first(source.boxes[positions[0]]), []).append(number)
     ranges = sorted(rows)
     longest = max((high - low for low, high in ranges), default=0)
-    # Replicas of the target have one box between them.
+    # Replicas of the target have the same box.
     shared: dict[Box, list[tuple[int, Box]]] = {}
     for box in target.boxes:
         if box in shared:
@@ -133,11 +135,11 @@ def _first(box: Box) -> Range:
 
 
 Pairs = dict[tuple[int, int], int]
-"""Points, or bytes, that go from one device to another."""
+"""Points, or bytes, sent from one device to another."""
 
 
 def point_to_point(step: ReshardStep, taken: Sequence[Sequence[Piece]] | None = None) -> Pairs:
-    """Return the points that a movement takes from one device to another; the host's do not count. taken: `pieces`."""
+    """Return the points that a transfer sends between devices, without the host; `taken` is `pieces(step)`."""
     pairs: Pairs = {}
     for device, own in zip(step.target.devices, pieces(step) if taken is None else taken, strict=True):
         for piece in own:
@@ -148,7 +150,7 @@ def point_to_point(step: ReshardStep, taken: Sequence[Sequence[Piece]] | None = 
 
 
 def moved_pairs(steps: Iterable[ReshardStep]) -> Pairs:
-    """Return the points that movements take between devices, all together."""
+    """Return the total points that transfers send between devices."""
     total: Pairs = {}
     for step in steps:
         add_pairs(total, point_to_point(step).items())
@@ -156,27 +158,27 @@ def moved_pairs(steps: Iterable[ReshardStep]) -> Pairs:
 
 
 def add_pairs(pairs: Pairs, more: Iterable[tuple[tuple[int, int], int]]) -> None:
-    """Add points to others."""
+    """Add points to existing totals."""
     for ends, points in more:
         pairs[ends] = pairs.get(ends, 0) + points
 
 
-# -- movements of what workers hold, each in coordinates of its own
+# -- transfers within workers' parts, each in its own coordinates
 
 
 Shapes = Sequence[Sequence[int]]
-"""[workers] of what they hold."""
+"""[workers] shapes of their parts."""
 
 
 def framing(shapes: Shapes, frames: Sequence[Box], devices: Sequence[int]) -> tuple[ReshardStep, ...]:
-    """Return the movement by which workers, [workers], keep what a box in their part's coordinates encloses."""
+    """Return the transfer that crops each worker's part to a box in its own coordinates, [workers]."""
     return (ReshardStep(_wholes(shapes, devices), apart(enumerate(frames), devices)),)
 
 
 def clearing(
     shapes: Sequence[Sequence[int]], places: Sequence[Place], devices: Sequence[int]
 ) -> tuple[ReshardStep, ...]:
-    """Return the movements that leave zeros in some subsets: everything else is taken out and put back."""
+    """Return the transfers that zero some boxes: everything else is taken out and put back."""
     kept: list[Place] = []
     for worker, shape in enumerate(shapes):
         left = [whole(shape)]
@@ -188,31 +190,31 @@ def clearing(
 
 
 def addition(shapes: Shapes, source: Place, target: Place, devices: Sequence[int]) -> tuple[ReshardStep, ...]:
-    """Return the movements that send one subset to another's device and add it there."""
+    """Return the transfers that send one box to another's device and add it there."""
     wholes = _wholes(shapes, devices)
 
-    def beside(place: Place) -> Layout:
+    def placed_apart(place: Place) -> Layout:
         return apart([*enumerate(map(whole, shapes)), place], [*devices, devices[target[0]]])
 
-    return ReshardStep(wholes, beside(source)), ReshardStep(beside(target), wholes)
+    return ReshardStep(wholes, placed_apart(source)), ReshardStep(placed_apart(target), wholes)
 
 
 def _wholes(shapes: Shapes, devices: Sequence[int]) -> Layout:
     return apart(enumerate(map(whole, shapes)), devices)
 
 
-# -- seeing through reshapes
+# -- common dims of two shapes
 
 
 _Group = tuple[Range, Range]
-"""Neighbouring dims of the source's and the target's shape that hold the same points."""
+"""Neighbouring dims of the source's and of the target's shape that hold the same points."""
 
 _Convert = Callable[[Box], Box | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """Common dims of a group, and how a box of either side is written in them."""
+    """Common dims of a group, and the conversion of either side's boxes to them."""
 
     shape: tuple[int, ...]
     source: _Convert
@@ -224,7 +226,7 @@ def _view(source: Layout, target: Layout, group: _Group) -> _View | None:
     a, b = source.shape[slice(*group[0])], target.shape[slice(*group[1])]
     if a == b:
         return _View(a, lambda box: box, lambda box: box)
-    # The flat dim first: it has the fewest pieces.
+    # The flat dim first: it gives the fewest pieces.
     flat = _View((prod(a),), lambda box: _flat(box, a), lambda box: _flat(box, b))
     candidates = [flat]
     if (common := common_dims(a, b)) is not None:
@@ -258,11 +260,11 @@ def _seen(source: Layout, target: Layout, groups: list[_Group], views: Sequence[
 
 
 def _flat(box: Box, shape: Sequence[int]) -> Box | None:
-    """Return a box as one range of the flat index, None where its points are not neighbours."""
+    """Return a box as one range of the flat index, None where its points are not contiguous."""
     low, high = 0, 1
     is_run = True
     for (first, last), extent in zip(box, shape, strict=True):
-        # After the first dim that is a proper range, all dims must be whole; before it, single points.
+        # After the first dim that is a proper range, all dims must be complete; before it, single points.
         if high - low > 1 and (first, last) != (0, extent):
             is_run = False
         if first < 0 or last > extent:
@@ -272,7 +274,7 @@ def _flat(box: Box, shape: Sequence[int]) -> Box | None:
 
 
 def _refined(box: Box, shape: Sequence[int], fine: Sequence[int]) -> Box | None:
-    """Return a box of `shape` as a box of its factors `fine`, None where it is none."""
+    """Return a box of `shape` as a box of its factors `fine`, None where it is not one."""
     ranges: list[Range] = []
     position = 0
     for (first, last), extent in zip(box, shape, strict=True):
@@ -288,32 +290,32 @@ def _refined(box: Box, shape: Sequence[int], fine: Sequence[int]) -> Box | None:
                 return None
             ranges.extend(factors)
         elif (first, last) != (0, 1):
-            # A window that sticks out of a dim which the common dims leave out.
+            # A window that extends past a dim which the common dims omit.
             return None
     # Shapes without a dim larger than 1.
     return tuple(ranges) if ranges else whole(fine)
 
 
 def _factored(first: int, last: int, factors: Sequence[int]) -> list[Range] | None:
-    """Return the range [first, last) of a product as ranges of its factors, None where it is no box."""
+    """Return the range [first, last) of a product as ranges of its factors, None where it is not a box."""
     if first < 0 or last > prod(factors):
         return None
     ranges: list[Range] = []
     for i, factor in enumerate(factors):
         inner = prod(factors[i + 1 :])
         if first % inner == 0 and last % inner == 0:
-            # Whole blocks of the rest: a range of this factor, if it does not wrap around.
+            # Complete blocks of the remaining factors: a range of this factor, if it does not wrap around.
             low, high = first // inner, last // inner
             return [*ranges, (low, high), *whole(factors[i + 1 :])] if high <= factor else None
         if first // inner != (last - 1) // inner:
             return None
         ranges.append((first // inner, first // inner + 1))
         first, last = first % inner, (last - 1) % inner + 1
-    raise AssertionError("the last factor is whole blocks of nothing")
+    raise AssertionError("the last factor always gives a range")
 
 
 def _gathered(layout: Layout, groups: Sequence[Range]) -> Layout:
-    """Return the layout in which only the leading dim of each group stays split, by whole boxes of what was there."""
+    """Return the layout in which only the leading dim of each group stays split; the others are gathered."""
     boxes = []
     for box in layout.boxes:
         ranges = list(box)
@@ -328,25 +330,25 @@ def _gathered(layout: Layout, groups: Sequence[Range]) -> Layout:
 
 
 def _renumbered(layout: Layout) -> Layout:
-    """Return the layout with equal boxes counted as replicas of one part."""
+    """Return the layout with equal boxes treated as replicas of one part."""
     numbers: dict[Box, int] = {}
     return replace(layout, parts=tuple(numbers.setdefault(box, len(numbers)) for box in layout.boxes))
 
 
 SMALL_POINTS = 1024
-"""Below this size an all-reduce adds on one device: as many bytes, and far fewer operations."""
+"""Below this size an all-reduce reduces on one device: the bytes are the same, and the operations far fewer."""
 
 Stage = Iterable[tuple[tuple[int, int], int]]
-"""Points that go from one device to another, all at once."""
+"""Points sent from one device to another, all at the same time."""
 
 
 def sum_groups(mesh: DeviceMesh, over: Iterable[str]) -> list[list[int]]:
-    """Return the groups of several devices that differ along some axes alone."""
+    """Return the groups of two or more devices that differ only along the given axes."""
     return [[mesh.devices[i] for i in group] for group in mesh.groups(over) if len(group) > 1]
 
 
 def all_reduce_stages(group: Sequence[int], shard_points: int) -> tuple[Stage, Stage]:
-    """Return what the devices of a group send to have shards added, then to have the sums back."""
+    """Return the transfers of a group's reduce-scatter, then those of its all-gather."""
     count = len(group)
     if shard_points < max(SMALL_POINTS, count):
         first, *others = group
@@ -354,13 +356,13 @@ def all_reduce_stages(group: Sequence[int], shard_points: int) -> tuple[Stage, S
             ((first, other), shard_points) for other in others
         ]
     shares = [shard_points // count + (i < shard_points % count) for i in range(count)]
-    # To the one that adds this share, and from it.
+    # To the device that reduces this share, and back from it.
     there = [((other, to), share) for to, share in zip(group, shares, strict=True) for other in group if other != to]
     return there, [((adder, other), share) for (other, adder), share in there]
 
 
 def all_reduce_pairs(mesh: DeviceMesh, over: Iterable[str], shard_points: Mapping[int, int]) -> Pairs:
-    """Return the points that an all-reduce along some axes of shards, of so many points by device, takes to others."""
+    """Return the points that an all-reduce along some axes sends, for shards of `shard_points` by device."""
     pairs: Pairs = {}
     for group in sum_groups(mesh, over):
         for stage in all_reduce_stages(group, shard_points[group[0]]):
@@ -370,7 +372,12 @@ def all_reduce_pairs(mesh: DeviceMesh, over: Iterable[str], shard_points: Mappin
 
 @dataclass(frozen=True, slots=True)
 class SumEnd:
-    """A layer at one end of a tensor. dims: of the tensor there. over: dims whose parts leave parts of its gradient."""
+    """A layer at one end of a tensor.
+
+    Attributes:
+        dims: Dims of the tensor there.
+        over: Dims whose parts leave partial gradients of it.
+    """
 
     mesh: DeviceMesh
     dims: tuple[TensorDim, ...]
@@ -378,16 +385,17 @@ class SumEnd:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes of the mesh that the gradient is summed over, those of kernels included."""
+        """Axes of the mesh over which the gradient is reduced, including those of kernels."""
         kernels = {dim.kernel for dim in self.dims if isinstance(dim, WindowDim)}
         return tuple(axis for axis in self.mesh.split_axes if axis in self.over or axis in kernels)
 
 
 def joint_steps(giver: SumEnd, reader: SumEnd) -> tuple[ReshardStep, ...] | None:
-    """Return the movements that take a reader's parts of a gradient to the devices of the giver's sum, as parts.
+    """Return the transfers that take a consumer's partial gradients to the devices of the giver's reduction.
 
-    Each is between some of the devices; together they are between all. None where the reader has to sum its gradient
-    itself: it has the whole of it, or other devices hold other parts of the tensor, or its groups are others.
+    The gradients remain partial. Each transfer is between some of the devices; together they cover all. None where the
+    consumer must reduce its gradient itself: its gradient is complete, or devices hold different parts of the tensor,
+    or its groups differ.
     """
     axes = reader.axes
     groups = [[giver.mesh.devices[i] for i in group] for group in giver.mesh.groups(giver.axes)]
@@ -395,7 +403,7 @@ def joint_steps(giver: SumEnd, reader: SumEnd) -> tuple[ReshardStep, ...] | None
         return None
     own = tuple(PlainDim(dim.out, dim.extent) if isinstance(dim, WindowDim) else dim for dim in reader.dims)
     if any(dim.extent % reader.mesh.size(dim.name) for dim in own):
-        return None  # The giver's parts are of one size.
+        return None  # The giver's parts must have equal sizes.
     held, read = layout_of(giver.mesh, giver.dims), layout_of(reader.mesh, own)
     there = reshard_steps(held, read)
     if len(there) != 1 or there[0].source.by_device != there[0].target.by_device:
@@ -410,9 +418,9 @@ def joint_steps(giver: SumEnd, reader: SumEnd) -> tuple[ReshardStep, ...] | None
     if len(windowed) != 1:
         return None
     back = windowed[0].adjoint
-    # Devices that differ along the tensor's own dims alone have the same part of the whole gradient between them.
+    # Devices that differ only along the tensor's own dims together hold one complete partial gradient.
     place = {device: position for position, device in enumerate(back.target.devices)}
     return tuple(
-        ReshardStep(back.source.at(alike), back.target.at([place[back.source.devices[i]] for i in alike]))
-        for alike in reader.mesh.groups(dim.name for dim in own)
+        ReshardStep(back.source.at(positions), back.target.at([place[back.source.devices[i]] for i in positions]))
+        for positions in reader.mesh.groups(dim.name for dim in own)
     )

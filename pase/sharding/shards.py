@@ -1,6 +1,6 @@
 """Configurations of an operator (PaSE section II), and their shards in closed form, as arrays over configurations.
 
-A `splits` argument is [K, D], a result is [K].
+A `splits` argument has shape [K, D], a result has shape [K].
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,12 @@ SingleAxis = str | Window | SliceOf | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splits:
-    """Configurations of one operator, by dim. values: [K, D]; extents: of each iteration dim, in the same order."""
+    """Configurations of one operator, by dim.
+
+    Attributes:
+        values: [K, D] split factors.
+        extents: Extent of each iteration dim, in the same order.
+    """
 
     values: IndexArray
     extents: Mapping[str, int]
@@ -35,7 +40,7 @@ class Splits:
         return self.values[:, tuple(self.extents).index(dim)]
 
     def product(self, dims: tuple[str, ...]) -> IntArray:
-        """Return the [K] number of parts that splits of these dims make together."""
+        """Return the [K] number of parts into which splits of these dims divide together."""
         result = np.ones(len(self.values), dtype=np.int64)
         for dim in dims:
             result *= self.of(dim)
@@ -43,12 +48,12 @@ class Splits:
 
 
 def splits_of(operator: Operator, values: IndexArray) -> Splits:
-    """Return configurations of an operator, [K, D], with the extents that they split."""
+    """Return configurations of an operator, [K, D], with the extents of its iteration dims."""
     return Splits(values=values, extents=operator.extents)
 
 
 def shard_size(tensor: Indexed, splits: Splits) -> FloatArray:
-    """Return the [K] number of elements in the largest shard of a tensor, halos left out."""
+    """Return the [K] number of elements in the largest shard of a tensor, without halos."""
     size = np.ones(len(splits.values))
     for component in components(tensor, splits.extents):
         size *= largest_parts(component, splits)
@@ -57,7 +62,12 @@ def shard_size(tensor: Indexed, splits: Splits) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """A factor of a tensor dim that one iteration dim indexes; length: its extent, dim_extent: the iteration dim's."""
+    """A factor of a tensor dim that one iteration dim indexes.
+
+    Attributes:
+        length: Its extent.
+        dim_extent: Extent of the iteration dim.
+    """
 
     length: int
     axis: SingleAxis
@@ -66,7 +76,12 @@ class Component:
 
 
 def components(tensor: Indexed, extents: Mapping[str, int]) -> tuple[Component, ...]:
-    """Return a tensor's dims with products of iteration dims taken apart, row-major; extents: of the iteration dims."""
+    """Return a tensor's dims, row-major, with products of iteration dims decomposed into their factors.
+
+    Args:
+        tensor: The tensor.
+        extents: Extents of the iteration dims.
+    """
     result: list[Component] = []
     for length, axis in zip(tensor.shape, tensor.index_map, strict=True):
         match axis:
@@ -93,11 +108,14 @@ def split_columns(parts: tuple[Component, ...], splits: Splits) -> IndexArray:
 
 
 _PADDING = 64
-"""Shards along an outer dim may be larger than along another by one in so many: they follow one another in memory."""
+"""Tolerance of `shard_dims`: shards along an outer dim, which are contiguous, may be 1/64 larger."""
 
 
 def shard_dims(part_extents: Sequence[Any], count: Any) -> Any:
     """Return the dim along which ZeRO shards a device's part of a weight over the devices that all hold that part.
+
+    Each device keeps ``ceil(extent / count)`` points of the dim, the last ones fewer or none (`sharding.boxes.chunk`).
+    It is the first dim along which the largest shard is at most 1/64 larger than along any other.
 
     Each device keeps ``ceil(extent / count)`` points of the dim, the last ones fewer or none (`sharding.boxes.chunk`).
     It is the first dim along which the largest shard is no more than a 64th larger than along any other.
@@ -121,7 +139,7 @@ def shard_dims(part_extents: Sequence[Any], count: Any) -> Any:
 
 
 def shards_in_order(part_extents: Sequence[Any], count: Any) -> Any:
-    """Return whether the shards of a part follow one another in memory, row by row; [K] for [K] extents."""
+    """Return whether the shards of a part are contiguous in row-major memory; [K] values for [K] extents."""
     along = shard_dims(part_extents, count)
     before: Any = 1
     found = np.zeros_like(along, dtype=np.bool_)
@@ -138,7 +156,7 @@ def sharded_extents(part_extents: Sequence[Any], count: Any) -> list[Any]:
 
 
 def padded_shard_points(part_extents: Sequence[int], dim: int, count: int) -> int:
-    """Return the points of the largest of so many shards of a part along a dim: of what each device sends another."""
+    """Return the points of the largest of `count` shards along a dim, which is the size of each message."""
     return -(-part_extents[dim] // count) * prod(extent for at, extent in enumerate(part_extents) if at != dim)
 
 
@@ -146,7 +164,7 @@ _FEW_NUMBERS = 1024
 
 
 def distinct_rows(rows: IndexArray) -> tuple[IndexArray, NDArray[np.intp]]:
-    """Return the distinct rows of [N, C] non-negative integers, in order, and [N] which one each row is."""
+    """Return the distinct rows of [N, C] non-negative integers, in order, and [N] the index of each row among them."""
     if not rows.shape[1]:
         return rows[:1], np.zeros(len(rows), dtype=np.intp)
     bases = [most + 1 for most in rows.max(axis=0, initial=0).tolist()]
@@ -154,7 +172,7 @@ def distinct_rows(rows: IndexArray) -> tuple[IndexArray, NDArray[np.intp]]:
     if size >= 1 << 62:
         values, inverse = np.unique(rows, axis=0, return_inverse=True)
         return values, inverse.reshape(-1)
-    # One number for a row, its columns as digits: sorting numbers is much faster than sorting rows.
+    # Encode each row as one number with its columns as digits: sorting numbers is much faster than sorting rows.
     weights = [1]
     for base in bases[:0:-1]:
         weights.append(weights[-1] * base)
@@ -162,7 +180,7 @@ def distinct_rows(rows: IndexArray) -> tuple[IndexArray, NDArray[np.intp]]:
     if size > _FEW_NUMBERS + 4 * len(rows):
         _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
         return rows[first], inverse
-    # Where there are few numbers nothing need be sorted: each one's first row is the last that is written.
+    # Few numbers need no sorting: writing in reverse order leaves the first row of each.
     first_of = np.full(size, -1, dtype=np.intp)
     first_of[numbers[::-1]] = np.arange(len(rows) - 1, -1, -1)
     found = np.flatnonzero(first_of >= 0)
@@ -196,14 +214,14 @@ def part_labels(component: Component, split: int) -> IntArray:
 
 
 def held_extents(operator: Operator, tensor: Indexed, part_of: Callable[[str, int], Any]) -> list[tuple[int, Any]]:
-    """Return a tensor's dims as a program holds them: each one's extent, and that of a device's part of it.
+    """Return a tensor's dims as a program holds them: each one's extent, and the extent of a device's part.
 
-    A window's part has all points under its windows, halos and padding included; a single point is no dim.
+    A window's part has all points under its windows, halos and padding included; a single point gives no dim.
 
     Args:
-        operator: whose iteration dims index the tensor.
-        tensor: of the operator.
-        part_of: of an iteration dim and an extent: how many points of these a part has, a number or [K] numbers.
+        operator: The operator, whose iteration dims index the tensor.
+        tensor: One of its tensors.
+        part_of: Returns the size of a part of an iteration dim of the given name and extent: a number or [K] numbers.
     """
     found: list[tuple[int, Any]] = []
     for part in components(tensor, operator.extents):
@@ -223,7 +241,7 @@ def held_extents(operator: Operator, tensor: Indexed, part_of: Callable[[str, in
 
 
 MAX_CONFIGURATIONS = 2_000_000
-"""Configurations of one layer that are enumerated at most: 2 million tuples of 8 factors fill 64 MB."""
+"""Largest number of configurations of one layer: 2 million tuples of 8 factors take 64 MB."""
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -248,9 +266,13 @@ def prime_factors(number: int) -> tuple[int, ...]:
 def enumerate_configurations(operator: Operator, num_devices: int) -> IndexArray:
     """Return all tuples of split factors whose product divides `num_devices`, each factor dividing its dim's extent.
 
-    [K, D]: row 0 is the one that splits nothing, the rest follow in lexicographic order. For a power of two that is
-    every product of at most `num_devices`. Devices beyond the product hold replicas. Raises
-    ConfigurationError where there are more than MAX_CONFIGURATIONS.
+    If `num_devices` is a power of two, these are all products up to `num_devices`. Remaining devices hold replicas.
+
+    Returns:
+        [K, D] split factors: row 0 splits nothing, the rest follow in lexicographic order.
+
+    Raises:
+        ConfigurationError: There are more than MAX_CONFIGURATIONS.
     """
     factors_of_p = divisors(num_devices)
     splits = np.ones((1, 0), dtype=np.int32)
@@ -281,7 +303,7 @@ def check_devices(num_devices: int) -> None:
 
 
 MOST_FACTOR = 64
-"""Of numbers of devices that are proposed, the largest."""
+"""Largest divisor to suggest for the number of devices."""
 
 
 def check_splittable(graph: Graph, num_devices: int) -> None:
@@ -294,7 +316,7 @@ def check_splittable(graph: Graph, num_devices: int) -> None:
         advice = f"use a number of devices that {min(factors)} divides" if factors else "pad a dim of the model"
         raise ConfigurationError(
             f"no layer of {graph.name!r} can be split over {num_devices} devices: none of its dims is divisible "
-            f"by a divisor of {num_devices} beyond 1; {advice}"
+            f"by a divisor of {num_devices} above 1; {advice}"
         )
 
 
@@ -303,7 +325,7 @@ def check_batch(graph: Graph, batch: int, num_devices: int) -> None:
     if num_devices > 1 and batch > 1 and gcd(batch, num_devices) == 1:
         nearest = max(1, round(batch / num_devices)) * num_devices
         raise ConfigurationError(
-            f"a batch of {batch} cannot be split over {num_devices} devices: no divisor of {num_devices} beyond 1 "
+            f"a batch of {batch} cannot be split over {num_devices} devices: no divisor of {num_devices} above 1 "
             f"divides it; use a batch such as {nearest}, or let the other dims of {graph.name!r} alone be split "
             "(--keep-batch)"
         )

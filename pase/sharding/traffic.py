@@ -1,9 +1,9 @@
-"""What a placed graph moves between devices in a step, by pair of devices, and the weights that each device holds.
+"""Transfers of a placed graph between devices in a training step, by pair of devices, and each device's weights.
 
-Edges move what the boxes of their two ends say, on the way back the adjoint. Within a layer, partial sums are added:
-each of k devices adds a k-th of them and the others gather it; small ones are added on the first device. Weights
-that several layers share go from their first user to the others, their gradients back. Where devices hold a weight's
-state in pieces, they gather the weight and share its gradient out.
+The transfers of an edge follow from the boxes of its two ends; its gradient's are the adjoint. Within a layer, partial
+sums are all-reduced: each of k devices reduces 1/k of them and the others gather it; small ones are reduced on the
+first device. Weights that several layers share are sent from their first user to the others, their gradients back. ZeRO
+sharded weights are all-gathered, and their gradients reduce-scattered.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -43,18 +43,18 @@ from pase.sharding.shards import padded_shard_points, shard_dims
 
 
 class Phase(StrEnum):
-    """The part of a step that an operation belongs to."""
+    """The phase of a step to which an operation belongs."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     UPDATE = "update"
-    """What is first needed to update the weights: the sums of their gradients; and the gathering of what is updated in
-    pieces."""
+    """Work that the update of the weights needs first: gradient all-reduces; and the all-gather of weights that are
+    updated in shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Movement:
-    """Whose bytes they are: of an edge, or within a layer where producer and consumer are the same."""
+    """Owner of transferred bytes: an edge, or one layer, which is then both producer and consumer."""
 
     producer: str
     consumer: str
@@ -62,7 +62,7 @@ class Movement:
 
     @classmethod
     def within(cls, layer: str, phase: Phase) -> "Movement":
-        """Return that of a layer itself."""
+        """Return the movement within a layer."""
         return cls(producer=layer, consumer=layer, phase=phase)
 
 
@@ -70,8 +70,8 @@ class Movement:
 
 
 class Purpose(StrEnum):
-    """What moves within a layer: what it writes, gradients of what it reads, what it exchanges as it computes; weights
-    that devices hold in pieces, and their gradients."""
+    """Purpose of a transfer within a layer: its output, gradients of its inputs, exchanges during its computation,
+    sharded weights, and their gradients."""
 
     OUTPUT = "output"
     GRADIENT = "gradient"
@@ -81,7 +81,12 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Within:
-    """What moves within a layer. itemsize: bytes of a point. times: how often in a step."""
+    """A transfer within a layer.
+
+    Attributes:
+        itemsize: Bytes of a number.
+        times: How often it happens in a step.
+    """
 
     tensor: str
     phase: Phase
@@ -92,9 +97,12 @@ class _Within:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summed(_Within):
-    """Partial sums that a layer adds up, between the devices that differ along some axes of its mesh.
+    """An all-reduce of a layer, between the devices that differ along some axes of its mesh.
 
-    over: axes. points: of a shard, by device. read: position of the read whose gradient it is, if it is one.
+    Attributes:
+        over: The axes.
+        points: Points of the shard, by device.
+        read: Position of the read whose gradient it is; None for others.
     """
 
     over: tuple[str, ...]
@@ -110,7 +118,7 @@ class Sent(_Within):
 
 
 def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | Sent]:
-    """Yield what moves within a layer, in this order: its sums, those of gradients, its exchanges.
+    """Yield the transfers within a layer in this order: all-reduces of its output, of gradients, and its exchanges.
 
     Raises as `flows` does.
     """
@@ -119,7 +127,7 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
     times = passes * plan.micro_batches
     types = graph.types[operator.name]
     if operator.is_loss:
-        # What it writes is one number, the mean over all points: that is all that a program keeps of it.
+        # A loss writes one number, the mean over all points; programs store nothing else of it.
         over = tuple(dim.name for dim in operator.dims[:-1])
         one = dict.fromkeys(mesh.devices, 1)
         yield Summed("loss", Phase.FORWARD, Purpose.OUTPUT, types.write_bytes(0), times, over=over, points=one)
@@ -129,7 +137,7 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
         if position not in operator.wholes:
             yield Summed(*output, over=operator.partial_dims(write), points=points)
         for dim in single_points(write):
-            # The part that computes it gives it to the others, which hold it in a program too.
+            # The part that computes it sends it to the others, which also hold it in a program.
             yield Sent(*output, pairs=_handed(mesh, dim, points))
     for position, read in enumerate(operator.reads):
         phase = gradient_phase(graph, operator, position)
@@ -149,35 +157,41 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
 
 
 def cut_along(plan: PlacedGraph, operator: Operator, position: int, over: Iterable[str]) -> int | None:
-    """Return along which dim devices cut a weight that they hold in pieces, by its position among the reads.
+    """Return the dim along which devices shard a weight's state, by the weight's position among the reads.
 
-    over: the axes along which its gradient is summed. None where devices hold all of their part, as they do of a weight
-    that other layers read, too.
+    Args:
+        plan: The placed graph.
+        operator: The layer.
+        position: Position of the weight among its reads.
+        over: Axes along which its gradient is reduced.
+
+    Returns:
+        The dim, or None where the weight is not sharded, as for a weight that other layers read, too.
     """
     mesh, read = layer_mesh(plan, operator.name), operator.reads[position]
     groups = sum_groups(mesh, over)
     if plan[operator.name].state == "replicated" or read.shared or not groups:
         return None
     if _is_needed_back(operator, mesh):
-        return None  # The gradient of what it reads needs the same sums, whole.
+        return None  # The gradient of its input needs the same all-reduces, unsharded.
     layout = layout_of(mesh, tensor_dims(operator, read), layer=operator.name)
     return shard_dim(layout, len(groups[0]))
 
 
 def shard_dim(layout: Layout, count: int) -> int | None:
-    """Return along which dim groups of so many devices shard the parts of a weight, None where they cannot.
+    """Return the dim along which groups of `count` devices shard the parts of a weight, None where they cannot.
 
-    It is the same dim for all parts, by the extents of the largest (`shard_dims`).
+    It is the same dim for all parts, chosen by the extents of the largest (`shard_dims`).
     """
     dim = int(shard_dims([max(along) for along in zip(*map(extents, layout.boxes), strict=True)], count))
     return None if dim < 0 else dim
 
 
 def is_needed_backward(graph: Graph, operator: Operator) -> bool:
-    """Return whether a layer's backward pass reads its weights: where it makes the gradient of something else."""
+    """Return whether a layer's backward pass reads its weights, because it computes another tensor's gradient."""
     if operator.kind in ("add_parameter", "embedding"):
         return False
-    # Kernels of convolutions and normalisations take them in any case.
+    # Kernels of convolutions and normalisations always take them.
     inputs = [i for i, read in enumerate(operator.reads) if read.role is not Role.PARAMETER]
     is_product = any(work.contraction for work in operator.work) and not operator.kind.startswith("conv")
     return not is_product or any(graph.has_gradient(operator, i) for i in inputs)
@@ -186,11 +200,11 @@ def is_needed_backward(graph: Graph, operator: Operator) -> bool:
 def _in_shards(
     plan: PlacedGraph, operator: Operator, position: int, dim: int, groups: Sequence[Sequence[int]]
 ) -> Iterator[Sent]:
-    """Yield what moves for a weight whose state the devices of groups shard along a dim."""
+    """Yield the transfers for a weight whose state is sharded along a dim within groups of devices."""
     graph, read, state = plan.graph, operator.reads[position], plan[operator.name].state
     layout = layout_of(layer_mesh(plan, operator.name), tensor_dims(operator, read), layer=operator.name)
     boxes = layout.by_device
-    # An all-gather and a reduce-scatter send as much: as many points as the largest shard has, whatever a device's own.
+    # All-gather and reduce-scatter send equally much: shards are padded to the size of the largest.
     pairs = {
         (device, other): padded_shard_points(extents(boxes[device]), dim, len(group))
         for group in groups
@@ -232,9 +246,9 @@ def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh, itemsiz
 
 
 def forward_passes(plan: PlacedGraph, layer: str) -> int:
-    """Return how often a layer's forward pass runs in a micro-batch: twice, if it is recomputed and anything goes back.
+    """Return how often a layer's forward pass runs per micro-batch: twice, if it is recomputed and has a backward pass.
 
-    Layers that are recomputed one after the other are so together, those without gradients among them.
+    Adjacent recomputed layers are recomputed together, including those without gradients among them.
     """
     if not plan[layer].is_recomputed:
         return 1
@@ -248,14 +262,14 @@ def forward_passes(plan: PlacedGraph, layer: str) -> int:
 
 
 def gradient_sums(plan: PlacedGraph, operator: Operator, position: int) -> tuple[tuple[str, ...], ...]:
-    """Return the dims over which a layer sums the gradient of what it reads, by position: of each sum that it makes.
+    """Return the dims of each all-reduce of the gradient of what a layer reads, by the position of the read.
 
-    A layer sums for those to which it hands the tensor, and what these sum is none of theirs.
+    A layer also reduces for layers to which it sends the tensor on; what these reduce is not listed here.
     """
     read = operator.reads[position]
     own = tuple(dim for dim in operator.extents if dim in summed_dims(operator, read))
     if operator.is_fan_out:
-        # Where nobody leaves parts of it there is nothing to sum.
+        # Without partial gradients there is nothing to reduce.
         return (own,) if any(joint_sum(plan, edge) for edge in plan.graph.outgoing.get(operator.name, ())) else ()
     edge = plan.graph.incoming.get((operator.name, position))
     if edge is not None and joint_sum(plan, edge):
@@ -271,10 +285,10 @@ def gradient_sums(plan: PlacedGraph, operator: Operator, position: int) -> tuple
 
 
 def gradient_sum_times(plan: PlacedGraph, operator: Operator, position: int) -> int:
-    """Return how often in a step the gradient of what a layer reads, by position, is added up.
+    """Return how often in a step the gradient of what a layer reads, by position, is reduced.
 
-    That of a weight is once, behind the last micro-batch, unless it is brought to another layer first, or is what the
-    gradient of a normalisation's input is made of.
+    That of a weight is reduced once, after the last micro-batch, unless it is first sent to another layer, or is used
+    to compute the gradient of a normalisation's input.
     """
     read, mesh = operator.reads[position], layer_mesh(plan, operator.name)
     if read.role is not Role.PARAMETER or _is_needed_back(operator, mesh):
@@ -290,7 +304,7 @@ def gradient_sum_times(plan: PlacedGraph, operator: Operator, position: int) -> 
 
 
 def _is_needed_back(operator: Operator, mesh: DeviceMesh) -> bool:
-    """Return whether a layer normalises over dims that are split, with the gradients of its weights in between."""
+    """Return whether a layer normalises over split dims: its backward pass then uses its weights' gradients."""
 
     def long(dims: Iterable[str]) -> set[str]:
         return {dim for dim in dims if operator.extents[dim] > 1}
@@ -307,17 +321,17 @@ def _is_needed_back(operator: Operator, mesh: DeviceMesh) -> bool:
 
 
 def gradient_phase(graph: Graph, operator: Operator, position: int) -> Phase | None:
-    """Return when the gradient of what a layer reads, by position, is added up; None if it has none."""
+    """Return the phase in which the gradient of what a layer reads, by position, is reduced; None if it has none."""
     read = operator.reads[position]
     if not graph.has_gradient(operator, position):
         return None
-    # A shared weight's gradients are brought together before the update.
+    # A shared weight's gradients are reduced before the update.
     is_own = read.role is Role.PARAMETER and not (read.shared and len(graph.sharing[read.shared]) > 1)
     return Phase.UPDATE if is_own else Phase.BACKWARD
 
 
 def _handed(mesh: DeviceMesh, across: str, points: Mapping[int, int]) -> Pairs:
-    """Return what goes from each part along an axis to the next."""
+    """Return the points that each part along an axis sends to the next."""
     where = {tuple(point.items()): device for point, device in zip(mesh.coordinates, mesh.devices, strict=True)}
     pairs: Pairs = {}
     for point, device in zip(mesh.coordinates, mesh.devices, strict=True):
@@ -328,7 +342,7 @@ def _handed(mesh: DeviceMesh, across: str, points: Mapping[int, int]) -> Pairs:
 
 
 def _in_rings(points: Mapping[int, int], groups: Iterable[Sequence[int]]) -> Pairs:
-    """Return what goes from each device of a group to the next where all parts go round: all but the next one's own."""
+    """Return the points sent to the next device of a ring when all parts circulate: all except the receiver's own."""
     return {
         (device, following): sum(points[other] for other in group) - points[following]
         for group in groups
@@ -337,7 +351,7 @@ def _in_rings(points: Mapping[int, int], groups: Iterable[Sequence[int]]) -> Pai
 
 
 def _routed(exchange: AllToAll, points: Mapping[int, int], groups: Sequence[Sequence[int]]) -> Pairs:
-    """Return what devices send each other where all rows are routed evenly: nothing where they lie so already."""
+    """Return the points that devices send each other if rows are routed evenly; none for rows in place."""
     if exchange.excess is not None:
         return {}
     return {
@@ -349,12 +363,12 @@ def _routed(exchange: AllToAll, points: Mapping[int, int], groups: Sequence[Sequ
     }
 
 
-# -- all of a step
+# -- a whole step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """What one tensor moves in one phase: of an edge, or within a layer. bytes_by_pair: (sender, receiver) → bytes."""
+    """Transfers of one tensor in one phase, on an edge or within a layer; `bytes_by_pair` is by (sender, receiver)."""
 
     tensor: str
     movement: Movement
@@ -362,16 +376,16 @@ class Flow:
 
     @cached_property
     def total_bytes(self) -> int:
-        """Between all devices."""
+        """Total over all pairs of devices."""
         return sum(self.bytes_by_pair.values())
 
     @property
     def is_of_edge(self) -> bool:
-        """Whether two layers are involved."""
+        """Whether it is the flow of an edge, between two layers."""
         return self.movement.producer != self.movement.consumer
 
     def between(self, producer: str, consumer: str) -> "Flow":
-        """Return the same flow of other layers that lie alike; what moves within a layer does so in the consumer."""
+        """Return this flow between other layers with equal layouts; within a layer, it becomes the consumer's."""
         ends = Movement(
             producer=producer if self.is_of_edge else consumer, consumer=consumer, phase=self.movement.phase
         )
@@ -379,12 +393,11 @@ class Flow:
 
 
 def flows(plan: PlacedGraph) -> tuple[Flow, ...]:
-    """Return what a placed plan moves in a step; ProgramError or EmitError where a layer's splits fit no mesh.
+    """Return all transfers of a placed plan in a step; ProgramError or EmitError where a layer's splits fit no mesh.
 
-    Numbers have the types of the plan's graph. What an operator exchanges inside itself counts as forward,
-    whatever pass it is of.
+    Numbers have the element types of the plan's graph. Exchanges within an operator count as forward, in either pass.
     """
-    # Layers that are the same and lie alike have one number.
+    # Equal layers with equal layouts have one number.
     numbers: dict[Hashable, int] = {}
     layouts = {
         name: numbers.setdefault(
@@ -396,7 +409,7 @@ def flows(plan: PlacedGraph) -> tuple[Flow, ...]:
     found: list[Flow] = []
 
     def add(key: Hashable, producer: str, consumer: str, flows_of: Callable[[], Iterable[Flow]]) -> None:
-        # Repeated layers that lie alike move alike: what the first of them moves is worked out once.
+        # Repeated layers with equal layouts have equal transfers: compute those of the first only.
         if key not in known:
             known[key] = tuple(flow for flow in flows_of() if flow.bytes_by_pair)
         found.extend(flow.between(producer, consumer) for flow in known[key])
@@ -436,18 +449,18 @@ def edge_bytes(plan: PlacedGraph, edge: Edge) -> tuple[int, int]:
 
 
 def edge_flows(plan: PlacedGraph, edge: Edge) -> Iterator[Flow]:
-    """Yield what an edge moves between devices in a step, or the users of a shared weight: each way, hop by hop."""
+    """Yield the transfers of an edge, or between users of a shared weight, in a step: both ways, hop by hop."""
     consumer = plan.graph[edge.consumer]
     read, is_weight = consumer.reads[edge.input], isinstance(edge, SharedWeight)
     there_bytes, back_bytes = (size * plan.micro_batches for size in edge_itemsizes(plan.graph, edge))
     if plan[edge.producer].stage == plan[edge.consumer].stage:
-        # What another stage sends is kept.
+        # Tensors received from another stage are stored.
         there_bytes *= forward_passes(plan, edge.consumer)
     steps = edge_steps(plan, edge)
     back = return_steps(plan, edge, steps) if plan.graph.has_gradient(consumer, edge.input) else ()
     ways: list[tuple[str, Sequence[ReshardStep], Sequence[ReshardStep]]] = []
     if len(steps) > 1 and consumer.kind in JOINING_KINDS:
-        # What comes in another shape is brought to the consumer's devices before it is joined there.
+        # An input of another shape is first redistributed to the consumer's devices, then joined there.
         ways.append((edge.consumer, steps[-1:], back[:1]))
         steps, back = steps[:-1], back[1:]
     tensor = read.shared if is_weight else read.tensor
@@ -472,15 +485,17 @@ def _flow(tensor: str, producer: str, consumer: str, phase: Phase, points: Pairs
 
 
 Slots = Callable[[tuple[int, ...]], Mapping[str, Sequence[int]]]
-"""From a weight's shape to what an update rule keeps for it: by name, the dims of the weight that each tensor has."""
+"""Maps a weight's shape to the optimiser's state tensors: by name, the dims of the weight that each tensor has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldWeight:
-    """A weight of a layer. parts: [devices] the box of it that each one holds; replicas hold equal ones.
+    """A weight of a layer.
 
-    is_trained: whether it is, or frozen. updated: the box that the first of them updates, a piece of its part where
-    they hold its state in pieces.
+    Attributes:
+        parts: [devices] the box of it that each device holds; equal for replicas.
+        is_trained: Whether it is trained, not frozen.
+        updated: The box that the first device updates; a shard of its part where the state is sharded.
     """
 
     layer: str
@@ -492,14 +507,14 @@ class HeldWeight:
 
     @property
     def size(self) -> int:
-        """Numbers in the whole weight."""
+        """Number of elements of the whole weight."""
         return num_points(whole(self.shape))
 
 
 def held_weights(plan: PlacedGraph) -> tuple[HeldWeight, ...]:
-    """Return every weight of a placed graph, once, at the layer that keeps it: shared ones at their first user.
+    """Return every weight of a placed graph once, at the layer that owns it: shared ones at their first user.
 
-    Devices of other stages have nothing of it.
+    Devices of other stages hold none of it.
     """
     shared = {(weight.consumer, weight.input) for weight in shared_weights(plan.graph)}
     found = []
@@ -534,12 +549,12 @@ def _updated(plan: PlacedGraph, operator: Operator, position: int, part: Box) ->
 
 
 def parameters_per_device(weights: Sequence[HeldWeight]) -> tuple[int, ...]:
-    """Return [devices] how many parameters each one holds."""
+    """Return [devices] the number of parameters that each one holds."""
     return tuple(sum(map(num_points, parts)) for parts in zip(*(weight.parts for weight in weights), strict=True))
 
 
 def optimiser_numbers(weights: Sequence[HeldWeight], slots: Slots) -> int:
-    """Return how many numbers an update rule of these slots keeps on a device, parts being of one size."""
+    """Return how many numbers an optimiser with these slots stores on a device, if all parts have one size."""
     return sum(
         prod(high - low for i, (low, high) in enumerate(weight.updated) if i in kept)
         for weight in weights
@@ -549,5 +564,5 @@ def optimiser_numbers(weights: Sequence[HeldWeight], slots: Slots) -> int:
 
 
 def parameter_name(operator: Operator, access: Access) -> str:
-    """Return the name of a parameter, one for all layers that share it."""
+    """Return the name of a parameter, the same for all layers that share it."""
     return access.shared or f"{operator.name}/{access.tensor}"

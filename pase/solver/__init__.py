@@ -1,6 +1,6 @@
-"""Exact search for a cheapest strategy: cost tables in, a strategy with a proof out.
+"""Exact search for a cheapest strategy: takes cost tables, returns a strategy with a proof of optimality.
 
-The solver knows no cost model, no graph and no framework.
+The solver depends on no cost model, graph or framework.
 """
 
 from pase.solver.constrained import (

@@ -1,19 +1,19 @@
-"""The cheapest strategy within a limit on a resource (memory): exact, or with a proven bound and a gap.
+"""Find the cheapest strategy within a limit on a resource such as memory: exactly, or with a proven bound and a gap.
 
-The optimum without the limit is the answer where it fits. Otherwise a price λ on usage gives a bound: what uses
-something costs λ times its usage more, which is an ordinary problem; its optimum less λ times the limit is a lower
-bound on every strategy within the limit (Lagrangian relaxation), for any λ of 0 or more. What is left between that and
-the best strategy known is closed from below: configurations that no strategy up to a target cost can have are dropped
-(`bounds`, with the priced costs), and the elimination with fronts (`two_pass`) finds the cheapest strategy up to the
-target, or shows that there is none. Targets rise from the bound, so that the first strategy found is the optimum. Where
-fronts grow too large, the problem is split over the vertex whose usage differs most in the two strategies between which
-the price cannot decide; each part has a better price of its own.
+If the unconstrained optimum fits, it is the answer. Otherwise Lagrangian relaxation gives a bound. A price λ ≥ 0 adds
+λ × usage to every cost, which leaves an ordinary problem. Its optimum less λ × limit is a lower bound on every strategy
+within the limit. The remaining gap between this bound and the best known strategy is closed from below: configurations
+that occur in no strategy up to a target cost are dropped (`reductions`, on the priced costs). Elimination with fronts
+(`two_pass`) then finds the cheapest strategy up to the target, or shows that there is none. Targets rise from the
+bound, so the first strategy found is the optimum. Where fronts grow too large, the problem is split on one vertex: the
+one whose usage differs most between the two strategies that tie at the price. Each subproblem has a better price of its
+own.
 
-Peaks, of which the greatest of a group counts, make no sum. Whatever the greatest peak T of a strategy, it uses at
-least its sum and a lower bound on T: with that bound taken off the limit, and configurations with higher peaks than an
-upper bound dropped, the problem without peaks bounds all strategies whose T is between the two. Where its optimum fits
-with its own peak, it is the optimum of these. Otherwise the range is split at that peak: strategies whose T is lower
-lose configurations, the others some of the limit. What the optimum was is then in neither.
+A peak is the maximum of a group, so peaks do not add up. A strategy whose greatest peak is T uses at least its sum plus
+any lower bound on T. Subtract that bound from the limit, and drop configurations whose peak exceeds an upper bound on
+T: the problem without peaks then bounds all strategies with T between the two. If its optimum fits with its actual
+peak, it is the optimum of that range. Otherwise the range is split at that peak. Strategies with lower T lose
+configurations, those with higher T lose some of the limit, so neither part contains the rejected optimum.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,30 +38,30 @@ from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, joint_cla
 LARGEST_SUM = 2.0**53
 """Sums of whole numbers up to this are exact."""
 ROUNDING = 1e-12
-"""Of a priced cost: what is lower by less is not lower."""
+"""Relative to a priced cost: improvements smaller than this do not count as improvements."""
 SUM_ROUNDING = 1e-13
-"""Of a priced cost: by how much two sums of it may differ."""
+"""Relative to a priced cost: by how much two summations of it may differ."""
 EXACT_SHARE = 0.1
-"""Of the rounding allowance: what the slacks of an elimination add up to."""
+"""Share of the rounding allowance that the slacks of one elimination may use up in total."""
 FEW_LEFT = 2
-"""Configurations for each live vertex: then fronts are small enough."""
+"""Live configurations per live vertex below which fronts are small enough."""
 MAX_PRICES = 100
 MAX_ROUNDS = 20
-"""Of changing one vertex after the other."""
+"""Maximum number of rounds of coordinate descent, which changes one vertex after the other."""
 FIRST_TARGET = 1 / 64
-"""Of the gap: how far above the bound the first target is."""
+"""Height of the first target above the bound, as a share of the gap."""
 MANY_ENTRIES = 100_000
 """An elimination with more entries than this takes so long that targets rise more slowly after it."""
 MAX_FAILURES = 4
 """A part is split after this many targets that left too much for tables, each halfway to the one before."""
 MANY_VERTICES = 600
-"""Of a problem, from which on passes take messages of repeated layers again before fronts are made."""
+"""Number of vertices from which on passes reuse messages of repeated layers before fronts are computed."""
 MAX_PARTS = 200
-"""Without a time limit, a problem is split into no more parts than this."""
+"""Without a time limit, a problem is split into at most this many parts."""
 
 Choice = tuple[int, ...]
 CostOf = Callable[[FloatArray, FloatArray | None], FloatArray]
-"""(costs, what they use, None for nothing) → other costs."""
+"""Maps (costs, their resource usage or None for zero usage) to other costs."""
 
 
 class NothingFitsError(SolverError):
@@ -74,15 +74,19 @@ class CutShortError(SolverError):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ConstrainedProblem:
-    """Cost tables, what every configuration uses of a resource, and a limit on what a strategy may use.
+    """Cost tables, the resource usage of every configuration, and a limit on the usage of a strategy.
 
-    A strategy uses what its configurations and its edges use, and of each group of peaks that of the configuration that
-    has the greatest.
+    The usage of a strategy is the sum over its configurations and its edges, plus, for each group of peaks, the
+    greatest peak among its configurations.
 
-    resource_usage: [V] the [K] usage of a vertex's configurations, whole numbers; vertices may share an array. limit:
-    the most that a strategy may use. edge_usage: [E] what an edge uses, as its costs are told; None for one that uses
-    nothing, () where none does. peaks: [groups, V] the [K] peaks of a vertex's configurations; of each group the
-    greatest of a strategy is part of its usage.
+    Attributes:
+        resource_usage: [V] arrays of [K], the usage of each configuration of a vertex, in whole numbers. Vertices may
+            share an array.
+        limit: Largest usage allowed.
+        edge_usage: [E] usage of each edge, in the form of its cost table; None for an edge without usage, () where no
+            edge has any.
+        peaks: [groups][V] arrays of [K], the peaks of each vertex's configurations. The maximum of each group over a
+            strategy is part of its usage.
     """
 
     tables: CostTables
@@ -92,7 +96,7 @@ class ConstrainedProblem:
     peaks: tuple[tuple[FloatArray, ...], ...] = ()
 
     def usage(self, choice: Sequence[int]) -> float:
-        """Return what a strategy uses."""
+        """Return the usage of a strategy."""
         own = [float(usage[c]) for usage, c in zip(self.resource_usage, choice, strict=True)]
         of_edges = [t.cost(choice[u], choice[v]) for (u, v), t in self.using_edges]
         return fsum([*own, *of_edges, *self.greatest(choice)])
@@ -102,7 +106,7 @@ class ConstrainedProblem:
         return tuple(max(float(p[c]) for p, c in zip(group, choice, strict=True)) for group in self.peaks)
 
     def changes(self, vertex: int, choice: Sequence[int]) -> FloatArray:
-        """Return by how much the [K] configurations of a vertex change the usage of a choice, peaks left out."""
+        """Return the [K] changes of a choice's usage, without peaks, by configuration of a vertex."""
         own = self.resource_usage[vertex]
         for e in self.tables.incident[vertex] if self.edge_usage else ():
             usage = self.edge_usage[e]
@@ -118,13 +122,13 @@ class ConstrainedProblem:
 
     @cached_property
     def least_usage(self) -> float:
-        """No strategy uses less than this."""
+        """Lower bound on the usage of any strategy."""
         return fsum([float(u.min()) for u in (*self.resource_usage, *(t.values for _, t in self.using_edges))])
 
     def above_least(self) -> "ConstrainedProblem":
-        """Return the same problem with the least usage of every vertex and edge taken off, and off the limit.
+        """Return the same problem with the least usage of every vertex and edge subtracted, also from the limit.
 
-        Sums of priced usage are then no larger than they must be, so that little of the costs is rounded away.
+        This keeps sums of priced usage as small as possible, so that little of the costs is lost to rounding.
         """
         own = {id(usage): usage - usage.min() for usage in self.resource_usage}
         of_edges = {id(t): t and replace(t, values=t.values - t.values.min()) for t in self.edge_usage}
@@ -136,24 +140,31 @@ class ConstrainedProblem:
         )
 
     def priced(self, price: float) -> CostTables:
-        """Return the tables with costs that hold the usage at a price; what was alike stays alike."""
+        """Return the tables with `price` × usage added to the costs; shared arrays remain shared."""
         return self._with_costs(lambda costs, usage: costs if usage is None else costs + price * usage)
 
     def usage_alone(self) -> CostTables:
-        """Return tables whose costs are the usage, infinite where a cost is; nothing of it hides."""
+        """Return tables whose costs are the usage, infinite where the cost is infinite, without overlap."""
         alone = replace(self, tables=replace(self.tables, hiding=None))
         return alone._with_costs(
             lambda costs, usage: np.where(np.isfinite(costs), 0.0 if usage is None else usage, np.inf)
         )
 
     def with_alone(self, vertex: int, keep: Mask) -> "ConstrainedProblem":
-        """Return the problem in which a vertex has some of its configurations alone; numbers stay as they are."""
+        """Return the problem with only some configurations of one vertex; the numbering does not change."""
         return self._kept(lambda v: keep if v == vertex else None)
 
     def without_peaks(self, low: Sequence[float], high: Sequence[float]) -> "ConstrainedProblem | None":
-        """Return the problem of the strategies whose greatest peaks are from `low` to `high`, which count as `low`.
+        """Return the problem of the strategies whose greatest peaks are in a range, each counted as the lower end.
 
-        It has those whose peaks are lower, too. low, high: [groups]. None where some vertex has only higher ones.
+        Strategies with lower peaks are included.
+
+        Args:
+            low: [groups] lower end of each range.
+            high: [groups] upper end of each range.
+
+        Returns:
+            The problem, or None if all configurations of some vertex exceed the upper end.
         """
         known: dict[tuple[int, ...], Mask] = {}
 
@@ -171,7 +182,7 @@ class ConstrainedProblem:
         return replace(self._kept(masks.__getitem__), limit=self.limit - fsum(low), peaks=())
 
     def _kept(self, keep: Callable[[int], Mask | None]) -> "ConstrainedProblem":
-        """Return the problem in which each vertex has some configurations alone; None: all. What is alike stays so."""
+        """Return the problem with some configurations of each vertex (None: all); shared arrays remain shared."""
         tables = self.tables
         known: dict[tuple[int, int, int], tuple[int, FloatArray, Mask | None]] = {}
         costs: list[FloatArray] = []
@@ -180,7 +191,7 @@ class ConstrainedProblem:
             mask = keep(v)
             key = table, id(own), id(mask)
             if key not in known:
-                # What is left out must not count as using little.
+                # Dropped configurations must not lower the least usage.
                 least = own if mask is None else np.where(mask, own, own[mask].max())
                 known[key] = len(costs), least, mask
                 layer_costs = tables.vertex_costs[table]
@@ -201,12 +212,12 @@ class ConstrainedProblem:
 
     @cached_property
     def using_edges(self) -> tuple[tuple[tuple[int, int], EdgeTable], ...]:
-        """The ends and the usage of the edges that use anything."""
+        """The end points and the usage of the edges that have any."""
         edges = zip(self.tables.edges, self.edge_usage, strict=False)
         return tuple((ends, table) for ends, table in edges if table is not None)
 
     def _with_costs(self, cost_of: CostOf) -> CostTables:
-        """Return the tables with other costs: those of costs and usage, of configurations and of pairs of layouts."""
+        """Return the tables with costs computed from costs and usage, for configurations and for pairs of layouts."""
         tables = self.tables
         numbers: dict[tuple[int, int], int] = {}
         costs: list[FloatArray] = []
@@ -226,7 +237,7 @@ class ConstrainedProblem:
 
     @cached_property
     def _joined(self) -> tuple[list[tuple[EdgeTable, FloatArray | None]], tuple[int, ...]]:
-        """Distinct edges' costs, layouts told apart as usage does, and the usage in their shape; [E] which one."""
+        """Return costs and usage of the distinct edges over their common layouts, and [E] the index of each."""
         numbers: dict[tuple[int, int], int] = {}
         found: list[tuple[EdgeTable, FloatArray | None]] = []
         edge_table = []
@@ -276,8 +287,11 @@ def _verify(problem: ConstrainedProblem) -> None:
 class LimitedSolution:
     """A strategy within the limit, and the optimum without it.
 
-    solution: its certificate holds among the strategies within the limit. unlimited: the search without one.
-    usage: of the strategy. limit: on it.
+    Attributes:
+        solution: The strategy; its certificate holds among the strategies within the limit.
+        unlimited: Result of the search without a limit.
+        usage: Usage of the strategy.
+        limit: Limit on the usage.
     """
 
     solution: Solution
@@ -298,9 +312,17 @@ def solve_limited(
 ) -> LimitedSolution:
     """Return the cheapest strategy that uses no more than the limit, with its proof or a gap.
 
-    Arguments as for `solve`; of the strategies that are known those that do not fit are passed over. gap: up to which
-    share of its cost a strategy is as good as the cheapest; it then has no proof, but a bound. The answer always fits:
-    NothingFitsError where nothing does, SolverError where the search was cut short before anything was found that does.
+    Arguments are as for `solve`; strategies in `known` that do not fit are ignored.
+
+    Args:
+        gap: Relative gap at which the search may stop. The result then has a bound instead of a proof.
+
+    Returns:
+        The solution, which always fits.
+
+    Raises:
+        NothingFitsError: No strategy fits.
+        SolverError: The search was interrupted before it found a strategy that fits.
     """
     _verify(problem)
     started_s = perf_counter()
@@ -356,7 +378,7 @@ def solve_limited(
 
 
 def lightest_strategy(problem: ConstrainedProblem) -> Choice:
-    """Return a strategy of finite cost that uses least, whatever the limit; SolverError where there is none."""
+    """Return a strategy of finite cost with the least usage, ignoring the limit; SolverError where there is none."""
     best: list[Choice] = []
 
     def lightest(part: ConstrainedProblem, low: Sequence[float]) -> tuple[Choice, float] | None:
@@ -379,10 +401,14 @@ def _search_ranges(
     enough: Callable[[], float],
     search: Callable[[ConstrainedProblem, Sequence[float]], tuple[Choice | None, float] | None],
 ) -> float:
-    """Search range by range of greatest peaks, the one with the least bound first, up to a bound of `enough()`.
+    """Search ranges of greatest peaks, lowest bound first, until the lowest bound reaches `enough()`.
 
-    search: of a range's problem without peaks and the lower ends, returns the optimum and a bound on the range; no
-    strategy where it has to stop; nothing where there is nothing to look for. Returns a bound on what is left.
+    Args:
+        search: Takes a range's problem without peaks and the lower ends of the range. Returns the optimum and a bound
+            on the range; no strategy if it was interrupted; None if the range need not be searched.
+
+    Returns:
+        A lower bound on the ranges that remain.
     """
     least = tuple(max(float(peaks.min()) for peaks in group) for group in problem.peaks)
     ranges = [(bound, least, (np.inf,) * len(least))]
@@ -400,7 +426,7 @@ def _search_ranges(
         assert choice is not None
         greatest = problem.greatest(choice)
         g = max(range(len(low)), key=lambda g: greatest[g] - low[g])
-        if greatest[g] > low[g]:  # otherwise it counts already
+        if greatest[g] > low[g]:  # otherwise it is already counted
             below = max(float(peaks.max(initial=0.0, where=peaks < greatest[g])) for peaks in problem.peaks[g])
             heappush(ranges, (max(bound, own), (*low[:g], greatest[g], *low[g + 1 :]), high))
             heappush(ranges, (max(bound, own), low, (*high[:g], below, *high[g + 1 :])))
@@ -408,7 +434,7 @@ def _search_ranges(
 
 
 def _modest(problem: ConstrainedProblem) -> Iterator[Choice]:
-    """Yield strategies that are likely to fit: each vertex's lightest, by sum, by peak, and by both."""
+    """Yield strategies that are likely to fit: each vertex's lightest configuration by sum, by peak, and by both."""
     for of_sum, of_peak in ((1, 0), (0, 1), (1, 1)):
         yield tuple(
             int((of_sum * usage + of_peak * sum(group[v] for group in problem.peaks)).argmin())
@@ -417,16 +443,18 @@ def _modest(problem: ConstrainedProblem) -> Iterator[Choice]:
 
 
 Optima = dict[float, Solution]
-"""The optima of a problem at prices on usage; at the price +inf that of usage alone."""
+"""Optima of a problem by price on usage; the price +inf denotes minimising usage alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Relaxation:
-    """What is known of a problem with a limit.
+    """A problem with a limit and its Lagrangian bound.
 
-    bound: on the cost of every strategy that fits, by the price. light, heavy: the strategies that are equal at it, of
-    which one fits. optima: those that were searched for, also of a problem that this one is a part of: an optimum that
-    the part has is the part's.
+    Attributes:
+        bound: Lower bound on the cost of every strategy that fits, given by the price.
+        light, heavy: The strategies that tie at the price; `light` fits.
+        optima: Optima found so far, including those of an enclosing problem: an optimum of that one within this part
+            is also an optimum of this part.
     """
 
     problem: ConstrainedProblem
@@ -447,7 +475,7 @@ _EXACT = 1 - RELATIVE_TOLERANCE
 
 @dataclass(slots=True)
 class LimitedSearch:
-    """One search: what it was asked, what it has used, and what it has found."""
+    """State of one search: its problem, its budget, and its best result."""
 
     problem: ConstrainedProblem
     ordering: str
@@ -456,7 +484,7 @@ class LimitedSearch:
     gap: float = 0.0
 
     def run(self, known: Iterable[Choice], unlimited: Solution) -> None:
-        """Search until there is a proof; OutOfTimeError where the limits do not suffice."""
+        """Search until the outcome is proven; OutOfTimeError where the budget does not suffice."""
         problem, outcome = self.problem, self.outcome
         for choice in known:
             self.offer(choice)
@@ -485,7 +513,7 @@ class LimitedSearch:
         self.finish()
 
     def finish(self) -> None:
-        """Note that no strategy is better than the one that is known, or within the gap as good."""
+        """Record that no strategy is better than the best known one by more than the gap."""
         outcome = self.outcome
         if self.gap and np.isfinite(outcome.cost):
             outcome.raise_bound(self.enough())
@@ -493,29 +521,30 @@ class LimitedSearch:
             outcome.prove()
 
     def offer(self, choice: Sequence[int]) -> None:
-        """Take a strategy over if it fits and is cheaper."""
+        """Adopt a strategy if it fits and is cheaper."""
         if self.problem.fits(choice):
             self.outcome.offer(dict(enumerate(choice)))
 
     def enough(self) -> float:
-        """Return the cost from which on a strategy is no better than what is known, up to rounding or the gap."""
+        """Return the cost from which on a strategy does not improve on the best known, up to rounding or the gap."""
         return self.outcome.cost * (1 - max(RELATIVE_TOLERANCE, self.gap))
 
     def time_left_s(self, least_s: float) -> float | None:
-        """Return the seconds until the deadline, but some at least; None without one."""
+        """Return the seconds until the deadline, at least `least_s`; None without a deadline."""
         deadline_s = self.budget.deadline_s
         return None if deadline_s is None else max(least_s, deadline_s - perf_counter())
 
     def spent(self, solution: Solution) -> Solution:
-        """Count what another search took."""
+        """Add the effort of another search to the statistics and return its solution."""
         self.budget.sweeps += solution.statistics.sweeps
         self.budget.operations += solution.statistics.operations
         return solution
 
     def optimum(self, problem: ConstrainedProblem, price: float, optima: Optima) -> Solution:
-        """Return the optimum at a price, whose strategy is offered; OutOfTimeError where the time is up.
+        """Return the optimum at a price and offer its strategy; OutOfTimeError where the time is up.
 
-        optima: the problem's that are known; is added to.
+        Args:
+            optima: Known optima of the problem; the result is added.
         """
         if price in optima:
             return optima[price]
@@ -556,7 +585,7 @@ class LimitedSearch:
             ).solution
         except CutShortError:
             return None, 0.0
-        except SolverError:  # nothing fits, or what does has an infinite cost
+        except SolverError:  # no strategy fits, or those that fit have infinite cost
             return None
         self.spent(found)
         self.offer(found.choice)
@@ -569,8 +598,8 @@ class LimitedSearch:
     def lightest(self, problem: ConstrainedProblem, optima: Optima) -> Choice | None:
         """Return a light strategy that fits, None if the lightest is too heavy.
 
-        Of the lightest configurations each vertex has the one with the least layer cost; where that is forbidden by an
-        infinite cost, or does not fit for what edges use, it takes a search for the least usage.
+        Each vertex takes the cheapest of its lightest configurations. If that strategy has infinite cost, or does not
+        fit because of edge usage, a search for the least usage replaces it.
         """
         if problem.least_usage > problem.limit:
             return None
@@ -584,13 +613,15 @@ class LimitedSearch:
         return found if problem.fits(found) else None
 
     def relaxed(self, problem: ConstrainedProblem, light: Choice, optima: Optima) -> Relaxation:
-        """Return the best bound that a price on usage gives, or the first that is as high as what is known.
+        """Return the best bound that a price on usage gives, or the first that reaches the best known cost.
 
-        The least priced cost over all strategies is, as a function of the price, the lower envelope of a line for each
-        strategy, cost + price × usage; less price × limit it bounds every strategy that fits, best where a line that
-        rises and one that falls meet. From two known ones the envelope is followed to that point: each price takes a
-        search. light: a strategy that fits. optima: those that are known; that without the limit, which does not fit,
-        is among them.
+        As a function of the price, the least priced cost over all strategies is the lower envelope of one line per
+        strategy, cost + price × usage. Less price × limit it bounds every strategy that fits. The bound is best where a
+        rising and a falling line meet. The search follows the envelope to that point, one optimisation for each price.
+
+        Args:
+            light: A strategy that fits.
+            optima: Known optima, among them the unconstrained one, which does not fit.
         """
         tables = problem.tables
         above, bound = optima[0.0].choice, optima[0.0].lower_bound
@@ -614,7 +645,7 @@ class LimitedSearch:
         return replace(best, light=light, heavy=above)
 
     def branch(self, wholes: Iterable[Relaxation]) -> None:
-        """Settle problems, in parts where they are too large, the part with the least bound first."""
+        """Solve problems, lowest bound first, splitting those that are too large."""
         number = count()
         parts = [(whole.bound, next(number), whole) for whole in wholes]
         while parts:
@@ -631,12 +662,15 @@ class LimitedSearch:
                 self.outcome.raise_bound(parts[0][0])
 
     def settle(self, part: Relaxation, *, is_last: bool) -> tuple[float, bool]:
-        """Return a bound on the strategies of a part, and whether none is cheaper than what is known by now.
+        """Raise the target cost until a strategy is found within it, or the best known cost is reached.
 
-        The target cost rises until a strategy is found up to it, or the best known one is reached. is_last: whether
-        there is no other part, so that its bound is that of all strategies.
+        Args:
+            is_last: Whether no other part is open, so that this part's bound holds for all strategies.
+
+        Returns:
+            A bound on the strategies of a part, and whether none of them is cheaper than the best known.
         """
-        bound, reached, beyond, failures = part.bound, 0.0, np.inf, 0
+        bound, reached, unreached, failures = part.bound, 0.0, np.inf, 0
         distance = FIRST_TARGET * (self.outcome.cost - bound)
         while bound < self.enough():
             self.budget.progress(f"closing a gap of {self.outcome.gap:.2%}", 1 - self.outcome.gap)
@@ -647,10 +681,10 @@ class LimitedSearch:
             except TooManyError:
                 return bound, False
             except TooWideError:
-                failures, beyond = failures + 1, distance
+                failures, unreached = failures + 1, distance
                 if failures == MAX_FAILURES:
                     return bound, False
-                distance = (reached + beyond) / 2
+                distance = (reached + unreached) / 2
                 continue
             bound = max(bound, found)
             if choice is not None:
@@ -659,12 +693,12 @@ class LimitedSearch:
                 self.outcome.raise_bound(bound)
             reached = distance
             distance *= 2 if self.budget.operations - before > MANY_ENTRIES else 4
-            if distance >= beyond:
-                distance = (reached + beyond) / 2
+            if distance >= unreached:
+                distance = (reached + unreached) / 2
         return bound, True
 
     def split(self, part: Relaxation) -> list[Relaxation]:
-        """Return the parts of a part in which some strategy may be better than what is known."""
+        """Split a part; return the subproblems in which some strategy may beat the best known."""
         problem = part.problem
         first, second = part.light, part.heavy
 
@@ -675,7 +709,7 @@ class LimitedSearch:
         usage = problem.resource_usage[v]
         is_light = usage <= (usage[first[v]] + usage[second[v]]) / 2
         if usage[first[v]] == usage[second[v]]:
-            # They differ by what edges use.
+            # The two strategies differ in the usage of edges only.
             is_light = np.arange(len(usage)) == first[v]
         allowed = np.isfinite(problem.tables.layer_costs(v))
         pieces = []
@@ -701,15 +735,20 @@ class LimitedSearch:
 def _cheapest_up_to(target: float, part: Relaxation, budget: SearchBudget) -> tuple[float, Choice | None]:
     """Return a bound on the cost of every strategy that fits, and the cheapest if there is one up to a target cost.
 
-    The bound is the target where there is none, otherwise that strategy's cost less a rounding allowance; a strategy
-    may be returned that is dearer than the target. Raises TooWideError and TooManyError.
+    The bound is the target where there is none, otherwise that strategy's cost less a rounding allowance. The strategy
+    may cost more than the target.
+
+    Raises:
+        TooWideError: A step has too many combinations.
+        TooManyError: Fronts grow too large.
     """
     problem = part.problem
     allowance = EXACT_SHARE * RELATIVE_TOLERANCE * target
     most = target * (1 + RELATIVE_TOLERANCE) + part.price * problem.limit
-    # A higher cost, an infinite one too, is as good as any that no strategy within the limits contains.
+    # Any cost above the limits, infinite ones included, can be lowered to a ceiling: no strategy within them has it.
     model = PairwiseModel.of_tables(part.priced, 2 * most)
-    # Fronts of usage grow with all that is left: only in large problems something is given up for the sake of passes.
+    # Fronts of usage grow with every remaining configuration: only large problems accept weaker bounds for quicker
+    # passes.
     model.may_repeat = len(model.live) > MANY_VERTICES
     if tighten_bounds(model, budget, limit=most, little=FEW_LEFT) > most:
         return target, None
@@ -729,7 +768,7 @@ def _cheapest_up_to(target: float, part: Relaxation, budget: SearchBudget) -> tu
 def _usage_left(
     model: PairwiseModel, problem: ConstrainedProblem
 ) -> tuple[dict[int, FloatArray], dict[Edge, FloatArray], float]:
-    """Return the usage of live vertices, edges to decided ones included, of live edges, and of what is decided."""
+    """Return the usage of live vertices (including edges to decided ones), of live edges, and of decided vertices."""
     fixed, origin = model.fixed, model.origin
     usage = {v: problem.resource_usage[v][origin[v]] for v in model.live}
     of_edges: dict[Edge, FloatArray] = {}
@@ -760,7 +799,7 @@ def _usage_left(
 
 
 def improved(problem: ConstrainedProblem, choice: Choice) -> Choice:
-    """Return what is left when no change of one vertex within the limit makes a strategy cheaper; it must fit."""
+    """Return a local optimum reached from a strategy that fits: no admissible change of one vertex improves it."""
     chosen = list(choice)
     usage = problem.usage(choice)
     for _ in range(MAX_ROUNDS):
@@ -781,7 +820,12 @@ def improved(problem: ConstrainedProblem, choice: Choice) -> Choice:
 def crossings(problem: ConstrainedProblem, light: Choice, cheap: Choice) -> list[Choice]:
     """Return the cheapest strategies that fit and follow one of two up to a vertex and the other from there on.
 
-    light: one that fits. At most two, one for each way round.
+    Args:
+        light: A strategy that fits.
+        cheap: The other strategy.
+
+    Returns:
+        At most two strategies, one for each order of the pair.
     """
     found = []
     for first, second in ((light, cheap), (cheap, light)):
@@ -789,11 +833,11 @@ def crossings(problem: ConstrainedProblem, light: Choice, cheap: Choice) -> list
         cost, usage = problem.tables.evaluate(second), problem.usage(second)
         costs = [cost if usage <= problem.limit else np.inf]
         for v, c in enumerate(first):
-            beside = problem.tables.costs_beside(v, chosen)
+            changed = problem.tables.costs_beside(v, chosen)
             usage += float(problem.changes(v, chosen)[c])
-            # Infinite costs come and go as differences: what is no number is of no interest.
+            # Infinite costs cancel to NaN in these differences: such strategies are ignored.
             with np.errstate(invalid="ignore"):
-                cost += float(beside[c] - beside[chosen[v]])
+                cost += float(changed[c] - changed[chosen[v]])
             chosen[v] = c
             costs.append(cost if usage <= problem.limit and np.isfinite(cost) else np.inf)
         k = int(np.argmin(costs))

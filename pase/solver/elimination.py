@@ -36,13 +36,13 @@ from pase.solver.pairwise import (
 from pase.solver.solution import Outcome, SearchBudget
 from pase.tables.cost_tables import FloatArray
 
-BLOCK_CELLS = 1 << 16  # sums that are made at once, which stay in the second-level cache
-RESULT_CELLS = 1 << 11  # of which the least are taken into so many cells, which stay in the first-level cache
+BLOCK_CELLS = 1 << 16  # sums computed in one block; they fit the second-level cache
+RESULT_CELLS = 1 << 11  # cells of the result that one block is reduced into; they fit the first-level cache
 
 Check = Callable[[int], None]
-"""Called before each step of work with how many cells of tables that looks at; what it raises ends the work."""
+"""Called before each unit of work with the number of table cells it evaluates; an exception ends the work."""
 Ordered = Callable[[PairwiseModel], Sequence[int]]
-"""Gives the sequence in which to eliminate the live vertices of a model."""
+"""Returns the order in which to eliminate the live vertices of a model."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,10 +72,10 @@ class Factor(NamedTuple):
     """One term of the objective: a table over the layout classes of the vertices in `scope`.
 
     Attributes:
-        scope: Vertices in the sequence in which they are eliminated, so that no step has to transpose a table.
-        table: Terms that are the same arrays share one.
+        scope: Vertices in elimination order, so that no step has to transpose a table.
+        table: Table of the term; terms with identical arrays share one.
         edge: The edge whose costs these are; None for the result of a step.
-        producer: Number of the step that leaves this table; None for an edge.
+        producer: Number of the step that produces this table; None for an edge.
     """
 
     scope: tuple[int, ...]
@@ -85,14 +85,14 @@ class Factor(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """How one table enters a step, whose axes are the vertex (0) and then its dependent set.
+    """One input table of a step, whose axes are the vertex (0) followed by its dependent set.
 
     Attributes:
-        table: Its axes are in the order of the step's.
-        axes: The step's axis of each of the table's.
-        maps: The axes of the table on which the step tells more classes apart, each with the table's class of each of
-            the step's classes.
-        expansion: Index that leaves one axis for each of the step's, of extent 1 where the table lacks it.
+        table: The table; its axes have the same relative order as the step's.
+        axes: For each axis of the table, the axis of the step.
+        maps: Table axes on which the step distinguishes more classes, each with the table's class of each of the
+            step's classes.
+        expansion: Index that gives the table one axis for each of the step's, of extent 1 where the table lacks it.
     """
 
     table: Table
@@ -131,12 +131,12 @@ class Kernel(NamedTuple):
 
     Attributes:
         costs: [G] the cheapest layer cost in each joint class of the vertex.
-        operands: The tables that it adds.
-        partitions: Joint classes of the vertex and of its dependent ones, the axes of the step.
+        operands: Tables that are added.
+        partitions: Joint classes of the vertex and of its dependents; the axes of the step.
         result: The table over all axes but the first.
-        num_cells: Combinations of joint classes.
-        coarse: Which operand tells fewer classes of the vertex apart than the others, where it saves work to take the
-            cheapest of each of these classes first, for each choice that the others see; None where it does not.
+        num_cells: Number of combinations of joint classes.
+        coarse: Index of the operand that distinguishes fewer classes of the vertex than the others, if minimising
+            within each of these classes first saves work; else None.
     """
 
     costs: FloatArray
@@ -148,7 +148,7 @@ class Kernel(NamedTuple):
 
     @property
     def operations(self) -> int:
-        """Combinations times the terms that are added for each; those over the same axes are added up before."""
+        """Combinations times the terms added for each; terms over the same axes are added together beforehand."""
         direct = self.num_cells * max(len({operand.axes for operand in self.operands}), 1)
         return direct if self.coarse is None else self._operations_by_class(self.coarse)
 
@@ -159,7 +159,7 @@ class Kernel(NamedTuple):
         return seen * len(others) + 2 * self.operands[coarse].table.shape[0] * (self.num_cells // sizes[0])
 
     def with_coarse(self) -> "Kernel":
-        """Return the same computation, done by classes of one operand first where that saves work."""
+        """Return the same computation, minimising within the classes of one operand first where that saves work."""
         if self.num_cells <= BLOCK_CELLS:
             return self
         own = [i for i, operand in enumerate(self.operands) if 0 in dict(operand.maps)]
@@ -187,20 +187,20 @@ class Kernel(NamedTuple):
         self.result.values = out
 
     def _by_class(self, coarse: Operand, others: Sequence[FloatArray], check: Check) -> list[FloatArray]:
-        """Return an operand, and the least sum of the others in each class of the vertex that it tells apart."""
+        """Return an operand, and the others' least sum in each class of the vertex that it distinguishes."""
         maps = dict(coarse.maps)
         of = maps.pop(0)
         order = np.argsort(of, kind="stable")
         ends = np.cumsum(np.bincount(of)).tolist()
         least = np.empty((len(ends), *np.broadcast_shapes(*(other.shape[1:] for other in others))))
-        for own, (first, beyond) in zip(least, pairwise([0, *ends]), strict=True):
-            rows = order[first:beyond]
+        for own, (first, stop) in zip(least, pairwise([0, *ends]), strict=True):
+            rows = order[first:stop]
             _min_sum(own, [other[rows] for other in others], check)
         return [coarse._replace(maps=tuple(maps.items())).aligned(), least]
 
 
 class EliminationStep(NamedTuple):
-    """The elimination of one vertex: of what, and how. scope: the vertex and its dependent set."""
+    """The elimination of one vertex; `scope` is the vertex followed by its dependent set."""
 
     scope: tuple[int, ...]
     costs: FloatArray
@@ -208,15 +208,15 @@ class EliminationStep(NamedTuple):
     kernel: Kernel
 
     def cells(self) -> int:
-        """Return how many combinations of joint classes the step looks at."""
+        """Return the number of combinations of joint classes that the step evaluates."""
         return self.kernel.num_cells
 
-    def beside(self, choice: Callable[[int], int]) -> FloatArray:
-        """Return the cost of each configuration of the vertex, with what was eliminated into it, given the rest."""
+    def conditional_costs(self, choice: Callable[[int], int]) -> FloatArray:
+        """Return the cost of each configuration of the vertex, with all eliminated into it, given its dependents."""
         total = self.costs
         for scope, table, _, _ in self.factors:
             partitions = table.partitions
-            # One number for each dependent vertex leaves a vector over the vertex's classes.
+            # With one class of each dependent vertex chosen, a vector over the vertex's classes remains.
             index = [p.of[choice(x)] for x, p in zip(scope[1:], partitions[1:], strict=True)]
             total = total + by_configuration(table.filled()[:, *index], partitions[0].of)
         return total
@@ -224,12 +224,13 @@ class EliminationStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EliminationPlan:
-    """What eliminating every vertex in one sequence will do.
+    """The work of eliminating every vertex in one sequence.
 
-    operations: combinations that will be looked at, times the terms added for each; repeated steps count once.
-    table_bytes: memory of all the tables that it will fill.
-    steps: one for each vertex, in sequence.
-    kernels: the distinct computations, in the order in which they can be done.
+    Attributes:
+        operations: Combinations to evaluate, times the terms added for each; repeated steps count once.
+        table_bytes: Memory of all tables to fill.
+        steps: One for each vertex, in sequence.
+        kernels: The distinct computations, in an order that respects their dependencies.
     """
 
     operations: int
@@ -238,9 +239,11 @@ class EliminationPlan:
     kernels: tuple[Kernel, ...]
 
     def fill(self, check: Check, on_done: Callable[[float], None] = lambda _: None) -> float:
-        """Fill the planned tables; return the optimum.
+        """Fill the planned tables and return the optimum.
 
-        check: called between blocks of work; what it raises ends the run. on_done: called with the part that is done.
+        Args:
+            check: Called between blocks of work; an exception ends the run.
+            on_done: Called with the fraction of the work that is complete.
         """
         done = 0
         for kernel in self.kernels:
@@ -252,7 +255,7 @@ class EliminationPlan:
 
 @dataclass(slots=True, eq=False)
 class Planner:
-    """Plans steps, each distinct one once, and counts what they will take."""
+    """Plans steps, each distinct one once, and counts their operations and bytes."""
 
     algebra: ClassAlgebra = field(default_factory=ClassAlgebra)
     known: dict[tuple[object, ...], EliminationStep] = field(default_factory=dict)
@@ -272,7 +275,7 @@ class Planner:
         if key not in self.tables:
             ends = self._partition(rows, len(values)), self._partition(cols, values.shape[1])
             table = Table(ends, values) if first == 0 else Table(ends[::-1], values.T)
-            self.tables[key] = table, values  # holding the values keeps their id theirs
+            self.tables[key] = table, values  # keeps the values alive, so that their id is not reused
         return Factor(edge.ends if first == 0 else edge.ends[::-1], self.tables[key][0], edge)
 
     def _partition(self, of: ClassArray, num_classes: int) -> Partition:
@@ -286,7 +289,7 @@ class Planner:
         axes = [tuple([axis_of(x) for x in f.scope]) for f in factors]
         key = (id(costs), *[id(f.table) for f in factors], *axes)
         step = self.known.get(key)
-        if step is None:  # the inputs are stored with the result, so that their ids stay theirs
+        if step is None:  # the inputs stay alive with the result, so that their ids are not reused
             kernel = self._kernel(len(scope), axes, costs, factors)
             step = self.known[key] = EliminationStep(scope, costs, tuple(factors), kernel)
             return step
@@ -366,14 +369,14 @@ def run_plan(
     optimum = plan.fill(check, on_done)
     choice: dict[int, int] = {}
     for step in reversed(plan.steps):
-        choice[step.scope[0]] = int(step.beside(choice.__getitem__).argmin())
+        choice[step.scope[0]] = int(step.conditional_costs(choice.__getitem__).argmin())
     return optimum, choice
 
 
 def optimal_strategy(
     model: PairwiseModel, ordered: Ordered, max_operations: int, budget: SearchBudget
 ) -> tuple[float, dict[int, int]] | None:
-    """Return the least cost of a model and a strategy that has it, by elimination; None if beyond the limits."""
+    """Return the least cost of a model and a strategy that attains it, by elimination; None above the limits."""
     if not model.live:
         return model.offset, model.complete({})
     plan = plan_elimination(model.costs, model.edges(), ordered(model))
@@ -390,9 +393,13 @@ def optimal_strategy(
 def eliminate_exactly(
     model: PairwiseModel, ordered: Ordered, max_operations: int, budget: SearchBudget, outcome: Outcome
 ) -> bool:
-    """Eliminate what is left if that is within the limits; return whether it was: the best strategy is optimal.
+    """Eliminate the remaining vertices if that is within the limits.
 
-    ordered: gives the sequence in which to eliminate the live vertices of a model.
+    Args:
+        ordered: Returns the order in which to eliminate the live vertices of a model.
+
+    Returns:
+        Whether elimination was done, so that the best strategy is optimal.
     """
     outcome.num_configurations_left, outcome.num_vertices_left = model.num_configurations(), len(model.live)
     best = optimal_strategy(model, ordered, max_operations, budget)
@@ -403,11 +410,13 @@ def eliminate_exactly(
 
 
 def eliminate_tree(model: PairwiseModel, order: Sequence[int], check: Check) -> tuple[float, dict[int, int]] | None:
-    """Return the least cost and a strategy that has it; None if the model is not a tree.
+    """Return the least cost and a strategy that attains it; None if the model is not a tree.
 
-    This is the elimination where no dependent set has two vertices, with nothing to plan: each vertex, leaves first,
-    sends its only later neighbour one vector. order: the live vertices, each with at most one neighbour after it. Ties
-    go to the lowest index. The model's layer costs are used up.
+    On a tree no dependent set has two vertices, so nothing needs planning. Each vertex, leaves first, sends one vector
+    to its only later neighbour. Ties go to the lowest index. The model's layer costs are overwritten.
+
+    Args:
+        order: The live vertices, each with at most one neighbour after it.
     """
     waiting = set(order)
     towards: dict[int, tuple[Edge, int]] = {}

@@ -1,4 +1,4 @@
-"""Orderings: in which sequence the solver eliminates vertices, and what each sequence would cost.
+"""Elimination orders: in which sequence the solver eliminates vertices, and what each sequence would cost.
 
 For a sequence v_1 … v_n (section III-B), D(i), the dependent set, holds the vertices of V>i next to the connected set
 X(i), the vertices of V≤i that v_i reaches through V≤i alone. Joining the dependents of each vertex that is eliminated
@@ -23,7 +23,7 @@ VALUE_BYTES = 8
 MANY = 1e300  # combinations; more are not told apart
 
 NOT_WORTH_WEIGHING = 4_000_000
-"""With "auto", an ordering that takes no more operations than this (milliseconds) is not set against others."""
+"""With "auto", an ordering of no more operations than this (milliseconds) is accepted without trying the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ def generate_seq(neighbours: Neighbours, domain_sizes: Sequence[int]) -> Elimina
 
 @Ordering
 def min_weight(neighbours: Neighbours, domain_sizes: Sequence[int]) -> Eliminations:
-    """Yield the sequence that always eliminates the vertex whose step looks at the fewest combinations.
+    """Yield the sequence that always eliminates the vertex whose step evaluates the fewest combinations.
 
-    That number is the product of the domain sizes of the vertex and of its dependent set. Ties go to the lowest
-    vertex number, and so do vertices of more than 10^300 combinations.
+    That number is the product of the domain sizes of the vertex and of its dependent set. Ties go to the lowest vertex
+    number; so do vertices of more than 10^300 combinations.
     """
 
     sizes = [float(size) for size in domain_sizes]
@@ -168,14 +168,15 @@ def check_order(order: Sequence[int], num_vertices: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderingReport:
-    """What eliminating vertices in one sequence would take, known before anything is solved.
+    """Predicted work of eliminating vertices in one sequence.
 
-    name: the ordering's.
-    order: the vertex at each position.
-    largest_dependent_set: M of section III-B.
-    operations: combinations that are looked at, Σ over i of K(v_i) · Π over w in D(i) of K(w).
-    table_bytes: size of all tables R(i, ·) together, with 8-byte values.
-    largest_table_bytes: size of the largest one.
+    Attributes:
+        name: Name of the ordering.
+        order: The vertex at each position.
+        largest_dependent_set: M of section III-B.
+        operations: Combinations to evaluate, Σ over i of K(v_i) · Π over w in D(i) of K(w).
+        table_bytes: Size of all tables R(i, ·) together, with 8-byte values.
+        largest_table_bytes: Size of the largest one.
     """
 
     name: str
@@ -187,7 +188,7 @@ class OrderingReport:
 
 
 def report_ordering(name: str, neighbours: Neighbours, domain_sizes: Sequence[int]) -> OrderingReport:
-    """Return what the ordering of that name would take; raises SolverError for an unknown name."""
+    """Return the predicted work of the ordering of that name; raises SolverError for an unknown name."""
     report = _report_up_to(None, name, domain_sizes, ordering_named(name).eliminations(neighbours, domain_sizes))
     assert report is not None
     return report
@@ -196,7 +197,7 @@ def report_ordering(name: str, neighbours: Neighbours, domain_sizes: Sequence[in
 def report_order(
     name: str, neighbours: Neighbours, domain_sizes: Sequence[int], order: Sequence[int]
 ) -> OrderingReport:
-    """Return what a given sequence would take; raises SolverError unless it holds each vertex once."""
+    """Return the predicted work of a given sequence; raises SolverError unless it holds each vertex once."""
     check_order(order, len(neighbours))
     report = _report_up_to(None, name, domain_sizes, _eliminations(neighbours, order))
     assert report is not None
@@ -206,7 +207,7 @@ def report_order(
 def _report_up_to(
     most: int | None, name: str, domain_sizes: Sequence[int], eliminations: Eliminations
 ) -> OrderingReport | None:
-    """Return what a sequence would take; None, looking no further, once it takes more than `most` operations."""
+    """Return the predicted work of a sequence; None as soon as it exceeds `most` operations."""
     width = operations = cells = largest = 0
     size_of = domain_sizes.__getitem__
     order: list[int] = []
@@ -234,9 +235,9 @@ def _report_up_to(
 def choose_ordering(name: str, neighbours: Neighbours, domain_sizes: Sequence[int]) -> OrderingReport:
     """Return the report of the named ordering, or for "auto" of the one with the fewest operations, then bytes.
 
-    For "auto", GenerateSeq's sequence is taken without looking further where no step of it has two dependent vertices,
-    or it takes so few operations that weighing the others would take longer than it can save. Of equals the first
-    in `ORDERINGS` wins. Raises SolverError for an unknown name.
+    For "auto", GenerateSeq's sequence is accepted at once if no step has two dependent vertices, or if it takes so few
+    operations that evaluating the others would take longer than it can save. Ties go to the first in `ORDERINGS`.
+    Raises SolverError for an unknown name.
     """
     if name != AUTO:
         return report_ordering(name, neighbours, domain_sizes)
@@ -264,7 +265,7 @@ def _eliminations(neighbours: Neighbours, order: Sequence[int]) -> Eliminations:
 
 
 def _greedy(neighbours: Neighbours, merit: Callable[[int, set[int]], float]) -> Eliminations:
-    """Yield the sequence that always takes the vertex of least merit, joining its dependents to one another.
+    """Yield the sequence that always eliminates the vertex of least merit, joining its dependents to one another.
 
     Args:
         neighbours: [V] the vertices that share an edge with each vertex.
@@ -279,7 +280,7 @@ def _greedy(neighbours: Neighbours, merit: Callable[[int, set[int]], float]) -> 
         m, u = heappop(heap)
         if m != latest[u]:
             continue
-        latest[u] = nan  # equal to no merit: this vertex is done
+        latest[u] = nan  # NaN equals no merit, so stale heap entries of this vertex are ignored
         around = dependent[u]
         yield u, around
         for w in around:

@@ -1,18 +1,18 @@
-"""The cheapest strategy where parts of its cost run side by side: exact, or with a proven bound and a gap.
+"""Find the cheapest strategy where communication overlaps with computation: exactly, or with a bound and a gap.
 
-Of a strategy's sum S, communication A can hide behind computation B: it costs T = S - min(A, B), the larger of the two
-sums f0 = S - A and f1 = S - B. For each share λ from 0 to 1 the least of (1 - λ) f0 + λ f1, an ordinary problem, is a
-lower bound on every T, and its optimum is a strategy. Where the optimum at λ = 0 hides everything (A ≤ B), or the one
-at λ = 1 covers everything (A ≥ B), it is the answer. Otherwise the best λ is between: the least is, as a function of λ,
-the lower envelope of a line for each strategy, and is followed to its peak from the two ends.
+Let S be the sum of a strategy's costs, A the part that is overlappable communication and B the computation that it can
+overlap with. The strategy costs T = S - min(A, B), the larger of the two sums f0 = S - A and f1 = S - B. For each share
+λ from 0 to 1, minimising (1 - λ) f0 + λ f1 is an ordinary problem whose optimum is a lower bound on every T. If the
+optimum at λ = 0 has A ≤ B, or the one at λ = 1 has A ≥ B, it is the answer. Otherwise the best λ is between: as a
+function of λ the minimum is the lower envelope of one line per strategy, which is followed to its peak from both ends.
 
-What is left between that bound and the best strategy known is closed exactly. Every strategy is within A ≤ B, where it
-costs f0, or within A ≥ B, where it costs f1: two problems with a limit on a resource (`constrained`), A - B or B - A,
-of which nothing may be used. At the price λ, or 1 - λ, they have the same bound; both are settled together, the one
-whose bound is less first, and the strategies of each count for the other.
+The remaining gap between that bound and the best known strategy is closed exactly. Every strategy has A ≤ B and costs
+f0, or has A ≥ B and costs f1. These are two problems with a limit on a resource (`constrained`): the resource is A - B
+or B - A, and its limit is 0. At the price λ, or 1 - λ, they have the same bound. Both are solved together, lower bound
+first, and each benefits from the other's strategies.
 
-A - B is counted in whole units, of which `LARGEST_SUM` hold as much as any strategy can have: what that rounds away
-is less than `RELATIVE_TOLERANCE` of the cost by some orders.
+A - B is counted in whole units, fine enough that any strategy's total is within `LARGEST_SUM`: the rounding error is
+orders of magnitude below `RELATIVE_TOLERANCE` of the cost.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -42,7 +42,7 @@ from pase.solver.solution import RELATIVE_TOLERANCE, Outcome, OutOfTimeError, Pr
 from pase.tables.cost_tables import CostTables, FloatArray, verify_tables
 
 Cheapest = Callable[[CostTables, Sequence[Choice]], Solution]
-"""(a problem of sums, known strategies) → the cheapest of the strategies that are looked at."""
+"""Maps (an additive problem, known strategies) to the cheapest strategy of those it searches."""
 
 
 def solve(
@@ -54,7 +54,7 @@ def solve(
     known: Iterable[Sequence[int]] = (),
     on_progress: Progress | None = None,
 ) -> Solution:
-    """Return a cheapest strategy, whether costs add up or hide behind one another, with its proof.
+    """Return a cheapest strategy with its proof, whether costs are additive or overlap.
 
     Arguments and errors as for `pase.solver.search.solve`.
     """
@@ -97,10 +97,10 @@ def solve_limited(
     on_progress: Progress | None = None,
     gap: float = 0.0,
 ) -> LimitedSolution:
-    """Return the cheapest strategy within a limit, whether costs add up or hide behind one another.
+    """Return the cheapest strategy within a limit, whether costs are additive or overlap.
 
-    Where they hide and the limit binds, there is a proof if the bound of some share λ is reached, and a gap otherwise.
-    Arguments and errors as for `pase.solver.constrained.solve_limited`.
+    With overlap and a binding limit, the result is proven if the bound of some share λ is reached, and has a gap
+    otherwise. Arguments and errors as for `pase.solver.constrained.solve_limited`.
     """
     tables = problem.tables
     if tables.hiding is None:
@@ -161,19 +161,21 @@ def _budget(solver_memory_bytes: int | None, time_limit_s: float | None, on_prog
 
 
 class _Closing(LimitedSearch):
-    """Both problems with a limit together: whatever strategy comes up in either has a cost of its own."""
+    """Solves both limited problems together: a strategy found in either is costed by its own overlap."""
 
     def offer(self, choice: Sequence[int]) -> None:
-        """Take a strategy over if it is cheaper."""
+        """Adopt a strategy if it is cheaper."""
         self.outcome.offer(dict(enumerate(choice)))
 
 
 @dataclass(slots=True)
 class _Overlapped:
-    """One search: what it was asked, what it has used, and what it has found.
+    """State of one search: its problem, its budget, and its best result.
 
-    last: what was solved last. share, bound: the best λ, and its bound. rising, falling: of A > B and of A < B, the
-    strategies between which that share cannot decide; none before both are known.
+    Attributes:
+        last: Solution of the last problem solved.
+        share, bound: The best λ, and its bound.
+        rising, falling: The strategies with A > B and with A < B that tie at that share; None until both are known.
     """
 
     tables: CostTables
@@ -188,7 +190,7 @@ class _Overlapped:
     gap: float = 0.0
 
     def time_left_s(self) -> float | None:
-        """Return the seconds until the deadline, but some at least; None without one."""
+        """Return the seconds until the deadline, at least a small amount; None without a deadline."""
         deadline_s = self.budget.deadline_s
         return None if deadline_s is None else max(1e-3, deadline_s - perf_counter())
 
@@ -198,13 +200,13 @@ class _Overlapped:
         return hideable - cover
 
     def is_proven(self) -> bool:
-        """Return whether no strategy is cheaper than the best one, up to rounding, which is noted, or up to the gap."""
+        """Return whether the best strategy is optimal, up to rounding or the gap; if so, record the proof."""
         if self.outcome.lower_bound >= self.outcome.cost * (1 - RELATIVE_TOLERANCE):
             self.outcome.prove()
         return self.outcome.exact or self.outcome.lower_bound >= self.outcome.cost * (1 - self.gap)
 
     def at(self, share: float, cheapest: Cheapest) -> Solution:
-        """Return the cheapest strategy at a share, which is offered; OutOfTimeError where that is not proven."""
+        """Return the cheapest strategy at a share and offer it; OutOfTimeError where its optimality is not proven."""
         if self.last is not None:
             self.budget.check()
         known = [self.outcome.choice] if np.isfinite(self.outcome.cost) else []
@@ -226,7 +228,7 @@ class _Overlapped:
         """Find the best bound that a share gives."""
         for choice in known:
             self.outcome.offer(dict(enumerate(choice)))
-        # The end that is likely to be the answer comes first.
+        # Try first the end that is likely to be the answer.
         first = 1.0 if self.outcome.choice and self.excess(self.outcome.choice) > 0 else 0.0
         ends = {}
         for share in (first, 1.0 - first):
@@ -247,7 +249,7 @@ class _Overlapped:
                 self.falling = found.choice
 
     def close(self) -> None:
-        """Close what is left between the bound and the best strategy known; OutOfTimeError where there is no time."""
+        """Close the remaining gap between the bound and the best known strategy; OutOfTimeError where time runs out."""
         if self.is_proven():
             return
         within, beyond = _sides(self.tables, self.outcome.cost)
@@ -264,9 +266,9 @@ class _Overlapped:
         self.outcome.prove()
 
     def solution(self) -> Solution:
-        """Return what was found."""
+        """Return the best solution found."""
         outcome, budget, last = self.outcome, self.budget, self.last
-        assert last is not None, "an interrupted search returns what it has, so that there is one"
+        assert last is not None, "an interrupted search still returns a solution"
         bound = outcome.lower_bound * (1 - RELATIVE_TOLERANCE)
         return replace(
             last,
@@ -283,10 +285,11 @@ class _Overlapped:
 def _sides(
     tables: CostTables, known: float
 ) -> tuple[tuple[ConstrainedProblem, float], tuple[ConstrainedProblem, float]]:
-    """Return the problems of the strategies of A ≤ B and of A ≥ B, as what they use is counted, and what a unit is.
+    """Return the limited problems for A ≤ B and for A ≥ B, each with the size of one unit of its resource.
 
-    known: the cost of a strategy. None that costs no more has a part of A or B that is larger, since both are parts of
-    its cost: whatever is larger counts as that.
+    Args:
+        known: Cost of a known strategy. A and B are parts of a strategy's cost, so no strategy that costs at most this
+            has a part of A or B above it: larger entries are clamped to it.
     """
     hiding = tables.hiding
     assert hiding is not None
@@ -295,7 +298,7 @@ def _sides(
     largest = [float(np.ptp(values)) + known / LARGEST_SUM for values in excess]
     most = sum(largest[t] for t in tables.vertex_table)
     most += sum(float(np.ptp(values)) for t in tables.edge_table if (values := of_edges[t]) is not None)
-    # Half of what sums can hold, for what rounding adds; a power of two, so that nothing else is rounded.
+    # Half of the exact range, to leave room for rounding; a power of two, so that scaling is exact.
     unit = 2.0 ** np.ceil(np.log2(2 * most / LARGEST_SUM)) if most > 0 else 1.0
     return _side(tables, excess, of_edges, unit, 1), _side(tables, excess, of_edges, unit, -1)
 
@@ -303,10 +306,10 @@ def _sides(
 def _side(
     tables: CostTables, excess: Sequence[FloatArray], of_edges: Sequence[FloatArray | None], unit: float, sign: int
 ) -> tuple[ConstrainedProblem, float]:
-    """Return the problem of the strategies whose excess, times a sign, is not above 0."""
+    """Return the problem of the strategies whose excess times `sign` is at most 0."""
     units = [np.rint(sign * values / unit) for values in excess]
     edge_units = [None if values is None else np.rint(sign * values / unit) for values in of_edges]
-    # Usage is told above the least of each table, and the limit likewise.
+    # Usage is stored relative to the least entry of each table, and the limit likewise.
     least = [float(values.min()) for values in units]
     edge_least = [0.0 if values is None else float(values.min()) for values in edge_units]
     usage = [values - low for values, low in zip(units, least, strict=True)]

@@ -5,7 +5,7 @@ was moved from the edge to the vertex. Moving cost changes no strategy's total (
 vertex v has the costs θ_v(c) = cost_v(c) + Σ over edges m(class(c)), and the edge keeps
 residual(i, j) = values(i, j) - m_a(i) - m_b(j).
 
-Arrays are told apart by identity, so that work on tables that repeated layers share is done once.
+Arrays are distinguished by identity, so that work on tables that repeated layers share is done once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from pase.errors import SolverError
 from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, IndexArray
 
 FEW_CONFIGURATIONS = 16
-"""Up to so many configurations are each a class of its own: joining classes takes longer than larger tables."""
+"""Up to this many configurations, each is a class of its own: joining classes would take longer than larger tables."""
 
 ClassArray = NDArray[np.intp]
 Mask = NDArray[np.bool_]
@@ -32,9 +32,10 @@ Made = TypeVar("Made")
 class Partition:
     """One partition of K configurations into layout classes: a table sees a configuration only through its class.
 
-    of: [K] the class of each configuration, in 0 … num_classes - 1; every class occurs. With K classes, class c is
-    configuration c.
-    num_classes: L.
+    Attributes:
+        of: [K] the class of each configuration, in 0 … num_classes - 1; every class occurs. With K classes, class c is
+            configuration c.
+        num_classes: Number of classes, L.
     """
 
     of: ClassArray
@@ -44,7 +45,9 @@ class Partition:
 class Product(NamedTuple):
     """The coarsest partition that refines two others: its classes are the pairs of classes that occur.
 
-    first, second: [joint.num_classes] the class of the first and of the second partition; None: the same number.
+    Attributes:
+        first, second: [joint.num_classes] the class in the first and in the second partition; None if
+            the numbering is unchanged.
     """
 
     joint: Partition
@@ -54,7 +57,7 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassAlgebra:
-    """Products of partitions, each made once for each distinct pair."""
+    """Products of partitions, computed once for each distinct pair."""
 
     _products: dict[tuple[int, int], tuple[Partition, Partition, Product]] = field(default_factory=dict)
 
@@ -65,7 +68,7 @@ class ClassAlgebra:
         key = (id(a), id(b))
         known = self._products.get(key)
         if known is None:
-            known = self._products[key] = (a, b, _product(a, b))  # holding a and b keeps their ids theirs
+            known = self._products[key] = (a, b, _product(a, b))  # keeps a and b alive, and their ids unique
         return known[2]
 
     def join(self, partitions: Sequence[Partition]) -> tuple[Partition, list[ClassArray | None]]:
@@ -88,7 +91,7 @@ def _product(a: Partition, b: Partition) -> Product:
         return Product(b, np.zeros(b.num_classes, dtype=np.intp), None)
     if b.num_classes == 1:
         return Product(a, None, np.zeros(a.num_classes, dtype=np.intp))
-    if a.num_classes == len(a.of):  # a tells every configuration apart already
+    if a.num_classes == len(a.of):  # a already distinguishes every configuration
         return Product(a, None, _per_class(a, b))
     if b.num_classes == len(b.of):
         return Product(b, _per_class(b, a), None)
@@ -136,7 +139,7 @@ def class_minima(costs: FloatArray, of: ClassArray, num_classes: int) -> FloatAr
 
 @dataclass(slots=True, eq=False)
 class Edge:
-    """One edge: its ends (a, b), each end's classes of live configurations, values [L_a, L_b], messages to the ends."""
+    """An edge: its ends (a, b), the classes of live configurations at each end, values [L_a, L_b], and messages."""
 
     ends: tuple[int, int]
     of: list[ClassArray]
@@ -150,25 +153,26 @@ class Edge:
 
 
 Decision = Callable[[tuple[int, ...]], int]
-"""Decides an eliminated vertex once the other end of each of its edges is; all are numbers in the tables."""
+"""Chooses an eliminated vertex's configuration from those at the other ends of its edges, numbered as in the tables."""
 
 
 @dataclass(slots=True, eq=False)
 class PairwiseModel:
     """Live vertices, their costs over live configurations, and the edges among them.
 
-    costs: [V] layer costs over the live configurations of each vertex.
-    origin: [V] the number that each live configuration has in the tables, ascending.
-    incident: [V] (edge, side) for every edge of a vertex.
-    live: the vertices that are still to be decided; the others are in `fixed` or in `eliminated`.
-    ceiling: the cost that stands for every higher one; +inf if none does.
-    given: the identities of the arrays that belong to the cost tables.
-    fixed: the configuration (its number in the tables) of each vertex that only has one left.
-    eliminated: the vertices that were taken out, to be decided in the reverse order; each with its neighbours then.
-    offset: the cost of what was fixed or eliminated.
-    least: a lower bound of min θ_v for each live vertex, as the last pass left it; None once vertices are taken out.
-    repeats: what was made of which arrays, while repeated parts of the problem are to stay the same arrays; or None.
-    may_repeat: whether passes may take messages of earlier blocks again, which leaves a little more to decide.
+    Attributes:
+        costs: [V] layer costs over the live configurations of each vertex.
+        origin: [V] the number that each live configuration has in the tables, ascending.
+        incident: [V] (edge, side) for every edge of a vertex.
+        live: Vertices still to be decided; the others are in `fixed` or in `eliminated`.
+        ceiling: Cost to which every higher cost was lowered; +inf if none was.
+        given: Identities of the arrays that belong to the cost tables.
+        fixed: The configuration (its number in the tables) of each vertex that has only one left.
+        eliminated: Eliminated vertices, to be decided in reverse order, each with its neighbours at elimination.
+        offset: Cost of the fixed and eliminated vertices.
+        least: Lower bound of min θ_v for each live vertex, from the last pass; None once vertices are removed.
+        repeats: Cache from input arrays to derived arrays, so that repeated parts keep sharing arrays; or None.
+        may_repeat: Whether passes may reuse the messages of earlier blocks, which weakens the bound slightly.
     """
 
     costs: list[FloatArray]
@@ -188,12 +192,12 @@ class PairwiseModel:
     def of_tables(cls, tables: CostTables, ceiling: float = np.inf) -> "PairwiseModel":
         """Return the model of cost tables, with every cost above `ceiling` lowered to it.
 
-        Raises SolverError for costs that do not add up.
+        Raises SolverError for costs that are not additive.
         """
         if tables.hiding is not None:
             raise SolverError(
-                "costs of which some hide behind others are no sum, which this needs; use a cost model that adds up "
-                "(alpha_beta)"
+                "some of these costs overlap with others, so they are not additive, as this search requires; use an "
+                "additive cost model (alpha_beta)"
             )
         number = {k: np.arange(k) for k in set(tables.domain_sizes)}
         classes = _OccurringClasses(number)
@@ -220,7 +224,7 @@ class PairwiseModel:
         return model
 
     def copy(self) -> "PairwiseModel":
-        """Return a model that can be reduced without changing this one; arrays are shared."""
+        """Return a copy whose reduction does not affect this model; arrays are shared."""
         incident: list[list[tuple[Edge, int]]] = [[] for _ in self.incident]
         for edge in self.edges():
             twin = Edge(edge.ends, list(edge.of), edge.values, list(edge.messages))
@@ -247,7 +251,7 @@ class PairwiseModel:
         return sum(len(self.costs[v]) for v in self.live)
 
     def own_bytes(self) -> int:
-        """Return the memory of the edges' tables that are not the given ones, shared ones counted once."""
+        """Return the memory of the edges' tables that do not belong to the cost tables, shared ones counted once."""
         own = {id(edge.values): edge.values.nbytes for edge in self.edges() if id(edge.values) not in self.given}
         return sum(own.values())
 
@@ -285,7 +289,7 @@ class PairwiseModel:
                 edge.messages[side] = made(partial(_taken, message, classes, 0), message, classes, 0)
 
     def lower_ceiling(self, ceiling: float) -> None:
-        """Lower every cost above `ceiling` to it, and move no cost any more; what was eliminated stays as it is."""
+        """Lower every cost above `ceiling` to it and reset the messages; eliminated vertices are unaffected."""
         known: dict[int, tuple[FloatArray, FloatArray]] = {}
 
         def capped(values: FloatArray) -> FloatArray:
@@ -301,9 +305,12 @@ class PairwiseModel:
             edge.messages = [_zeros(size) for size in edge.values.shape]
 
     def made(self, make: Callable[[], Made], *inputs: object) -> Made:
-        """Return what `make` makes of some arrays and numbers; the same for the same ones, while `repeats` are kept.
+        """Return `make()`, cached by its inputs while `repeats` is on.
 
-        inputs: arrays are told apart by identity, and kept with what was made, so that their ids stay theirs.
+        Args:
+            make: Computes the result.
+            inputs: Arrays, distinguished by identity, and numbers. They stay alive with the result, so that ids are
+                unique.
         """
         if self.repeats is None:
             return make()
@@ -315,9 +322,9 @@ class PairwiseModel:
 
     @contextmanager
     def repeating(self) -> Iterator[None]:
-        """Keep what is made of which arrays for a while, so that repeated parts of the problem stay the same arrays.
+        """Cache derived arrays within this context, so that repeated parts of the problem keep sharing arrays.
 
-        Nothing is kept where few vertices share their costs.
+        Nothing is cached where few vertices share their costs.
         """
         outer = self.repeats
         if outer is None and self.may_repeat and 2 * len({id(self.costs[v]) for v in self.live}) <= len(self.live):
@@ -351,7 +358,7 @@ class PairwiseModel:
             self.least = {v: float(self.reparametrised(v).min()) if v in changed else least[v] for v in self.live}
 
     def eliminate(self, v: int) -> None:
-        """Take the edges of a vertex out, and note how to decide it; the caller passes on what it costs."""
+        """Detach a vertex from its neighbours, and record how to decide it; the caller adds its cost to the rest."""
         costs, origin = self.costs[v], self.origin[v]
         ends = tuple([edge.ends[1 - side] for edge, side in self.incident[v]])
         parts: list[tuple[int, ClassArray, ClassArray, FloatArray, ClassArray]] = [
@@ -373,21 +380,21 @@ class PairwiseModel:
         self._detach(v)
 
     def remove(self, vertices: Iterable[int]) -> None:
-        """Take vertices without edges out of the live ones."""
+        """Remove vertices without edges from the live ones."""
         gone = set(vertices)
         if gone:
             self.live = [v for v in self.live if v not in gone]
             self.least = None
 
     def complete(self, choice: Mapping[int, int]) -> dict[int, int]:
-        """Return a choice for the live vertices, in live configurations, as one for all, in numbers of the tables."""
+        """Extend a choice for the live vertices to all vertices, in configuration numbers of the tables."""
         whole = self.fixed | {v: int(self.origin[v][c]) for v, c in choice.items()}
         for v, others, decision in reversed(self.eliminated):
             whole[v] = decision(tuple([whole[w] for w in others]))
         return whole
 
     def _detach(self, v: int) -> None:
-        """Take the edges of a vertex out."""
+        """Remove all edges of a vertex."""
         for edge, side in self.incident[v]:
             w = edge.ends[1 - side]
             self.incident[w] = [entry for entry in self.incident[w] if entry[0] is not edge]
@@ -404,7 +411,7 @@ def _taken(values: FloatArray, classes: ClassArray, side: int) -> FloatArray:
 
 
 def _classes_left(edge: Edge, side: int, index: ClassArray, number: ClassArray) -> tuple[ClassArray, ClassArray | None]:
-    """Return the classes of some configurations of an end of an edge, and which classes are left; None for all."""
+    """Return the classes of some configurations at an end of an edge, and which classes remain; None for all."""
     size, of = edge.values.shape[side], edge.of[side]
     if size == len(of):  # each configuration is a class of its own
         return number, index
@@ -421,11 +428,11 @@ def _classes_left(edge: Edge, side: int, index: ClassArray, number: ClassArray) 
 
 @dataclass(frozen=True, slots=True)
 class _OccurringClasses:
-    """The classes that some configuration is in, numbered without gaps; equal partitions become the same array.
+    """Renumbers partitions to the classes that occur; equal partitions become the same array.
 
     Attributes:
-        number: For each K, the partition of K configurations into as many classes.
-        known: What was made of each partition that was given.
+        number: For each K, the partition of K configurations into K classes.
+        known: Cache by identity of the input partition.
     """
 
     number: dict[int, ClassArray]
@@ -443,9 +450,9 @@ class _OccurringClasses:
         return rows, cols, values
 
     def _of_axis(self, given: IndexArray, num_classes: int) -> tuple[ClassArray, ClassArray | None]:
-        """Return the class of each configuration, and the given number of each class; None for the same.
+        """Return the class of each configuration, and the original number of each class; None if unchanged.
 
-        Where every configuration is a class of its own, class c is configuration c, in all tables.
+        Where every configuration is a class of its own, class c is configuration c in all tables.
         """
         key = (num_classes, len(given), given.tobytes())
         if key not in self.known:
@@ -467,7 +474,7 @@ class _OccurringClasses:
 
 @cache
 def _zeros(size: int) -> FloatArray:
-    """Return the message that moves nothing; messages are replaced, never changed in place."""
+    """Return the message that transfers no cost; messages are replaced, never changed in place."""
     zeros = np.zeros(size)
     zeros.flags.writeable = False
     return zeros

@@ -1,4 +1,4 @@
-"""What makes a problem smaller and keeps a cheapest strategy: merging, dominance, contraction; and bounds.
+"""Reductions that preserve a cheapest strategy (merging, dominance, contraction), and lower bounds.
 
 (a) Configurations that no neighbour can tell apart are merged to the cheapest. Proof: let c and c' be configurations of
 v that are in the same layout class on every edge of v, with cost_v(c) ≤ cost_v(c'). Replacing c' by c in any strategy
@@ -6,7 +6,8 @@ changes no transfer cost and does not raise the layer cost. So some cheapest str
 one with the lowest index stays. Of a vertex of few configurations (`FEW_CONFIGURATIONS` in `pairwise`) each is a
 class of its own; there (b) drops them.
 
-(b) Configurations that another one beats whatever the neighbours do are dropped, to a fixed point. c' dominates c at
+(b) Dominated configurations, which another one beats for every choice of the neighbours, are dropped, to a fixed point.
+c' dominates c at
 vertex v when
 
     cost_v(c') + Σ over edges of v of max over x of [ T(c', x) - T(c, x) ]  ≤  cost_v(c).
@@ -22,7 +23,8 @@ which the vertex and its edges become a number (no neighbour), a vector of layer
 neighbours. That edge inherits the messages of those it replaces, so a bound that was proven stays proven: its residual
 is at least min θ_v ≥ 0.
 
-(d) Lower bounds and good strategies come of moving cost between edges and vertices (sequential soft arc consistency).
+(d) Lower bounds and good strategies result from moving cost between edges and vertices (sequential soft arc
+consistency).
 One pass visits the vertices in sequence. A visited vertex first collects what earlier passes and vertices sent to it;
 then it shares the part of its costs above their minimum among the edges that lead on, and each of these sends on, over
 its other end's classes, the least that any choice of this vertex must pay (min over rows of the residual). Every
@@ -57,24 +59,24 @@ from pase.solver.solution import RELATIVE_TOLERANCE, Outcome, SearchBudget
 from pase.tables.cost_tables import CostTables, FloatArray, IndexArray, verify_tables
 
 MAX_CELLS = 1 << 25
-"""Vertices and tables whose comparison would look at more combinations than this are left as they are."""
+"""Vertices and tables whose comparison would evaluate more combinations than this are left as they are."""
 
 ROUNDING = 1e-12
 
 
 class _Dropping:
-    """Drops configurations, and tells what is to be dropped once for vertices with the same costs and edges."""
+    """Drops configurations; vertices with the same costs and edges share the decision."""
 
     def __init__(self, model: PairwiseModel, keep_of: Callable[[int], Mask]) -> None:
         self.model, self.keep_of, self.dropped = model, keep_of, 0
         self.known: dict[tuple[object, ...], tuple[Mask, object]] = {}
 
     def drop(self, v: int, *edges: tuple[object, ...]) -> bool:
-        """Restrict a vertex, whose edges are told apart by these identities; return whether anything was dropped."""
+        """Restrict a vertex, given the identities of its edges' arrays; return whether anything was dropped."""
         costs = self.model.costs[v]
         key = (id(costs), *sorted(edges))
         if key not in self.known:
-            # The arrays are kept with the result, so that their ids stay theirs.
+            # The arrays stay alive with the result, so that their ids are not reused.
             held = costs, [(edge.values, edge.of[side]) for edge, side in self.model.incident[v]]
             self.known[key] = self.keep_of(v), held
         keep = self.known[key][0]
@@ -130,9 +132,13 @@ def drop_dominated(model: PairwiseModel, check: Check) -> int:
 def _dominated(
     model: PairwiseModel, v: int, worst: dict[tuple[int, int], tuple[FloatArray, FloatArray]], check: Check
 ) -> Mask:
-    """Return which live configurations of a vertex another one dominates.
+    """Return a mask of the live configurations of a vertex that another one dominates.
 
-    worst: what is known already of edges' tables, by identity; it is added to.
+    Args:
+        model: The model.
+        v: The vertex.
+        worst: Cache of edges' worst differences, by identity; extended here.
+        check: As for `drop_dominated`.
     """
     costs = model.costs[v]
     size = len(costs)
@@ -170,10 +176,14 @@ def _worst_differences(values: FloatArray) -> FloatArray:
 def contract(model: PairwiseModel, max_operations: int, max_bytes: int, check: Check) -> int:
     """Eliminate vertices of degree 0, 1 and 2, lowest number first, until none is left; return how many there were.
 
-    max_operations: a vertex whose elimination would look at more combinations than this is left alone.
-    max_bytes: so is a vertex whose new table would not fit this memory with those before it.
-    Vertices with the same costs and tables (repeated layers) share the work. Where arrays of repeated parts are kept, a
-    round takes no two neighbours, so that a chain of equal vertices halves and what is left of it stays equal.
+    Vertices with the same costs and tables (repeated layers) share the work. Where arrays of repeated parts are cached,
+    a round eliminates no two neighbours: a chain of equal vertices halves, and the remaining ones stay equal.
+
+    Args:
+        model: The model; it is changed.
+        max_operations: Vertices whose elimination would evaluate more combinations than this are skipped.
+        max_bytes: Limit on the memory of all new tables; vertices whose table would exceed it are skipped.
+        check: Called between units of work.
     """
     planner = Planner()
     gone: set[int] = set()
@@ -181,12 +191,12 @@ def contract(model: PairwiseModel, max_operations: int, max_bytes: int, check: C
     waiting = list(model.live)
     while waiting:
         again: set[int] = set()
-        beside: set[int] = set()
+        blocked: set[int] = set()
         for v in waiting:
             check(0)
             edges = model.incident[v]
             around = {edge.ends[1 - side] for edge, side in edges}
-            if v in gone or len(around) > 2 or v in beside:
+            if v in gone or len(around) > 2 or v in blocked:
                 continue
             factors = [planner.factor(edge, side) for edge, side in edges]
             step = planner.eliminate((v, *sorted(around)), model.costs[v], factors)
@@ -200,14 +210,14 @@ def contract(model: PairwiseModel, max_operations: int, max_bytes: int, check: C
             _replace(model, step)
             gone.add(v)
             again |= around
-            beside |= around if model.repeats is not None else set()
+            blocked |= around if model.repeats is not None else set()
         waiting = sorted(again)
     model.remove(gone)
     return len(gone)
 
 
 def _replace(model: PairwiseModel, step: EliminationStep) -> None:
-    """Take a vertex out, and put the table that this leaves in its place."""
+    """Eliminate a vertex, and add the table that this produces to the model."""
     v, *dependent = step.scope
     edges, values, partitions = model.incident[v], step.kernel.result.filled(), step.kernel.partitions[1:]
     model.eliminate(v)
@@ -234,21 +244,21 @@ def _replace(model: PairwiseModel, step: EliminationStep) -> None:
 
 
 WORTH_DROPPING = 0.7
-"""A vertex is restricted when no more than this part of its configurations is left: that takes time, too."""
+"""A vertex is restricted when at most this share of its configurations remains: restricting takes time, too."""
 MAX_SWEEPS = 60
 MAX_SWEEPS_NEAR_OPTIMUM = 12
 MOST_ALIKE = 4
-"""So many messages of one table, or sets of configurations of one vertex, are remembered."""
+"""Number of messages of one table, or sets of configurations of one vertex, that are cached."""
 ABOUT_ALIKE = 0.8
-"""A set of configurations is taken in place of one that it contains if that has at least this part of it."""
+"""A cached set of configurations replaces a subset of it that has at least this share of its size."""
 REPEATED_LOSS = 1e-3
-"""What part of the gap between bound and limit a pass may lose by repeating messages, for each edge of a vertex."""
+"""Share of the gap between bound and limit that a pass may lose by reusing messages, for each edge of a vertex."""
 PASS_ROUNDING = 1e-13
-"""The same, of the bound, where there is no limit: about what a pass loses by rounding."""
+"""Share of the bound that a pass may lose without a limit: about its rounding error."""
 LOOSE = 32
-"""How many times the cost of the best strategy the ceiling may be."""
+"""Largest ratio of the ceiling to the cost of the best strategy."""
 LITTLE_LEFT = 4
-"""Configurations for each live vertex: then elimination is as good as free."""
+"""Live configurations per live vertex below which elimination is almost free."""
 
 
 def sweep(model: PairwiseModel, limit: float, forward: bool, check: Check) -> float:
@@ -263,13 +273,13 @@ def sweep(model: PairwiseModel, limit: float, forward: bool, check: Check) -> fl
         loss = REPEATED_LOSS * max(limit - bound, 0.0) if limit < np.inf else PASS_ROUNDING * bound
         repeated = None if model.repeats is None else _Repeated(model, forward, loss / max(len(order), 1), check)
         for v in order:
-            most = limit - (bound - least[v])  # of θ_v, beside the least of all others
+            most = limit - (bound - least[v])  # of θ_v, given the least θ of all other vertices
             done = repeated.visit(v, most) if repeated else _visit(model, v, most, forward, check)
             if done is None:
                 return np.inf
             low, losses = done
             bound += low - least[v]
-            least[v] = low  # it stays below what is left of θ_v when this vertex has sent its surplus on
+            least[v] = low  # still a lower bound after this vertex has sent its surplus on
             for place, lost in losses:
                 edge, side = model.incident[v][place]
                 least[edge.ends[1 - side]] -= lost
@@ -285,7 +295,7 @@ Losses = Sequence[tuple[int, float]]
 def _visit(
     model: PairwiseModel, v: int, most: float, forward: bool, check: Check, repeated: "_Repeated | None" = None
 ) -> tuple[float, Losses] | None:
-    """Drop configurations of a vertex, and send what it can spare along the edges that lead on.
+    """Drop configurations of a vertex, and send its surplus along the edges that lead on.
 
     Args:
         model: The model; it is changed.
@@ -293,10 +303,10 @@ def _visit(
         most: Configurations with a higher θ are dropped.
         forward: Whether edges lead on to higher numbers.
         check: As for `sweep`.
-        repeated: What was done at earlier vertices; None where nothing repeats.
+        repeated: Results at earlier vertices; None where nothing repeats.
 
     Returns:
-        A lower bound of θ of the vertex when it is left, and the losses of its neighbours; None where nothing is left.
+        A lower bound of the vertex's θ afterwards, and the losses of its neighbours; None if no configuration is left.
     """
     total, ahead = model.costs[v], []
     size = total.size
@@ -343,23 +353,23 @@ def _visit(
 
 
 def _least_residuals(values: FloatArray, message: FloatArray, side: int) -> FloatArray:
-    """Return the least that an edge leaves for each class of the other end; message: to this side."""
+    """Return the least residual for each class of the other end; `message` is the one to this side."""
     residuals = values - (message[:, None] if side == 0 else message)
     least: FloatArray = np.minimum.reduce(residuals, side)
     return least
 
 
 class _Visited(NamedTuple):
-    """What a pass did at a vertex.
+    """Result of a pass at a vertex.
 
     Attributes:
-        before: Arrays that tell the vertex and its edges apart; kept so that their ids stay theirs.
-        most: Up to which θ configurations were kept.
+        before: Arrays that identify the vertex and its edges, kept alive so that their ids are not reused.
+        most: Limit on θ of the configurations that were kept.
         is_restricted: Whether some were dropped.
         done: What `_visit` returned.
-        costs: Costs of the vertex, afterwards.
-        origin: Numbers of its configurations, afterwards.
-        edges: Of each edge the values, the classes of the vertex, and the messages, afterwards.
+        costs: Costs of the vertex afterwards.
+        origin: Numbers of its configurations afterwards.
+        edges: For each edge the values, the classes of the vertex, and the messages afterwards.
     """
 
     before: list[FloatArray | ClassArray]
@@ -371,21 +381,22 @@ class _Visited(NamedTuple):
     edges: list[tuple[FloatArray, ClassArray, list[FloatArray]]]
 
     def serves(self, most: float) -> bool:
-        """Return whether the same may be done for another limit on θ, and drops about as much."""
+        """Return whether the result is valid for another limit on θ, and drops about as many configurations."""
         low = self.done[0]
         return most - low >= ABOUT_ALIKE * (self.most - low) and not (self.is_restricted and most > self.most)
 
 
 class _Repeated:
-    """What one pass does at a vertex, to be done again where a repeated layer would do the same, or about the same.
+    """Reuses the results of one pass at a vertex for repeated layers whose results would be (almost) the same.
 
-    Along a chain of equal blocks, messages and dropped configurations soon hardly change from one block to the next.
-    From there on the arrays of an earlier block are taken, and vertices with equal arrays around them need no work.
+    Along a chain of equal blocks, messages and dropped configurations soon reach a steady state from one block to the
+    next. From there on the arrays of an earlier block are reused, and vertices with equal arrays around them need no
+    work.
 
     Attributes:
         model: The model, which is changed.
         forward: The direction of the pass.
-        tolerance: Largest difference between a message and the one that is taken in its place.
+        tolerance: Largest difference between a message and the one that replaces it.
         check: As for `sweep`.
     """
 
@@ -396,7 +407,7 @@ class _Repeated:
         self._kept: dict[int, tuple[FloatArray, deque[tuple[Mask, int]]]] = {}
 
     def visit(self, v: int, most: float) -> tuple[float, Losses] | None:
-        """Do what `_visit` does, or what was done at an earlier vertex with the same arrays."""
+        """Do what `_visit` does, or reuse the result of an earlier vertex with the same arrays."""
         model, forward = self.model, self.forward
         around = model.incident[v]
         before: list[FloatArray | ClassArray] = [model.costs[v], model.origin[v]]
@@ -420,14 +431,13 @@ class _Repeated:
         return done
 
     def send(self, edge: Edge, side: int, own: FloatArray) -> tuple[float, float]:
-        """Set the messages of an edge where one end sends all that it can spare.
+        """Set the messages of an edge whose one end sends its whole surplus.
 
-        Whatever message stays at that end, the other one is worked out from it, so that no residual is negative.
-
+        The other end's message is computed from the one that remains here, so that no residual is negative.
         Args:
             edge: The edge.
             side: Its end that sends, 0 or 1.
-            own: [L] the message that is to stay there.
+            own: [L] the message that is to remain there.
 
         Returns:
             The most that θ may lose at the end that sends, compared with `own`, and at the other, compared with before.
@@ -470,9 +480,9 @@ def _least(values: FloatArray) -> float:
 
 
 def decode(model: PairwiseModel, forward: bool) -> tuple[float, dict[int, int]]:
-    """Return a cost and a choice for the live vertices: each in turn takes what is best given the ones before it.
+    """Return a cost and a choice for the live vertices: each in turn takes its best given the ones before it.
 
-    What a vertex does not know yet is estimated by the message from there. Ties go to the lowest number.
+    The cost of undecided neighbours is estimated by their messages. Ties go to the lowest number.
     """
     chosen: dict[int, int] = {}
     cost = model.offset
@@ -507,10 +517,15 @@ def tighten_bounds(
 ) -> float:
     """Bound, decode and drop configurations until little is left or a pass changes little; return the lower bound.
 
-    outcome: its best strategy is the limit, and better ones that are decoded are offered to it; what is rounded away is
-    relative to the largest cost, so that a ceiling follows the best strategy down. None: strategies up to `limit` are
-    of interest. little: configurations for each live vertex. whole: the model is the whole problem, so that its bound
-    holds for every strategy.
+    Args:
+        model: The model; it is changed.
+        budget: Limits of the search.
+        outcome: Its best strategy gives the limit, and better decoded ones are offered to it. The ceiling follows the
+            best strategy down, since rounding errors are relative to the largest cost.
+        limit: Largest cost of a strategy that matters; used without `outcome`.
+        max_sweeps: Maximum number of passes.
+        little: Live configurations per live vertex at which to stop.
+        whole: Whether the model is the whole problem, so that its bound holds for every strategy.
     """
     first = max(model.num_configurations(), 1)
     bounds = [-np.inf, -np.inf]
@@ -543,7 +558,7 @@ def tighten_bounds(
         # Every second pass is decoded, and the last.
         if outcome is not None and (number == 0 or not forward or is_little or is_slow):
             found, chosen = decode(model, not forward)
-            if found < cost:  # it is no higher here than in the tables
+            if found < cost:  # the model's cost is never above that in the tables
                 outcome.offer(model.complete(chosen))
                 cost = outcome.cost
             budget.holds(model.own_bytes())
@@ -555,12 +570,17 @@ def tighten_bounds(
 def near_optimal(tables: CostTables, limit: float, check: Check = lambda _: None) -> tuple[IndexArray, ...]:
     """Return for each vertex the configurations, ascending, that a strategy of a cost of at most `limit` may have.
 
-    None is missing; there may be others. limit: at least the least cost, or every vertex's are empty. check: called now
-    and then, to raise where this is to end.
+    Args:
+        tables: The cost tables.
+        limit: At least the least cost, or every vertex's result is empty.
+        check: Called between units of work; may raise to stop.
+
+    Returns:
+        [V] configuration numbers: a superset of those that occur in strategies within the limit.
     """
     verify_tables(tables)
     limit += RELATIVE_TOLERANCE * abs(limit)
-    # Costs are not negative: whatever is above the limit may count as twice the limit.
+    # Costs are not negative, so every cost above the limit may be replaced by twice the limit.
     model = PairwiseModel.of_tables(tables, 2 * limit if limit > 0 else 1.0)
     for number in range(MAX_SWEEPS_NEAR_OPTIMUM):
         before = model.num_configurations()

@@ -1,4 +1,4 @@
-"""The search: bound and prune until what is left can be eliminated exactly; branch where it cannot.
+"""The search: bound and prune until the remaining problem can be eliminated exactly; branch where it cannot.
 
 A small problem is eliminated as it is. Otherwise passes of the bound (`bounds`) alternate with decoding strategies
 from it; configurations that cannot be part of a cheapest strategy disappear, vertices with one left are decided, and
@@ -47,15 +47,16 @@ from pase.solver.solution import (
 from pase.tables.cost_tables import CostTables, IndexArray, verify_tables
 
 DIRECT_OPERATIONS = NOT_WORTH_WEIGHING
-"""A problem whose elimination looks at no more combinations than this is not worth bounding first."""
+"""A problem whose elimination evaluates at most this many combinations is not worth bounding first."""
 QUICK_OPERATIONS = 500_000_000
-"""An elimination that takes about a second; beyond it, reductions that take a while are tried first."""
+"""An elimination of about a second; larger ones are preceded by the slower reductions."""
 MAX_OPERATIONS = 20_000_000_000
 """An elimination of more combinations than this (tens of seconds) is left to branching."""
 CONTRACTIONS = 8
-"""Steps in which the work that one elimination may take rises."""
+"""Number of steps in which the limit on the operations of one elimination rises."""
 PASSES = 8
-"""A problem of repeated parts is reduced before it is bounded where that looks at no more than so many passes do."""
+"""A problem of repeated parts is reduced before it is bounded if that evaluates at most as many cells as this many
+passes."""
 
 
 def solve(
@@ -70,20 +71,23 @@ def solve(
 ) -> Solution:
     """Return a cheapest strategy with its proof, or the best found, a lower bound and their gap.
 
-    ordering: a name of `pase.solver.ordering.ORDERINGS`, or "auto" for the one predicted to be cheapest.
-    solver_memory_bytes: the most that the solver's own tables may take; default: half of the machine's memory.
-    time_limit_s: wall-clock time after which the best strategy so far is returned; Ctrl-C has the same effect.
-    max_work: cells of tables that may be looked at, after which the best strategy so far is returned, the same on any
-    machine.
-    known: strategies, each a configuration index for each vertex; the answer is never worse than the best of them.
-    on_progress: called now and then with what is being done and the fraction of it that is complete.
+    The same input gives the same strategy for any number of threads. Ties go to the lowest configuration index:
+    vertices are decided in the reverse of the elimination order, and of configurations that a reduction finds equally
+    good the first stays.
 
-    The same input gives the same strategy, whatever the number of threads. Among equals the lowest configuration
-    index is taken: vertices are decided in the reverse of the sequence in which they were eliminated, and of
-    configurations that a reduction finds equally good the first stays.
+    Args:
+        tables: The cost tables.
+        ordering: A name of `pase.solver.ordering.ORDERINGS`, or "auto" for the one predicted to be cheapest.
+        solver_memory_bytes: Limit on the memory of the solver's own tables; default: half of the machine's memory.
+        time_limit_s: Wall-clock time after which the best strategy so far is returned; Ctrl-C has the same effect.
+        max_work: Table cells that may be evaluated, after which the best strategy so far is returned. Unlike a time
+            limit it gives the same result on any machine.
+        known: Strategies, each a configuration index for each vertex; the answer is never worse than the best of them.
+        on_progress: Called now and then with the current activity and the fraction of it that is complete.
 
-    Raises TablesError for tables that are not well formed, SolverError for limits or an ordering that make no sense
-    and when no strategy has a finite cost.
+    Raises:
+        TablesError: The tables are malformed.
+        SolverError: The limits or the ordering are invalid, or no strategy has a finite cost.
     """
     started_s = time.perf_counter()
     limit_bytes = default_solver_memory_bytes() if solver_memory_bytes is None else solver_memory_bytes
@@ -98,8 +102,8 @@ def solve(
         on_progress=on_progress,
         max_work=max_work,
     )
-    # What an elimination of everything would take tells which way to go. With "auto", the orderings are weighed for
-    # what is left to eliminate, when that is known.
+    # The predicted work of eliminating everything decides the approach. With "auto", the orderings are compared again
+    # for the vertices that remain to be eliminated, once these are known.
     report = report_ordering("generate_seq" if ordering == AUTO else ordering, tables.neighbours, tables.domain_sizes)
     if ordering == AUTO and not _is_direct(report):
         # It takes microseconds a vertex to find, where reducing and bounding a problem takes ten times as much.
@@ -122,11 +126,14 @@ def solve(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WarmStart:
-    """What a search leaves to others for the same tables, in which some vertices have fewer configurations.
+    """Messages of a search that later searches start from: same tables, fewer configurations at some vertices.
 
-    model: all configurations, with messages that prove about as high a bound as they can. They are as good where
-    configurations are missing: a bound holds for all strategies, and what costs more than it says is dropped at once.
-    forward: the direction of the last pass. report: of the ordering that solutions name.
+    Messages that bound all strategies also bound a subset of them, so they remain valid.
+
+    Attributes:
+        model: All configurations, with messages that prove about as high a bound as they can.
+        forward: Direction of the last pass.
+        report: Report of the ordering named in solutions.
     """
 
     model: PairwiseModel
@@ -135,22 +142,26 @@ class WarmStart:
 
     @property
     def bound(self) -> float:
-        """No strategy costs less, as far as the messages prove."""
+        """Lower bound on every strategy's cost that the messages prove."""
         assert self.model.least is not None
         return self.model.offset + sum(self.model.least.values())
 
 
 WARM_SWEEPS = 24
-"""Passes that prepare a warm start at most."""
+"""Maximum number of passes that prepare a warm start."""
 PROVEN = 1e-12
-"""A strategy is cheapest where the bound is within so much of its cost, which is what sums of costs are rounded by."""
+"""A strategy counts as cheapest if the bound is within this share of its cost: the rounding error of sums of costs."""
 
 
 def warm_start(tables: CostTables, solution: Solution, start: WarmStart | None = None) -> WarmStart | None:
-    """Return what starts searches among some of the strategies; None where costs are too far apart, or no sum.
+    """Return a warm start for restricted searches; None if costs are too far apart or not additive.
 
-    solution: for the tables. start: for them, too, is made better. Passes go on until the bound is the solution's cost,
-    or hardly rises.
+    Passes continue until the bound reaches the solution's cost, or hardly rises.
+
+    Args:
+        tables: The cost tables.
+        solution: A solution for them.
+        start: An earlier warm start for them, which is improved.
     """
     if tables.hiding is not None or cost_ceiling(tables, solution.cost) < np.inf:
         return None
@@ -170,12 +181,18 @@ def warm_start(tables: CostTables, solution: Solution, start: WarmStart | None =
 
 
 def warm_start_from(start: WarmStart, tables: CostTables, known: Sequence[int]) -> WarmStart | None:
-    """Return what starts searches in tables of other costs, made of that for tables of the same graph; or None.
+    """Return a warm start for tables with other costs but the same graph; None where costs are too far apart.
 
-    A table's messages are taken over as far as its costs have grown or shrunk: where all transfers cost so many times
-    as much, the messages do. Any message to the vertex that a pass comes to first is a valid one, since that pass works
-    out the message to the other, so that what is proven in the end depends on no guess. known: a strategy. None
-    where costs are too far apart. Raises TablesError for tables that are not well formed.
+    Each table's messages are scaled by the ratio of its costs. The result is valid for any guess: a pass recomputes the
+    message to the other end of an edge from the one that it finds.
+
+    Args:
+        start: Warm start for the old tables.
+        tables: The new tables.
+        known: A strategy.
+
+    Raises:
+        TablesError: The tables are malformed.
     """
     verify_tables(tables)
     if cost_ceiling(tables, tables.evaluate(known)) < np.inf:
@@ -183,7 +200,7 @@ def warm_start_from(start: WarmStart, tables: CostTables, known: Sequence[int]) 
     model, grown = PairwiseModel.of_tables(tables), dict[tuple[int, int], float]()
     for edge, before in zip(model.edges(), start.model.edges(), strict=True):
         if edge.values.shape != before.values.shape:
-            continue  # other layouts are told apart: these messages start anew
+            continue  # the layout classes differ: start with zero messages
         key = id(edge.values), id(before.values)
         if key not in grown:
             total = float(before.values.sum())
@@ -205,11 +222,18 @@ def solve_again(
     solver_memory_bytes: int | None = None,
     time_limit_s: float | None = None,
 ) -> Solution:
-    """Return a cheapest strategy in which some vertices have one of some configurations each, with its proof.
+    """Return a cheapest strategy in which some vertices are restricted to given configurations, with its proof.
 
-    kept: by vertex, ascending. near: a strategy to start from, which need not be one of these. Everything in the
-    solution is numbered as in the tables. Of strategies that cost the same it may be another than `solve` finds. Other
-    arguments and errors as for `solve`.
+    Ties may go to another strategy than with `solve`. Other arguments and errors are as for `solve`.
+
+    Args:
+        tables: The cost tables.
+        start: Warm start for them.
+        kept: Allowed configurations of restricted vertices, ascending.
+        near: A strategy to start from, which need not satisfy the restriction.
+
+    Returns:
+        The solution, numbered as in the tables.
     """
     started_s = time.perf_counter()
     limit_bytes = default_solver_memory_bytes() if solver_memory_bytes is None else solver_memory_bytes
@@ -255,7 +279,7 @@ def solve_again(
 
 
 def _is_proven(outcome: Outcome, bound: float) -> bool:
-    """Return whether the best strategy costs no more than a bound says, and note that it is proven then."""
+    """Return whether the best strategy's cost equals the bound; if so, record the proof."""
     is_proven = bound >= outcome.cost * (1 - PROVEN)
     if is_proven:
         outcome.prove()
@@ -263,9 +287,9 @@ def _is_proven(outcome: Outcome, bound: float) -> bool:
 
 
 def nearest(tables: CostTables, near: Sequence[int], kept: Mapping[int, IndexArray]) -> list[int]:
-    """Return a good strategy of those in which vertices have one of some configurations, near to one that is given.
+    """Return a good strategy that satisfies a restriction, close to a given strategy.
 
-    Vertex after vertex takes what is best beside the others; kept: as for `solve_again`.
+    The vertices are improved one after the other, given the choices of all others. Arguments are as for `solve_again`.
     """
     choice = list(near)
     waiting = dict.fromkeys(v for v, rows in kept.items() if choice[v] not in rows)
@@ -286,7 +310,7 @@ def nearest(tables: CostTables, near: Sequence[int], kept: Mapping[int, IndexArr
 
 
 DESCENT_STEPS = 20
-"""For each vertex that has to change, or is next to one."""
+"""Maximum improvement steps for each vertex that has to change, or is next to one."""
 
 
 def check_limits(solver_memory_bytes: int | None, time_limit_s: float | None) -> None:
@@ -331,12 +355,12 @@ def _search(tables: CostTables, report: OrderingReport, ordering: str, budget: S
 
 
 def _is_direct(report: OrderingReport) -> bool:
-    """Return whether a problem is eliminated as it is in this sequence: nothing is gained by bounding it first."""
+    """Return whether to eliminate a problem in this sequence without bounding it first."""
     return report.largest_dependent_set <= 1 or report.operations <= DIRECT_OPERATIONS
 
 
 def _narrow(model: PairwiseModel, ordered: Ordered, budget: SearchBudget, outcome: Outcome) -> None:
-    """Reduce and bound a model until what is left can be eliminated; split it where that would take too long."""
+    """Reduce and bound a model until the rest can be eliminated; split it where that would take too long."""
     while True:
         before = model.num_configurations(), len(model.live)
         _reduce(model, budget)
@@ -353,9 +377,12 @@ def _narrow(model: PairwiseModel, ordered: Ordered, budget: SearchBudget, outcom
 def _contract_whole(
     tables: CostTables, narrowed: PairwiseModel, ordered: Ordered, budget: SearchBudget, outcome: Outcome
 ) -> bool:
-    """Eliminate a problem of repeated parts, each of them once, where that is less work than what bounding left.
+    """Eliminate a problem of repeated parts, each of them once, if that is cheaper than eliminating the bounded model.
 
-    Bounds hardly narrow many equal parts, each of which has its share of the gap. Return whether it was done.
+    Bounds hardly prune many equal parts, because each part has its share of the gap.
+
+    Returns:
+        Whether elimination was done.
     """
     whole = PairwiseModel.of_tables(tables)
     order = report_ordering("generate_seq", *whole.neighbours()).order
@@ -368,7 +395,7 @@ def _contract_whole(
         return False
     budget.holds(held_bytes)
     with whole.repeating():
-        # What takes least goes first, and makes less of others.
+        # Cheap eliminations go first, and make later ones cheaper.
         for limit in np.geomspace(QUICK_OPERATIONS // 10, MAX_OPERATIONS, CONTRACTIONS):
             budget.progress(f"eliminating {len(whole.live)} layers", 1 - len(whole.live) / tables.num_vertices)
             contract(whole, int(limit), budget.solver_memory_bytes - held_bytes, budget.check)
@@ -376,7 +403,7 @@ def _contract_whole(
 
 
 def _ordered(ordering: str, outcome: Outcome, model: PairwiseModel) -> list[int]:
-    """Return the sequence in which to eliminate the live vertices of a model, and note the ordering's name."""
+    """Return the elimination order of the live vertices of a model, and record the ordering's name."""
     around, sizes = model.neighbours()
     chosen = choose_ordering(ordering, around, sizes)
     outcome.ordering = chosen.name
@@ -384,7 +411,7 @@ def _ordered(ordering: str, outcome: Outcome, model: PairwiseModel) -> list[int]
 
 
 def _repeats_much(tables: CostTables) -> bool:
-    """Return whether comparing the layouts of all vertices that differ is about as much work as a pass over all."""
+    """Return whether comparing the layouts of all distinct vertices costs at most about one pass over all vertices."""
     kinds = {
         (t, *(tables.edge_table[e] for e in edges)): v
         for v, (t, edges) in enumerate(zip(tables.vertex_table, tables.incident, strict=True))
@@ -399,18 +426,22 @@ def _repeats_much(tables: CostTables) -> bool:
 
 
 def _reduce(model: PairwiseModel, budget: SearchBudget) -> None:
-    """Drop and eliminate what takes no bound; repeated parts of the problem are reduced once."""
+    """Apply the reductions that need no bound; repeated parts of the problem are reduced once."""
     merge_alike(model)
     drop_dominated(model, budget.check)
     contract(model, QUICK_OPERATIONS // 10, budget.solver_memory_bytes // 4, budget.check)
 
 
 def cost_ceiling(tables: CostTables, known: float) -> float:
-    """Return a cost that may stand for every higher one: no cheapest strategy contains it; +inf if none is needed.
+    """Return a cost to which every higher one can be lowered; +inf if none is needed.
 
-    known: the cost of a strategy; +inf if none is known. Infinite costs cannot be moved between edges and
-    vertices, and huge ones take the others' digits. Costs are not negative, so a cost above that of a known strategy is
-    as good as any other above it.
+    No cheapest strategy contains such a cost. Infinite costs cannot be moved between edges and vertices, and huge ones
+    cost the others their precision. Costs are not negative, so any cost above that of a known strategy can be replaced
+    by any other above it.
+
+    Args:
+        tables: The cost tables.
+        known: Cost of a known strategy; +inf if none is known.
     """
     entries = [*tables.vertex_costs, *(t.values for t in tables.edge_tables)]
     largest = max(float(values.max()) for values in entries)
@@ -454,13 +485,18 @@ def _solution(tables: CostTables, report: OrderingReport, budget: SearchBudget, 
 
 SWEEPS_EACH = 12
 MAX_OPEN = 2000
-"""With more open parts than this the one split last is taken next, which keeps memory from growing further."""
+"""With more open parts than this, search depth-first (last split first), which bounds the memory."""
 
 
 def branch(model: PairwiseModel, ordered: Ordered, max_operations: int, budget: SearchBudget, outcome: Outcome) -> None:
-    """Search the whole model by splitting; the outcome is exact when this returns.
+    """Search the whole model by branch and bound; the outcome is exact when this returns.
 
-    max_operations: a part is eliminated when that looks at no more combinations than this.
+    Args:
+        model: The model to split.
+        ordered: Returns the elimination order of a model's live vertices.
+        max_operations: A part whose elimination evaluates at most this many combinations is eliminated.
+        budget: Limits of the search.
+        outcome: Best strategy and bound so far; updated.
     """
     number = count()
     open_parts: list[tuple[float, int, PairwiseModel]] = [(outcome.lower_bound, next(number), model)]
@@ -494,7 +530,7 @@ def _take(open_parts: list[tuple[float, int, PairwiseModel]]) -> tuple[float, in
 
 
 def _split(model: PairwiseModel, order: Sequence[int]) -> list[PairwiseModel]:
-    """Return two models that share the configurations of the vertex that weighs most in the elimination's tables.
+    """Split the configurations of the vertex that contributes most to the elimination's tables; return both models.
 
     The half with the smaller reparametrised costs comes first; ties go to the lowest index.
     """

@@ -1,4 +1,4 @@
-"""What a search may use, what it has found so far, and what it answers: a strategy, and what is proven about it."""
+"""Budget, state and result of a search: the strategy and what is proven about it."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -17,20 +17,20 @@ PROGRESS_INTERVAL_S = 0.1
 
 
 CELLS_OF_A_STEP = 4096
-"""A step of a search that looks at hardly any cells of tables takes about as long as looking at so many."""
+"""Work charged for each step of a search, in cells: a step of few cells takes as long as evaluating this many."""
 
 
 class OutOfTimeError(Exception):
-    """The limit of time, or of work, was reached; the search ends with what it has."""
+    """The limit on time or work was reached; the search ends with its best result so far."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SearchBudget:
-    """Limits of one search, and what it has used so far.
+    """Limits of one search, and the amounts used so far.
 
     Attributes:
-        max_work: Cells of tables that may be looked at; unlike a deadline it gives the same answer on any machine.
-        work: Cells that were looked at, with `CELLS_OF_A_STEP` for each step.
+        max_work: Table cells that may be evaluated; unlike a deadline it gives the same answer on any machine.
+        work: Cells that were evaluated, with `CELLS_OF_A_STEP` added for each step.
     """
 
     started_s: float
@@ -46,7 +46,7 @@ class SearchBudget:
     reported_s: float = 0.0
 
     def check(self, cells: int = 0) -> None:
-        """Count a step that looks at some cells of tables; raise OutOfTimeError when a limit has been reached."""
+        """Count a step that evaluates some table cells; raise OutOfTimeError when a limit has been reached."""
         self.work += cells + CELLS_OF_A_STEP
         if self.work > self.max_work:
             raise OutOfTimeError
@@ -54,7 +54,7 @@ class SearchBudget:
             raise OutOfTimeError
 
     def holds(self, num_bytes: int) -> None:
-        """Note that the solver's arrays take this much memory."""
+        """Record that the solver's arrays take this much memory."""
         self.peak_bytes = max(self.peak_bytes, num_bytes)
 
     def progress(self, message: str, fraction: float) -> None:
@@ -69,11 +69,12 @@ class SearchBudget:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What is known so far: the best strategy, a bound below every strategy, and how much was left to decide.
+    """Best strategy and lower bound so far, and statistics of the elimination.
 
-    ordering: the name of the ordering by which that was, or is to be, eliminated. best: the cost of the best strategy,
-    +inf before the first, and the strategy, as configuration numbers in the tables. The cost is what the tables
-    themselves say of it, whatever a reduced problem made of it.
+    Attributes:
+        ordering: Name of the ordering of the final elimination.
+        best: Cost of the best strategy (+inf before the first), and its configuration numbers in the tables. The cost
+            is evaluated on the original tables, not on a reduced problem.
     """
 
     tables: CostTables
@@ -91,38 +92,38 @@ class Outcome:
 
     @property
     def choice(self) -> tuple[int, ...]:
-        """[V] the best strategy; without entries before the first."""
+        """[V] the best strategy; empty before the first."""
         return self.best[1]
 
     @property
     def limit(self) -> float:
-        """The cost above which a strategy is of no interest."""
+        """Cost above which strategies are ignored."""
         return self.cost + RELATIVE_TOLERANCE * abs(self.cost)
 
     @property
     def gap(self) -> float:
-        """How much of the cost a cheaper strategy could at most save; 1 while there is no strategy."""
+        """Largest relative saving that a cheaper strategy could still bring; 1 before the first strategy."""
         return (self.cost - self.lower_bound) / self.cost if 0 < self.cost < np.inf else float(self.cost > 0)
 
     def offer(self, choice: Mapping[int, int]) -> None:
-        """Take a strategy over if it is cheaper."""
+        """Adopt a strategy if it is cheaper."""
         found = self._costed(choice)
         if found[0] < self.cost:
-            self.best = found  # one assignment: an interrupt leaves the old strategy or the new one
+            self.best = found  # one assignment: an interrupt sees the old strategy or the new one
 
     def settle(self, choice: Mapping[int, int]) -> None:
-        """Take over what is proven to be cheapest, at equal cost, too: the tie rule decides, not what came first."""
+        """Adopt a strategy proven to be cheapest, also at equal cost, so that ties follow the tie rule."""
         found = self._costed(choice)
         if found[0] <= self.cost:
             self.best = found
         self.prove()
 
     def raise_bound(self, bound: float) -> None:
-        """Take a proven lower bound over if it is higher."""
+        """Adopt a proven lower bound if it is higher."""
         self.lower_bound = max(self.lower_bound, min(bound, self.cost))
 
     def prove(self) -> None:
-        """Note that no strategy is cheaper than the best one."""
+        """Record that no strategy is cheaper than the best one."""
         self.lower_bound, self.exact = self.cost, True
 
     def _costed(self, choice: Mapping[int, int]) -> tuple[float, tuple[int, ...]]:
@@ -132,14 +133,15 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """How the work went; every number is deterministic for the same input and limits, unless a time limit was hit.
+    """Statistics of a search; deterministic for the same input and limits, unless a time limit was hit.
 
-    num_configurations: configurations of all vertices together, as given.
-    num_configurations_left: those that no reduction dropped, when the final elimination (or the branching) began.
-    num_vertices_left: vertices with more than one of them.
-    sweeps: passes of the bound.
-    operations: combinations that the eliminations looked at, repeated blocks counted once.
-    nodes: subproblems of the branching; 0 when one elimination sufficed.
+    Attributes:
+        num_configurations: Total number of configurations in the tables.
+        num_configurations_left: Configurations that remained when the final elimination (or the branching) began.
+        num_vertices_left: Vertices with more than one remaining configuration.
+        sweeps: Passes of the bound.
+        operations: Combinations that the eliminations evaluated, repeated blocks counted once.
+        nodes: Subproblems of the branching; 0 when one elimination sufficed.
     """
 
     num_configurations: int = 0
@@ -154,15 +156,17 @@ class Statistics:
 class Solution:
     """A strategy and its certificate.
 
-    cost: F(G, φ) of `choice` (Eq. 1), in the unit of the tables.
-    lower_bound: no strategy costs less than this; equals `cost` when `exact`.
-    exact: `choice` is proven to be cheapest, up to the rounding of 8-byte floating-point sums.
-    choice: [V] configuration index of each vertex.
-    ordering: the ordering's name; with "auto", that of the one picked for what was left to eliminate, which is
-        GenerateSeq's where little or nothing was.
-    largest_dependent_set: M of section III-B for that ordering on the whole graph.
-    time_s: wall-clock time from tables in memory to this answer.
-    peak_memory_bytes: the tables it was given, and the most that the tables it made held at once, by its own count.
+    Attributes:
+        cost: F(G, φ) of `choice` (Eq. 1), in the unit of the tables.
+        lower_bound: No strategy costs less than this; equals `cost` when `exact`.
+        exact: Whether `choice` is proven to be cheapest, up to the rounding of 8-byte floating-point sums.
+        choice: [V] configuration index of each vertex.
+        ordering: Name of the ordering. With "auto", the one selected for the remaining elimination, which is
+            GenerateSeq's where little or nothing remained.
+        largest_dependent_set: M of section III-B for that ordering on the whole graph.
+        time_s: Wall-clock time from tables in memory to this answer.
+        peak_memory_bytes: Size of the given tables plus the peak size of the tables that the solver made, by its own
+            count.
     """
 
     cost: float
@@ -177,5 +181,5 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """(cost - lower bound) ÷ cost: how much of the cost a cheaper strategy could at most save; 0 when exact."""
+        """(cost - lower bound) ÷ cost: largest relative saving that a cheaper strategy could bring; 0 when exact."""
         return 0.0 if self.exact or self.cost == 0 else (self.cost - self.lower_bound) / self.cost

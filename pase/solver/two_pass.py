@@ -1,8 +1,8 @@
-"""The two-pass rule of junction trees, in the min-sum semiring: what every choice costs at least, in two passes.
+"""The two-pass rule of junction trees in the min-sum semiring: min-marginals of every choice in two passes.
 
-Elimination sends costs one way: the table R_w that eliminating w leaves says, for each choice of w's dependent set D,
-the least that w and what was eliminated into it cost. The same tables read the other way say what all *other* vertices
-cost at least: where w's table entered the step of p, the first of D to be eliminated,
+Elimination sends costs one way. Eliminating w leaves the table R_w: for each choice of w's dependent set D, the least
+cost of w and of everything eliminated into it. Read the other way, the same tables give the least cost of all *other*
+vertices. Where w's table entered the step of p, the first of D to be eliminated,
 
     M_w[x_D] = min over the other vertices of that step of [ cost_p + Σ factors + M_p ] − R_w[x_D]
 
@@ -11,11 +11,11 @@ the least cost of the whole for each choice of a step's vertices. Its least over
 strategy in which w has configuration c (a min-marginal): two passes answer what would take one search for each vertex
 and configuration.
 
-The same totals keep an elimination with two numbers small, of the cheapest strategy up to a cost that a limit on usage
-allows, with its proof. This is Eq. 4 (`elimination`), where an entry of a table is not one minimum but a front: the
-partial strategies for one choice of the dependent vertices of which none is beaten in cost and in usage by another.
-Fronts stay small because partial strategies go as soon as no completion is of interest. With a price λ on usage, the
-least priced cost (cost + λ usage) of any completion is known exactly.
+The same totals bound a constrained elimination, which finds the cheapest strategy up to a target cost within a limit
+on usage, with its proof. It follows Eq. 4 (`elimination`), but an entry of a table is a front instead of one minimum:
+the Pareto-optimal partial strategies, in cost and usage, for one choice of the dependent vertices. Fronts stay small
+because a partial strategy is dropped when no completion of it is within the limits. With a price λ on usage, the least
+priced cost (cost + λ usage) of any completion is known exactly.
 
 Proof: let x be a strategy of cost at most C and usage at most W, and so of priced cost at most C + λ W. Follow its
 partial strategies through the steps. Each is dropped only where another with the same choices for the rest stays, that
@@ -39,9 +39,13 @@ from pase.tables.cost_tables import CostTables, FloatArray
 
 
 def least_totals(plan: EliminationPlan, optimum: float, outer: list[FloatArray], check: Check) -> Iterator[FloatArray]:
-    """Pass down a plan that was filled; yield each step's least costs of the whole, from the last step to the first.
+    """Pass down a filled plan; yield each step's least total costs, from the last step to the first.
 
-    optimum: of the whole. outer: is filled with M of each step, to which `least_total` comes back later.
+    Args:
+        plan: The plan, filled.
+        optimum: Optimum of the whole problem.
+        outer: Receives M of each step, for later calls of `least_total`.
+        check: Called between units of work.
     """
     outer[:] = [np.empty(0)] * len(plan.steps)
     for number in range(len(plan.steps) - 1, -1, -1):
@@ -59,12 +63,15 @@ def least_totals(plan: EliminationPlan, optimum: float, outer: list[FloatArray],
 def least_total(step: EliminationStep, outer: FloatArray, rows: Sequence[ClassArray] | None = None) -> FloatArray:
     """Return, over the joint classes of a step's scope, the least cost of the whole with each combination.
 
-    rows: for each vertex of the scope the classes that are looked at; None: all.
+    Args:
+        step: The step.
+        outer: M of the step.
+        rows: For each vertex of the scope the classes to evaluate; None for all.
     """
     costs = step.kernel.costs
     if rows is not None:
         costs, outer = costs[rows[0]], np.asarray(outer[np.ix_(*rows[1:])])
-    # Small tables are added up first, and all to one large array in place: making such arrays is most of the work.
+    # Sum small tables first, then add them in place to one large array: allocating such arrays dominates the time.
     total = outer[None] + costs.reshape(-1, *(1,) * outer.ndim)
     for operand in sorted([operand.aligned(rows) for operand in step.kernel.operands], key=np.size):
         if np.broadcast_shapes(total.shape, operand.shape) == total.shape:
@@ -97,9 +104,10 @@ def _class_minima_along(values: FloatArray, of: ClassArray, num_classes: int, ax
 
 @dataclass(slots=True, eq=False)
 class Marginals:
-    """What `min_marginals` returns.
+    """Result of `min_marginals`.
 
-    costs: [V] the [K] cost of the cheapest strategy in which a vertex has each configuration.
+    Attributes:
+        costs: [V] arrays of [K], the cost of the cheapest strategy in which a vertex has each configuration.
     """
 
     costs: tuple[FloatArray, ...]
@@ -123,7 +131,7 @@ class Marginals:
         self._slack = RELATIVE_TOLERANCE * abs(least)
 
     def strategy(self, vertex: int, configuration: int) -> tuple[int, ...]:
-        """Return a cheapest strategy in which a vertex has a configuration; of equals one near to the reference."""
+        """Return a cheapest strategy in which a vertex has a configuration; ties go to one close to the reference."""
         choice = list(self._reference)
         for v, c in self.changes(vertex, configuration).items():
             choice[v] = c
@@ -132,7 +140,7 @@ class Marginals:
     def changes(self, vertex: int, configuration: int) -> dict[int, int]:
         """Return where a cheapest strategy in which a vertex has a configuration differs from the reference.
 
-        Of equals one near to the reference. What need not change is not looked at.
+        Ties go to a strategy close to the reference. Vertices that need not change are not evaluated.
         """
         if configuration == self._reference[vertex]:
             return {}
@@ -151,10 +159,13 @@ class Marginals:
         return changes
 
     def _decide(self, number: int, rows: Sequence[ClassArray], changes: dict[int, int]) -> tuple[int, ...] | None:
-        """Choose a step's vertex among some combinations; return the classes of its dependents, None: the reference's.
+        """Choose a step's vertex among some combinations; return its dependents' classes, None for the reference's.
 
-        rows: for each vertex of the scope its joint classes that are possible, ascending. Of equals those of the
-        reference, or of what has changed already.
+        Args:
+            number: Number of the step.
+            rows: For each vertex of the scope its possible joint classes, ascending. Ties go to those of the reference,
+                or of changes already made.
+            changes: Configurations that differ from the reference; extended here.
         """
         step = self._steps[number]
         vertex, partitions = step.scope[0], step.kernel.partitions
@@ -162,7 +173,7 @@ class Marginals:
         present = tuple(int(p.of[c]) for p, c in zip(partitions, now, strict=True))
         total = least_total(step, self._outer[number], rows)
         is_least = total <= float(total.min()) + self._slack
-        places = [np.flatnonzero(own == c) for own, c in zip(rows, present, strict=True)]  # of one number, or none
+        places = [np.flatnonzero(own == c) for own, c in zip(rows, present, strict=True)]  # at most one entry each
         if is_least[np.ix_(*places)].any():
             return None
         if is_least[places[0]].any():
@@ -173,7 +184,7 @@ class Marginals:
         return None if found[1:] == present[1:] else found[1:]
 
     def _descend(self, number: int, above: int | None, changes: dict[int, int]) -> None:
-        """Decide what was eliminated into a step, where a vertex that it depends on is not as in the reference."""
+        """Decide the vertices eliminated into a step, where a vertex that it depends on differs from the reference."""
         waiting = [factor.producer for factor in self._steps[number].factors if factor.producer not in (None, above)]
         while waiting:
             current = waiting.pop()
@@ -182,7 +193,7 @@ class Marginals:
             if changes.keys().isdisjoint(step.scope[1:]):
                 continue
             vertex = step.scope[0]
-            total = step.beside(lambda x: changes.get(x, self._reference[x]))
+            total = step.conditional_costs(lambda x: changes.get(x, self._reference[x]))
             waiting += [factor.producer for factor in step.factors if factor.producer is not None]
             if total[self._reference[vertex]] > float(total.min()) + self._slack:
                 changes[vertex] = int(total.argmin())
@@ -196,10 +207,14 @@ def min_marginals(
     ceiling: float = np.inf,
     check: Check = lambda _: None,
 ) -> Marginals | None:
-    """Return the min-marginals of a problem, or None where a pass would look at more than `max_cells` combinations.
+    """Return the min-marginals of a problem, or None where a pass would evaluate more than `max_cells` combinations.
 
-    reference: [V] a cheapest strategy, of which alternatives are to be variations. ceiling: costs above it count as it,
-    which must be finite where the tables are not.
+    Args:
+        tables: The cost tables.
+        reference: [V] a cheapest strategy; alternatives are chosen close to it.
+        max_cells: Limit on the combinations of a pass.
+        ceiling: Higher costs are lowered to this; must be finite if some of the tables' costs are infinite.
+        check: Called between units of work.
     """
     model = PairwiseModel.of_tables(tables, ceiling)
     plan = plan_elimination(model.costs, model.edges(), choose_ordering(AUTO, *model.neighbours()).order)
@@ -219,7 +234,7 @@ def _all_classes(step: EliminationStep) -> list[ClassArray]:
 
 
 def _agreeing(step: EliminationStep, child: int, classes: Sequence[int]) -> list[ClassArray]:
-    """Return for each vertex of a step its joint classes that are given ones of one of the step's tables."""
+    """Return for each vertex of a step the joint classes that agree with given classes of one of the step's tables."""
     operand = step.kernel.operands[[factor.producer for factor in step.factors].index(child)]
     rows = _all_classes(step)
     maps = dict(operand.maps)
@@ -236,13 +251,13 @@ def _first(mask: Mask) -> tuple[int, ...]:
 Numbers = NDArray[np.intp]
 
 MAX_ENTRIES = 1 << 19
-"""Entries that are looked at together: with more, the caller asks for less."""
+"""Maximum number of entries processed together; with more, the caller lowers the target."""
 MAX_CELLS = 1 << 24
-"""Choices of one step's vertices: with more, the model is to be split first."""
+"""Maximum number of combinations of one step's vertices; with more, the problem must be split first."""
 MAX_AXES = 32
-"""NumPy's own limit, for vertices of one class, too."""
+"""NumPy's limit on axes, which also counts axes of extent 1."""
 BYTES_PER_CELL = 16
-"""Least priced cost of a whole strategy, and up to as much again of what lies below and of what does not."""
+"""Least priced cost of a whole strategy, plus as much for its parts inside and outside the step."""
 
 
 class TooManyError(Exception):
@@ -255,10 +270,13 @@ class TooWideError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a strategy is of interest for.
+    """Bounds on the strategies to consider.
 
-    priced: most of cost + price × usage. usage: most of that. price: λ, cost for a unit of usage. slack: by which an
-    entry of a front may be dearer than one that it stands for.
+    Attributes:
+        priced: Largest cost + price × usage.
+        usage: Largest usage.
+        price: λ, cost per unit of usage.
+        slack: By how much an entry of a front may cost more than an entry that it replaces.
     """
 
     priced: float
@@ -273,9 +291,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fronts:
-    """The fronts that a step leaves, one after the other; start, count: [cells] where each is.
+    """The fronts of a step's table, stored one after the other.
 
-    own: configuration of the vertex. below: entry of the table of each step that enters, by its number.
+    Attributes:
+        start, count: [cells] position and size of each front.
+        own: Configuration of the step's vertex.
+        below: For each input step, by number, the entry of its table.
     """
 
     start: Numbers
@@ -287,14 +308,14 @@ class _Fronts:
 
 
 def num_thinnings(num_vertices: int) -> int:
-    """Return how often the slack can add up: in each vertex's own front, its table's, and where these are joined."""
+    """Return how often the slack can accumulate: for each vertex in its own front, in its table and in joins."""
     return 4 * num_vertices + 1
 
 
 def front(group: Numbers, cost: FloatArray, usage: FloatArray, slack: float) -> Numbers:
     """Return the numbers of a front for each group, by group and then by usage.
 
-    Every entry has one in its group's front that uses no more, and is dearer by less than `slack`, if at all.
+    For every entry its group's front has one that uses no more and costs less than `slack` more.
     """
     order = np.lexsort((cost, usage, group))
     if len(order) < 2:
@@ -308,7 +329,7 @@ def front(group: Numbers, cost: FloatArray, usage: FloatArray, slack: float) -> 
     # Ranks are lower for every later group, so that one running minimum serves all of them.
     shift = (np.cumsum(is_first) - 1) * len(cost)
     least = np.minimum.accumulate(rank - shift)
-    best = cost[ranked[least[:-1] + shift[:-1]]]  # of those that use less, in the group of the one before
+    best = cost[ranked[least[:-1] + shift[:-1]]]  # least cost among those with less usage in the same group
     keep = is_first
     keep[1:] |= cost[1:] < best
     order, group, cost = order[keep], group[keep], cost[keep]
@@ -331,26 +352,36 @@ def cheapest_within(
 ) -> dict[int, int] | None:
     """Return a strategy within the limits, as configuration numbers in the tables; None if there is none.
 
-    No strategy of a priced cost within the limits less num_thinnings × slack, that uses no more than they allow, is
-    cheaper than it by that or more. model: of the priced tables, no vertex eliminated; their costs are finite there.
-    usage: of each live vertex's configurations. edge_usage: in the shape of an edge's values. decided_usage: of the
-    vertices that are not live. Raises TooWideError, and TooManyError where fronts grow too large.
+    No strategy whose usage is within the limits, and whose priced cost is within them by num_thinnings × slack, is
+    cheaper than the result by that amount or more.
+
+    Args:
+        model: Model of the priced tables, with finite costs and no vertex eliminated.
+        usage: Usage of each live vertex's configurations.
+        edge_usage: Usage of edges, in the shape of an edge's values.
+        decided_usage: Usage of the vertices that are not live.
+        limits: Bounds on the strategy.
+        budget: Limits of the search.
+
+    Raises:
+        TooWideError: A step has too many combinations.
+        TooManyError: Fronts grow too large.
     """
     plan = _narrowest_plan(model, budget)
     optimum = model.offset + plan.fill(budget.check)
     outer: list[FloatArray] = []
-    # Which combinations of a step's classes some strategy within the limits has.
+    # Combinations of a step's classes that occur in some strategy within the limits.
     cells = [np.nonzero(total <= limits.priced) for total in least_totals(plan, optimum, outer, budget.check)][::-1]
     own_bytes, held_bytes = model.own_bytes(), 2 * plan.table_bytes + sum(array.nbytes for at in cells for array in at)
     least = {v: float(usage[v].min()) for v in model.live}
     rest = limits.usage - decided_usage - sum(least.values())
     below: list[float] = []
     tables: list[_Fronts] = []
-    for step, at, beyond in zip(plan.steps, cells, outer, strict=True):
+    for step, at, outer_costs in zip(plan.steps, cells, outer, strict=True):
         budget.check()
         v = step.scope[0]
         below.append(least[v] + sum(below[f.producer] for f in step.factors if f.producer is not None))
-        found = _eliminate(step, at, beyond, tables, usage[v], edge_usage, limits, rest + below[-1])
+        found = _eliminate(step, at, outer_costs, tables, usage[v], edge_usage, limits, rest + below[-1])
         tables.append(found)
         if not len(found.priced):
             return None
@@ -363,7 +394,7 @@ def cheapest_within(
 
 
 def _narrowest_plan(model: PairwiseModel, budget: SearchBudget) -> EliminationPlan:
-    """Return the plan with the fewest choices in all; TooWideError where these are too many."""
+    """Return the plan with the fewest combinations; TooWideError where these are too many."""
     algebra = ClassAlgebra()
     sizes = []
     for v in model.live:
@@ -393,11 +424,11 @@ def _eliminate(
     limits: Limits,
     most_usage: float,
 ) -> _Fronts:
-    """Return a step's fronts. most_usage: of what lies below, with the least usage of all else."""
+    """Return a step's fronts; `most_usage` limits the usage of its subtree, given the least usage elsewhere."""
     kernel = step.kernel
     shape = kernel.result.shape
     cell = np.ravel_multi_index(at[1:], shape) if shape else np.zeros(len(at[0]), dtype=np.intp)
-    # What is added to an entry to bound it: what it does not hold yet, at the least.
+    # Lower bounds on what an entry does not contain yet.
     missing = outer.reshape(-1)[cell]
     edges, edges_usage = np.zeros(len(cell)), np.zeros(len(cell))
     children = []
@@ -471,7 +502,7 @@ def _runs(keys: Numbers, num_keys: int) -> tuple[Numbers, Numbers]:
 
 
 def _expanded(keys: Numbers, start: Numbers, count: Numbers) -> tuple[Numbers, Numbers]:
-    """Return, for each entry of each key's run, the key's position and the entry; TooManyError beyond MAX_ENTRIES."""
+    """Return, for each entry of each key's run, the key's position and the entry; TooManyError above MAX_ENTRIES."""
     times = count[keys]
     total = int(times.sum())
     if total > MAX_ENTRIES:

@@ -1,1 +1,1 @@
-"""Cost tables, which are all that the solver sees, and files of them."""
+"""Cost tables, the solver's only input, and their file formats."""

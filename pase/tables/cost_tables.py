@@ -1,7 +1,7 @@
-"""`CostTables`: all that the solver sees of a problem.
+"""`CostTables`: the complete input of the solver.
 
-For each vertex a vector of layer costs over its configurations, for each edge a matrix of transfer costs
-(Eq. 1 of the PaSE paper). Identical tables are stored once: vertices and edges refer to them by index.
+Each vertex has a vector of layer costs over its configurations, each edge a matrix of transfer costs (Eq. 1 of the
+PaSE paper). Identical tables are stored once: vertices and edges refer to them by index.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,15 @@ _Numbers = NDArray[np.intp]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EdgeTable:
-    """Transfer costs of one edge, kept by layout instead of by configuration.
+    """Transfer costs of one edge, stored by layout instead of by configuration.
 
     A transfer cost depends on the layouts of the shared tensor alone, and there are far fewer layouts than
     configurations: ``cost[i, j] = values[row_class[i], col_class[j]]``.
 
-    row_class: [K_u] layout of each configuration of the producer, in 0 … L_u - 1.
-    col_class: [K_v] layout of each configuration of the consumer, in 0 … L_v - 1.
-    values: [L_u, L_v] cost, in the unit of the layer costs.
+    Attributes:
+        row_class: [K_u] layout of each configuration of the producer, in 0 … L_u - 1.
+        col_class: [K_v] layout of each configuration of the consumer, in 0 … L_v - 1.
+        values: [L_u, L_v] cost, in the unit of the layer costs.
     """
 
     row_class: IndexArray
@@ -44,7 +45,7 @@ class EdgeTable:
 
     @classmethod
     def factored(cls, values: FloatArray) -> "EdgeTable":
-        """Return the table with equal rows, and equal columns, of [K_u, K_v] values taken as one layout each.
+        """Return the table for [K_u, K_v] values, with equal rows and equal columns merged into one layout each.
 
         Layouts are numbered in the order in which they first occur.
         """
@@ -79,7 +80,7 @@ class EdgeTable:
 
 
 def joint_classes(first: IndexArray, second: IndexArray) -> tuple[IndexArray, IndexArray, IndexArray]:
-    """Return [K] the number of each pair of classes, and the classes of either of each number."""
+    """Return [K] the number of each pair of classes, and for each number its class in the first and in the second."""
     width = int(second.max()) + 1
     values, number = np.unique(first.astype(np.int64) * width + second, return_inverse=True)
     return number.astype(np.int32), (values // width).astype(np.int32), (values % width).astype(np.int32)
@@ -87,13 +88,16 @@ def joint_classes(first: IndexArray, second: IndexArray) -> tuple[IndexArray, In
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Hiding:
-    """What of the costs runs beside other parts of them: A of a strategy can hide behind B, the smaller is not paid.
+    """The parts of the costs that overlap: communication A of a strategy overlaps with computation B.
 
-    hideable: [tables] the [K] parts of the layer costs that can hide; they add up to A, with those of transfers.
-    cover: [tables] the [K] parts that others can hide behind; they add up to B.
-    edges: [tables] the [L_u, L_v] parts of the transfer costs that can hide; None for a table without any.
+    A strategy costs its sum less the smaller of A and B. Parts are in the order of `CostTables.vertex_costs` and
+    `edge_tables`, and none exceeds the cost that it is a part of.
 
-    Parts are in the order of `CostTables.vertex_costs` and `edge_tables`, and no larger than the cost that they are of.
+    Attributes:
+        hideable: [tables] arrays of [K], the overlappable parts of the layer costs. A is their sum, with `edges`.
+        cover: [tables] arrays of [K], the parts that others can overlap with. B is their sum.
+        edges: [tables] arrays of [L_u, L_v], the overlappable parts of the transfer costs; None for a table without
+            any.
     """
 
     hideable: tuple[FloatArray, ...]
@@ -107,13 +111,14 @@ class CostTables:
 
     With `hiding`, a strategy costs the sum less the smaller of A and B: the larger of two sums (`weighed`).
 
-    vertex_names: [V] unique names.
-    vertex_costs: distinct layer-cost vectors, each [K].
-    vertex_table: [V] index into `vertex_costs` for each vertex.
-    edges: [E] (u, v), producer first. Two edges may join the same two vertices: both count.
-    edge_tables: distinct transfer-cost tables.
-    edge_table: [E] index into `edge_tables` for each edge.
-    hiding: what runs side by side; None where everything adds up.
+    Attributes:
+        vertex_names: [V] unique names.
+        vertex_costs: Distinct layer-cost vectors, each [K].
+        vertex_table: [V] index into `vertex_costs` for each vertex.
+        edges: [E] (u, v), producer first. Two edges may join the same two vertices: both count.
+        edge_tables: Distinct transfer-cost tables.
+        edge_table: [E] index into `edge_tables` for each edge.
+        hiding: Parts of the costs that overlap; None where costs are additive.
     """
 
     vertex_names: tuple[str, ...]
@@ -171,8 +176,10 @@ class CostTables:
     def evaluate(self, choice: Sequence[int]) -> float:
         """Return F(G, φ) (Eq. 1) for one configuration index for each vertex, as the correctly rounded sum.
 
-        Of what runs side by side the smaller is taken off. Raises TablesError when the number of indices is not V, or
-        one is not a configuration of its vertex.
+        With `hiding`, the smaller of A and B is subtracted.
+
+        Raises:
+            TablesError: The number of indices is not V, or one is not a configuration of its vertex.
         """
         if len(choice) != self.num_vertices:
             raise TablesError(
@@ -185,20 +192,20 @@ class CostTables:
         return total - min(self.hidden(choice)) if self.hiding is not None else total
 
     def hidden(self, choice: Sequence[int]) -> tuple[float, float]:
-        """Return A and B of a strategy: what of its cost can hide, and what it can hide behind."""
+        """Return A and B of a strategy: its overlappable cost, and the cost that this can overlap with."""
         if self.hiding is None:
             return 0.0, 0.0
         return self._sum(choice, self.hiding.hideable, self.hiding.edges), self._sum(choice, self.hiding.cover, ())
 
     def hidden_share(self, choice: Sequence[int]) -> float:
-        """Return how much of what can hide does, under a strategy: 0 to 1."""
+        """Return the share of a strategy's overlappable cost that is overlapped: 0 to 1."""
         hideable, cover = self.hidden(choice)
         return min(1.0, cover / hideable) if hideable else 0.0
 
     def _sum(
         self, choice: Sequence[int], of_layers: Sequence[FloatArray], of_edges: Sequence[FloatArray | None]
     ) -> float:
-        """Return the correctly rounded sum of what tables in the order of these ones hold for a strategy."""
+        """Return the correctly rounded sum of a strategy's entries in tables given in the order of these."""
         found = [of_layers[t].item(c) for t, c in zip(self.vertex_table, choice, strict=True)]
         if of_edges:
             pairs = zip(self.edge_table, self._places(choice), strict=True)
@@ -206,7 +213,7 @@ class CostTables:
         return fsum(found)
 
     def _places(self, choice: Sequence[int]) -> list[int]:
-        """Return where each edge's cost for a strategy is among the values of its table, row by row."""
+        """Return the flat, row-major index of each edge's cost for a strategy among the values of its table."""
         chosen = np.array(choice, dtype=np.intp)
         ends, layouts, starts, num_cols = self._layouts
         rows, cols = layouts[starts + chosen[ends]]
@@ -215,9 +222,11 @@ class CostTables:
 
     @cached_property
     def _layouts(self) -> tuple[_Numbers, _Numbers, _Numbers, _Numbers]:
-        """The layouts of all tables' rows and columns in one vector, and by edge where they are.
+        """The layouts of all tables' rows and columns in one vector, with each edge's offsets into it.
 
-        ends: [2, E]. layouts: of all tables. starts: [2, E] the first of an edge's rows and columns. num_cols: [E].
+        Returns:
+            ends: [2, E] vertices of each edge. layouts: of all tables. starts: [2, E] offsets of an edge's rows and
+            columns. num_cols: [E] number of columns.
         """
         classes = [of for table in self.edge_tables for of in (table.row_class, table.col_class)]
         start = np.cumsum([0, *map(len, classes)])[:-1].reshape(-1, 2)
@@ -228,9 +237,9 @@ class CostTables:
         return ends, layouts.astype(np.intp), start[table].T, cols[table]
 
     def weighed(self, share: float) -> "CostTables":
-        """Return a problem of sums: S - A at share 0, S - B at 1, S the sum; between, by so much nearer to S - B.
+        """Return an additive problem whose cost is S - A at share 0, S - B at share 1, and interpolated between.
 
-        A strategy costs the larger of these two, so that none costs less than the least at any share from 0 to 1.
+        S is the sum. A strategy costs the larger of the two ends, so the optimum at any share is a lower bound.
         """
         hiding = self.hiding
         if hiding is None:
@@ -239,7 +248,7 @@ class CostTables:
         edges = zip(self.edge_tables, hiding.edges, strict=True)
         return replace(
             self,
-            # What is rounded away may leave less than nothing.
+            # Rounding may leave a value slightly below 0.
             vertex_costs=tuple(np.maximum(c - (1 - share) * a - share * b, 0.0) for c, a, b in parts),
             edge_tables=tuple(
                 t if a is None else replace(t, values=np.maximum(t.values - (1 - share) * a, 0.0)) for t, a in edges
@@ -248,27 +257,27 @@ class CostTables:
         )
 
     def costs_beside(self, vertex: int, choice: Sequence[int]) -> FloatArray:
-        """Return the [K_v] costs of a vertex, transfers included, where all other vertices keep to a strategy.
+        """Return the [K_v] costs of a vertex, transfers included, with all other vertices fixed to a strategy.
 
-        Less all that is hidden then, so that they differ by what the whole strategy does.
+        The overlapped cost is subtracted from each, so that they differ by as much as the costs of the whole strategy.
         """
-        total = self._beside(vertex, choice, self.vertex_costs, None)
+        total = self._costs_given(vertex, choice, self.vertex_costs, None)
         if self.hiding is None:
             return total
         own, hideable, cover = choice[vertex], *self.hidden(choice)
-        could = self._beside(vertex, choice, self.hiding.hideable, self.hiding.edges)
+        could = self._costs_given(vertex, choice, self.hiding.hideable, self.hiding.edges)
         behind = self.hiding.cover[self.vertex_table[vertex]]
         less: FloatArray = np.minimum(hideable + (could - could[own]), cover + (behind - behind[own]))
         return total - less
 
-    def _beside(
+    def _costs_given(
         self,
         vertex: int,
         choice: Sequence[int],
         of_layers: Sequence[FloatArray],
         of_edges: Sequence[FloatArray | None] | None,
     ) -> FloatArray:
-        """Return what tables in the order of these ones hold for a vertex and its edges; None: their own edges."""
+        """Return the entries of given tables for a vertex and its edges; their own edges if `of_edges` is None."""
         total = of_layers[self.vertex_table[vertex]].copy()
         for number in self.incident[vertex]:
             u, v = self.edges[number]
@@ -283,7 +292,7 @@ class CostTables:
 
     @cached_property
     def _verified(self) -> bool:
-        """True once the checks of `verify_tables` have passed; tables do not change, so once is enough."""
+        """True once the checks of `verify_tables` have passed; tables are immutable, so once is enough."""
         _verify(self)
         return True
 
@@ -311,7 +320,7 @@ def _verify(tables: CostTables) -> None:
     for t, table in enumerate(tables.edge_tables):
         _verify_classes(table, t)
         _verify_values(table.values, f"edge table {t}")
-        if table.values.size and table.values.max() == inf:  # layouts that no configuration has do not make a choice
+        if table.values.size and table.values.max() == inf:  # layouts without a configuration do not count
             _verify_values(table.values[np.unique(table.row_class)][:, np.unique(table.col_class)], f"edge table {t}")
     _verify_edges(tables)
     _verify_hiding(tables)
@@ -331,7 +340,7 @@ def _verify_hiding(tables: CostTables) -> None:
     edges = [table.values for table in tables.edge_tables]
     for what, parts, wholes in (
         ("hideable layer costs", hiding.hideable, tables.vertex_costs),
-        ("costs to hide behind", hiding.cover, tables.vertex_costs),
+        ("costs to overlap with", hiding.cover, tables.vertex_costs),
         ("hideable transfer costs", hiding.edges, edges),
     ):
         if len(parts) != len(wholes):
@@ -383,7 +392,7 @@ def _verify_classes(table: EdgeTable, number: int) -> None:
 def _verify_values(values: FloatArray, what: str) -> None:
     if values.size == 0:
         return
-    least = float(values.min())  # NaN if any value is
+    least = float(values.min())  # NaN if any value is NaN
     if isnan(least):
         raise TablesError(f"{what} hold NaN; every cost must be a number")
     if least < 0:
@@ -405,7 +414,7 @@ def _distinct_rows(values: FloatArray) -> tuple[NDArray[np.intp], IndexArray]:
 
 
 def among(tables: CostTables, vertex: int, rows: IndexArray) -> CostTables:
-    """Return tables in which other configurations of a vertex cost infinitely much; numbers stay as they are."""
+    """Return tables in which all but some configurations of a vertex have infinite cost; the numbering is unchanged."""
     number = tables.vertex_table[vertex]
     costs = np.full(len(tables.vertex_costs[number]), np.inf)
     costs[rows] = tables.vertex_costs[number][rows]
@@ -420,9 +429,9 @@ def among(tables: CostTables, vertex: int, rows: IndexArray) -> CostTables:
 
 
 def restricted(tables: CostTables, kept: Mapping[int, IndexArray]) -> CostTables:
-    """Return the problem in which some vertices have some configurations alone, numbered by position in `kept`.
+    """Return the problem in which some vertices have only the configurations in `kept`, renumbered by position there.
 
-    Vertices that are alike, and for which the same array is kept, stay alike.
+    Vertices with identical tables and the same array in `kept` still share their tables.
     """
     vertex_costs, vertex_table = list(tables.vertex_costs), list(tables.vertex_table)
     edge_tables, edge_table = list(tables.edge_tables), list(tables.edge_table)
@@ -497,7 +506,7 @@ def _joined_classes(kinds: Sequence[Sequence[IndexArray]]) -> tuple[IndexArray, 
 
 
 def restricted_edge(table: EdgeTable, rows: IndexArray | None, cols: IndexArray | None) -> EdgeTable:
-    """Return an edge's table for some configurations of its ends; None: all of them."""
+    """Return an edge's table for some configurations of its ends; None for all."""
     row_class = table.row_class if rows is None else table.row_class[rows]
     col_class = table.col_class if cols is None else table.col_class[cols]
     row_layouts, new_rows = np.unique(row_class, return_inverse=True)

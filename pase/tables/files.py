@@ -242,12 +242,12 @@ def _pairs(tables: CostTables) -> dict[tuple[int, int], tuple[tuple[int, bool], 
 
 
 def _check_sums(tables: CostTables) -> None:
-    """Raise TablesError unless tables are well formed and say all that there is to say of what strategies cost."""
+    """Raise TablesError unless tables are well formed and additive."""
     verify_tables(tables)
     if tables.hiding is not None:
         raise TablesError(
-            "costs of which some hide behind others are no sum, and files of cost tables hold sums; write the tables "
-            "of a cost model that adds up (alpha_beta)"
+            "some of these costs overlap with others, so they are not additive, and files of cost tables hold additive "
+            "costs; write the tables of an additive cost model (alpha_beta)"
         )
 
 

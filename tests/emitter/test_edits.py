@@ -50,8 +50,8 @@ def test_an_edited_file_computes_the_same(capsys: pytest.CaptureFixture[str]) ->
     ("old", "new", "message"),
     [
         ('[("b", 4)]', '[("b", 5)]', "layer 'fc1' is split in b=5 = 5 parts, which do not divide 4 devices; change an"),
-        ('[("b", 4)]', '[("b", 0)]', "layer 'fc1': the axes (('b', 0),) are no mesh; name each dim once"),
-        ('[("n", 2), ("c", 2)]', '[("n", 2), ("n", 2)]', "layer 'fc2': the axes (('n', 2), ('n', 2)) are no mesh"),
+        ('[("b", 4)]', '[("b", 0)]', "layer 'fc1': the axes (('b', 0),) are not a mesh; name each dim once"),
+        ('[("n", 2), ("c", 2)]', '[("n", 2), ("n", 2)]', "layer 'fc2': the axes (('n', 2), ('n', 2)) are not a mesh"),
         ('"fc3", [("b", 2)]', '"fc3", [("s", 2)]', "layer 'fc3' has 2 parts along 's', which is a dim of none of its"),
         ("n=24, c=12)", "n=26, c=12)", "a tensor of shape [24, 26] cannot be read as [24, 24]: their sizes differ"),
         (

@@ -321,7 +321,7 @@ def test_boxes_that_do_not_fit_are_refused() -> None:
         buffers_of(PINWHEEL, [Kernel(extent=2)] * 2)
     with pytest.raises(PrimitiveError, match="outputs of 1 workers, of which 2 own the tensor"):
         buffers_of(blocks([4], [2]), [Kernel(extent=3)], [((0, 2),)])
-    with pytest.raises(PrimitiveError, match=r"worker 0 holds \[\(0, 3\)\], which is no part of .* shape \[2\]"):
+    with pytest.raises(PrimitiveError, match=r"worker 0 holds \[\(0, 3\)\], which is not within .* shape \[2\]"):
         buffers_of(blocks([4], [2]), [Kernel(extent=3)], [((0, 3),), ((1, 2),)])
 
     def refused(apply: Callable[[Lab, Distributed], Any], held: Partition) -> None:
@@ -364,9 +364,9 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_what_is_no_partition_is_refused() -> None:
-    with pytest.raises(PrimitiveError, match=r"shape \[\] cannot be parted; give a scalar the shape \[1\]"):
+    with pytest.raises(PrimitiveError, match=r"shape \[\] cannot be partitioned; give a scalar the shape \[1\]"):
         copies([], 2)
-    with pytest.raises(PrimitiveError, match=r"worker 1 holds \[\(3, 5\)\], which is no part of .* shape \[4\]"):
+    with pytest.raises(PrimitiveError, match=r"worker 1 holds \[\(3, 5\)\], which is not within .* shape \[4\]"):
         partition([4], [((0, 3),), ((3, 5),)])
     with pytest.raises(PrimitiveError, match="needs at least one worker"):
         partition([4], [])

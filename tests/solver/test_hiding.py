@@ -218,7 +218,7 @@ def test_a_search_that_is_interrupted_has_a_bound(after: int, monkeypatch: pytes
 
 def test_what_needs_sums_refuses_other_costs(tmp_path) -> None:
     tables = large()
-    refused = "costs of which some hide behind others are no sum"
+    refused = "some of these costs overlap with others, so they are not additive"
     with pytest.raises(SolverError, match=refused):
         near_optimal(tables, 1e9)
     with pytest.raises(SolverError, match=refused):
@@ -238,7 +238,7 @@ def test_parts_are_checked() -> None:
     verify_tables(tables)
     cases = [
         (replace(hiding, hideable=hiding.hideable[:1]), "there are hideable layer costs for 1 tables; expected one"),
-        (replace(hiding, cover=(np.zeros(2), np.zeros(3))), r"costs to hide behind of table 0 have the shape \(2,\)"),
+        (replace(hiding, cover=(np.zeros(2), np.zeros(3))), r"costs to overlap with of table 0 have the shape \(2,\)"),
         (replace(hiding, cover=(np.full(3, -1.0), np.zeros(3))), "are not between 0 and the cost"),
         (
             replace(hiding, hideable=(2 * tables.vertex_costs[0], np.zeros(3))),
