@@ -46,7 +46,7 @@ from pase.sharding.traffic import HeldWeight, held_weights, parameters_per_devic
 from pase.targets.execute import RunResult, run_factory, run_plan
 from pase.targets.factories import Factory, factory_of
 from pase.targets.mesh_tensorflow.runtime.launch import launch_tasks
-from pase.targets.programs import TARGETS, emit, emit_forward, outputs_left_out, target_of
+from pase.targets.programs import TARGETS, emit, target_of
 from pase.targets.training.data import data_inputs
 from pase.targets.training.options import CPU, device_choice, device_options, training_flags, training_options
 
@@ -62,7 +62,7 @@ _PARTS: Mapping[str, Part] = MappingProxyType({"data": "train", "test_data": "te
 """The options that name data, and which part of a data set each of them means."""
 
 _target_option = choice_option(
-    "--target", TARGETS, help="The framework that runs it [torch for a PyTorch model, else mesh_tensorflow]."
+    "--target", TARGETS, help="The framework that runs it [torch for an imported model, else mesh_tensorflow]."
 )
 
 
@@ -280,37 +280,35 @@ def _print_moved(result: RunResult) -> None:
 @model_options()
 @output_option("Write the program here, not on standard output.")
 @_target_option
-@flag("--forward", help="For Mesh-TensorFlow, of an imported model: a program that computes its outputs.")
 @json_option
-def emit_command(
-    plan: str, model: ModelArguments, output: Path | None, target: str | None, forward: bool, as_json: bool
-) -> None:
+def emit_command(plan: str, model: ModelArguments, output: Path | None, target: str | None, as_json: bool) -> None:
     """Write PLAN, a file that 'pase search -o' made, as a program.
 
-    It trains the model; for PyTorch, it computes the outputs of one that returns no loss.
+    It trains the model, and computes the outputs of an imported one, beside its loss or alone. Programs for
+    mesh_tensorflow are of built-in networks and train alone.
 
     Of a MODEL, the best strategy on --devices is searched first.
     """
-    if forward and target not in (None, "mesh_tensorflow"):
-        raise EmitError(
-            "programs of a forward pass alone are written for Mesh-TensorFlow; one for PyTorch returns the outputs "
-            "of a model, beside its loss or alone: leave --forward out"
-        )
     with progress() as on_progress:
         read = chosen_plan(plan, model, on_progress)
         on_progress("writing the program", 0.0)
-        source = emit_forward(read) if forward else emit(read, target=target)
-    left_out = outputs_left_out(read) if forward else ()
-    for text in left_out:
-        warn(text)
+        source = emit(read, target=target)
     if output:
         write_or_fail(output, source, EmitError)
-        how = "--weights weights.npz --data inputs.npz" if forward else "--steps 10"
+        how = "--steps 10" if _trains(read) else "--weights weights.npz --data inputs.npz --output outputs.npz"
         warn(f"program written to {output}; try: python {quote(str(output))} {how}")
     if as_json:
-        print_json({"source": source, "output": str(output) if output else None, "left_out": left_out})
+        print_json({"source": source, "output": str(output) if output else None})
     elif not output:
         click.echo(source, nl=False)
+
+
+def _trains(plan: Plan) -> bool:
+    """Return whether programs of a plan train: they compute outputs alone where no loss is known."""
+    try:
+        return bool(plan.graph.loss_layer)
+    except EmitError:
+        return False
 
 
 @click.command("weights", epilog="Example: pase weights model.onnx -o weights.npz")
@@ -322,7 +320,7 @@ def emit_command(
 def weights_command(model: str, batch: int | None, arguments: dict[str, Any], output: Path, as_json: bool) -> None:
     """Write the weights of MODEL, an ONNX or .keras file or package.module:factory, as programs of its plan read them.
 
-    The programs are those of 'pase emit --forward'.
+    The programs are those of 'pase emit --target torch', which take the file as --weights.
     """
     from pase.importers.weights import read_weights  # every front end, which the other commands here do without
 

@@ -171,7 +171,7 @@ class Graph:
             raise EmitError(
                 f"{where} has no loss that is known: {many if numbers else 'none of its outputs is a single number'}; "
                 "to train it let its forward pass return the loss alone or besides its outputs, or have a factory "
-                "return (model, inputs, loss); --forward writes a program of its outputs"
+                "return (model, inputs, loss)"
             )
         return numbers[0][0]
 

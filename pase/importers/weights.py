@@ -13,7 +13,7 @@ import numpy as np
 from pase.common.words import short
 from pase.errors import ModelError
 from pase.graph import Scalar
-from pase.importers.frameworks import FRONT_ENDS, import_model
+from pase.importers.frameworks import FRONT_ENDS, ImportedModel, import_model
 from pase.importers.front_end import call_factory, framework, is_factory
 from pase.importers.ir.trace import Piece, Trace, Use, piece_shape
 from pase.importers.ir.views import View
@@ -54,13 +54,14 @@ def read_weights(
         source = keras_model.load_with_weights(source)
     model = import_model(source, batch=batch, arguments=given)
     uses = {(w.layer, w.tensor): Use(value=w.source, piece=w.piece) for w in model.lowered.weights}
-    uses |= model.lowered.constants
+    constants = _constants(model)
+    uses |= constants
     values = _VALUES[kind](source, sorted({use.value for use in uses.values()}), model.traces[0], batch, given)
     _check_sizes(source, uses.values(), values)
     found: dict[str, Array] = {}
     for (layer, tensor), use in uses.items():
         if use.value not in values:
-            if (layer, tensor) in model.lowered.constants:
+            if (layer, tensor) in constants:
                 raise ModelError(
                     f"layer {layer!r} is computed with {use.value!r}, whose values the source does not hold as such; "
                     "make it a weight or a constant of the model"
@@ -75,6 +76,20 @@ def read_weights(
         # Truth values are read as 0 and 1, numbers of rows as numbers.
         array = array if np.issubdtype(array.dtype, np.inexact) else array.astype(np.float32)
         found[f"{layer}/{tensor}"] = read_as(array, use)
+    return found
+
+
+def _constants(model: ImportedModel) -> dict[tuple[str, str], Use]:
+    """Return what the constants of programs for PyTorch are of the source, by (layer, constant).
+
+    A layer's own body names other constants alike; programs without the module have it where nothing of it is given.
+    """
+    found: dict[tuple[str, str], Use] = {}
+    for operator in model.graph.operators:
+        own = operator.body and operator.body.own
+        is_own = own is not None and not any(constant.is_given for constant in own.constants)
+        told = model.lowered.own_constants if is_own else model.lowered.constants
+        found |= {key: use for key, use in told.items() if key[0] == operator.name}
     return found
 
 

@@ -1,4 +1,4 @@
-"""`emit`, `emit_forward`: the source of a program for a plan, one block for each layer."""
+"""`emit`: the source of a program for a plan, one block for each layer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,8 +28,8 @@ _WORDS = ("build", "main", "mesh", "outputs", "program", *WINDOWS)
 
 
 def default_target(plan: Plan) -> str:
-    """Return the target of a plan where none is named: the framework that the model came from, if it is one."""
-    return plan.graph.framework if plan.graph.framework in TARGETS else MESH_TENSORFLOW.name
+    """Return the target of a plan where none is named: PyTorch for an imported model, else Mesh-TensorFlow."""
+    return TORCH.name if plan.graph.is_imported or plan.graph.framework else MESH_TENSORFLOW.name
 
 
 Aten = Mapping[str, tuple[str, tuple[int, ...], tuple[str, ...]]]
@@ -59,11 +59,12 @@ def emit(plan: Plan, *, target: str | Target | None = None) -> str:
 
     Args:
         plan: The plan.
-        target: One, or a name of `TARGETS`; by default the framework that the model came from.
+        target: One, or a name of `TARGETS`; by default PyTorch for an imported model, else Mesh-TensorFlow.
 
     Raises:
         EmitError: Nothing of the network can be returned, a layer does not say how it is computed, the target lacks it,
-            a split does not divide its dim, or the program would not train the model as it trains itself.
+            a split does not divide its dim, the program would not train the model as it trains itself, or the model is
+            imported and the target takes networks that were built alone.
         PlanError: The target has no micro-batches, stages or modes of layers.
     """
     return plan_program(plan, target=target).text()
@@ -91,17 +92,16 @@ def plan_program(
         PlanError: See `emit`.
     """
     chosen = target_of(plan, target)
+    _check_built(plan.graph, chosen)
     if aten is None:
         check_trained(plan.graph)
     if not chosen.takes_modes:
         check_plain(plan, f"a program for {chosen.name}")
     plan, told = _in_types_of(plan, chosen)
-    bodies = _bodies(plan, chosen, trains=True, has_module=aten is not None)
+    bodies = _bodies(plan, chosen, has_module=aten is not None)
     aten = aten or {}
     loss = _loss(plan, chosen)
-    writer = _Writer(
-        plan=plan, target=chosen, bodies=bodies, trains=True, loss=loss, told=told, aten=aten, updated=updated
-    )
+    writer = _Writer(plan=plan, target=chosen, bodies=bodies, loss=loss, told=told, aten=aten, updated=updated)
     if plan.num_stages > 1:
         assert chosen.stages is not None
         return writer.pipeline(chosen.stages)
@@ -111,8 +111,20 @@ def plan_program(
     if loss:
         form = chosen.with_outputs if outputs and chosen.with_outputs else chosen.loss
     else:
+        assert chosen.outputs is not None
         form, outputs = chosen.outputs, outputs or others
     return replace(writer, outputs=outputs, told=(*told, *_left_out(bodies, lost))).program(form)
+
+
+def _check_built(graph: Graph, target: Target) -> None:
+    """Raise EmitError for an imported model, where a target takes networks that were built alone."""
+    if target.takes_imported or not (graph.is_imported or graph.framework):
+        return
+    raise EmitError(
+        f"{printable(graph.name, 100)!r} is an imported model: programs for {target.name} are written of built-in "
+        "networks and of those made with Builder; use --target torch, or pase.parallelize of the PyTorch module or the "
+        "JAX function"
+    )
 
 
 def check_trained(graph: Graph, problem: str | None = None) -> None:
@@ -128,37 +140,6 @@ def check_trained(graph: Graph, problem: str | None = None) -> None:
             f"{graph.name!r} cannot be trained under a plan: {printable(told, 500)}; replace that in the model, or use "
             "the plan without a program"
         )
-
-
-def emit_forward(plan: Plan) -> str:
-    """Return a Python script that computes what the plan's model computes, one block for each layer.
-
-    It is one for Mesh-TensorFlow. Layers that lead to no output are left out, and so are outputs of which the import
-    could not tell how they are computed, as long as there is another one; the script says so. Raises EmitError where
-    none is left, and for a network that was not imported; PlanError as `emit` does.
-    """
-    check_plain(plan, f"a forward pass for {MESH_TENSORFLOW.name}")
-    bodies = _bodies(plan, MESH_TENSORFLOW, trains=False)
-    if not plan.graph.is_imported:
-        raise EmitError(
-            f"network {plan.graph.name!r} is a built-in one: programs of a forward pass are written for imported "
-            "models; emit one that trains instead (without --forward)"
-        )
-    ends = _ends(plan, bodies)
-    lost = _problems(plan, bodies, ends)
-    outputs = [name for name in ends if name not in lost] or ends
-    plan, told = _in_types_of(plan, MESH_TENSORFLOW)
-    told = (*told, *_left_out(bodies, lost))
-    writer = _Writer(
-        plan=plan, target=MESH_TENSORFLOW, bodies=bodies, trains=False, loss="", outputs=outputs, told=told
-    )
-    return writer.program(MESH_TENSORFLOW.outputs).text()
-
-
-def outputs_left_out(plan: Plan) -> tuple[str, ...]:
-    """Return, in words, which outputs of the model a program of its forward pass leaves out, and why."""
-    bodies = _bodies(plan, MESH_TENSORFLOW, trains=False)
-    return _left_out(bodies, _problems(plan, bodies, _ends(plan, bodies)))
 
 
 def target_of(plan: Plan, target: str | Target | None) -> Target:
@@ -210,19 +191,16 @@ def _loss(plan: Plan, target: Target) -> str:
         return ""
 
 
-def _bodies(plan: Plan, target: Target, *, trains: bool, has_module: bool = False) -> dict[str, Body]:
+def _bodies(plan: Plan, target: Target, *, has_module: bool) -> dict[str, Body]:
     """Return what each layer computes; EmitError for one that does not tell it.
 
     Without the module, a layer whose own form reads what the module computes of its inputs has the form that all
     targets have.
     """
-    return {
-        operator.name: _body(operator, target, trains=trains, has_module=has_module)
-        for operator in plan.graph.operators
-    }
+    return {operator.name: _body(operator, target, has_module=has_module) for operator in plan.graph.operators}
 
 
-def _body(operator: Operator, target: Target, *, trains: bool, has_module: bool) -> Body:
+def _body(operator: Operator, target: Target, *, has_module: bool) -> Body:
     if operator.body is None:
         raise EmitError(
             f"layer {operator.name!r} is a {operator.kind!r} that does not say how it is computed; give the "
@@ -235,16 +213,14 @@ def _body(operator: Operator, target: Target, *, trains: bool, has_module: bool)
     body, own = operator.body, operator.body.own
     if own is not None and not has_module and any(constant.is_given for constant in own.constants):
         body = replace(body, own=None)
-    # A forward pass drops nothing.
-    kernels = target.kernels if trains else target.kernels - {"dropout"}
-    return elementary(body, trains=trains, kernels=kernels)
+    return elementary(body, trains=True, kernels=target.kernels)
 
 
 def trains_as_written(graph: Graph, layer: str, target: str) -> bool:
     """Return whether a program that has its module at hand can be written of a layer and trains it."""
 
     def body_of(name: str) -> Body:
-        return _body(graph[name], TARGETS[target], trains=True, has_module=True)
+        return _body(graph[name], TARGETS[target], has_module=True)
 
     try:
         body = body_of(layer)
@@ -252,13 +228,12 @@ def trains_as_written(graph: Graph, layer: str, target: str) -> bool:
         are_told = [_is_told(graph[edge.producer], body_of(edge.producer), edge.output) for edge in edges if edge]
     except EmitError:
         return False
-    return _problem(body, trains=True) == "" and all(are_told)
+    return _problem(body) == "" and all(are_told)
 
 
-def _problem(body: Body, *, trains: bool) -> str:
+def _problem(body: Body) -> str:
     """Return why no program can be written of what a layer computes, "" for no reason."""
-    untrained = body.untrained if trains else ""
-    return body.problem or untrained or ("" if body.steps else "it has no steps")
+    return body.problem or body.untrained or ("" if body.steps else "it has no steps")
 
 
 def _checked(
@@ -266,9 +241,7 @@ def _checked(
     target: Target,
     bodies: Mapping[str, Body],
     ends: Sequence[str],
-    *,
-    trains: bool,
-    aten: Aten = MappingProxyType({}),
+    aten: Aten,
 ) -> set[str]:
     """Return the layers that lead to some; EmitError for the first that cannot be written.
 
@@ -276,7 +249,7 @@ def _checked(
     """
     wanted = plan.graph.leading_to(ends, aten)
     for name in sorted(wanted, key=plan.index.__getitem__):
-        operator, problem = plan.graph[name], _problem(bodies[name], trains=trains)
+        operator, problem = plan.graph[name], _problem(bodies[name])
         if name not in aten and problem:
             raise EmitError(
                 f"layer {name!r} ({operator.kind}) cannot be written as a program: {problem}; replace it in the "
@@ -332,14 +305,13 @@ _HOW_TO_READ = (
 class _Writer:
     """Writes the program of a plan.
 
-    bodies: of all layers. trains: whether the program does. loss: the layer that computes it, "" for none. outputs: the
-    layers that compute what is returned, beside it or alone. told: what is to be said of the others.
+    bodies: of all layers. loss: the layer that computes it, "" for none. outputs: the layers that compute what is
+    returned, beside it or alone. told: what is to be said of the others.
     """
 
     plan: Plan
     target: Target
     bodies: Mapping[str, Body]
-    trains: bool
     loss: str
     outputs: Sequence[str] = ()
     told: Sequence[str] = ()
@@ -350,7 +322,7 @@ class _Writer:
         """Return a program that returns the loss, outputs, or both."""
         loss, outputs, plan = self.loss, self.outputs, self.plan
         ends = [*([loss] if loss else []), *outputs, *(self.updated or ())]
-        wanted = _checked(plan, self.target, self.bodies, ends, trains=self.trains, aten=self.aten)
+        wanted = _checked(plan, self.target, self.bodies, ends, self.aten)
         returned = (
             code("the loss and its outputs") if loss and outputs else code("the loss") if loss else code("its outputs")
         )
@@ -361,7 +333,7 @@ class _Writer:
             about=code("Declare the layers in order and return {}.", returned),
             body=tuple(self._body(wanted, Identifiers(_reserved(self.target)), plan.layers)),
         )
-        count = plan.micro_batches if self.trains and plan.micro_batches > 1 else 0
+        count = plan.micro_batches if plan.micro_batches > 1 else 0
         options = nonzero(num_devices=plan.num_devices, micro_batches=count)
         main = Statement(None, Call(code("main"), [build.name], options))
         return PlanProgram(functions=(build,), text=partial(self._source, form, (build,), [main]))
@@ -374,7 +346,7 @@ class _Writer:
         if not self.loss or plan[self.loss].stage != last:
             where = f"its loss in stage {plan[self.loss].stage} of 0 to {last}" if self.loss else "no loss"
             raise EmitError(f"a pipeline ends with the loss, and the plan has {where}; search without stages")
-        wanted = _checked(plan, self.target, self.bodies, [self.loss], trains=True, aten=self.aten)
+        wanted = _checked(plan, self.target, self.bodies, [self.loss], self.aten)
         stages = tuple(self._stage(number, wanted) for number in range(plan.num_stages))
         names = tuple(stage.name for stage in stages)
         steps: dict[str, Value] = {
@@ -419,7 +391,7 @@ class _Writer:
         arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
         made = "imported" if plan.graph.is_imported else "built"
         types = plan.precision.name
-        of = f"a {types} {'step' if plan.num_groups == 1 else 'micro-batch'}" if self.trains else types
+        of = f"a {types} {'step' if plan.num_groups == 1 else 'micro-batch'}"
         same = "losses" if self.loss else "outputs"
         lines = [line for text in self.told for line in wrap(f"Its {printable(text, 400)}.", 110)]
         head = docstring(
@@ -507,7 +479,6 @@ class _Writer:
                 result=results[layer.name],
                 reserved=frozenset({*taken, *words}),
                 is_loss=is_loss,
-                trains=self.trains,
                 others=others,
                 borrowed={
                     item.name: _borrowed(item, layer.name, results, written) for item in bodies[layer.name].borrowed
@@ -565,7 +536,8 @@ def _crossing(plan: Plan, number: int, wanted: set[str]) -> list[Edge]:
 
 
 def _reserved(target: Target) -> tuple[str, ...]:
-    imports = (line for form in (target.loss, target.outputs) for line in (*form.before, *form.after))
+    forms = (target.loss, *([target.outputs] if target.outputs else []))
+    imports = (line for form in forms for line in (*form.before, *form.after))
     imported = (name for line in imports for name in line.replace(",", "").split())
     return (*_WORDS, *imported, *LAYERS, *target.layers)
 

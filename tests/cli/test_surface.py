@@ -59,7 +59,7 @@ SURFACE = {
         *("--cost-model", "--micro-batches", "--stages", "--schedule", "--modes", "--port", "--time-limit"),
     ],
     "simulate": ["plan", *OF_MODEL, "--collectives", "--no-overlap", "--trace", "--json"],
-    "emit": ["plan", *OF_MODEL, "--output -o", "--target", "--forward", "--json"],
+    "emit": ["plan", *OF_MODEL, "--output -o", "--target", "--json"],
     "weights": ["model", "--batch -b", "--arg", "--output -o !", "--json"],
     "run": [
         "plan_or_model",

@@ -22,7 +22,7 @@ def torchrun(ranks: Pool, folder: Path, arguments: list[str]) -> Finished:
     parser.add_argument("--nproc-per-node", type=int)
     parser.add_argument("--local-ranks-filter", choices=["0"])
     own, command = parser.parse_known_args(arguments)
-    return ranks.run(_program, str(folder), command, world=own.nproc_per_node)[0]
+    return ranks.run(_emitted, str(folder), command, world=own.nproc_per_node)[0]
 
 
 @contextmanager

@@ -35,7 +35,7 @@ PARSED = _rules(
         r"torchrun .*(--steps|-m) ",
         "tests/targets/torch/test_script.py and tests/calibration/test_links.py run such programs",
     ),
-    (r"torchrun --nproc-per-node 8 ", "needs eight GPUs"),
+    (r"torchrun --nproc-per-node 8 (?!infer)", "needs eight GPUs"),
     (r"pase serve ", "serves until it is interrupted; tests/served/test_served.py runs it"),
     (r"pase \w+ .*--machine auto", "needs GPUs; tests/machine/test_local.py has a driver that lists some"),
     (r"pase calibrate ", "takes a minute, or a GPU; tests/cli/test_calibrate.py runs it"),

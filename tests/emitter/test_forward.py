@@ -1,7 +1,6 @@
-"""Programs of a forward pass as text: what they say, what they refuse, and that names from outside stay names."""
+"""Programs of imported models as text: what they say, what they refuse, and that names from outside stay names."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +12,7 @@ from pase.graph import Edge, Graph, graph_document, graph_from_document
 from pase.graph.body import Body, Constant, ModelInput, ModelOutput, Step, elementary, is_before_layout
 from pase.graph.operators import contract, pointwise, reduction
 from pase.graph.verify import Builder
-from pase.planning.plan import Plan
-from pase.targets.programs import emit, emit_forward
-from tests.runtime.networks import small
+from pase.targets.programs import emit
 from tests.runtime.plans import make_plan
 
 DENSE = Body(
@@ -44,12 +41,12 @@ def network(first: Body = DENSE, last: Body = SUM, name: str = "fc") -> Graph:
 
 
 def test_a_block_says_what_it_reads_and_computes() -> None:
-    source = emit_forward(make_plan(network(), 2, {"fc": {"n": 2}, "sum": {"b": 2}}))
+    source = emit(make_plan(network(), 2, {"fc": {"n": 2}, "sum": {"b": 2}}))
     assert 'pixels = program.floats("pixels", [4, 8])' in source
     assert 'mesh = program.mesh("fc", [("n", 2)])' in source
-    assert 'weights = program.weight(mesh, "fc/w", [c, n])' in source
+    assert 'weights = program.weight(mesh, "fc/w", [c, n], 0.3536)' in source
     assert "fc = fn.clip(product(x, weights, [b, n]), 0, 6)" in source
-    assert "x0 = reshard(fc, mesh, [b, n])  # 48 B" in source
+    assert "x0 = reshard(fc, mesh, [b, n])  # 48 B forward + 48 B backward" in source
     assert 'return {"scores": (sum_2, (4, 6))}' in source
 
 
@@ -57,7 +54,7 @@ def test_names_from_outside_stay_names() -> None:
     evil = '"); import os  # \\'
     outputs = (ModelOutput(name=evil, dims=("b", "n"), shape=(4, 6)),)
     first = replace(DENSE, inputs=(ModelInput(read=0, name=evil, shape=(4, 8)),))
-    source = emit_forward(make_plan(network(first, replace(SUM, outputs=outputs), evil), 1, {}))
+    source = emit(make_plan(network(first, replace(SUM, outputs=outputs), evil), 1, {}))
     assert "import os" not in {line.strip() for line in source.splitlines()}
     assert source.count('\\"); import os') >= 4
 
@@ -65,7 +62,7 @@ def test_names_from_outside_stay_names() -> None:
 def test_a_layer_that_leads_to_no_output_is_left_out() -> None:
     body = replace(DENSE, outputs=(ModelOutput(name="hidden", dims=("b", "n"), shape=(4, 6)),))
     last = replace(SUM, outputs=(), problem="never mind")
-    source = emit_forward(make_plan(network(body, last), 1, {}))
+    source = emit(make_plan(network(body, last), 1, {}))
     assert 'program.mesh("fc"' in source
     assert 'program.mesh("sum"' not in source
 
@@ -84,7 +81,7 @@ def with_a_loss(first: Body = DENSE) -> Graph:
 
 def test_a_training_program_returns_the_loss() -> None:
     source = emit(make_plan(with_a_loss(), 2, {"fc": {"n": 2}, "loss": {"b": 2}}))
-    assert "def build(program: Program) -> mtf.Tensor:" in source
+    assert "def build(program: Program) -> Tensor:" in source
     assert 'weights = program.weight(mesh, "fc/w", [c, n], 0.3536)' in source
     assert "x = reshard(sum_2, mesh, [b, n])  # 0 B forward + 96 B backward" in source
     assert "    return mean(x, [b, n])\n" in source
@@ -94,25 +91,32 @@ NUMBERS = tuple(ModelOutput(name=name, dims=("b", "n"), shape=(1,)) for name in 
 
 
 @pytest.mark.parametrize(
-    ("write", "graph", "message"),
+    ("graph", "message"),
     [
         *(
-            (emit_forward, network(last=replace(SUM, steps=(Step(result="t1", function=name, operands=("x0",)),))),
+            (network(last=replace(SUM, steps=(Step(result="t1", function=name, operands=("x0",)),))),
              r"layer 'sum': a step of its body is not known: unknown function .* known functions are abs, ")
             for name in ("system", "__class__", "add(", "")
         ),
-        (emit_forward, network(Body(problem="Foo: it is odd")), r"'fc' \(dense\) cannot .*: Foo: it is odd; replace"),
-        (emit_forward, small("mlp"), "programs of a forward pass are written for imported models"),
-        (emit, network(), r"'net' has no loss that is known: none of its outputs is a single number; to"),
-        (emit, network(last=replace(SUM, outputs=NUMBERS)), "2 of its outputs are single numbers: first, second"),
-        (emit, with_a_loss(Body(problem="aten.foo (model.py:7): odd")), r"'fc' .*: aten.foo \(model.py:7\): odd"),
+        (network(Body(problem="Foo: it is odd")), r"'fc' \(dense\) cannot .*: Foo: it is odd; replace"),
+        (with_a_loss(Body(problem="aten.foo (model.py:7): odd")), r"'fc' .*: aten.foo \(model.py:7\): odd"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_written_is_refused_with_the_reason(
-    write: Callable[[Plan], str], graph: Graph, message: str
-) -> None:
+def test_what_cannot_be_written_is_refused_with_the_reason(graph: Graph, message: str) -> None:
     with pytest.raises(EmitError, match=message):
-        write(make_plan(graph, 1, {}))
+        emit(make_plan(graph, 1, {}))
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (network(), r"'net' has no loss that is known: none of its outputs is a single number; to"),
+        (network(last=replace(SUM, outputs=NUMBERS)), "2 of its outputs are single numbers: first, second"),
+    ],
+)
+def test_a_loss_that_is_not_known_is_told(graph: Graph, message: str) -> None:
+    with pytest.raises(EmitError, match=message):
+        _ = graph.loss_layer
 
 
 def test_normalisations_of_a_program_that_trains_are_by_the_moments_of_the_batch() -> None:

@@ -26,7 +26,7 @@ from pase.errors import EmitError, PaseError, PlanError
 from pase.graph import Graph, graph_document, graph_from_document
 from pase.graph.body import Step
 from pase.planning.plan import Plan
-from pase.targets.programs import emit, emit_forward
+from pase.targets.programs import TARGETS, emit
 from pase.views.exports import FORMATS, export
 from pase.views.reports.document import render, report_document
 from tests.emitter.test_forward import network
@@ -147,13 +147,13 @@ def written(graph: Graph, *, with_page: bool = False) -> dict[str, Any]:
     """Return, for each way of writing a plan of a graph, what the result is built of, or why there is none."""
     plan = random_plan(graph, 4, 1)
     found: dict[str, Any] = {}
-    for name, write in (("emit", emit), ("forward", emit_forward)):
+    for target in TARGETS:
         try:
-            source = write(plan)
+            source = emit(plan, target=target)
         except EmitError as error:
-            found[name] = type(error)
+            found[f"emit {target}"] = type(error)
             continue
-        found[name] = of_python(source)
+        found[f"emit {target}"] = of_python(source)
     for name in FORMATS:
         found[name] = BUILT[name](export(plan, name).text)
     if with_page:
@@ -238,7 +238,7 @@ def check_anywhere(seed: int) -> None:
     for way in found:
         if found[way] is EmitError or expected[way] is EmitError:
             continue
-        if way in ("emit", "forward", "jax", "torch"):
+        if way.startswith("emit ") or way in ("jax", "torch"):
             # A layer may be left out, or read data in place of what no edge feeds: no new word can come in.
             assert found[way][0] <= expected[way][0] | VOCABULARY, (seed, way)
             assert set(found[way][1]) <= set(expected[way][1]) | VOCABULARY, (seed, way)

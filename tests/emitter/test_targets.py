@@ -63,8 +63,6 @@ def test_a_program_returns_the_outputs_beside_the_loss() -> None:
     assert "    logits_out = arrange(sum_2, [n, b])\n" in source
     assert "    loss = mean(x, [b, n])\n" in source
     assert '    outputs: Outputs = {"logits": (logits_out, (6, 4))}\n    return loss, outputs\n' in source
-    # A program for Mesh-TensorFlow trains, and no more.
-    assert "    return mean(x, [b, n])\n" in emit(plan, target="mesh_tensorflow")
 
 
 def test_a_program_of_a_model_without_a_loss_returns_its_outputs() -> None:
@@ -73,8 +71,14 @@ def test_a_program_of_a_model_without_a_loss_returns_its_outputs() -> None:
     assert "def build(program: Program) -> Outputs:" in source
     assert '    return {"scores": (sum_2, (4, 6))}\n' in source
     assert 'program.weight(mesh, "fc/w", [c, n], 0.3536)' in source
-    with pytest.raises(EmitError, match="has no loss that is known"):
+
+
+@pytest.mark.parametrize("graph", [network(), with_a_loss(), replace(small("mlp"), framework="onnx")])
+def test_imported_models_have_no_programs_for_mesh_tensorflow(graph: Graph) -> None:
+    plan = make_plan(graph, 2, {})
+    with pytest.raises(EmitError, match=rf"^'{graph.name}' is an imported model: .* use --target torch, or pase.paral"):
         emit(plan, target="mesh_tensorflow")
+    assert emit(plan) == emit(plan, target="torch")
 
 
 def test_an_output_that_cannot_be_computed_is_left_out_and_told() -> None:

@@ -25,7 +25,6 @@ from pase.machine.files import machine_text
 from pase.planning.constraints import load_constraints
 from pase.planning.plan_file import graph_hash, plan_document, plan_from_document, read_plan
 from pase.targets.mesh_tensorflow.runtime.cluster import VARIABLE, cluster_of, read_hosts
-from pase.targets.programs import emit_forward
 from pase.targets.training.script import MetricsFile
 from pase.views.exports import FORMATS, ExportOptions, export
 from pase.views.reports.document import device_numbers, render, report_document
@@ -174,9 +173,8 @@ def _scalar(old: Any, rng: Random) -> Any:
 
 def _functions(plan: Plan, rng: Random) -> None:
     """Make everything of a plan; each may be refused on its own."""
-    for write in (emit, emit_forward):
-        with suppress(EmitError):
-            ast.parse(_checked(lambda write=write: write(plan)))  # type: ignore[misc]
+    with suppress(EmitError):
+        ast.parse(_checked(lambda: emit(plan)))
     for name in FORMATS:
         with suppress(ExportError):
             _checked(lambda name=name: export(plan, name, ExportOptions(fold=rng.random() < 0.5)).text)  # type: ignore[misc]
@@ -212,7 +210,7 @@ def _commands(plan: Plan, rng: Random, folder: Path) -> None:
     command = rng.choice(
         (
             ["emit", str(path)],
-            ["emit", str(path), "--forward"],
+            ["emit", str(path), "--target", "mesh_tensorflow"],
             *(["export", str(path), "--to", name] for name in FORMATS),
             ["simulate", str(path)],
             ["simulate", str(path), "--json"],

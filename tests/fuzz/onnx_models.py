@@ -10,7 +10,7 @@ from typing import Any
 from pase import search
 from pase.errors import PaseError
 from pase.graph import graph_document, verify
-from pase.targets.programs import emit_forward
+from pase.targets.programs import emit
 from tests.fuzz.harness import Reader, Target
 from tests.fuzz.mutations import change_bytes, word
 
@@ -52,7 +52,7 @@ def _onnx_files() -> Reader:
         graph_document(verify(model.graph))
         if rng.random() < 0.3:
             with suppress(PaseError):
-                ast.parse(emit_forward(search(model.graph, 2)))
+                ast.parse(emit(search(model.graph, 2)))
         if rng.random() < 0.3:
             for name, array in read_weights(str(path), batch=batch).items():
                 assert array.shape is not None, name

@@ -30,7 +30,6 @@ from pase.importers.lower.builder import BodyBuilder
 from pase.importers.weights import read_weights
 from pase.planning.plan_file import plan_document, plan_from_document, write_plan
 from pase.tables.files import read_problem
-from pase.targets.programs import emit_forward
 from pase.targets.training.counted import initial_deviation
 from pase.targets.training.data import Batches, DataInput, read_arrays
 from pase.targets.training.script import MetricsFile
@@ -283,7 +282,7 @@ def test_a_bias_of_another_shape_is_not_written(tmp_path: Path) -> None:
         EmitError,
         match=r"^layer 'conv' \(conv2d\) cannot be written as a program: Conv: a tensor of more dims is broadcast; ",
     ):
-        emit_forward(plan)
+        emit(plan)
 
 
 def test_channels_that_a_tensor_has_not_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Programs of a forward pass compute what onnxruntime and Keras compute, under any strategy."""
+"""Programs of imported models compute what onnxruntime and Keras compute, under any strategy."""
 
 import json
 import os
@@ -11,21 +11,25 @@ import numpy as np
 import pytest
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 keras = pytest.importorskip("keras")
 
 from pase.common.documents import DocumentSource  # noqa: E402
-from pase.errors import EmitError, ModelError, PlanError, ProgramError  # noqa: E402
+from pase.errors import EmitError, ModelError, PlanError  # noqa: E402
 from pase.graph import graph_document, graph_from_document  # noqa: E402
 from pase.graph.operators import with_fan_outs  # noqa: E402
 from pase.importers.frameworks import import_model  # noqa: E402
 from pase.importers.weights import read_weights  # noqa: E402
 from pase.planning.plan import Plan  # noqa: E402
 from pase.planning.planner import search  # noqa: E402
-from pase.targets.mesh_tensorflow.runtime.forward_pass import Computed, compute  # noqa: E402
-from pase.targets.programs import emit_forward  # noqa: E402
+from pase.targets.programs import emit  # noqa: E402
+from tests.importers.programs import run  # noqa: E402
+from tests.runtime.options import options  # noqa: E402
 from tests.runtime.plans import random_plan  # noqa: E402
+from tests.targets.torch.ranks import Pool, RanksFailedError  # noqa: E402
+from tests.targets.torch.trained import outputs  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     # Keras' own, when it reads the values of its variables.
@@ -35,12 +39,6 @@ pytestmark = pytest.mark.filterwarnings(
 Array = np.ndarray[Any, Any]
 FULL = pytest.mark.full
 TOLERANCE = 1e-5
-
-
-def run(plan: Plan, weights: Mapping[str, Array], data: Mapping[str, Array], **options: Any) -> Computed:
-    names: dict[str, Any] = {}
-    exec(compile(emit_forward(plan), "program", "exec"), names)
-    return compute(names["build"], weights, data, num_devices=plan.num_devices, **options)
 
 
 def difference(found: Array, expected: Array) -> float:
@@ -207,9 +205,9 @@ def test_onnx_models(name: str, is_searched: bool) -> None:
     graph = import_model(model).graph
     found = run(search(graph, 2) if is_searched else random_plan(graph, 4, 0), read_weights(model), data)
     expected = onnx_outputs(name)
-    assert set(found.outputs) == set(expected)
+    assert set(found) == set(expected)
     for output, array in expected.items():
-        assert difference(found.outputs[output], array) < TOLERANCE, output
+        assert difference(found[output], array) < TOLERANCE, output
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 9])
@@ -222,7 +220,7 @@ def test_any_number_of_neighbouring_channels(size: int) -> None:
     last = [min(4, c + int(np.ceil((size - 1) / 2))) for c in range(5)]
     sums = np.stack([squares[:, i : j + 1].sum(1) for i, j in zip(first, last, strict=True)], 1)
     found = run(random_plan(import_model(model).graph, 4, size), {}, data)
-    assert difference(found.outputs["y"], data["x"] / (1 + 0.5 / size * sums) ** 0.75) < TOLERANCE
+    assert difference(found["y"], data["x"] / (1 + 0.5 / size * sums) ** 0.75) < TOLERANCE
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -232,12 +230,12 @@ def test_losses_of_classes(operator: str, reduction: str) -> None:
     shape = [4, 3] if reduction == "none" else []
     model = onnx_model([node(operator, "x labels", "y", reduction=reduction)], data, {"y": shape}, {})
     found = run(random_plan(import_model(model).graph, 4, 1), {}, data)
-    assert difference(found.outputs["y"], by_onnxruntime(model, data)["y"]) < TOLERANCE
+    assert difference(found["y"], by_onnxruntime(model, data)["y"]) < TOLERANCE
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=FULL) for seed in (1, 2))])
 def test_what_several_layers_read_is_handed_on(seed: int) -> None:
-    """Programs of a forward pass sum no gradients; fan-outs, split as they may be, are layers of theirs too."""
+    """Fan-outs, split as they may be, are layers of programs that compute outputs alone, too."""
     size = 8
     weights = {name: random(size, size, scale=0.3, seed=i) for i, name in enumerate(("w0", "wq", "wk", "wv"))}
     nodes = [
@@ -251,7 +249,7 @@ def test_what_several_layers_read_is_handed_on(seed: int) -> None:
     graph = with_fan_outs(import_model(model).graph)
     assert [operator.name for operator in graph.operators if operator.is_fan_out] == ["MatMul_h_fan_out"]
     found = run(random_plan(graph, 4, seed), read_weights(model), data)
-    assert difference(found.outputs["y"], by_onnxruntime(model, data)["y"]) < TOLERANCE
+    assert difference(found["y"], by_onnxruntime(model, data)["y"]) < TOLERANCE
 
 
 def test_a_wrong_weight_shows() -> None:
@@ -264,17 +262,33 @@ def test_a_wrong_weight_shows() -> None:
     for name in [*statistics, next(name for name in weights if weights[name].shape == (8, 3, 3, 3))]:
         changed = {**weights, name: weights[name] + 0.1}
         found = run(plan, changed, data)
-        assert difference(found.outputs["y"], onnx_outputs("convolutional")["y"]) > 1e-3, name
+        assert difference(found["y"], onnx_outputs("convolutional")["y"]) > 1e-3, name
 
 
-def test_any_number_of_examples() -> None:
+def on_ranks(
+    ranks: Pool, plan: Plan, weights: Mapping[str, Array], data: Mapping[str, Array], folder: Path
+) -> dict[str, Array]:
+    """Return what a program computes as its file does, on processes, with weights in a file."""
+    path = folder / "weights.npz"
+    np.savez(path, **weights)  # type: ignore[arg-type]
+    given = options(1, weights_path=path)
+    return ranks.run(outputs, emit(plan, target="torch"), given, dict(data), world=plan.num_devices)[0]
+
+
+def test_any_number_of_examples(ranks: Pool, tmp_path: Path) -> None:
     model, _ = convolutional()
     plan = random_plan(import_model(model).graph, 2, 1)
     rows = random(7, 3, 14, 14, seed=3)
-    found = run(plan, read_weights(model), {"x": rows}, measure=True)
+    found = on_ranks(ranks, plan, read_weights(model), {"x": rows}, tmp_path)
     expected = [by_onnxruntime(model, {"x": rows[[i, i, i, i]]})["y"][0] for i in range(7)]
-    assert difference(found.outputs["y"], np.stack(expected)) < TOLERANCE
-    assert 0 < found.measured["measured_bytes"] <= found.predicted_bytes
+    assert difference(found["y"], np.stack(expected)) < TOLERANCE
+
+
+def test_an_output_without_the_batch_is_of_one_batch(ranks: Pool, tmp_path: Path) -> None:
+    turned = onnx_model([node("Transpose", "x", "y", perm=[1, 0])], {"x": random(4, 6)}, {"y": [6, 4]}, {})
+    plan = random_plan(import_model(turned).graph, 1, 0)
+    with pytest.raises(RanksFailedError, match=r"'y' has shape \[6, 4\], .* give exactly 4 examples, found 5"):
+        on_ranks(ranks, plan, {}, {"x": random(5, 6)}, tmp_path)
 
 
 # -- Keras
@@ -342,7 +356,7 @@ def test_keras_models(name: str, num_devices: int, tmp_path: Path) -> None:
         model.save(source)
     graph = import_model(source, batch=4).graph
     found = run(random_plan(graph, num_devices, 1), read_weights(source), {model.inputs[0].name: data})
-    (output,) = found.outputs.values()
+    (output,) = found.values()
     assert difference(output, expected) < TOLERANCE
 
 
@@ -354,22 +368,22 @@ def test_an_operator_that_is_not_known_is_named() -> None:
     nodes = [node("Relu", "x", "a"), node("LpNormalization", "a", "b", axis=-1, p=1), node("Tanh", "b", "y")]
     model = onnx_model(nodes, data, {"y": [4, 8]}, {})
     with pytest.raises(EmitError, match=r"cannot be written as a program: LpNormalization: .*replace it in the model"):
-        emit_forward(random_plan(import_model(model).graph, 1, 0))
+        emit(random_plan(import_model(model).graph, 1, 0))
 
 
-def test_missing_weights_and_inputs_are_named() -> None:
+def test_missing_weights_and_inputs_are_named(ranks: Pool, tmp_path: Path) -> None:
     model, data = convolutional()
     plan = random_plan(import_model(model).graph, 1, 0)
     weights = read_weights(model)
     name = next(iter(weights))
-    with pytest.raises(ProgramError, match=r"the weights have no array .*pase weights MODEL"):
-        run(plan, {key: array for key, array in weights.items() if key != name}, data)
-    with pytest.raises(ProgramError, match=f"weight '{name}' has shape .*the weights are of another model"):
-        run(plan, {**weights, name: random(3)}, data)
-    with pytest.raises(ProgramError, match=r"the data have no array 'x'; the file holds other"):
-        run(plan, weights, {"other": data["x"]})
-    with pytest.raises(ProgramError, match=r"input 'x' has shape \[4, 3, 14\]; expected \[N, 3, 14, 14\]"):
-        run(plan, weights, {"x": data["x"][..., 0]})
+    with pytest.raises(RanksFailedError, match=r"the weights have no array .*pase weights MODEL"):
+        on_ranks(ranks, plan, {key: array for key, array in weights.items() if key != name}, data, tmp_path)
+    with pytest.raises(RanksFailedError, match=f"weight '{name}' has shape .*the weights are of another model"):
+        on_ranks(ranks, plan, {**weights, name: random(3)}, data, tmp_path)
+    with pytest.raises(RanksFailedError, match=r"the data have no array 'x'; the file holds other"):
+        on_ranks(ranks, plan, weights, {"other": data["x"]}, tmp_path)
+    with pytest.raises(RanksFailedError, match=r"input 'x' has shape \[4, 3, 14\]; expected \[N, 3, 14, 14\]"):
+        on_ranks(ranks, plan, weights, {"x": data["x"][..., 0]}, tmp_path)
 
 
 def test_weights_of_what_holds_none() -> None:

@@ -1,4 +1,4 @@
-"""Programs of a torch module's forward pass compute what torch computes, with the weights that `pase weights` reads."""
+"""Programs of a torch module compute what torch computes, with the weights that `pase weights` reads."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("tensorflow")
 
 from pase import load  # noqa: E402
 from pase.errors import EmitError, ModelError  # noqa: E402
 from pase.importers.weights import read_weights  # noqa: E402
 from pase.planning.planner import search  # noqa: E402
-from pase.targets.mesh_tensorflow.runtime.forward_pass import compute  # noqa: E402
-from pase.targets.programs import emit_forward, outputs_left_out  # noqa: E402
+from pase.targets.programs import emit  # noqa: E402
+from tests.importers.programs import run  # noqa: E402
 from tests.importers.test_training import Block  # noqa: E402
 from tests.importers.torch_zoo import module  # noqa: E402
 from tests.runtime.plans import random_plan  # noqa: E402
@@ -87,14 +86,11 @@ def _check(made: Made, num_devices: int) -> None:
     module.eval()
     source = (module, inputs, {"use_cache": False} if hasattr(module, "config") else {})
     plan = random_plan(load(source), num_devices, 0)
-    names: dict[str, Any] = {}
-    exec(compile(emit_forward(plan), "program", "exec"), names)
-    data = {name: tensor.numpy() for name, tensor in inputs.items()}
-    found = compute(names["build"], read_weights(source), data, num_devices=num_devices)
+    found = run(plan, read_weights(source), {name: tensor.numpy() for name, tensor in inputs.items()})
     with torch.no_grad():
         expected = module(**inputs)
     expected = expected if isinstance(expected, torch.Tensor) else expected["logits"]
-    same = [array for array in found.outputs.values() if array.shape == tuple(expected.shape)]
+    same = [array for array in found.values() if array.shape == tuple(expected.shape)]
     assert same
     scale = float(expected.abs().max())
     assert min(float(np.abs(array - expected.numpy()).max()) for array in same) < 1e-4 * scale
@@ -120,20 +116,18 @@ def test_what_depends_on_an_input_beside_the_layers_is_no_constant() -> None:
     masked = module(lambda self, x, mask: self.layer(x) * (mask > 0).float()[:, None], layer=nn.Linear(STEPS, WIDTH))
     source = (masked, (torch.rand(BATCH, STEPS), torch.ones(BATCH, dtype=torch.long)))
     with pytest.raises(EmitError, match=r"layer 'layer' .* depends on an input of the model that no layer reads"):
-        emit_forward(search(load(source), devices=1))
+        emit(search(load(source), devices=1))
     assert set(read_weights(source)) == {"layer/w", "layer/bias"}
 
 
-def test_a_loss_that_cannot_be_computed_is_left_out_and_told() -> None:
+def test_a_loss_that_cannot_be_computed_is_named() -> None:
     tokens = _tokens()
     plan = search(load((Language(returns_loss=True, weighted=True), (tokens, tokens))), devices=2)
-    source = emit_forward(plan)
-    (told,) = outputs_left_out(plan)
-    assert told.startswith("output cross_entropy_loss is left out, as layer ")
-    assert "Its output cross_entropy_loss is left out, as layer " in source.replace("\n", " ")
-    # Without weights of classes it is computed, as the scores are.
-    assert outputs_left_out(search(load((Language(returns_loss=True), (tokens, tokens))), devices=2)) == ()
-    assert outputs_left_out(search(load((Language(), tokens)), devices=2)) == ()
+    with pytest.raises(EmitError, match=r"layer 'cross_entropy_loss:3' .* depends on an input of the model that no"):
+        emit(plan)
+    # Without weights of classes it is computed, and the scores are returned beside it.
+    source = emit(search(load((Language(returns_loss=True), (tokens, tokens))), devices=2))
+    assert 'outputs: Outputs = {"linear_4": (head, (2, 16, 48))}' in source
 
 
 def test_weights_of_a_jax_function_are_refused_in_a_line() -> None:

@@ -13,29 +13,25 @@ import pytest
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 torch = pytest.importorskip("torch")
 
-from pase.errors import EmitError, ProgramError  # noqa: E402
-from pase.graph import Graph, uniform  # noqa: E402
+from pase.errors import EmitError  # noqa: E402
+from pase.graph import Graph  # noqa: E402
 from pase.graph.operators import with_fan_outs  # noqa: E402
 from pase.importers.frameworks import ImportedModel, import_model  # noqa: E402
 from pase.importers.ir.trace import Use  # noqa: E402
 from pase.importers.weights import read_as, read_weights  # noqa: E402
 from pase.planning.plan import Plan  # noqa: E402
-from pase.sharding.traffic import bytes_by_movement, flows  # noqa: E402
 from pase.targets.execute import run_plan  # noqa: E402
-from pase.targets.mesh_tensorflow.primitives.compat import tf  # noqa: E402
-from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph  # noqa: E402
-from pase.targets.mesh_tensorflow.runtime.measure import crossed  # noqa: E402
-from pase.targets.mesh_tensorflow.runtime.program import Program  # noqa: E402
-from pase.targets.mesh_tensorflow.runtime.reference import reference_losses  # noqa: E402
-from pase.targets.mesh_tensorflow.runtime.script import train  # noqa: E402
-from pase.targets.mesh_tensorflow.runtime.training import Training  # noqa: E402
-from pase.targets.programs import emit, emit_forward  # noqa: E402
+from pase.targets.programs import emit  # noqa: E402
+from pase.targets.training.counted import step_key  # noqa: E402
 from pase.targets.training.options import Schedule, TrainingOptions  # noqa: E402
 from tests.importers.torch_zoo import module  # noqa: E402
 from tests.runtime.options import options  # noqa: E402
 from tests.runtime.plans import make_plan, random_plan  # noqa: E402
-from tests.runtime.training import builder_of, by_ends  # noqa: E402
+from tests.targets.torch import lockstep  # noqa: E402
 from tests.targets.torch.modules import FineTuned  # noqa: E402
+from tests.targets.torch.networks import predicted  # noqa: E402
+from tests.targets.torch.ranks import Pool  # noqa: E402
+from tests.targets.torch.trained import builder_of, events, program_events_on  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 Array = np.ndarray[Any, Any]
@@ -268,9 +264,6 @@ LARGER: Mapping[str, Callable[[], Source]] = {
 }
 """Of what they are made, smaller ones train in the suite: of ONNX, of JAX, with units that are split."""
 
-WITHOUT_REFERENCE = ("translator",)
-"""Tensors that are read whole."""
-
 
 def by_pytorch(model: Any, inputs: Mapping[str, Any]) -> tuple[list[float], dict[str, Array]]:
     """Return the losses of some steps of gradient descent, and the weights after them."""
@@ -303,36 +296,25 @@ def double(source: Any) -> dict[str, Array]:
 
 
 def trained(
-    plan: Plan,
-    weights: Mapping[str, Array],
-    batch: Mapping[str, Array],
-    *,
-    is_counted: bool = False,
-    by_layers: bool = False,
-) -> tuple[list[float], Any]:
-    """Return the losses and the weights of a plan's program.
+    plan: Plan, weights: Mapping[str, Array], batch: Mapping[str, Array], *, is_counted: bool = False
+) -> tuple[list[float], dict[str, Array]]:
+    """Return the losses and the weights of a plan's program. is_counted: a step must send the bytes predicted."""
+    build = builder_of(emit(plan, target="torch"))
 
-    is_counted: whether a step must move the bytes that were predicted, with all that it makes kept alive: an ordinary
-    step leaves out what nobody uses. by_layers: and between which layers.
-    """
-    names: dict[str, Any] = {}
-    exec(compile(emit(plan, target="mesh_tensorflow"), "program", "exec"), names)
-    with ProgramGraph().as_default() as graph:
-        program = Program(num_devices=plan.num_devices, dtype="float64")
-        loss = names["build"](program)
-        training = Training.start(program, loss, learning_rate=RATE, seed=0, values=weights, keep_alive=is_counted)
-        first = training.step(batch, with_record=is_counted)
-        losses = [first.loss, *(training.step(batch).loss for _ in range(STEPS - 1))]
-        found = training.weights()
-        training.close()
-        if is_counted:
-            measured = crossed(first.record, graph, training.traffic)
-            wide = replace(plan, graph=plan.graph.in_precision(uniform("float64")))
-            predicted = bytes_by_movement(flows(wide))
-            assert not by_layers or by_ends(dict(measured.by_movement)) == by_ends(predicted)
-            assert measured.total_bytes == training.traffic.total_bytes == sum(predicted.values()) > 0
-            assert measured.elsewhere_bytes == 0
-    return losses, found
+    def declare(program: Any) -> dict[str, Any]:
+        found = build(program)
+        return {"loss": found[0] if isinstance(found, tuple) else found}
+
+    values = {name: torch.from_numpy(np.array(array)) for name, array in weights.items()}
+    batches = [{name: torch.from_numpy(np.array(array)) for name, array in batch.items()}] * STEPS
+    keys = [torch.tensor(step_key(0, step)) for step in range(STEPS)]
+    found = lockstep.trained(
+        declare, plan.num_devices, values, batches, lambda ws: torch.optim.SGD(ws, lr=RATE), keys=keys
+    )
+    if is_counted:
+        assert dict(found.sent) == predicted(plan)
+        assert found.sent
+    return found.losses, {name: x.numpy() for name, x in found.weights.items()}
 
 
 def graph_of(source: Any) -> Graph:
@@ -346,19 +328,14 @@ def graph_of(source: Any) -> Graph:
         *(pytest.param(name, (0, 1, 2, 3), marks=pytest.mark.full) for name in (*MODELS, *LARGER)),
     ],
 )
-def test_losses_and_weights_are_those_of_pytorch_under_any_strategy(
-    name: str, seeds: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_losses_and_weights_are_those_of_pytorch_under_any_strategy(name: str, seeds: tuple[int, ...]) -> None:
     source = {**MODELS, **LARGER}[name]()
     model, weights = import_model(source), double(source)
     graph, batch = with_fan_outs(model.graph), arrays(source[1])
-    given = None if name in WITHOUT_REFERENCE else options_of(source, weights, tmp_path, STEPS)
     expected, parameters = by_pytorch(*source)
     kept = {f"{layer}/{name}": use.value for (layer, name), use in model.lowered.constants.items()}
     statistics = {name: x.numpy() for name, x in source[0].named_buffers() if "running" in name}
-    first = reference_losses(graph, given) if given else None
-    if first:
-        np.testing.assert_allclose(first, expected, rtol=SAME_AS_PYTORCH)
+    first, _ = trained(random_plan(graph, 1, 0), weights, batch)
     for seed in seeds:
         losses, found = trained(random_plan(graph, 4, seed), weights, batch, is_counted=not seed)
         np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
@@ -377,7 +354,6 @@ def test_losses_and_weights_are_those_of_pytorch_under_any_strategy(
         for key in kept.keys() & found.keys():
             if kept[key] in statistics:
                 np.testing.assert_allclose(found[key], statistics[kept[key]], rtol=1e-10, atol=1e-10)
-        first = first or losses
         np.testing.assert_allclose(losses, first, rtol=SAME_AS_EACH_OTHER)
 
 
@@ -390,14 +366,15 @@ def options_of(source: Source, weights: Mapping[str, Array], folder: Path, steps
     return TrainingOptions(steps=steps, dtype="float64", weights_path=paths[0], data_path=paths[1], schedule=schedule)
 
 
-def test_a_run_is_that_of_one_device(tmp_path: Path) -> None:
+def test_a_run_is_that_of_one_device(ranks: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pase.targets.execute.program_events", program_events_on(ranks))
     source = MODELS["regression"]()
     given = options_of(source, double(source), tmp_path, 2)
-    result = run_plan(random_plan(graph_of(source), 2, 1), given, target="mesh_tensorflow", measure=True)
+    result = run_plan(random_plan(graph_of(source), 2, 1), given, measure=True)
     assert result.max_relative_difference < SAME_AS_EACH_OTHER
     assert result.losses[0] == pytest.approx(by_pytorch(*source)[0][0], rel=SAME_AS_PYTORCH)
     assert result.measured_bytes is not None
-    assert 0 < result.measured_bytes <= result.predicted_bytes
+    assert result.measured_bytes >= result.predicted_bytes > 0
     assert result.accuracies == (None, None)
 
 
@@ -415,43 +392,17 @@ def test_the_units_of_recurrent_layers_are_split_and_gathered_in_each_step(
     graph, weights = graph_of(source), double(source)
     plan = make_plan(graph, 4, {layer.name: splits for layer in graph.operators if layer.kind == "recurrent"})
     expected, _ = by_pytorch(*source)
-    losses, _ = trained(plan, weights, arrays(source[1]), is_counted=True, by_layers=True)
+    losses, _ = trained(plan, weights, arrays(source[1]))
     np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
 
 
-def recurrent(*, learned: bool = False, **options: Any) -> Any:
-    states = nn.ParameterList(torch.ones(1, 2, 8) for _ in range(2 * learned))
-    layer = nn.LSTM(4, 8, batch_first=True, **options)
-    return module(lambda self, x: self.layer(x, tuple(self.states) or None)[0].mean(), layer=layer, states=states)
-
-
-def of_weights(function: Callable[[Any, Any], Any], *shape: int) -> Any:
-    return module(lambda self, x: function(x, self.w).square().mean(), w=nn.Parameter(torch.ones(shape)))
-
-
-@pytest.mark.parametrize(
-    ("made", "x", "problem"),
-    [
-        (lambda: recurrent(proj_size=2), numbers(2, 3, 4), "has weights besides those of its gates"),
-        (lambda: recurrent(num_layers=2, dropout=0.5), numbers(2, 3, 4), "points are dropped between its layers"),
-        (lambda: recurrent(learned=True), numbers(2, 3, 4), "has weights besides those of its gates"),
-        (
-            lambda: of_weights(lambda x, w: F.conv1d(x, w.tanh()), 4, 3, 3),
-            numbers(2, 3, 8),
-            "reads '.*', which is computed of weights",
-        ),
-        (
-            lambda: of_weights(lambda ids, w: F.embedding(ids, w * 2), 9, 4),
-            whole(9, 2, 3),
-            "reads '.*', which is computed of weights",
-        ),
-    ],
-)
-def test_layers_that_cannot_be_written_are_named(made: Callable[[], Any], x: Any, problem: str) -> None:
+def test_a_layer_that_cannot_be_written_is_named() -> None:
+    layer = nn.LSTM(4, 8, batch_first=True, num_layers=2, dropout=0.5)
+    made = module(lambda self, x: self.layer(x)[0].mean(), layer=layer)
     # As where nothing is known of the module in training: what is, is named first.
-    graph = replace(graph_of((made().double(), (x,))), untrained="")
-    with pytest.raises(EmitError, match=rf"cannot be written as a program: .*{problem}"):
-        emit(random_plan(graph, 1, 0), target="mesh_tensorflow")
+    graph = replace(graph_of((made.double(), (numbers(2, 3, 4),))), untrained="")
+    with pytest.raises(EmitError, match=r"cannot be written as a program: .*points are dropped between its layers"):
+        emit(random_plan(graph, 1, 0))
 
 
 @pytest.mark.parametrize("by_name", [False, True])
@@ -730,6 +681,7 @@ def test_a_keras_network_trains_as_keras_does() -> None:
 
 def by_keras(model: Any, images: Array, labels: Array) -> list[float]:
     import keras
+    import tensorflow as tf
 
     found = []
     for _ in range(STEPS):
@@ -743,22 +695,15 @@ def by_keras(model: Any, images: Array, labels: Array) -> list[float]:
     return found
 
 
-def test_weights_that_are_not_given_are_drawn() -> None:
+def test_weights_that_are_not_given_are_drawn(ranks: Pool) -> None:
+    """Under every strategy the same ones."""
     graph = graph_of(MODELS["regression"]())
-    program = builder_of(emit(random_plan(graph, 2, 0), target="mesh_tensorflow"))
-    losses = train(program, options(2), num_devices=2)
-    np.testing.assert_allclose(losses, reference_losses(graph, options(2)), rtol=SAME_AS_EACH_OTHER)
-    assert losses[1] < losses[0]
-
-
-class Masked(nn.Module):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.register_buffer("mask", torch.tensor([1.0, 0.0, 1.0, 1.0]))
-
-    def forward(self, x: Any) -> Any:
-        return (self.layer(x) * self.mask).square().mean()
+    alone, ours = (
+        ranks.run(events, emit(random_plan(graph, world, 0)), options(2), world=world)[0][-1]["losses"]
+        for world in (1, 2)
+    )
+    np.testing.assert_allclose(ours, alone, rtol=SAME_AS_EACH_OTHER)
+    assert ours[1] < ours[0]
 
 
 class Dropping(nn.Module):  # type: ignore[misc]
@@ -778,23 +723,16 @@ class Dropping(nn.Module):  # type: ignore[misc]
 
 
 def test_points_are_dropped_as_in_built_in_networks() -> None:
-    """The same points under every strategy, others in every step; a forward pass drops nothing."""
+    """The same points under every strategy, others in every step."""
     source = of(Dropping, x=numbers(4, 4, 6), y=numbers(4, 4, 4))
     graph, weights, batch = graph_of(source), double(source), arrays(source[1])
     plan = random_plan(graph, 1, 0)
     expected, held = trained(plan, weights, batch)
-    program = emit(plan, target="mesh_tensorflow")
+    program = emit(plan)
     assert program.count("= dropout(") + program.count("(dropout(") == 3
-    assert "dropout" not in emit_forward(plan)
     losses, found = trained(random_plan(graph, 4, 0), weights, batch)
     np.testing.assert_allclose(losses, expected, rtol=SAME_AS_EACH_OTHER)
     for name, array in held.items():
         np.testing.assert_allclose(found[name], array, rtol=SAME_AS_EACH_OTHER, atol=SAME_AS_EACH_OTHER)
     without = source[0].eval()
     assert abs(without(**source[1]).item() - expected[0]) > 0.01
-
-
-def test_constants_of_a_model_are_asked_for() -> None:
-    program = emit(random_plan(graph_of(of(Masked, x=numbers(4, 4))), 1, 0), target="mesh_tensorflow")
-    with pytest.raises(ProgramError, match=r"constants of its model, such as .*; write them with: pase weights MODEL"):
-        train(builder_of(program), options(1), num_devices=1)

@@ -13,7 +13,6 @@ from pase.errors import ProgramError
 from pase.graph.functions import POINTWISE
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime import layers
-from pase.targets.mesh_tensorflow.runtime.forward_pass import compute
 from pase.targets.mesh_tensorflow.runtime.layers import dims, fn
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training
@@ -370,16 +369,6 @@ def test_attention(axes: Axes) -> None:
 
 
 # -- what is refused
-
-
-def test_outputs_without_the_batch_are_of_one_batch() -> None:
-    def build(program: Program) -> Any:
-        b, n = dims(b=4, n=6)
-        x = layers.reshard(program.floats("x", [4, 6]), program.mesh("layer", []), [b, n])
-        return {"turned": (layers.arrange(x, [n, b]), (6, 4))}
-
-    with pytest.raises(ProgramError, match=r"output 'turned' has shape \[6, 4\], .* give exactly 4 examples, found 5"):
-        compute(build, {}, {"x": np.ones((5, 6))}, num_devices=1)
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ class Block:
 
     body: with elementary steps and kernels alone. variables: of all dims. sources: variable of each input's tensor.
     result: of what it computes, "" where that is returned at once. reserved: variables and words that are others'.
-    is_loss: whether it computes the loss, one number. trains: whether the program does. others: variables of what it
-    writes besides, by the number of the write. borrowed: those of what other layers write and it takes whole, by name.
+    is_loss: whether it computes the loss, one number. others: variables of what it writes besides, by the number of the
+    write. borrowed: those of what other layers write and it takes whole, by name.
     """
 
     plan: Plan
@@ -63,7 +63,6 @@ class Block:
     result: Text
     reserved: frozenset[str]
     is_loss: bool
-    trains: bool
     others: Mapping[int, Text]
     borrowed: Mapping[str, Text]
 
@@ -270,8 +269,6 @@ class Block:
 
     def _weight_name(self, access: Access) -> str:
         """Return the name that a weight is kept under; where layers share it that of the first, if it is trained."""
-        if not self.trains:
-            return f"{self.layer.name}/{access.tensor}"
         graph = self.plan.graph
         return weight_name(graph, self.operator, access) if graph.is_imported else parameter_name(self.operator, access)
 
@@ -281,8 +278,6 @@ class Block:
         That is said by arguments, positional ones and by name.
         """
         dims = tuple(dim.name for dim in self._dims_of(access) if isinstance(dim, PlainDim))
-        if not self.trains:
-            return dims, [], {}
         order = shared_order(self.plan.graph, self.operator, access)
         if len(order) == len(dims):
             dims = tuple(dims[order.index(i)] for i in range(len(order)))
@@ -302,9 +297,7 @@ class Block:
         if not moved:
             return ""
         forward, backward = (sum(column) for column in zip(*moved, strict=True))
-        if self.trains:
-            return f"{forward} B forward + {backward} B backward" if forward or backward else "nothing moves"
-        return f"{forward} B" if forward else "nothing moves"
+        return f"{forward} B forward + {backward} B backward" if forward or backward else "nothing moves"
 
 
 def _comment(layer: LayerPlan, told: str) -> Text:

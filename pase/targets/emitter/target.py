@@ -39,7 +39,8 @@ class Target:
 
     module: of its layers. layers: their names. kernels: steps of bodies that it has a layer for, as they are. loss:
     programs that return the loss alone. with_outputs: those that return the model's other outputs beside it; None where
-    programs that train return no outputs. outputs: those that return what the model computes. takes_uneven_parts:
+    programs that train return no outputs. outputs: those that return what the model computes; None where programs
+    train alone. takes_imported: whether imported models are written, not built networks alone. takes_uneven_parts:
     whether splits need not divide their dims. takes_types: whether they compute in the types of a plan, not in one that
     their command line names. stages: those whose layers are in stages; None where programs have no stages,
     micro-batches or modes of layers. check: raises MissingExtraError where what programs run on is not installed.
@@ -54,13 +55,14 @@ class Target:
     kernels: frozenset[str]
     loss: Form
     with_outputs: Form | None
-    outputs: Form
+    outputs: Form | None
     takes_uneven_parts: bool
     takes_types: bool
     check: Callable[[], None]
     runs_on: str
     reference: Callable[..., Any] | None = None
     stages: Form | None = None
+    takes_imported: bool = True
     takes_factories: bool = False
 
     @property

@@ -20,8 +20,6 @@ def _reference(*given: Any, **others: Any) -> Any:
     return reference_training(*given, **others)
 
 
-_MESH_PROGRAM = code("from pase.targets.mesh_tensorflow.runtime.program import Program")
-
 MESH_TENSORFLOW = Target(
     name="mesh_tensorflow",
     module=code("pase.targets.mesh_tensorflow.runtime.layers"),
@@ -33,22 +31,18 @@ MESH_TENSORFLOW = Target(
             code("    python FILE --steps 10 [--data batches.npz] [--dtype float64] [--learning-rate 0.01] [--json]"),
         ),
         before=(code("from pase.targets.mesh_tensorflow.primitives.compat import mtf"),),
-        after=(_MESH_PROGRAM, code("from pase.targets.mesh_tensorflow.runtime.script import main")),
+        after=(
+            code("from pase.targets.mesh_tensorflow.runtime.program import Program"),
+            code("from pase.targets.mesh_tensorflow.runtime.script import main"),
+        ),
         returned=code("mtf.Tensor"),
     ),
     with_outputs=None,
+    outputs=None,
+    takes_imported=False,
     takes_uneven_parts=False,
     takes_types=False,
     check=_check,
     runs_on="virtual CPU devices",
     reference=_reference,
-    outputs=Form(
-        title="its forward pass, a program for Mesh-TensorFlow",
-        usage=lambda _: (
-            code("    python FILE --weights weights.npz --data inputs.npz --output outputs.npz [--json]"),
-        ),
-        before=(code("from pase.targets.mesh_tensorflow.runtime.forward_pass import Outputs, main"),),
-        after=(_MESH_PROGRAM,),
-        returned=code("Outputs"),
-    ),
 )

@@ -352,7 +352,10 @@ class Program:
 
     def take(self, x: Tensor, target: Layout, dims: tuple[Dim, ...], mesh: LayerMesh, fill: float) -> Any:
         box: Box = target.by_device[self.rank]
-        argument = next(name for name, node in self._arguments.items() if node is x.value.node)
+        source = x.value.node
+        while source.op != "placeholder":  # functions of points are applied before a layer lays its input out
+            (source,) = source.all_input_nodes
+        argument = next(name for name, node in self._arguments.items() if node is source)
         module = Take(shape=target.shape, box=box, made=tuple(map(mesh.part, dims)), fill=fill)
         self._taken.setdefault(argument.removeprefix("input "), []).append((target, module))
         return self.run(module, x.value, "take")

@@ -22,7 +22,6 @@ from pase.sharding.layouts import PlainDim, device_mesh, layout_of, sharded_layo
 from pase.sharding.shards import shard_dims
 from pase.sharding.traffic import held_weights, optimiser_numbers
 from pase.targets.jax.parallel import Parallel
-from pase.targets.programs import emit_forward
 from pase.targets.torch.parallel import parallelize
 from pase.targets.torch.program import Program
 from pase.targets.torch.script import train
@@ -500,8 +499,6 @@ def test_other_targets_refuse(changes: dict[str, Any], of_layer: dict[str, Any],
     plan = replace(plan, layers=layers, **changes)
     with pytest.raises(PlanError, match=f"the plan {match}; a program for mesh_tensorflow takes no such plan"):
         pase.emit(plan, target="mesh_tensorflow")
-    with pytest.raises(PlanError, match=f"the plan {match}; a forward pass for mesh_tensorflow takes no such plan"):
-        emit_forward(plan)
     pytest.importorskip("jax")
     with pytest.raises(PlanError, match=f"the plan {match}; JAX takes no such plan"):
         Parallel(lambda x: x, plan, mesh=None)
