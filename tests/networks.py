@@ -111,6 +111,23 @@ def staged_plan() -> Plan:
 
 
 @cache
+def limited_staged_plan() -> Plan:
+    """Two small stages of four micro-batches, some layers recomputed to stay within the memory limit."""
+    arguments = {"layers": 2, "model_width": 32, "heads": 2, "steps": 16, "vocabulary": 64}
+    return search(
+        load("gpt", batch=16, arguments=arguments),
+        4,
+        machine="v100",
+        cost_model="step",
+        stages=2,
+        micro_batches=4,
+        modes=["zero1", "zero3", "recompute"],
+        optimiser="adamw",
+        device_memory_bytes=304_000,
+    )
+
+
+@cache
 def tiny_plan() -> Plan:
     """Return the plan of `tiny_graph` on 4 slow devices: its layers are split in different dims."""
     return search(tiny_graph(), 4, machine=slow_machine())

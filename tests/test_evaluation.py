@@ -189,8 +189,8 @@ def test_what_to_change_first_saves_what_is_said(name: str, network: str) -> Non
     problem = problem_of(plan.graph, 8, plan.machine, "paper")
     own = _choice(problem, plan)
     other = list(own)
-    for layer, splits in found.improvement.changes:
-        index = problem.choice(plan.index[layer], tuple(splits.values()))
+    for layer, changed in found.improvement.changes:
+        index = problem.choice(plan.index[layer], tuple(changed.splits.values()))
         assert index is not None
         other[plan.index[layer]] = index
     saving = problem.tables.evaluate(own) - problem.tables.evaluate(other)

@@ -156,9 +156,7 @@ def _stage_layers(
         for (u, v), edge in zip(tables.ends, tables.edges, strict=True):
             if edge.is_weight:
                 of_weights[v] += micro_batches * float(edge.cost.cost(choice[u], choice[v]))
-    overlappable = micro_batches * sums.streamed + sums.summed
-    exposed = micro_batches * (sums.micro_batch - sums.repeated) + sums.step - sums.once
-    share = 1 - exposed / overlappable if overlappable else 0.0
+    overlap = overlap_of(sums, micro_batches)
     for v, (layer, modes, c) in enumerate(zip(layers, tables.layers, choice, strict=True)):
         assert modes.passes is not None
         recompute = micro_batches * float(modes.passes.remade[c])
@@ -170,8 +168,35 @@ def _stage_layers(
             transfer=layer.transfer_cost,
             overlappable_communication=of_layers[v],
             overlappable_transfer=of_weights[v],
-            overlapped_share=share if share > NOTHING else 0.0,
+            overlapped_share=overlap.share,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicationOverlap:
+    """How communication of a step overlaps with compute.
+
+    Attributes:
+        overlappable: What can overlap.
+        exposed: What of it does not.
+    """
+
+    overlappable: float
+    exposed: float
+
+    @property
+    def share(self) -> float:
+        """The share that does overlap, 0 to 1."""
+        share = 1 - self.exposed / self.overlappable if self.overlappable else 0.0
+        return share if share > NOTHING else 0.0
+
+
+def overlap_of(sums: StageSums, micro_batches: int) -> CommunicationOverlap:
+    """Return how communication of a stage overlaps in a step, by what its strategy takes."""
+    return CommunicationOverlap(
+        overlappable=micro_batches * sums.streamed + sums.summed,
+        exposed=micro_batches * (sums.micro_batch - sums.repeated) + sums.step - sums.once,
+    )
 
 
 # -- bytes

@@ -17,19 +17,19 @@ from pase.analysis.explanation import (
     Flip,
     Improvement,
     LayerExplanation,
+    Outcome,
     RunnerUp,
     SchemeOutcome,
     Sensitivity,
-    StepExplanation,
-    StepLayer,
+    choice_text,
     configuration_text,
     explain,
-    explain_step,
     other_schemes,
     sensitivity,
 )
-from pase.analysis.explanation.steps import LayerMode
+from pase.analysis.explanation.why_not import mode_text
 from pase.analysis.figures import CostFigures, cost_figures
+from pase.analysis.simulation.pipeline import StagedSimulation, simulate_stages
 from pase.cli.options import (
     ModelArguments,
     all_layers_option,
@@ -54,6 +54,7 @@ from pase.common.words import listed, number, percent, percentage, quantity, sig
 from pase.errors import PlanError, unknown_name
 from pase.planning.plan import LayerPlan, Plan
 from pase.planning.planner import check_seconds
+from pase.planning.steps import LayerChoice
 from pase.sharding.layouts import device_mesh
 from pase.sharding.traffic import Flow
 from pase.views.drawing.plans import extents_text
@@ -67,8 +68,6 @@ _SHOWN_RISES = 8
 NOT_LOOKED_FOR = "not looked for: what overlaps with compute depends on all layers together under this cost model"
 NOT_PROVEN = "not known: no search with links of another speed was proven in its time; give more (--time-limit)"
 """What is said of links of another speed where no scale but that of the machine is known."""
-
-Why = Explanation | StepExplanation | None
 
 
 @click.command("explain", epilog="Example: pase explain plan.json fc1")
@@ -98,8 +97,8 @@ def explain_command(
     the choice would change. Then costs, where parts lie, and the bytes of a step under the plan's placement, under the
     paper's greedy one and with every layer's parts on the devices in order, those that cross nodes apart.
 
-    For a plan with micro-batches, stages or modes: what bounds the step, and what each layer would cost and need in
-    other modes.
+    For a plan with micro-batches, stages or modes, too: what bounds the step, and what each layer would cost and need
+    in other modes.
     """
     with progress() as show:
         found = chosen_plan(plan, model, show)
@@ -108,12 +107,11 @@ def explain_command(
     names = list(found.index) if layer is None else [layer]
     if is_schemes:
         check_seconds(found.cost_model)
-    why: Why = None
+    why: Explanation | None = None
     with progress() as show:
-        if is_why and found.has_parts:
-            why = explain_step(found, None if layer is None else names, on_progress=show)
-        elif is_why:
-            why = explain(found, names, options=ExplainOptions(time_limit_s=time_limit_s), on_progress=show)
+        if is_why:
+            options = ExplainOptions(time_limit_s=time_limit_s)
+            why = explain(found, None if layer is None else names, options=options, on_progress=show)
         schemes = other_schemes(found, on_progress=show) if is_schemes else None
         moves = sensitivity(found, time_limit_s=time_limit_s, on_progress=show) if is_sensitivity else None
         show("following what moves between devices", 0.0)
@@ -148,21 +146,19 @@ def _of(placement: PlacementTraffic, layer: str | None) -> PlacementTraffic:
 # -- for programs
 
 
-def _document(plan: Plan, names: Sequence[str], placements: Sequence[PlacementTraffic], why: Why) -> dict[str, Any]:
+def _document(
+    plan: Plan, names: Sequence[str], placements: Sequence[PlacementTraffic], why: Explanation | None
+) -> dict[str, Any]:
     of_plan: dict[str, Any] = {}
-    of_layers: dict[str, dict[str, Any]] = {}
-    match why:
-        case Explanation():
-            of_plan = {
-                **attributes(why, "total_cost=plan_cost is_optimal flop_per_byte"),
-                "optimum": {"total_cost": why.optimum_cost, "exact": why.is_proven},
-                "flips_searched": {"from_scale": why.searched[0], "to_scale": why.searched[1]},
-                "improvement": improvement_document(why.improvement, plan),
-            }
-            of_layers = {name: {"why": why_document(why[name], why)} for name in names}
-        case StepExplanation():
-            of_plan = {"step": step_document(why)}
-            of_layers = {layer.name: {"why": step_layer_document(layer)} for layer in why.layers}
+    if why is not None:
+        of_plan = {
+            **attributes(why, "total_cost=plan_cost is_optimal flop_per_byte"),
+            "optimum": {"total_cost": why.optimum_cost, "exact": why.is_proven},
+            "flips_searched": {"from_scale": why.searched[0], "to_scale": why.searched[1]},
+            "improvement": improvement_document(why.improvement, plan),
+        }
+        if plan.has_parts:
+            of_plan["step"] = step_document(simulate_stages(plan), why)
 
     def moved(choose: Callable[[Iterable[Flow]], list[Flow]]) -> list[dict[str, Any]]:
         return [{"name": each.name} | _bytes_document(plan, choose(each.flows)) for each in placements]
@@ -181,7 +177,7 @@ def _document(plan: Plan, names: Sequence[str], placements: Sequence[PlacementTr
                 **attributes(plan[name], named),
                 **attributes(figures.layers[plan.index[name]], "recompute_cost=recompute hidden_cost=overlapped share"),
                 "placements": moved(partial(_within, layer=name)),
-                **of_layers.get(name, {}),
+                **({} if why is None else {"why": why_document(why[name], why)}),
             }
             for name in names
         ],
@@ -214,15 +210,14 @@ def _bytes_document(plan: Plan, flows: Sequence[Flow]) -> dict[str, Any]:
 # -- for people
 
 
-def _print_plan(plan: Plan, placements: Sequence[PlacementTraffic], why: Why, *, shows_all: bool) -> None:
+def _print_plan(
+    plan: Plan, placements: Sequence[PlacementTraffic], why: Explanation | None, *, shows_all: bool
+) -> None:
     ours, cost, figures = placements[0].flows, partial(quantity, unit=plan.cost_unit), cost_figures(plan)
     overlaps = figures.overlapped > 0
     recomputes = any(own.recompute for own in figures.layers)
     if why:
-        if isinstance(why, StepExplanation):
-            print_step(why, figures, shows_all=shows_all)
-        else:
-            print_why(plan, why, figures, shows_all=shows_all)
+        print_why(plan, why, figures, shows_all=shows_all)
         say()
         say("Costs of each layer in a step, and the bytes that its edges and itself move between all devices:")
         say()
@@ -272,7 +267,7 @@ def _print_plan(plan: Plan, placements: Sequence[PlacementTraffic], why: Why, *,
     _print_moved(plan, "placement", [(placement.name, placement.flows) for placement in placements])
 
 
-def _print_layer(plan: Plan, layer: LayerPlan, placements: Sequence[PlacementTraffic], why: Why) -> None:
+def _print_layer(plan: Plan, layer: LayerPlan, placements: Sequence[PlacementTraffic], why: Explanation | None) -> None:
     cost = partial(quantity, unit=plan.cost_unit)
     say(f"{layer.name} ({layer.kind}) of {plan.graph.name} on {plan.num_devices} devices")
     figures = cost_figures(plan).layers[plan.index[layer.name]]
@@ -295,10 +290,7 @@ def _print_layer(plan: Plan, layer: LayerPlan, placements: Sequence[PlacementTra
         }
     )
     say()
-    if isinstance(why, StepExplanation):
-        print_step_layer(why, why[layer.name])
-        say()
-    elif why:
+    if why:
         print_layer_why(plan, why[layer.name], why)
         say()
     print_table(["<part", "<devices"], _parts(plan, layer))
@@ -398,24 +390,23 @@ def print_why(plan: Plan, explanation: Explanation, figures: CostFigures, *, sho
     print_facts(
         {
             "total cost": f"{_verdict(plan, explanation)}   (cost model {plan.cost_model})",
+            **(_step_texts(simulate_stages(plan), explanation) if plan.has_parts else {}),
             "overlapped": overlapped_text(plan, figures),
             **improvement_texts(explanation.improvement, plan),
-            "flips": _searched(explanation),
+            "flips": _searched(explanation) if plan.num_groups == 1 else None,
         }
     )
     say()
     groups = [[layer] for layer in explanation.layers] if shows_all else _alike(plan, explanation)
     times = [f" {times_text(len(group))}" if len(group) > 1 else "" for group in groups]
-    at = "at r" if explanation.flop_per_byte else "at"
+    rows = [_row(plan, group[0], explanation) for group in groups]
+    named = [
+        {"<layer": f"{group[0].name}{count}", **row} for group, count, row in zip(groups, times, rows, strict=True)
+    ]
+    # Columns of which nothing is said are left out.
+    headers = [header for header in named[0] if any(row[header] for row in named)]
     print_table(
-        [
-            *("<layer", "<configuration", "<what binds", "<runner-up", "costs"),
-            *(f"<flips below {at}", f"<flips above {at}"),
-        ],
-        [
-            [f"{group[0].name}{count}", *_row(plan, group[0], explanation)]
-            for group, count in zip(groups, times, strict=True)
-        ],
+        [header.partition("|")[0] for header in headers], [[row[header] for header in headers] for row in named]
     )
     if any(times):
         say()
@@ -426,12 +417,41 @@ def print_why(plan: Plan, explanation: Explanation, figures: CostFigures, *, sho
         say(f"  {group[0].reason}{f'  ({count.strip()})' if count else ''}")
 
 
+def _step_texts(simulation: StagedSimulation, explanation: Explanation) -> dict[str, str | None]:
+    """Return what bounds a step of a plan with micro-batches, stages or modes, by its title."""
+    plan, slowest = simulation.plan, simulation.stages[simulation.slowest]
+    fill = f"filling and draining take {simulation.fill:.1%} where all stages take the same"
+    has_stages = plan.num_stages > 1
+    step, where, of_limit = simulation.step, "", ""
+    if has_stages:
+        where = f"{'stage' if step.chunks == 1 else 'the group of stage'} {step.fullest} needs "
+    if plan.device_memory_bytes is not None:
+        of_limit = f" of {quantity(plan.device_memory_bytes, 'B')} that a device may"
+    held = _held_by_memory(explanation)
+    limited = "time: no layer by itself would cost less with another choice"
+    if held:
+        count = len(explanation.layers)
+        limited = f"memory: {held} of {count} layers would each cost less with a choice that does not fit"
+    return {
+        "step": plan.step_text,
+        "longest stage": f"stage {slowest.stage}: {quantity(slowest.micro_batch_s, 's')} a micro-batch" * has_stages,
+        "devices wait": f"{simulation.bubble:.1%} of the time; {fill}" * has_stages,
+        "memory": f"{where}{quantity(step.peak.bytes, 'B')}{of_limit}",
+        "limited by": limited,
+    }
+
+
+def _held_by_memory(explanation: Explanation) -> int:
+    """Return how many layers would each cost less with a choice that does not fit."""
+    return sum(layer.memory is not None and layer.memory.is_alone for layer in explanation.layers)
+
+
 def improvement_texts(found: Improvement | None, plan: Plan) -> dict[str, str]:
     """Return what is said, by its title, of what a plan that is not the cheapest had better change."""
     if found is None:
         return {}
     cost, share = partial(quantity, unit=plan.cost_unit), percent(-found.saving / plan.total_cost)
-    changes = listed([f"{name} to {configuration_text(splits, plan.num_devices)}" for name, splits in found.changes])
+    changes = listed([f"{name} to {choice_text(choice, plan.group_size)}" for name, choice in found.changes])
     return {
         "largest excess": f"{found.layer}: {cost(found.excess)} more than in the cheapest strategy",
         "change first": f"{changes}: {share}, {cost(plan.total_cost - found.saving)} in all",
@@ -446,13 +466,17 @@ def improvement_document(found: Improvement | None, plan: Plan) -> dict[str, Any
     return attributes(found, "layer excess saving") | changes
 
 
-def _changes(found: Iterable[tuple[str, dict[str, int]]] | None) -> list[dict[str, Any]]:
-    return [{"name": name, "splits": splits} for name, splits in found or ()]
+def _changes(found: Iterable[tuple[str, LayerChoice]] | None) -> list[dict[str, Any]]:
+    return [{"name": name, **_choice_document(choice)} for name, choice in found or ()]
+
+
+def _choice_document(choice: LayerChoice) -> dict[str, Any]:
+    return attributes(choice, "splits state is_recomputed")
 
 
 def print_layer_why(plan: Plan, layer: LayerExplanation, explanation: Explanation) -> None:
-    """Print why one layer has its configuration, in full."""
-    cost, runner_up = partial(quantity, unit=plan.cost_unit), layer.runner_up
+    """Print why one layer has its configuration and mode, in full."""
+    cost, runner_up, size = partial(quantity, unit=plan.cost_unit), layer.runner_up, plan.group_size
     say(f"Why: {layer.reason}.")
     own = "it is part of a cheapest strategy" if layer.is_best else "no cheapest strategy has it"
     kept = f"{own}: with it, the least is {cost(layer.kept_total_cost)}"
@@ -462,23 +486,28 @@ def print_layer_why(plan: Plan, layer: LayerExplanation, explanation: Explanatio
         if end != 1:
             found = f"never {'down' if end < 1 else 'up'} to {_ratio(end, explanation, is_long=True)}"
         if flip is not None:
-            text = configuration_text(flip.splits, plan.num_devices)
+            text = choice_text(flip.choice, size, layer.choice)
             found = f"{text} at {_ratio(flip.scale, explanation, is_long=True)}"
         flips.append(found)
+    has_stages = plan.num_groups > 1
+    other_mode = {}
+    if layer.other_mode is not None:
+        other_mode = _runner_up_texts("other mode", layer.other_mode, layer, explanation, size)
     print_facts(
         {
             "the plan": None if explanation.is_optimal else _verdict(plan, explanation),
             "this configuration": None if explanation.is_optimal else kept,
-            **_runner_up_texts(runner_up, explanation, plan.num_devices),
-            "with faster links": flips[0],
-            "with slower links": flips[1],
+            **_runner_up_texts("runner-up", runner_up, layer, explanation, size),
+            **other_mode,
+            "with faster links": None if has_stages else flips[0],
+            "with slower links": None if has_stages else flips[1],
         }
     )
     say()
     say("What it pays, with its edges on both sides:")
     say()
     whole = sum(part.paid for part in layer.parts)
-    hides = plan.hidden_cost > 0
+    hides = any(part.hidden for part in layer.parts)
     print_table(
         ["<part", "cost", *["overlapped"] * hides, "share of these", "bytes of a device", "devices"],
         [
@@ -499,29 +528,69 @@ def print_layer_why(plan: Plan, layer: LayerExplanation, explanation: Explanatio
         if others := runner_up.rises[_SHOWN_RISES:]:
             rows.append((f"{len(others)} more", "", sum(rise.cost for rise in others)))
         if runner_up.hidden:
-            rows.append(("", "overlapped", -runner_up.hidden))
+            rows.append(("", "beside other stages" if has_stages else "overlapped", -runner_up.hidden))
         rows.append(("", "in all", runner_up.difference))
         say()
         say("What the runner-up costs more, part by part:")
         say()
         print_table(["<layer", "<part", "more"], [[*names, signed(more, plan.cost_unit)] for *names, more in rows])
+    if layer.outcomes:
+        say()
+        say("What its modes take, with all other layers free to change, and with all as they are:")
+        say()
+        _print_outcomes(plan, layer, explanation)
 
 
-def _runner_up_texts(runner_up: RunnerUp | None, explanation: Explanation, num_devices: int) -> dict[str, str]:
+def _print_outcomes(plan: Plan, layer: LayerExplanation, explanation: Explanation) -> None:
+    def least(outcome: Outcome) -> str:
+        if outcome.difference is None:
+            return "none is known to fit"
+        return _share(outcome.difference, explanation) + ", not proven to be the least" * (not outcome.is_exact)
+
+    print_table(
+        ["<mode", "<the step", "<others kept", f"memory of stage {layer.choice.stage}", "<fits"],
+        [
+            [
+                _full_mode(outcome.choice),
+                "the plan's" if outcome.is_own else least(outcome),
+                "the plan's" if outcome.is_own else _share(outcome.alone_difference, explanation),
+                quantity(outcome.memory_bytes, "B"),
+                "yes" if outcome.fits else "no",
+            ]
+            for outcome in layer.outcomes
+        ],
+    )
+
+
+def _full_mode(choice: LayerChoice) -> str:
+    return f"{choice.state}, {'recomputed' if choice.is_recomputed else 'kept'}"
+
+
+def _share(difference: float, explanation: Explanation) -> str:
+    relative = explanation.relative(difference)
+    return "the same" if abs(relative) <= TIE else percent(relative)
+
+
+def _runner_up_texts(
+    title: str, runner_up: RunnerUp | None, layer: LayerExplanation, explanation: Explanation, num_devices: int
+) -> dict[str, str]:
+    """Return what is said of a runner-up, by its title."""
     if runner_up is None:
-        return {"runner-up": "none"}
-    text = configuration_text(runner_up.splits, num_devices)
+        return {title: "none"}
+    text = choice_text(runner_up.choice, num_devices, layer.choice)
     proven = "" if runner_up.is_exact else ", not proven to be the least"
     total = quantity(runner_up.total_cost, explanation.cost_unit)
-    changes = [f"{name} {configuration_text(splits, num_devices)}" for name, splits in runner_up.changes or ()]
+    more = runner_up.more_bytes or 0
+    memory = f", {quantity(abs(more), 'B')} {'more' if more > 0 else 'less'} memory" if more else ""
+    changes = [f"{name} {choice_text(choice, num_devices)}" for name, choice in runner_up.changes or ()]
     alone = "none fits"
     if runner_up.alone is not None:
         difference = percent(explanation.relative(runner_up.alone_difference))
-        alone = f"{configuration_text(runner_up.alone, num_devices)}: {difference}"
+        alone = f"{choice_text(runner_up.alone, num_devices, layer.choice)}: {difference}"
     return {
-        "runner-up": f"{text}: {_costs(runner_up, explanation)} ({total} in all{proven})",
-        "  with it change": listed(changes),
-        "  all others kept": alone,
+        title: f"{text}: {_costs(runner_up, explanation)} ({total} in all{memory}{proven})",
+        "  with it change" + " " * (title != "runner-up"): listed(changes),
+        "  all others kept" + " " * (title != "runner-up"): alone,
     }
 
 
@@ -535,7 +604,7 @@ def print_sensitivity(plan: Plan, found: Sequence[Sensitivity]) -> None:
                 one.figure,
                 percent(one.factor - 1),
                 *_outcome(one),
-                listed([f"{name} {configuration_text(to, plan.num_devices)}" for name, to in one.moves]) or "none",
+                listed([f"{name} {choice_text(to, plan.group_size)}" for name, to in one.moves]) or "none",
             ]
             for one in used
         ],
@@ -548,11 +617,16 @@ def print_sensitivity(plan: Plan, found: Sequence[Sensitivity]) -> None:
 
 def _verdict(plan: Plan, explanation: Explanation) -> str:
     cost = quantity(explanation.plan_cost, explanation.cost_unit)
+    saving = explanation.relative(explanation.optimum_cost - explanation.plan_cost)
+    less = f"{quantity(explanation.optimum_cost, explanation.cost_unit)} ({percent(saving)})"
+    if plan.has_parts:
+        # Its search may have had fewer modes.
+        where = "one stage alone, in any mode" if plan.num_groups > 1 else "any mode"
+        return f"{cost}, {plan.certificate}" + ("" if explanation.is_optimal else f"; in {where}: {less}")
     if explanation.is_optimal:
         return f"{cost}, {'proven optimal' if explanation.is_proven else 'nothing cheaper found'}{plan.scope}"
-    best = quantity(explanation.optimum_cost, explanation.cost_unit)
     known = "the optimum costs" if explanation.is_proven else "a strategy is known that costs"
-    return f"{cost}, not optimal: {known} {best} ({percent(explanation.optimum_cost / explanation.plan_cost - 1)})"
+    return f"{cost}, not optimal: {known} {less}"
 
 
 def _unknown(explanation: Explanation) -> str:
@@ -569,29 +643,44 @@ def _searched(explanation: Explanation) -> str:
     return f"r is {number(ratio)} FLOP per byte; looked for from {number(low * ratio)} to {number(high * ratio)}"
 
 
-def _row(plan: Plan, layer: LayerExplanation, explanation: Explanation) -> list[str]:
-    count = plan.num_devices
+def _row(plan: Plan, layer: LayerExplanation, explanation: Explanation) -> dict[str, str]:
+    """Return what is said of a layer in a table, by the header of the column; what follows | tells headers apart."""
+    size, own = plan.group_size, layer.choice
     flips = []
     for flip, end in zip((layer.below, layer.above), explanation.searched, strict=True):
         none = "never" if end in (FARTHEST, 1 / FARTHEST) else "not found" if end != 1 else ""
-        found = flip and f"{_ratio(flip.scale, explanation)}: {configuration_text(flip.splits, count)}"
+        found = flip and f"{_ratio(flip.scale, explanation)}: {choice_text(flip.choice, size, own)}"
         flips.append(found or none)
-    return [
-        configuration_text(layer.splits, count),
-        ("memory, " if layer.memory else "") + (f"{layer.binding.name} {layer.share:.0%}" if layer.binding else "none"),
-        configuration_text(layer.runner_up.splits, count) if layer.runner_up else "none",
-        _costs(layer.runner_up, explanation) if layer.runner_up else "",
-        *flips,
-    ]
+    modes = " ".join(plan.modes_of(plan[layer.name]))
+    at = "at r" if explanation.flop_per_byte else "at"
+    other, memory = layer.other_mode, layer.memory
+    held = ""
+    if memory is not None:
+        is_mode = memory.choice.splits == own.splits
+        held = mode_text(memory.choice, own) if is_mode else choice_text(memory.choice, size, own)
+        held += "" if memory.is_alone else ", with others"
+    return {
+        "<configuration": configuration_text(own.splits, size),
+        "<mode": modes or "kept" * plan.has_parts,
+        "<what binds": f"{layer.binding.name} {layer.share:.0%}" if layer.binding else "none",
+        "<runner-up": choice_text(layer.runner_up.choice, size, own) if layer.runner_up else "none",
+        "costs": _costs(layer.runner_up, explanation) if layer.runner_up else "",
+        "<other mode": mode_text(other.choice, own) if other else "",
+        "costs|of the mode": _costs(other, explanation) if other else "",
+        "<does not fit": held,
+        "would save": percent(explanation.relative(memory.difference)) if memory else "",
+        f"<flips below {at}": flips[0],
+        f"<flips above {at}": flips[1],
+    }
 
 
 def _alike(plan: Plan, explanation: Explanation) -> list[list[LayerExplanation]]:
     """Return the layers in groups of the same row, whatever the layers at the other ends of their edges are called."""
     groups: dict[tuple[object, ...], list[LayerExplanation]] = {}
     for layer in explanation.layers:
-        row = _row(plan, layer, explanation)
-        row[1] = f"{layer.binding.kind if layer.binding else ''} {layer.share:.0%} {layer.memory is None}"
-        groups.setdefault((layer.kind, tuple(plan[layer.name].dims.items()), *row), []).append(layer)
+        binding = f"{layer.binding.kind if layer.binding else ''} {layer.share:.0%}"
+        row = {**_row(plan, layer, explanation), "<what binds": binding}
+        groups.setdefault((layer.kind, tuple(plan[layer.name].dims.items()), *row.values()), []).append(layer)
     return list(groups.values())
 
 
@@ -624,11 +713,13 @@ def _outcome(one: Sensitivity) -> tuple[str, str]:
 def why_document(layer: LayerExplanation, explanation: Explanation) -> dict[str, Any]:
     """Return what is said of one layer."""
     memory = layer.memory and {
-        **attributes(layer.memory, "splits difference others_kept=is_alone needed_bytes limit_bytes"),
+        **_choice_document(layer.memory.choice),
+        **attributes(layer.memory, "difference others_kept=is_alone needed_bytes limit_bytes"),
         "relative_difference": explanation.relative(layer.memory.difference),
     }
-    return {
-        **attributes(layer, "reason is_best best kept_total_cost num_configurations binding_share=share"),
+    names = "reason like is_best best=best.splits kept_total_cost num_configurations binding_share=share"
+    document = {
+        **attributes(layer, names),
         "memory": memory,
         "binding": layer.binding and layer.binding.name,
         "parts": [
@@ -639,17 +730,35 @@ def why_document(layer: LayerExplanation, explanation: Explanation) -> dict[str,
         "runner_up": layer.runner_up and _runner_up_document(layer.runner_up, explanation),
         "flips": {"below": _flip_document(layer.below, explanation), "above": _flip_document(layer.above, explanation)},
     }
+    if layer.outcomes:
+        document["other_mode"] = layer.other_mode and _runner_up_document(layer.other_mode, explanation)
+        document["modes"] = [_outcome_document(outcome) for outcome in layer.outcomes]
+    return document
 
 
 def _runner_up_document(runner_up: RunnerUp, explanation: Explanation) -> dict[str, Any]:
     alone: dict[str, Any] | None = None
     if runner_up.alone is not None:
-        alone = attributes(runner_up, "splits=alone difference=alone_difference")
-        alone["relative_difference"] = explanation.relative(runner_up.alone_difference)
-    return attributes(runner_up, "splits total_cost difference is_tie exact=is_exact hidden") | {
+        alone = {
+            **_choice_document(runner_up.alone),
+            "difference": runner_up.alone_difference,
+            "relative_difference": explanation.relative(runner_up.alone_difference),
+        }
+    return {
+        **_choice_document(runner_up.choice),
+        **attributes(runner_up, "total_cost difference is_tie exact=is_exact hidden more_bytes"),
         "relative_difference": explanation.relative(runner_up.difference),
         "changes": _changes(runner_up.changes),
         "rises": [attributes(rise, "layer part cost") for rise in runner_up.rises],
+        "others_kept": alone,
+    }
+
+
+def _outcome_document(outcome: Outcome) -> dict[str, Any]:
+    alone = {"difference": outcome.alone_difference, **attributes(outcome, "memory_bytes fits")}
+    return {
+        **_choice_document(outcome.choice),
+        **attributes(outcome, "is_own difference exact=is_exact"),
         "others_kept": alone,
     }
 
@@ -658,7 +767,7 @@ def _flip_document(flip: Flip | None, explanation: Explanation) -> dict[str, Any
     if flip is None:
         return None
     ratio = None if explanation.flop_per_byte is None else flip.scale * explanation.flop_per_byte
-    return {"scale": flip.scale, "flop_per_byte": ratio, "splits": flip.splits}
+    return {"scale": flip.scale, "flop_per_byte": ratio, **_choice_document(flip.choice)}
 
 
 def sensitivity_document(found: Sequence[Sensitivity]) -> list[dict[str, Any]]:
@@ -667,94 +776,7 @@ def sensitivity_document(found: Sequence[Sensitivity]) -> list[dict[str, Any]]:
     return [attributes(one, names) | {"moves": _changes(one.moves)} for one in found]
 
 
-# -- of plans with micro-batches, stages or modes of layers
-
-
-def print_step(why: StepExplanation, figures: CostFigures, *, shows_all: bool) -> None:
-    """Print what bounds the step, and of each layer the mode that comes next."""
-    plan, found = why.plan, why.simulation
-    slowest = found.stages[why.slowest]
-    has_stages = len(found.stages) > 1
-    waits = f"{found.bubble:.1%} of the time; filling and draining take {why.fill:.1%} where all stages take the same"
-    held = sum(layer.held is not None for layer in why.layers)
-    limit = "time: no layer by itself would cost less in another mode"
-    if held:
-        limit = f"memory: {held} of {len(why.layers)} layers would each cost less in a mode that does not fit"
-    longest = f"stage {slowest.stage}: {quantity(slowest.micro_batch_s, 's')} a micro-batch"
-    say(headline(plan))
-    print_facts(
-        {
-            "total cost": f"{quantity(plan.total_cost, plan.cost_unit)}, {plan.certificate}",
-            "step": plan.step_text,
-            "overlapped": overlapped_text(plan, figures),
-            "longest stage": longest if has_stages else None,
-            "devices wait": waits if has_stages else None,
-            "memory": _memory(why),
-            "limited by": limit,
-        }
-    )
-    say()
-    print_layers(
-        plan.graph,
-        ["<layer", "<configuration", "<mode", "<next best", "costs", "<does not fit", "would save"],
-        [
-            [
-                layer.name,
-                configuration_text(layer.own.splits, len(plan[layer.name].devices)),
-                "  ".join(plan.modes_of(plan[layer.name])) or layer.text(layer.own),
-                *_beside(plan, layer, layer.runner_up),
-                *_beside(plan, layer, layer.held),
-            ]
-            for layer in why.layers
-        ],
-        [layer.kind for layer in why.layers],
-        shows_all=shows_all,
-    )
-
-
-def _memory(why: StepExplanation) -> str:
-    step = why.simulation.step
-    what = "stage" if step.chunks == 1 else "the group of stage"
-    where = f"{what} {step.fullest} needs " if why.plan.num_stages > 1 else ""
-    limit = "" if why.limit_bytes is None else f" of {quantity(why.limit_bytes, 'B')} that a device may"
-    return f"{where}{quantity(step.peak.bytes, 'B')}{limit}"
-
-
-def _beside(plan: Plan, layer: StepLayer, mode: LayerMode | None) -> tuple[str, str]:
-    return ("", "") if mode is None else (layer.text(mode), _share(plan, mode))
-
-
-def _share(plan: Plan, mode: LayerMode) -> str:
-    share = mode.difference_s / plan.total_cost
-    if abs(share) < TIE:
-        return "the same"
-    return f"{percent(share)}, within the gap" if -plan.gap <= share < 0 and mode.fits else percent(share)
-
-
-def print_step_layer(why: StepExplanation, layer: StepLayer) -> None:
-    """Print why one layer is as it is, and what it could do otherwise."""
-    plan = why.plan
-    say(f"Why: {layer.reason}.")
-    say()
-    say("What the layer could do, all others as they are:")
-    say()
-    rows = [(layer.text(mode), mode) for mode in layer.modes]
-    if layer.other is not None:
-        count = len(plan[layer.name].devices)
-        rows.append((f"{configuration_text(layer.other.splits, count)}, {layer.text(layer.other)}", layer.other))
-    print_table(
-        ["<mode", "the step", "differs", f"memory of stage {layer.stage}", "<fits"],
-        [
-            [
-                text,
-                quantity(mode.step_s, "s"),
-                "the plan's" if mode.is_own else _share(plan, mode),
-                quantity(mode.memory_bytes, "B"),
-                "yes" if mode.fits else "no",
-            ]
-            for text, mode in rows
-        ],
-    )
+# -- other numbers of stages and micro-batches
 
 
 def print_schemes(plan: Plan, found: Sequence[SchemeOutcome]) -> None:
@@ -776,29 +798,14 @@ def print_schemes(plan: Plan, found: Sequence[SchemeOutcome]) -> None:
     )
 
 
-def step_document(why: StepExplanation) -> dict[str, Any]:
-    """Return what is said of the step as a whole."""
-    simulated = attributes(why.simulation, "simulated_s=step_time_s waiting_share=bubble")
+def step_document(simulation: StagedSimulation, explanation: Explanation) -> dict[str, Any]:
+    """Return what is said of a step of micro-batches, stages and modes as a whole."""
     return {
-        **attributes(why.plan, "total_cost gap micro_batches schedule"),
-        **simulated,
-        **attributes(why, "fill_share=fill longest_stage=slowest limit_bytes"),
-        "stages": [{**asdict(use), "micro_batch_s": use.micro_batch_s} for use in why.simulation.stages],
-        "limited_by": "memory" if any(layer.held for layer in why.layers) else "time",
+        **attributes(simulation.plan, "total_cost gap micro_batches schedule limit_bytes=device_memory_bytes"),
+        **attributes(simulation, "simulated_s=step_time_s waiting_share=bubble fill_share=fill longest_stage=slowest"),
+        "stages": [{**asdict(use), "micro_batch_s": use.micro_batch_s} for use in simulation.stages],
+        "limited_by": "memory" if _held_by_memory(explanation) else "time",
     }
-
-
-def step_layer_document(layer: StepLayer) -> dict[str, Any]:
-    """Return what is said of one layer."""
-    return {
-        **attributes(layer, "reason stage"),
-        "modes": [_mode_document(mode) for mode in layer.modes],
-        "other_configuration": layer.other and _mode_document(layer.other),
-    }
-
-
-def _mode_document(mode: LayerMode) -> dict[str, Any]:
-    return attributes(mode, "splits state is_recomputed step_s difference_s memory_bytes fits is_own")
 
 
 def schemes_document(found: Sequence[SchemeOutcome]) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ from pase.costs.memory import (
     Keeping,
 )
 from pase.costs.model import CostModel
-from pase.costs.states import ModeSpace
+from pase.costs.states import REPLICATED, ModeSpace
 from pase.costs.traffic import LayerTraffic
 from pase.graph import Edge, Graph, Operator
 from pase.graph.operators import with_fan_outs
@@ -534,11 +534,15 @@ class Problem:
         """Return the split factor of each dim of a vertex under one of its choices."""
         return self.choices.splits(vertex, choice)
 
-    def choice(self, vertex: int, splits: tuple[int, ...]) -> int | None:
-        """Return the first choice of a vertex with a configuration; None if it is not among them."""
-        rows = self.choices.layers[vertex].rows
-        found = np.flatnonzero((self.configurations[vertex] == np.array(splits)).all(axis=1)[rows])
-        return int(found[0]) if len(found) else None
+    def choice(
+        self, vertex: int, splits: tuple[int, ...], state: str = REPLICATED, *, is_recomputed: bool = False
+    ) -> int | None:
+        """Return the choice of a vertex with a configuration and the nearest mode; None without the configuration."""
+        layer = self.choices.layers[vertex]
+        has_splits = (self.configurations[vertex] == np.array(splits)).all(axis=1)[layer.rows]
+        if not has_splits.any():
+            return None
+        return int(np.where(has_splits, layer.nearness(state, is_recomputed=is_recomputed), -1).argmax())
 
     def restricted(self, kept: Mapping[int, IndexArray]) -> "Problem":
         """Return the problem in which some vertices have some choices alone, numbered by position in `kept`."""

@@ -162,6 +162,15 @@ class LayerChoices:
         memory = (nothing, nothing) if self.held is None else (self.held.static, self.held.kept)
         return np.column_stack([own.repeated, own.streamed, own.once, own.summed, own.cover, *memory])
 
+    def nearness(self, state: str, *, is_recomputed: bool) -> IntArray:
+        """Return [C] how near each choice is to a mode.
+
+        A layer may not have the mode: without weights to shard there is one state, and without a backward pass nothing
+        is recomputed.
+        """
+        near: IntArray = 2 * (self.again == is_recomputed) + (self.state == STATES.index(state))
+        return near
+
     def with_columns(self, columns: FloatArray) -> "LayerChoices":
         """Return the same choices with other [C, criteria]."""
         values = dict(zip(CRITERIA, columns.T, strict=True))
@@ -297,7 +306,7 @@ class _MessageCosts:
         """
         others = [message for message in traffic.messages if not message.is_of_weight]
         asked = [[replace(message, times=message.forward_times) for message in others] if has_passes else []]
-        asked += _sharded_messages(graph, operator, traffic, micro_batches) if is_sharded else [[], [], []]
+        asked += sharded_messages(graph, operator, traffic, micro_batches) if is_sharded else [[], [], []]
         # All at once: what of them lies where on the machine is worked out once.
         costs = model.messages(traffic, list(chain(*asked)))
         own, more = costs[: len(traffic.messages)], iter(costs[len(traffic.messages) :])
@@ -322,7 +331,7 @@ class _MessageCosts:
         return often, self.rest + self.scattered * (not scattered_often) + self.gathered * (not gathered_often)
 
 
-def _sharded_messages(
+def sharded_messages(
     graph: Graph, operator: Operator, traffic: LayerTraffic, micro_batches: int
 ) -> list[list[Communication]]:
     """Return the messages of weights whose state is sharded, as far as it can be.

@@ -210,6 +210,9 @@ class StepMemory:
         plain = self._of_configurations
         at, timeline = plain.timeline.number(turn), plain.timeline
         is_back = turn.phase in ("functions", "product")
+        num = len(self.configurations)
+        # A later pass of several finds gradients, and no more micro-batches than there are.
+        others = (self.in_flight if self.micro_batches == 1 else min(self.in_flight, self.micro_batches - 1)) - 1
         known: dict[Hashable, FloatArray] = {}
 
         def shared(v: int, values: IntArray) -> FloatArray:
@@ -226,7 +229,11 @@ class StepMemory:
                 strategies = self._of_rings if is_ring else plain
                 given = sum((span.size for span in strategies.inputs_of(v)), nothing) * self.micro_batches
                 made = sum((span.size for span in strategies.made_by(v) if span.first <= at <= span.last), nothing)
-                there += (given[own.rows] + made[own.rows] * is_there) * (own.ring == is_ring)
+                # Of other micro-batches in flight what is there between their passes.
+                between = [span.size for span in strategies.made_by(v) if span.first < num <= span.last]
+                waiting = sum(between, nothing) * others
+                passing = made[own.rows] * is_there + waiting[own.rows] * ~own.again
+                there += (given[own.rows] + passing) * (own.ring == is_ring)
             held, most = np.zeros((2, len(own.rows)), dtype=np.int64)
             for state in self._states_of(v):
                 has_state = own.state == STATES.index(state)

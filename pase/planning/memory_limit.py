@@ -20,7 +20,7 @@ import numpy as np
 from pase.common.words import quantity
 from pase.costs import Peak, Problem, StepMemory, TurnUsage
 from pase.costs.liveness import Turn
-from pase.costs.memory import keeping
+from pase.costs.memory import Keeping, keeping
 from pase.errors import ConfigurationError, MemoryLimitError
 from pase.graph import Graph
 from pase.sharding.edges import table_edges
@@ -360,16 +360,27 @@ def lightest_within(tables: CostTables, limit: MemoryLimit) -> Choice:
     return best
 
 
-def limit_of(problem: Problem, limit_bytes: int, optimiser: str) -> MemoryLimit:
-    """Return a limit on the peaks of a problem's strategies."""
+def limit_of(
+    problem: Problem, limit_bytes: int, optimiser: str, *, keeps: Keeping | None = None, in_flight: int = 1
+) -> MemoryLimit:
+    """Return a limit on the peaks of a problem's strategies.
+
+    Args:
+        problem: Of a step of one stage, or of one stage of several.
+        limit_bytes: The most that is to be in a device's memory.
+        optimiser: Whose state counts.
+        keeps: Of the whole graph, where the problem is of one stage of it.
+        in_flight: Micro-batches of which the stage has something at once.
+    """
     memory = StepMemory(
         graph=problem.graph,
         configurations=problem.configurations,
         optimiser=optimiser,
-        keeps=keeping(problem.graph),
+        keeps=keeping(problem.graph) if keeps is None else keeps,
         modes=problem.choices.layers,
         edges=problem.choices.edges,
         micro_batches=problem.micro_batches,
+        in_flight=in_flight,
     )
     return MemoryLimit(memory=memory, limit_bytes=limit_bytes)
 

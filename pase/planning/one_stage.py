@@ -27,6 +27,7 @@ def problem_of_setting(
     allowance: Allowance | None = None,
     only: Callable[[Graph, Operator], IndexArray] | None = None,
     known: KnownChoices | None = None,
+    recomputed: frozenset[str] = frozenset(),
     is_whole: bool | None = None,
     on_progress: Callable[[str, float], None] | None = None,
 ) -> Problem:
@@ -38,6 +39,7 @@ def problem_of_setting(
         allowance: Of time and memory for tables; TimeUpError or SolverError is raised beyond that.
         only: Returns the configurations that are considered of a layer, of which constraints leave some; None: all.
         known: Of tables of the same graph, devices, cost model, number of micro-batches and `is_whole`.
+        recomputed: Layers that may be recomputed though they end runs of such layers.
         is_whole: Whether choices stay that others beat in all costs and sums, and what they hold is worked out; None:
             within a memory limit, as their peaks may be lower.
         on_progress: Called with what is being done and the fraction that is done.
@@ -59,7 +61,7 @@ def problem_of_setting(
             setting.space,
             known=known or KnownChoices(),
             keeps=batch.keeps if is_whole and not setting.space.is_plain else None,
-            fixed=batch.fixed if setting.space.recompute else frozenset(),
+            fixed=batch.fixed - recomputed if setting.space.recompute else frozenset(),
             optimiser=setting.optimiser,
             only=configurations,
             micro_batches=micro_batches,

@@ -179,6 +179,11 @@ class Plan:
         return 1 + max(layer.stage for layer in self.layers)
 
     @property
+    def group_size(self) -> int:
+        """How many devices a stage has."""
+        return self.num_devices // self.num_groups
+
+    @property
     def step_text(self) -> str:
         """How its step is made up, in words."""
         return step_text(

@@ -24,7 +24,7 @@ from pase.planning.constraints import (
 from pase.planning.one_stage import problem_of_setting, step_cost
 from pase.planning.plan import NOT_SEARCHED, Plan, SearchRecord
 from pase.planning.spans import Setting
-from pase.planning.steps import choice_in, chosen_layers, layer_plans, place_layers, total_cost
+from pase.planning.steps import chosen_layers, layer_plans, place_layers, total_cost
 from pase.sharding.shards import data_parallel
 from pase.solver import (
     Progress,
@@ -75,14 +75,16 @@ def problem_of_plan(
     *,
     machine: Machine | None = None,
     allowance: Allowance | None = None,
+    space: ModeSpace | None = None,
 ) -> Problem:
-    """Return the search problem that a plan answers, in which each layer keeps its modes.
+    """Return the search problem that a plan answers.
 
     Args:
         plan: Of one stage.
         on_progress: Called with what is being done and the fraction that is done.
         machine: Another one than the plan's.
         allowance: Of its tables.
+        space: Modes that layers choose from; None: each layer keeps its own.
 
     Raises:
         PlanError: The plan has several stages, whose costs are no sum over layers, or costs more than tables tell.
@@ -92,15 +94,13 @@ def problem_of_plan(
             f"the plan has {plan.num_groups} stages, of which the longest counts: what is asked of it here is worked "
             "out for plans of one stage alone"
         )
-    m, states = plan.micro_batches, {layer.state for layer in plan}
-    recompute = any(layer.is_recomputed for layer in plan)
-    space = ModeSpace(states=tuple(state for state in STATES if state in states | {STATES[0]}), recompute=recompute)
+    m, own_space = plan.micro_batches, modes_of_layers(plan)
     setting = Setting(
         graph=plan.graph,
         num_devices=plan.num_devices,
         machine=plan.machine if machine is None else machine,
         cost_model=plan.cost_model,
-        space=space,
+        space=own_space if space is None else space,
         optimiser=plan.optimiser,
         limit_bytes=inf,
         constraints=plan.constraints,
@@ -111,10 +111,20 @@ def problem_of_plan(
         m,
         allowance=allowance,
         only=configurations_beside(plan),
-        is_whole=not space.is_plain,
+        recomputed=frozenset(layer.name for layer in plan if layer.is_recomputed),
+        is_whole=not setting.space.is_plain,
         on_progress=on_progress,
     )
-    return problem if space.is_plain else problem.restricted(_in_modes_of(plan, problem))
+    return problem.restricted(_in_modes_of(plan, problem)) if space is None and not own_space.is_plain else problem
+
+
+def modes_of_layers(plan: Plan) -> ModeSpace:
+    """Return the modes that some layer of a plan has, and the usual one."""
+    states = {layer.state for layer in plan}
+    return ModeSpace(
+        states=tuple(state for state in STATES if state == STATES[0] or state in states),
+        recompute=any(layer.is_recomputed for layer in plan),
+    )
 
 
 def _in_modes_of(plan: Plan, problem: Problem) -> dict[int, IndexArray]:
@@ -124,7 +134,7 @@ def _in_modes_of(plan: Plan, problem: Problem) -> dict[int, IndexArray]:
     for vertex, (modes, layer) in enumerate(zip(problem.choices.layers, plan.layers, strict=True)):
         key = id(modes), layer.state, layer.is_recomputed
         if key not in known:
-            own = choice_in(modes, layer.state, is_recomputed=layer.is_recomputed)
+            own = int(modes.nearness(layer.state, is_recomputed=layer.is_recomputed).argmax())
             is_alike = (modes.state == modes.state[own]) & (modes.again == modes.again[own])
             known[key] = np.flatnonzero(is_alike).astype(np.int32)
         kept[vertex] = known[key]
@@ -137,7 +147,7 @@ def configurations_beside(plan: Plan) -> Callable[[Graph, Operator], IndexArray]
     A search looks at splits that divide their dims alone, which those of a plan need not do.
     """
     own = tuple(Pin(layers=(layer.name,), splits=layer.splits) for layer in plan if layer.uneven_dims)
-    return allowed(own, plan.graph, plan.num_devices).with_pinned if own else None
+    return allowed(own, plan.graph, plan.group_size).with_pinned if own else None
 
 
 def plan_of(

@@ -18,7 +18,7 @@ from pase.costs import (
     transfer_bytes,
 )
 from pase.costs.choice_tables import ChoiceTables, KnownChoices, choice_tables
-from pase.costs.choices import LayerChoices, Links
+from pase.costs.choices import Links
 from pase.costs.memory import keeping
 from pase.costs.states import STATES, ModeSpace
 from pase.costs.step_memory import Strategies
@@ -144,7 +144,7 @@ def layer_plans(
             edge, costs, u = edges[number], tables.edges[number], tables.ends[number][0]
             key = id(costs), id(tables.layers[u]), choice[u], id(modes), c
             if key not in known:
-                known[key] = _transfer(tables, number, choice, m)
+                known[key] = edge_transfer(tables, number, (choice[u], c), m)
             transfers.append(replace(known[key], producer=edge.producer, input=edge.input))
             if costs.is_weight:
                 shared_cost += known[key].cost
@@ -170,17 +170,21 @@ def layer_plans(
     return layers
 
 
-def _transfer(tables: ChoiceTables, number: int, choice: Sequence[int], micro_batches: int) -> Transfer:
-    """Return what goes over an edge of tables in a step."""
-    edge, own, (u, v) = table_edges(tables.graph)[number], tables.edges[number], tables.ends[number]
-    moved, at = own.moved, (own.cost.row_class[choice[u]], own.cost.col_class[choice[v]])
+def edge_transfer(tables: ChoiceTables, number: int, choices: tuple[int, int], micro_batches: int) -> Transfer:
+    """Return what is transferred over an edge of tables in a step; choices: of its producer and of its consumer."""
+    edge, own, ends = table_edges(tables.graph)[number], tables.edges[number], tables.ends[number]
+    moved, at = own.moved, (own.cost.row_class[choices[0]], own.cost.col_class[choices[1]])
+    cost = micro_batches * float(own.cost.values[at])
     if moved is None:
-        rows = (tables.configurations[end][tables.layers[end].rows[choice[end]]][None, :] for end in (u, v))
+        rows = (
+            tables.configurations[end][tables.layers[end].rows[choice]][None, :]
+            for end, choice in zip(ends, choices, strict=True)
+        )
         moved, at = transfer_bytes(tables.graph, edge, *edge_layouts(tables.graph, edge, *rows)), (0, 0)
     return Transfer(
         producer=edge.producer,
         input=edge.input,
-        cost=micro_batches * float(own.cost.values[own.cost.row_class[choice[u]], own.cost.col_class[choice[v]]]),
+        cost=cost,
         forward_bytes=micro_batches * float(moved.forward[at]),
         backward_bytes=micro_batches * float(moved.backward[at]),
     )
@@ -260,22 +264,20 @@ class LayerChoice:
     stage: int
 
 
+def chosen_layer(tables: ChoiceTables, vertex: int, choice: int, stage: int = 0) -> LayerChoice:
+    """Return what a layer has under one of its choices."""
+    layer = tables.layers[vertex]
+    return LayerChoice(
+        splits=tables.splits(vertex, choice),
+        state=STATES[layer.state[choice]],
+        is_recomputed=bool(layer.again[choice]),
+        stage=stage,
+    )
+
+
 def chosen_layers(tables: ChoiceTables, choice: Sequence[int]) -> tuple[LayerChoice, ...]:
     """Return the strategy of a step of one stage, by [V] choices in its tables."""
-    found = []
-    for v, c in enumerate(choice):
-        layer = tables.layers[v]
-        state, again = STATES[layer.state[c]], bool(layer.again[c])
-        found.append(LayerChoice(splits=tables.splits(v, c), state=state, is_recomputed=again, stage=0))
-    return tuple(found)
-
-
-def choice_in(modes: LayerChoices, state: str, *, is_recomputed: bool) -> int:
-    """Return the choice of a layer with one configuration that has a mode, or comes nearest to it.
-
-    Without weights to hold otherwise there is one state; without a backward pass nothing is recomputed.
-    """
-    return int(np.argmax(2 * (modes.again == is_recomputed) + (modes.state == STATES.index(state))))
+    return tuple(chosen_layer(tables, v, c) for v, c in enumerate(choice))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,7 +380,7 @@ class Step:
             )
             choice = []
             for modes, layer in zip(tables.layers, layers, strict=True):
-                choice.append(choice_in(modes, layer.state, is_recomputed=layer.is_recomputed))
+                choice.append(int(modes.nearness(layer.state, is_recomputed=layer.is_recomputed).argmax()))
             problem = StageProblem(tables=tables, weight=1.0, in_flight=self.in_flight(number), limit_bytes=np.inf)
             found.append((problem, tuple(choice)))
         return tuple(found)

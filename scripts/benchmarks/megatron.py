@@ -26,7 +26,7 @@ from pase.planning.pipelines import work_s
 from pase.planning.spans import Setting, batch_of, even_cuts, works_s
 from pase.planning.stage_problem import StageSums
 from pase.planning.stages import INTERLEAVED, ONE_FORWARD_ONE_BACKWARD
-from pase.planning.steps import LayerChoice, Step, choice_in
+from pase.planning.steps import LayerChoice, Step
 from pase.sharding.shards import FloatArray, IntArray, divisors
 
 
@@ -251,4 +251,5 @@ def _layer_figures(setting: Setting, degrees: Degrees) -> tuple[FloatArray, IntA
 
 
 def _choice(modes: LayerChoices, mode: Mode, operator: Operator, *, is_first: bool) -> int:
-    return choice_in(modes, mode.state, is_recomputed=mode.is_again(operator, is_first=is_first))
+    nearness = modes.nearness(mode.state, is_recomputed=mode.is_again(operator, is_first=is_first))
+    return int(nearness.argmax())

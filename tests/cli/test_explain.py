@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from pase import search
-from pase.analysis.explanation import SchemeOutcome, explain_step
+from pase.analysis.explanation import ExplainOptions, SchemeOutcome, explain
 from pase.planning.plan_file import read_plan, write_plan
 from pase.planning.planner import SearchOptions
 from pase.planning.problems import data_parallel_choice, plan_of, problem_of
 from pase.planning.stages import step_bytes
 from pase.solver import solve
 from tests.cli.conftest import Command, document_of
-from tests.networks import staged_plan
+from tests.networks import limited_staged_plan
 from tests.plain_memory import plain_memory
 
 # Devices this slow are worth using even for tiny layers.
@@ -216,7 +216,8 @@ def test_memory_binds(pase: Command, plan: Path) -> None:
             changed = {one["name"]: one["splits"] for one in other["changes"]} | {layer["name"]: other["splits"]}
             splits = [changed.get(one.name, one.splits) for one in limited.layers]
             assert plain_memory(found.graph, splits, "sgd").peak().bytes < free
-    assert re.search(r"^\S+ .*  memory, ", pase("explain", path).out, re.MULTILINE)
+    header = next(line for line in pase("explain", path).out.splitlines() if line.startswith("layer "))
+    assert "would save" in header
     less = document_of(pase, "explain", path, "--sensitivity")["sensitivity"]
     assert {one["figure"] for one in less if one["is_used"]} >= {"device memory limit"}
     (more,) = (one for one in less if (one["figure"], one["factor"]) == ("device memory limit", 1.2))
@@ -226,28 +227,50 @@ def test_memory_binds(pase: Command, plan: Path) -> None:
 # -- plans in stages
 
 
-def test_a_plan_in_stages_says_what_bounds_the_step(pase: Command, staged: str) -> None:
-    shown = pase("explain", staged)
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have every file be a small plan in stages within a memory limit."""
+    monkeypatch.setattr("pase.cli.explain.chosen_plan", lambda *_, **__: limited_staged_plan())
+    return "stages.json"
+
+
+def test_a_plan_in_stages_says_what_bounds_the_step(pase: Command, limited: str) -> None:
+    shown = pase("explain", limited, "--time-limit", "0.01")
     assert (shown.status, shown.err) == (0, "")
     for text in ("longest stage ", "devices wait ", "limited by              memory: ", "\nlayer ", "does not fit"):
         assert text in shown.out
-    document = document_of(pase, "explain", staged)
+    header = next(line for line in shown.out.splitlines() if line.startswith("layer "))
+    assert re.split(r"  +", header) == [
+        *("layer", "configuration", "mode", "what binds", "runner-up", "costs"),
+        *("other mode", "costs", "does not fit", "would save"),
+    ]
+    document = document_of(pase, "explain", limited, "--time-limit", "0.01")
     assert (document["step"]["micro_batches"], document["step"]["limited_by"]) == (4, "memory")
-    why = explain_step(staged_plan())
-    assert [layer["why"]["reason"] for layer in document["layers"]] == [layer.reason for layer in why.layers]
+    plan = limited_staged_plan()
+    for layer, own in zip(document["layers"], plan, strict=True):
+        assert layer["why"]["reason"].startswith(f"{layer['why']['like']}: ")
+        modes = layer["why"].get("modes", [])
+        assert [mode["is_recomputed"] for mode in modes if mode["is_own"]] == [own.is_recomputed] * bool(modes)
     (placement,) = document["placements"]
-    assert placement["edge_bytes"] + placement["layer_bytes"] == sum(step_bytes(staged_plan()).values())
+    assert placement["edge_bytes"] + placement["layer_bytes"] == sum(step_bytes(plan).values())
 
 
-def test_a_layer_of_a_stage_alone(pase: Command, staged: str) -> None:
-    name = next(layer.name for layer in staged_plan() if layer.is_recomputed and layer.stage)
-    shown = pase("explain", staged, name)
+def test_a_layer_of_a_stage_alone(pase: Command, limited: str) -> None:
+    plan = limited_staged_plan()
+    (name, *_) = (layer.name for layer in plan if layer.is_recomputed)
+    shown = pase("explain", limited, name, "--time-limit", "0.01")
     assert (shown.status, shown.err) == (0, "")
     assert "recomputed" in shown.out
     assert f"Why: {name}: " in shown.out
-    assert re.search(r"^recomputed +.* the plan's +.* yes$", shown.out, re.MULTILINE)
+    assert re.search(r"^\w+, recomputed +the plan's +the plan's .* yes$", shown.out, re.MULTILINE)
     held = re.findall(r"^(?:whole|\w+=\d.*?)  +([\d, ]+)$", shown.out, re.MULTILINE)
-    assert {int(device) for row in held for device in row.split(",")} == {4, 5, 6, 7}
+    assert {int(device) for row in held for device in row.split(",")} == {*plan[name].devices}
+    (layer,) = document_of(pase, "explain", limited, name, "--time-limit", "0.01")["layers"]
+    found = explain(plan, [name], options=ExplainOptions(time_limit_s=0.01))[name]
+    told = [
+        (mode["state"], mode["is_recomputed"], mode["others_kept"]["memory_bytes"]) for mode in layer["why"]["modes"]
+    ]
+    assert told == [(one.choice.state, one.choice.is_recomputed, one.memory_bytes) for one in found.outcomes]
 
 
 def test_other_schemes_are_searched_where_they_are_asked_for(

@@ -206,16 +206,16 @@ def test_what_explains_says_what_it_costs() -> None:
         if layer.runner_up is None:
             continue
         # What it would cost, by a search in which the layer has the runner-up's configuration alone.
-        pin = " ".join(f"{dim}={k}" for dim, k in layer.runner_up.splits.items() if k > 1) or "not split"
+        pin = " ".join(f"{dim}={k}" for dim, k in layer.runner_up.choice.splits.items() if k > 1) or "not split"
         pinned = search(graph, 8, machine=plan.machine, cost_model="step", constraints={"pin": {layer.name: pin}})
         assert layer.runner_up.total_cost == pytest.approx(pinned.total_cost, rel=1e-9), problem.graph.operators[vertex]
         assert layer.runner_up.total_cost >= plan.total_cost * (1 - 1e-9)
         difference = sum(rise.cost for rise in layer.runner_up.rises) - layer.runner_up.hidden
         assert difference == pytest.approx(pinned.total_cost - plan.total_cost, abs=1e-9 * plan.total_cost)
         hidden = pinned.hidden_cost - plan.hidden_cost
-        is_same = {one.name: one.splits for one in pinned} == {one.name: one.splits for one in plan} | dict(
-            layer.runner_up.changes or ()
-        ) | {layer.name: layer.runner_up.splits}
+        changed = {name: choice.splits for name, choice in layer.runner_up.changes or ()}
+        changed[layer.name] = layer.runner_up.choice.splits
+        is_same = {one.name: one.splits for one in pinned} == {one.name: one.splits for one in plan} | changed
         assert not is_same or layer.runner_up.hidden == pytest.approx(hidden, abs=1e-9 * plan.total_cost)
         shown += 1
     assert shown > 2
@@ -235,8 +235,8 @@ def test_a_change_is_proposed_by_what_it_saves() -> None:
     assert found.improvement is not None
     problem = problem_of(graph, 8, where, "step")
     choice = list(data_parallel_choice(problem))
-    for name, splits in found.improvement.changes:
-        changed = problem.choice(problem.graph.index[name], tuple(splits.values()))
+    for name, other in found.improvement.changes:
+        changed = problem.choice(problem.graph.index[name], tuple(other.splits.values()))
         assert changed is not None
         choice[problem.graph.index[name]] = changed
     saved_s = problem.tables.evaluate(data_parallel_choice(problem)) - problem.tables.evaluate(choice)

@@ -9,10 +9,17 @@ import numpy as np
 import pytest
 
 from pase import Plan, load, search
-from pase.analysis.explanation import ExplainOptions, Explanation, Part, PartKind, configuration_text, explain
+from pase.analysis.explanation import (
+    CostParts,
+    ExplainOptions,
+    Explanation,
+    Part,
+    PartKind,
+    configuration_text,
+    explain,
+)
 from pase.analysis.explanation.constrained_search import planned_choice
 from pase.analysis.explanation.sensitivity import FARTHEST, scaled_links
-from pase.analysis.explanation.why_not import CostParts
 from pase.common.words import percent, quantity
 from pase.costs import COST_MODELS, cost_model
 from pase.errors import PlanError
@@ -91,7 +98,9 @@ def test_runner_ups_and_flips_of_a_network_are_those_of_all_its_strategies(model
         beside = [cost_of(problem.tables, (*own[:vertex], c, *own[vertex + 1 :])) for c in set(rows[:, vertex])]
         others = sorted(beside)
         assert layer.runner_up.alone_difference == pytest.approx(others[1] - others[0], abs=1e-9 * others[0])
-        changed = dict(layer.runner_up.changes) | {layer.name: layer.runner_up.splits}
+        assert layer.runner_up.changes is not None
+        changed = {name: other.splits for name, other in layer.runner_up.changes}
+        changed[layer.name] = layer.runner_up.choice.splits
         choice = tuple(
             problem.choice(v, tuple(changed.get(one.name, one.splits).values())) for v, one in enumerate(plan.layers)
         )
@@ -103,7 +112,7 @@ def test_runner_ups_and_flips_of_a_network_are_those_of_all_its_strategies(model
             if flip is None:
                 continue
             flips += 1
-            new = problem.choice(vertex, tuple(flip.splits.values()))
+            new = problem.choice(vertex, tuple(flip.choice.splits.values()))
             for scale, expected in ((flip.scale / outwards, own[vertex]), (flip.scale * outwards, new)):
                 tables = problem_of(plan.graph, 4, scaled_links(plan.machine, scale), model).tables
                 at = np.array([total_cost(tables, choice) for choice in every])
@@ -143,12 +152,12 @@ def test_sentences_say_what_the_tables_say(name: str, model: str) -> None:
     own = planned_choice(plan, problem)
     num_checked = 0
     for vertex, layer in enumerate(explanation.layers):
-        assert layer.reason.startswith(f"{layer.name}: {configuration_text(layer.splits, 8)}")
+        assert layer.reason.startswith(f"{layer.name}: {configuration_text(layer.choice.splits, 8)}")
         if layer.runner_up is None:
             continue
         relative = layer.runner_up.difference / plan.total_cost
         assert layer.runner_up.is_tie or percent(relative) in layer.reason
-        assert configuration_text(layer.runner_up.splits, 8) in layer.reason
+        assert configuration_text(layer.runner_up.choice.splits, 8) in layer.reason
         summed = re.search(
             r"because splitting the batch alone \((.*?)\) would all-reduce ([\d.]+ .?B) of weight gradients over (\d+)",
             layer.reason,
@@ -207,7 +216,7 @@ def test_a_plan_that_is_not_the_optimum(model: str) -> None:
         assert layer.runner_up.total_cost == pytest.approx(best.total_cost)
         assert layer.runner_up.difference < 0
         assert layer.kept_total_cost > best.total_cost
-        assert layer.best == layer.runner_up.splits
+        assert layer.best == layer.runner_up.choice
         assert "is not the best" in layer.reason
         saved = percent(-layer.runner_up.difference / plan.total_cost).lstrip("+")
         assert f"would save {saved} of the plan's cost: keeping " in layer.reason
@@ -236,10 +245,10 @@ def test_a_search_cut_short_says_so() -> None:
 
 def test_layers_and_configurations_that_are_not_there() -> None:
     plan = planned("tiny", 4, "paper")
-    with pytest.raises(PlanError, match="has no layer 'fc9'"):
+    with pytest.raises(PlanError, match="unknown layer 'fc9'"):
         explain(plan, ["fc9"])
     first = replace(plan.layers[0], splits={**plan.layers[0].splits, "b": 3})
-    with pytest.raises(PlanError, match="a search on 4 devices does not look at"):
+    with pytest.raises(PlanError, match="a search on 4 devices does not consider"):
         explain(replace(plan, layers=(first, *plan.layers[1:])))
 
 

@@ -69,7 +69,7 @@ def test_runner_ups_that_fit_are_those_of_all_strategies_that_fit(seed: int, par
                 assert other.total_cost == pytest.approx(min(costs), rel=1e-9)
                 num_limited += 1
         costs = tables.costs_beside(vertex, optimum.choice)
-        alone = search.cheapest_beside(vertex, optimum.choice, costs)
+        alone = search.cheapest_beside(tables, vertex, optimum.choice, costs)
         beside = [(*optimum.choice[:vertex], c, *optimum.choice[vertex + 1 :]) for c in range(size)]
         fit = [c for c, choice in enumerate(beside) if sum(w[k] for w, k in zip(weights, choice, strict=True)) <= limit]
         assert alone in fit

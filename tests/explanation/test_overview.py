@@ -42,7 +42,7 @@ def test_it_says_what_each_explanation_says(name: str, model: str) -> None:
     # Of several that cost the same, either may be named: it is a cheapest one if keeping to it costs no more.
     for found in brief.layers[1 :: len(brief.layers) // 3]:
         if found.runner_up is not None:
-            alternative = replace_layer(plan, found.name, found.runner_up.splits)
+            alternative = replace_layer(plan, found.name, found.runner_up.choice.splits)
             (least,) = explain(alternative, [found.name], options=WITHOUT_FLIPS).layers
             assert least.kept_total_cost == pytest.approx(full.optimum_cost + found.runner_up.difference)
 
@@ -86,7 +86,9 @@ def test_under_a_limit_on_memory() -> None:
     found, full = overview(plan), explain(plan, options=WITHOUT_FLIPS)
     for brief, layer in zip(found.layers, full.layers, strict=True):
         assert brief.reason == layer.reason
-        assert (brief.runner_up and brief.runner_up.splits) == (layer.runner_up and layer.runner_up.splits)
+        assert (brief.runner_up and brief.runner_up.choice.splits) == (
+            layer.runner_up and layer.runner_up.choice.splits
+        )
 
 
 def test_what_there_is_no_time_for_is_left_out() -> None:

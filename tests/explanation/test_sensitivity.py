@@ -61,8 +61,8 @@ def test_seconds_are_those_of_plain_searches() -> None:
             )
             # Moving these layers, and no others, makes the plan one of the cheapest there.
             moved = dict(one.moves)
-            splits = [moved.get(layer.name, layer.splits) for layer in plan.layers]
-            choice = [tables.choice(v, tuple(split.values())) for v, split in enumerate(splits)]
+            own = [moved.get(layer.name, layer) for layer in plan.layers]
+            choice = [tables.choice(v, tuple(layer.splits.values())) for v, layer in enumerate(own)]
             assert tables.tables.evaluate(choice) == pytest.approx(other.total_cost)  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pase import Plan, load_machine, search
-from pase.analysis.explanation import explain_step
+from pase.analysis.explanation import explain
 from pase.analysis.figures import BUSIEST
 from pase.costs import cost_model
 from pase.errors import EmitError
@@ -22,6 +22,7 @@ from pase.sharding.layouts import device_mesh, layout_of, tensor_dims
 from pase.sharding.traffic import flows
 from pase.views.reports.document import report_document
 from tests.explanation.test_explain import data_parallel_plan
+from tests.explanation.test_schemes import free_plan
 from tests.hostile import hostile_plan
 from tests.networks import slow_machine, small_graph, small_plan, staged_plan
 from tests.runtime.plans import random_plan
@@ -235,8 +236,12 @@ def test_a_plan_in_stages_says_what_each_stage_does() -> None:
 
 
 def test_a_plan_in_stages_says_why() -> None:
-    plan = staged_plan()
-    assert [layer["why"] for layer in only(plan)["layers"]] == [layer.reason for layer in explain_step(plan).layers]
+    plan = free_plan()
+    found = explain(plan)
+    for layer, own in zip(only(plan)["layers"], plan, strict=True):
+        assert layer["why"] == found[layer["why_of"]].reason
+        assert sum(part["cost"] for part in layer["parts"]) == pytest.approx(own.layer_cost)
+        assert layer["runner_up"]["state"] == "replicated"
 
 
 def test_bytes_of_a_plan_in_stages_are_those_of_its_programs() -> None:

@@ -2,43 +2,42 @@
 
 from pase.analysis.explanation.alternatives import every_choice
 from pase.analysis.explanation.constrained_search import TIE, Improvement
+from pase.analysis.explanation.cost_parts import CostParts, Part, PartKind
 from pase.analysis.explanation.explain import ExplainOptions, LayerOverview, Overview, explain, overview
+from pase.analysis.explanation.schemes import SchemeOutcome, other_schemes
 from pase.analysis.explanation.sensitivity import FARTHEST, Sensitivity, sensitivity
-from pase.analysis.explanation.steps import SchemeOutcome, StepExplanation, StepLayer, explain_step, other_schemes
 from pase.analysis.explanation.why_not import (
     Explanation,
     Flip,
     LayerExplanation,
-    Part,
-    PartKind,
+    Outcome,
     RunnerUp,
+    choice_text,
     configuration_text,
-    own_parts,
 )
 
 __all__ = [
     "FARTHEST",
     "TIE",
+    "CostParts",
     "ExplainOptions",
     "Explanation",
     "Flip",
     "Improvement",
     "LayerExplanation",
     "LayerOverview",
+    "Outcome",
     "Overview",
     "Part",
     "PartKind",
     "RunnerUp",
     "SchemeOutcome",
     "Sensitivity",
-    "StepExplanation",
-    "StepLayer",
+    "choice_text",
     "configuration_text",
     "every_choice",
     "explain",
-    "explain_step",
     "other_schemes",
     "overview",
-    "own_parts",
     "sensitivity",
 ]

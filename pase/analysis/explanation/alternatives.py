@@ -12,8 +12,9 @@ that is found exactly, and of the rest it is known that it is dearer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import islice
 from math import inf
 from time import perf_counter
 
@@ -169,12 +170,11 @@ class Alternatives:
         """Return the cheapest strategy in which a vertex has another configuration; None if it has no other."""
         return self.among(vertex, others(self._tables, vertex, configuration))
 
-    def least_without(self, vertex: int, configuration: int) -> Least | None:
-        """Return which other configuration of a vertex costs least, and how much, where min-marginals know it.
+    def least_among(self, vertex: int, rows: IndexArray) -> Least | None:
+        """Return which of some other choices of a vertex costs least, and how much, where min-marginals know it.
 
-        configuration: that of the optimum. None: it has no other, or the problem is too large for them.
+        None: there are none, or the problem is too large for them.
         """
-        rows = others(self._tables, vertex, configuration)
         if not len(rows):
             return None
         for number, limit in self._limits():
@@ -325,25 +325,57 @@ class FeasibleAlternatives:
         found = self.free.among(vertex, rows)
         if found is None or self.search.fits(found.choice):
             return found
-        return self._limited(vertex, rows)
+        return self._limited(vertex, rows, found)
 
-    def _limited(self, vertex: int, rows: IndexArray) -> Alternative | None:
+    def _limited(self, vertex: int, rows: IndexArray, unlimited: Alternative) -> Alternative | None:
+        """Return the cheapest strategy that fits; unlimited: the cheapest one, which does not."""
         assert self.search.limit is not None
         costs = np.full(self.tables.domain_sizes[vertex], inf)
         costs[rows] = self.tables.costs_beside(vertex, self.optimum.choice)[rows]
-        start = self.search.cheapest_beside(vertex, self.optimum.choice, costs)
-        choice = self.optimum.choice
+        start = self.search.cheapest_beside(self.tables, vertex, self.optimum.choice, costs)
+        known = [self._with({vertex: start})] if start is not None else []
+        known += self._exchanged(vertex, rows)
+        least = min(known, key=self.tables.evaluate, default=None)
+        if least is not None:
+            cost = self.tables.evaluate(least)
+            bounds = (self.optimum.cost, self.optimum.exact), (unlimited.total_cost, unlimited.is_exact)
+            if any(is_exact and cost <= bound * (1 + TIE) for bound, is_exact in bounds):
+                return Alternative(total_cost=cost, choice=least, is_exact=True)
         try:
             limited = cheapest_within(
                 among(self.tables, vertex, rows),
                 self.search.limit,
                 time_limit_s=self.search.time_limit_s or LIMITED_TIME_S,
-                known=[] if start is None else [(*choice[:vertex], start, *choice[vertex + 1 :])],
+                known=known,
+                unlimited=replace(
+                    self.optimum,
+                    cost=unlimited.total_cost,
+                    lower_bound=unlimited.total_cost if unlimited.is_exact else 0.0,
+                    exact=unlimited.is_exact,
+                    choice=unlimited.choice,
+                ),
             )
         except SolverError:  # nothing fits, or nothing that does was found in time
             return None
         solution = limited.solution
         return Alternative(total_cost=solution.cost, choice=solution.choice, is_exact=solution.exact)
+
+    def _exchanged(self, vertex: int, rows: IndexArray) -> list[tuple[int, ...]]:
+        """Return the cheapest strategy that fits in which a vertex has the choice of one that is alike, which has its.
+
+        Of repeated layers it is often a matter of which of them has what.
+        """
+        choice, table = self.optimum.choice, self.tables.vertex_table
+        others = [v for v in range(len(choice)) if table[v] == table[vertex] and choice[v] in rows]
+        found = [self._with({vertex: choice[other], other: choice[vertex]}) for other in others]
+        return list(islice(filter(self.search.fits, sorted(found, key=self.tables.evaluate)), 1))
+
+    def _with(self, changes: Mapping[int, int]) -> tuple[int, ...]:
+        """Return the optimum with other choices of some vertices."""
+        found = list(self.optimum.choice)
+        for vertex, choice in changes.items():
+            found[vertex] = choice
+        return tuple(found)
 
 
 LIMITS = (9.0, 1.0, *reversed(SLACKS))

@@ -4,18 +4,22 @@ And what a plan that is not the cheapest pays too much for, and what to change i
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from pase.common.containers import connected
 from pase.costs import Problem
+from pase.costs.liveness import Turn
 from pase.errors import PlanError
 from pase.planning.memory_limit import MemoryLimit, cheapest_within, limit_of
 from pase.planning.plan import Plan
 from pase.planning.planner import Progress
-from pase.solver import Solution, solve
+from pase.planning.steps import LayerChoice, chosen_layer
+from pase.solver import ConstrainedProblem, Solution, solve
 from pase.tables.cost_tables import CostTables, FloatArray
+
+Choice = tuple[int, ...]
 
 TIE = 1e-9
 """Costs that differ by no more than this part of a strategy's cost count as equal: the solver tells no closer."""
@@ -94,26 +98,54 @@ PATIENT_TIME_S = 10.0
 class ConstrainedSearch:
     """What every search of an explanation keeps to.
 
-    limit: on the peaks of strategies; None: no limit. time_limit_s: of one search.
+    Attributes:
+        limit: On the peaks of strategies; None for no limit.
+        time_limit_s: Of one search; None for the usual time.
+        patience_s: Of a search for the cheapest strategy within the limit, if no time is given.
     """
 
     limit: MemoryLimit | None = None
     time_limit_s: float | None = None
+    patience_s: float = PATIENT_TIME_S
+    _limited_turns: dict[Turn, ConstrainedProblem] = field(default_factory=dict)
 
     def fits(self, choice: Sequence[int]) -> bool:
         return self.limit is None or self.limit.fits(choice)
 
-    def cheapest_beside(self, vertex: int, choice: Sequence[int], costs: FloatArray) -> int | None:
-        """Return the cheapest configuration of a vertex that fits beside the others of a choice; None where none does.
+    def cheapest_beside(self, tables: CostTables, vertex: int, choice: Sequence[int], costs: FloatArray) -> int | None:
+        """Return the choice of a vertex that costs least of those that fit with the others of a strategy.
 
-        costs: [K] of its configurations, infinite for those that are not looked at.
+        Args:
+            tables: Of the problem.
+            vertex: Whose choice it is.
+            choice: The strategy.
+            costs: [K] of the vertex's choices, infinite for those that are not considered.
+
+        Returns:
+            Its number; None where none fits.
         """
-        for configuration in map(int, np.argsort(costs, kind="stable")):
-            if not np.isfinite(costs[configuration]):
-                break
-            if self.fits((*choice[:vertex], configuration, *choice[vertex + 1 :])):
-                return configuration
+        turns = set[Turn]()
+        may_fit = np.isfinite(costs)
+        for candidate in map(int, np.argsort(costs, kind="stable")):
+            if not may_fit[candidate]:
+                continue
+            strategy = (*choice[:vertex], candidate, *choice[vertex + 1 :])
+            if self.limit is None or self.limit.fits(strategy):
+                return candidate
+            # What others need in the same turn, at least, is known at once.
+            turn = self.limit.peak(strategy).turn
+            if turn not in turns:
+                turns.add(turn)
+                at_turn = self._at(tables, turn)
+                may_fit &= at_turn.usage(choice) + at_turn.changes(vertex, choice) <= at_turn.limit
         return None
+
+    def _at(self, tables: CostTables, turn: Turn) -> ConstrainedProblem:
+        """Return the problem in which what strategies need in one turn is limited."""
+        assert self.limit is not None
+        if turn not in self._limited_turns:
+            self._limited_turns[turn] = self.limit.relaxed(tables, {turn: 1})
+        return self._limited_turns[turn]
 
     def cheapest(
         self, tables: CostTables, known: Iterable[Sequence[int]] = (), on_progress: Progress | None = None
@@ -121,7 +153,7 @@ class ConstrainedSearch:
         """Return the cheapest strategy that fits; SolverError where none does."""
         if self.limit is None:
             return self.unlimited(tables, known, on_progress)
-        time_limit_s = self.time_limit_s or PATIENT_TIME_S
+        time_limit_s = self.time_limit_s or self.patience_s
         found = cheapest_within(tables, self.limit, known=known, time_limit_s=time_limit_s, on_progress=on_progress)
         return found.solution
 
@@ -146,15 +178,17 @@ def constrained_search(plan: Plan, problem: Problem, time_limit_s: float | None 
     return ConstrainedSearch(limit=limit_of(problem, limit, plan.optimiser), time_limit_s=time_limit_s)
 
 
-def planned_choice(plan: Plan, problem: Problem) -> tuple[int, ...]:
-    """Return a plan's strategy by configuration index."""
-    choice = []
-    for vertex, layer in enumerate(plan.layers):
-        found = problem.choice(vertex, tuple(layer.splits.values()))
+def planned_choice(plan: Plan, problem: Problem) -> Choice:
+    """Return the strategy of a plan, or of a stage of it, by the choices of a problem."""
+    choice = list[int]()
+    for operator in problem.graph.operators:
+        layer = plan[operator.name]
+        splits = tuple(layer.splits.values())
+        found = problem.choice(len(choice), splits, layer.state, is_recomputed=layer.is_recomputed)
         if found is None:
             raise PlanError(
-                f"layer {layer.name!r} has the configuration {layer.splits}, which a search on {plan.num_devices} "
-                "devices does not look at: there is nothing to compare it with; search again"
+                f"layer {layer.name!r} has the configuration {dict(layer.splits)}, which a search on "
+                f"{problem.num_devices} devices does not consider: there is nothing to compare it with; search again"
             )
         choice.append(found)
     return tuple(choice)
@@ -169,9 +203,10 @@ def present_optimum(
 ) -> Solution:
     """Return the cheapest strategy that fits, nearest to a plan; searched for again unless that takes long.
 
-    Under a memory limit it does: there a plan whose file says that it is proven is taken at its word.
+    Under a memory limit it does: there a plan whose file says that it is proven is taken at its word, unless the tables
+    have modes that the search may not have had.
     """
-    if search.limit is None or not plan.exact:
+    if search.limit is None or not plan.exact or plan.has_parts:
         return optimum_near(tables, choice, search, on_progress)
     return claimed_optimum(plan, tables, choice)
 
@@ -203,21 +238,20 @@ def optimum_near(
     return replace(solution, choice=near) if search.fits(near) else solution
 
 
-Choice = tuple[int, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improvement:
     """What to change in a plan that is not the cheapest.
 
-    layer: the one whose own cost, with the transfers to it, is most above what it is in the cheapest strategy. excess:
-    by how much. changes: what to change first, configurations by layer; all other layers stay as they are. saving: what
-    that takes off the plan's cost.
+    Attributes:
+        layer: The one whose own cost, with the transfers to it, is most above what it is in the cheapest strategy.
+        excess: By how much.
+        changes: What to change first, and what layers have then; all others stay as they are.
+        saving: What that takes off the plan's cost.
     """
 
     layer: str
     excess: float
-    changes: tuple[tuple[str, dict[str, int]], ...]
+    changes: tuple[tuple[str, LayerChoice], ...]
     saving: float
 
 
@@ -226,6 +260,9 @@ def improvement(
     choice: Sequence[int],
     optimum: Sequence[int],
     fits: Callable[[Sequence[int]], bool] = lambda _: True,
+    *,
+    cost_of: Callable[[Sequence[int]], float] | None = None,
+    stage: int = 0,
 ) -> Improvement | None:
     """Return what to change first in a strategy; None where the optimum is not cheaper.
 
@@ -234,19 +271,22 @@ def improvement(
 
     Args:
         problem: with the costs.
-        choice: the strategy, by configuration index.
+        choice: the strategy, by the problem's choices.
         optimum: a cheaper strategy, the nearest to it.
         fits: whether a strategy is one that may be.
+        cost_of: what a step costs with a strategy; by default what the tables say.
+        stage: whose problem it is.
     """
     tables = problem.tables
-    cost, least = tables.evaluate(choice), tables.evaluate(optimum)
-    if cost <= least * (1 + TIE):
+    cost_of = cost_of or tables.evaluate
+    cost = cost_of(choice)
+    if cost <= cost_of(optimum) * (1 + TIE):
         return None
     excess = _own_costs(tables, choice) - _own_costs(tables, optimum)
     worst = int(excess.argmax())
 
     def saving(other: Choice) -> float:
-        return cost - tables.evaluate(other)
+        return cost - cost_of(other)
 
     def saving_by_layer(other: Choice) -> float:
         return saving(other) / sum(old != new for old, new in zip(choice, other, strict=True))
@@ -263,7 +303,7 @@ def improvement(
         layer=tables.vertex_names[worst],
         excess=float(excess[worst]),
         changes=tuple(
-            (tables.vertex_names[v], problem.splits(v, new))
+            (tables.vertex_names[v], chosen_layer(problem.choices, v, new, stage))
             for v, (old, new) in enumerate(zip(choice, found, strict=True))
             if old != new
         ),

@@ -35,7 +35,7 @@ from pase.machine import Machine
 from pase.planning.plan import Plan
 from pase.planning.planner import Progress, SearchOptions, SearchSettings, search, settings_of, whole_graph
 from pase.planning.problems import problem_of_plan
-from pase.planning.steps import Step
+from pase.planning.steps import LayerChoice, Step, chosen_layer
 from pase.sharding.shards import divisors
 from pase.solver import Solution, solve
 from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, Hiding
@@ -229,7 +229,7 @@ class Sensitivity:
     is_proven: bool
     time_change: float | None = None
     regret: float | None = None
-    moves: tuple[tuple[str, dict[str, int]], ...] = ()
+    moves: tuple[tuple[str, LayerChoice], ...] = ()
 
 
 def sensitivity(
@@ -278,7 +278,7 @@ def sensitivity(
                 is_proven=best.exact,
                 time_change=_relative(best.cost * _seconds(other.machine, plan.cost_unit), present_s),
                 regret=_relative(tables.evaluate(choice), best.cost) if there.fits(choice) else None,
-                moves=tuple((plan.layers[v].name, problem.splits(v, c)) for v, c in moves),
+                moves=tuple((plan.layers[v].name, chosen_layer(problem.choices, v, c)) for v, c in moves),
             )
         )
         if on_progress:
@@ -309,11 +309,12 @@ def _of_stages(
         if best is None and not fits:
             found.append(Sensitivity(figure=figure, factor=factor, is_used=is_used, is_proven=True))
             continue
-        moves: tuple[tuple[str, dict[str, int]], ...] = ()
+        moves: tuple[tuple[str, LayerChoice], ...] = ()
         best_s, is_proven = present_s, best is not None and best.lower_bound >= present_s * (1 - TIE)
         if best is not None and (not fits or best.total_cost < present_s * (1 - TIE)):
             best_s, is_proven = best.total_cost, best.exact
-            moves = tuple((layer.name, dict(layer.splits)) for layer in best if layer.splits != plan[layer.name].splits)
+            chosen = zip(best, Step.of(best).layers, strict=True)
+            moves = tuple((own.name, choice) for own, choice in chosen if own.splits != plan[own.name].splits)
         found.append(
             Sensitivity(
                 figure=figure,

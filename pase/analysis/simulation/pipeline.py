@@ -115,6 +115,17 @@ class StagedSimulation:
         whole_s = self.step_time_s * len(groups)
         return sum(stage.waiting_s for stage in groups) / whole_s if whole_s else 0.0
 
+    @property
+    def slowest(self) -> int:
+        """The stage that the others wait for."""
+        return max(range(len(self.stages)), key=lambda number: self.stages[number].micro_batch_s)
+
+    @property
+    def fill(self) -> float:
+        """The share of the time that filling and draining the pipeline would take with stages of one length."""
+        fill = (self.plan.num_groups - 1) / self.step.chunks
+        return fill / (self.plan.micro_batches + fill)
+
     @cached_property
     def critical_path(self) -> tuple[Pass, ...]:
         """What the step waited for, in order: each pass begins where the one before it ends; they fill the step."""

@@ -13,20 +13,8 @@ from importlib.resources import files
 from math import prod
 from typing import Any, Unpack
 
-import numpy as np
-
 from pase._version import __version__
-from pase.analysis.explanation import (
-    LayerOverview,
-    Overview,
-    Part,
-    PartKind,
-    StepExplanation,
-    every_choice,
-    explain_step,
-    overview,
-    own_parts,
-)
+from pase.analysis.explanation import CostParts, LayerOverview, Overview, Part, PartKind, every_choice, overview
 from pase.analysis.figures import (
     BETWEEN_ALL,
     COMMUNICATION,
@@ -40,12 +28,13 @@ from pase.analysis.figures import (
 )
 from pase.analysis.simulation.pipeline import StagedSimulation, simulate_stages
 from pase.common.documents import StrPath, attributes, write_or_fail
-from pase.costs import cost_model, hiding_layers, layer_signatures, traffic_of
+from pase.costs import Problem, cost_model
 from pase.errors import ConfigurationError, PaseError, PlanError
 from pase.graph import DimIndex, Graph, Operator, SliceOf, Window
 from pase.planning.passes import Work
 from pase.planning.plan import Plan
 from pase.planning.planner import MAX_DEVICES, Progress, SearchSettings, search, settings_of, whole_graph
+from pase.planning.steps import Step
 from pase.views.drawing.folding import arranged
 from pase.views.drawing.plans import DrawnPlan, drawn_plan, split_classes
 
@@ -238,18 +227,11 @@ def device_numbers(text: str) -> tuple[int, ...]:
 
 def cost_parts(plan: Plan) -> tuple[tuple[Part, ...], ...]:
     """Return [layers] the parts of each layer cost t_l; repeated layers are taken apart once."""
-    model = cost_model(plan.cost_model, plan.machine, plan.num_devices, plan.precision)
-    known: dict[Hashable, tuple[Part, ...]] = {}
+    model = cost_model(plan.cost_model, plan.machine, plan.group_size, plan.precision)
     found = []
-    layers = zip(
-        plan.graph.operators, layer_signatures(plan.graph), plan.layers, hiding_layers(plan.graph), strict=True
-    )
-    for operator, signature, layer, hides in layers:
-        splits = np.array([list(layer.splits.values())], dtype=np.int32)
-        key = signature, splits.tobytes(), hides
-        if key not in known:
-            known[key] = own_parts(operator, traffic_of(plan.graph, operator, splits), model, hides=hides)
-        found.append(known[key])
+    for stage, choice in Step.of(plan).problems:
+        parts = CostParts(Problem.of(stage.tables, plan.micro_batches), model)
+        found += [parts.own(vertex, own) for vertex, own in enumerate(choice)]
     return tuple(found)
 
 
@@ -424,13 +406,9 @@ def report_document(
     }
 
 
-def _explained(
-    plan: Plan, time_limit_s: float | None, on_progress: Progress | None
-) -> tuple[Overview | StepExplanation | None, str]:
+def _explained(plan: Plan, time_limit_s: float | None, on_progress: Progress | None) -> tuple[Overview | None, str]:
     """Return why a plan is as it is, or what stands in the way of saying so."""
     try:
-        if plan.has_parts:
-            return explain_step(plan, on_progress=on_progress), ""
         return overview(plan, time_limit_s=time_limit_s, on_progress=on_progress), ""
     except PlanError as error:  # of configurations that no search looks at
         return None, str(error)
@@ -439,17 +417,13 @@ def _explained(
 def _plan(
     name: str,
     plan: Plan,
-    explained: Overview | StepExplanation | None,
+    why: Overview | None,
     why_note: str,
     choices: tuple[dict[str, Any] | None, str],
 ) -> dict[str, Any]:
-    why = explained if isinstance(explained, Overview) else None
-    reasons = [layer.reason for layer in explained.layers] if explained else [None] * len(plan)
     classes = split_classes(plan.layers)
     figures, transferred = cost_figures(plan), step_bytes_of(plan)
-    parts: Sequence[Sequence[Part]] = [layer.parts for layer in why.layers] if why else ()
-    if not why:
-        parts = [()] * len(plan) if plan.has_parts else cost_parts(plan)
+    parts: Sequence[Sequence[Part]] = [layer.parts for layer in why.layers] if why else cost_parts(plan)
     names = list(STEP_PARTS if plan.has_parts else COST_PARTS)
     costs = [_costs(plan, own, of) for own, of in zip(figures.layers, parts, strict=True)]
     means = {name: sum(row[n] for row in costs) / plan.num_groups for n, name in enumerate(names)}
@@ -489,7 +463,6 @@ def _plan(
                 "moved_bytes": None if transferred.layers is None else transferred.layers.get(layer.name, 0),
                 "devices": orders.setdefault(layer.devices, len(orders)),
                 **_why(why.layers[number] if why else None, plan.total_cost),
-                "why": reasons[number],
             }
             for number, layer in enumerate(plan.layers)
         ],
@@ -572,14 +545,15 @@ def _layer(plan: Plan, number: int, parts: Sequence[Part], figures: LayerFigures
 
 def _why(why: LayerOverview | None, total_cost: float) -> dict[str, Any]:
     if why is None:
-        return dict.fromkeys(("why_of", "num_configurations", "runner_up"))
+        return dict.fromkeys(("why", "why_of", "num_configurations", "runner_up"))
     runner_up = why.runner_up
-    found = attributes(why, "why_of=like num_configurations")
+    found = attributes(why, "why=reason why_of=like num_configurations")
     return found | {
         "runner_up": runner_up
         and {
             **attributes(runner_up, "difference is_tie exact=is_exact"),
-            "splits": list(runner_up.splits.values()),
+            **attributes(runner_up, "state=choice.state is_recomputed=choice.is_recomputed"),
+            "splits": list(runner_up.choice.splits.values()),
             "relative": runner_up.difference / total_cost if total_cost else 0.0,
             "changes": None if runner_up.changes is None else len(runner_up.changes),
         }

@@ -54,13 +54,18 @@ function runnerUpSection(of, layer) {
   const next = layer.runner_up;
   if (!next) return layer.num_configurations === 1 ? panelPart("Runner-up", el("p", null, "It has no other configuration.")) : null;
   const product = next.splits.reduce((all, one) => all * one, 1);
-  const replicas = Math.max(1, Math.floor(of.num_devices / product));
+  const replicas = Math.max(1, Math.floor(of.num_devices / (of.num_groups || 1) / product));
+  // A mode is named where either of the two has another than the usual one.
+  const modes = [
+    next.state !== layer.state ? next.state : next.state !== "replicated" && next.state,
+    next.is_recomputed ? "recomputed" : layer.is_recomputed && "kept",
+  ].filter(Boolean).map((mode) => ` ${shown(mode, 20)}`).join("");
   const bound = next.exact ? "" : "at most ";
   const difference = next.is_tie ? "costs the same: a tie"
     : `costs ${bound}${cost(next.difference, of)} more a step (+${percent(next.relative, next.relative < 0.01 ? 2 : 1)} in all)`;
   const others = next.changes > 0 ? `, with ${counted(next.changes, "other layer")} configured anew` : "";
   return panelPart("Runner-up",
-    el("p", null, el("b", { class: "config" }, configuration(layer, next.splits, replicas)), ` ${difference}${others}.`),
+    el("p", null, el("b", { class: "config" }, configuration(layer, next.splits, replicas) + modes), ` ${difference}${others}.`),
     el("p", { class: "note" }, `The best of the other ${counted(layer.num_configurations - 1, "configuration")} of this layer, all others free to change.`));
 }
 
