@@ -20,6 +20,7 @@ from pase.costs import Problem
 from pase.errors import ConfigurationError, IntegratedError, MemoryLimitError, PaseError, PlanError
 from pase.models import MODELS
 from pase.planning.problems import problem_of
+from pase.planning.steps import Step
 from pase.views.reports.document import sweep
 from tests.networks import SMALL, slow_machine, small_graph, small_plan, tiny_graph, tiny_plan
 
@@ -417,6 +418,27 @@ def test_a_plan_in_stages_is_evaluated_beside_all_numbers_of_stages(tmp_path: Pa
     assert found.plan.lower_bound <= best.total_cost * (1 + 1e-9)
     found.plan.save(tmp_path / "plan.json")
     assert pase.load_plan(tmp_path / "plan.json") == found.plan
+
+
+@pytest.mark.parametrize("settings", [{"stages": 1, "micro_batches": 2}, {"stages": 2, "modes": ["zero1", "zero3"]}])
+def test_the_plan_of_a_search_is_evaluated_as_it_is(settings: dict[str, Any]) -> None:
+    plan = _step_plan(**settings)
+    found = pase.evaluate(_free_graph(), plan, time_limit_s=1)
+    assert (found.total_cost, found.layers, found.baselines) == (plan.total_cost, plan.layers, plan.baselines)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_what_to_change_first_in_a_step_saves_what_it_says(stages: int) -> None:
+    plan = _step_plan(stages=stages)
+    other = plan.replace("fc2", rest="kept", **({"n": 2} if plan["fc2"].splits["n"] == 1 else {"b": 2}))
+    found = evaluation(_free_graph(), other, time_limit_s=10).improvement
+    assert found is not None
+    step = Step.of(other)
+    for name, choice in found.changes:
+        step = step.with_layer(other.index[name], choice)
+    assert found.saving == pytest.approx(other.total_cost - step.cost, rel=1e-9)
+    assert found.saving >= (other.total_cost - plan.total_cost) * (1 - 1e-9)
+    assert evaluation(_free_graph(), plan, time_limit_s=10).improvement is None
 
 
 def test_a_plan_in_stages_is_evaluated_for_another_machine() -> None:

@@ -27,12 +27,12 @@ from msgspec import UNSET, UnsetType
 
 from pase._version import __version__
 from pase.analysis.baselines.registry import BASELINES, baseline_of
-from pase.analysis.explanation.constrained_search import Improvement, improvement, nearest
+from pase.analysis.explanation.constrained_search import PATIENT_TIME_S, Improvement, improvement, nearest
+from pase.analysis.explanation.planned_stages import EVERY_MODE, planned_stages
 from pase.common.documents import DocumentSource, StrPath, read_text, toml_document
 from pase.common.structs import choice, read
 from pase.common.words import short
-from pase.costs import DEFAULT_OPTIMISER, STATES, Allowance, Problem, TimeUpError, cost_model
-from pase.costs.states import ModeSpace
+from pase.costs import DEFAULT_OPTIMISER, Allowance, Problem, TimeUpError, cost_model
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError, SolverError, unknown_name
 from pase.graph import Graph, Precision
 from pase.graph.operators import with_fan_outs
@@ -156,7 +156,11 @@ def evaluation(
     start_s = perf_counter()
     deadline_s = inf if time_limit_s is None else start_s + time_limit_s
     if chosen.plan is not None and chosen.plan.has_parts:
-        return _step_evaluation(setting, chosen, chosen.plan, deadline_s, on_progress)
+        plan = setting.plan_of_step(chosen, chosen.plan)
+        optimum_cost, bound = setting.cheapest_step(plan, deadline_s, on_progress)
+        found = _improvement(plan, deadline_s, on_progress)
+        certified = replace(_certified(plan, bound), device_memory_bytes=None)
+        return Evaluation(plan=certified, optimum_cost=optimum_cost, improvement=found)
     problem, bound = setting.problem(Allowance(deadline_s=deadline_s), on_progress)
     plan = setting.plan_of(chosen, problem, time_limit_s, on_progress)
     if problem is not None and (only := configurations_beside(plan)) is not None:
@@ -302,59 +306,65 @@ class _Setting:
             )
         return [problem.splits(vertex, index) for vertex, index in enumerate(choice)]
 
+    def plan_of_step(self, strategy: Strategy, plan: Plan) -> Plan:
+        """Return a plan with micro-batches, stages or modes for what is asked, with the limit that others must fit.
 
-def _step_evaluation(
-    setting: _Setting, strategy: Strategy, plan: Plan, deadline_s: float, on_progress: Progress | None
-) -> Evaluation:
-    """Return a plan with micro-batches, stages or modes for what is asked, beside the best of all numbers and modes.
+        That is the plan's own limit on memory, or the devices that are asked for, but no less than it needs.
+        """
+        if self.devices != plan.num_devices:
+            raise PlanError(
+                f"{strategy.where} has micro-batches, stages or modes of layers, for {plan.num_devices} devices; with "
+                f"{self.devices} devices it is another step: search it (pase search with --stages, --micro-batches, "
+                "--modes)"
+            )
+        check_seconds(self.cost_model)
+        graph = with_fan_outs_of(micro_batch(self.graph, plan.micro_batches), plan.graph)
+        _check_same_layers(plan, graph, strategy.where)
+        if any(list(plan[name].dims.values()) != list(graph[name].extents.values()) for name in graph.index):
+            raise PlanError(
+                f"{strategy.where} is of {plan.micro_batches} micro-batches of another size than those of "
+                f"{short(graph.name)!r} with this batch: give the batch that it was searched with (--batch)"
+            )
+        step = replace(
+            Step.of(plan), graph=graph, machine=self.machine, cost_model=self.cost_model, optimiser=self.optimiser
+        )
+        devices: list[tuple[int, ...]] | None = [layer.devices for layer in plan]
+        if strategy.constraints:
+            step, devices = _kept_to(step, strategy.constraints), None
+        limit = max(plan.device_memory_bytes or usable_bytes(self.machine) or 0, step.peak.bytes)
+        return replace(planned_step(plan, step, devices, strategy.constraints), device_memory_bytes=int(limit))
 
-    What fits its own limit on memory, or the devices that are asked for, is what it is compared with.
-    """
-    if setting.devices != plan.num_devices:
-        raise PlanError(
-            f"{strategy.where} has micro-batches, stages or modes of layers, for {plan.num_devices} devices; with "
-            f"{setting.devices} devices it is another step: search it (pase search with --stages, --micro-batches, "
-            "--modes)"
-        )
-    check_seconds(setting.cost_model)
-    graph = with_fan_outs_of(micro_batch(setting.graph, plan.micro_batches), plan.graph)
-    _check_same_layers(plan, graph, strategy.where)
-    if any(list(plan[name].dims.values()) != list(graph[name].extents.values()) for name in graph.index):
-        raise PlanError(
-            f"{strategy.where} is of {plan.micro_batches} micro-batches of another size than those of "
-            f"{short(graph.name)!r} with this batch: give the batch that it was searched with (--batch)"
-        )
-    step = replace(
-        Step.of(plan), graph=graph, machine=setting.machine, cost_model=setting.cost_model, optimiser=setting.optimiser
-    )
-    devices: list[tuple[int, ...]] | None = [layer.devices for layer in plan]
-    if strategy.constraints:
-        step, devices = _kept_to(step, strategy.constraints), None
-    limit = plan.device_memory_bytes or usable_bytes(setting.machine) or 0
-    found, bound = None, 0.0
-    with suppress(MemoryLimitError, SolverError):  # nothing is known to fit, or by the deadline
-        found, bound = search_schemes(
-            Setting(
-                graph=setting.graph,
-                num_devices=setting.devices,
-                machine=setting.machine,
-                cost_model=setting.cost_model,
-                space=ModeSpace(states=STATES, recompute=True),
-                optimiser=setting.optimiser,
-                limit_bytes=float(max(limit, step.peak.bytes)),
-                schedule=schedule_of(step.chunks),
-                deadline_s=deadline_s,
-            ),
-            None,
-            None,
-            on_progress=on_progress,
-        )
-    best = None if found is None else min(found.cost, step.cost)
-    return Evaluation(
-        plan=_certified(planned_step(plan, step, devices, strategy.constraints), bound),
-        optimum_cost=best,
-        improvement=None,
-    )
+    def cheapest_step(self, plan: Plan, deadline_s: float, on_progress: Progress | None) -> tuple[float | None, float]:
+        """Return what the cheapest step of all numbers and modes costs that fits a plan's limit, and a bound on it."""
+        found, bound = None, 0.0
+        with suppress(MemoryLimitError, SolverError):  # nothing is known to fit, or by the deadline
+            found, bound = search_schemes(
+                Setting(
+                    graph=self.graph,
+                    num_devices=self.devices,
+                    machine=self.machine,
+                    cost_model=self.cost_model,
+                    space=EVERY_MODE,
+                    optimiser=self.optimiser,
+                    limit_bytes=float(plan.device_memory_bytes or inf),
+                    schedule=schedule_of(plan.num_stages // plan.num_groups),
+                    deadline_s=deadline_s,
+                ),
+                None,
+                None,
+                on_progress=on_progress,
+            )
+        return None if found is None else min(found.cost, plan.total_cost), bound
+
+
+def _improvement(plan: Plan, deadline_s: float, on_progress: Progress | None) -> Improvement | None:
+    """Return what to change first in a plan with parts, in one of its stages; None where nothing cheaper is known."""
+    left_s = deadline_s - perf_counter()
+    if left_s <= 0:
+        return None
+    stages = planned_stages(plan, time_limit_s=left_s if left_s < PATIENT_TIME_S else None, on_progress=on_progress)
+    found = [stage.improvement(stage.optimum(on_progress).choice) for stage in stages]
+    return max(filter(None, found), key=lambda one: one.saving, default=None)
 
 
 def _kept_to(step: Step, constraints: Constraints) -> Step:
@@ -364,7 +374,7 @@ def _kept_to(step: Step, constraints: Constraints) -> Step:
     """
     graph = step.graph
     left = allowed(constraints, graph, step.group)
-    space = mode_space(ModeSpace(states=STATES, recompute=True), constraints, graph)
+    space = mode_space(EVERY_MODE, constraints, graph)
     tied = {name: names[0] for _, names in left.ties for name in names}
     layers = list(step.layers)
     for number, operator in enumerate(graph.operators):

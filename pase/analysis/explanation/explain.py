@@ -10,9 +10,7 @@ import numpy as np
 from pase.analysis.explanation.alternatives import Alternative, Alternatives, FeasibleAlternatives
 from pase.analysis.explanation.constrained_search import (
     TIE,
-    Improvement,
     claimed_optimum,
-    improvement,
     nearest,
 )
 from pase.analysis.explanation.cost_parts import CostParts, Part
@@ -99,7 +97,7 @@ def explain(
             on_progress("looking for runner-ups", (number + 1) / len(wanted))
     plan_cost = max((work.plan_cost for work in works.values()), default=plan.total_cost)
     optimum_cost = min((work.optimum_cost for work in works.values()), default=plan.total_cost)
-    improvements = [work.improvement() for work in works.values()]
+    improvements = [work.stage.improvement(work.best) for work in works.values()]
     return Explanation(
         plan_cost=plan_cost,
         optimum_cost=optimum_cost,
@@ -138,17 +136,6 @@ class Work:
         model = cost_model(plan.cost_model, plan.machine, stage.problem.num_devices, plan.precision)
         self.parts = CostParts(stage.problem, model)
         self._reasons = Reasons(stage, self.parts)
-
-    def improvement(self) -> Improvement | None:
-        """Return what to change first; None where nothing is cheaper."""
-        return improvement(
-            self.problem,
-            self.choice,
-            self.best,
-            self.search.fits,
-            cost_of=self.stage.cost,
-            stage=self.stage.number,
-        )
 
     @property
     def is_limited(self) -> bool:

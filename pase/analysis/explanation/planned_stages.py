@@ -16,6 +16,8 @@ import numpy as np
 from pase.analysis.explanation.constrained_search import (
     PATIENT_TIME_S,
     ConstrainedSearch,
+    Improvement,
+    improvement,
     planned_choice,
     present_optimum,
 )
@@ -75,6 +77,10 @@ class PlannedStage:
     def optimum(self, on_progress: Progress | None = None) -> Solution:
         """Return the cheapest strategy that fits by the tables, nearest to the plan's."""
         return present_optimum(self.plan, self.problem.tables, self.choice, self.search, on_progress)
+
+    def improvement(self, best: Sequence[int]) -> Improvement | None:
+        """Return what to change first to come nearer to a better strategy; None where that is not cheaper."""
+        return improvement(self.problem, self.choice, best, self.search.fits, cost_of=self.cost, stage=self.number)
 
     def cost(self, choice: Sequence[int]) -> float:
         """Return what a step costs in which this stage has another strategy."""
