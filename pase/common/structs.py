@@ -47,7 +47,7 @@ def choice(names: Iterable[str]) -> Meta:
     return Meta(pattern=f"^(?:{'|'.join(map(re.escape, known))})$", extra_json_schema={"enum": known})
 
 
-class Document(Struct, kw_only=True, omit_defaults=True):
+class Document(Struct, kw_only=True, omit_defaults=True, gc=False):
     """An object in a document: its fields, their bounds and, as docstrings, their descriptions.
 
     Fields are named after the attributes of the described value; a field that is UNSET by default corresponds to an

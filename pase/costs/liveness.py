@@ -453,7 +453,7 @@ def allocated_weights(timeline: Timeline, states: Sequence[str]) -> Iterator[All
     known: dict[tuple[int, int, str], WeightPart] = {}
     for position, operator in enumerate(graph.operators):
         for number, read in enumerate(operator.reads):
-            if read not in operator.parameters or (read.shared and graph.owners[read.shared] != operator.name):
+            if read.role is not Role.PARAMETER or (read.shared and graph.owners[read.shared] != operator.name):
                 continue
             key = timeline.kinds[position], number, states[position]
             if key not in known:
@@ -466,7 +466,9 @@ def allocated_weights(timeline: Timeline, states: Sequence[str]) -> Iterator[All
 def _weight_part(operator: Operator, number: int, configurations: Splits, state: str) -> WeightPart:
     read = operator.reads[number]
     part = held_parts(operator, read, configurations)
-    is_cut = sharded(operator, number, configurations) & (state != STATES[0])
+    is_cut = np.zeros(len(configurations.values), dtype=np.bool_)
+    if state != STATES[0]:
+        is_cut = sharded(operator, number, configurations)
     shard = part
     if is_cut.any():
         cut = shard_parts(operator, read, configurations)

@@ -6,9 +6,11 @@ This is where accesses become numbers; a cost model turns them into cost.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pase.costs.kernels import PassKernels, layer_kernels
 from pase.graph import (
@@ -219,8 +221,10 @@ def _work(
         # It hands on what is there.
         nothing = PassWork(flop=np.zeros(len(splits.values)), touched_bytes=np.zeros(len(splits.values)))
         return nothing, nothing
-    forward = _busiest([(work, work.flop_per_point) for work in operator.work], splits)
-    backward = _busiest([(w, w.flop_per_point * w.num_gradients(has_gradient)) for w in operator.work], splits)
+    points = _Points.of(operator.work, splits)
+    flop_there = [work.flop_per_point for work in operator.work]
+    flop_back = [work.flop_per_point * work.num_gradients(has_gradient) for work in operator.work]
+    forward, backward = points.busiest(flop_there), points.busiest(flop_back)
     written, read, again, gradients = (np.zeros(len(splits.values)) for _ in range(4))
     for position, access in enumerate(operator.writes):
         if position not in operator.wholes:
@@ -236,12 +240,15 @@ def _work(
     products: tuple[FloatArray | None, FloatArray | None] = None, None
     if types.product != "float32":
         # Elsewhere products and all else go at the same rate.
-        of = [work for work in operator.work if work.contraction]
+        is_product = [work.contraction for work in operator.work]
         products = (
-            _busiest([(work, work.flop_per_point) for work in of], splits) * waiting,
-            _busiest([(w, w.flop_per_point * w.num_gradients(has_gradient)) for w in of], splits) * waiting,
+            points.busiest([cost * own for cost, own in zip(flop_there, is_product, strict=True)]) * waiting,
+            points.busiest([cost * own for cost, own in zip(flop_back, is_product, strict=True)]) * waiting,
         )
-    flop = [_busiest([(work, work.flop_per_point)], splits) * waiting for work in operator.work]
+    flop = []
+    for number, cost in enumerate(flop_there):
+        alone = [0.0] * number + [cost] + [0.0] * (len(flop_there) - number - 1)
+        flop.append(points.busiest(alone) * waiting)
     kernels = layer_kernels(operator, splits, has_gradient, types, flop)
     ways = zip((forward, backward), (read + written, touched_back), products, kernels, strict=True)
     there, back = (
@@ -257,31 +264,53 @@ def _work(
     return there, back
 
 
-def _busiest(works: Sequence[tuple[Work, float]], splits: Splits) -> FloatArray:
-    """Return the [K] FLOP on the device that has most of them; works: with what each costs a point."""
-    # Parts of these dims differ in what there is to do; of all others the first part has most of every piece of work.
-    uneven = tuple(dict.fromkeys(dim.dim for work, _ in works for dim in work.dims if isinstance(dim, SliceOf)))
-    rows, inverse = distinct_rows(splits.values[:, [tuple(splits.extents).index(dim) for dim in uneven]])
-    total = np.zeros(len(splits.values))
-    for number, row in enumerate(rows.tolist()):
-        chosen = np.flatnonzero(inverse == number)
-        bounds = {dim: even_bounds(splits.extents[dim], k) for dim, k in zip(uneven, row, strict=True)}
-        devices = np.zeros((len(chosen), *row))
-        for work, flop in works:
-            points = np.ones((len(chosen), *(1 for _ in row)))
-            for dim in work.dims:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Points:
+    """How many points of each piece of work devices have under configurations.
+
+    Attributes:
+        num: How many configurations there are.
+        groups: [N] configurations, the numbers of parts of dims whose parts differ in what there is to do, and [pieces]
+            the points, [N, *those parts]; of all other dims the first part has most of every piece of work.
+    """
+
+    num: int
+    groups: tuple[tuple[NDArray[np.intp], tuple[int, ...], tuple[FloatArray, ...]], ...]
+
+    @classmethod
+    def of(cls, works: Sequence[Work], splits: Splits) -> "_Points":
+        """Return those of pieces of work."""
+        uneven = tuple(dict.fromkeys(dim.dim for work in works for dim in work.dims if isinstance(dim, SliceOf)))
+        rows, inverse = distinct_rows(splits.values[:, [tuple(splits.extents).index(dim) for dim in uneven]])
+        groups = []
+        for number, row in enumerate(rows.tolist()):
+            chosen = np.flatnonzero(inverse == number)
+            bounds = {dim: even_bounds(splits.extents[dim], k) for dim, k in zip(uneven, row, strict=True)}
+            parts: dict[str | SliceOf, FloatArray] = {}
+            for dim in dict.fromkeys(dim for work in works for dim in work.dims):
                 name = dim.dim if isinstance(dim, SliceOf) else dim
                 if name in bounds:
                     first, extent = (dim.offset, dim.extent) if isinstance(dim, SliceOf) else (0, splits.extents[name])
                     share = np.minimum(bounds[name][1:], first + extent) - np.maximum(bounds[name][:-1], first)
                     behind = len(uneven) - 1 - uneven.index(name)
-                    points = points * np.clip(share, 0, None).reshape(-1, *(1 for _ in range(behind)))
+                    parts[dim] = np.clip(share, 0, None).reshape(-1, *(1 for _ in range(behind)))
                 else:
                     part = np.ceil(splits.extents[name] / splits.of(name)[chosen])
-                    points = points * part.reshape(-1, *(1 for _ in row))
-            devices += flop * points
-        total[chosen] = devices.reshape(len(chosen), -1).max(axis=1)
-    return total
+                    parts[dim] = part.reshape(-1, *(1 for _ in row))
+            nothing = np.ones((len(chosen), *(1 for _ in row)))
+            points = tuple(prod((parts[dim] for dim in work.dims), start=nothing) for work in works)
+            groups.append((chosen, tuple(row), points))
+        return cls(len(splits.values), tuple(groups))
+
+    def busiest(self, flop: Sequence[float]) -> FloatArray:
+        """Return the [K] FLOP on the device that has most; flop: what a point of each piece of work costs."""
+        total = np.zeros(self.num)
+        for chosen, row, pieces in self.groups:
+            devices = np.zeros((len(chosen), *row))
+            for cost, points in zip(flop, pieces, strict=True):
+                devices += cost * points
+            total[chosen] = devices.reshape(len(chosen), -1).max(axis=1)
+        return total
 
 
 def _pipeline_factor(pipeline: Pipeline, splits: Splits) -> FloatArray:

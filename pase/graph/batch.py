@@ -8,7 +8,7 @@ the examples in any order: whatever counts such rows, and no weight is indexed b
 for all examples has none, but where it fans out to layers that do, its gradient comes in parts, one for each of theirs.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 from typing import NamedTuple
@@ -40,7 +40,9 @@ class Batch:
     examples: int
 
 
-def batches(operators: Sequence[Operator], producers: Mapping[tuple[str, int], tuple[str, int]]) -> dict[str, Batch]:
+def batches(
+    operators: Sequence[Operator], producers: Mapping[tuple[str, int], tuple[str, int]], repeated: Sequence[int]
+) -> dict[str, Batch]:
     """Return where the batch lies in each layer of a graph, by its name.
 
     Layers that read nothing of the data have no such dim, unless what they make is read along with it (an initial state
@@ -50,25 +52,30 @@ def batches(operators: Sequence[Operator], producers: Mapping[tuple[str, int], t
     Args:
         operators: in topological order.
         producers: of each read that a layer feeds, (layer, position in its reads): the producer, which of its writes.
+        repeated: position of the first operator that each one repeats.
     """
     layers = {operator.name: operator for operator in operators}
     is_marked = any(read.batch for operator in operators for read in operator.reads)
-    spans: dict[tuple[str, int], list[Span]] = {}
+    spans: dict[tuple[str, int], tuple[Span, ...]] = {}
     found: dict[str, Batch] = {}
-    for operator in operators:
-        reads: list[tuple[Access, list[Span]]] = []
+    known: dict[Hashable, tuple[Batch, list[tuple[Span, ...]]]] = {}
+    for operator, like in zip(operators, repeated, strict=True):
+        reads: list[tuple[int, tuple[Span, ...]]] = []
         for position, read in enumerate(operator.reads):
             producer = producers.get((operator.name, position))
             if producer is not None:
-                reads.append((read, spans[producer]))
+                reads.append((position, spans[producer]))
             elif read.batch:
-                reads.append((read, [Span(*read.batch)]))
+                reads.append((position, (Span(*read.batch),)))
             elif read.role is not Role.PARAMETER and not is_marked and read.shape:
                 # Of data of which nothing is told, the first dim is the batch.
-                reads.append((read, [Span(1, read.shape[0])]))
-        found[operator.name], rows = _carried(operator, reads)
-        for output, write in enumerate(operator.writes):
-            spans[operator.name, output] = list(_written(operator, write, found[operator.name].dims, rows))
+                reads.append((position, (Span(1, read.shape[0]),)))
+        key = like, *reads
+        if key not in known:
+            batch, rows = _carried(operator, [(operator.reads[position], own) for position, own in reads])
+            known[key] = batch, [tuple(_written(operator, write, batch.dims, rows)) for write in operator.writes]
+        found[operator.name], written = known[key]
+        spans.update({(operator.name, output): own for output, own in enumerate(written)})
     for (reader, position), (writer, output) in reversed(list(producers.items())):
         if not found[writer].dims and found[reader].dims:
             along = list(_written(layers[reader], layers[reader].reads[position], found[reader].dims, frozenset()))

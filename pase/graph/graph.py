@@ -5,7 +5,7 @@ own, bars are of the text's colour, thinned.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from html import escape
 from math import inf, prod
@@ -17,6 +17,9 @@ from pase.errors import EmitError, GraphError
 from pase.graph.batch import Batch, batches
 from pase.graph.operator import Access, AllToAll, Exchange, Operator, Role, Scalar
 from pase.graph.precision import FLOAT32, LayerTypes, Precision, layer_types, precision_of
+
+_PARTS = frozenset(part.name for part in fields(Operator)) - {"name"}
+"""What an operator consists of, but for its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,15 @@ class Graph:
     def repeated(self) -> tuple[int, ...]:
         """[V] position of the first operator that each one repeats, itself perhaps: equal but for their names."""
         first: dict[Operator, int] = {}
-        return tuple(first.setdefault(operator.unnamed, i) for i, operator in enumerate(self.operators))
+        # Most that are equal consist of the same values.
+        same: dict[tuple[int, ...], int] = {}
+        found = []
+        for position, operator in enumerate(self.operators):
+            parts = tuple(id(part) for name, part in vars(operator).items() if name in _PARTS)
+            if parts not in same:
+                same[parts] = first.setdefault(operator.unnamed, position)
+            found.append(same[parts])
+        return tuple(found)
 
     @cached_property
     def incoming(self) -> Mapping[tuple[str, int], Edge]:
@@ -178,7 +189,7 @@ class Graph:
     @cached_property
     def batch(self) -> Mapping[str, Batch]:
         """Where the batch lies in the iteration space of each layer, by its name."""
-        return FrozenDict(batches(self.operators, self._producers))
+        return FrozenDict(batches(self.operators, self._producers, self.repeated))
 
     @cached_property
     def types(self) -> Mapping[str, LayerTypes]:
@@ -239,9 +250,14 @@ class Graph:
         """
         return (operator.name, read) in self._gradients
 
+    @cached_property
+    def _read_gradients(self) -> Mapping[str, tuple[bool, ...]]:
+        gradients = self._gradients
+        return {o.name: tuple((o.name, read) in gradients for read in range(len(o.reads))) for o in self.operators}
+
     def read_gradients(self, operator: Operator) -> tuple[bool, ...]:
         """Return for each read of an operator whether it has a gradient."""
-        return tuple(self.has_gradient(operator, read) for read in range(len(operator.reads)))
+        return self._read_gradients[operator.name]
 
     @property
     def num_parameters(self) -> int:

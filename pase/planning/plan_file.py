@@ -418,8 +418,10 @@ def _check_stages(plan: Plan, source: DocumentSource) -> None:
 
 def _check_layer(plan: Plan, operator: Operator, layer: LayerPlan, source: DocumentSource, path: str) -> None:
     """Raise PlanError unless a layer is that of an operator, on all devices of its group."""
-    for key, expected in (("name", operator.name), ("kind", operator.kind), ("dims", operator.extents)):
-        _same(source, f"{path}.{key}", getattr(layer, key), expected)
+    own = layer.name, layer.kind, tuple(layer.dims.items())
+    if own != (operator.name, operator.kind, tuple(operator.extents.items())):
+        for key, expected in (("name", operator.name), ("kind", operator.kind), ("dims", operator.extents)):
+            _same(source, f"{path}.{key}", getattr(layer, key), expected)
     if list(layer.splits) != list(layer.dims):
         names = ", ".join(layer.splits)
         raise source.fail(f"{path}.splits", f"names dims {names}; expected {', '.join(layer.dims)}, in this order")

@@ -94,16 +94,23 @@ def plan_layers_beside(
     rows = _rows(graph, splits, other)
     tables = choice_tables(graph, num_devices, model, ModeSpace(), known=KnownChoices(), only=rows, has_bytes=True)
     layers = layer_plans(tables, (0,) * len(splits), devices, kept_bytes=kept_bytes)
-    return tuple(layers), tables.of_one_stage(1).evaluate((1,) * len(other))
+    # Where both are alike a layer has one configuration.
+    beside = [len(configurations) - 1 for configurations in tables.configurations]
+    return tuple(layers), tables.of_one_stage(1).evaluate(beside)
 
 
 def _rows(graph: Graph, *strategies: Sequence[Mapping[str, int]]) -> dict[str, IndexArray]:
-    """Return the configuration of each layer under each strategy, [strategies, D] by name; of equal ones one array."""
-    known: dict[bytes, IndexArray] = {}
+    """Return the configurations that a layer has in some strategies, in their order, [K, D] by name.
+
+    Equal configurations count once, and equal arrays are one.
+    """
+    known: dict[tuple[tuple[int, ...], ...], IndexArray] = {}
     found = {}
     for operator, *splits in zip(graph.operators, *strategies, strict=True):
-        rows = np.array([[split[dim] for dim in operator.extents] for split in splits], dtype=np.int32)
-        found[operator.name] = known.setdefault(rows.tobytes(), rows)
+        rows = tuple(dict.fromkeys(tuple(split[dim] for dim in operator.extents) for split in splits))
+        if rows not in known:
+            known[rows] = np.array(rows, dtype=np.int32)
+        found[operator.name] = known[rows]
     return found
 
 
