@@ -325,7 +325,8 @@ def choices_of_layers(
             known.traffic[kind] = once_a_step(traffic, micro_batches)
         own_space = space.of(name)
         may_repeat = own_space.recompute and name not in fixed
-        copies = tuple(elsewhere(graph, operator, i) for i in range(len(operator.reads)))
+        is_stage = isinstance(graph, Stage)
+        copies = tuple(elsewhere(graph, operator, i) for i in range(len(operator.reads))) if is_stage else ()
         saved: Hashable = None
         if keeps is not None:
             reads = tuple((name, i) in keeps.reads for i in range(len(operator.reads)))
@@ -336,8 +337,7 @@ def choices_of_layers(
             hides,
             own_space.states,
             may_repeat,
-            name in graph.trained,
-            tuple((graph.has_gradient(operator, i), (name, i) in crossing) for i in range(len(operator.reads))),
+            tuple((name, i) in crossing for i in range(len(operator.reads))) if crossing else (),
             saved,
             name in leaving,
             copies,

@@ -59,7 +59,13 @@ class PassKernels:
 
 
 def layer_kernels(
-    operator: Operator, splits: Splits, has_gradient: Sequence[bool], types: LayerTypes, flop: Sequence[FloatArray]
+    operator: Operator,
+    splits: Splits,
+    has_gradient: Sequence[bool],
+    types: LayerTypes,
+    flop: Sequence[FloatArray],
+    *,
+    written: FloatArray,
 ) -> tuple[PassKernels, PassKernels]:
     """Return the kernels of a layer's forward and backward pass.
 
@@ -69,6 +75,7 @@ def layer_kernels(
         has_gradient: of each read.
         types: of its tensors.
         flop: [K] FLOP on the busiest device, of each piece of its work.
+        written: [K] elements of the largest shard of its first write.
     """
     forward: list[Product] = []
     backward: list[Product] = []
@@ -80,7 +87,7 @@ def layer_kernels(
             backward += gradients
         else:
             others, others_back = others + amount, others_back + amount * work.num_gradients(has_gradient)
-    written = shard_size(operator.writes[0], splits) * types.write_bytes(0)
+    written = written * types.write_bytes(0)
     first, steps = _steps(operator)
     there = [(what, number * written) for what, number, _ in steps if number]
     back = [(what, number * written) for what, _, number in steps if number]

@@ -172,16 +172,21 @@ def layer_traffic(
     it; by default none is.
     """
     splits = splits_of(operator, values)
+    sizes = _Sizes(
+        reads=tuple(shard_size(access, splits) for access in operator.reads),
+        writes=tuple(shard_size(access, splits) for access in operator.writes),
+    )
     messages: list[Communication] = []
-    for position, access in enumerate(operator.writes):
+    for position, (access, points) in enumerate(zip(operator.writes, sizes.writes, strict=True)):
         if position not in operator.wholes:
             is_single = bool(single_use) and single_use[position]
-            messages.append(partial_sum(operator, access, splits, types.write_bytes(position), ends_on_edge=is_single))
+            itemsize = types.write_bytes(position)
+            messages.append(_partial_sum(operator, access, points, splits, itemsize, ends_on_edge=is_single))
     joint_sums: dict[int, Communication] = {}
     for position, (access, read) in enumerate(zip(operator.reads, reads, strict=True)):
         if read.has_gradient:
-            size = types.gradient_sum_bytes(operator, position)
-            own = partial_sum(operator, access, splits, size, is_gradient=True, ends_on_edge=read.is_fed)
+            itemsize, points = types.gradient_sum_bytes(operator, position), sizes.reads[position]
+            own = _partial_sum(operator, access, points, splits, itemsize, is_gradient=True, ends_on_edge=read.is_fed)
             if read.is_owned:
                 messages.append(own)
             else:
@@ -193,7 +198,7 @@ def layer_traffic(
         goes_back = any(has_gradient[read] for read in exchange.gradient_of)
         forward_times = exchange.times - exchange.backward_times * goes_back
         messages.append(_exchange(exchange, splits, types.exchange_bytes(exchange), forward_times))
-    forward, backward = _work(operator, splits, has_gradient, types)
+    forward, backward = _work(operator, splits, sizes, has_gradient, types)
     return LayerTraffic(
         splits=splits,
         forward=forward,
@@ -208,8 +213,16 @@ def sum_name(tensor: str, *, is_gradient: bool) -> str:
     return f"gradient of {tensor}" if is_gradient else tensor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Sizes:
+    """[K] elements of the largest shard of each tensor that a layer reads and writes."""
+
+    reads: tuple[FloatArray, ...]
+    writes: tuple[FloatArray, ...]
+
+
 def _work(
-    operator: Operator, splits: Splits, has_gradient: tuple[bool, ...], types: LayerTypes
+    operator: Operator, splits: Splits, sizes: _Sizes, has_gradient: tuple[bool, ...], types: LayerTypes
 ) -> tuple[PassWork, PassWork]:
     """Return the work of the forward and of the backward pass.
 
@@ -226,11 +239,11 @@ def _work(
     flop_back = [work.flop_per_point * work.num_gradients(has_gradient) for work in operator.work]
     forward, backward = points.busiest(flop_there), points.busiest(flop_back)
     written, read, again, gradients = (np.zeros(len(splits.values)) for _ in range(4))
-    for position, access in enumerate(operator.writes):
+    for position, size in enumerate(sizes.writes):
         if position not in operator.wholes:
-            written += shard_size(access, splits) * types.write_bytes(position)
-    for position, (access, flows_back) in enumerate(zip(operator.reads, has_gradient, strict=True)):
-        size, taken = shard_size(access, splits), types.operand_bytes(position)
+            written += size * types.write_bytes(position)
+    for position, (size, flows_back) in enumerate(zip(sizes.reads, has_gradient, strict=True)):
+        taken = types.operand_bytes(position)
         casting = (types.read_bytes(position) + taken) * types.is_cast(position)
         read += size * (taken + casting)
         again += size * taken
@@ -249,7 +262,7 @@ def _work(
     for number, cost in enumerate(flop_there):
         alone = [0.0] * number + [cost] + [0.0] * (len(flop_there) - number - 1)
         flop.append(points.busiest(alone) * waiting)
-    kernels = layer_kernels(operator, splits, has_gradient, types, flop)
+    kernels = layer_kernels(operator, splits, has_gradient, types, flop, written=sizes.writes[0])
     ways = zip((forward, backward), (read + written, touched_back), products, kernels, strict=True)
     there, back = (
         PassWork(
@@ -338,19 +351,20 @@ def _excess_factor(operator: Operator, splits: Splits) -> FloatArray:
     return factor
 
 
-def partial_sum(
+def _partial_sum(
     operator: Operator,
     access: Access,
+    points: FloatArray,
     splits: Splits,
     itemsize: int,
     *,
     is_gradient: bool = False,
     ends_on_edge: bool = False,
 ) -> Communication:
-    """Return the all-reduce of the partial sums of a tensor, or of its gradient."""
+    """Return the all-reduce of the partial sums of a tensor, or of its gradient; points: [K] of its largest shard."""
     over = operator.partial_dims(access)
     group = splits.product(over)
-    size = shard_size(access, splits) * itemsize * (group > 1)
+    size = points * itemsize * (group > 1)
     return Communication(
         tensor=sum_name(access.tensor, is_gradient=is_gradient),
         pattern=Pattern.ALL_REDUCE,

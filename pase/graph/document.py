@@ -1,5 +1,6 @@
 """A graph as a JSON document, and back; reading checks every field and the whole graph."""
 
+import json
 from collections.abc import Hashable
 from dataclasses import replace
 from math import isinf
@@ -433,6 +434,31 @@ class GraphDocument(Document):
             untrained=self.untrained,
         )
         return verify(graph)
+
+
+def canonical_text(graph: GraphDocument) -> str:
+    """Return a graph as JSON with sorted keys, without white space and with every character beyond ASCII escaped."""
+    known: dict[Hashable, dict[str, str]] = {}
+    operators = []
+    for operator in graph.operators:
+        # Repeated layers are written once.
+        key = _unnamed(operator)
+        if key not in known:
+            known[key] = _members(operator)
+        operators.append(_object({**known[key], "name": _text(operator.name)}))
+    return _object({**_members(structs.replace(graph, operators=())), "operators": f"[{','.join(operators)}]"})
+
+
+def _members(document: Document) -> dict[str, str]:
+    return {name: _text(member) for name, member in msgspec.to_builtins(document).items()}
+
+
+def _object(members: dict[str, str]) -> str:
+    return "{" + ",".join(f'"{name}":{members[name]}' for name in sorted(members)) + "}"
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def graph_document(graph: Graph) -> dict[str, Any]:

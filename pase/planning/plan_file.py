@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from msgspec import UNSET, Meta, UnsetType, field, structs, to_builtins
+from msgspec import UNSET, Meta, UnsetType, field, structs
 
 from pase.common.documents import DocumentSource, StrPath, read_text, shown, write_atomically
 from pase.common.structs import (
@@ -30,7 +30,7 @@ from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, REPLICATED, STATES, c
 from pase.costs.states import ModeSpace, can_be_in_parts
 from pase.errors import ConfigurationError, CostError, GraphError, MachineError, PlanError
 from pase.graph import Graph, Operator, Precision
-from pase.graph.document import Dims, GraphDocument
+from pase.graph.document import Dims, GraphDocument, canonical_text
 from pase.graph.operators import with_fan_outs
 from pase.graph.precision import PRECISIONS
 from pase.machine.files import MachineDocument
@@ -272,8 +272,7 @@ def graph_hash(graph: Graph) -> str:
 
 def _document_hash(graph: GraphDocument) -> str:
     own = structs.replace(graph, framework="", call="", untrained="")
-    text = json.dumps(to_builtins(own), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(canonical_text(own).encode()).hexdigest()
 
 
 def write_plan(plan: Plan, path: StrPath) -> None:

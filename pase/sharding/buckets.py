@@ -30,11 +30,13 @@ def gradient_buckets(keys: Sequence[Hashable], sizes: Sequence[int]) -> tuple[tu
     """
     limit = min(BUCKET_BYTES, max(SMALL_BUCKET_BYTES, sum(sizes) // BUCKETS))
     open_buckets: dict[Hashable, list[int]] = {}
+    filled: dict[Hashable, int] = {}
     buckets: list[list[int]] = []
     for position in reversed(range(len(sizes))):
-        bucket = open_buckets.get(keys[position])
-        if bucket is None or sum(sizes[other] for other in bucket) + sizes[position] > limit:
-            bucket = open_buckets[keys[position]] = []
-            buckets.append(bucket)
-        bucket.append(position)
+        key = keys[position]
+        if key not in open_buckets or filled[key] + sizes[position] > limit:
+            open_buckets[key], filled[key] = [], 0
+            buckets.append(open_buckets[key])
+        open_buckets[key].append(position)
+        filled[key] += sizes[position]
     return tuple(tuple(bucket) for bucket in sorted(buckets, key=lambda bucket: -bucket[-1]))

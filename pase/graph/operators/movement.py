@@ -252,8 +252,10 @@ def with_fan_outs(graph: Graph, *, behind: Collection[tuple[str, int]] = ()) -> 
     added: dict[tuple[str, int], Operator] = {}
     names = set(graph.index)
     for (producer, output), edges in readers.items():
+        if len(edges) < 2:
+            continue
         parts = [_num_parts(graph[edge.consumer], edge.input) for edge in edges]
-        if sum(count > 1 for count in parts) >= 2 or (len(edges) > 1 and (producer, output) in behind):
+        if sum(count > 1 for count in parts) >= 2 or (producer, output) in behind:
             found = _behind(graph[producer], output, lcm(*parts), names)
             names.add(found.name)
             added[producer, output] = found
