@@ -207,9 +207,20 @@ class Timeline:
 
         Once, and where it is made in a run that is computed again, once more.
         """
-        position, runs = self.graph.index[name], self.runs
-        readers, _, kept = self._needed[name, output]
+        return self._copies[name, output]
+
+    @cached_property
+    def _copies(self) -> Mapping[tuple[str, int], list[tuple[int, int, int]]]:
+        return {tensor: self._copies_of(self.graph.index[tensor[0]], *of) for tensor, of in self._needed.items()}
+
+    def _copies_of(
+        self, position: int, readers: Sequence[int], _: int, kept: Sequence[int]
+    ) -> list[tuple[int, int, int]]:
+        runs = self.runs
         own = runs[position]
+        if own < 0 and not any(self.recomputed[at] for at in readers):
+            first = max([position, *readers])
+            return [(position, first, max([self.backward(at)[1] for at in kept], default=first))]
 
         def within(at: int) -> bool:
             return runs[at] >= 0 and runs[at] == own

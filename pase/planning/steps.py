@@ -152,14 +152,23 @@ def layer_plans(
             key = id(costs), id(tables.layers[u]), choice[u], id(modes), c
             if key not in known:
                 known[key] = edge_transfer(tables, number, (choice[u], c), m)
-            transfers.append(replace(known[key], producer=edge.producer, input=edge.input))
+            like = known[key]
+            transfers.append(
+                Transfer(
+                    producer=edge.producer,
+                    input=edge.input,
+                    cost=like.cost,
+                    forward_bytes=like.forward_bytes,
+                    backward_bytes=like.backward_bytes,
+                )
+            )
             if costs.is_weight:
-                shared_cost += known[key].cost
+                shared_cost += like.cost
         layers.append(
             LayerPlan(
                 name=operator.name,
                 kind=operator.kind,
-                dims=dict(operator.extents),
+                dims=operator.extents,
                 splits=splits,
                 devices=devices[v],
                 layer_cost=total,

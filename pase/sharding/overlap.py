@@ -308,7 +308,9 @@ def _stretch_table(
     a, b = us[:, None].astype(np.int64), vs[None, :].astype(np.int64)
     finer = np.maximum(a, b)
     nests = (finer % np.minimum(a, b) == 0) & (extent % finer == 0)
-    common, u_ratio, v_ratio = (np.where(where & nests, x, 1.0) for x in (extent / finer, finer / a, finer / b))
+    common, u_ratio, v_ratio = extent / finer, finer / a, finer / b
+    if not (is_closed := where & nests).all():
+        common, u_ratio, v_ratio = (np.where(is_closed, x, 1.0) for x in (common, u_ratio, v_ratio))
     whole = Component(length=extent, axis=None, dim_extent=extent)
 
     def types_of(i: int, j: int) -> tuple[int, _Types]:
@@ -327,8 +329,9 @@ def _typed(
 ) -> _Table:
     """Return the table in which the given pairs use types_of(i, j), (unit, types), instead of the closed form."""
     numbers = np.zeros(where.shape, dtype=np.int64)
-    if where.any():
-        common, u_ratio, v_ratio = common.copy(), u_ratio.copy(), v_ratio.copy()
+    if not where.any():
+        return _Table(common=common, u_ratio=u_ratio, v_ratio=v_ratio, types=numbers)
+    common, u_ratio, v_ratio = common.copy(), u_ratio.copy(), v_ratio.copy()
     for i, j in np.argwhere(where).tolist():
         common[i, j], types = types_of(i, j)
         if ratios := types.ratios:

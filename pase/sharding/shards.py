@@ -6,7 +6,7 @@ A `splits` argument has shape [K, D], a result has shape [K].
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,8 +60,7 @@ def shard_size(tensor: Indexed, splits: Splits) -> FloatArray:
     return size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Component:
+class Component(NamedTuple):
     """A factor of a tensor dim that one iteration dim indexes.
 
     Attributes:
