@@ -167,7 +167,7 @@ def evaluation(
         problem, bound = setting.problem(Allowance(deadline_s=deadline_s), on_progress, only=only)
     if problem is None:
         return Evaluation(plan=_certified(plan, bound), optimum_cost=None, improvement=None)
-    choice = _choice(problem, [layer.splits for layer in plan])
+    choice = problem.strategy(layer.splits for layer in plan)
     known = [data_parallel_choice(problem), *([choice] if choice else [])]
     left_s = None if time_limit_s is None else max(1e-9, deadline_s - perf_counter())
     optimum = solve(problem.tables, known=known, time_limit_s=left_s, on_progress=on_progress)
@@ -175,13 +175,6 @@ def evaluation(
     if choice:
         found = improvement(problem, choice, nearest([problem.tables], choice, optimum.choice))
     return Evaluation(plan=_certified(plan, optimum.lower_bound), optimum_cost=optimum.cost, improvement=found)
-
-
-def _choice(problem: Problem, splits: Sequence[Mapping[str, int]]) -> tuple[int, ...] | None:
-    """Return a strategy by configuration index; None where it has configurations that the problem has not."""
-    found = [problem.choice(vertex, tuple(factors.values())) for vertex, factors in enumerate(splits)]
-    known = tuple(index for index in found if index is not None)
-    return known if len(known) == len(found) else None
 
 
 def _certified(plan: Plan, bound: float) -> Plan:
@@ -242,7 +235,7 @@ class _Setting:
         rest = tuple(self._rest(strategy, open_layers, problem, on_progress))
         start_s = perf_counter()
         if problem is not None and rest and not strategy.constraints:
-            choice = _choice(problem, [each.splits for each in rest if isinstance(each, Pin)])
+            choice = problem.strategy(each.splits for each in rest if isinstance(each, Pin))
             if choice:
                 return plan_of(
                     problem,

@@ -685,7 +685,9 @@ def _alike(plan: Plan, explanation: Explanation) -> list[list[LayerExplanation]]
 
 
 def _costs(runner_up: RunnerUp, explanation: Explanation) -> str:
-    return "the same" if runner_up.is_tie else percent(explanation.relative(runner_up.difference))
+    if runner_up.is_tie:
+        return "the same"
+    return ("" if runner_up.is_exact else "≤ ") + percent(explanation.relative(runner_up.difference))
 
 
 def _ratio(scale: float, explanation: Explanation, *, is_long: bool = False) -> str:

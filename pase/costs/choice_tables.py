@@ -544,6 +544,16 @@ class Problem:
             return None
         return int(np.where(has_splits, layer.nearness(state, is_recomputed=is_recomputed), -1).argmax())
 
+    def strategy(self, splits: Iterable[Mapping[str, int]]) -> tuple[int, ...] | None:
+        """Return the choices of all vertices with some configurations; None where one is not among them."""
+        choice = []
+        for vertex, factors in enumerate(splits):
+            found = self.choice(vertex, tuple(factors.values()))
+            if found is None:
+                return None
+            choice.append(found)
+        return tuple(choice)
+
     def restricted(self, kept: Mapping[int, IndexArray]) -> "Problem":
         """Return the problem in which some vertices have some choices alone, numbered by position in `kept`."""
         return replace(self, choices=self.choices.restricted(kept), tables=restricted(self.tables, kept))

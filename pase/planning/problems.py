@@ -25,7 +25,7 @@ from pase.planning.one_stage import problem_of_setting, step_cost
 from pase.planning.plan import NOT_SEARCHED, Plan, SearchRecord
 from pase.planning.spans import Setting
 from pase.planning.steps import chosen_layers, layer_plans, place_layers, total_cost
-from pase.sharding.shards import data_parallel
+from pase.sharding.shards import data_parallel, data_parallel_splits
 from pase.solver import (
     Progress,
     Solution,
@@ -275,9 +275,6 @@ def _data_parallel_problem(problem: Problem, costs: CostModel) -> Problem:
 
 def data_parallel_choice(problem: Problem) -> tuple[int, ...]:
     """Return data parallelism, by configuration index: each layer's batch split as far as it goes, nothing else."""
-    choice = []
-    for vertex, operator in enumerate(problem.graph.operators):
-        index = problem.choice(vertex, data_parallel(problem.graph, operator, problem.num_devices))
-        assert index is not None, f"data parallelism is no configuration of {operator.name}"
-        choice.append(index)
-    return tuple(choice)
+    choice = problem.strategy(data_parallel_splits(problem.graph, problem.num_devices))
+    assert choice is not None, "data parallelism is among all configurations"
+    return choice

@@ -16,6 +16,11 @@ def every_strategy(tables: CostTables) -> Iterator[tuple[tuple[int, ...], float]
         yield choice, total_cost(tables, choice)
 
 
+def others(tables: CostTables, vertex: int, configuration: int) -> np.ndarray:
+    """Return the other configurations of a vertex."""
+    return np.delete(np.arange(tables.domain_sizes[vertex], dtype=np.int32), configuration)
+
+
 def connected(rng: np.random.Generator, num_vertices: int, num_more: int) -> list[tuple[int, int]]:
     """Return the edges of a random connected graph."""
     edges = tree(rng, num_vertices)

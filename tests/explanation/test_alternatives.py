@@ -9,7 +9,7 @@ from pase.analysis.explanation.constrained_search import nearest
 from pase.planning.problems import problem_of
 from pase.solver import near_optimal, solve
 from pase.tables.cost_tables import CostTables, restricted
-from tests.explanation.brute import every_strategy, random_problem
+from tests.explanation.brute import every_strategy, others, random_problem
 from tests.networks import slow_machine, small_graph
 from tests.solver.problems import total_cost
 
@@ -21,7 +21,7 @@ def test_runner_ups_are_those_of_all_strategies(seed: int, whole: bool) -> None:
     found = Alternatives(tables, solve(tables))
     for vertex, size in enumerate(tables.domain_sizes):
         for configuration in range(size):
-            other = found.without(vertex, configuration)
+            other = found.among(vertex, others(tables, vertex, configuration))
             costs = [cost for choice, cost in every_strategy(tables) if choice[vertex] != configuration]
             assert (other is None) == (not costs)
             if other is not None:
@@ -58,7 +58,7 @@ def test_islands_give_what_the_whole_network_gives(name: str, model: str) -> Non
     for vertex in vertices[:: max(1, len(vertices) // 12)]:
         rows = np.delete(np.arange(tables.domain_sizes[vertex], dtype=np.int32), optimum.choice[vertex])
         whole = solve(restricted(tables, {vertex: rows}))
-        other = found.without(vertex, optimum.choice[vertex])
+        other = found.among(vertex, others(tables, vertex, optimum.choice[vertex]))
         assert other is not None
         assert other.total_cost == pytest.approx(whole.cost, rel=1e-9)
 
@@ -128,7 +128,7 @@ def _is_stuck(tables: CostTables, reference: tuple[int, ...], choice: tuple[int,
 def test_without_stages_the_whole_problem_is_solved(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = random_problem(5)
     optimum = solve(tables)
-    usual = [Alternatives(tables, optimum).without(v, c) for v, c in enumerate(optimum.choice)]
+    usual = [Alternatives(tables, optimum).among(v, others(tables, v, c)) for v, c in enumerate(optimum.choice)]
     monkeypatch.setattr(alternatives, "SLACKS", ())
-    bare = [Alternatives(tables, optimum).without(v, c) for v, c in enumerate(optimum.choice)]
+    bare = [Alternatives(tables, optimum).among(v, others(tables, v, c)) for v, c in enumerate(optimum.choice)]
     assert [a and a.total_cost for a in usual] == pytest.approx([b and b.total_cost for b in bare])

@@ -14,7 +14,7 @@ from pase.costs.liveness import Turn
 from pase.planning.memory_limit import MemoryLimit
 from pase.solver import solve
 from pase.tables.cost_tables import CostTables
-from tests.explanation.brute import every_strategy, random_problem
+from tests.explanation.brute import every_strategy, others, random_problem
 
 
 class Weights(StepMemory):
@@ -59,7 +59,7 @@ def test_runner_ups_that_fit_are_those_of_all_strategies_that_fit(seed: int, par
     num_limited = 0
     for vertex, size in enumerate(tables.domain_sizes):
         for configuration in range(size):
-            other = found.without(vertex, configuration)
+            other = found.among(vertex, others(tables, vertex, configuration))
             costs = [cost for choice, cost in fitting if choice[vertex] != configuration]
             assert (other is None) == (not costs)
             if other is not None:

@@ -104,9 +104,8 @@ def _strategies(graph: Graph, chain: Chain, num_devices: int, network: Network) 
 
 
 def _indices(problem: Problem, splits: tuple[Splits, ...]) -> tuple[int, ...] | None:
-    found = [problem.choice(vertex, tuple(factors.values())) for vertex, factors in enumerate(splits)]
-    indices = tuple(index for index in found if index is not None)
-    return with_best_fan_outs(problem, indices) if len(indices) == len(found) else None
+    found = problem.strategy(splits)
+    return None if found is None else with_best_fan_outs(problem, found)
 
 
 def _strategy(

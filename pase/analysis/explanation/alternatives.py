@@ -95,11 +95,6 @@ def _island(tables: CostTables, kept: Sequence[IndexArray], vertices: tuple[int,
     )
 
 
-def others(tables: CostTables, vertex: int, configuration: int) -> IndexArray:
-    """Return the other configurations of a vertex."""
-    return np.delete(np.arange(tables.domain_sizes[vertex], dtype=np.int32), configuration)
-
-
 SLACKS = (3e-5, 3e-4, 0.001, 0.003, 0.007, 0.015, 0.03, 0.06, 0.12, 0.3)
 """Limits that are tried one after the other, above the optimum, as parts of it."""
 
@@ -165,10 +160,6 @@ class Alternatives:
             if marginals.costs[0].min() < own - tolerance:
                 return False
         return True
-
-    def without(self, vertex: int, configuration: int) -> Alternative | None:
-        """Return the cheapest strategy in which a vertex has another configuration; None if it has no other."""
-        return self.among(vertex, others(self._tables, vertex, configuration))
 
     def least_among(self, vertex: int, rows: IndexArray) -> Least | None:
         """Return which of some other choices of a vertex costs least, and how much, where min-marginals know it.
@@ -313,10 +304,6 @@ class FeasibleAlternatives:
     optimum: Solution
     search: ConstrainedSearch
     free: Alternatives
-
-    def without(self, vertex: int, configuration: int) -> Alternative | None:
-        """Return the cheapest strategy in which a vertex has another configuration; None if none is found that fits."""
-        return self.among(vertex, others(self.tables, vertex, configuration))
 
     def among(self, vertex: int, rows: IndexArray) -> Alternative | None:
         """Return the cheapest strategy in which a vertex has one of some configurations; None if none is found."""

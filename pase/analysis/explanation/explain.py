@@ -9,6 +9,7 @@ import numpy as np
 
 from pase.analysis.explanation.alternatives import Alternative, Alternatives, FeasibleAlternatives
 from pase.analysis.explanation.constrained_search import (
+    LIMITED_TIME_S,
     TIE,
     claimed_optimum,
     nearest,
@@ -32,6 +33,9 @@ from pase.planning.planner import Progress
 from pase.planning.problems import problem_of_plan
 from pase.solver import Solution
 from pase.tables.cost_tables import CostTables, IndexArray
+
+SEARCHES_OF_A_LAYER = 3
+"""Searches for alternatives of a layer within a memory limit, about, of which a glance gets a share of its time."""
 
 MOST_CHEAPER = 4
 """Choices of a layer that cost less than its own, of which it is looked whether they fit."""
@@ -136,6 +140,11 @@ class Work:
         model = cost_model(plan.cost_model, plan.machine, stage.problem.num_devices, plan.precision)
         self.parts = CostParts(stage.problem, model)
         self._reasons = Reasons(stage, self.parts)
+
+    def limit_searches(self, time_limit_s: float) -> None:
+        """Give each search for an alternative so much time."""
+        self.search = replace(self.search, time_limit_s=time_limit_s)
+        self._alternatives = replace(self._alternatives, search=self.search)
 
     @property
     def is_limited(self) -> bool:
@@ -392,8 +401,12 @@ def overview(plan: Plan, *, time_limit_s: float | None = None, on_progress: Prog
     """
     deadline_s = None if time_limit_s is None else monotonic() + time_limit_s
     layers, works = [], []
-    for stage in planned_stages(plan, on_progress=on_progress):
+    stages = planned_stages(plan, on_progress=on_progress)
+    num_groups = sum(len({_alike(stage, vertex) for vertex in range(len(stage.choice))}) for stage in stages)
+    for stage in stages:
         work = _work(stage, on_progress)
+        if time_limit_s is not None and stage.search.limit is not None:
+            work.limit_searches(min(LIMITED_TIME_S, time_limit_s / (SEARCHES_OF_A_LAYER * num_groups)))
         works.append(work)
         groups: dict[Hashable, LayerExplanation] = {}
         for vertex, operator in enumerate(stage.problem.graph.operators):

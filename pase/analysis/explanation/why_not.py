@@ -371,6 +371,7 @@ class Reasons:
             excess = self._excess(vertex, other.choice, kept.choice)
             keeping = f": keeping {text} would {would(excess, self._unit)}" if excess else ""
             return f"{text} is not the best, {next_best} would save {_saved(relative)} of the plan's cost{keeping}"
+        at_most = "" if runner_up.is_exact else "at most "
         because = self._against_data_parallel(vertex, own)
         if runner_up.is_tie:
             return f"{text}{because}; {next_best} costs the same"
@@ -378,8 +379,10 @@ class Reasons:
             excess = self._excess(vertex, kept.choice, other.choice)
             if excess is not None:
                 action = would(excess, self._unit) + self._hides(kept.choice, other.choice)
-                return f"{text}, because the next best, {next_best}, would {action}: {percent(relative)} in all"
-        return f"{text}{because}; next best {next_best} costs {percent(relative)}"
+                return (
+                    f"{text}, because the next best, {next_best}, would {action}: {at_most}{percent(relative)} in all"
+                )
+        return f"{text}{because}; next best {next_best} costs {at_most}{percent(relative)}"
 
     def _of_mode(self, own: LayerChoice, other: RunnerUp | None) -> str:
         """Return what another mode would cost and need; "" where there is none."""
@@ -390,7 +393,8 @@ class Reasons:
             return f"; {mode} would save {_saved(relative)}"
         more = other.more_bytes or 0
         memory = f" and {'needs' if more > 0 else 'spares'} {quantity(abs(more), 'B')}" if more else ""
-        return f"; {mode} costs {'the same' if other.is_tie else percent(relative)}{memory}"
+        at_most = "" if other.is_exact else "at most "
+        return f"; {mode} costs {'the same' if other.is_tie else at_most + percent(relative)}{memory}"
 
     def _of_memory(self, own: LayerChoice, memory: MemoryBinding | None) -> str:
         """Return which choice costs less and does not fit; "" where there is none."""
