@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import pase
-from pase.analysis.explanation import configuration_text
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError
 from pase.graph import Builder, Graph, Operator
 from pase.graph.operators import dense, elementwise, softmax_loss, with_fan_outs
@@ -29,6 +28,7 @@ from pase.planning.constraints import (
     constraints_schema,
     load_constraints,
 )
+from pase.planning.plan import configuration_text
 from pase.planning.problems import problem_of
 from pase.solver import solve
 from pase.tables.cost_tables import CostTables
@@ -319,8 +319,8 @@ def test_an_explanation_keeps_to_the_constraints(plan: pase.Plan) -> None:
     pinned, free = explanation.layers
     assert pinned.runner_up is None
     assert free.runner_up is not None
-    assert free.runner_up.splits["b"] == 2
-    assert free.runner_up.splits["h"] == free.runner_up.splits["w"] == 1
+    assert free.runner_up.choice.splits["b"] == 2
+    assert free.runner_up.choice.splits["h"] == free.runner_up.choice.splits["w"] == 1
 
 
 # -- files

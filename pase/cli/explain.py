@@ -22,7 +22,6 @@ from pase.analysis.explanation import (
     SchemeOutcome,
     Sensitivity,
     choice_text,
-    configuration_text,
     explain,
     other_schemes,
     sensitivity,
@@ -52,7 +51,7 @@ from pase.common.documents import attributes
 from pase.common.options import option
 from pase.common.words import listed, number, percent, percentage, quantity, signed
 from pase.errors import PlanError, unknown_name
-from pase.planning.plan import LayerPlan, Plan
+from pase.planning.plan import LayerPlan, Plan, configuration_text
 from pase.planning.planner import check_seconds
 from pase.planning.steps import LayerChoice
 from pase.sharding.layouts import device_mesh

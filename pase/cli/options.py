@@ -38,7 +38,6 @@ from pase.planning.constraints import (
     tie,
 )
 from pase.planning.plan import Plan
-from pase.planning.plan_file import read_plan
 from pase.planning.planner import AUTO_NUMBER, Progress, search, usable_bytes
 from pase.planning.stages import SEARCHED_SCHEDULES
 from pase.solver.ordering import ORDERINGS
@@ -387,6 +386,9 @@ def given_plan(path: str, model: ModelArguments) -> Plan:
     """Return the plan in a file, and say what of the options it has no use for."""
     if not model.is_empty:
         warn("a plan names its own model and devices: --devices, --batch, --arg and others are not used")
+    # Here: searches read none.
+    from pase.planning.plan_file import read_plan
+
     return read_plan(path)
 
 

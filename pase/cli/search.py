@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pase.analysis.explanation.sensitivity import Held, held_by_opaque_layers, worthwhile_padding
+from pase.analysis.advice import Held, held_by_opaque_layers, worthwhile_padding
 from pase.analysis.figures import cost_figures
 from pase.cli.options import (
     ModelArguments,
@@ -44,9 +44,7 @@ from pase.common.words import duration, large, listed, percentage, quantity, sho
 from pase.costs import DEFAULT_OPTIMISER
 from pase.graph import Graph
 from pase.planning.constraints import constraint_texts
-from pase.planning.pipelines import data_parallel_step
 from pase.planning.plan import CHEAPEST, NOT_SEARCHED, Plan
-from pase.planning.plan_file import plan_document, write_plan
 from pase.planning.planner import ATTENTION, GATHER, WITHOUT_LIMIT, SearchOptions, search
 from pase.planning.steps import Step
 from pase.sharding.shards import enumerate_configurations
@@ -140,10 +138,13 @@ def search_command(
             reload=lambda batch: replace(model, batch=batch).graph(is_strict=strict),
         )
     if output:
-        write_plan(plan, output)
+        plan.save(output)
     orderings = _orderings(plan.graph, model.devices) if explain_ordering else []
     held = None if plan.has_parts else _held(plan, options["time_limit_s"])
     if as_json:
+        # Here: few searches are told as documents.
+        from pase.planning.plan_file import plan_document
+
         document = plan_document(plan)
         if held is not None:
             layers = [{"name": name, "operator": function} for name, function in held.layers]
@@ -285,6 +286,8 @@ def _beside_ours(plan: Plan) -> str:
     limit = plan.device_memory_bytes
     if limit is None:
         return f"{ratio:.2f} × ours"
+    from pase.planning.pipelines import data_parallel_step
+
     needed = data_parallel_step(Step.of(plan)).peak.bytes
     return f"{ratio:.2f} × ours; needs {quantity(needed, 'B')}{', too much' if needed > limit else ''}"
 

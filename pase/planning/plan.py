@@ -14,7 +14,7 @@ from pase.costs import DEFAULT_OPTIMISER, REPLICATED, DeviceMemory, Peak
 from pase.errors import PlanError
 from pase.graph import Graph, Precision
 from pase.machine import Machine
-from pase.planning.constraints import Constraints
+from pase.planning.constraints import Constraints, splits_text
 
 SCHEMA_VERSION = 3
 
@@ -333,6 +333,13 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return str(method_of_plans("_repr_html_")(self))
+
+
+def configuration_text(splits: Mapping[str, int], num_devices: int) -> str:
+    """Return a configuration in words: "b=4 n=2", with "×4" where four devices hold each part, or "not split"."""
+    text = splits_text(splits)
+    replicas = num_devices // prod(splits.values())
+    return text if replicas == 1 else f"{text} ×{replicas}"
 
 
 def scope_text(constraints: Constraints, device_memory_bytes: int | None) -> str:

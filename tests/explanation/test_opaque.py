@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pase import search
-from pase.analysis.explanation.sensitivity import held_by_opaque_layers
+from pase.analysis.advice import held_by_opaque_layers
 from pase.graph import Graph, Operator
 from pase.graph.operators import dense, opaque, pointwise, softmax_loss
 from pase.graph.verify import Builder

@@ -3,7 +3,7 @@
 import pytest
 
 import pase
-from pase.analysis.explanation.sensitivity import worthwhile_padding
+from pase.analysis.advice import worthwhile_padding
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, pool2d, softmax_loss
 

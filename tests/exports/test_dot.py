@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from pase import Plan
-from pase.analysis.explanation.why_not import configuration_text
 from pase.common.words import short, visible
+from pase.planning.plan import configuration_text
 from pase.views.drawing.plans import split_classes
 from pase.views.exports import ExportOptions, export
 from pase.views.exports.graph_text import dot

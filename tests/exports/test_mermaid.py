@@ -5,9 +5,9 @@ import re
 import pytest
 
 from pase import Builder, Plan
-from pase.analysis.explanation.why_not import configuration_text
 from pase.common.words import short, visible
 from pase.graph.operators import dense
+from pase.planning.plan import configuration_text
 from pase.views.exports import ExportOptions, export
 from pase.views.exports.graph_text import MOST_CHARACTERS, MOST_EDGES, mermaid
 from tests.hostile import HOSTILE_NAMES, hostile_plan

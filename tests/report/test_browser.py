@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import pase
-from pase.analysis.explanation import configuration_text
 from pase.common.words import duration, quantity
+from pase.planning.plan import configuration_text
 from pase.views.reports.document import render, report_document
 from tests.hostile import HOSTILE_NAMES, hostile_plan
 from tests.networks import slow_machine, small_graph, staged_plan

@@ -13,7 +13,6 @@ from pase.analysis.explanation.why_not import (
     Outcome,
     RunnerUp,
     choice_text,
-    configuration_text,
 )
 
 __all__ = [
@@ -34,7 +33,6 @@ __all__ = [
     "SchemeOutcome",
     "Sensitivity",
     "choice_text",
-    "configuration_text",
     "every_choice",
     "explain",
     "other_schemes",

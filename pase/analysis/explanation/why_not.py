@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from types import MappingProxyType
 
 from pase.analysis.explanation.alternatives import Alternative
@@ -12,7 +11,7 @@ from pase.analysis.explanation.cost_parts import CostParts, Part, PartKind, Rise
 from pase.analysis.explanation.planned_stages import PlannedStage
 from pase.common.words import percent, quantity
 from pase.costs import REPLICATED
-from pase.planning.constraints import splits_text
+from pase.planning.plan import configuration_text
 from pase.planning.steps import LayerChoice
 from pase.sharding.edges import LayerMode
 from pase.sharding.shards import data_parallel
@@ -237,13 +236,6 @@ class Excess:
     @property
     def cost(self) -> float:
         return self.part.cost - (self.before.cost if self.before else 0.0)
-
-
-def configuration_text(splits: Mapping[str, int], num_devices: int) -> str:
-    """Return a configuration in words: "b=4 n=2", with "×4" where four devices hold each part, or "not split"."""
-    text = splits_text(splits)
-    replicas = num_devices // prod(splits.values())
-    return text if replicas == 1 else f"{text} ×{replicas}"
 
 
 def choice_text(choice: LayerMode, num_devices: int, other: LayerMode | None = None) -> str:

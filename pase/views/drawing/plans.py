@@ -10,11 +10,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from pase.analysis.explanation.why_not import configuration_text
 from pase.analysis.figures import CostFigures, StepBytes, cost_figures, step_bytes_of
 from pase.common.words import quantity, short
 from pase.graph import Graph
-from pase.planning.plan import LayerPlan, Plan
+from pase.planning.plan import LayerPlan, Plan, configuration_text
 from pase.views.drawing.folding import FoldedEdge, FoldedGraph, Repeat, fold, folded
 
 PALETTE = (

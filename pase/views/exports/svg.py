@@ -11,10 +11,9 @@ from itertools import pairwise
 from math import dist, sqrt
 from unicodedata import combining, east_asian_width
 
-from pase.analysis.explanation.why_not import configuration_text
 from pase.common.words import quantity, visible
 from pase.common.words import shortened as shortened_text
-from pase.planning.plan import LayerPlan, Plan
+from pase.planning.plan import LayerPlan, Plan, configuration_text
 from pase.targets.emitter.text import Grammar, Text, joined, word
 from pase.views.drawing.folding import Arrangement, Frame, arranged
 from pase.views.drawing.layered import Point

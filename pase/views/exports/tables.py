@@ -9,13 +9,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pase.analysis.explanation.why_not import configuration_text
 from pase.analysis.figures import cost_figures
 from pase.common.documents import attributes, write_or_fail
 from pase.common.words import quantity, short, visible
 from pase.errors import ExportError, missing_extra
 from pase.graph.graph import bar_html, name_html, page_html
-from pase.planning.plan import Plan
+from pase.planning.plan import Plan, configuration_text
 from pase.views.drawing.plans import split_text
 from pase.views.exports import Exported, ExportOptions, export
 

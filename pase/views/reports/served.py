@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from pase.analysis.explanation.why_not import configuration_text
 from pase.common.containers import FrozenDict
 from pase.common.documents import attributes
 from pase.common.words import duration, quantity
@@ -22,7 +21,7 @@ from pase.graph import Graph
 from pase.graph.parts import cuts, with_cuts
 from pase.machine import Machine
 from pase.planning.constraints import RECOMPUTE, Pin
-from pase.planning.plan import Plan, scope_text, step_text
+from pase.planning.plan import Plan, configuration_text, scope_text, step_text
 from pase.planning.planner import AUTO_NUMBER, WITHOUT_TIME, settings_of, whole_graph
 from pase.planning.session import Answer, Session
 from pase.planning.steps import Step
