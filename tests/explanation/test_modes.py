@@ -143,8 +143,8 @@ def differences(case: brute.Case, plan: Plan, found: Explanation) -> Iterator[tu
 @pytest.mark.parametrize(
     ("stages", "seeds"),
     [
-        (1, range(1, 19)),
-        (2, range(20, 32)),
+        (1, range(1, 14)),
+        (2, range(20, 29)),
         *(pytest.param(s, range(100, 300), marks=pytest.mark.full) for s in (1, 2)),
     ],
 )

@@ -107,7 +107,7 @@ class ConstrainedSearch:
     limit: MemoryLimit | None = None
     time_limit_s: float | None = None
     patience_s: float = PATIENT_TIME_S
-    _limited_turns: dict[Turn, ConstrainedProblem] = field(default_factory=dict)
+    _limited_turns: dict[Turn, ConstrainedProblem] = field(init=False, default_factory=dict)
 
     def fits(self, choice: Sequence[int]) -> bool:
         return self.limit is None or self.limit.fits(choice)

@@ -236,92 +236,87 @@ def sensitivity(
     Layers of a plan of one stage keep their modes. With several stages the plan's own strategy stands for the present
     in any case; each figure takes a search, of as many stages and micro-batches and the modes that its layers have.
     """
-    if plan.num_groups > 1:
-        return _of_stages(plan, change, time_limit_s, on_progress)
-    problem = problem_of_plan(plan)
-    choice = planned_choice(plan, problem)
-    search = constrained_search(plan, problem, time_limit_s)
-    present = present_optimum(plan, problem.tables, choice, search, on_progress)
-    present_s = present.cost * _seconds(plan.machine, plan.cost_unit)
-    found = []
+    under = _within_modes(plan, time_limit_s, on_progress) if plan.num_groups == 1 else _searched(plan, time_limit_s)
     every = [(*figure, factor) for figure in figures(plan) for factor in (1 - change, 1 + change)]
+    found = []
     for number, (figure, scaled, factor) in enumerate(every):
-        other = scaled(factor)
-        tables = problem_of_plan(plan, machine=other.machine).tables
-        limit = other.device_memory_bytes
-        there = search
-        if search.limit is not None and limit is not None:
-            there = replace(search, limit=replace(search.limit, limit_bytes=limit))
-        is_used = (
-            limit != plan.device_memory_bytes
-            or not _are_same(problem.tables, tables)
-            or _seconds(other.machine, plan.cost_unit) != _seconds(plan.machine, plan.cost_unit)
-        )
-        try:
-            # Of equals the nearest to the present one.
-            fits = there.fits(present.choice)
-            best = optimum_near(tables, present.choice, there) if fits else there.cheapest(tables)
-        except SolverError:  # nothing was found that fits
-            found.append(Sensitivity(figure=figure, factor=factor, is_used=is_used, is_proven=True))
-            continue
-        moves = [(v, c) for v, c in enumerate(best.choice) if c != present.choice[v]]
-        found.append(
-            Sensitivity(
-                figure=figure,
-                factor=factor,
-                is_used=is_used,
-                is_proven=best.exact,
-                time_change=_relative(best.cost * _seconds(other.machine, plan.cost_unit), present_s),
-                regret=_relative(tables.evaluate(choice), best.cost) if there.fits(choice) else None,
-                moves=tuple((plan.layers[v].name, chosen_layer(problem.choices, v, c)) for v, c in moves),
-            )
-        )
+        found.append(under(Sensitivity(figure=figure, factor=factor, is_used=True, is_proven=True), scaled(factor)))
         if on_progress:
             on_progress(f"searching with another {figure}", (number + 1) / len(every))
     return tuple(found)
 
 
-def _of_stages(
-    plan: Plan, change: float, time_limit_s: float | None, on_progress: Progress | None
-) -> tuple[Sensitivity, ...]:
-    """Return what each figure would change of a plan with several stages."""
+_Under = Callable[[Sensitivity, Plan], Sensitivity]
+"""Returns what a changed figure does, given its name and factor, and the plan with it."""
+
+
+def _within_modes(plan: Plan, time_limit_s: float | None, on_progress: Progress | None) -> _Under:
+    """Return what a changed figure does to a plan of one stage, whose layers keep their modes."""
+    problem = problem_of_plan(plan)
+    choice = planned_choice(plan, problem)
+    search = constrained_search(plan, problem, time_limit_s)
+    present = present_optimum(plan, problem.tables, choice, search, on_progress)
+    present_s = present.cost * _seconds(plan.machine, plan.cost_unit)
+
+    def under(figure: Sensitivity, other: Plan) -> Sensitivity:
+        tables = problem_of_plan(plan, machine=other.machine).tables
+        limit, there = other.device_memory_bytes, search
+        if search.limit is not None and limit is not None:
+            there = replace(search, limit=replace(search.limit, limit_bytes=limit))
+        seconds = _seconds(other.machine, plan.cost_unit)
+        is_used = limit != plan.device_memory_bytes or not _are_same(problem.tables, tables)
+        is_used |= seconds != _seconds(plan.machine, plan.cost_unit)
+        try:
+            # Of equals the nearest to the present one.
+            fits = there.fits(present.choice)
+            best = optimum_near(tables, present.choice, there) if fits else there.cheapest(tables)
+        except SolverError:  # nothing was found that fits
+            return replace(figure, is_used=is_used)
+        moves = [(v, c) for v, c in enumerate(best.choice) if c != present.choice[v]]
+        return replace(
+            figure,
+            is_used=is_used,
+            is_proven=best.exact,
+            time_change=_relative(best.cost * seconds, present_s),
+            regret=_relative(tables.evaluate(choice), best.cost) if there.fits(choice) else None,
+            moves=tuple((plan.layers[v].name, chosen_layer(problem.choices, v, c)) for v, c in moves),
+        )
+
+    return under
+
+
+def _searched(plan: Plan, time_limit_s: float | None) -> _Under:
+    """Return what a changed figure does to a plan with several stages: each takes a search."""
     settings: SearchSettings = {**settings_of(plan), "time_limit_s": time_limit_s}
     whole, step = whole_graph(plan), Step.of(plan)
-    every = [(*figure, factor) for figure in figures(plan) for factor in (1 - change, 1 + change)]
-    found = []
-    for number, (figure, scaled, factor) in enumerate(every):
-        other = scaled(factor)
+
+    def under(figure: Sensitivity, other: Plan) -> Sensitivity:
         limit = other.device_memory_bytes
         present_s = replace(step, machine=other.machine).cost
         is_used = limit != plan.device_memory_bytes or present_s != plan.total_cost
         fits = limit is None or plan.peak.bytes <= limit
-        settings["device_memory_bytes"] = limit
         best: Plan | None = None
         with suppress(MemoryLimitError, SolverError):  # nothing was found that fits
-            best = search(whole, plan.num_devices, machine=other.machine, options=settings)
-        if on_progress:
-            on_progress(f"searching with another {figure}", (number + 1) / len(every))
+            there: SearchSettings = {**settings, "device_memory_bytes": limit}
+            best = search(whole, plan.num_devices, machine=other.machine, options=there)
         if best is None and not fits:
-            found.append(Sensitivity(figure=figure, factor=factor, is_used=is_used, is_proven=True))
-            continue
+            return replace(figure, is_used=is_used)
         moves: tuple[tuple[str, LayerChoice], ...] = ()
         best_s, is_proven = present_s, best is not None and best.lower_bound >= present_s * (1 - TIE)
         if best is not None and (not fits or best.total_cost < present_s * (1 - TIE)):
             best_s, is_proven = best.total_cost, best.exact
             chosen = zip(best, Step.of(best).layers, strict=True)
             moves = tuple((own.name, choice) for own, choice in chosen if own.splits != plan[own.name].splits)
-        found.append(
-            Sensitivity(
-                figure=figure,
-                factor=factor,
-                is_used=is_used,
-                is_proven=is_proven,
-                time_change=_relative(best_s, plan.total_cost),
-                regret=_relative(present_s, best_s) if fits else None,
-                moves=moves,
-            )
+        return replace(
+            figure,
+            is_used=is_used,
+            is_proven=is_proven,
+            time_change=_relative(best_s, plan.total_cost),
+            regret=_relative(present_s, best_s) if fits else None,
+            moves=moves,
         )
-    return tuple(found)
+
+    return under
 
 
 def figures(plan: Plan) -> Iterator[tuple[str, Callable[[float], Plan]]]:
