@@ -143,7 +143,7 @@ def differences(case: brute.Case, plan: Plan, found: Explanation) -> Iterator[tu
 @pytest.mark.parametrize(
     ("stages", "seeds"),
     [
-        (1, range(1, 14)),
+        (1, range(1, 19)),
         (2, range(20, 29)),
         *(pytest.param(s, range(100, 300), marks=pytest.mark.full) for s in (1, 2)),
     ],
