@@ -15,7 +15,6 @@ from pase.analysis.explanation import (
     Explanation,
     Part,
     PartKind,
-    configuration_text,
     explain,
 )
 from pase.analysis.explanation.constrained_search import planned_choice
@@ -23,6 +22,7 @@ from pase.analysis.explanation.sensitivity import FARTHEST, scaled_links
 from pase.common.words import percent, quantity
 from pase.costs import COST_MODELS, cost_model
 from pase.errors import PlanError
+from pase.planning.plan import configuration_text
 from pase.planning.problems import data_parallel_choice, given_solution, plan_of, problem_of
 from pase.solver import solve
 from tests.networks import slow_machine, small_graph, tiny_graph
