@@ -274,7 +274,7 @@ PROGRAMS = (
     "import pase.targets.mesh_tensorflow.runtime",
     "import pase.datasets, pase.calibration, pase.cli.calibrate",
     "from pase.cli.main import run; assert run(['halo', '--extent', '9', '--kernel', '2', '--workers', '3']) == 0",
-    "from pase.cli.main import run; assert run(['launch', '--processes', '2', 'nothing.py']) == 1",
+    "from pase.cli.main import run; assert run(['train', 'mlp', '--processes', '9']) == 1",
     "from pase.cli.main import run; assert run(['train', 'mlp', '--processes', '9']) == 1",
 )
 

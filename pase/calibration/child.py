@@ -244,7 +244,7 @@ def _chain_s(
         tensors = step(tensors)
         ends.append(tf.group(*[tensor.op for tensor in tensors]))
     short, long = ends[0], ends[-1]
-    with tf.Session(target=devices.target, config=devices.config()) as session:
+    with tf.Session(config=devices.config()) as session:
         session.run([variable.initializer for variable in (*first, *weights)])
         # The first runs allocate, and choose among algorithms.
         session.run(short)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import sqrt
 from pathlib import Path
 from statistics import harmonic_mean, median
@@ -18,11 +19,10 @@ from pase.common.documents import DocumentSource
 from pase.common.structs import AboveZero, Positive, read
 from pase.common.words import binary
 from pase.costs.collectives import Link, hierarchical_all_reduce
-from pase.errors import CalibrationError, ProgramError
+from pase.errors import CalibrationError, ProgramError, missing_extra
 from pase.machine import Device, KernelSample, Level, Machine, Overlap
 from pase.machine.machine import RING
 from pase.planning.planner import Progress
-from pase.targets.mesh_tensorflow.runtime.launch import check_packages
 from pase.targets.training.options import CPU, GPU, KINDS, DeviceChoice
 from pase.targets.training.script import program_events
 
@@ -237,7 +237,8 @@ def calibrate(
     if num_devices is not None:
         arguments.append(f"--devices={num_devices}")
     samples = None
-    check_packages()
+    if find_spec("tensorflow") is None or find_spec("mesh_tensorflow") is None:
+        raise missing_extra("measuring needs TensorFlow and Mesh-TensorFlow", "mesh")
     try:
         for event in program_events(_PROGRAM, arguments):
             match event:

@@ -23,7 +23,7 @@ from pase.errors import PaseError
 
 PURPOSES: Mapping[str, str] = MappingProxyType(
     {
-        "mesh": "programs: run, launch, train, calibrate, emitted programs",
+        "mesh": "programs: run, train, calibrate, emitted programs",
         "data": "the digits of scikit-learn: train --data digits",
         "onnx": "models in ONNX files",
         "torch": "PyTorch modules",

@@ -30,7 +30,6 @@ COMMANDS = {
     "weights": ("run", "write the weights of a model, for programs of its forward pass"),
     "run": ("run", "train with a plan on virtual devices, beside the single-device program"),
     "check": ("check", "compare a PyTorch module under a plan with the module itself"),
-    "launch": ("run", "train with an emitted program in several processes"),
     "train": ("train", "train replicas of a network that keep near one another"),
     "solve": ("tables", "solve a file of cost tables"),
     "tables": ("tables", "write the cost tables of a model to a file"),

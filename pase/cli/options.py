@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import wraps
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +40,6 @@ from pase.planning.plan import Plan
 from pase.planning.planner import AUTO_NUMBER, Progress, search, usable_bytes
 from pase.planning.stages import SEARCHED_SCHEDULES
 from pase.solver.ordering import ORDERINGS
-from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, read_hosts
-from pase.targets.mesh_tensorflow.runtime.launch import local_clusters
 from pase.views.drawing.plans import repeated_blocks
 
 # -- what the shell completes
@@ -481,49 +478,6 @@ def constraint_options(command: Any) -> Any:
         schema_option(constraints_schema, "such files", "--constraints-schema"),
     )
     return options(constrained)
-
-
-# -- processes
-
-
-def process_options(*, processes: str, hosts: str, timeout: str, least: int | None = 1) -> Decorator:
-    """Return --processes, --hosts, --task, --bind and --timeout, which `chosen_clusters` reads.
-
-    processes, hosts, timeout: their help. least: of processes; None where another check is made.
-    """
-    return options_of_all(
-        option("--processes", type=click.IntRange(min=least), metavar="N", help=processes),
-        option("--hosts", metavar="FILE|LIST", help=hosts),
-        option("--task", type=click.IntRange(min=0), help="Which of --hosts to start here, from 0."),
-        option("--bind", metavar="ADDRESS", default=LOOPBACK, help="The IP address to listen on; 0.0.0.0: all."),
-        option("--timeout", "timeout_s", type=SECONDS, metavar="S", help=timeout),
-    )
-
-
-def chosen_clusters(
-    values: Mapping[str, Any], num_tasks: Callable[[int], int] = lambda processes: processes
-) -> list[Cluster]:
-    """Return what each task that is to be started here is to know, from the values of `process_options`.
-
-    num_tasks: for so many processes. What a server lets in that listens on more than this machine is warned of; options
-    that do not fit together are wrong usage.
-    """
-    processes, hosts, task, bind = (values[name] for name in ("processes", "hosts", "task", "bind"))
-    if (processes is None) == (hosts is None):
-        raise click.UsageError("give --processes N for this machine, or --hosts with --task K for several")
-    if (task is None) != (hosts is None):
-        raise click.UsageError("--hosts and --task belong together")
-    if hosts is None:
-        found = local_clusters(num_tasks(processes), bind=bind, step_timeout_s=values["timeout_s"])
-    else:
-        found = [Cluster(addresses=read_hosts(hosts), task=task, bind=bind, step_timeout_s=values["timeout_s"])]
-    with suppress(ValueError):  # of what is no address, which the cluster says itself
-        if not ip_address(bind).is_loopback:
-            warn(
-                f"TensorFlow's server will listen on {bind} and has no authentication: whoever can reach it can run "
-                "anything as you; use it in a network whose every user you trust"
-            )
-    return found
 
 
 # -- plans, and tables with a row for each layer, in which a block that repeats stands once

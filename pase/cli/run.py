@@ -1,4 +1,4 @@
-"""Programs of a plan: `pase emit` and `pase weights` write them, `pase run` and `pase launch` train with them."""
+"""Programs of a plan: `pase emit` and `pase weights` write them, `pase run` trains with them."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,6 @@ from pase.cli.options import (
     batch_option,
     checked_factory,
     choice_option,
-    chosen_clusters,
     chosen_plan,
     complete_models,
     flag,
@@ -28,7 +27,6 @@ from pase.cli.options import (
     model_options,
     output_option,
     plan_argument,
-    process_options,
 )
 from pase.cli.output import print_facts, print_json, print_table, say, warn
 from pase.cli.progress import progress
@@ -45,7 +43,6 @@ from pase.sharding.boxes import whole
 from pase.sharding.traffic import HeldWeight, held_weights, parameters_per_device
 from pase.targets.execute import RunResult, run_factory, run_plan
 from pase.targets.factories import Factory, factory_of
-from pase.targets.mesh_tensorflow.runtime.launch import launch_tasks
 from pase.targets.programs import TARGETS, emit, target_of
 from pase.targets.training.data import data_inputs
 from pase.targets.training.options import CPU, device_choice, device_options, training_flags, training_options
@@ -337,24 +334,3 @@ def weights_command(model: str, batch: int | None, arguments: dict[str, Any], ou
         print_json({"output": str(output), "arrays": shapes, "size_bytes": size_bytes})
     else:
         say(f"{len(found)} arrays, {quantity(size_bytes, 'B')}, written to {output}")
-
-
-@click.command(
-    "launch",
-    context_settings={"allow_interspersed_args": False},
-    epilog="Example: pase launch --processes 2 -- train.py --steps 20",
-)
-@process_options(
-    processes="Processes of this machine; they share the devices evenly.",
-    hosts="HOST:PORT of each task, one a line, or with commas between.",
-    timeout="End the job where a step takes longer than S seconds [never].",
-)
-@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def launch_command(program: tuple[str, ...], **values: Any) -> int:
-    """Run PROGRAM, a file that pase emit wrote, in several processes.
-
-    The devices are spread over them in equal blocks; the losses are those of one process. Task 0 trains and writes.
-    When a process dies, the job ends. TensorFlow's server has no authentication, whoever reaches it can run anything
-    as you: it takes what is sent to --bind, and no more.
-    """
-    return launch_tasks(program, chosen_clusters(values))

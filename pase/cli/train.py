@@ -15,18 +15,18 @@ from pase.cli.options import (
     ModelArguments,
     check_writable,
     choice_option,
-    chosen_clusters,
     complete_algorithms,
     complete_models,
     flag,
     model_options,
-    process_options,
     whole_numbers,
 )
 from pase.cli.output import is_terminal, print_table, say, warn
 from pase.cli.progress import REDRAW_S, interrupted, progress
-from pase.common.options import PATH, option, options_of_all
+from pase.common.options import PATH, SECONDS, option, options_of_all
 from pase.common.words import duration, percentage, quantity, visible
+from pase.easgd.checkpoint import Checkpointing
+from pase.easgd.cluster import Cluster, cluster_of, kept_text
 from pase.easgd.job import (
     DEFAULT_ALGORITHM,
     DEFAULT_LEARNING_RATE,
@@ -39,14 +39,11 @@ from pase.easgd.job import (
     TrainingRequest,
     count_tasks,
     make_job,
-    supervise_training,
-    task_ranks,
 )
+from pase.easgd.launch import local_clusters, supervise
 from pase.errors import TrainingError
 from pase.studies.easgd_paper import PARTS
-from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing
-from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text
-from pase.targets.training.checkpointing import NEWEST, checkpoint_flags
+from pase.targets.training.checkpointing import checkpoint_flags
 from pase.targets.training.options import device_choice, device_options, dtype_option
 
 _FINISHED = {".json": "plan", ".py": "program"}
@@ -109,11 +106,13 @@ training_across_options = options_of_all(
         "--report-every", type=int, default=DEFAULT_REPORT_EVERY, metavar="K", help="Show every K steps of a worker."
     ),
     flag("--json", "as_json", help="Print a line of JSON for each event on standard output."),
-    process_options(
-        processes="Share the workers out to N processes of this machine.",
-        hosts="HOST:PORT of each task; --resume then names a FILE.",
-        timeout="Give up whoever takes longer than S seconds [never].",
-        least=None,
+    option("--processes", type=int, metavar="N", help="Share the workers out to N processes of this machine."),
+    option(
+        "--timeout",
+        "timeout_s",
+        type=SECONDS,
+        metavar="S",
+        help="Give up a process that takes longer than S seconds [never].",
     ),
 )
 """Adds the options of `pase train` but those of models and devices."""
@@ -148,13 +147,14 @@ def train_command(ctx: click.Context, /, source: str, model: ModelArguments, as_
       async-sgd  async-msgd  hogwild-sgd  sync-sgd
 
     --batch is that of each worker, --devices those of each replica [1, or the plan's]. The code of a train.py is
-    executed. What --bind lets in can run anything as you: see pase launch --help.
+    executed. With --processes, TensorFlow's servers listen on loopback and have no authentication: other users of this
+    machine could run anything as you.
     """
     cluster = cluster_of()
-    in_processes = values["processes"] is not None or values["hosts"] is not None
+    in_processes = values["processes"] is not None
     if values["trace_path"] is not None:
         if in_processes:
-            raise TrainingError("--trace is of a training in one process: leave out --processes and --hosts")
+            raise TrainingError("--trace is of a training in one process: leave out --processes")
         check_writable(values["trace_path"])
     request = _request(source, model, values)
     if cluster is not None:
@@ -224,8 +224,8 @@ def _shown(run: Callable[..., object], request: TrainingRequest, *, as_json: boo
 
 def _take_part(request: TrainingRequest, cluster: Cluster, *, as_json: bool) -> Never:
     """Do the part of this process in a cluster, and end it."""
+    from pase.easgd.cluster_server import run_in_cluster
     from pase.easgd.session import last_checkpoint, train_task
-    from pase.targets.mesh_tensorflow.runtime.cluster_server import run_in_cluster
 
     def part() -> None:
         if cluster.task != 0:
@@ -241,15 +241,12 @@ def _take_part(request: TrainingRequest, cluster: Cluster, *, as_json: bool) -> 
 
 
 def _start_processes(request: TrainingRequest, arguments: Sequence[str], values: Mapping[str, Any]) -> int:
-    """Start the processes of a job on this machine, or one task of several hosts', and return the exit status."""
-    if values["hosts"] is not None and request.checkpointing is not None and request.checkpointing.resume == NEWEST:
-        raise TrainingError("with --hosts name the file to go on from, which every host can read: --resume FILE")
-    clusters = chosen_clusters(values, partial(count_tasks, request.job))
-    task_ranks(request.job, len(clusters[0].addresses))
-    return supervise_training(
+    """Start the processes of a job and return the exit status; asynchronous methods go on without one that is lost."""
+    num_tasks = count_tasks(request.job, values["processes"])
+    return supervise(
         pase_command(["train", *arguments]),
-        clusters,
-        is_synchronous=request.job.algorithm.is_synchronous,
+        local_clusters(num_tasks, step_timeout_s=values["timeout_s"]),
+        goes_on=not request.job.algorithm.is_synchronous,
         checkpoints=_folder(request),
     )
 

@@ -1,6 +1,6 @@
 """`Job`: what is trained how, one value for every runtime; and `Snapshot`, all that training changes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from itertools import pairwise
@@ -12,12 +12,10 @@ from typing import Any
 from pase.common.documents import LARGEST_INTEGER
 from pase.datasets import has_parts
 from pase.easgd.algorithms import ALGORITHMS, Algorithm, Array, MasterState, Place, Rates, WorkerState, algorithm_named
+from pase.easgd.checkpoint import Checkpointing
 from pase.errors import TrainingError
 from pase.graph import Scalar
 from pase.machine import DEFAULT_MACHINE, Machine
-from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing
-from pase.targets.mesh_tensorflow.runtime.cluster import Cluster
-from pase.targets.mesh_tensorflow.runtime.launch import supervise
 from pase.targets.training.options import ITEMSIZES, DeviceChoice
 
 
@@ -325,23 +323,6 @@ def task_ranks(job: Job, num_tasks: int) -> tuple[tuple[int, ...], ...]:
     blocks = [tuple(range(begin, end)) for begin, end in pairwise(bounds)]
     first = (job.master, job.coordinator)
     return (first, *blocks) if apart else ((*blocks[0], *first), *blocks[1:])
-
-
-def supervise_training(
-    command: Sequence[str], clusters: Sequence[Cluster], *, is_synchronous: bool, checkpoints: Path | None = None
-) -> int:
-    """Run a command once for each cluster and return the exit status, as `launch.supervise` does.
-
-    An asynchronous method goes on without a task that is lost, a synchronous one does not. Raises TrainingError.
-    """
-    return supervise(
-        command,
-        clusters,
-        checkpoints=checkpoints,
-        goes_on=not is_synchronous,
-        ends_alone=True,
-        failure=TrainingError,
-    )
 
 
 def _num_apart(job: Job) -> int:

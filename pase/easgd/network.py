@@ -62,7 +62,7 @@ def load_build(
     """Return the network of a program (a path that ends in .py), a plan (.json) or a model (anything else).
 
     devices, batch, arguments, machine: for a model, of which the best strategy is searched; devices: of one replica.
-    A program's code is executed, as `pase launch` does; that of a plan or a model is written here. Raises TrainingError
+    A program's code is executed; that of a plan or a model is written here. Raises TrainingError
     where a file is no emitted program, and what `load`, `search` and `emit` raise.
     """
     path = Path(source)
@@ -262,7 +262,7 @@ class Network:
         the program is wrong.
         """
         devices = devices or virtual_cpus(num_devices)
-        with ProgramGraph().as_default() as graph, tf.device(devices.scope):
+        with ProgramGraph().as_default() as graph:
             program = _FedProgram(num_devices=num_devices, dtype=dtype, devices=devices)
             loss = build(program)
             packing = Packing(
@@ -297,7 +297,7 @@ class Network:
             packing=packing,
             batch_size=program.inputs[0].shape[0] if program.inputs else 1,
             _program=program,
-            _session=tf.Session(devices.target, graph=graph, config=config),
+            _session=tf.Session(graph=graph, config=config),
             _vector=vector,
             _loss=exported_loss,
             _accuracy=accuracy,
@@ -333,9 +333,8 @@ class Network:
         return float(loss), float(accuracy[0]) if accuracy else None
 
     def close(self) -> None:
-        """Free the session, unless it is a cluster's: that would wait for processes that may be gone."""
-        if not self._program.devices.target:
-            self._session.close()
+        """Free the session."""
+        self._session.close()
 
     def _feeds(self, weights: Array, batch: Mapping[str, Array], key: Key) -> dict[Any, Any]:
         feeds = {placeholder: batch[name] for name, placeholder in self._program.placeholders.items()}

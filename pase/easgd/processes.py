@@ -16,6 +16,7 @@ workers know task 0 and themselves alone. For synchronous methods, where all wai
 task that it is for, so that sums go straight from worker to worker.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,14 +27,13 @@ from typing import Any
 import numpy as np
 
 from pase.easgd.actors import Evaluator, Objective
+from pase.easgd.cluster import PROBE_EVERY_S, Cluster, is_lost
+from pase.easgd.cluster_server import JOB, leave, open_server, too_late, wait_for_others
 from pase.easgd.job import Job, Snapshot, task_ranks
 from pase.easgd.messages import EXCHANGED, Inbox, Kind, Message
 from pase.easgd.ranks import Outcome, run_ranks
 from pase.errors import TrainingError
 from pase.targets.mesh_tensorflow.primitives.compat import tf
-from pase.targets.mesh_tensorflow.runtime.cluster import Cluster
-from pase.targets.mesh_tensorflow.runtime.cluster_server import Watch, open_server, too_late, wait_for_others
-from pase.targets.mesh_tensorflow.runtime.devices import JOB
 
 _HEADER_LENGTH = 6
 _DISMISSED = -1
@@ -105,7 +105,7 @@ def _in_touch(
     inboxes = {rank: Inbox() for rank in wiring.own}
     progress = Progress(job)
     transport = ServerTransport(wiring, inboxes, target=server.target, dtype=dtype, observe=progress.note)
-    watch = TaskWatch(
+    watch = Watch(
         job=job,
         cluster=cluster,
         wiring=wiring,
@@ -173,18 +173,47 @@ class Progress:
 
 
 @dataclass(slots=True, kw_only=True)
-class TaskWatch(Watch):
-    """A watch that goes on without a task where the method does not need it; task 0 is needed always.
+class Watch:
+    """Task 0 watches over all others, these over task 0: TensorFlow itself would wait for ever.
 
-    inboxes: of this task's ranks. progress: told of what passes through the transport.
+    It goes on without a task where the method does not need it; task 0 is needed always. Where it cannot go on, the
+    process ends. inboxes: of this task's ranks. progress: told of what passes through the transport. last_checkpoint:
+    what to say of the checkpoint that is left, "" for nothing.
     """
 
     job: Job
+    cluster: Cluster
     wiring: "Wiring"
     inboxes: Mapping[int, Inbox]
     transport: "ServerTransport"
     progress: Progress
+    last_checkpoint: Callable[[], str]
     _given_up: set[int] = field(default_factory=set)
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        """Watch from now on, in a thread."""
+        threading.Thread(target=self._run, name="watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """Watch no more: the training is over, well or not, and the others may go."""
+        self._over.set()
+
+    def _run(self) -> None:
+        left = {0} if self.cluster.task != 0 else set(range(1, len(self.cluster.addresses)))
+        while not self._over.wait(PROBE_EVERY_S):
+            for task in sorted(left):
+                if is_lost(self.cluster.addresses[task]) and not self._over.is_set():
+                    left.discard(task)
+                    self.lose(task, f"{self.called(task)} ended or cannot be reached")
+            if self.cluster.task == 0 and self.cluster.step_timeout_s is not None:
+                self.look_for_late(self.cluster.step_timeout_s)
+
+    def fail(self, problem: str) -> None:
+        """End the process, unless all is over."""
+        if not self._over.is_set():
+            sys.stderr.write(f"error: {problem}{self.last_checkpoint()}\n")
+            leave(1)
 
     def lose(self, task: int, what: str) -> None:
         """Go on without a task, or end where the method needs it."""

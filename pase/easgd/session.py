@@ -1,9 +1,9 @@
 """A training across workers from what was asked for to its end: network, data, tests, checkpoints, events and metrics.
 
-A checkpoint holds centre, workers and how far each has come, in one file of
-`pase.targets.mesh_tensorflow.runtime.checkpoint`. Its step counts events. Its weights are the centre; what else is kept
-stands beside each weight as a slot: "velocity" of the master, "worker_0" and "worker_0_velocity" of each worker. Its
-optimiser is the algorithm, and the options of that hold the rates, and "worker_0_steps" of each worker.
+A checkpoint holds centre, workers and how far each has come, in one file of `pase.easgd.checkpoint`. Its step counts
+events. Its weights are the centre; what else is kept stands beside each weight as a slot: "velocity" of the master,
+"worker_0" and "worker_0_velocity" of each worker. Its optimiser is the algorithm, and the options of that hold the
+rates, and "worker_0_steps" of each worker.
 """
 
 import time
@@ -19,6 +19,8 @@ import numpy as np
 from pase.datasets import Dataset, fit_to, load_dataset
 from pase.easgd.actors import Evaluator, Objective, Trace
 from pase.easgd.algorithms import ALGORITHMS, Algorithm, Array, MasterState, WorkerState
+from pase.easgd.checkpoint import Checkpoint, Checkpointing
+from pase.easgd.cluster import Cluster, kept_text
 from pase.easgd.job import DataSplit, Job, Snapshot, TrainingRequest, WorkerProgress, begun
 from pase.easgd.messages import Packing
 from pase.easgd.network import Network, batches_of_workers, load_build
@@ -26,8 +28,6 @@ from pase.easgd.processes import run_task
 from pase.easgd.ranks import Outcome, Report, train_in_threads
 from pase.errors import PaseError, TrainingError
 from pase.planning.planner import Progress
-from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, Checkpointing
-from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, kept_text
 from pase.targets.mesh_tensorflow.runtime.devices import local_devices
 from pase.targets.training.checkpointing import check_data, check_weights
 from pase.targets.training.data import DataInput
@@ -182,7 +182,7 @@ def prepare(
     cluster: the one that this process belongs to, None for none; tests and new checkpoints are those of its task 0.
     Raises PaseError where that cannot be done, before anything is trained.
     """
-    task, local_task = (cluster.task, cluster.local_task) if cluster else (0, 0)
+    task = cluster.task if cluster else 0
     checkpointing = request.checkpointing
     # Before anything expensive: what is wrong is found out at once.
     found = checkpointing.found() if checkpointing and (task == 0 or checkpointing.resume) else None
@@ -198,7 +198,7 @@ def prepare(
     )
     if on_progress:
         on_progress("building the program", 0.0)
-    devices = local_devices(request.choice, loaded.num_devices, local_task)
+    devices = local_devices(request.choice, loaded.num_devices, task)
     with closing(
         Network.load(loaded.build, num_devices=loaded.num_devices, dtype=request.dtype, devices=devices)
     ) as network:

@@ -85,7 +85,7 @@ class ConstrainedProblem:
         limit: Largest usage allowed.
         edge_usage: [E] usage of each edge, in the form of its cost table; None for an edge without usage, () where no
             edge has any.
-        peaks: [groups][V] arrays of [K], the peaks of each vertex's configurations. The maximum of each group over a
+        peaks: `[groups][V]` arrays of [K], the peaks of each vertex's configurations. The maximum of each group over a
             strategy is part of its usage.
     """
 

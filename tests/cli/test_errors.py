@@ -112,12 +112,6 @@ simulate none.json | plan file none.json cannot be read
 calibrate --virtual | --virtual is of GPUs, and CPU devices are virtual as they are
 calibrate -o nowhere/machine.toml | nowhere/machine.toml cannot be written: folder nowhere does not exist; make it first
 calibrate --machine v100 | --machine is for --kernels, which keeps a machine's links; without, links are measured
-launch --processes 2 nothing.py | there is no program nothing.py
-launch --processes 2 --bind lo nothing.py | the address to listen on is 'lo'; expected an IP address
-launch --hosts a:1,b --task 0 train.py | host list a:1,b: 'b' is no address of a process
-launch --hosts nowhere --task 0 train.py | cannot read host list nowhere
-launch --hosts 127.0.0.1:1 --task 1 train.py | task 1 is none of the 1 that there are
-launch --hosts a:1,b:1 --task 0 train.py | a:1 is another host, which cannot reach a process
 train mlp --algorithm easgd | unknown algorithm 'easgd': did you mean 'sync-easgd3' or
 train mlp --momentum 0.5 | sync-easgd3 takes no --momentum; async-measgd and async-msgd do: leave it out
 train mlp --average | sync-easgd3 takes no --average; sync-sgd does: leave it out
@@ -135,10 +129,7 @@ train mlp --checkpoint . --resume nowhere | cannot read checkpoint nowhere
 train mlp --virtual | --virtual is of GPUs, and CPU devices are virtual as they are
 train mlp --machine nothing | unknown machine 'nothing'
 train mlp --workers 2 --processes 0 | 0 processes were asked for, for 2 workers; expected 1 to 2
-train mlp --hosts a:1,b --task 0 | host list a:1,b: 'b' is no address of a process
-train mlp --workers 2 --hosts a:1,b:1,c:1 --task 0 | a:1 is another host, which cannot reach a process that listens
-train mlp --hosts a:1,b:1 --task 0 --checkpoint kept --resume | with --hosts name the file to go on from
-train mlp --trace trace.npz --processes 2 | --trace is of a training in one process: leave out --processes and --hosts$
+train mlp --trace trace.npz --processes 2 | --trace is of a training in one process: leave out --processes$
 easgd-model --network googlnet | unknown model 'googlnet': did you mean 'googlenet'
 easgd-model --workers 0 | 0 workers were asked for; expected a whole number from 1 to 1048576
 easgd-model --machine cori-knl --workers 10000 | machine cori-knl: levels\[0\]\.devices
@@ -227,18 +218,10 @@ calibrate --devices 1 | .*1 is not in the range x>=2
 calibrate --devices two | .*'two' is not usable; expected a whole number of 2 or more
 calibrate --device TPU | .*'TPU' is not one of 'CPU', 'GPU'
 completion tcsh | .*'bash', 'zsh', 'fish'
-launch train.py | give --processes N for this machine, or --hosts with --task K for several
-launch --processes 2 --hosts a:1 train.py | give --processes N for this machine, or
-launch --hosts a:1,b:1 train.py | --hosts and --task belong together
-launch --processes 2 --task 1 train.py | --hosts and --task belong together
-launch --processes 0 train.py | Invalid value for '--processes'
-launch --processes 2 --timeout 0 train.py | Invalid value for '--timeout'
-launch --processes 2 | Missing argument 'PROGRAM...'
 train | Missing argument 'MODEL\|PLAN\|train.py'
 train mlp --arrivals 0,x | .*'0,x' is no list of numbers; expected one such as 1,2,4,8
 train mlp --arrivals {5000 nines} | .*is no list of numbers; expected one such as 1,2,4,8
 train mlp --reduction ring | Invalid value for '--reduction'
-train mlp --processes 2 --hosts a:1 | give --processes N for this machine, or --hosts with --task K
 easgd-model --workers {65 numbers} | .*there are 65 numbers; expected 64 at most
 easgd-model --workers '' | .*'' is no list of numbers
 easgd-model --algorithm easgd | .*'easgd' is not one of 'original-easgd-star', 'original-easgd'

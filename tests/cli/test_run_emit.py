@@ -1,4 +1,4 @@
-"""From a model to a program that trains: `search`, `emit`, `run` and `launch`, each as a user calls it."""
+"""From a model to a program that trains: `search`, `emit` and `run`, each as a user calls it."""
 
 import ast
 import json
@@ -179,12 +179,3 @@ def test_without_a_gpu_the_program_says_so(pase: Command) -> None:
     assert (finished.status, finished.out) == (1, "")
     assert finished.err.startswith("pase: 4 GPUs are needed and TensorFlow found none; leave out --device")
     assert len(finished.err.splitlines()) == 1
-
-
-@pytest.mark.parametrize(("bind", "warns"), [("127.0.0.1", False), ("::1", False), ("0.0.0.0", True)])
-def test_whoever_listens_beyond_this_machine_is_warned(bind: str, warns: bool, tmp_path: Path, pase: Command) -> None:
-    program = tmp_path / "program.py"
-    program.write_text("", encoding="utf-8")
-    finished = pase("launch", "--processes", "1", "--bind", bind, program)
-    assert finished.status == 0
-    assert ("has no authentication" in finished.err) == warns

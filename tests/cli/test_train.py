@@ -16,7 +16,7 @@ import pytest
 
 from pase.cli.main import cli
 from pase.easgd.algorithms import ALGORITHMS
-from pase.targets.mesh_tensorflow.runtime.checkpoint import list_checkpoints, read_checkpoint
+from pase.easgd.checkpoint import list_checkpoints, read_checkpoint
 from tests.cli.conftest import Command
 from tests.cli.processes import in_pipe, in_terminal
 

@@ -26,10 +26,6 @@ def _rules(*rows: tuple[str, str]) -> tuple[Rule, ...]:
 
 PARSED = _rules(
     (r"pase run (?!example:)", "trains in processes of its own; tests/cli/test_run_emit.py runs it"),
-    (
-        r"pase launch ",
-        "trains in several processes and on several hosts; tests/runtime/test_launch.py runs it",
-    ),
     (r"\.venv/bin/python train\.py", "AlexNet takes a minute on virtual devices; docs/training.md runs such programs"),
     (
         r"torchrun .*(--steps|-m) ",
@@ -39,7 +35,7 @@ PARSED = _rules(
     (r"pase serve ", "serves until it is interrupted; tests/served/test_served.py runs it"),
     (r"pase \w+ .*--machine auto", "needs GPUs; tests/machine/test_local.py has a driver that lists some"),
     (r"pase calibrate ", "takes a minute, or a GPU; tests/cli/test_calibrate.py runs it"),
-    (r"pase train .*(--hosts|--processes)", "trains in several processes; tests/cli/test_processes.py runs it"),
+    (r"pase train .*--processes", "trains in several processes; tests/cli/test_processes.py runs it"),
     (r"pase \w+ (package\.module:factory|model\.keras)", "a model of the reader's own"),
     (r"pase \w+ my_llama:llama", "loads transformers, which takes ten seconds; tests/importers imports such models"),
     (r"\S+ \S+ .*--device GPU", "needs a GPU"),

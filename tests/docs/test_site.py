@@ -255,7 +255,7 @@ def test_a_wrong_page_fails(text: str, message: str) -> None:
         ("how-to/x.md", "[log](../../CHANGELOG.md#a)", "[log](../changelog.md#a)"),
         ("how-to/x.md", "[m](../method.md)", "[m](../method.md)"),
         ("method.md", "[pase/solver](../pase/solver)", "`pase/solver`"),
-        ("method.md", "[`checkpoint.py`](../pase/targets/mesh_tensorflow/runtime/checkpoint.py)", "`checkpoint.py`"),
+        ("method.md", "[`checkpoint.py`](../pase/easgd/checkpoint.py)", "`checkpoint.py`"),
         ("method.md", "[readme](../README.md)", "[readme](index.md)"),
     ],
 )

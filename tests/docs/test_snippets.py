@@ -10,7 +10,6 @@ import pytest
 
 from pase.cli.main import COMMANDS, cli
 from pase.importers import OPERATORS
-from pase.targets.mesh_tensorflow.runtime.cluster import cluster_of
 from tests.cli.conftest import Command, pase
 from tests.docs.files import forget_modules
 from tests.docs.kinds import Kind, commands, file_name, kind_of
@@ -118,16 +117,6 @@ def test_commands_within_sentences_have_such_verbs_and_options() -> None:
         assert flags <= known | {"--help"}, f"{span.where}: `{span.text}`: no option {flags - known}"
 
 
-def test_the_cluster_of_the_page_is_one() -> None:
-    (block,) = (block for block in blocks("docs/launch.md") if kind_of(block) is Kind.JSON)
-    cluster = cluster_of({"PASE_CLUSTER": block.text})
-    assert cluster is not None
-    assert (len(cluster.addresses), cluster.task) == (2, 0)
-
-
-# -- these tests can fail
-
-
 def _block(text: str, page: str = "page.md") -> Code:
     (found,) = blocks(page, text)
     return found
@@ -164,7 +153,7 @@ def test_what_is_wrong_on_a_page_is_found(text: str, message: str, run: PageRun)
     [
         ("pase run alexnet --stops 3", "No such option"),
         ("./scripts/pase calibrate --quickly", "No such option"),
-        ("pase launch --process 2 -- train.py", "No such option"),
+        ("pase train mlp --processes 2 --hosts a:1", "No such option"),
         ("scripts/bench serach", "2"),
         ("scripts/fuzz --minuts 3", "2"),
     ],

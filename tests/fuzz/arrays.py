@@ -19,10 +19,10 @@ import numpy as np
 
 from pase.datasets import load_dataset
 from pase.datasets.registry import CIFAR10_FILES, RECORD_BYTES
+from pase.easgd.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from pase.solver import solve
 from pase.solver.ordering import ORDERINGS
 from pase.tables.files import export_cfn, read_problem, write_problem
-from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from pase.targets.training.data import Batches, DataInput, read_arrays
 from tests.fuzz.harness import Reader, Target
 from tests.fuzz.mutations import NUMBERS, WORDS, change_bytes, change_document, word

@@ -18,13 +18,13 @@ from pase.analysis.explanation import ExplainOptions, explain
 from pase.analysis.simulation.simulation import simulate
 from pase.cli.main import cli
 from pase.common.documents import DocumentSource
+from pase.easgd.cluster import VARIABLE, cluster_of
 from pase.errors import EmitError, ExportError, PaseError, PlanError
 from pase.graph import graph_document, graph_from_document
 from pase.machine import load_machine, machine_document, parse_machine, preset_names
 from pase.machine.files import machine_text
 from pase.planning.constraints import load_constraints
 from pase.planning.plan_file import graph_hash, plan_document, plan_from_document, read_plan
-from pase.targets.mesh_tensorflow.runtime.cluster import VARIABLE, cluster_of, read_hosts
 from pase.targets.training.script import MetricsFile
 from pase.views.exports import FORMATS, ExportOptions, export
 from pase.views.reports.document import device_numbers, render, report_document
@@ -280,36 +280,19 @@ _TOML = (
 
 
 def _texts() -> Reader:
-    cluster = json.dumps(
-        {
-            "schema_version": 1,
-            "tasks": ["127.0.0.1:4000"],
-            "task": 0,
-            "bind": "127.0.0.1",
-            "local_task": 0,
-            "step_timeout_s": None,
-        }
-    )
-    hosts = "node1:4000\n# a comment\nnode2:4001\n[::1]:4002\n"
+    cluster = json.dumps({"schema_version": 2, "tasks": ["127.0.0.1:4000"], "task": 0, "step_timeout_s": None})
     metrics = '{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.25, "worker": 0}\n'
 
     def read(rng: Random, folder: Path) -> None:
         path = folder / "text"
         path.unlink(missing_ok=True)
-        kind = rng.randrange(4)
+        kind = rng.randrange(3)
         if kind == 0:
             changed = json.dumps(change_document(json.loads(cluster), rng, rng.choice((1, 2))))
             if rng.random() < 0.2:
                 changed = change_text(changed, rng).decode("utf-8", "replace")
             cluster_of({VARIABLE: changed})
         elif kind == 1:
-            lines = hosts.split("\n")
-            lines[rng.randrange(len(lines))] = rng.choice((word(rng), f"{word(rng)}:1", f"a:{rng.choice(NUMBERS)}"))
-            path.write_bytes(
-                "\n".join(lines).encode("utf-8", "surrogatepass") if rng.random() < 0.7 else change_text(hosts, rng)
-            )
-            read_hosts(str(path) if rng.random() < 0.8 else word(rng))
-        elif kind == 2:
             lines = metrics.split("\n")
             lines.insert(0, json.dumps(change_document(json.loads(lines[0]), rng, 1)))
             path.write_bytes("\n".join(lines).encode() if rng.random() < 0.7 else change_text(metrics, rng))

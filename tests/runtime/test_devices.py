@@ -14,8 +14,6 @@ from pase.targets.mesh_tensorflow.runtime.devices import (
     local_devices,
     physical_gpus,
     place,
-    share,
-    spread,
     virtual_cpus,
 )
 from pase.targets.mesh_tensorflow.runtime.script import main, train
@@ -30,13 +28,11 @@ def test_the_first_virtual_cpu_is_the_host() -> None:
     config = devices.config()
     assert dict(config.device_count) == {"CPU": 4, "GPU": 0}
     assert not config.allow_soft_placement
-    assert devices.scope is None
-    assert devices.target == ""
 
 
 def test_tensorflow_has_the_devices_that_are_named() -> None:
     devices = virtual_cpus(3)
-    with tf.Graph().as_default(), tf.Session(devices.target, config=devices.config()) as session:
+    with tf.Graph().as_default(), tf.Session(config=devices.config()) as session:
         found = {place(device.name) for device in session.list_devices()}
     assert {*map(place, devices.names), HOST_PLACE} == found
 
@@ -93,18 +89,7 @@ def test_a_choice_that_makes_no_sense_is_an_error(values: dict[str, Any], messag
         DeviceChoice(**values)
 
 
-def test_consecutive_devices_are_in_one_process() -> None:
-    devices = spread(6, 3, virtual_cpus(2), "grpc://127.0.0.1:4000")
-    assert [place(name) for name in devices.names] == [(task, "CPU", n) for task in range(3) for n in (1, 2)]
-    assert place(devices.host) == HOST_PLACE
-    assert devices.scope == "/job:worker/task:0"
-    assert dict(devices.config().device_count)["CPU"] == 3
-    assert devices.config().isolate_session_state
-
-
-@pytest.mark.parametrize(
-    "devices", [virtual_cpus(4), gpus(4, range(4)), spread(4, 2, virtual_cpus(2), ""), spread(4, 4, gpus(1, [0]), "")]
-)
+@pytest.mark.parametrize("devices", [virtual_cpus(4), gpus(4, range(4))])
 def test_numbers_are_the_inverse_of_names(devices: Devices) -> None:
     numbers = devices.numbers
     for number in (HOST, *range(4)):
@@ -117,22 +102,16 @@ def test_numbers_are_the_inverse_of_names(devices: Devices) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("/device:CPU:0", (0, "CPU", 0)),
-        ("/job:localhost/replica:0/task:0/device:CPU:12", (0, "CPU", 12)),
-        ("/job:worker/replica:0/task:3/device:GPU:1", (3, "GPU", 1)),
-        ("/job:worker/task:3/device:gpu:1", (3, "GPU", 1)),
+        ("/device:CPU:0", ("CPU", 0)),
+        ("/job:localhost/replica:0/task:0/device:CPU:12", ("CPU", 12)),
+        ("/job:worker/replica:0/task:3/device:GPU:1", ("GPU", 1)),
+        ("/job:worker/task:3/device:gpu:1", ("GPU", 1)),
         ("/device:GPU:0/stream:all", None),
         ("", None),
     ],
 )
-def test_the_place_in_a_name(name: str, expected: tuple[int, str, int] | None) -> None:
+def test_the_place_in_a_name(name: str, expected: tuple[str, int] | None) -> None:
     assert place(name) == expected
-
-
-def test_devices_that_cannot_be_shared_out_are_an_error() -> None:
-    assert share(12, 4) == 3
-    with pytest.raises(ProgramError, match=r"12 devices cannot .* among 5 processes; use 1, 2, 3, 4, 6, 12$"):
-        share(12, 5)
 
 
 @pytest.mark.skipif(bool(physical_gpus()), reason="there is a GPU")

@@ -168,18 +168,6 @@ def test_its_costs_are_its_points() -> None:
 # -- steps
 
 
-def test_training_that_goes_on_elsewhere_draws_the_same_masks() -> None:
-    with started(random_plan(dropping(), 4, 0), seed=3, rate=0.2) as (training, batches):
-        found = losses(training, batches, 2)
-        # Steps that are tried twice, or looked at in between, use up nothing.
-        state = training.state()
-    with started(random_plan(dropping(), 6, 1), seed=3, rate=0.2) as (training, batches):
-        losses(training, batches, 1)
-        training.restore(state)
-        found += losses(training, batches, 2)
-    assert max_relative_difference(found, reference().losses) < 1e-12
-
-
 def test_evaluation_keeps_every_point() -> None:
     with started(random_plan(dropping(), 4, 0), seed=3, rate=0.2) as (training, batches):
         loss = training.evaluate(batches.batch(0)).loss

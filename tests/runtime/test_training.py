@@ -4,14 +4,12 @@ import io
 import json
 import sys
 import textwrap
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing, newest_checkpoint
 from pase.targets.mesh_tensorflow.runtime.script import main, train
 from pase.targets.mesh_tensorflow.runtime.training import Training
 from pase.targets.programs import emit
@@ -48,45 +46,26 @@ GENERATOR = """
 """
 
 
-def logits(weights: Mapping[str, Array], x: Array) -> Array:
-    """The network written out, on one device."""
-    for layer in ("fc1", "fc2"):
-        x = np.maximum(x @ weights[f"{layer}/w"] + weights[f"{layer}/bias"], 0)
-    return np.asarray(x @ weights["fc3/w"] + weights["fc3/bias"])
-
-
 def test_it_learns_from_a_generator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rule.py").write_text(textwrap.dedent(GENERATOR), encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    import rule  # type: ignore[import-not-found]
 
     plan = make_plan(small("mlp"), 4, {"fc1": {"b": 2, "n": 2}, "fc2": {"n": 2, "c": 2}, "fc3": {"b": 4}})
-    kept, metrics = tmp_path / "kept", tmp_path / "metrics.jsonl"
+    metrics = tmp_path / "metrics.jsonl"
     arguments = ["--steps", "300", "--optimizer", "adam", "--learning-rate", "0.02", "--warmup-steps", "5"]
-    arguments += ["--schedule", "cosine", "--data-generator", "rule:batches", "--checkpoint", str(kept)]
-    main(builder_of(emit(plan)), num_devices=4, arguments=[*arguments, "--metrics", str(metrics)])
-    shown = capsys.readouterr()
-    assert shown.err == "note: --data-generator executes the code of module rule\n"
-    newest = kept / "step-0000000300.safetensors"
-    assert shown.out.splitlines()[-2] == f"saved step 300 in {newest}"
+    arguments += ["--schedule", "cosine", "--data-generator", "rule:batches", "--metrics", str(metrics)]
+    main(builder_of(emit(plan)), num_devices=4, arguments=arguments)
+    assert capsys.readouterr().err == "note: --data-generator executes the code of module rule\n"
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 301))
     rates = [line["learning_rate"] for line in lines]
     assert max(rates) == rates[4] == pytest.approx(0.02)
     assert rates[-1] < 1e-4
-    found = newest_checkpoint(kept)
-    assert found is not None
-    # Points that it has not seen.
-    x, labels = rule.points(10**6, 400)
-    assert (logits(found.weights, x).argmax(-1) == labels).mean() > 0.8
-    # The loss of the last batch is that of the weights before it: nearly these, the rate being nearly zero.
-    x, labels = rule.points(299, 24)
-    y = logits(found.weights, x).astype(np.float64)
-    loss = (np.log(np.exp(y).sum(-1)) - y[np.arange(24), labels]).mean()
-    assert loss == pytest.approx(lines[-1]["loss"], rel=0.05, abs=1e-4)
-    assert Checkpointing(folder=kept, resume="newest").newest() == newest
+    # Points that it has not seen, in every step.
+    assert np.mean([line["accuracy"] for line in lines[-20:]]) > 0.8
+    assert np.mean([line["loss"] for line in lines[-20:]]) < lines[0]["loss"] / 3
 
 
 def mlp(*arguments: str) -> None:
@@ -107,9 +86,7 @@ def test_a_terminal_has_a_line_of_progress_instead_of_a_line_for_each_step(monke
     assert "\rstep 3/3  loss " in sys.stderr.getvalue()
 
 
-def test_an_interrupt_says_how_to_go_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_an_interrupt_ends_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     step = Training.step
 
     def interrupted(self: Training, *arguments: Any, **options: Any) -> Any:
@@ -119,11 +96,31 @@ def test_an_interrupt_says_how_to_go_on(
 
     monkeypatch.setattr(Training, "step", interrupted)
     with pytest.raises(SystemExit, match="130"):
-        mlp("--steps", "5", "--checkpoint", str(tmp_path / "kept"), "--save-every", "1")
-    assert capsys.readouterr().err == f"\nstopped; go on with --checkpoint {tmp_path / 'kept'} --resume\n"
-    monkeypatch.setattr(Training, "step", step)
-    mlp("--steps", "3", "--checkpoint", str(tmp_path / "kept"), "--resume")
-    assert capsys.readouterr().out.startswith("going on after step 2\n")
+        mlp("--steps", "5")
+    assert capsys.readouterr().err == "\nstopped\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--optimizer", "adam", "--momentum", "0.5"], "optimiser adam has no momentum"),
+        (["--data", "x.npz", "--data-generator", "a:b"], "both --data and --data-generator are given"),
+        (["--data-generator", "a.b"], "'a.b' names no function; expected package.module:function"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="1"):
+        mlp(*arguments)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert message in line
+
+
+def test_programs_neither_save_nor_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        mlp("--checkpoint", "kept")
+    assert "--checkpoint" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "adafactor"])

@@ -19,10 +19,10 @@ import numpy as np
 
 from pase.easgd.actors import Gradient
 from pase.easgd.algorithms import Array, Rates, algorithm_named
+from pase.easgd.cluster import Cluster, cluster_of, kept_text
 from pase.easgd.job import Job, Snapshot, begun
 from pase.easgd.messages import Packing
 from pase.errors import PaseError
-from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text
 
 PACKING = Packing(names=("first", "second", "third"), shapes=((2,), (2, 2), (1,)), dtype="float64")
 LAYERS = PACKING.layout(packed=False)
@@ -94,19 +94,18 @@ def main(text: str) -> int:
     cluster = cluster_of()
     folder = Path(request.folder) if request.folder else None
     if cluster:
-        from pase.targets.mesh_tensorflow.runtime.cluster_server import run_in_cluster
+        from pase.easgd.cluster_server import run_in_cluster
 
         run_in_cluster(partial(_take_part, request, cluster, folder), partial(kept_text, folder))
-    from pase.easgd.job import count_tasks, supervise_training
-    from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK
-    from pase.targets.mesh_tensorflow.runtime.launch import local_clusters
+    from pase.easgd.job import count_tasks
+    from pase.easgd.launch import local_clusters, supervise
 
     try:
         num_tasks = count_tasks(request.job, request.num_processes)
-        return supervise_training(
+        return supervise(
             [sys.executable, __file__, text],
-            local_clusters(num_tasks, bind=LOOPBACK, step_timeout_s=request.timeout_s),
-            is_synchronous=request.job.algorithm.is_synchronous,
+            local_clusters(num_tasks, step_timeout_s=request.timeout_s),
+            goes_on=not request.job.algorithm.is_synchronous,
             checkpoints=folder,
         )
     except PaseError as error:
@@ -115,9 +114,9 @@ def main(text: str) -> int:
 
 
 def _take_part(request: Request, cluster: Cluster, folder: Path | None) -> None:
+    from pase.easgd.checkpoint import write_checkpoint
     from pase.easgd.processes import run_task
     from pase.easgd.session import Origin, to_checkpoint
-    from pase.targets.mesh_tensorflow.runtime.checkpoint import write_checkpoint
 
     job = request.job
     origin = Origin(packing=PACKING, seed=1, data={})

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from pase.easgd.algorithms import ALGORITHMS, Array, MasterState, WorkerState
+from pase.easgd.checkpoint import Checkpoint, Checkpointing, list_checkpoints, read_checkpoint
 from pase.easgd.job import Job, Snapshot, WorkerProgress, make_job
 from pase.easgd.messages import Packing
 from pase.easgd.session import Origin, changed_options, check_fits, to_checkpoint, to_snapshot
 from pase.errors import ProgramError, TrainingError
-from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, Checkpointing, list_checkpoints, read_checkpoint
 
 PACKING = Packing(names=("a/w", "a/bias", "b/w"), shapes=((2, 3), (3,), (4,)), dtype="float64")
 ORIGIN = Origin(packing=PACKING, seed=7, data={"source": "made up", "batch": {"inputs": [2, 3]}})

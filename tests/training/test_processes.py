@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 
 from pase.easgd.algorithms import Array
+from pase.easgd.checkpoint import list_checkpoints, newest_checkpoint
+from pase.easgd.cluster import Cluster
 from pase.easgd.job import begun, count_tasks, task_ranks
 from pase.easgd.messages import Endpoint, Inbox, Kind
 from pase.easgd.processes import ServerTransport, Wiring, run_task
@@ -25,8 +27,6 @@ from pase.easgd.ranks import Outcome, train_in_threads
 from pase.easgd.session import to_snapshot
 from pase.errors import TrainingError
 from pase.targets.mesh_tensorflow.primitives.compat import tf
-from pase.targets.mesh_tensorflow.runtime.checkpoint import list_checkpoints, newest_checkpoint
-from pase.targets.mesh_tensorflow.runtime.cluster import Cluster
 from tests.training import process_driver
 from tests.training.process_driver import LAYERS, PACKING, START, Request
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from pase.easgd.actors import Part
+from pase.easgd.checkpoint import Checkpoint, Checkpointing, read_checkpoint
 from pase.easgd.job import Job, TrainingRequest, make_job
 from pase.easgd.ranks import Outcome
 from pase.easgd.session import prepare, train
 from pase.errors import DatasetError, ProgramError, TrainingError
-from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, Checkpointing, read_checkpoint
 
 ARGUMENTS: dict[str, Any] = {"inputs": 6, "hidden": 8, "classes": 3, "layers": 2}
 NUM_WEIGHTS = 6 * 8 + 8 + 8 * 3 + 3

@@ -2,16 +2,19 @@
 
 import re
 import signal
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from pase.cli.train import pase_command
-from pase.easgd.job import supervise_training
+from pase.easgd.cluster import Cluster
+from pase.easgd.launch import local_clusters, supervise
 from pase.errors import TrainingError
-from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster
-from pase.targets.mesh_tensorflow.runtime.launch import local_clusters
 
 LISTENS = """\
 import json, os, signal, socket, sys, time
@@ -52,8 +55,8 @@ def train_here(
     checkpoints: Path | None = None,
 ) -> int:
     """Run every task of a job on this machine."""
-    clusters = local_clusters(num_tasks, bind=LOOPBACK, step_timeout_s=step_timeout_s)
-    return supervise_training(command, clusters, is_synchronous=is_synchronous, checkpoints=checkpoints)
+    clusters = local_clusters(num_tasks, step_timeout_s=step_timeout_s)
+    return supervise(command, clusters, goes_on=not is_synchronous, checkpoints=checkpoints)
 
 
 def test_a_worker_that_dies_ends_a_synchronous_job(tmp_path: Path) -> None:
@@ -109,7 +112,7 @@ def test_nothing_goes_on_without_the_master(
 def test_what_a_worker_said_at_its_end_is_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pase.targets.mesh_tensorflow.runtime.launch._GRACE_S", 0.3)
+    monkeypatch.setattr("pase.easgd.launch._GRACE_S", 0.3)
     fails = "if task == 1: time.sleep(0.5); open(gone, 'w').close(); sys.exit('error: there is no such file')"
     command = program(tmp_path, LISTEN, fails, "if task == 0: after(1.3); sys.exit(0)")
     assert train_here(command, num_tasks=2, is_synchronous=False) == 0
@@ -127,14 +130,77 @@ def test_workers_that_have_ended_well_are_done(tmp_path: Path) -> None:
     assert train_here(command, num_tasks=2, is_synchronous=True) == 0
 
 
-def test_a_host_looks_after_its_own_task(tmp_path: Path) -> None:
-    cluster = Cluster(addresses=("127.0.0.1:1", "127.0.0.1:2"), task=1, bind=LOOPBACK)
-    with pytest.raises(TrainingError, match=r"^task 1 \(pid \d+\) was ended by signal 9 \(SIGKILL\); no checkpoint"):
-        supervise_training(program(tmp_path, WORKER_DIES), [cluster], is_synchronous=False)
-    assert supervise_training(program(tmp_path, "sys.exit(task + 4)"), [cluster], is_synchronous=False) == 5
-
-
 def test_processes_run_what_this_one_does(capfd: pytest.CaptureFixture[str]) -> None:
     cluster = Cluster(addresses=("127.0.0.1:1",), task=0)
-    assert supervise_training(pase_command(["--version"]), [cluster], is_synchronous=True) == 0
+    assert supervise(pase_command(["--version"]), [cluster], goes_on=False) == 0
     assert "pase" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("status", [2, 77])
+def test_any_failure_of_the_chief_is_a_failure(status: int, tmp_path: Path) -> None:
+    assert train_here(program(tmp_path, f"sys.exit({status})"), num_tasks=1, is_synchronous=True) == status
+
+
+# -- the launcher itself is ended
+
+LAUNCHER = """\
+import sys
+from pase.easgd.launch import local_clusters, supervise
+sys.exit(supervise(sys.argv[1:], local_clusters(2, step_timeout_s=None), goes_on=False))
+"""
+
+SAYS_WHO = (
+    "signal.signal(signal.SIGINT, lambda *_: sys.exit('stopped'))",
+    "open(f'{__file__}.{task}.part', 'w').write(str(os.getpid()))",
+    "os.rename(f'{__file__}.{task}.part', f'{__file__}.{task}')",
+)
+
+
+@contextmanager
+def launched(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A process that has started two tasks, and these."""
+    command = [sys.executable, "-c", LAUNCHER, *program(folder, *SAYS_WHO)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            yield process, [_written(folder / f"program.py.{task}") for task in range(2)]
+        finally:
+            process.kill()
+
+
+def _written(path: Path) -> int:
+    end_s = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end_s, f"{path} is not there"
+        time.sleep(0.02)
+    return int(path.read_text(encoding="ascii"))
+
+
+def _is_gone(pid: int) -> bool:
+    """Whether a process ends in time; one that nobody has asked about yet counts as ended."""
+    end_s = time.monotonic() + 60
+    while time.monotonic() < end_s:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_when_the_launcher_is_killed_nobody_is_left(tmp_path: Path) -> None:
+    with launched(tmp_path) as (process, tasks):
+        process.kill()
+        assert all(map(_is_gone, tasks))
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_asks_for_the_end_ends_all(number: signal.Signals, status: int, tmp_path: Path) -> None:
+    with launched(tmp_path) as (process, tasks):
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == status
+        assert all(map(_is_gone, tasks))
+    kept = "no checkpoint was kept: --checkpoint DIR keeps them"
+    assert errors == ("stopped\n" if number == signal.SIGINT else f"ended by SIGTERM; {kept}\n")

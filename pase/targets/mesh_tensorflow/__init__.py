@@ -1,16 +1,17 @@
 """The target Mesh-TensorFlow: the library that its programs run on, and what runs them."""
 
+from importlib.util import find_spec
 from typing import Any
 
+from pase.errors import missing_extra
 from pase.targets.emitter.target import KERNELS, LAYERS, Form, Target
 from pase.targets.emitter.text import code
 
 
-def _check() -> None:
-    """Raise MissingExtraError where TensorFlow and Mesh-TensorFlow are not installed."""
-    from pase.targets.mesh_tensorflow.runtime.launch import check_packages
-
-    check_packages()
+def check_packages() -> None:
+    """Raise MissingExtraError where TensorFlow and Mesh-TensorFlow are not installed; nothing is imported."""
+    if find_spec("tensorflow") is None or find_spec("mesh_tensorflow") is None:
+        raise missing_extra("running a program needs TensorFlow and Mesh-TensorFlow", "mesh")
 
 
 def _reference(*given: Any, **others: Any) -> Any:
@@ -42,7 +43,7 @@ MESH_TENSORFLOW = Target(
     takes_imported=False,
     takes_uneven_parts=False,
     takes_types=False,
-    check=_check,
+    check=check_packages,
     runs_on="virtual CPU devices",
     reference=_reference,
 )

@@ -1,7 +1,6 @@
 """`Devices`: which of TensorFlow's devices the numbered devices of a program are, and the session that they need.
 
-Three kinds: virtual CPUs of this process (the first one being the host), GPUs, and either of them spread over the
-tasks of a cluster in equal blocks of consecutive numbers, so that the devices of a node stay together.
+Two kinds, both of this process: virtual CPUs, the first one being the host, and GPUs.
 """
 
 import re
@@ -14,27 +13,23 @@ from pase.sharding.layouts import HOST
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.training.options import CPU, DEFAULT_GPU_MEMORY_MIB, GPU, DeviceChoice
 
-JOB = "worker"
-"""The one job of a cluster."""
+HOST_PLACE = (CPU, 0)
+"""Where the host always is: kind and number."""
 
-HOST_PLACE = (0, CPU, 0)
-"""Where the host always is: task, kind and number."""
-
-_NAME = re.compile(r"(?:/job:\w+)?(?:/replica:\d+)?(?:/task:(\d+))?/device:(CPU|GPU):(\d+)", re.IGNORECASE)
+_NAME = re.compile(r"(?:/job:\w+)?(?:/replica:\d+)?(?:/task:\d+)?/device:(CPU|GPU):(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
     """Where a program runs.
 
-    names: [devices] TensorFlow's. host: the device that feeds data and keeps the masters. target: of the session, ""
-    for this process. num_cpus: CPU devices that a process has. visible_gpus: numbers of the physical GPUs that this
-    process uses. virtual_mib: [visible GPUs][virtual GPUs on it] memory, empty where a GPU is a device.
+    names: [devices] TensorFlow's. host: the device that feeds data and keeps the masters. num_cpus: CPU devices of the
+    process. visible_gpus: numbers of the physical GPUs that it uses. virtual_mib: [visible GPUs][virtual GPUs on it]
+    memory, empty where a GPU is a device.
     """
 
     names: tuple[str, ...]
     host: str = "/device:CPU:0"
-    target: str = ""
     num_cpus: int = 1
     visible_gpus: tuple[int, ...] = ()
     virtual_mib: tuple[tuple[int, ...], ...] = ()
@@ -44,18 +39,13 @@ class Devices:
         return self.host if device == HOST else self.names[device]
 
     @property
-    def scope(self) -> str | None:
-        """The process that operations without a device belong to; None where there is but one."""
-        return self.host.rpartition("/device:")[0] or None
-
-    @property
-    def numbers(self) -> Mapping[tuple[int, str, int], int]:
+    def numbers(self) -> Mapping[tuple[str, int], int]:
         """The number of the device at each place; the host's too."""
         places = {place(name): number for number, name in enumerate(self.names)}
         return {found: number for found, number in places.items() if found} | {HOST_PLACE: HOST}
 
     def config(self) -> Any:
-        """Return the configuration of a session, or of a cluster's server, with these devices."""
+        """Return the configuration of a session with these devices."""
         config = tf.ConfigProto(
             device_count={CPU: self.num_cpus, GPU: len(self.visible_gpus)},
             # Some operations exist for the CPU alone; TensorFlow then chooses the host. On CPUs none is to be moved.
@@ -66,8 +56,6 @@ class Devices:
             config.gpu_options.allow_growth = not self.virtual_mib
             for limits in self.virtual_mib:
                 config.gpu_options.experimental.virtual_devices.add(memory_limit_mb=limits)
-        # In a cluster, two trainings one after another must not meet in variables of one name.
-        config.isolate_session_state = bool(self.target)
         # The graph optimiser takes longer than it saves, and would rename what the measurement counts.
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         config.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
@@ -112,63 +100,24 @@ def gpus(
             f"{len(physical)} devices, or put several devices on a GPU with --virtual"
         )
     # Consecutive devices share a GPU, as they would share a node.
-    # In a cluster, the GPUs may be used up by the processes before.
+    # Of several processes that train replicas, those before may have used the GPUs up.
     chosen = chosen or (physical[first % len(physical)],)
     on_each = [num_devices // len(chosen) + (number < num_devices % len(chosen)) for number in range(len(chosen))]
     return Devices(names=names, visible_gpus=chosen, virtual_mib=tuple((memory_mib,) * count for count in on_each))
 
 
-def spread(num_devices: int, num_tasks: int, local: Devices, target: str) -> Devices:
-    """Return devices on the tasks of a cluster, as many on each: those that `local`, of this task, has.
-
-    target: of this task's server, "" before it has one. The host is that of task 0.
-    """
-    prefixes = [f"/job:{JOB}/task:{task}" for task in range(num_tasks)]
-    names = tuple(prefix + name for prefix in prefixes for name in local.names)
-    assert len(names) == num_devices
-    return Devices(
-        names=names,
-        host=prefixes[0] + local.host,
-        target=target,
-        num_cpus=local.num_cpus,
-        visible_gpus=local.visible_gpus,
-        virtual_mib=local.virtual_mib,
-    )
-
-
-def share(num_devices: int, num_tasks: int) -> int:
-    """Return how many devices each task of a cluster has; ProgramError where they cannot be shared out evenly."""
-    if num_devices % num_tasks:
-        divisors = [n for n in range(1, num_devices + 1) if num_devices % n == 0]
-        raise ProgramError(
-            f"{num_devices} devices cannot be shared out evenly among {num_tasks} processes; "
-            f"use {', '.join(map(str, divisors))}"
-        )
-    return num_devices // num_tasks
-
-
-def place(name: str) -> tuple[int, str, int] | None:
-    """Return the task, the kind and the number in TensorFlow's name of a device, None where it has none."""
+def place(name: str) -> tuple[str, int] | None:
+    """Return the kind and the number in TensorFlow's name of a device, None where it has none."""
     found = _NAME.fullmatch(name)
-    return (int(found[1] or 0), found[2].upper(), int(found[3])) if found else None
+    return (found[1].upper(), int(found[2])) if found else None
 
 
-def local_devices(choice: DeviceChoice, num_devices: int, local_task: int = 0) -> Devices:
-    """Return the devices of this process; local_task: its number among those of its machine, which share the GPUs."""
-    return _LOCAL[choice.kind](choice, num_devices, local_task)
-
-
-def _local_cpus(_choice: DeviceChoice, num_devices: int, _local_task: int) -> Devices:
-    return virtual_cpus(num_devices)
-
-
-def _local_gpus(choice: DeviceChoice, num_devices: int, local_task: int) -> Devices:
-    found = physical_gpus()
-    first = local_task * num_devices
-    return gpus(num_devices, found, virtual=choice.virtual, memory_mib=choice.memory_mib, first=first)
-
-
-_LOCAL = {CPU: _local_cpus, GPU: _local_gpus}
+def local_devices(choice: DeviceChoice, num_devices: int, process: int = 0) -> Devices:
+    """Return the devices of this process; process: its number among those that share this machine's GPUs."""
+    if choice.kind == CPU:
+        return virtual_cpus(num_devices)
+    first = process * num_devices
+    return gpus(num_devices, physical_gpus(), virtual=choice.virtual, memory_mib=choice.memory_mib, first=first)
 
 
 def physical_gpus() -> tuple[int, ...]:

@@ -22,14 +22,12 @@ class Crossed:
     """Bytes that crossed devices in a step.
 
     by_movement: of each edge and layer, by phase. elsewhere_bytes: of operations that were to move nothing.
-    host_bytes: between the host and the devices (feeds, the loss). between_processes_bytes: of those between devices,
-    what went from one process to another: a tensor that several devices of a process need goes there once.
+    host_bytes: between the host and the devices (feeds, the loss).
     """
 
     by_movement: Mapping[Movement, int]
     elsewhere_bytes: int
     host_bytes: int
-    between_processes_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -46,14 +44,12 @@ def crossed(run_metadata: Any, graph: Any, traffic: Traffic) -> Crossed:
     receivers = _receivers(run_metadata.partition_graphs)
     ranks = {scope: rank for rank, scope in enumerate(traffic.movements)}
     by_movement: dict[Movement, int] = {}
-    elsewhere_bytes = host_bytes = between_processes_bytes = 0
+    elsewhere_bytes = host_bytes = 0
     for sending in _sends(run_metadata, graph):
         size = sending.size_bytes
         if sending.is_of_host:
             host_bytes += size
             continue
-        if sending.is_between_processes:
-            between_processes_bytes += size
         found = [_scope(name, ranks) for name in receivers.get(sending.key, ())]
         scopes = [scope for scope in found if scope]
         if scopes:
@@ -61,12 +57,7 @@ def crossed(run_metadata: Any, graph: Any, traffic: Traffic) -> Crossed:
             by_movement[movement] = by_movement.get(movement, 0) + size
         else:
             elsewhere_bytes += size
-    return Crossed(
-        by_movement=by_movement,
-        elsewhere_bytes=elsewhere_bytes,
-        host_bytes=host_bytes,
-        between_processes_bytes=between_processes_bytes,
-    )
+    return Crossed(by_movement=by_movement, elsewhere_bytes=elsewhere_bytes, host_bytes=host_bytes)
 
 
 _Key = tuple[bytes, bytes, bytes]
@@ -82,34 +73,23 @@ class _Sending:
     key: _Key
     size_bytes: int
     is_of_host: bool
-    is_between_processes: bool
 
 
 def _sends(run_metadata: Any, graph: Any) -> Iterator[_Sending]:
     """Yield each sending of a tensor from one device to another."""
-    partitions = [{node.name: node for node in partition.node} for partition in run_metadata.partition_graphs]
-    senders = {_key(node): (node, nodes) for nodes in partitions for node in nodes.values() if node.op == "_Send"}
-    for nodes in partitions:
-        for node in nodes.values():
+    for partition in run_metadata.partition_graphs:
+        nodes = {node.name: node for node in partition.node}
+        for node in partition.node:
             if node.op == "_Send" and node.attr["send_device"].s != node.attr["recv_device"].s:
-                # A process receives a tensor once and passes it on to its other devices that need it.
-                first, first_nodes = node, nodes
-                while (earlier := senders.get(_key(_input(first, first_nodes)))) is not None:
-                    first, first_nodes = earlier
-                origin, sender, receiver = _place(first, "send"), _place(node, "send"), _place(node, "recv")
+                sent = nodes[node.input[0].partition(":")[0]]
                 yield _Sending(
                     key=_key(node),
-                    size_bytes=_tensor_bytes(graph, _input(first, first_nodes), first.input[0]),
-                    is_of_host=HOST_PLACE in (origin, receiver),
-                    is_between_processes=sender is not None and receiver is not None and sender[0] != receiver[0],
+                    size_bytes=_tensor_bytes(graph, sent, node.input[0]),
+                    is_of_host=HOST_PLACE in (_place(node, "send"), _place(node, "recv")),
                 )
 
 
-def _input(node: Any, nodes: Mapping[str, Any]) -> Any:
-    return nodes[node.input[0].partition(":")[0]]
-
-
-def _place(node: Any, end: str) -> tuple[int, str, int] | None:
+def _place(node: Any, end: str) -> tuple[str, int] | None:
     return place(node.attr[f"{end}_device"].s.decode())
 
 
@@ -144,9 +124,6 @@ def _tensor_bytes(graph: Any, sender: Any, name: str) -> int:
     if sender.op == "Const":
         value = sender.attr["value"].tensor
         return int(prod(dim.size for dim in value.tensor_shape.dim) * tf.as_dtype(value.dtype).size)
-    if sender.op == "_Recv":
-        # What is fed to a cluster comes from outside of it.
-        name = sender.attr["tensor_name"].s.decode()
     fed = _FED.fullmatch(name)
     if fed:
         name = f"{fed[1]}:{fed[2]}"

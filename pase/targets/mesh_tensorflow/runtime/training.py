@@ -30,15 +30,6 @@ _FED_BYTES = 2**28
 """Initial values are fed in portions of about this size."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingState:
-    """What training changes, whole, whatever the strategy. slots: what the optimiser keeps, by weight and slot."""
-
-    num_steps: int
-    weights: Mapping[str, Array]
-    slots: Mapping[str, Mapping[str, Array]]
-
-
 @dataclass(slots=True)
 class Training:
     """A lowered program and its session, that trains it one batch a step.
@@ -101,7 +92,7 @@ class Training:
         lowered = [lowering.lowered_operation(update) for update in updates.operations]
         training = cls(
             program=program,
-            session=tf.Session(program.devices.target, config=program.devices.config()),
+            session=tf.Session(config=program.devices.config()),
             traffic=traffic,
             learning_rate=learning_rate,
             num_steps=0,
@@ -171,64 +162,28 @@ class Training:
 
     def weights(self) -> dict[str, Array]:
         """Return the weights as they are now, whole, by name; also leaves them in the masters."""
-        return dict(self.state().weights)
-
-    def state(self) -> TrainingState:
-        """Return the weights and what the optimiser keeps, whole; also leaves them in the masters."""
         if self._gather is None:
-            # Made when it is first asked for: not every training is kept.
-            with self.session.graph.as_default(), tf.device(self.program.devices.scope):
+            # Made when it is first asked for: few trainings end with it.
+            with self.session.graph.as_default():
                 self._gather = self._lowering.copy_slices_to_masters()
         self.session.run(self._gather)
-        weights, slots = self.session.run(self._masters())
-        return TrainingState(num_steps=self.num_steps, weights=weights, slots=slots)
-
-    def restore(self, state: TrainingState) -> None:
-        """Go on from a state of the same weights and optimiser, under whatever strategy it arose.
-
-        Raises ProgramError where the optimiser kept other arrays.
-        """
-        weights, slots = self._masters()
-        expected, found = ({(n, s) for n, own in kept.items() for s in own} for kept in (slots, state.slots))
-        if expected != found:
-            weight, slot = min(expected ^ found)
-            how = "lacks" if (weight, slot) in expected else "has"
-            raise ProgramError(
-                f"the state to go on from {how} {slot!r} of weight {weight!r}; it is of another optimiser"
-            )
-        for (weight, slot), master in {(n, s): m for n, own in slots.items() for s, m in own.items()}.items():
-            shape, kept = tuple(master.shape.as_list()), state.slots[weight][slot].shape
-            if shape != kept:
-                raise ProgramError(
-                    f"the state to go on from has {slot!r} of weight {weight!r} in shape {list(kept)}, not "
-                    f"{list(shape)}; it is of another optimiser or was changed"
-                )
-        self._assign(
-            [*(state.weights[name] for name in weights), *(state.slots[n][s] for n, own in slots.items() for s in own)]
-        )
-        self.num_steps = state.num_steps
+        found: dict[str, Array] = self.session.run(self._masters())
+        return found
 
     def close(self) -> None:
-        """Free the session, unless it is a cluster's: that would wait for processes that may be gone."""
-        if not self.program.devices.target:
-            self.session.close()
+        """Free the session."""
+        self.session.close()
 
     def _feeds(self, batch: Mapping[str, Array]) -> dict[Any, Any]:
         return {placeholder: batch[name] for name, placeholder in self.program.placeholders.items()}
 
-    def _masters(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        weights = {name: weight.tensor.operation.get_master() for name, weight in self.program.weights.items()}
-        slots = {
-            name: {slot: tensor.operation.get_master() for slot, tensor in own.items()}
-            for name, own in self._updates.state.items()
-        }
-        return weights, slots
+    def _masters(self) -> dict[str, Any]:
+        return {name: weight.tensor.operation.get_master() for name, weight in self.program.weights.items()}
 
     def _assign(self, values: Iterable[Array]) -> None:
-        """Set the weights and then the slots, in their order; slots that no value is left for become zero."""
-        weights, slots = self._masters()
-        masters = [*weights.values(), *(master for own in slots.values() for master in own.values())]
-        assign(self.session, zip_longest(masters, values))
+        """Set the weights, in their order, and what the optimiser keeps to zero."""
+        slots = [slot.operation.get_master() for own in self._updates.state.values() for slot in own.values()]
+        _assign(self.session, zip_longest([*self._masters().values(), *slots], values))
         self.session.run(self._restore)
 
     def _first_not_finite(self, feeds: Mapping[Any, Any]) -> str:
@@ -244,7 +199,7 @@ class Training:
             )
 
 
-def assign(session: Any, values: Iterable[tuple[Any, Array | None]]) -> None:
+def _assign(session: Any, values: Iterable[tuple[Any, Array | None]]) -> None:
     """Give variables their values, and zeros for None."""
     initialisers: list[Any] = []
     feeds: dict[Any, Array] = {}

@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a training in safetensors files; `training/checkpointing.py` has when they are written.
+"""Checkpoints of trainings across workers, in safetensors files; `checkpointing.py` has when they are written.
 
 The metadata of a file are what it says of its training, as JSON, and the checksums of that and of each array.
 """
@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -18,10 +18,6 @@ from pase.common.documents import DocumentSource
 from pase.errors import ProgramError
 from pase.targets.training import checkpointing
 from pase.targets.training.checkpointing import NEWEST, CheckpointFolder, Kept, KeptDocument, called, sync_folder
-from pase.targets.training.options import TrainingOptions
-
-if TYPE_CHECKING:  # it loads the framework; a checkpoint that does not fit is found out before that
-    from pase.targets.mesh_tensorflow.runtime.training import TrainingState
 
 Array = np.ndarray[Any, Any]
 
@@ -216,11 +212,6 @@ class Checkpointing(CheckpointFolder):
         if self.resume is None:
             return None
         return newest_checkpoint(self.folder) if self.resume == NEWEST else read_checkpoint(Path(self.resume))
-
-    def save(self, state: "TrainingState", options: TrainingOptions, *, seed: int, data: Mapping[str, Any]) -> Path:
-        """Write the checkpoint of a state, remove those beyond `keep`, and return its path."""
-        step, arrays = state.num_steps, {"weights": state.weights, "slots": state.slots}
-        return self.write(Checkpoint.of(options, step=step, seed=seed, data=data, **arrays))
 
     def write(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, remove those beyond `keep`, and return its path."""

@@ -1,8 +1,8 @@
 """The processes of a training on this machine: started, watched over, and ended when it is over.
 
-This process loads no framework. The chief, task 0, has its output and its errors, and so has a task that is alone here;
-what another task writes is shown where it was the one that failed. When one ends before its time, all do, but for
-asynchronous training across workers: that goes on without the task, and it is said which it was.
+This process loads no framework. The chief, task 0, has its output and its errors; what another task writes is shown
+where it was the one that failed. When one ends before its time, all do, but for asynchronous training: that goes on
+without the task, and it is said which it was.
 """
 
 import signal
@@ -14,22 +14,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-import click
-
 from pase.common.processes import dying_with_us, end_all, ending_text, package_environment
-from pase.errors import PaseError, ProgramError, missing_extra
-from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, VARIABLE, Cluster, answers, kept_text
-
-
-def check_packages() -> None:
-    """Raise MissingExtraError where what programs run on is not installed; nothing is imported."""
-    if find_spec("tensorflow") is None or find_spec("mesh_tensorflow") is None:
-        raise missing_extra("running a program needs TensorFlow and Mesh-TensorFlow", "mesh")
-
+from pase.easgd.cluster import LOOPBACK, VARIABLE, Cluster, answers, kept_text
+from pase.errors import TrainingError
+from pase.targets.mesh_tensorflow import check_packages
 
 POLL_S = 0.05
 """How often processes are asked how they are."""
@@ -95,39 +86,31 @@ class Stopped(BaseException):
         self.number = number
 
 
-def local_clusters(num_tasks: int, *, bind: str, step_timeout_s: float | None) -> list[Cluster]:
+def local_clusters(num_tasks: int, *, step_timeout_s: float | None) -> list[Cluster]:
     """Return what each task on this machine is to know, the last task first: the others wait for the chief."""
     if num_tasks < 1:
-        raise ProgramError(f"{num_tasks} processes were asked for; expected 1 or more")
+        raise TrainingError(f"{num_tasks} processes were asked for; expected 1 or more")
     addresses = tuple(f"{LOOPBACK}:{port}" for port in _free_ports(num_tasks))
-    cluster = Cluster(addresses=addresses, task=0, bind=bind, step_timeout_s=step_timeout_s)
-    return [replace(cluster, task=task, local_task=task) for task in reversed(range(num_tasks))]
+    cluster = Cluster(addresses=addresses, task=0, step_timeout_s=step_timeout_s)
+    return [replace(cluster, task=task) for task in reversed(range(num_tasks))]
 
 
 def supervise(
-    command: Sequence[str],
-    clusters: Sequence[Cluster],
-    *,
-    checkpoints: Path | None = None,
-    goes_on: bool = False,
-    ends_alone: bool = False,
-    failure: type[PaseError] = ProgramError,
+    command: Sequence[str], clusters: Sequence[Cluster], *, goes_on: bool, checkpoints: Path | None = None
 ) -> int:
     """Start a command once for each cluster and return the chief's exit status, or 128 + the number of a signal.
 
-    The chief, and a task that is alone here, has our output and errors; those of others are kept in a file. At the end
-    no process is left.
+    The chief has our output and errors; those of others are kept in a file. At the end no process is left.
 
     Args:
         command: each process has its cluster in PASE_CLUSTER.
-        clusters: what each task on this machine is to know; a step's time limit is theirs.
-        checkpoints: their folder, for messages.
+        clusters: what each task is to know; a step's time limit is theirs.
         goes_on: whether the others go on without a task that ends or is stopped, once it was up.
-        ends_alone: whether tasks end by themselves when all is done, and not only with the chief.
-        failure: what is raised where the job ended before its time.
+        checkpoints: their folder, for messages.
 
     Raises:
-        PaseError: a `failure` with the task, the signal and the last checkpoint; MissingExtraError.
+        TrainingError: the job ended before its time; with the task, the signal and the last checkpoint.
+        MissingExtraError: what is needed is not installed.
     """
     check_packages()
     supervisor = _Supervisor(
@@ -135,8 +118,6 @@ def supervise(
         limit_s=clusters[0].step_timeout_s,
         checkpoints=checkpoints,
         goes_on=goes_on,
-        ends_alone=ends_alone,
-        failure=failure,
     )
     with ExitStack() as opened:
         processes: list[Process] = []
@@ -145,8 +126,7 @@ def supervise(
         try:
             with _signals():
                 for cluster in clusters:
-                    has_our_output = cluster.task == 0 or len(clusters) == 1
-                    errors = None if has_our_output else opened.enter_context(tempfile.TemporaryFile())
+                    errors = None if cluster.task == 0 else opened.enter_context(tempfile.TemporaryFile())
                     processes.append(_start(command, cluster, errors))
                 return supervisor.watch(processes)
         except Stopped as stopped:
@@ -170,8 +150,6 @@ class _Supervisor:
     limit_s: float | None
     checkpoints: Path | None
     goes_on: bool
-    ends_alone: bool
-    failure: type[PaseError]
     left: list[Process] = field(default_factory=list)
     not_up: set[int] = field(default_factory=set)
     stopped_s: dict[int, float] = field(default_factory=dict)
@@ -179,13 +157,12 @@ class _Supervisor:
     def watch(self, processes: Sequence[Process]) -> int:
         """Wait until the job is over and return its exit status."""
         self.left = list(processes)
-        self.not_up = {process.task for process in processes} if self.ends_alone else set()
-        # On a host without task 0, its one process is all that there is to watch.
-        chief = next((process for process in processes if process.task == 0), processes[0])
+        self.not_up = {process.task for process in processes}
+        chief = next(process for process in processes if process.task == 0)
         while chief.status is None:
             time.sleep(POLL_S)
             for process in [each for each in self.left if each is not chief and each.status is not None]:
-                if process.status or not self.ends_alone:
+                if process.status:
                     self._fallen(process, chief)
             if stopped := self._stopped_too_long():
                 self._go_on_without(stopped, "was stopped by a signal, for longer than --timeout", chief)
@@ -198,7 +175,7 @@ class _Supervisor:
             raise self._failure(killed, killed.how)
         if status < 0:
             raise self._failure(chief, chief.how)
-        if status == 0 and self.ends_alone:
+        if status == 0:
             self._wait_for_the_end()
         if status:
             # It has said why.
@@ -239,9 +216,9 @@ class _Supervisor:
         sys.stderr.write(f"note: {process.name} {how}; the others go on without its workers\n")
         sys.stderr.flush()
 
-    def _failure(self, process: Process, how: str) -> PaseError:
+    def _failure(self, process: Process, how: str) -> TrainingError:
         others = "; the other processes were ended" if len(self.left) > 1 else ""
-        return self.failure(f"{process.name} {how}{others}{kept_text(self.checkpoints)}")
+        return TrainingError(f"{process.name} {how}{others}{kept_text(self.checkpoints)}")
 
     def _wait_for_the_end(self) -> None:
         """Let the others end by themselves; a moment is enough, they have nothing left to do."""
@@ -253,7 +230,7 @@ class _Supervisor:
 def _stop(processes: Sequence[Process], number: int) -> None:
     """Have the chief end its step and say so; a second signal ends it at once."""
     for process in processes:
-        if process.task == 0 or len(processes) == 1:
+        if process.task == 0:
             process.popen.send_signal(number)
             try:
                 with _signals():
@@ -300,34 +277,3 @@ def _free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind((LOOPBACK, 0))
         return [each.getsockname()[1] for each in sockets]
-
-
-def launch_tasks(program: Sequence[str], clusters: Sequence[Cluster]) -> int:
-    """Run a program once for each task of a cluster that is started here and return the exit status.
-
-    program: a Python file and its arguments. Raises ProgramError where a process died, with its name and the last
-    checkpoint.
-    """
-    return supervise(_command(program), clusters, checkpoints=_checkpoint_folder(program))
-
-
-def _command(program: Sequence[str]) -> list[str]:
-    script = Path(program[0])
-    if not script.is_file():
-        raise ProgramError(f"there is no program {script}; give the file that pase emit wrote, such as train.py")
-    return [sys.executable, str(script), *program[1:]]
-
-
-def _checkpoint_folder(program: Sequence[str]) -> Path | None:
-    """Return the folder that the program's own arguments name for its checkpoints."""
-    command = click.Command(
-        "program",
-        params=[click.Option(["--checkpoint"], type=click.Path(path_type=Path))],
-        add_help_option=False,
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    )
-    try:
-        folder: Path | None = command.make_context("program", list(program[1:])).params["checkpoint"]
-    except click.ClickException:
-        return None
-    return folder
