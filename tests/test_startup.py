@@ -9,6 +9,7 @@ import pydoc
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +65,28 @@ def test_a_start_loads_no_numpy(name: str) -> None:
     assert name != "import pase" or "click" not in modules
     # Some 50 and 120 of Python's own and click's.
     assert len(modules) < (100 if name == "import pase" else 200)
+
+
+SEARCH = "search alexnet --devices 8"
+UNUSED = ("pase.analysis.explanation", "pase.analysis.simulation", "pase.importers.lower", "pase.targets", "pase.easgd")
+"""Packages that few commands need."""
+COMMANDS = {SEARCH: 105, "machines": 105, "models": 115, "tables lenet5 --devices 4 --json -o {}/tables.npz": 107}
+"""How many modules of PaSE a command loads at most."""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_loads_what_it_uses(command: str, tmp_path: Path) -> None:
+    told = "import sys, atexit; atexit.register(lambda: print('loaded', *sys.modules, file=sys.stderr)); "
+    start = "from pase.cli.main import main; main()"
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", told + start, *command.format(tmp_path).split()],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    modules = [name for name in finished.stderr.split() if name.partition(".")[0] == "pase"]
+    assert not [name for name in modules if name.startswith(UNUSED)]
+    assert len(modules) <= COMMANDS[command]
 
 
 def test_all_public_names_load_no_framework() -> None:

@@ -1,7 +1,7 @@
 """What there is: `pase models`, `pase machines`, and `pase inspect`, what importing a model makes of it."""
 
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,11 +23,13 @@ from pase.common.options import option
 from pase.common.words import binary, percentage, quantity, visible
 from pase.graph import Graph, Operator
 from pase.importers import is_builtin, load
-from pase.importers.frameworks import ImportedModel, import_model
 from pase.machine import Kernels, Machine, load_machine, machine_document, machine_schema, preset_names
 from pase.machine.machine import BY_LEVEL, KERNELS
 from pase.models import MODELS
 from pase.views.drawing.plans import extents_text
+
+if TYPE_CHECKING:
+    from pase.importers.frameworks import ImportedModel
 
 _SHOWN_VERTICES = 60
 """Of a model with more, layers that repeat are listed once unless --all is given."""
@@ -52,6 +54,9 @@ def inspect_command(
         if is_builtin(model):
             graph = load(model, batch=batch, arguments=arguments)
         else:
+            # Here: it loads what lowers graphs.
+            from pase.importers.frameworks import import_model
+
             found = import_model(model, batch=batch, arguments=arguments, is_strict=strict)
             graph = found.graph
     if as_json:
@@ -60,7 +65,7 @@ def inspect_command(
         _print(graph, found, shows_all=shows_all)
 
 
-def _document(graph: Graph, found: ImportedModel | None) -> dict[str, Any]:
+def _document(graph: Graph, found: "ImportedModel | None") -> dict[str, Any]:
     scopes = found.lowered.scopes if found else {}
     imported = found and {
         "passes": [{"name": name, "operators": count} for name, count in found.num_operators.items()],
@@ -89,7 +94,7 @@ def _document(graph: Graph, found: ImportedModel | None) -> dict[str, Any]:
     }
 
 
-def _print(graph: Graph, found: ImportedModel | None, *, shows_all: bool) -> None:
+def _print(graph: Graph, found: "ImportedModel | None", *, shows_all: bool) -> None:
     print_layers(
         graph,
         ["<vertex", "<kind", "<iteration space", "parameters"],
@@ -119,7 +124,7 @@ def _print(graph: Graph, found: ImportedModel | None, *, shows_all: bool) -> Non
         warn(f"{text}: a defect of the importer, please report it")
 
 
-def _print_approximations(graph: Graph, found: ImportedModel) -> None:
+def _print_approximations(graph: Graph, found: "ImportedModel") -> None:
     """Say what was treated generically, and what share of the work is in it."""
     told: dict[str, list[str]] = {}
     for name, text in found.lowered.approximations:
