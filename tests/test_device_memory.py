@@ -1,29 +1,29 @@
 """Memory of a device: against the tensors of programs counted one by one, and against numbers worked out by hand.
 
-What layers keep and work with adds up to what searches of several stages limit; the peak is no more than that.
+Searches of several stages begin with what layers have when a micro-batch begins to go back: weights with the
+optimizer's state, what the step is given, and what is kept. The peak is no less than that.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from pase import search
-from pase.costs import OPTIMISER_STATE
-from pase.costs.liveness import Turn
-from pase.costs.memory import MAX_LANES, DeviceMemory, edge_memory, keeping, layer_memory, optimiser_state
+from pase.costs import OPTIMISER_STATE, StepMemory
+from pase.costs.liveness import StepTensors, Timeline, Turn, input_spans
+from pase.costs.memory import keeping, optimiser_state
 from pase.errors import CostError
-from pase.graph import Access, AllReduce, Builder, Graph, Operator, Role, SliceOf, Window, uniform
+from pase.graph import Access, Builder, Graph, Operator, Role, SliceOf, Window, uniform
 from pase.graph.functions import LOSSES
-from pase.graph.operators import attention, conv2d, dense, elementwise, pool2d, softmax_loss, with_fan_outs
+from pase.graph.operators import attention, conv2d, dense, elementwise, pool2d, with_fan_outs
 from pase.machine import load_machine
 from pase.planning.memory_limit import limit_of
 from pase.planning.plan import Plan
 from pase.planning.problems import problem_of
-from pase.sharding.edges import table_edges
 from pase.sharding.traffic import held_weights, layer_movements, optimiser_numbers
 from pase.targets.training.optimisers import OPTIMISERS, make_rule
 from tests.networks import SMALL, small_graph
@@ -44,32 +44,35 @@ NEEDED: dict[str, tuple[tuple[str, ...], bool]] = {
 LAID_IN_WINDOWS = object()
 
 
-def strategy_memory(graph: Graph, splits: Sequence[Mapping[str, int]], *, optimiser: str = "sgd") -> DeviceMemory:
-    """Return what the layers of a strategy keep, and the most that they work with."""
+class Held(NamedTuple):
+    """Bytes when a micro-batch begins to go back: of weights and the optimizer's state; of all else."""
+
+    state: int
+    kept: int
+
+    @property
+    def total(self) -> int:
+        return self.state + self.kept
+
+
+def strategy_memory(graph: Graph, splits: Sequence[Mapping[str, int]], *, optimiser: str = "sgd") -> Held:
+    """Return what the layers of a strategy have."""
     keeps = keeping(graph)
     rows = [
         np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
         for operator, split in zip(graph.operators, splits, strict=True)
     ]
-    layers = [
-        layer_memory(graph, operator, row, keeps, optimiser=optimiser)
-        for operator, row in zip(graph.operators, rows, strict=True)
-    ]
-    copies = sum(
-        edge_memory(graph, edge, *(rows[graph.index[name]] for name in (edge.producer, edge.consumer))).cost(0, 0)
-        for edge in table_edges(graph)
-        if (edge.consumer, edge.input) in keeps.copies
-    )
-    return DeviceMemory(
-        weights_bytes=sum(int(own.weights[0]) for own in layers),
-        gradients_bytes=sum(int(own.gradients[0]) for own in layers),
-        optimiser_bytes=sum(int(own.optimiser[0]) for own in layers),
-        activations_bytes=sum(int(own.activations[0]) for own in layers) + int(copies),
-        buffers_bytes=sum(max(int(p[0]) for p in group) for group in zip(*(own.peaks for own in layers), strict=True)),
-    )
+    memory = StepMemory(graph=graph, keeps=keeps, configurations=rows, optimiser=optimiser)
+    layers = list(enumerate(memory.layers))
+    lasting = sum(int(memory.lasting(v, layer, has_casts=True)[0]) for v, layer in layers)
+    waiting = sum(int(memory.waiting(v, layer)[0]) for v, layer in layers)
+    copies = sum(table.cost(0, 0) for table in memory.copies if table is not None)
+    tensors = StepTensors(graph, keeps, rows)
+    given = sum(int(span.size[0]) for _, span in input_spans(Timeline(tensors, [False] * len(rows))))
+    return Held(state=lasting - given, kept=given + waiting + int(copies))
 
 
-def device_memory(plan: Plan, *, optimiser: str = "sgd") -> DeviceMemory:
+def device_memory(plan: Plan, *, optimiser: str = "sgd") -> Held:
     return strategy_memory(plan.graph, [layer.splits for layer in plan], optimiser=optimiser)
 
 
@@ -162,24 +165,20 @@ def lie_alike(one: Any, other: Any) -> bool:
     return one is not LAID_IN_WINDOWS and other is not LAID_IN_WINDOWS and np.array_equal(one, other)
 
 
-def tensor_by_tensor(plan: Plan) -> DeviceMemory:
+def tensor_by_tensor(plan: Plan) -> Held:
     """Return the memory of a plan from docs/method.md, one tensor after the other."""
     graph = plan.graph
     splits = {layer.name: layer.splits for layer in plan.layers}
     weights = kept = 0
-    work: dict[str, int] = {}
     first_user: dict[str, tuple[Operator, Access]] = {}
     for operator in graph.operators:
         own, name = splits[operator.name], operator.name
         reads, _, more = needed(graph, operator)
         is_trained = trained(graph, name)
-        work[name] = 0
         for i, read in enumerate(operator.reads):
             size = points(operator, read, own)
             fed = [e for e in graph.edges if (e.consumer, e.input) == (name, i)]
             if read.role is Role.PARAMETER:
-                over = operator.partial_dims(read)
-                work[name] += 2 * size * (prod(own[dim] for dim in over) > 1)
                 owner, owned = first_user.setdefault(read.shared or f"{name} {i}", (operator, read))
                 if (owner, owned) == (operator, read):
                     weights += size
@@ -188,23 +187,15 @@ def tensor_by_tensor(plan: Plan) -> DeviceMemory:
                 ):
                     kept += 2 * size
                 continue
-            has_gradient = any(is_float(graph, name, i) and trained(graph, e.producer) for e in fed)
-            work[name] += 2 * size if has_gradient else size
-            kept += size * (read.tensor in reads and not fed)
-        if operator.kind not in ("softmax_loss", "fan_out"):
-            work[name] += points(operator, operator.writes[0], own) * (2 if is_trained else 1)
+            if not fed:
+                # What the step is given is there; as it is laid out for padded windows once more.
+                is_padded = any(isinstance(axis, Window) and axis.pad for axis in read.index_map)
+                kept += size * (1 + (read.tensor in reads and is_padded))
         kept += points(operator, operator.writes[0], own) * more
         for tensor in operator.intermediates:
             size = points(operator, Access(tensor="", shape=tensor.shape, index_map=tensor.index_map), own)
             kept += size * tensor.kept * is_trained
-            work[name] += size * tensor.working
-        for exchange in operator.exchanges:
-            if isinstance(exchange, AllReduce) and prod(own[dim] for dim in exchange.over) > 1:
-                work[name] += points(
-                    operator, Access(tensor="", shape=exchange.shape, index_map=exchange.index_map), own
-                )
-    lanes: list[tuple[int, int]] = []
-    for position, operator in enumerate(graph.operators):
+    for operator in graph.operators:
         write = operator.writes[0]
         readers = [(graph[e.consumer], e.input) for e in graph.edges if e.producer == operator.name]
         needing = [(r, i) for r, i in readers if r.reads[i].tensor in needed(graph, r)[0]]
@@ -219,26 +210,8 @@ def tensor_by_tensor(plan: Plan) -> DeviceMemory:
             )
         else:
             kept += sum(sizes)
-        turns = [
-            graph.index[r.name] for r, i in readers if is_float(graph, r.name, i) and trained(graph, operator.name)
-        ]
-        if turns and max(turns) > position + 1:
-            waiting = keeping(graph).lanes[operator.name, 0]
-            assert all(end <= position for lane, end in lanes if lane == waiting)
-            lanes.append((waiting, max(turns)))
-            if waiting > MAX_LANES:
-                kept += size
-    held = {lane: 0 for lane, _ in lanes if lane <= MAX_LANES}
-    for (name, _), lane in keeping(graph).lanes.items():
-        if lane in held:
-            held[lane] = max(held[lane], points(graph[name], graph[name].writes[0], splits[name]))
     size = graph.precision.itemsize
-    return DeviceMemory(
-        weights_bytes=weights * size,
-        gradients_bytes=weights * size,
-        activations_bytes=kept * size,
-        buffers_bytes=(max(work.values()) + sum(held.values())) * size,
-    )
+    return Held(state=weights * size, kept=kept * size)
 
 
 def shared_parts(operator: Operator, access: Access, read: Access, splits: dict[str, Splits]) -> Any:
@@ -275,7 +248,7 @@ def test_a_fan_out_is_a_view_where_it_lies_as_what_it_reads(name: str, seed: int
     assert device_memory(plan) == tensor_by_tensor(plan)
     # All in one layout: nothing is kept for it.
     before, after = (device_memory(data_parallel_plan(g, 4)) for g in (graph, plan.graph))
-    assert after.activations_bytes == before.activations_bytes
+    assert after.kept == before.kept
 
 
 @pytest.mark.parametrize("build", [*EXCHANGING.values(), tied])
@@ -295,8 +268,8 @@ def test_the_state_of_every_optimiser_is_what_its_rule_keeps(name: str) -> None:
     for optimiser in OPTIMISERS:
         found = strategy_memory(graph, splits, optimiser=optimiser)
         numbers = optimiser_numbers(weights, make_rule(optimiser, {}).slots)
-        assert found.optimiser_bytes == numbers * graph.precision.itemsize
-        assert found.total_bytes == device_memory(plan).total_bytes + found.optimiser_bytes
+        without = device_memory(plan)
+        assert found == Held(state=without.state + numbers * graph.precision.itemsize, kept=without.kept)
 
 
 def test_losses_are_those_that_programs_end_in() -> None:
@@ -334,7 +307,7 @@ def test_no_turn_has_more_than_the_peak(name: str, optimiser: str) -> None:
         splits = [problem.splits(v, c) for v, c in enumerate(choice)]
         peak = limit.peak(choice)
         assert peak.bytes == plain_memory(problem.graph, splits, optimiser).peak().bytes
-        assert peak.bytes < strategy_memory(problem.graph, splits, optimiser=optimiser).total_bytes
+        assert peak.bytes > strategy_memory(problem.graph, splits, optimiser=optimiser).total
         for turn in [peak.turn, *(Turn("product", v) for v in range(0, len(choice), 7)), Turn("update", -1)]:
             there = limit.relaxed(problem.tables, {turn: 1}).usage(choice)
             assert there <= peak.bytes
@@ -355,11 +328,10 @@ def test_a_layer_that_nothing_trained_comes_before_keeps_nothing() -> None:
     net.add(elementwise, "last", x, dims=("b", "c", "h", "w"))
     found = device_memory(make_plan(net.build(), 2, {}))
     tensor = 4 * 8 * 4 * 12 * 12
-    # What the convolution reads; what the later pooling reads, and eight bytes for each point that it writes.
-    assert found.activations_bytes == 4 * tensor
-    # Of the later pooling: what it reads and writes, and their gradients.
-    assert found.buffers_bytes == 4 * tensor
-    assert found.weights_bytes == found.gradients_bytes == 4 * 4 * 4
+    # What the step is given and what the convolution reads; what the later pooling reads, and eight bytes for each
+    # point that it writes.
+    assert found.kept == 5 * tensor
+    assert found.state == 4 * 4 * 4
 
 
 def test_an_unknown_optimiser_is_refused() -> None:
@@ -374,54 +346,29 @@ def test_a_small_network_written_out() -> None:
     plan = make_plan(small("mlp"), 4, {"fc2": {"b": 2, "n": 2}})
     found = device_memory(plan)
     weights = 12 * 24 + 24 + (24 * 12 + 12) + 24 * 12 + 12
-    assert found.weights_bytes == found.gradients_bytes == 4 * weights
+    assert found.state == 4 * weights
     # The data, fc1's result and fc2's copy of half of it, fc2's result and fc3's copy of all of it, logits, labels,
     # and a number for each point.
     kept = 24 * 12 + 24 * 24 + 12 * 24 + 12 * 12 + 24 * 24 + 24 * 12 + 24 + 24
-    assert found.activations_bytes == 4 * kept
-    # At fc3: what it reads and writes, twice.
-    fc3 = 2 * (24 * 24 + 24 * 12)
-    # At the loss: logits and their gradient, labels, the softmax and the labels' ones, three numbers for each point.
-    loss = 2 * 24 * 12 + 24 + 2 * 24 * 12 + 3 * 24
-    fc2 = 2 * (12 * 24 + 12 * 12) + 2 * (24 * 12 + 12)
-    assert found.buffers_bytes == 4 * max(fc3, loss, fc2)
-    assert found.total_bytes == 8 * weights + found.activations_bytes + found.buffers_bytes
+    assert found.kept == 4 * kept
     with_adam = strategy_memory(plan.graph, [layer.splits for layer in plan.layers], optimiser="adam")
-    assert with_adam.total_bytes == found.total_bytes + 8 * weights
+    assert with_adam.total == found.total + 8 * weights
 
 
 def test_what_several_read_in_one_layout_is_kept_once() -> None:
-    def network(first: int, second: int) -> DeviceMemory:
+    def network(first: int, second: int) -> int:
         net = Builder("readers")
         x = net.add(dense, "x", net.input((8, 4)), out=(("n", 16),), bias=False)
         left = net.add(dense, "left", x, out=(("n", 6),), bias=False)
         right = net.add(dense, "right", x, out=(("n", 6),), bias=False)
         net.add(elementwise, "sum", left, right, dims=("b", "n"))
         splits = {"x": {"b": 2}, "left": {"b": first}, "right": {"b": second}, "sum": {"b": 2}}
-        return device_memory(make_plan(net.build(), 2, splits))
+        return device_memory(make_plan(net.build(), 2, splits)).kept
 
     data, tensor = 4 * 4 * 4, 4 * 4 * 16
-    assert network(2, 2).activations_bytes == data + tensor
-    assert network(2, 1).activations_bytes == data + tensor + 2 * tensor
-    assert network(1, 1).activations_bytes == data + tensor + 4 * tensor
-
-
-def test_gradients_that_wait_one_after_the_other_take_the_same_place() -> None:
-    def network(blocks: int) -> DeviceMemory:
-        net = Builder("residuals")
-        x = net.add(dense, "in", net.input((8, 16)), out=(("n", 16),), bias=False)
-        for i in range(blocks):
-            y = net.add(dense, f"up{i}", x, out=(("m", 16),), reduce=("n",), bias=False)
-            y = net.add(dense, f"down{i}", y, out=(("n", 16),), reduce=("m",), bias=False)
-            x = net.add(elementwise, f"add{i}", x, y, dims=("b", "n"))
-        net.add(softmax_loss, "loss", x)
-        return device_memory(make_plan(net.build(), 1, {}))
-
-    tensor = 4 * 8 * 16
-    one, three = network(1), network(3)
-    assert one.buffers_bytes == three.buffers_bytes
-    # Each more block keeps what its two layers read; of the second layer's result nothing is needed.
-    assert three.activations_bytes == one.activations_bytes + 2 * 2 * tensor
+    assert network(2, 2) == data + tensor
+    assert network(2, 1) == data + tensor + 2 * tensor
+    assert network(1, 1) == data + tensor + 4 * tensor
 
 
 @pytest.mark.parametrize("is_fused", [False, True])
@@ -437,19 +384,19 @@ def test_attention_keeps_its_softmax_unless_it_is_fused(is_fused: bool) -> None:
     data, head_wide = 2 * 16 * 8, 2 * 16 * 4 * 3
     # Data thrice; q, k, v, and the result, which o reads; a number or a row of the softmax for each query.
     own = 2 * 4 * 16 * (1 if is_fused else 16)
-    assert found.activations_bytes == 4 * (3 * data + 4 * head_wide + own)
+    assert found.kept == 4 * (3 * data + 4 * head_wide + own)
 
 
 def test_a_shared_weight_is_held_once() -> None:
     found = device_memory(make_plan(tied(), 4, {}))
-    assert found.weights_bytes == found.gradients_bytes == 4 * (12 * 8 + 12)
+    assert found.state == 4 * (12 * 8 + 12)
     copied = device_memory(make_plan(tied(), 4, {"second": {"v": 4}}))
     # A quarter of the table, and its gradient.
-    assert copied.activations_bytes == found.activations_bytes + 4 * 2 * 3 * 8
+    assert copied.kept == found.kept + 4 * 2 * 3 * 8
     plan = make_plan(tied(), 4, {})
     wide = replace(plan, graph=plan.graph.in_precision(uniform("float64")))
     # Whole numbers, what the table is looked up by and the labels, keep their type.
-    assert device_memory(wide).kept_bytes == 2 * found.kept_bytes - 4 * 3 * (4 * 6)
+    assert device_memory(wide).total == 2 * found.total - 4 * 3 * (4 * 6)
 
 
 def test_pieces_of_every_shape_are_counted() -> None:

@@ -20,7 +20,7 @@ from pase.costs.memory import (
 )
 from pase.costs.model import COST_MODELS, CostModel, PaperCostModel, cost_model
 from pase.costs.states import REPLICATED, STATES
-from pase.costs.step_memory import Peak, StepMemory, TurnUsage, memory_of_layers
+from pase.costs.step_memory import GroupMemory, Peak, StepMemory, TurnUsage, memory_of_layers
 from pase.costs.traffic import Communication, LayerTraffic, PassWork, Pattern, ReadTraits, layer_traffic
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Communication",
     "CostModel",
     "DeviceMemory",
+    "GroupMemory",
     "LayerTraffic",
     "PaperCostModel",
     "PassWork",

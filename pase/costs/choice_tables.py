@@ -11,13 +11,13 @@ from pase.common.containers import FrozenDict
 from pase.common.words import quantity, visible
 from pase.costs.choices import (
     CRITERIA,
+    CountedOnEdge,
     EdgeChoices,
     LayerChoices,
     Links,
     choices_of_layer,
     edge_choices,
     elsewhere,
-    fan_out_is_kept,
     kept_on_edge,
     once_a_step,
     ring_rows,
@@ -33,10 +33,7 @@ from pase.costs.edges import (
     layer_signatures,
     traffic_of,
 )
-from pase.costs.memory import (
-    DEFAULT_OPTIMISER,
-    Keeping,
-)
+from pase.costs.memory import Keeping
 from pase.costs.model import CostModel
 from pase.costs.states import REPLICATED, ModeSpace
 from pase.costs.traffic import LayerTraffic
@@ -141,7 +138,7 @@ class ChoiceTables:
         self, edge: EdgeChoices, weights: FloatArray, among: tuple[IndexArray, IndexArray] | None
     ) -> EdgeTable:
         price = weights[edge.criterion(hides=self.hides)]
-        held = weights[CRITERIA.index("static" if edge.is_weight else "kept")]
+        held = weights[CRITERIA.index("kept")]
         cost = edge.cost if among is None else restricted_edge(edge.cost, *among)
         if edge.kept is None or held == 0:
             return cost if price == 1 else replace(cost, values=price * cost.values)
@@ -152,6 +149,34 @@ class ChoiceTables:
         values = (price * cost.values).take(rows, axis=0).take(cols, axis=1)
         values += (held * kept.values).take(kept_cols, axis=1).take(kept_rows, axis=0)
         return EdgeTable(row_class=row_class, col_class=col_class, values=values)
+
+    def holding(
+        self,
+        held: Sequence[tuple[FloatArray, FloatArray]],
+        edges: Sequence[EdgeTable | None],
+        known: dict[Hashable, Any],
+    ) -> "ChoiceTables":
+        """Return the tables with what choices have in memory in a turn.
+
+        Args:
+            held: [V] `Held.static` and `Held.kept` of layers.
+            edges: [E] what is kept on edges; None for nothing.
+            known: Layers and edges with what they hold, of which equal ones are one object; more are added.
+        """
+        layers = list[LayerChoices]()
+        for layer, (static, kept) in zip(self.layers, held, strict=True):
+            key: Hashable = id(layer), static.tobytes(), kept.tobytes()
+            if key not in known:
+                # The layer stays, so that no other one has its number.
+                known[key] = layer, layer.holding(static, kept)
+            layers.append(known[key][1])
+        on_edges = list[EdgeChoices]()
+        for edge, own in zip(self.edges, edges, strict=True):
+            key = id(edge), id(own)
+            if own is not edge.kept and key not in known:
+                known[key] = edge, own, replace(edge, kept=own)
+            on_edges.append(edge if own is edge.kept else known[key][-1])
+        return replace(self, layers=tuple(layers), edges=tuple(on_edges))
 
     def restricted(self, kept: Mapping[int, IndexArray]) -> "ChoiceTables":
         """Return the tables in which some vertices have some choices alone, numbered by position in `kept`."""
@@ -266,10 +291,8 @@ def choices_of_layers(
     space: ModeSpace,
     *,
     known: KnownChoices,
-    keeps: Keeping | None = None,
     fixed: frozenset[str] = frozenset(),
     only: Mapping[str, IndexArray] = FrozenDict(),
-    optimiser: str = DEFAULT_OPTIMISER,
     links: Links = (None, None),
     hides: Sequence[tuple[bool, bool]] | None = None,
     among: frozenset[str] | None = None,
@@ -287,11 +310,9 @@ def choices_of_layers(
         num_devices: That the graph has.
         model: Of costs.
         space: Which modes there are.
-        known: Of the same model, space and optimizer.
-        keeps: What the graph saves for its backward pass; None where memory is not asked for.
+        known: Of the same model and space.
         fixed: Layers that are not recomputed in any case.
         only: The configurations of some layers, [K, D] by name; of others, all.
-        optimiser: Whose state counts.
         links: To the devices of the stages before and behind.
         hides: Of each layer as `hiding_layers` has it, of a larger graph perhaps; by default the graph's own.
         among: Of the layers by name those that are of interest, in the graph's order; by default all.
@@ -327,18 +348,12 @@ def choices_of_layers(
         may_repeat = own_space.recompute and name not in fixed
         is_stage = isinstance(graph, Stage)
         copies = tuple(elsewhere(graph, operator, i) for i in range(len(operator.reads))) if is_stage else ()
-        saved: Hashable = None
-        if keeps is not None:
-            reads = tuple((name, i) in keeps.reads for i in range(len(operator.reads)))
-            writes = ((keeps.lanes.get((name, i), 0), (name, i) in keeps.writes) for i in range(len(operator.writes)))
-            saved = reads, tuple(writes)
         key = (
             kind,
             hides,
             own_space.states,
             may_repeat,
             tuple((name, i) in crossing for i in range(len(operator.reads))) if crossing else (),
-            saved,
             name in leaving,
             copies,
             links if any(copies) or name in leaving or any(consumer == name for consumer, _ in crossing) else None,
@@ -350,9 +365,7 @@ def choices_of_layers(
                 known.traffic[kind],
                 model,
                 replace(own_space, recompute=may_repeat),
-                keeps=keeps,
                 hides=hides,
-                optimiser=optimiser,
                 links=links,
                 micro_batches=micro_batches,
                 is_whole=is_whole,
@@ -399,6 +412,7 @@ def choice_tables(
     *,
     known: KnownChoices,
     keeps: Keeping | None = None,
+    recomputes: bool | None = None,
     has_passes: bool = False,
     has_bytes: bool = False,
     allowance: Allowance | None = None,
@@ -407,14 +421,18 @@ def choice_tables(
 ) -> ChoiceTables:
     """Return the choices of all layers of a graph with fan-outs, and of its edges; arguments: `choices_of_layers`'s.
 
-    has_bytes: whether what edges move is asked for. An edge of the tables is an edge of that graph, in its order, or a
+    keeps: what the graph saves for its backward pass; None where what edges keep is not asked for. recomputes:
+    whether layers can be recomputed, of a larger graph perhaps; by default the graph's. has_bytes: whether what edges
+    move is asked for. An edge of the tables is an edge of that graph, in its order, or a
     weight that two layers share, after them.
     """
     allowance = allowance or Allowance()
     layers = choices_of_layers(
-        graph, num_devices, model, space, known=known, keeps=keeps, has_passes=has_passes,
+        graph, num_devices, model, space, known=known, has_passes=has_passes,
         allowance=allowance, on_progress=on_progress, **asked,
     )  # fmt: skip
+    if recomputes is None:
+        recomputes = any(layer.choices.again.any() for layer in layers)
     ends = [(graph.index[edge.producer], graph.index[edge.consumer]) for edge in table_edges(graph)]
     # What a ring changes is what it reads: an edge is of the graph of its consumer's kind.
     graphs = (graph, with_rings(graph)) if any(len(layer.kinds) > 1 for layer in layers) else (graph,)
@@ -424,10 +442,9 @@ def choice_tables(
     for position, (edge, (u, v)) in enumerate(zip(table_edges(graph), ends, strict=True)):
         kept_key: Hashable = None
         if keeps is not None:
-            producer = graph[edge.producer]
-            is_kept = producer.is_fan_out and fan_out_is_kept(graph, producer, keeps)
-            tensor, read = (edge.producer, edge.output), (edge.consumer, edge.input)
-            kept_key = edge.output, edge.input, read in keeps.copies, tensor in keeps.writes, is_kept
+            is_copied, is_weight = (edge.consumer, edge.input) in keeps.copies, isinstance(edge, SharedWeight)
+            counted = CountedOnEdge() if is_weight or not recomputes else CountedOnEdge.of(graph, edge, keeps)
+            kept_key = edge.output, edge.input, is_copied, counted
         blocks = list[list[Hashable]]()
         for u_choices, u_traffic in layers[u].kinds:
             blocks.append([])
@@ -456,7 +473,9 @@ def choice_tables(
             table = known.transfers.table(kind_and_ends, block.graph, edge, block.traffic, model, allowance)
         else:
             table = tables[number].total()
-        kept = None if keeps is None else kept_on_edge(block.graph, edge, block.traffic, block.choices, keeps)
+        kept = None
+        if keeps is not None:
+            kept = kept_on_edge(block.graph, edge, block.traffic, block.choices, keeps, recomputes=recomputes)
         known.edges[name] = edge_choices(table, by_pass, kept, block.choices, is_weight=is_weight)
         if on_progress:
             on_progress("costing edges", (number + 1) / len(unmade))

@@ -13,7 +13,7 @@ A step of m micro-batches pays some costs m times and some once, so that a choic
 its cost is only known with m, the stages and their order (`pase.planning.stages`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain, islice
@@ -27,11 +27,9 @@ from pase.costs.edges import (
     TransferBytes,
 )
 from pase.costs.memory import (
-    DEFAULT_OPTIMISER,
     Keeping,
     edge_memory,
     held_points,
-    layer_memory,
     num_points,
 )
 from pase.costs.model import CostModel
@@ -42,8 +40,6 @@ from pase.costs.states import (
     STATES,
     BoolArray,
     ModeSpace,
-    ShardedBytes,
-    bytes_in_state,
     can_be_in_parts,
     shard_parts,
     sharded,
@@ -93,23 +89,15 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Held:
-    """What choices have in memory, [C] bytes on each device.
+    """What choices have in memory in some turn, [C] bytes on each device, at least (`pase.costs.step_memory`).
 
     Attributes:
-        static: Weights, gradients and the optimizer's state.
-        kept: Saved for the backward pass, of one micro-batch.
-        again: What of a recomputed layer is live while its run is gone back through, more than 0; of others 0.
-        work: What the layer works with in its turn.
-        gathered: Its weights, gathered for its turn.
-        waiting: [lanes] gradients that wait.
+        static: However many micro-batches are in flight.
+        kept: Of each one that is.
     """
 
     static: FloatArray
     kept: FloatArray
-    again: FloatArray
-    work: FloatArray
-    gathered: FloatArray
-    waiting: tuple[FloatArray, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -140,7 +128,7 @@ class LayerChoices:
         again: [C] whether it is recomputed.
         ring: [C] whether it is attention that passes keys and values round.
         figures: What they cost.
-        held: What they have in memory; None where that was not asked for.
+        held: What they have in memory, in the turn that counts; None where none does.
         passes: What passes cost; None where that was not asked for.
     """
 
@@ -170,6 +158,10 @@ class LayerChoices:
         """
         near: IntArray = 2 * (self.again == is_recomputed) + (self.state == STATES.index(state))
         return near
+
+    def holding(self, static: FloatArray, kept: FloatArray) -> "LayerChoices":
+        """Return the same choices with what they have in memory in a turn, as in `Held`."""
+        return replace(self, held=Held(static=static, kept=kept))
 
     def with_columns(self, columns: FloatArray) -> "LayerChoices":
         """Return the same choices with other [C, criteria]."""
@@ -208,26 +200,14 @@ class LayerChoices:
             passes=None if self.passes is None or rings.passes is None else _joined([self.passes, rings.passes], every),
         )
 
-    @property
-    def recomputed(self) -> FloatArray:
-        """[C] bytes of recomputed layers, as in `Held`."""
-        return np.zeros(len(self)) if self.held is None else self.held.again
-
-    @cached_property
-    def passing(self) -> FloatArray:
-        """[kinds, C] bytes that come and go: of each kind the largest of all layers counts."""
-        if self.held is None:
-            return np.zeros((1, len(self)))
-        return np.stack([self.held.work, self.held.gathered, *self.held.waiting])
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EdgeChoices:
     """What an edge costs for each micro-batch, and what its ends keep for one, by their choices.
 
-    is_weight: whether it is a weight that two layers share: then what it costs can hide, and what is kept is kept once.
-    forward: of the values of `cost`, what the forward pass pays the first time; moved: the bytes of one pass each way,
-    by the same classes. Both None where that was not asked for.
+    is_weight: whether it is a weight that two layers share: then what it costs can hide. forward: of the values of
+    `cost`, what the forward pass pays the first time; moved: the bytes of one pass each way, by the same classes. Both
+    None where that was not asked for.
     """
 
     cost: EdgeTable
@@ -371,9 +351,7 @@ def choices_of_layer(
     model: CostModel,
     space: ModeSpace,
     *,
-    keeps: Keeping | None = None,
     hides: tuple[bool, bool] = (False, False),
-    optimiser: str = DEFAULT_OPTIMISER,
     links: Links = (None, None),
     micro_batches: int = 1,
     is_whole: bool = False,
@@ -431,49 +409,17 @@ def choices_of_layer(
                     )
                 )
             found.append((number, is_again))
-    held = []
-    if keeps is not None:
-        held = list(_held(graph, operator, splits, found, keeps=keeps, optimiser=optimiser, links=links))
     left = np.arange(num * len(found))
     if not is_whole and len(found) > 1:
-        left = _unbeaten(figures, held, [is_again for _, is_again in found])
+        left = _unbeaten(figures, [is_again for _, is_again in found])
     return LayerChoices(
         rows=left % num,
         state=np.array([number for number, _ in found])[left // num],
         again=np.array([is_again for _, is_again in found])[left // num],
         ring=np.zeros(len(left), dtype=np.bool_),
         figures=_joined(figures, left),
-        held=_joined(held, left) if held else None,
         passes=_joined(passes, left) if passes else None,
     )
-
-
-def _held(
-    graph: Graph,
-    operator: Operator,
-    splits: Splits,
-    modes: Iterable[tuple[int, bool]],
-    *,
-    keeps: Keeping,
-    optimiser: str,
-    links: Links,
-) -> Iterator[Held]:
-    """Yield what a layer has in memory in each of some modes, (number of the state, whether it is recomputed)."""
-    memory = layer_memory(graph, operator, splits.values, keeps, optimiser=optimiser)
-    sizes = ShardedBytes.of(graph, operator, splits, optimiser)
-    handed = _held_of_stages(graph, operator, splits, keeps, links)
-    for number, is_again in modes:
-        static = sum(bytes_in_state(sizes, memory, STATES[number]), np.zeros(len(splits.values), dtype=np.int64))
-        gathered = sizes.gathered * (STATES[number] in GATHERED_OFTEN)
-        yield Held(
-            static=static.astype(np.float64),
-            kept=(memory.activations * (not is_again) + handed).astype(np.float64),
-            # A byte at least: no run of recomputed layers ends with one that keeps nothing.
-            again=(np.maximum(memory.activations, 1) * is_again).astype(np.float64),
-            work=(memory.peaks[0] + gathered).astype(np.float64),
-            gathered=gathered.astype(np.float64),
-            waiting=tuple(peak.astype(np.float64) for peak in memory.peaks[1:]),
-        )
 
 
 def _work_of_weights(graph: Graph, operator: Operator, traffic: LayerTraffic, model: CostModel) -> FloatArray:
@@ -503,21 +449,6 @@ def _handed_over(graph: Graph, operator: Operator, splits: Splits, links: Links)
     return received, returned
 
 
-def _held_of_stages(graph: Graph, operator: Operator, splits: Splits, keeps: Keeping, links: Links) -> IntArray:
-    """Return the bytes of what a layer of a stage is given, and gives, which stays until the backward pass."""
-    held = np.zeros(len(splits.values), dtype=np.int64)
-    if not isinstance(graph, Stage):
-        return held
-    types, (before, behind) = graph.types[operator.name], links
-    for edge in graph.received:
-        if before and edge.consumer == operator.name and (operator.name, edge.input) not in keeps.reads:
-            held += held_points(operator, operator.reads[edge.input], splits) * types.read_bytes(edge.input)
-    for producer, output in dict.fromkeys((edge.producer, edge.output) for edge in graph.sent):
-        if behind and producer == operator.name and (producer, output) not in keeps.writes:
-            held += held_points(operator, operator.writes[output], splits) * types.write_bytes(output)
-    return held
-
-
 def elsewhere(graph: Graph, operator: Operator, position: int) -> int:
     """Return how many layers of other stages use a weight that a layer of a stage has."""
     shared = operator.reads[position].shared
@@ -543,15 +474,12 @@ def _sums_of_copies(graph: Graph, operator: Operator, splits: Splits, links: Lin
     return cost
 
 
-def _unbeaten(figures: Sequence[Figures], held: Sequence[Held], again: Sequence[bool]) -> NDArray[np.intp]:
+def _unbeaten(figures: Sequence[Figures], again: Sequence[bool]) -> NDArray[np.intp]:
     """Return the choices that no other of the same configuration, recomputed or not as they are, beats in everything.
 
     Of equal ones the first stays.
     """
     columns = [np.stack([own.repeated, own.streamed, own.once, own.summed]) for own in figures]
-    if held:
-        memory = (np.stack([own.static, own.work, own.gathered]) for own in held)
-        columns = [np.concatenate(pair) for pair in zip(columns, memory, strict=True)]
     kept = []
     for i, own in enumerate(columns):
         is_beaten = np.zeros(own.shape[1], dtype=np.bool_)
@@ -624,43 +552,47 @@ def kept_on_edge(
     ends: tuple[LayerTraffic, LayerTraffic],
     modes: tuple[LayerChoices, LayerChoices],
     keeps: Keeping,
+    *,
+    recomputes: bool,
 ) -> EdgeTable | None:
-    """Return what an edge's tensor takes beside what its ends count themselves.
+    """Return what an edge's tensor takes besides what its ends count themselves, at least.
 
     Neither end recomputed: a reader's copy in a layout of its own. The reader alone: what it reads, as the producer has
-    it, unless that is kept in any case. The producer alone: what the reader needs, as that has it.
+    it, unless that is kept in any case. The producer alone: what the reader needs, as that has it. A tensor of several
+    readers (`is_on_edge`) lies as one or the other has it, for which the smaller one counts.
+
+    recomputes: whether layers of the graph can be recomputed, by which that depends on more than layouts.
     """
     u, v = modes
     us, vs = (end.splits.values for end in ends)
-    key = edge.consumer, edge.input
-    copies = edge_memory(graph, edge, us, vs) if key in keeps.copies else None
-    if isinstance(edge, SharedWeight) or not (u.again.any() or v.again.any()):
-        if copies is None:
-            return None
-        return EdgeTable(row_class=copies.row_class[u.rows], col_class=copies.col_class[v.rows], values=copies.values)
-    (producer, write), (consumer, read) = edge_sides(graph, edge)
-    tensor = edge.producer, edge.output
-    itemsize = graph.types[edge.consumer].read_bytes(edge.input)
-    left = held_points(producer, write, ends[0].splits) * itemsize
-    needed = held_points(consumer, read, ends[1].splits) * itemsize
-    is_counted = tensor in keeps.writes or (producer.is_fan_out and fan_out_is_kept(graph, producer, keeps))
-    is_needed = key in keeps.copies or (tensor in keeps.writes and edge.input in keeps.saved[edge.consumer].reads)
+    copies = edge_memory(graph, edge, us, vs) if (edge.consumer, edge.input) in keeps.copies else None
     if copies is None:
         nothing = np.zeros(1, dtype=np.int32)
         copies = EdgeTable(
             row_class=np.repeat(nothing, len(us)), col_class=np.repeat(nothing, len(vs)), values=np.zeros((1, 1))
         )
+    if isinstance(edge, SharedWeight) or not recomputes:
+        left, needed = np.zeros(len(us), dtype=np.int64), np.zeros(len(vs), dtype=np.int64)
+        counted = CountedOnEdge()
+    else:
+        (producer, write), (consumer, read) = edge_sides(graph, edge)
+        itemsize = graph.types[edge.consumer].read_bytes(edge.input)
+        left = held_points(producer, write, ends[0].splits) * itemsize
+        needed = held_points(consumer, read, ends[1].splits) * itemsize
+        counted = CountedOnEdge.of(graph, edge, keeps)
     u_rows = np.column_stack([copies.row_class[u.rows], left[u.rows], u.again])
     v_rows = np.column_stack([copies.col_class[v.rows], needed[v.rows], v.again])
     u_distinct, row_class = distinct_rows(u_rows)
     v_distinct, col_class = distinct_rows(v_rows)
+    waiting, read_whole = u_distinct[:, 1, None], v_distinct[None, :, 1]
     u_again, v_again = u_distinct[:, 2, None] > 0, v_distinct[None, :, 2] > 0
+    copied = copies.values[np.ix_(u_distinct[:, 0].astype(np.intp), v_distinct[:, 0].astype(np.intp))]
+    if counted.is_saved:
+        copied = copied + np.minimum(waiting, read_whole)
+    of_recomputed = np.maximum(copied, read_whole // counted.sharing) if counted.sharing else copied
+    # A layer that is recomputed copies what it reads anew.
     values = np.where(
-        v_again,
-        np.where(u_again, 0, u_distinct[:, 1, None] * (not is_counted)),
-        np.where(
-            u_again, v_distinct[None, :, 1] * is_needed, copies.values[np.ix_(u_distinct[:, 0], v_distinct[:, 0])]
-        ),
+        v_again, np.where(u_again, 0, waiting * counted.is_left), np.where(u_again, of_recomputed, copied)
     )
     if not values.any():
         return None
@@ -669,10 +601,49 @@ def kept_on_edge(
     )
 
 
-def fan_out_is_kept(graph: Graph, fan_out: Operator, keeps: Keeping) -> bool:
-    """Return whether what a fan-out copies is saved for the backward pass in any case."""
-    edge = graph.incoming.get((fan_out.name, 0))
-    return (fan_out.name, 0) in keeps.reads or (edge is not None and (edge.producer, edge.output) in keeps.writes)
+def is_on_edge(graph: Graph, edge: Edge, keeps: Keeping) -> bool:
+    """Return whether what a reader saves of a tensor counts on the edge, where layers can be recomputed.
+
+    Other readers of it that are recomputed have it wait as its producer has it.
+    """
+    several = len(graph.readers[edge.producer, edge.output]) > 1 and not graph[edge.consumer].is_fan_out
+    # In another type each reader makes its own when it reads.
+    is_cast = graph.types[edge.consumer].is_cast(edge.input)
+    return several and not is_cast and (edge.consumer, edge.input) in keeps.reads
+
+
+@dataclass(frozen=True, slots=True)
+class CountedOnEdge:
+    """What of a tensor counts on an edge, where layers can be recomputed.
+
+    Several readers may share the tensor. It counts once for recomputed ones: for the one that saves it, or the first.
+    Of those that need what a recomputed layer writes each counts its share. A fan-out has what the layer before it has;
+    that readers need of a recomputed one counts for each: it is the same as if it were not (`StepTensors.made_again`).
+
+    Attributes:
+        is_saved: What the reader saves of it.
+        is_left: What a recomputed reader has wait.
+        sharing: How many readers need it of a recomputed layer; 0 where the edge's does not.
+    """
+
+    is_saved: bool = False
+    is_left: bool = False
+    sharing: int = 0
+
+    @classmethod
+    def of(cls, graph: Graph, edge: Edge, keeps: Keeping) -> "CountedOnEdge":
+        """Return what counts on an edge."""
+        tensor, is_fan_out = (edge.producer, edge.output), graph[edge.producer].is_fan_out
+        readers, is_kept = graph.readers[tensor], tensor in keeps.writes
+        saving = [other for other in readers if (other.consumer, other.input) in keeps.reads]
+        needing = [other for other in readers if is_kept and other.input in keeps.saved[other.consumer].reads]
+        if is_fan_out and (edge.producer, 0) in keeps.reads and (edge.consumer, edge.input) in keeps.copies:
+            needing = [edge]
+        return cls(
+            is_saved=is_on_edge(graph, edge, keeps),
+            is_left=not is_fan_out and not is_kept and edge == (saving or readers)[0],
+            sharing=len(needing) if edge in needing else 0,
+        )
 
 
 # -- attention that may pass keys and values round

@@ -22,7 +22,7 @@ flight, what is live between its passes. The peak is the most in any turn of two
 back, while as many as ever are in flight and no gradients are there, and of a later one, which finds gradients.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -34,6 +34,7 @@ import numpy as np
 from pase.costs.memory import (
     Keeping,
     Parts,
+    edge_memory,
     held_parts,
     held_points,
     num_points,
@@ -44,8 +45,10 @@ from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Graph, Operator, 
 from pase.graph.operator import Indexed, Window
 from pase.graph.parts import Stage
 from pase.sharding.buckets import gradient_buckets
+from pase.sharding.edges import table_edges
 from pase.sharding.shards import IndexArray, IntArray, Splits, shards_in_order, splits_of
 from pase.sharding.traffic import is_needed_backward
+from pase.tables.cost_tables import EdgeTable
 
 UPDATE_TENSORS = {"adam": 2, "adamw": 2, "adafactor": 2}
 """How many tensors as large as a weight an optimizer works with beside it, weight by weight."""
@@ -74,28 +77,40 @@ class Turn(NamedTuple):
     """A turn of a step.
 
     phase: "forward", "functions" or "product" (which a layer has backward), of a layer by its position; behind these
-    "sums", where the last gradients are brought together, and "update".
+    "sums", where the last gradients are brought together, and "update". is_first: whether it is of the first of several
+    micro-batches that goes back, which finds no gradients.
     """
 
     phase: str
     position: int
+    is_first: bool = False
+
+
+class NeededBy(NamedTuple):
+    """The layers that need a tensor, by their positions.
+
+    readers: each with the fan-out that it reads it of and that saves it; -1 for none. graded: the last reader that has
+    its gradient. kept: those that need it backward.
+    """
+
+    readers: tuple[tuple[int, int], ...]
+    graded: int
+    kept: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Timeline:
-    """The turns of a step of a graph, and the last ones that need what its layers make.
+class StepTensors:
+    """What devices hold of the tensors of a step, and which layers need them, whichever layers are recomputed.
 
     Attributes:
         graph: Of one micro-batch; a stage, perhaps.
         keeps: Which tensors are kept to the backward pass.
         rows: [V] the [K, D] configurations of each layer.
-        recomputed: [V] whether layers are.
     """
 
     graph: Graph
     keeps: Keeping
     rows: Sequence[IndexArray]
-    recomputed: Sequence[bool]
 
     def splits(self, operator: Operator) -> Splits:
         """Return the configurations of a layer."""
@@ -110,12 +125,89 @@ class Timeline:
         return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
 
     @cached_property
-    def tensors(self) -> tuple["LayerTensors", ...]:
+    def of_layers(self) -> tuple["LayerTensors", ...]:
         """[V] what a device holds of each layer's tensors; layers of one kind share a value."""
         operators = self.graph.operators
         first = {kind: position for position, kind in reversed(list(enumerate(self.kinds)))}
         of_kind = {kind: LayerTensors(operators[v], self.splits(operators[v])) for kind, v in first.items()}
         return tuple(of_kind[kind] for kind in self.kinds)
+
+    @cached_property
+    def last_user(self) -> Mapping[str, int]:
+        """The position of the last layer that uses a shared weight, by the weight's name."""
+        layers = enumerate(self.graph.operators)
+        return {access.shared: i for i, operator in layers for access in operator.parameters if access.shared}
+
+    @cached_property
+    def needed(self) -> "Mapping[tuple[str, int], NeededBy]":
+        """The layers that need what is written."""
+        graph, saved = self.graph, self.keeps.saved
+        found: dict[tuple[str, int], NeededBy] = {}
+        for position, operator in reversed(list(enumerate(graph.operators))):
+            for output in range(len(operator.writes)):
+                readers, graded, kept = list[tuple[int, int]](), position, list[int]()
+                if output in saved[operator.name].writes and not operator.is_fan_out:
+                    kept.append(position)
+                for edge in graph.readers.get((operator.name, output), ()):
+                    name, read, at = edge.consumer, edge.input, graph.index[edge.consumer]
+                    readers.append((at, -1))
+                    if graph[name].is_fan_out:
+                        further = found[name, 0]
+                        through = at if (name, 0) in self.keeps.reads else -1
+                        readers += [(reader, through) for reader, _ in further.readers]
+                        kept, graded = [*kept, *further.kept], max(graded, further.graded)
+                    elif graph.has_gradient(graph[name], read):
+                        graded = max(graded, at)
+                    if read in saved[name].reads:
+                        kept.append(at)
+                found[operator.name, output] = NeededBy(readers=tuple(readers), graded=graded, kept=tuple(kept))
+        return found
+
+    def made_again(self, recomputed: Sequence[bool]) -> tuple[bool, ...]:
+        """Return [V] which layers are made again in the backward pass, of those that are to be.
+
+        A fan-out makes nothing: it is one of those with the layer before it and all that need what it has.
+        """
+        graph, found = self.graph, list(recomputed)
+        for position, operator in enumerate(graph.operators):
+            if operator.is_fan_out and found[position]:
+                edge = graph.incoming.get((operator.name, 0))
+                before = edge is None or found[graph.index[edge.producer]]
+                found[position] = before and all(found[at] for at in self.needed[operator.name, 0].kept)
+        return tuple(found)
+
+    @cached_property
+    def copies(self) -> list[tuple[int, tuple[int, int], EdgeTable]]:
+        """Copies of what layers read in layouts of their own: number of the edge, its ends, and how large they are."""
+        graph, found = self.graph, []
+        known: dict[Hashable, EdgeTable] = {}
+        for number, edge in enumerate(table_edges(graph)):
+            if (edge.consumer, edge.input) in self.keeps.copies:
+                ends = u, v = graph.index[edge.producer], graph.index[edge.consumer]
+                rows = [self.rows[end] for end in ends]
+                key = type(edge), self.kinds[u], self.kinds[v], edge.output, edge.input
+                if key not in known:
+                    known[key] = edge_memory(graph, edge, *rows)
+                found.append((number, ends, known[key]))
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """The turns of a step of a graph, and the last ones that need what its layers make.
+
+    Attributes:
+        tensors: Of the step.
+        recomputed: [V] whether layers are.
+    """
+
+    tensors: StepTensors
+    recomputed: Sequence[bool]
+
+    @property
+    def graph(self) -> Graph:
+        """Of one micro-batch; a stage, perhaps."""
+        return self.tensors.graph
 
     @cached_property
     def runs(self) -> tuple[int, ...]:
@@ -165,42 +257,17 @@ class Timeline:
         """Return the number of a turn."""
         return self.update - (turn.phase == "sums") if turn.position < 0 else self._turns[turn.phase, turn.position]
 
+    def is_lasting(self, span: Span) -> bool:
+        """Return whether something stays until all of the backward pass is over, so that it is never recomputed."""
+        return span.last == self.update - 1
+
     def layer_of(self, number: int) -> str:
         """Return the layer whose turn it is, "" for the optimizer's."""
         return self.graph.operators[self._order[number][1]].name if number < len(self._order) else ""
 
-    @cached_property
-    def last_user(self) -> Mapping[str, int]:
-        """The position of the last layer that uses a shared weight, by the weight's name."""
-        layers = enumerate(self.graph.operators)
-        return {access.shared: i for i, operator in layers for access in operator.parameters if access.shared}
-
-    @cached_property
-    def _needed(self) -> Mapping[tuple[str, int], tuple[tuple[int, ...], int, tuple[int, ...]]]:
-        """For what is written: its readers, the last one that has a gradient, and the layers that keep it."""
-        graph, saved = self.graph, self.keeps.saved
-        found: dict[tuple[str, int], tuple[tuple[int, ...], int, tuple[int, ...]]] = {}
-        for position, operator in reversed(list(enumerate(graph.operators))):
-            for output in range(len(operator.writes)):
-                readers, graded, kept = list[int](), position, list[int]()
-                if output in saved[operator.name].writes and not operator.is_fan_out:
-                    kept.append(position)
-                for edge in graph.readers.get((operator.name, output), ()):
-                    name, read, at = edge.consumer, edge.input, graph.index[edge.consumer]
-                    readers.append(at)
-                    if graph[name].is_fan_out:
-                        further, more, others = found[name, 0]
-                        readers, kept, graded = [*readers, *further], [*kept, *others], max(graded, more)
-                    elif graph.has_gradient(graph[name], read):
-                        graded = max(graded, at)
-                    if read in saved[name].reads:
-                        kept.append(at)
-                found[operator.name, output] = tuple(readers), graded, tuple(kept)
-        return found
-
     def last_gradient(self, name: str, output: int) -> int:
         """Return the position of the layer that is the first backward to give a gradient of what a layer writes."""
-        return self._needed[name, output][1]
+        return self.tensors.needed[name, output].graded
 
     def copies(self, name: str, output: int) -> list[tuple[int, int, int]]:
         """Return when a tensor is made, last needed forward, and last needed at all where layers keep it.
@@ -211,27 +278,29 @@ class Timeline:
 
     @cached_property
     def _copies(self) -> Mapping[tuple[str, int], list[tuple[int, int, int]]]:
-        return {tensor: self._copies_of(self.graph.index[tensor[0]], *of) for tensor, of in self._needed.items()}
+        return {tensor: self._copies_of(self.graph.index[tensor[0]], of) for tensor, of in self.tensors.needed.items()}
 
-    def _copies_of(
-        self, position: int, readers: Sequence[int], _: int, kept: Sequence[int]
-    ) -> list[tuple[int, int, int]]:
+    def _copies_of(self, position: int, needed: NeededBy) -> list[tuple[int, int, int]]:
         runs = self.runs
         own = runs[position]
-        if own < 0 and not any(self.recomputed[at] for at in readers):
-            first = max([position, *readers])
-            return [(position, first, max([self.backward(at)[1] for at in kept], default=first))]
+        if own < 0 and not any(self.recomputed[at] for at, _ in needed.readers):
+            first = max([position, *(at for at, _ in needed.readers)])
+            return [(position, first, max([self.backward(at)[1] for at in needed.kept], default=first))]
 
         def within(at: int) -> bool:
             return runs[at] >= 0 and runs[at] == own
 
-        # A run holds what it reads of others until it is computed again.
-        first = max([position, *readers, *(self.again(at) for at in readers if not within(at))])
-        ends = [self.backward(at)[1] for at in kept if not within(at)]
+        readers = [at for at, _ in needed.readers]
+        # A run holds what it reads of others until it is computed again: of a fan-out what that has, if it saves it.
+        waits = [self.again(at) for at, of in needed.readers if not within(at) and (of < 0 or self.recomputed[of])]
+        ends = [self.backward(at)[1] for at in needed.kept if not within(at)]
+        if self.graph.operators[position].is_fan_out and not self.recomputed[position]:
+            ends, waits = [*ends, *waits], []
+        first = max([position, *readers, *waits])
         found = [(position, first, max(ends, default=first))]
         if own >= 0:
             again = max([self.again(position), *(self.again(at) for at in readers if within(at))])
-            ends = [self.backward(at)[1] for at in kept if within(at)]
+            ends = [self.backward(at)[1] for at in needed.kept if within(at)]
             found.append((self.again(position), again, max(ends, default=again)))
         return found
 
@@ -298,14 +367,21 @@ class LayerTensors:
         return found
 
 
-def layer_spans(timeline: Timeline, operator: Operator) -> Iterator[Span]:
-    """Yield what lies in memory of a layer's tensors, and when, but for its weights."""
-    graph, keeps = timeline.graph, timeline.keeps
+def layer_spans(
+    timeline: Timeline, operator: Operator, without: Container[tuple[str, int]] = frozenset()
+) -> Iterator[Span]:
+    """Yield what lies in memory of a layer's tensors, and when, but for its weights.
+
+    without: Reads of which what is saved is left out.
+    """
+    graph, keeps = timeline.graph, timeline.tensors.keeps
     name, position = operator.name, graph.index[operator.name]
-    types, tensors = graph.types[name], timeline.tensors[position]
+    types, tensors = graph.types[name], timeline.tensors.of_layers[position]
     functions, product = timeline.backward(position)
     again, is_trained = timeline.again(position), name in graph.trained
     turns = {position, again}
+    # What is saved of a layer that is recomputed is there while it goes back alone.
+    kept = PASSING if timeline.recomputed[position] else KEPT
 
     saved = keeps.saved[name]
     applies = is_trained and not operator.is_loss and bool(saved.results or saved.places or saved.writes)
@@ -326,13 +402,13 @@ def layer_spans(timeline: Timeline, operator: Operator) -> Iterator[Span]:
                 yield Span(again, product, own)
             continue
         if operator.is_fan_out:
-            if (name, number) in keeps.reads:
+            if (name, number) in keeps.reads and (name, number) not in without:
                 for _, freed, last in timeline.copies(name, 0):
-                    yield Span(freed + 1, last, own)
+                    yield Span(freed + 1, last, own, kept)
             continue
-        if (name, number) in keeps.reads:
+        if (name, number) in keeps.reads and (name, number) not in without:
             freed = timeline.freed(edge.producer, edge.output, position)
-            yield Span(again if types.is_cast(number) else freed + 1, product, own)
+            yield Span(again if types.is_cast(number) else freed + 1, product, own, kept)
         if graph.has_gradient(operator, number):
             is_added = timeline.last_gradient(edge.producer, edge.output) != position
             yield Span(product, product, tensors.gradients[number][is_added] * types.read_bytes(number))
@@ -344,8 +420,8 @@ def layer_spans(timeline: Timeline, operator: Operator) -> Iterator[Span]:
             continue
         size = points * types.write_bytes(output)
         copies = timeline.copies(name, output)
-        for made, freed, kept in copies:
-            last = kept if (name, output) in keeps.writes else freed
+        for made, freed, needed in copies:
+            last = needed if (name, output) in keeps.writes else freed
             # What goes to another stage stays until all of the backward pass is over, and so does its gradient.
             yield Span(made, timeline.update - 1 if output in sent and made == position else last, size)
         graded = timeline.last_gradient(name, output)
@@ -452,7 +528,8 @@ class AllocatedWeight(NamedTuple):
 
     def under(self, configuration: int) -> "AllocatedWeight":
         """Return the weight under one of its layer's configurations."""
-        return self._replace(part=self.part.under(configuration))
+        part = self.part.under(configuration)
+        return self._replace(part=part, state=STATES[0] if part.is_whole else self.state)
 
 
 def allocated_weights(timeline: Timeline, states: Sequence[str]) -> Iterator[AllocatedWeight]:
@@ -466,9 +543,9 @@ def allocated_weights(timeline: Timeline, states: Sequence[str]) -> Iterator[All
         for number, read in enumerate(operator.reads):
             if read.role is not Role.PARAMETER or (read.shared and graph.owners[read.shared] != operator.name):
                 continue
-            key = timeline.kinds[position], number, states[position]
+            key = timeline.tensors.kinds[position], number, states[position]
             if key not in known:
-                known[key] = _weight_part(operator, number, timeline.splits(operator), states[position])
+                known[key] = _weight_part(operator, number, timeline.tensors.splits(operator), states[position])
             part = known[key]
             state = STATES[0] if part.is_whole else states[position]
             yield AllocatedWeight(position=position, operator=operator, read=read, state=state, part=part)
@@ -519,7 +596,7 @@ def weight_spans(
         yield weight.position, Span(0, end, state_size(weight.part.shard, len(points), precision, optimiser), OPTIMISER)
         if weight.operator.name not in timeline.graph.trained:
             continue
-        last = timeline.last_user[weight.read.shared] if weight.read.shared else weight.position
+        last = timeline.tensors.last_user[weight.read.shared] if weight.read.shared else weight.position
         product, size = timeline.backward(last)[1], points * itemsize
         if weight.part.is_whole:
             yield weight.position, Span(product if is_first else 0, end, size, GRADIENTS)
@@ -545,8 +622,8 @@ def weight_spans(
         for number, read in enumerate(operator.reads):
             if read.role is not Role.PARAMETER:
                 continue
-            points = timeline.tensors[position].reads[number]
-            if read.is_trained and read.shared and timeline.last_user[read.shared] != position:
+            points = timeline.tensors.of_layers[position].reads[number]
+            if read.is_trained and read.shared and timeline.tensors.last_user[read.shared] != position:
                 yield position, Span(product, product, points * itemsize)
             if types.is_cast(number):
                 size = points * types.operand_bytes(number)
@@ -637,5 +714,7 @@ def input_spans(timeline: Timeline) -> Iterator[tuple[int, Span]]:
         for number, read in enumerate(operator.reads):
             key = operator.name, number
             if read.role is not Role.PARAMETER and key not in graph.incoming and key not in received:
-                size = timeline.tensors[position].reads[number] * graph.types[operator.name].read_bytes(number)
+                size = timeline.tensors.of_layers[position].reads[number] * graph.types[operator.name].read_bytes(
+                    number
+                )
                 yield position, Span(0, timeline.update, size, KEPT)

@@ -1,14 +1,7 @@
-"""Memory of a training step as sums over layers and edges, by which several stages are searched; what is kept.
+"""What a device holds of tensors: parts of weights with the optimiser's state, and what is kept for the backward pass.
 
-The peak of a step is `pase.costs.step_memory`'s, from the times at which each tensor is allocated and freed. These
-sums do not depend on time. What is kept adds up: weights, their gradients and the optimiser's state; of what layers
-write and read, each tensor that the backward pass needs, once in each layout that it has. What the backward pass
-needs follows from the kind of operator (`saved`). A layer's part depends on its own configuration, and where a reader
-has a copy in a layout of its own, on the two at the ends of the edge.
-
-The rest is freed: what a layer works with, forward and backward, as its turn comes, and gradients that wait for the
-layer that wrote the tensor because others come before it. Of these the greatest counts: of all layers' work, and of
-each *lane* of gradients, no two of which wait at the same time.
+What the backward pass needs follows from the kind of operator (`saved`). Each tensor is kept once in each layout that
+it has. When all of it is in memory `pase.costs.liveness` says.
 
 Sizes are those of what a program holds: windows with their halos and padding.
 """
@@ -20,9 +13,9 @@ from types import MappingProxyType
 import numpy as np
 
 from pase.errors import CostError, unknown_name
-from pase.graph import ITEMSIZES, Access, AllReduce, AllToAll, Edge, Graph, Operator, Precision, Role, SliceOf, Window
+from pase.graph import ITEMSIZES, Access, Edge, Graph, Operator, Precision, Role, SliceOf, Window
 from pase.graph.functions import POINTWISE, REDUCTIONS, Saves, function_of
-from pase.graph.operator import FAN_OUT, Indexed, access_dims, named_dims
+from pase.graph.operator import FAN_OUT, Indexed, named_dims
 from pase.sharding.edges import SharedWeight, edge_itemsizes, edge_sides, shared_weights
 from pase.sharding.shards import (
     IndexArray,
@@ -37,9 +30,6 @@ from pase.tables.cost_tables import EdgeTable
 
 PLACE_BYTES = 8
 """Of a place that maximum pooling found: PyTorch's indices."""
-
-MAX_LANES = 4
-"""Of gradients that wait: those of further lanes count as kept, as if each waited through the whole step."""
 
 DEFAULT_OPTIMISER = "sgd"
 
@@ -73,25 +63,6 @@ class DeviceMemory:
         return self.kept_bytes + self.buffers_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LayerMemory:
-    """What one layer takes on each device, [K] bytes each: an entry for each configuration; what edges add is left out.
-
-    peaks: [1 + lanes] what it works with, and its gradient that waits in a lane.
-    """
-
-    weights: IntArray
-    gradients: IntArray
-    optimiser: IntArray
-    activations: IntArray
-    peaks: tuple[IntArray, ...]
-
-    @property
-    def kept(self) -> IntArray:
-        """[K] the sum of what is kept."""
-        return self.weights + self.gradients + self.optimiser + self.activations
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
     """What the backward pass of an operator needs: positions of reads and of writes, and how many more tensors it made.
@@ -112,16 +83,15 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """Which tensors of a graph are kept, each once in a layout, and which gradients wait, by layer and position.
+    """Which tensors of a graph are kept, each once in a layout, by layer and position.
 
     writes: those of which the writer's part is kept. reads: those of which the reader's part is. copies: of which it is
-    where it has a layout of its own. lanes: of what is written, the lane in which its gradient waits, from 1; 0: none.
+    where it has a layout of its own.
     """
 
     writes: frozenset[tuple[str, int]]
     reads: frozenset[tuple[str, int]]
     copies: frozenset[tuple[str, int]]
-    lanes: Mapping[tuple[str, int], int]
     saved: Mapping[str, Saved]
 
 
@@ -253,93 +223,7 @@ def keeping(graph: Graph) -> Keeping:
             else:
                 reads.update(needing)
     copies.update((weight.consumer, weight.input) for weight in shared_weights(graph))
-    return Keeping(
-        writes=frozenset(writes), reads=frozenset(reads), copies=frozenset(copies), lanes=_lanes(graph), saved=saved_of
-    )
-
-
-def _lanes(graph: Graph) -> dict[tuple[str, int], int]:
-    """Return the lane of each gradient that waits: from the last reader's turn to the writer's, others come between."""
-    lanes: dict[tuple[str, int], int] = {}
-    free_from: list[int] = []
-    for position, operator in enumerate(graph.operators):
-        for output in range(len(operator.writes)):
-            readers = ((graph[edge.consumer], edge.input) for edge in graph.readers.get((operator.name, output), ()))
-            last = max((graph.index[o.name] for o, read in readers if graph.has_gradient(o, read)), default=0)
-            if last <= position + 1:
-                continue
-            lane = next((lane for lane, free in enumerate(free_from) if free <= position), len(free_from))
-            free_from[lane:] = [last, *free_from[lane + 1 :]]
-            lanes[operator.name, output] = lane + 1
-    return lanes
-
-
-def layer_memory(
-    graph: Graph, operator: Operator, splits: IndexArray, keeps: Keeping, *, optimiser: str = DEFAULT_OPTIMISER
-) -> LayerMemory:
-    """Return what a layer takes on each device under configurations [K, D].
-
-    keeps: of the graph. optimiser: a name in `OPTIMISER_STATE`; CostError for another. A weight that several layers
-    share is the first one's; the others have copies of it. A weight that a layer computes with in another type is kept
-    in that, too.
-    """
-    types, precision = graph.types[operator.name], graph.precision
-    configurations = splits_of(operator, splits)
-    is_trained = operator.name in graph.trained
-    num = len(splits)
-    weights, gradients, state_bytes, kept, work = (np.zeros(num, dtype=np.int64) for _ in range(5))
-    waiting = [np.zeros(num, dtype=np.int64) for _ in range(MAX_LANES)]
-    for position, read in enumerate(operator.reads):
-        points = held_points(operator, read, configurations)
-        if read.role is Role.PARAMETER:
-            if not read.shared or graph.owners[read.shared] == operator.name:
-                weights = weights + points * precision.itemsize
-                gradients = gradients + points * read.is_trained * ITEMSIZES[precision.gradients]
-                own = state_size(held_parts(operator, read, configurations), num, precision, optimiser)
-                state_bytes = state_bytes + own * read.is_trained
-            # The part of a sum, and what the others send of theirs.
-            is_summed = configurations.product(operator.partial_dims(read)) > 1
-            work = work + points * is_summed * read.is_trained * 2 * ITEMSIZES[precision.collectives]
-            if types.is_cast(position):
-                kept = kept + points * types.operand_bytes(position) * is_trained
-                work = work + points * types.operand_bytes(position) * read.is_trained
-            continue
-        # As it comes, and laid out as the kernel takes it; its gradient as the kernel leaves it, and as it goes back.
-        ways = 2 if graph.has_gradient(operator, position) else 1
-        work = work + points * types.read_bytes(position) * ways
-        if types.is_cast(position):
-            work = work + points * types.operand_bytes(position) * ways
-        kept = kept + points * types.operand_bytes(position) * ((operator.name, position) in keeps.reads)
-    for output, write in enumerate(operator.writes):
-        if operator.is_loss:
-            continue
-        points = held_points(operator, write, configurations) * types.write_bytes(output)
-        work = work + points * (1 + is_trained) * (not operator.is_fan_out)
-        lane = keeps.lanes.get((operator.name, output), 0)
-        kept = kept + points * (((operator.name, output) in keeps.writes) + (lane > MAX_LANES))
-        if 0 < lane <= MAX_LANES:
-            waiting[lane - 1] = waiting[lane - 1] + points
-    if is_trained:
-        size = keeps.saved[operator.name].results_bytes(types.write_bytes(0))
-        points = held_points(operator, operator.writes[0], configurations)
-        kept = kept + points * size
-    for tensor in operator.intermediates:
-        points = held_points(operator, tensor, configurations) * types.intermediate_bytes(tensor)
-        kept, work = kept + points * tensor.kept * is_trained, work + points * tensor.working
-    if operator.ring is not None:
-        # Pieces that come and go, and their gradients.
-        points = held_points(operator, operator.ring, configurations) * types.exchange_bytes(operator.ring)
-        work = work + 2 * points * (configurations.product(tuple(access_dims(operator.ring))) > 1)
-    for exchange in operator.exchanges:
-        if isinstance(exchange, AllReduce | AllToAll):
-            # A part of the sum beside the whole of it; rows as they arrive beside those that lie there.
-            points = held_points(operator, exchange, configurations) * types.exchange_bytes(exchange)
-            if isinstance(exchange, AllToAll) and exchange.excess:
-                points = np.ceil(points * (1 + exchange.excess)).astype(np.int64)
-            work = work + points * (configurations.product(exchange.over) > 1)
-    return LayerMemory(
-        weights=weights, gradients=gradients, optimiser=state_bytes, activations=kept, peaks=(work, *waiting)
-    )
+    return Keeping(writes=frozenset(writes), reads=frozenset(reads), copies=frozenset(copies), saved=saved_of)
 
 
 def edge_memory(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray) -> EdgeTable:

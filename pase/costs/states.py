@@ -8,19 +8,14 @@ from numpy.typing import NDArray
 
 from pase.common.containers import FrozenDict
 from pase.costs.memory import (
-    LayerMemory,
     Parts,
     held_parts,
-    num_points,
-    state_size,
 )
-from pase.graph import ITEMSIZES, Access, AllReduce, Graph, Operator
+from pase.graph import Access, AllReduce, Operator
 from pase.sharding.shards import (
-    IntArray,
     Splits,
     shard_dims,
     sharded_extents,
-    shards_in_order,
 )
 
 REPLICATED = "replicated"
@@ -56,6 +51,11 @@ class ModeSpace:
     def without_rings(self) -> "ModeSpace":
         """Return the modes that there are without rings to choose."""
         return replace(self, rings=False, layers=FrozenDict({n: own.without_rings() for n, own in self.layers.items()}))
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether any layer may be recomputed."""
+        return self.recompute or any(own.recompute for own in self.layers.values())
 
     def of(self, layer: str) -> "ModeSpace":
         """Return the modes that a layer may have."""
@@ -97,64 +97,3 @@ def can_be_in_parts(operator: Operator, splits: Splits) -> bool:
         for position, read in enumerate(operator.reads)
         if read in operator.parameters
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardedBytes:
-    """[K] bytes of the weights of a layer whose state can be sharded.
-
-    Attributes:
-        replicated: [3, K] of the weights, their gradients and the optimizer's state where every device has all of its
-            part.
-        sharded: [3, K] of these where a device has a shard, the largest one.
-        gathered: Of the weights as they are gathered: as many shards as devices, all as long as the largest.
-        apart: Of the weights' shards that do not follow one another in memory.
-    """
-
-    replicated: IntArray
-    sharded: IntArray
-    gathered: IntArray
-    apart: IntArray
-
-    @classmethod
-    def of(cls, graph: Graph, operator: Operator, splits: Splits, optimiser: str) -> "ShardedBytes":
-        """Return those of a layer under its configurations."""
-        precision, num = graph.precision, len(splits.values)
-        replicated, shards = np.zeros((3, num), dtype=np.int64), np.zeros((3, num), dtype=np.int64)
-        gathered, apart = np.zeros((2, num), dtype=np.int64)
-        for position, read in enumerate(operator.reads):
-            if read not in operator.parameters:
-                continue
-            is_sharded = sharded(operator, position, splits)
-            shard = shard_parts(operator, read, splits)
-            for total, parts in ((replicated, held_parts(operator, read, splits)), (shards, shard)):
-                points = num_points(parts, num) * is_sharded
-                total[0] += points * precision.itemsize
-                total[1] += points * ITEMSIZES[precision.gradients]
-                total[2] += state_size(parts, num, precision, optimiser) * is_sharded
-            count = splits.product(operator.partial_dims(read))
-            own = num_points(shard, num) * precision.itemsize * is_sharded
-            gathered += own * count
-            in_order = shards_in_order([size for _, size in held_parts(operator, read, splits)], count)
-            apart += own * ~in_order
-        return cls(replicated=replicated, sharded=shards, gathered=gathered, apart=apart)
-
-
-def state_bytes(
-    graph: Graph, operator: Operator, splits: Splits, memory: LayerMemory, state: str, optimiser: str
-) -> tuple[IntArray, IntArray, IntArray]:
-    """Return [K] what a layer's weights, their gradients and the optimizer's state take; memory: where all is whole."""
-    return bytes_in_state(ShardedBytes.of(graph, operator, splits, optimiser), memory, state)
-
-
-def bytes_in_state(sizes: ShardedBytes, memory: LayerMemory, state: str) -> tuple[IntArray, IntArray, IntArray]:
-    """Return [K] bytes of a layer's weights, of their gradients and of the optimizer's state in one state."""
-    weights, gradients, moments = memory.weights, memory.gradients, memory.optimiser
-    if state == REPLICATED:
-        return weights, gradients, moments
-    # A device that has all of its part has room in it for what is gathered, and its shard in it or beside it.
-    held = sizes.sharded[0] if state in GATHERED_OFTEN else sizes.gathered + sizes.apart
-    weights = weights - sizes.replicated[0] + held
-    if state in SCATTERED_OFTEN:
-        gradients = gradients - sizes.replicated[1] + sizes.sharded[1]
-    return weights, gradients, moments - sizes.replicated[2] + sizes.sharded[2]

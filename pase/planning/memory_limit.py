@@ -46,6 +46,9 @@ MAX_TIGHTER, CLOSE_BYTES = 10, 1e-3
 """How often a tighter limit of the sums is tried, as they leave out some of a peak; and to which share of the limit."""
 FIRST_GAP = 5e-3
 """Share of the cost up to which relaxations are solved at first, so that something that fits is known soon."""
+MAX_PARTS, MAX_PARTS_OF_MODES = 200, 8
+"""Parts into which a relaxation is split at most without a time limit; where layers can be recomputed there are many
+strategies that cost nearly the same, and each part takes longer."""
 MAX_MORE_DEVICES = 64
 """How many times the devices are looked at for a number that would do."""
 MAX_ENUMERATED, MAX_PEAKS = 20_000, 2_000
@@ -70,10 +73,12 @@ class MemoryLimit:
     Attributes:
         memory: What strategies have in memory.
         limit_bytes: The most that is to be there.
+        in_flight: Of how many micro-batches there is something at once.
     """
 
     memory: StepMemory
     limit_bytes: int
+    in_flight: int = 1
     _peaks: dict[Choice, Peak] = field(default_factory=dict)
     _usage: dict[Turn, TurnUsage] = field(default_factory=dict)
 
@@ -81,7 +86,7 @@ class MemoryLimit:
         """Return the peak of a strategy."""
         key = tuple(choice)
         if key not in self._peaks:
-            self._peaks[key] = self.memory.peak(key)
+            self._peaks[key] = self.memory.peak(key, self.in_flight)
         return self._peaks[key]
 
     def fits(self, choice: Sequence[int]) -> bool:
@@ -91,7 +96,7 @@ class MemoryLimit:
     def usage(self, turn: Turn) -> TurnUsage:
         """Return what strategies have in memory in one turn."""
         if turn not in self._usage:
-            self._usage[turn] = self.memory.usage(turn)
+            self._usage[turn] = self.memory.usage(turn, self.in_flight)
         return self._usage[turn]
 
     def relaxed(
@@ -247,7 +252,12 @@ class _Search:
         relaxed = self.limit.relaxed(self.tables, weights, limit_bytes)
         try:
             found = solve_limited(
-                relaxed, known=[self.best] if self.best else [], time_limit_s=left_s, gap=self.gap, **self.options
+                relaxed,
+                known=[self.best] if self.best else [],
+                time_limit_s=left_s,
+                gap=self.gap,
+                max_parts=MAX_PARTS_OF_MODES if self.limit.memory.recomputes else MAX_PARTS,
+                **self.options,
             ).solution
         except CutShortError:
             self.is_late = True
@@ -379,10 +389,10 @@ def limit_of(
         keeps=keeping(problem.graph) if keeps is None else keeps,
         modes=problem.choices.layers,
         edges=problem.choices.edges,
+        recomputes=any(layer.again.any() for layer in problem.choices.layers),
         micro_batches=problem.micro_batches,
-        in_flight=in_flight,
     )
-    return MemoryLimit(memory=memory, limit_bytes=limit_bytes)
+    return MemoryLimit(memory=memory, limit_bytes=limit_bytes, in_flight=in_flight)
 
 
 def nothing_fits(problem: Problem, limit: MemoryLimit, *, is_constrained: bool) -> MemoryLimitError:
@@ -420,7 +430,7 @@ def _enough_devices(graph: Graph, num_devices: int, limit: MemoryLimit) -> int |
             tables, configurations = _without_costs(graph, factor * num_devices)
         except ConfigurationError:
             return None
-        memory = replace(limit.memory, configurations=configurations, modes=(), edges=())
+        memory = replace(limit.memory, configurations=configurations, modes=(), edges=(), recomputes=False)
         there = MemoryLimit(memory=memory, limit_bytes=limit.limit_bytes)
         least = there.peak(lightest_within(tables, there)).bytes
         if least <= limit.limit_bytes:

@@ -62,7 +62,6 @@ def problem_of_setting(
             known=known or KnownChoices(),
             keeps=batch.keeps if is_whole and not setting.space.is_plain else None,
             fixed=batch.fixed - recomputed if setting.space.recompute else frozenset(),
-            optimiser=setting.optimiser,
             only=configurations,
             micro_batches=micro_batches,
             is_whole=is_whole,

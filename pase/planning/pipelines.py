@@ -391,9 +391,8 @@ def solve_scheme(setting: Setting, scheme: Scheme, *, below: float = inf) -> Fou
     found = next(found for found in answers if found is not None)
     if whole is None:
         return found
-    # What streams is not hidden in all micro-batches, or layers that are recomputed hold more than is bounded. The
-    # bound of sums is above what peaks may come to.
-    bound = max(whole.bound, min(found.bound, whole.cost)) if setting.limit_bytes == inf else whole.bound
+    # What streams is not hidden in all micro-batches, or layers that are recomputed hold more than is bounded.
+    bound = max(whole.bound, min(found.bound, whole.cost))
     return replace(min(whole, found, key=lambda each: each.cost), bound=min(bound, whole.cost, found.cost))
 
 
@@ -489,7 +488,7 @@ def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Fou
                     for (problem, answer), own, (i, j) in zip(found, sums, pairwise(path), strict=True)
                 )
                 cost = _step_s(setting, scheme, new)
-                if cost < best and _fits(setting, scheme, new):
+                if cost < best:
                     best, parts = cost, new
             before = bound
             bound, path = spans.bound()
@@ -507,11 +506,6 @@ def _solved(setting: Setting, scheme: Scheme, below: float, slack: float) -> Fou
                     best = _step_s(setting, scheme, closed)
                     bound, parts = best, closed
     return Found(scheme=scheme, cost=best, bound=min(bound, best), parts=parts)
-
-
-def _fits(setting: Setting, scheme: Scheme, parts: Sequence[StagePart]) -> bool:
-    """Return whether the peak of a step is within the limit; sums leave out reductions, and inputs of a step."""
-    return setting.limit_bytes == inf or _step_of(setting, scheme, parts).peak.bytes <= setting.limit_bytes
 
 
 def _step_s(setting: Setting, scheme: Scheme, parts: Sequence[StagePart]) -> float:
@@ -582,11 +576,8 @@ def _front(
     """Return a stage's strategies that no other beats, with t and o; None where there are too many to go through."""
     key = i, j, number
     if key not in known:
-        problem, limit_bytes = stages.problem(i, j, number), stages.setting.limit_bytes
-        memory = stages.memory(problem)
-        front = stage_front(
-            problem, limit, lambda choice: limit_bytes == inf or memory.peak(choice).bytes <= limit_bytes
-        )
+        problem = stages.problem(i, j, number)
+        front = stage_front(problem, limit)
         known[key] = None
         if front is not None:
             known[key] = [

@@ -13,8 +13,8 @@ import numpy as np
 
 from pase.common.documents import StrPath
 from pase.common.words import quantity
-from pase.costs import DEFAULT_OPTIMISER, Allowance, Problem, TimeUpError
-from pase.costs.memory import Keeping, keeping, layer_memory, optimiser_state
+from pase.costs import DEFAULT_OPTIMISER, Allowance, Problem, StepMemory, TimeUpError
+from pase.costs.memory import keeping, optimiser_state
 from pase.costs.states import STATES, ModeSpace
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError, SolverError, unknown_name
 from pase.graph import Graph, Operator, Precision
@@ -194,9 +194,16 @@ def search(
         problem = make(on_progress, allowance=limits.for_tables(), constraints=options.constraints)
     except TimeUpError as stopped:
         bound = stopped.bound * (1 - RELATIVE_TOLERANCE)
-        keeps = None if options.device_memory_bytes is None else keeping(with_fan_outs(graph))
-        left = allowed(options.constraints, with_fan_outs(graph), devices)
-        only = partial(_known_configurations, left=left, optimiser=options.optimiser, keeps=keeps)
+        whole = with_fan_outs(graph)
+        left, memory = allowed(options.constraints, whole, devices), None
+        if options.device_memory_bytes is not None:
+            memory = StepMemory(
+                graph=whole,
+                keeps=keeping(whole),
+                configurations=[left.configurations(whole, operator) for operator in whole.operators],
+                optimiser=options.optimiser,
+            )
+        only = partial(_known_configurations, left=left, memory=memory)
         problem = make(only=only, constraints=options.constraints)
     known = [] if options.constraints else [data_parallel_choice(problem)]
     try:
@@ -701,21 +708,21 @@ class Limits:
         return left_bytes, None if self.deadline_s is None else max(1e-9, self.deadline_s - perf_counter())
 
 
-def _known_configurations(
-    graph: Graph, operator: Operator, *, left: Allowed, optimiser: str, keeps: Keeping | None
-) -> IndexArray:
+def _known_configurations(graph: Graph, operator: Operator, *, left: Allowed, memory: StepMemory | None) -> IndexArray:
     """Return the configurations of a layer that need no search, of those that constraints leave.
 
-    The nearest to data parallelism and, given `keeps`, the lightest; of tied layers those of the first.
+    The nearest to data parallelism and, given what configurations have in memory, the lightest; of tied layers those of
+    the first.
     """
     tied = next((names for _, names in left.ties if operator.name in names), ())
     operator = graph[tied[0]] if tied else operator
     known = np.array([data_parallel(graph, operator, left.num_devices)], dtype=np.int32)
-    if keeps is None and not tied and not left.of[operator.name]:
+    if memory is None and not tied and not left.of[operator.name]:
         return known
     splits = left.configurations(graph, operator)
     known = splits[[np.abs(np.log2(splits / known)).sum(axis=1).argmin()]]
-    if keeps is not None:
-        memory = layer_memory(graph, operator, splits, keeps, optimiser=optimiser)
-        known = np.concatenate([known, splits[[(memory.kept + sum(memory.peaks)).argmin()]]])
+    if memory is not None:
+        v = memory.graph.index[operator.name]
+        held = memory.lasting(v, memory.layers[v], has_casts=True) + memory.waiting(v, memory.layers[v])
+        known = np.concatenate([known, splits[[held.argmin()]]])
     return np.unique(known, axis=0)

@@ -131,19 +131,16 @@ class StepCosts:
         runs: Blocks that repeat.
         roles: [V] the role of each layer, -1 of those that are in no block.
         options: By their numbers.
-        spare_bytes: By how much sums of one stage may be over the memory limit where its peak need not be.
     """
 
     stages: Stages
     runs: tuple[RepeatedBlocks, ...]
     roles: Ints
     options: list[LayerOption] = field(default_factory=list)
-    spare_bytes: float = 0.0
     _numbers: dict[LayerOption, int] = field(default_factory=dict)
     _problems: dict[tuple[int, int, int], StageProblem] = field(default_factory=dict)
     _tables: dict[int, _Table] = field(default_factory=dict)
     _sums: dict[Hashable, StageSums] = field(default_factory=dict)
-    _peaks: dict[Hashable, int] = field(default_factory=dict)
     _irregularity: dict[Hashable, int] = field(default_factory=dict)
     _cheapest: dict[Hashable, Ints | None] = field(default_factory=dict)
     _names: Ints = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
@@ -201,7 +198,7 @@ class StepCosts:
         found: list[tuple[int, int, int, int, int]] = []
         for key, v in layers.items():
             layer, rows = problem.tables.layers[v], problem.tables.configurations[v]
-            columns = np.column_stack([layer.columns, layer.recomputed, layer.passing.T])
+            columns = layer.columns
             plainest: dict[Hashable, tuple[int, int]] = {}
             alike: dict[tuple[int, bool], set[int]] = {}
             own: list[tuple[int, int, tuple[int, bool]]] = []
@@ -283,32 +280,15 @@ class StepCosts:
         sums = [self.sums(strategy, number) for number in range(len(strategy.bounds))]
         return step_s([own.micro_batch for own in sums], [own.step for own in sums], self.stages.scheme.micro_batches)
 
-    def seems_to_fit(self, strategy: Candidate, number: int) -> bool:
-        """Return whether the sums of a stage are within the memory limit."""
-        problem = self.problem(number, *strategy.bounds[number])
-        return self.sums(strategy, number).memory_bytes(problem.in_flight) <= problem.limit_bytes + self.spare_bytes
-
-    def seem_to_fit(self, strategy: Candidate) -> bool:
-        """Return whether the sums of all stages are within the limit."""
-        return all(self.seems_to_fit(strategy, number) for number in range(len(strategy.bounds)))
-
     def fits(self, strategy: Candidate) -> bool:
-        """Return whether the peak of each stage is within the memory limit; of several, the sums that bound it, too."""
-        limit, numbers = self.stages.setting.limit_bytes, range(len(strategy.bounds))
-        if limit == inf:
+        """Return whether the peak of each stage is within the memory limit."""
+        if self.stages.setting.limit_bytes == inf:
             return True
-        is_within = len(numbers) == 1 or self.seem_to_fit(strategy)
-        return is_within and all(self.peak_bytes(strategy, number) <= limit for number in numbers)
-
-    def peak_bytes(self, strategy: Candidate, number: int) -> int:
-        """Return the most that a device of a stage has in memory."""
-        first, beyond = strategy.bounds[number]
-        key = number, first, beyond, strategy.options[first:beyond].tobytes()
-        if key not in self._peaks:
-            self.stages.setting.check_time()
-            memory = self.stages.memory(self.problem(number, first, beyond))
-            self._peaks[key] = memory.peak(self.choice(strategy, number)).bytes
-        return self._peaks[key]
+        numbers = range(len(strategy.bounds))
+        problems = [self.problem(number, *strategy.bounds[number]) for number in numbers]
+        if not all(own.may_fit(self.sums(strategy, number)) for number, own in zip(numbers, problems, strict=True)):
+            return False
+        return all(own.fits(self.choice(strategy, number)) for number, own in zip(numbers, problems, strict=True))
 
     def cheapest_stage(self, strategy: Candidate, number: int, allowed: Sequence[set[int]]) -> Ints | None:
         """Return the options of the cheapest stage that is found, of some for each layer; None where none fits."""
@@ -326,7 +306,7 @@ class StepCosts:
                     self._add(table, v, option)
                 is_light = light.setdefault(id(layer), np.zeros(len(layer), dtype=np.bool_))
                 is_light[table.choice[table.which[v], own]] = True
-            limited = replace(problem, light=FrozenDict(light), limit_bytes=problem.limit_bytes + self.spare_bytes)
+            limited = replace(problem, light=FrozenDict(light))
             known = [self.choice(strategy, number)] if self._is_among(strategy, number, allowed) else []
             found = solve_stage(limited, known=known, tolerance=CLOSE)
             self._cheapest[key] = None
@@ -589,8 +569,7 @@ def _merged(steps: StepCosts, start: Candidate, most: float, dearer: dict[Change
         most: What steps may cost.
         dearer: By which share changes made other steps dearer for each thing less to say; more are added.
     """
-    # The peaks of several stages are no more than sums, but for reductions.
-    path, has_bounds = [start], len(start.bounds) > 1
+    path = [start]
     while True:
         num = len(path)
         # What changes cost before they are likely to cost still.
@@ -608,11 +587,11 @@ def _merged(steps: StepCosts, start: Candidate, most: float, dearer: dict[Change
                 share = steps.cost(own) / steps.cost(path[-1]) - 1
                 dearer[change] = share / simpler if share > EXACT else 0.0
                 heappush(waiting, (dearer[change], n, change))
-            elif steps.cost(own) <= most and steps.seem_to_fit(own) and (has_bounds or steps.fits(own)):
+            elif steps.cost(own) <= most and steps.fits(own):
                 path.append(own)
                 seen.clear()
         if len(path) == num:
-            return next(own for own in reversed(path) if own is start or steps.fits(own))
+            return path[-1]
 
 
 def _changed(steps: StepCosts, strategy: Candidate, change: Change) -> Candidate:
@@ -840,9 +819,7 @@ def most_regular(steps: StepCosts, found: Candidate, share: float) -> tuple[Cand
         The step, and what the cheapest one costs that is known.
     """
     best = found = steps.as_there_are(found)
-    cheapest, limit = steps.cost(found), steps.stages.setting.limit_bytes
-    if len(found.bounds) == 1 and limit < inf:
-        steps.spare_bytes = max(0.0, steps.sums(found, 0).memory_bytes(1) - steps.peak_bytes(found, 0))
+    cheapest = steps.cost(found)
     try:
         starts = [found]
         for start in _starts(steps, found, share):
@@ -880,7 +857,7 @@ def _starts(steps: StepCosts, found: Candidate, share: float) -> Iterator[Candid
             if loop is not None:
                 patterns = list(dict.fromkeys([*patterns, *loop.patterns()]))
             equal = [steps.as_there_are(_with(base, run, own)) for own in patterns]
-            near = [own for own in equal if steps.cost(own) <= cost * (1 + share) and steps.seem_to_fit(own)]
+            near = [own for own in equal if steps.cost(own) <= cost * (1 + share) and steps.fits(own)]
             yield from _front(steps, near)[:MAX_STARTS]
 
 

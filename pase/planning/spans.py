@@ -23,6 +23,7 @@ from pase.common.containers import FrozenDict
 from pase.costs import (
     Allowance,
     CostModel,
+    GroupMemory,
     StepMemory,
     TimeUpError,
     cost_model,
@@ -30,7 +31,7 @@ from pase.costs import (
     layer_signatures,
     traffic_of,
 )
-from pase.costs.choice_tables import KnownChoices, choice_tables, choices_of_layers
+from pase.costs.choice_tables import ChoiceTables, KnownChoices, choice_tables, choices_of_layers
 from pase.costs.choices import CRITERIA, LayerChoices, Links
 from pase.costs.collectives import Link
 from pase.costs.memory import Keeping, keeping
@@ -214,8 +215,9 @@ class Stages:
     kinds: [V] as `Batch` has them, told apart by constraints. only: the configurations of some layers that tables
     have. beyond: [V] of each layer, what the choices that they
     leave out take, as in `StageProblem`; () where none is left out. pool: strategies of parts of stages. several:
-    what is kept for several micro-batches, as `side_by_side` has it. is_whole: whether tables have choices that others
-    beat in all sums, too.
+    what is kept for several micro-batches, as `side_by_side` has it. holding: choices with what they hold, as
+    `ChoiceTables.holding` has it. is_whole: whether tables have choices that others beat in all costs, too, as they do
+    within a memory limit.
     """
 
     setting: Setting
@@ -228,8 +230,9 @@ class Stages:
     known: KnownChoices
     beyond: tuple[FloatArray, ...] = ()
     pool: dict[Hashable, list[Looked]] = field(default_factory=dict)
-    tables: dict[Hashable, StageProblem] = field(default_factory=dict)
+    tables: dict[Hashable, tuple[StageProblem, StepMemory | None]] = field(default_factory=dict)
     several: dict[Hashable, Any] = field(default_factory=dict)
+    holding: dict[Hashable, Any] = field(default_factory=dict)
     is_whole: bool = False
     solved: dict[tuple[Hashable, tuple[int, ...]], tuple[StageProblem, StageFound]] = field(default_factory=dict)
 
@@ -249,6 +252,7 @@ class Stages:
             links=group_links(setting.machine, setting.num_devices, scheme.stages, scheme.chunks),
             only=only,
             known=known_choices(setting, scheme.stages, scheme.micro_batches),
+            is_whole=setting.limit_bytes < inf,
         )
 
     @property
@@ -339,9 +343,20 @@ class Stages:
         # Of those the evenest: chunks that hold less of what counts for more do then hold most.
         return tuple(rows[np.lexsort(((rows**2).sum(axis=1), -rows.sum(axis=1)))] for rows in each)
 
+    def _counted(self, number: int) -> IntArray:
+        """Return the moments of a stage as they count beside gradients of weights, which the first to go back has not.
+
+        A later one is one of fewer.
+        """
+        return np.minimum(self._moments[number], max(self.scheme.micro_batches - 1, 1))
+
     def in_flight(self, number: int) -> tuple[int, ...]:
         """Return how many micro-batches of each chunk of a stage are under way where they are most."""
         return tuple(self._moments[number][0].tolist())
+
+    def counted(self, number: int) -> tuple[int, ...]:
+        """Return how many of these count beside gradients of weights."""
+        return tuple(self._counted(number)[0].tolist())
 
     def key(self, i: int, j: int, number: int) -> Hashable:
         """Return what a stage's answer depends on, beside the micro-batches that are under way."""
@@ -361,6 +376,22 @@ class Stages:
 
     def choices(self) -> tuple[list[LayerChoices], list[LayerTraffic]]:
         """Return the choices of all layers, wherever they are, and their traffic: in a stage none takes less."""
+        first, which, layers, traffic = self._of_all()
+        if self.keeps is not None:
+            tables = ChoiceTables(
+                graph=self.batch.graph,
+                num_devices=self.devices,
+                configurations=(),
+                layers=tuple(layers),
+                ends=(),
+                edges=(),
+                hides=self.model.overlap > 0,
+            )
+            layers = list(self._held(tables, self.memory_of_all(), first).layers)
+        return [layers[n] for n in which], [traffic[n] for n in which]
+
+    def _of_all(self) -> tuple[list[int], list[int], list[LayerChoices], list[LayerTraffic]]:
+        """Return the first of equal layers, [V] which of these each one is like, and their choices and traffic."""
         setting, batch = self.setting, self.batch
         alike = [(kind, op.name in batch.fixed) for kind, op in zip(self.kinds, batch.graph.operators, strict=True)]
         first = {key: v for v, key in reversed(list(enumerate(alike)))}
@@ -371,30 +402,67 @@ class Stages:
             self.model,
             setting.space,
             known=self.known,
-            keeps=self.keeps,
             fixed=batch.fixed,
-            optimiser=setting.optimiser,
             only=self.only,
             hides=batch.hides,
             micro_batches=self.scheme.micro_batches,
+            is_whole=self.is_whole,
             allowance=Allowance(deadline_s=setting.deadline_s),
             among=frozenset(batch.graph.operators[v].name for v in first.values()),
         )
-        found = [layers[which[key]] for key in alike]
-        return [layer.choices for layer in found], [layer.traffic for layer in found]
+        choices, traffic = [layer.choices for layer in layers], [layer.traffic for layer in layers]
+        return sorted(first.values()), [which[key] for key in alike], choices, traffic
+
+    def memory_of_all(self) -> StepMemory:
+        """Return what all layers have in memory, wherever stages are cut: no less than there."""
+        key = "all", id(self.only)
+        if key not in self.holding:
+            _, which, _, traffic = self._of_all()
+            memory = StepMemory(
+                graph=self.batch.graph,
+                keeps=self.batch.keeps,
+                configurations=[traffic[n].splits.values for n in which],
+                optimiser=self.setting.optimiser,
+                recomputes=self.setting.space.recomputes,
+                micro_batches=self.scheme.micro_batches,
+            )
+            self.holding[key] = self.only, memory
+        found: StepMemory = self.holding[key][1]
+        return found
+
+    def _held(self, tables: ChoiceTables, memory: StepMemory, positions: Sequence[int]) -> ChoiceTables:
+        """Return tables with what their choices hold when micro-batches begin to go back, at least.
+
+        positions: Of their layers among those that the memory is of.
+        """
+        held = []
+        known: dict[Hashable, tuple[FloatArray, FloatArray]] = {}
+        for v, layer in zip(positions, tables.layers, strict=True):
+            operator = memory.graph.operators[v]
+            is_shared = any(read.shared for read in operator.parameters)
+            key: Hashable = v if is_shared else (self.kinds[self.batch.graph.index[operator.name]], id(layer))
+            if key not in known:
+                # Chunks have weights in another type while they are at work alone.
+                lasting = memory.lasting(v, layer, has_casts=self.scheme.chunks == 1)
+                known[key] = lasting.astype(np.float64), memory.waiting(v, layer).astype(np.float64)
+            held.append(known[key])
+        return tables.holding(held, [edge.kept for edge in tables.edges], self.holding)
 
     def problem(self, i: int, j: int, number: int) -> StageProblem:
         """Return the problem of a stage."""
-        found = []
+        found, memories = [], list[StepMemory]()
         for (first, beyond), at in self._numbered(i, j, number):
             key = self._chunk_key(first, beyond, at)
             if key not in self.tables:
                 self.tables[key] = self._problem(first, beyond, (self.links[at], self.links[at + 1]), None)
-            found.append(self.tables[key])
-        in_flight = self.in_flight(number)
+            problem, memory = self.tables[key]
+            found.append(problem)
+            memories += [memory] if memory is not None else []
+        device = GroupMemory(stages=tuple(memories), under_way=self._moments[number]) if memories else None
+        counted = self.counted(number)
         if len(found) == 1:
-            return replace(found[0], in_flight=in_flight[0])
-        return side_by_side(found, in_flight, self._moments[number], self.several)
+            return replace(found[0], in_flight=counted[0], device=device)
+        return side_by_side(found, counted, self._counted(number), device, self.several)
 
     def segment(self, first: int, beyond: int) -> StageProblem:
         """Return the problem of layers wherever a stage begins and ends: it takes no more than they do there."""
@@ -402,7 +470,7 @@ class Stages:
         key = kinds[first:beyond], first == 0, beyond == len(kinds)
         if key not in self.tables:
             self.tables[key] = self._problem(first, beyond, (None, None), self.batch.hides[first:beyond])
-        return self.tables[key]
+        return self.tables[key][0]
 
     def _problem(
         self,
@@ -410,7 +478,11 @@ class Stages:
         beyond: int,
         links: Links,
         hides: Sequence[tuple[bool, bool]] | None,
-    ) -> StageProblem:
+    ) -> tuple[StageProblem, StepMemory | None]:
+        """Return the problem of layers, and what they have in memory, None without a limit.
+
+        hides: Of layers that are no stage, which hold as much as they do wherever stages are cut; None of a stage.
+        """
         batch = self.batch
         tables = choice_tables(
             batch.graph if (first, beyond) == (0, len(self.kinds)) else stage(batch.graph, first, beyond),
@@ -419,8 +491,8 @@ class Stages:
             self.setting.space,
             known=self.known,
             keeps=self.keeps,
+            recomputes=self.setting.space.recomputes,
             fixed=batch.fixed,
-            optimiser=self.setting.optimiser,
             links=links,
             only=self.only,
             hides=hides,
@@ -428,7 +500,22 @@ class Stages:
             is_whole=self.is_whole,
             allowance=Allowance(deadline_s=self.setting.deadline_s),
         )
-        return StageProblem(
+        memory = None
+        if self.keeps is not None and hides is None:
+            memory = StepMemory(
+                graph=tables.graph,
+                keeps=batch.keeps,
+                configurations=tables.configurations,
+                optimiser=self.setting.optimiser,
+                modes=tables.layers,
+                edges=tables.edges,
+                recomputes=self.setting.space.recomputes,
+                micro_batches=self.scheme.micro_batches,
+            )
+            tables = self._held(tables, memory, range(beyond - first))
+        elif self.keeps is not None:
+            tables = self._held(tables, self.memory_of_all(), range(first, beyond))
+        problem = StageProblem(
             tables=tables,
             weight=self.weight,
             in_flight=1,
@@ -436,19 +523,7 @@ class Stages:
             beyond=self.beyond[first:beyond],
             deadline_s=self.setting.deadline_s,
         )
-
-    def memory(self, problem: StageProblem) -> StepMemory:
-        """Return what the choices of a stage have in memory."""
-        return StepMemory(
-            graph=problem.tables.graph,
-            keeps=self.batch.keeps,
-            configurations=problem.tables.configurations,
-            optimiser=self.setting.optimiser,
-            modes=problem.tables.layers,
-            edges=problem.tables.edges,
-            micro_batches=self.scheme.micro_batches,
-            in_flight=problem.in_flight,
-        )
+        return problem, memory
 
     def solve(
         self, i: int, j: int, number: int, near: FloatArray | None, enough: float, *, longest: float, may_widen: bool
@@ -515,7 +590,7 @@ class Spans:
     def weights(self, number: int, point: FloatArray) -> list[FloatArray]:
         """Return the [criteria] of a point for the layers of each chunk of a stage."""
         weights = self._priced(point)
-        return [weights * times(count) for count in self.stages.in_flight(number)]
+        return [weights * times(count) for count in self.stages.counted(number)]
 
     def _priced(self, point: FloatArray) -> FloatArray:
         """Return the [criteria] of a point, of what is kept for all micro-batches under way."""
@@ -533,7 +608,7 @@ class Spans:
         if limit < np.inf and limit > 0:
             prices = np.concatenate([prices, free / stages.scheme.stages / limit * PRICES])
         for numbers in self._alike(MAX_IN_FLIGHT):
-            fewest = np.min([stages.in_flight(number) for number in numbers], axis=0).tolist()
+            fewest = np.min([stages.counted(number) for number in numbers], axis=0).tolist()
             ways = list(zip(self._sides, (self.longest, self.totals), strict=True))
             for sides, spans in ways[: 1 if stages.scheme.stages == 1 else 2]:
                 scale = sides[0, 0] / self._sides[0][0, 0]
@@ -558,7 +633,7 @@ class Spans:
         stages, limit = self.stages, self.stages.setting.limit_bytes
         for number in (numbers[0] for numbers in self._alike(MAX_CLIMBED)):
             i, j = path[number : number + 2]
-            in_flight = stages.in_flight(number)
+            in_flight = stages.counted(number)
             kinds = [(id(layers[v]), in_flight[c]) for v, c in stages.order.tolist()]
             scaled = {(key, count): columns[key] * times(count) for key, count in set(kinds)}
             own = Counter(kinds[stages.places[i] : stages.places[j]])
@@ -599,7 +674,7 @@ class Spans:
         Edges over cuts are left out. The others have at least as many micro-batches under way.
         """
         stages = self.stages
-        numbers, in_flight = self._fuller(number), stages.in_flight(number)
+        numbers, in_flight = self._fuller(number), stages.counted(number)
         price = point[-1] * self._sides[1][0, 0] / self._sides[0][0, 0]
         ways = [(self.longest, self.weights(number, point), point)]
         if stages.scheme.stages > 1:
@@ -841,7 +916,7 @@ def _kinds(graph: Graph, keeps: Keeping) -> tuple[int, ...]:
             for i in range(len(operator.reads))
         )
         reads = tuple(((name, i) in keeps.reads, (name, i) in keeps.copies) for i in range(len(operator.reads)))
-        writes = tuple((keeps.lanes.get((name, i), 0), (name, i) in keeps.writes) for i in range(len(operator.writes)))
+        writes = tuple((name, i) in keeps.writes for i in range(len(operator.writes)))
         key = signature, hides[v], sources, reads, writes
         found.append(numbers.setdefault(key, len(numbers)))
     return tuple(found)

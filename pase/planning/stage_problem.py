@@ -1,12 +1,14 @@
 """One stage of a pipeline: its choices, what strategies cost and hold, and problems of sums that bound them.
 
-What a strategy costs and holds are sums over its choices (`StageSums`): what each micro-batch takes, t, and what a step
-takes once, o. Communication that can hide counts with what is left of it beside the computation that hides it, in each
-micro-batch, and in the last one with the sums of weights' gradients. So the cost α t + o is the largest of three sums,
-and memory is one more sum, with a limit: for shares μ of the three, and a price λ of memory, the least of the sums so
-weighed is an ordinary problem, which bounds every strategy that fits (Lagrangian relaxation), and its optimum is a
-strategy. What comes and goes, and what a run of recomputed layers makes again, are no sums: the bound is without all
-but the least of them.
+What a strategy costs are sums over its choices (`StageSums`): what each micro-batch takes, t, and what a step takes
+once, o. Communication that can hide counts with what is left of it beside the computation that hides it, in each
+micro-batch, and in the last one with the sums of weights' gradients. So the cost α t + o is the largest of three sums.
+
+Whether a strategy fits is decided by the peak of its memory (`pase.costs.step_memory`), which is no sum. What all
+strategies have in memory in one turn, at least, is one: for shares μ of the three sums of costs, and a price λ of
+memory in that turn, the least of the sums so weighed is an ordinary problem, which bounds every strategy that fits
+(Lagrangian relaxation), and its optimum is a strategy. By itself a stage's problem has the turn in which micro-batches
+begin to go back, which is told by each layer alone, wherever stages begin and end (`Stages`); `at` has another one.
 
 Blocks of layers that repeat are problems of their own, whose sums add up to no more than the stage's.
 
@@ -26,10 +28,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pase.common.containers import FrozenDict
-from pase.costs import TimeUpError
+from pase.costs import GroupMemory, TimeUpError
 from pase.costs.choice_tables import ChoiceTables
 from pase.costs.choices import CRITERIA, EdgeChoices, LayerChoices
 from pase.costs.states import BoolArray
+from pase.costs.step_memory import GroupTurn
 from pase.sharding.shards import IntArray
 from pase.solver.search import solve
 from pase.tables.cost_tables import CostTables, FloatArray, IndexArray
@@ -44,10 +47,9 @@ TOLERANCE = 1e-9
 
 
 class StageSums(NamedTuple):
-    """What a strategy of a stage takes: sums of `Figures`, edges included, and of what is held.
+    """What a strategy of a stage takes: sums of `Figures`, edges included, and of what is held in a turn, at least.
 
-    kept: bytes for one micro-batch, of chunks for all that are under way. again: of the run of recomputed layers that
-    makes most again. buffers: the most of what else comes and goes.
+    static: bytes, however many micro-batches are under way. kept: for one micro-batch, of chunks for all that are.
     """
 
     repeated: float
@@ -57,8 +59,6 @@ class StageSums(NamedTuple):
     cover: float
     static: float
     kept: float
-    again: float = 0.0
-    buffers: float = 0.0
 
     @property
     def micro_batch(self) -> float:
@@ -71,28 +71,27 @@ class StageSums(NamedTuple):
         exposed = max(0.0, self.streamed + self.summed - self.cover)
         return self.once + exposed - max(0.0, self.streamed - self.cover)
 
-    def memory_bytes(self, in_flight: int) -> float:
-        """Return what a device needs, with so many micro-batches under way."""
-        return self.static + in_flight * self.kept + self.again + self.buffers
+    def least_bytes(self, in_flight: int) -> float:
+        """Return what a device has in memory at least, with so many micro-batches under way."""
+        return self.static + in_flight * self.kept
 
 
 def together(chunks: FloatArray, moments: FloatArray | IntArray) -> FloatArray:
     """Return [..., sums] of what chunks take that a group of devices has in turns.
 
-    Each hides by itself, so that t and o stand where nothing hides. They work one at a time, of which the most counts.
+    Each hides by itself, so that t and o stand where nothing hides.
 
     Args:
         chunks: [..., chunks, sums] in the order of `StageSums`.
         moments: [moments, chunks] of how many micro-batches are under way, in what each chunk's `kept` is of.
     """
-    repeated, streamed, once, summed, cover, static, kept, again, buffers = np.moveaxis(chunks, -1, 0)
+    repeated, streamed, once, summed, cover, static, kept = np.moveaxis(chunks, -1, 0)
     exposed = np.maximum(0.0, streamed - cover)
     found = np.zeros((*chunks.shape[:-2], chunks.shape[-1]))
     found[..., 0] = (repeated + exposed).sum(axis=-1)
     found[..., 2] = (once + np.maximum(0.0, streamed + summed - cover) - exposed).sum(axis=-1)
     found[..., 5] = static.sum(axis=-1)
     found[..., 6] = (kept @ moments.T).max(axis=-1)
-    found[..., 8] = (again + buffers).max(axis=-1)
     return found
 
 
@@ -100,18 +99,20 @@ def together(chunks: FloatArray, moments: FloatArray | IntArray) -> FloatArray:
 class StageProblem:
     """A stage's choices, how much a micro-batch counts, and what a device may hold.
 
-    weight: α of the cost α t + o. in_flight: micro-batches that are under way. limit_bytes: of a device's memory,
-    infinite where there is none. beyond: [V] of each layer, [N, criteria] of what choices that the tables leave out
-    take at least: the bound counts them; () where none is left out. light: [C] of
-    distinct layers, by identity, the choices that may be looked at; empty for all. chunks: behind which layers chunks
-    end; () for a single one. moments: [moments, chunks] as `together` has it. deadline_s: by `perf_counter`, after
-    which searching for an optimum raises TimeUpError.
+    weight: α of the cost α t + o. in_flight: micro-batches that are under way in the turn of which tables have what is
+    held. limit_bytes: of a device's memory, infinite where there is none. device: what strategies have in a device's
+    memory; None for a part of a stage, and without a limit. beyond: [V] of each layer, [N, criteria] of what choices
+    that the tables leave out take at least: the bound counts them; () where none is left out. light: [C] of distinct
+    layers, by identity, the choices that may be looked at; empty for all. chunks: behind which layers chunks end; ()
+    for a single one. moments: [moments, chunks] as `together` has it. deadline_s: by `perf_counter`, after which
+    searching for an optimum raises TimeUpError.
     """
 
     tables: ChoiceTables
     weight: float
     in_flight: int
     limit_bytes: float
+    device: GroupMemory | None = None
     beyond: tuple[FloatArray, ...] = ()
     light: Mapping[int, BoolArray] = field(default_factory=FrozenDict)
     chunks: tuple[int, ...] = ()
@@ -127,9 +128,35 @@ class StageProblem:
         """Return α t + o."""
         return self.weight * sums.micro_batch + sums.step
 
-    def fits(self, sums: StageSums) -> bool:
-        """Return whether a strategy is within the limit."""
-        return sums.memory_bytes(self.in_flight) <= self.limit_bytes
+    def may_fit(self, sums: StageSums) -> bool:
+        """Return whether a strategy may be within the limit, by what it has in memory in one turn."""
+        return sums.least_bytes(self.in_flight) <= self.limit_bytes * (1 + TOLERANCE)
+
+    def fits(self, choice: Choice) -> bool:
+        """Return whether the peak of a strategy is within the limit."""
+        return self.device is None or self.device.peak(choice).bytes <= self.limit_bytes
+
+    def at(self, turn: GroupTurn) -> "StageProblem":
+        """Return the problem whose tables have what is held in another turn.
+
+        Of choices that tables leave out it counts for nothing.
+        """
+        assert self.device is not None
+        usage = self.device.usage(turn)
+        held = [(own, np.zeros(len(own))) for own in usage.layers]
+        tables = self.tables.holding(held, usage.edges, {})
+        pairs = zip(tables.layers, self.tables.layers, strict=True)
+        light = {id(own): self.light[id(before)] for own, before in pairs} if self.light else {}
+        of_costs = np.array([name not in ("static", "kept") for name in CRITERIA], dtype=np.float64)
+        costs = {id(rows): rows * of_costs for rows in self.beyond}
+        return replace(
+            self,
+            tables=tables,
+            in_flight=1,
+            beyond=tuple(costs[id(rows)] for rows in self.beyond),
+            light=FrozenDict(light),
+            moments=np.ones((1, len(self.bounds))),
+        )
 
     def sums(self, choice: Sequence[int]) -> StageSums:
         """Return what a strategy takes."""
@@ -138,18 +165,17 @@ class StageProblem:
     def looked_at(self, choice: Sequence[int]) -> "Looked":
         """Return a strategy with what each of its layers and edges takes."""
         chosen = np.array(choice)
-        starts, columns, peaks_of, again_of = self._stacked
-        rows = starts + chosen
-        own, peaks, again = columns[rows], peaks_of[rows], again_of[rows]
+        starts, columns = self._stacked
+        own = columns[starts + chosen]
         edges = self.edge_parts(chosen, chosen)
-        parts = []
-        for (first, beyond), inside in zip(self.bounds, self._edges_of_chunks, strict=True):
-            summed = own[first:beyond].sum(axis=0) + edges[inside].sum(axis=0)
-            most = longest_run(again[first:beyond].tolist()), float(peaks[first:beyond].max(axis=0).sum())
-            parts.append([*summed.tolist(), *most])
-        criteria = np.array(parts)[:, : len(CRITERIA)].sum(axis=0)
-        sums = parts[0] if len(parts) == 1 else together(np.array(parts), self.moments).tolist()
-        return Looked(tuple(choice), StageSums(*sums), criteria, own, edges, again, peaks, np.array(parts))
+        parts = np.array(
+            [
+                own[first:beyond].sum(axis=0) + edges[inside].sum(axis=0)
+                for (first, beyond), inside in zip(self.bounds, self._edges_of_chunks, strict=True)
+            ]
+        )
+        sums = parts[0] if len(parts) == 1 else together(parts, self.moments)
+        return Looked(tuple(choice), StageSums(*sums.tolist()), parts.sum(axis=0), own, edges, parts)
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
@@ -180,7 +206,7 @@ class StageProblem:
         ]
         if edge.kept is not None:
             kept = edge.kept.values[edge.kept.row_class[us], edge.kept.col_class[vs]]
-            found[..., 5 if edge.is_weight else 6] = kept
+            found[..., CRITERIA.index("kept")] = kept
         return found
 
     @cached_property
@@ -193,42 +219,13 @@ class StageProblem:
         return [(self.tables.edges[own[0]], np.array(own), ends[own, 0], ends[own, 1]) for own in numbers.values()]
 
     @cached_property
-    def _stacked(self) -> tuple[IndexArray, FloatArray, FloatArray, FloatArray]:
-        """[V] the first row of each layer's choices in arrays of all: their columns, peaks, and bytes made again."""
+    def _stacked(self) -> tuple[IndexArray, FloatArray]:
+        """[V] the first row of each layer's choices in the columns of all."""
         distinct = {id(layer): layer for layer in self.tables.layers}
         ends = np.cumsum([0, *map(len, distinct.values())])
         first = dict(zip(distinct, ends, strict=False))
-        return (
-            np.array([first[id(layer)] for layer in self.tables.layers]),
-            np.concatenate([layer.columns for layer in distinct.values()]),
-            np.concatenate([layer.passing.T for layer in distinct.values()]),
-            np.concatenate([layer.recomputed for layer in distinct.values()]),
-        )
-
-    @cached_property
-    def _least_peaks(self) -> FloatArray:
-        """[chunks, kinds] of what comes and goes under any strategy, at least."""
-        layers = self.tables.layers
-        of_chunks = [{id(layer): layer for layer in layers[first:beyond]} for first, beyond in self.bounds]
-        return np.array([max_of([layer.passing.min(axis=1) for layer in own.values()]) for own in of_chunks])
-
-    @property
-    def least_buffers(self) -> float:
-        """What comes and goes under any strategy, at least."""
-        return float(self._least_peaks.sum(axis=1).max())
-
-    @cached_property
-    def passing_of(self) -> dict[int, FloatArray]:
-        """[C] of each distinct layer: what comes and goes, and is made again, at least under any strategy with it."""
-        layers = {id(layer): layer for layer in self.tables.layers}
-        # A layer may be in any chunk.
-        least = self._least_peaks.min(axis=0)[:, None]
-        return {key: layer.recomputed + np.maximum(layer.passing, least).sum(axis=0) for key, layer in layers.items()}
-
-    def lighter(self, heaviest: float) -> "StageProblem | None":
-        """Return the problem without choices with which more comes and goes; None where a layer has no others."""
-        light = FrozenDict({key: own <= heaviest for key, own in self.passing_of.items()})
-        return replace(self, light=light) if all(own.any() for own in light.values()) else None
+        starts = np.array([first[id(layer)] for layer in self.tables.layers])
+        return starts, np.concatenate([layer.columns for layer in distinct.values()])
 
     # -- relaxations
 
@@ -244,12 +241,10 @@ class StageProblem:
         """[criteria] as they count for memory."""
         return memory_weights(self.in_flight)
 
-    def weighed(
-        self, weights: FloatArray, cap: float = np.inf, below: float = np.inf
-    ) -> tuple[CostTables, list[IndexArray]]:
+    def weighed(self, weights: FloatArray, below: float = np.inf) -> tuple[CostTables, list[IndexArray]]:
         """Return the problem of sums with [criteria] weights, and [V] the choices of each layer that it has.
 
-        cap: what works with more bytes is left out. below: choices that are in no strategy of this cost are.
+        below: choices that are in no strategy of this cost are left out.
         """
         layers = self.tables.layers
         costs = {id(layer): np.maximum(layer.columns @ weights, 0.0) for layer in layers}
@@ -258,22 +253,21 @@ class StageProblem:
         left: dict[int, IndexArray] = {}
         for layer in layers:
             if id(layer) not in left:
-                own, work = costs[id(layer)], layer.passing[0]
-                is_left = (own - own.min() <= room) & (work <= max(cap, work.min()))
-                is_left &= self.light.get(id(layer), True)
-                left[id(layer)] = np.flatnonzero(is_left).astype(np.int32)
+                own = np.where(self.light.get(id(layer), True), costs[id(layer)], np.inf)
+                left[id(layer)] = np.flatnonzero(own - own.min() <= max(room, 0.0)).astype(np.int32)
         return self.tables.weighed(weights, left), [left[id(layer)] for layer in layers]
 
-    def optimum(self, weights: FloatArray, cap: float = np.inf, known: Iterable["Looked"] = ()) -> tuple[Choice, float]:
+    def optimum(self, weights: FloatArray, known: Iterable["Looked"] = ()) -> tuple[Choice, float]:
         """Return the optimum of a problem of sums, and a bound on it, left-out choices left out; known: strategies."""
         self.check_time()
         nearest = min(known, key=lambda own: own.criteria @ weights, default=None)
-        is_free = nearest is not None and cap == np.inf
-        below = float(nearest.criteria @ weights) if nearest is not None and is_free else np.inf
-        tables, left = self.weighed(weights, cap, below)
+        below = np.inf if nearest is None else float(nearest.criteria @ weights)
+        tables, left = self.weighed(weights, below)
         start = []
-        if nearest is not None and is_free:
-            start = [tuple(int(np.searchsorted(own, c)) for own, c in zip(left, nearest.choice, strict=True))]
+        if nearest is not None:
+            at = [int(np.searchsorted(own, c)) for own, c in zip(left, nearest.choice, strict=True)]
+            if all(c < len(own) and own[c] == d for c, own, d in zip(at, left, nearest.choice, strict=True)):
+                start = [tuple(at)]
         left_s = None if self.deadline_s == inf else max(self.deadline_s - perf_counter(), 1e-9)
         found = solve(tables, known=start, max_work=MAX_SOLVE_WORK, time_limit_s=left_s)
         choice = tuple(int(own[c]) for own, c in zip(left, found.choice, strict=True))
@@ -419,7 +413,7 @@ class StageProblem:
 
     def _of(self, tables: ChoiceTables, beyond: tuple[FloatArray, ...] = ()) -> "StageProblem":
         """Return the problem of some layers of a chunk."""
-        return replace(self, tables=tables, beyond=beyond, chunks=(), moments=np.ones((1, 1)))
+        return replace(self, tables=tables, device=None, beyond=beyond, chunks=(), moments=np.ones((1, 1)))
 
     @cached_property
     def key(self) -> Hashable:
@@ -429,7 +423,11 @@ class StageProblem:
 
 
 def side_by_side(
-    chunks: Sequence[StageProblem], in_flight: Sequence[int], moments: IntArray, known: dict[Hashable, Any]
+    chunks: Sequence[StageProblem],
+    in_flight: Sequence[int],
+    moments: IntArray,
+    device: GroupMemory | None,
+    known: dict[Hashable, Any],
 ) -> StageProblem:
     """Return the problem of the chunks of a group of devices, within one memory.
 
@@ -437,6 +435,7 @@ def side_by_side(
         chunks: problems of stages.
         in_flight: micro-batches of each that are under way at the moment at which most are.
         moments: [moments, chunks] of micro-batches under way at all moments, as `pase.planning.stages` has them.
+        device: what strategies of all chunks have in memory.
         known: tables with what is kept for several micro-batches, by the identity of those for one; more are added.
     """
 
@@ -465,7 +464,15 @@ def side_by_side(
         edges=tuple(edges),
     )
     shares = moments / np.array(in_flight)
-    return replace(chunks[0], tables=tables, in_flight=1, beyond=tuple(beyond), chunks=tuple(up_to[1:]), moments=shares)
+    return replace(
+        chunks[0],
+        tables=tables,
+        in_flight=1,
+        device=device,
+        beyond=tuple(beyond),
+        chunks=tuple(up_to[1:]),
+        moments=shares,
+    )
 
 
 def _layer_times(layer: LayerChoices, count: int) -> LayerChoices:
@@ -477,7 +484,7 @@ def _rows_times(rows: FloatArray, count: int) -> FloatArray:
 
 
 def _edge_times(edge: EdgeChoices, count: int) -> EdgeChoices:
-    if edge.kept is None or edge.is_weight:
+    if edge.kept is None:
         return edge
     return replace(edge, kept=replace(edge.kept, values=count * edge.kept.values))
 
@@ -518,8 +525,8 @@ def sides_of_time(*, hides: bool) -> FloatArray:
 class Looked(NamedTuple):
     """A strategy, and what it takes.
 
-    criteria: [criteria] of all layers and edges. own, edges: [V, criteria] of layers, [E, criteria] of edges. again:
-    [V] bytes made again. peaks: [V, kinds]. parts: [chunks, sums] of chunks.
+    criteria: [criteria] of all layers and edges. own, edges: [V, criteria] of layers, [E, criteria] of edges. parts:
+    [chunks, sums] of chunks.
     """
 
     choice: Choice
@@ -527,24 +534,7 @@ class Looked(NamedTuple):
     criteria: FloatArray
     own: FloatArray
     edges: FloatArray
-    again: FloatArray
-    peaks: FloatArray
     parts: FloatArray
-
-
-def max_of(rows: Sequence[FloatArray]) -> FloatArray:
-    """Return the largest of each column."""
-    found: FloatArray = np.max(np.stack(rows), axis=0)
-    return found
-
-
-def longest_run(again: Sequence[float]) -> float:
-    """Return the most bytes that are made again together: of layers that follow one another, none of which makes 0."""
-    longest = run = 0.0
-    for size in again:
-        run = run + size if size else 0.0
-        longest = max(longest, run)
-    return longest
 
 
 def _slice(tables: ChoiceTables, first: int, beyond: int) -> ChoiceTables:

@@ -3,9 +3,13 @@
 The shares of the sides and the price of memory at which the bound is highest are found by cutting planes: each strategy
 is a plane above the bound as a function of them. Strategies that fit come of the optima, and of pairs of them: one
 up to a layer, the other from there on; of a stage whose blocks repeat, of runs of equal blocks; of chunks of a group,
-each as in some optimum. Strategies are checked
-with what comes and goes, and what is made again, and sought within so much less. What is then left between bound and
-strategy is closed by going through all choices that the bound leaves, where these are few.
+each as in some optimum.
+
+Whether a strategy fits is decided by its peak. Sums have what is held in one turn, at first the one in which
+micro-batches begin to go back; where strategies that fit in it do not fit in another one, that turn is limited instead.
+No strategy that fits is over the limit in any turn, so that each of the bounds holds. Strategies are sought within as
+much less as one that nearly fits has at its peak besides. What is then left between bound and strategy is closed by
+going through all choices that the bound leaves, where these are few.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -20,6 +24,7 @@ from numpy.typing import NDArray
 
 from pase.costs import TimeUpError
 from pase.costs.choices import CRITERIA
+from pase.costs.step_memory import GroupTurn
 from pase.planning.stage_problem import (
     TOLERANCE,
     Choice,
@@ -27,7 +32,6 @@ from pase.planning.stage_problem import (
     StageProblem,
     StageSums,
     between,
-    max_of,
     together,
 )
 from pase.solver import near_optimal
@@ -47,6 +51,12 @@ UNHIDDEN, PRICES, MAX_COMBINED = (0.0, 0.03, 0.1, 0.3), (0.3, 0.7, 1.0, 1.5, 3.0
 combined; and combinations that are kept at a time."""
 MAX_SPLICED = 8
 """Of the optima that came last, which are spliced."""
+MAX_TURNS, MAX_TIGHTER, MAX_TRIES, CLOSE_BYTES = 3, 3, 8, 1e-3
+"""Turns that are limited, one after the other; how often strategies are sought within less in each, where one that fits
+is known and where none is; and to which share of the limit."""
+MAX_PEAKS, MAX_FRONT_PEAKS = 300, 2_000
+"""Strategies of which peaks are worked out at most where all are gone through: for the cheapest that fits, and for all
+that no other beats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +82,8 @@ class _Search:
 
     pool: strategies of problems by key, those of parts of stages, too; more are added. tolerance: share of the cost
     that may be left between bound and strategy. loose: another one, and the cost up to which that counts. enough: a
-    bound that is. bound: no strategy that fits has a lower α t + o.
+    bound that is. room: bytes that strategies may hold by sums that are likely to fit. bound: no strategy that fits has
+    a lower α t + o.
     """
 
     problem: StageProblem
@@ -83,6 +94,7 @@ class _Search:
     columns: list[FloatArray] = field(default_factory=list)
     weights: list[FloatArray] = field(default_factory=list)
     enough: float = np.inf
+    room: float = np.inf
     is_held_back: bool = False
     blocks: set[Choice] = field(default_factory=set)
     bound: float = 0.0
@@ -101,9 +113,10 @@ class _Search:
 
     def offer(self, choice: Choice) -> Looked:
         """Look at a strategy, and keep it if it is the best that fits."""
-        looked = self.problem.looked_at(choice)
-        if self.problem.fits(looked.sums) and self.problem.cost(looked.sums) < self.cost:
-            self.cost, self.best = self.problem.cost(looked.sums), looked
+        problem, looked = self.problem, self.problem.looked_at(choice)
+        cost = problem.cost(looked.sums)
+        if cost < self.cost and problem.may_fit(looked.sums) and problem.fits(choice):
+            self.cost, self.best = cost, looked
         return looked
 
     def goal(self) -> float:
@@ -117,9 +130,13 @@ class _Search:
             self.optima.append(self.offer(choice))
         return next(looked for looked in self.optima if looked.choice == choice)
 
-    def at(self, weights: FloatArray, cap: float = np.inf) -> tuple[FloatArray, float]:
+    def is_close(self) -> bool:
+        """Return whether the bound is high enough, to what is known."""
+        return self.bound >= self.goal()
+
+    def at(self, weights: FloatArray) -> tuple[FloatArray, float]:
         """Return the [criteria] of the optimum of a problem of sums, which is noted, and a bound on its cost."""
-        choice, low = self.problem.optimum(weights, cap, [self.best] if self.best else [])
+        choice, low = self.problem.optimum(weights, [self.best] if self.best else [])
         beyond = self.apart(weights)[1] if any(map(len, self.problem.beyond)) else np.inf
         return self.note(choice).criteria, min(low, beyond)
 
@@ -155,14 +172,11 @@ class _Search:
             total += count * min((own.criteria for own in self.pool[segment.key]), key=lambda own: float(own @ weights))
         return total, float(total @ weights)
 
-    def relax(
-        self, room: float, cap: float = np.inf, near: FloatArray | None = None
-    ) -> tuple[float, FloatArray, FloatArray]:
+    def relax(self, room: float, near: FloatArray | None = None) -> tuple[float, FloatArray, FloatArray]:
         """Return the best bound on all strategies that need no more than some room, by sums; and at which weights.
 
         Args:
             room: bytes; infinite without a limit.
-            cap: of what a layer works with, where whole strategies are sought.
             near: shares of the sides and price of a byte to begin at.
 
         Returns:
@@ -172,7 +186,7 @@ class _Search:
         enough = self.goal()
         seek = partial(climb, sides=problem.sides, memory=problem.memory, room=room, tolerance=self.tolerance)
         if not has_blocks:
-            found = seek(partial(self.at, cap=cap), most=MAX_WHOLE_PLANES, near=near, enough=enough)
+            found = seek(self.at, most=MAX_WHOLE_PLANES, near=near, enough=enough)
             return found.bound, found.weights, found.at
         if all(self.pool.get(segment.key) for segment, _ in problem.columns):
             # Where it is likely to be highest, by what is known.
@@ -201,7 +215,7 @@ class _Search:
             unhidden = self.problem.sides[-1] + weights[5] * self.problem.memory
             for share, factor in product(UNHIDDEN, PRICES):
                 self.looped(_repriced(self.problem, (1 - share) * weights + share * unhidden, factor))
-            for choice in _combined(self.problem, self.optima):
+            for choice in _combined(self.problem, self.optima, self.room):
                 self.note(choice)
         looped = self.problem.looped
         if looped is not None and self.pool.get(looped.key):
@@ -218,54 +232,62 @@ class _Search:
             for choice in runs.best():
                 self.offer(choice)
 
-    def lightest(self) -> bool:
-        """Return whether any strategy is known to fit, once one of those that hold least was looked at."""
-        for cap in (0.0, np.inf):
-            if not self.best:
-                self.at(self.problem.memory, cap)
-        return self.best is not None
-
-    def look(self, weights: FloatArray, is_close: Callable[[], bool], cap: float = np.inf) -> None:
+    def look(self, weights: FloatArray) -> None:
         """Look at whole strategies on either side of a price, which the limit is between, and what they make.
 
         The bound on all strategies that fit rises with what is found.
         """
         memory = self.problem.memory
-        room = self.problem.limit_bytes - self.problem.least_buffers
         for factor in (1.0, 0.97, 1.03) if len(self.problem.segments) > 1 else ():
-            if not is_close():
+            if not self.is_close():
                 before = self.cost, self.bound
                 own = _repriced(self.problem, weights, factor)
                 price = float(own @ memory / (memory @ memory))
-                low = self.at(own, cap)[1] - (price * room if price > 0 else 0.0)
-                self.bound = max(self.bound, low if cap >= self.problem.limit_bytes else 0.0)
+                low = self.at(own)[1] - (price * self.problem.limit_bytes if price > 0 else 0.0)
+                self.bound = max(self.bound, low)
                 self.mix(weights)
                 self.splice()
                 if (self.cost, self.bound) == before:
                     break
 
-    def apart_by_weight(self, best: Looked, near: FloatArray) -> float:
-        """Return a bound on all strategies that fit, by two cases.
+    def tighten(self, at: FloatArray) -> None:
+        """Look for strategies that fit within less by sums, as much as one that nearly fits has more at its peak.
 
-        With some layer as much comes and goes as with one of the best strategy, so that there is less room for the
-        rest; or with none, which leaves choices out.
+        at: shares of the sides and price of a byte to begin at.
         """
-        problem = self.problem
-        passing = problem.passing_of
-        heaviest = max(
-            float(passing[id(layer)][c]) for layer, c in zip(problem.tables.layers, best.choice, strict=True)
-        )
-        some = self.relax(problem.limit_bytes - heaviest, near=near)[0]
-        lighter = problem.lighter(heaviest * (1 - TOLERANCE))
-        if lighter is None:
-            return some
-        search = _Search(lighter, self.pool, self.tolerance, enough=some)
-        return min(some, search.relax(problem.limit_bytes - problem.least_buffers, near=near)[0])
+        limit = self.problem.limit_bytes
+        least, most, room = 0.0, limit, limit - self.besides(limit)
+        for number in range(MAX_TRIES):
+            if self.is_close() or (self.best and number >= MAX_TIGHTER) or most - least < CLOSE_BYTES * limit:
+                break
+            if not least < room <= most:
+                room = (least + most) / 2
+            self.room, before = room, self.cost
+            bound, weights, point = self.relax(room, near=at)
+            if bound < self.goal():
+                at = point
+                self.splice()
+                self.look(weights)
+            if bound >= self.goal() or self.cost < before:
+                # Within more there may be cheaper ones.
+                least, room = room, (room + most) / 2
+            else:
+                most, room = room, min(limit - self.besides(room), (least + room) / 2)
+
+    def besides(self, room: float) -> float:
+        """Return how much more the strategy whose sums are nearest to some bytes has at its peak."""
+        nearest = self.nearest(room)
+        assert self.problem.device is not None
+        return self.problem.device.peak(nearest.choice).bytes - float(nearest.criteria @ self.problem.memory)
+
+    def nearest(self, room: float) -> Looked:
+        """Return the optimum whose sums are nearest to some bytes."""
+        return min(self.optima, key=lambda own: abs(float(own.criteria @ self.problem.memory) - room))
 
     def splice(self) -> None:
         """Look at strategies that follow one optimum up to a layer and another from there on."""
         for first, second in permutations(self.optima[-MAX_SPLICED:], 2):
-            at = _best_splice(self.problem, first, second, self.cost)
+            at = _best_splice(self.problem, first, second, self.cost, self.room)
             if at is not None:
                 self.offer((*first.choice[:at], *second.choice[at:]))
 
@@ -304,42 +326,62 @@ def _solve(search: _Search, known: Iterable[Choice], near: FloatArray | None, *,
     problem, enough = search.problem, search.enough
     for choice in known:
         search.note(tuple(choice))
-
-    def is_close() -> bool:
-        return search.bound >= search.goal()
-
-    room = problem.limit_bytes - problem.least_buffers
-    search.bound, weights, at = search.relax(room, near=near)
+    search.room = problem.limit_bytes
+    search.bound, weights, at = search.relax(problem.limit_bytes, near=near)
     if search.bound == np.inf:
         return StageFound(choice=(), sums=None, bound=np.inf, weights=weights, at=None)
-    if may_widen and search.is_held_back and not is_close():
+    if may_widen and search.is_held_back and not search.is_close():
         return StageFound(choice=(), sums=None, bound=search.bound, weights=weights, at=at, is_held_back=True)
-    if not is_close():
+    if not search.is_close():
         search.mix(weights)
-    if not is_close():
+    if not search.is_close():
         search.splice()
     if problem.limit_bytes == np.inf:
-        search.look(weights, is_close)
-    elif not is_close() and search.lightest():
-        for share in (1.0, 0.1):
-            # What comes and goes, and is made again, of the strategy that fits most nearly: all that is no sum.
-            nearest = min(search.optima, key=lambda own: abs(_excess(problem, own.sums)))
-            held = nearest.sums.memory_bytes(problem.in_flight)
-            room = problem.limit_bytes - (held - float(nearest.criteria @ problem.memory))
-            if is_close() or room <= 0 or (share < 1 and search.best and len(problem.segments) > 1):
-                break
-            cap = share * problem.limit_bytes
-            least, own, _ = search.relax(room, cap, near=at)
-            search.splice()
-            if least >= search.goal() or search.bound >= enough:
-                break
-            search.look(own, is_close, cap)
-    if search.best and problem.limit_bytes < np.inf and not is_close():
-        search.bound = max(search.bound, search.apart_by_weight(search.best, at))
+        search.look(weights)
+    elif not search.is_close():
+        _limit_turns(search, at)
     if search.bound * (1 + TOLERANCE) < min(search.cost, enough):
         closed = _closed(problem, search, weights)
         search.bound = search.bound if closed is None else closed
     return search.found(weights, at)
+
+
+def _limit_turns(search: _Search, at: FloatArray) -> None:
+    """Look for strategies that fit, and raise the bound, by what is held in turns in which others do not fit.
+
+    at: shares of the sides and the price of a byte at which the bound is highest by what is known.
+    """
+    problem, own, turns = search.problem, search, set[GroupTurn]()
+    assert problem.device is not None
+    search.tighten(at)
+    for _ in range(MAX_TURNS):
+        turn = problem.device.peak(own.nearest(own.room).choice).at
+        if not search.best:
+            # What fits most nearly is one that holds least.
+            own.at(own.problem.memory)
+            turn = problem.device.peak(own.optima[-1].choice).at
+        if search.is_close() or turn in turns:
+            break
+        turns.add(turn)
+        # Sums of another turn are those of other layers: what is known of parts does not help with them.
+        own = _Search(problem.at(turn), {}, search.tolerance, search.loose, enough=search.enough)
+        own.room, own.bound = problem.limit_bytes, search.bound
+        for looked in [*search.optima[-MAX_SPLICED:], *([search.best] if search.best else [])]:
+            own.note(looked.choice)
+        bound, weights, point = own.relax(problem.limit_bytes, near=at)
+        own.bound = max(own.bound, bound)
+        if not own.is_close():
+            own.mix(weights)
+            own.splice()
+        if not own.is_close():
+            own.look(weights)
+        if not own.is_close():
+            own.tighten(point)
+        search.bound = max(search.bound, own.bound)
+        if own.best:
+            search.offer(own.best.choice)
+        for looked in own.optima[-MAX_SPLICED:]:
+            search.note(looked.choice)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,8 +389,8 @@ class _Runs:
     """Strategies of a stage whose blocks repeat: what is ahead of the blocks, runs of equal ones, what is behind.
 
     blocks: [K, L] choices of a block; ahead, behind: [A, L], [B, L] those of the ends. own: [K, criteria]; base:
-    [A, B, criteria] of the ends; enters, follows, leaves: [A, K], [K, K], [K, B] of the edges between. again: [K] bytes
-    made again; peaks: [K, kinds], of the ends [A, B, kinds].
+    [A, B, criteria] of the ends; enters, follows, leaves: [A, K], [K, K], [K, B] of the edges between. room: bytes that
+    strategies may hold by sums.
     """
 
     problem: StageProblem
@@ -361,9 +403,7 @@ class _Runs:
     enters: FloatArray
     follows: FloatArray
     leaves: FloatArray
-    again: FloatArray
-    peaks: FloatArray
-    peaks_of_ends: FloatArray
+    room: float
 
     @classmethod
     def of(cls, search: _Search, weights: FloatArray) -> "_Runs | None":
@@ -418,11 +458,6 @@ class _Runs:
         ends = [*range(first), *range(beyond, len(layers))]
         for v in ends:
             base += layers[v].columns[choices(v)]
-        kinds = pool[0].peaks.shape[1]
-        of_ends = [np.moveaxis(layers[v].passing[:, choices(v)], 0, -1) for v in ends]
-        peaks = np.zeros((num[1], num[2], kinds))
-        for own_peaks in of_ends:
-            peaks = np.maximum(peaks, own_peaks)
         return cls(
             problem=problem,
             count=count,
@@ -434,9 +469,7 @@ class _Runs:
             enters=enters,
             follows=follows,
             leaves=leaves,
-            again=np.array([own.sums.again for own in pool]),
-            peaks=np.array([own.peaks.max(axis=0) for own in pool]),
-            peaks_of_ends=peaks,
+            room=search.room,
         )
 
     def best(self) -> Iterator[Choice]:
@@ -478,11 +511,8 @@ class _Runs:
         last = np.where(y > 0, follows[b, c], follows[a, c])
         sums = sums + z * self.own[c] + np.maximum(z - 1, 0) * follows[c, c] + (z > 0) * last
         sums = sums + np.where(z > 0, self.leaves[c, tail], np.where(y > 0, self.leaves[b, tail], self.leaves[a, tail]))
-        peaks = np.maximum(np.maximum(self.peaks[a], (y > 0) * self.peaks[b]), (z > 0) * self.peaks[c])
-        again = np.maximum(np.maximum(self.again[a], (y[..., 0] > 0) * self.again[b]), (z[..., 0] > 0) * self.again[c])
-        held = sums @ self.problem.memory + np.maximum(peaks, self.peaks_of_ends[head, tail]).sum(axis=-1) + again
         costs = (sums @ self.problem.sides.T).max(axis=-1)
-        return np.where(held <= self.problem.limit_bytes, costs, np.inf)
+        return np.where(sums @ self.problem.memory <= self.room, costs, np.inf)
 
 
 class Climbed(NamedTuple):
@@ -557,10 +587,6 @@ def _repriced(problem: StageProblem, weights: FloatArray, factor: float) -> Floa
     return weights + (factor - 1.0) * price * memory
 
 
-def _excess(problem: StageProblem, sums: StageSums) -> float:
-    return sums.memory_bytes(problem.in_flight) - problem.limit_bytes
-
-
 def _highest(planes: FloatArray, *, is_limited: bool) -> tuple[float, FloatArray]:
     """Return where the lowest of some planes is highest, and how high that is.
 
@@ -593,37 +619,34 @@ def _highest(planes: FloatArray, *, is_limited: bool) -> tuple[float, FloatArray
     return float(best[-1]), np.maximum(best[:-1], 0.0)
 
 
-def _combined(problem: StageProblem, optima: Sequence[Looked]) -> list[Choice]:
-    """Return strategies that seem to fit and take least, each chunk of which is as in one of the optima."""
-    held = np.array([optimum.parts[:, : len(CRITERIA)] @ problem.memory for optimum in optima])
-    passing = np.array([optimum.parts[:, -2:].sum(axis=1) for optimum in optima])
+def _combined(problem: StageProblem, optima: Sequence[Looked], room: float) -> list[Choice]:
+    """Return strategies within some room that take least, each chunk of which is as in one of the optima."""
+    held = np.array([optimum.parts @ problem.memory for optimum in optima])
     costs = np.array([[problem.cost(StageSums(*part)) for part in optimum.parts.tolist()] for optimum in optima])
-    # [N] of combinations of the chunks up to one: what they cost, hold, and what comes and goes; [N, chunks] which.
-    found = np.zeros((1, 3))
+    # [N] of combinations of the chunks up to one: what they cost, and hold; [N, chunks] which.
+    found = np.zeros((1, 2))
     which = np.zeros((1, 0), dtype=np.int32)
     for c in range(len(problem.bounds)):
-        _, first = np.unique(np.column_stack([costs[:, c], held[:, c], passing[:, c]]), axis=0, return_index=True)
-        cost, held_here, most = (
-            np.add.outer(found[:, 0], costs[first, c]).ravel(),
-            np.add.outer(found[:, 1], held[first, c]).ravel(),
-            np.maximum.outer(found[:, 2], passing[first, c]).ravel(),
-        )
+        _, first = np.unique(np.column_stack([costs[:, c], held[:, c]]), axis=0, return_index=True)
+        cost, needed = (np.add.outer(found[:, k], own[first, c]).ravel() for k, own in enumerate((costs, held)))
         order = np.argsort(cost, kind="stable")
-        needed = (held_here + most)[order]
-        order = order[needed <= np.minimum.accumulate(needed)]
+        order = order[needed[order] <= np.minimum.accumulate(needed[order])]
         order = order[np.unique(np.linspace(0, len(order) - 1, MAX_COMBINED).astype(int))]
-        found = np.column_stack([cost, held_here, most])[order]
+        found = np.column_stack([cost, needed])[order]
         before, last = np.divmod(order, len(first))
         which = np.column_stack([which[before], first[last]])
-    fits = which[found[:, 1] + found[:, 2] <= problem.limit_bytes][:MAX_NEAR]
+    fits = which[found[:, 1] <= room][:MAX_NEAR]
     return [
         tuple(c for k, (low, high) in zip(row, problem.bounds, strict=True) for c in optima[k].choice[low:high])
         for row in fits.tolist()
     ]
 
 
-def _best_splice(problem: StageProblem, first: Looked, second: Looked, below: float) -> int | None:
-    """Return up to which layer a strategy best follows one, and another from there on; None: none is below a cost."""
+def _best_splice(problem: StageProblem, first: Looked, second: Looked, below: float, room: float) -> int | None:
+    """Return up to which layer a strategy best follows one, and another from there on; None: none is below a cost.
+
+    room: bytes that it may hold.
+    """
     num = len(first.choice)
     changes = np.zeros((num + 2, len(CRITERIA)))
     changes[0] = second.criteria
@@ -636,59 +659,36 @@ def _best_splice(problem: StageProblem, first: Looked, second: Looked, below: fl
     np.add.at(changes, ends.min(axis=1, initial=num) + 1, mixed - second.edges)
     np.add.at(changes, ends.max(axis=1, initial=-1) + 1, first.edges - mixed)
     sums = np.cumsum(changes, axis=0)[: num + 1]
-    nothing = np.zeros((1, first.peaks.shape[1]))
-    before = np.concatenate([nothing, np.maximum.accumulate(first.peaks)])
-    behind = np.concatenate([np.maximum.accumulate(second.peaks[::-1])[::-1], nothing])
-    buffers = np.maximum(before, behind).sum(axis=1)
     costs = (sums @ problem.sides.T).max(axis=1)
-    held = sums @ problem.memory + buffers + _spliced_runs(first.again, second.again)
-    costs = np.where(held <= problem.limit_bytes * (1 + TOLERANCE), costs, np.inf)
+    costs = np.where(sums @ problem.memory <= room * (1 + TOLERANCE), costs, np.inf)
     best = int(costs.argmin())
     return best if costs[best] < below else None
-
-
-def _spliced_runs(first: FloatArray, second: FloatArray) -> FloatArray:
-    """Return [V + 1] the most bytes made again together, of one strategy up to a layer and another from there on."""
-    before, after = _runs(first), _runs(second[::-1])
-    # A run that goes over the splice is of both.
-    joined = before + after[::-1]
-    most_before, most_after = np.maximum.accumulate(before), np.maximum.accumulate(after)[::-1]
-    found: FloatArray = np.maximum(joined, np.maximum(most_before, most_after))
-    return found
-
-
-def _runs(again: FloatArray) -> FloatArray:
-    """Return [V + 1] how many bytes the run of layers that are made again has that ends before each layer."""
-    found = np.zeros(len(again) + 1)
-    for v, size in enumerate(again.tolist()):
-        found[v + 1] = found[v] + size if size else 0.0
-    return found
 
 
 def _closed(problem: StageProblem, search: _Search, weights: FloatArray) -> float | None:
     """Go through all strategies that the bound leaves; the bound that is then known, None where they are too many."""
     price = float(weights @ problem.memory / (problem.memory @ problem.memory))
-    room = problem.limit_bytes - problem.least_buffers
-    found = _left(problem, weights, search.cost + (price * room if price > 0 else 0.0))
+    found = _left(problem, weights, search.cost + (price * problem.limit_bytes if price > 0 else 0.0))
     if found is None:
         return None
     choices, sums = found
-    costs = np.where(_held(problem, sums) <= problem.limit_bytes, _costs(problem, sums), np.inf)
-    best = int(costs.argmin()) if len(costs) else 0
-    if len(costs) and costs[best] < search.cost:
+    costs = np.where(_held(problem, sums) <= problem.limit_bytes * (1 + TOLERANCE), _costs(problem, sums), np.inf)
+    for number, best in enumerate(np.argsort(costs, kind="stable").tolist()):
+        if costs[best] >= search.cost:
+            break
+        if number == MAX_PEAKS:
+            return max(search.bound, float(costs[best]))
+        problem.check_time()
         search.offer(tuple(choices[best].tolist()))
     return search.cost
 
 
-def stage_front(
-    problem: StageProblem, limit: float, fits: Callable[[Choice], bool]
-) -> list[tuple[float, float, Choice, StageSums]] | None:
+def stage_front(problem: StageProblem, limit: float) -> list[tuple[float, float, Choice, StageSums]] | None:
     """Return the strategies that fit of which none other has a lower t and a lower o: (t, o, choice, sums), by t.
 
     Args:
         problem: The stage.
         limit: Of α t + o, beyond which they are of no interest.
-        fits: Whether a strategy that does by its sums does so by its peak, too.
 
     Returns:
         The strategies; None where there are too many to go through.
@@ -697,24 +697,31 @@ def stage_front(
     if found is None:
         return None
     choices, sums = found
-    left = np.flatnonzero(_held(problem, sums) <= problem.limit_bytes)
+    left = np.flatnonzero(_held(problem, sums) <= problem.limit_bytes * (1 + TOLERANCE))
     each = [StageSums(*row) for row in sums[left].tolist()]
     order = sorted(range(len(each)), key=lambda n: (each[n].micro_batch, each[n].step))
     front: list[tuple[float, float, Choice, StageSums]] = []
+    looked = 0
     for n in order:
         choice = tuple(choices[left[n]].tolist())
-        if (not front or each[n].step < front[-1][1]) and fits(choice):
+        if front and each[n].step >= front[-1][1]:
+            continue
+        looked += 1
+        if looked > MAX_FRONT_PEAKS:
+            return None
+        problem.check_time()
+        if problem.fits(choice):
             front.append((each[n].micro_batch, each[n].step, choice, each[n]))
     return front
 
 
 def _costs(problem: StageProblem, sums: FloatArray) -> FloatArray:
-    costs: FloatArray = (sums[:, : len(CRITERIA)] @ problem.sides.T).max(axis=1)
+    costs: FloatArray = (sums @ problem.sides.T).max(axis=1)
     return costs
 
 
 def _held(problem: StageProblem, sums: FloatArray) -> FloatArray:
-    held: FloatArray = sums[:, : len(CRITERIA)] @ problem.memory + sums[:, -2] + sums[:, -1]
+    held: FloatArray = sums @ problem.memory
     return held
 
 
@@ -728,7 +735,7 @@ def _left(problem: StageProblem, weights: FloatArray, limit: float) -> tuple[Ind
     if np.isfinite(limit):
         left = list(near_optimal(problem.weighed(weights)[0], limit, problem.check_time))
     if not all(map(len, left)):
-        return np.zeros((0, len(left)), dtype=np.int32), np.zeros((0, len(CRITERIA) + 2))
+        return np.zeros((0, len(left)), dtype=np.int32), np.zeros((0, len(CRITERIA)))
     return None if prod(map(len, left)) > MAX_ENUMERATED else _enumerated(problem, left)
 
 
@@ -753,10 +760,4 @@ def _sums_of_all(problem: StageProblem, choices: IndexArray) -> FloatArray:
         sums += layer.columns[choices[:, v]]
     for (u, v), edge in zip(problem.tables.ends, problem.tables.edges, strict=True):
         sums += problem.edge_part(edge, choices[:, u], choices[:, v])
-    peaks = max_of([layer.passing[:, choices[:, v]] for v, layer in enumerate(layers)]).sum(axis=0)
-    longest, run = np.zeros(len(choices)), np.zeros(len(choices))
-    for v, layer in enumerate(layers):
-        again = layer.recomputed[choices[:, v]]
-        run = np.where(again > 0, run + again, 0.0)
-        longest = np.maximum(longest, run)
-    return np.column_stack([sums, longest, peaks])
+    return sums

@@ -21,7 +21,7 @@ from pase.costs.choice_tables import ChoiceTables, KnownChoices, choice_tables
 from pase.costs.choices import Links
 from pase.costs.memory import keeping
 from pase.costs.states import STATES, ModeSpace
-from pase.costs.step_memory import Strategies
+from pase.costs.step_memory import StrategyMemory, bytes_of_others
 from pase.graph import Edge, Graph
 from pase.graph.parts import stages
 from pase.machine import Machine
@@ -374,7 +374,7 @@ class Step:
     def problems(self) -> tuple[tuple[StageProblem, tuple[int, ...]], ...]:
         """Each stage with the one configuration of each layer, in all modes, and which of these each layer has."""
         model = cost_model(self.cost_model, self.machine, self.group, self.graph.precision)
-        space, known, keeps = ModeSpace(states=STATES, recompute=True), KnownChoices(), keeping(self.graph)
+        space, known = ModeSpace(states=STATES, recompute=True), KnownChoices()
         found = []
         for number, (graph, (first, beyond)) in enumerate(zip(self.stages, self.bounds, strict=True)):
             layers = self.layers[first:beyond]
@@ -385,9 +385,7 @@ class Step:
                 model,
                 space,
                 known=known,
-                keeps=keeps,
                 only=rows,
-                optimiser=self.optimiser,
                 links=self.links[number],
                 micro_batches=self.micro_batches,
                 is_whole=True,
@@ -397,7 +395,7 @@ class Step:
             choice = []
             for modes, layer in zip(tables.layers, layers, strict=True):
                 choice.append(int(modes.nearness(layer.state, is_recomputed=layer.is_recomputed).argmax()))
-            problem = StageProblem(tables=tables, weight=1.0, in_flight=self.in_flight(number), limit_bytes=np.inf)
+            problem = StageProblem(tables=tables, weight=1.0, in_flight=1, limit_bytes=np.inf)
             found.append((problem, tuple(choice)))
         return tuple(found)
 
@@ -414,10 +412,10 @@ class Step:
 
     def in_flight(self, number: int) -> int:
         """Return how many micro-batches are under way on a stage, at most."""
-        return int(self._under_way[number % self.num_groups][:, number // self.num_groups].max())
+        return int(self.under_way[number % self.num_groups][:, number // self.num_groups].max())
 
     @cached_property
-    def _under_way(self) -> tuple[IntArray, ...]:
+    def under_way(self) -> tuple[IntArray, ...]:
         """Of each group [moments, chunks] of how many micro-batches are under way."""
         groups, m = range(self.num_groups), self.micro_batches
         if self.chunks == 1:
@@ -457,22 +455,15 @@ class Step:
         """What each work of a stage takes."""
         return tuple(stage_times(problem, choice) for problem, choice in self.problems)
 
-    def summed_bytes(self, group: int, sums: Sequence[StageSums] | None = None) -> float:
-        """Return what sums of layers come to on a device of a group; its peak is no more, but for reductions.
-
-        sums: [S] of stages, where they are others than its own.
-        """
-        return self._of_group(group, self.sums if sums is None else sums).memory_bytes(1)
-
     def _of_group(self, group: int, sums: Sequence[StageSums]) -> StageSums:
-        """Return what the stages of a group take together; `kept` is for all micro-batches under way."""
-        return StageSums(*together(np.array(sums[group :: self.num_groups]), self._under_way[group]).tolist())
+        """Return what the stages of a group take together."""
+        return StageSums(*together(np.array(sums[group :: self.num_groups]), self.under_way[group]).tolist())
 
     def with_layer(self, position: int, choice: LayerChoice) -> "Step":
         """Return the step with another choice of a layer, of the same stage."""
         return replace(self, layers=(*self.layers[:position], choice, *self.layers[position + 1 :]))
 
-    def memory_of_stage(self, number: int) -> Strategies:
+    def memory_of_stage(self, number: int) -> StrategyMemory:
         """Return what is in the memory of the devices of a stage."""
         first, beyond = self.bounds[number]
         return memory_of_layers(
@@ -489,15 +480,10 @@ class Step:
 
         With several stages in turns that is at most so much: what the others hold, at any time, is there beside it.
         """
-        peak = self.memory_of_stage(number).peak()
-        if self.chunks == 1:
-            return peak
-        group = number % self.num_groups
-        own = range(group, len(self.bounds), self.num_groups)
-        states, kept = np.array([self.memory_of_stage(each).waiting_bytes() for each in own]).T
-        states[number // self.num_groups] = kept[number // self.num_groups] = 0
-        most = int(states.sum() + (self._under_way[group] @ kept).max())
-        return replace(peak, memory=replace(peak.memory, activations_bytes=peak.memory.activations_bytes + most))
+        group, position = number % self.num_groups, number // self.num_groups
+        own = [self.memory_of_stage(each) for each in range(group, len(self.bounds), self.num_groups)]
+        peak, more = own[position].peak(), bytes_of_others(own, self.under_way[group])[position]
+        return replace(peak, memory=replace(peak.memory, activations_bytes=peak.memory.activations_bytes + more))
 
     @cached_property
     def peaks(self) -> tuple[Peak, ...]:

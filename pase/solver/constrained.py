@@ -309,6 +309,7 @@ def solve_limited(
     known: Iterable[Sequence[int]] = (),
     on_progress: Progress | None = None,
     gap: float = 0.0,
+    max_parts: int = MAX_PARTS,
 ) -> LimitedSolution:
     """Return the cheapest strategy that uses no more than the limit, with its proof or a gap.
 
@@ -316,6 +317,7 @@ def solve_limited(
 
     Args:
         gap: Relative gap at which the search may stop. The result then has a bound instead of a proof.
+        max_parts: Number of parts into which the problem is split at most without a time limit.
 
     Returns:
         The solution, which always fits.
@@ -344,7 +346,9 @@ def solve_limited(
         on_progress=on_progress,
     )
     outcome = Outcome(tables=problem.tables, ordering=unlimited.ordering, lower_bound=unlimited.lower_bound)
-    search = LimitedSearch(problem if problem.peaks else problem.above_least(), ordering, budget, outcome, gap)
+    search = LimitedSearch(
+        problem if problem.peaks else problem.above_least(), ordering, budget, outcome, gap, max_parts
+    )
     with suppress(OutOfTimeError, KeyboardInterrupt):
         search.run((*start, unlimited.choice), unlimited)
     choice, cost = outcome.choice, outcome.cost
@@ -482,6 +486,7 @@ class LimitedSearch:
     budget: SearchBudget
     outcome: Outcome
     gap: float = 0.0
+    max_parts: int = MAX_PARTS
 
     def run(self, known: Iterable[Choice], unlimited: Solution) -> None:
         """Search until the outcome is proven; OutOfTimeError where the budget does not suffice."""
@@ -582,6 +587,7 @@ class LimitedSearch:
                 known=[outcome.choice] if np.isfinite(outcome.cost) else (),
                 on_progress=self.budget.on_progress,
                 gap=self.gap,
+                max_parts=self.max_parts,
             ).solution
         except CutShortError:
             return None, 0.0
@@ -652,7 +658,7 @@ class LimitedSearch:
             _, _, part = heappop(parts)
             bound, is_settled = self.settle(part, is_last=not parts)
             if not is_settled:
-                if self.budget.deadline_s is None and self.budget.nodes >= MAX_PARTS:
+                if self.budget.deadline_s is None and self.budget.nodes >= self.max_parts:
                     self.outcome.raise_bound(min([bound, *(b for b, _, _ in parts)]))
                     raise OutOfTimeError
                 for piece in self.split(part):

@@ -25,6 +25,7 @@ import numpy as np
 from pase.solver import constrained, search
 from pase.solver.constrained import (
     LARGEST_SUM,
+    MAX_PARTS,
     MAX_PRICES,
     ROUNDING,
     SUM_ROUNDING,
@@ -96,6 +97,7 @@ def solve_limited(
     known: Iterable[Sequence[int]] = (),
     on_progress: Progress | None = None,
     gap: float = 0.0,
+    max_parts: int = MAX_PARTS,
 ) -> LimitedSolution:
     """Return the cheapest strategy within a limit, whether costs are additive or overlap.
 
@@ -112,6 +114,7 @@ def solve_limited(
             known=known,
             on_progress=on_progress,
             gap=gap,
+            max_parts=max_parts,
         )
     budget = _budget(solver_memory_bytes, time_limit_s, on_progress)
     start: list[Choice] = [tuple(choice) for choice in known]
@@ -134,6 +137,7 @@ def solve_limited(
             known=also,
             on_progress=on_progress,
             gap=gap,
+            max_parts=max_parts,
         ).solution
 
     fitting = [choice for choice in (*start, unlimited.choice) if problem.fits(choice)]

@@ -7,6 +7,7 @@ one choice for all layers.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from heapq import heapify, heappop, heappush
 from itertools import product
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pase.analysis.baselines.rules import ATTENTION, TransformerDims, largest_split, largest_splits, transformer_dims
-from pase.costs import cost_model
+from pase.costs import StepMemory, cost_model
 from pase.costs.choice_tables import KnownChoices, choices_of_layers
 from pase.costs.choices import LayerChoices
 from pase.costs.states import STATES, ModeSpace
@@ -24,7 +25,7 @@ from pase.errors import ConfigurationError
 from pase.graph import Operator
 from pase.planning.pipelines import work_s
 from pase.planning.spans import Setting, batch_of, even_cuts, works_s
-from pase.planning.stage_problem import StageSums
+from pase.planning.stage_problem import StageSums, together
 from pase.planning.stages import INTERLEAVED, ONE_FORWARD_ONE_BACKWARD
 from pase.planning.steps import LayerChoice, Step
 from pase.sharding.shards import FloatArray, IntArray, divisors
@@ -85,12 +86,13 @@ def steps(setting: Setting) -> Iterator[Found]:
         bound, level, degrees = heappop(waiting)
         step = _step(setting, degrees)
         if level == 0:
-            least = min((cost for _, cost in _fitting(setting, step, _layer_sums(setting, degrees, step))), default=inf)
+            least = min((cost for cost, _ in _least(setting, degrees, step)), default=inf)
             heappush(waiting, (max(bound, least), 1, degrees))
             continue
-        for mode, cost in _fitting(setting, step, _stage_sums(setting, degrees, step)):
-            best = min(best, cost)
-            yield Found(cost, degrees, mode)
+        for cost, mode in sorted(_costs(setting, degrees, step)):
+            if cost < best and _in_mode(setting, step, mode).peak.bytes <= setting.limit_bytes:
+                best = cost
+                yield Found(cost, degrees, mode)
 
 
 @cache
@@ -182,43 +184,48 @@ def _even_cuts(setting: Setting, m: int, num: int) -> list[int]:
     return even_cuts(batch.at, works_s(batch.graph, setting.cost_model, setting.machine), num)
 
 
-ModeSums = Iterator[tuple[Mode, Sequence[StageSums]]]
-"""Of each mode, what stages take."""
+def _in_mode(setting: Setting, step: Step, mode: Mode) -> Step:
+    """Return a step whose layers have a mode."""
+    fixed = batch_of(setting.graph, step.micro_batches, has_cuts=True).fixed
+    layers = [
+        replace(layer, state=mode.state, is_recomputed=mode.is_again(operator, is_first=operator.name in fixed))
+        for layer, operator in zip(step.layers, step.graph.operators, strict=True)
+    ]
+    return replace(step, layers=tuple(layers))
 
 
-def _fitting(setting: Setting, step: Step, sums: ModeSums) -> Iterator[tuple[Mode, float]]:
-    """Yield the modes in which a step fits, and what it takes."""
-    for mode, own in sums:
-        if max(step.summed_bytes(group, own) for group in range(step.num_groups)) <= setting.limit_bytes:
-            yield mode, step.cost_of(own)
-
-
-def _stage_sums(setting: Setting, degrees: Degrees, step: Step) -> ModeSums:
+def _costs(setting: Setting, degrees: Degrees, step: Step) -> Iterator[tuple[float, Mode]]:
+    """Yield what a step takes in each mode."""
     fixed = batch_of(setting.graph, degrees.micro_batches, has_cuts=True).fixed
     for mode in MODES:
         sums = []
         for graph, (problem, _) in zip(step.stages, step.problems, strict=True):
             both = zip(problem.tables.layers, graph.operators, strict=True)
             sums.append(problem.sums([_choice(modes, mode, op, is_first=op.name in fixed) for modes, op in both]))
-        yield mode, sums
+        yield step.cost_of(sums), mode
 
 
-def _layer_sums(setting: Setting, degrees: Degrees, step: Step) -> ModeSums:
-    """Yield what layers of stages take, without what is between them: stages take no less."""
+def _least(setting: Setting, degrees: Degrees, step: Step) -> Iterator[tuple[float, Mode]]:
+    """Yield what a step takes at least in each mode in which it may fit: its layers, without what is between them."""
     columns, kinds = _layer_figures(setting, degrees._replace(chunks=1))
     firsts = [first for first, _ in step.bounds]
-    own, most = columns[kinds], np.maximum.reduceat(columns[kinds, :, -1], firsts)
     for k, mode in enumerate(MODES):
-        sums = np.add.reduceat(own[:, k, :-1], firsts).tolist()
-        yield (
-            mode,
-            [StageSums(*row)._replace(buffers=work) for row, work in zip(sums, most[:, k].tolist(), strict=True)],
-        )
+        sums = [StageSums(*row) for row in np.add.reduceat(columns[kinds, k], firsts).tolist()]
+        if max(_least_bytes(step, sums)) <= setting.limit_bytes:
+            yield step.cost_of(sums), mode
+
+
+def _least_bytes(step: Step, sums: Sequence[StageSums]) -> Iterator[float]:
+    """Yield what a device of each group has in memory at least when a micro-batch begins to go back."""
+    most = max(step.micro_batches - 1, 1)
+    for group, own in enumerate(step.under_way):
+        held = np.array(sums[group :: step.num_groups])
+        yield StageSums(*together(held, np.minimum(own, most)).tolist()).least_bytes(1)
 
 
 @cache
 def _layer_figures(setting: Setting, degrees: Degrees) -> tuple[FloatArray, IntArray]:
-    """Return [kinds, modes, criteria and work] of layers, and [V] the kind of each."""
+    """Return [kinds, modes, criteria] of layers, and [V] the kind of each."""
     batch = batch_of(setting.graph, degrees.micro_batches, has_cuts=True)
     operators, devices = batch.graph.operators, setting.num_devices // degrees.stages
     alike = [(kind, operator.name in batch.fixed) for kind, operator in zip(batch.kinds, operators, strict=True)]
@@ -231,21 +238,24 @@ def _layer_figures(setting: Setting, degrees: Degrees) -> tuple[FloatArray, IntA
         cost_model(setting.cost_model, setting.machine, devices, batch.graph.precision),
         ModeSpace(states=STATES, recompute=True),
         known=KnownChoices(),
-        keeps=batch.keeps,
         only={operators[v].name: np.array([[*splits[v].values()]], dtype=np.int32) for v in chosen},
-        optimiser=setting.optimiser,
         hides=batch.hides,
         among=frozenset(operators[v].name for v in chosen),
         micro_batches=degrees.micro_batches,
         is_whole=True,
     )
-    columns = [
-        [
-            np.column_stack([modes.columns, modes.passing[0]])[_choice(modes, mode, operators[v], is_first=alike[v][1])]
-            for mode in MODES
-        ]
-        for v, modes in zip(chosen, (layer.choices for layer in costed), strict=True)
-    ]
+    memory = StepMemory(
+        graph=batch.graph,
+        keeps=batch.keeps,
+        configurations=[np.array([[*own.values()]], dtype=np.int32) for own in splits],
+        optimiser=setting.optimiser,
+        micro_batches=degrees.micro_batches,
+    )
+    columns = []
+    for v, modes in zip(chosen, (layer.choices for layer in costed), strict=True):
+        lasting = memory.lasting(v, modes, has_casts=False).astype(np.float64)
+        held = modes.holding(lasting, memory.waiting(v, modes).astype(np.float64)).columns
+        columns.append([held[_choice(modes, mode, operators[v], is_first=alike[v][1])] for mode in MODES])
     number = {alike[v]: n for n, v in enumerate(chosen)}
     return np.array(columns), np.array([number[key] for key in alike])
 

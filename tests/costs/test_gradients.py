@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import pase
-from pase.costs import build_problem, cost_model, edge_layouts, transfer_bytes
+from pase.costs import StepMemory, build_problem, cost_model, edge_layouts, transfer_bytes
 from pase.costs.edges import traffic_of
-from pase.costs.memory import keeping, layer_memory
+from pase.costs.memory import keeping
 from pase.graph import Builder, Graph, Tensor, verify
 from pase.graph.operators import (
     add_parameter,
@@ -132,10 +132,14 @@ def test_a_frozen_weight_costs_no_sum_and_no_gradient() -> None:
     # Of [8, 16] by [16, 16], forward alone, and the bias, on a fourth of the batch.
     (cost,) = (cost for row, cost in zip(rows.tolist(), costs.tolist(), strict=True) if row == [4, 1, 1])
     assert cost == (2 * 8 * 16 * 16 + 8 * 16) / 4
-    found = layer_memory(graph, frozen, rows, keeping(graph), optimiser="adam")
-    assert (found.weights > 0).all()
-    assert not found.gradients.any()
-    assert not found.optimiser.any()
+    memory = StepMemory(
+        graph=graph, keeps=keeping(graph), configurations=problem.configurations, optimiser="adam", micro_batches=2
+    )
+    v = graph.index["fc"]
+    held = memory.lasting(v, memory.layers[v], has_casts=True)
+    # Its part of [16, 16] and of the bias; neither gradients nor the optimizer's state.
+    parts = [4 * (16 * 16 / (n * c) + 16 / n) for _, n, c in rows.tolist()]
+    assert held.tolist() == parts
 
 
 def test_repeated_layers_of_which_one_has_a_gradient_share_no_tables() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pase
-from pase.costs import AlphaBetaCostModel, cost_model
+from pase.costs import AlphaBetaCostModel, StepMemory, cost_model
 from pase.costs.choice_tables import KnownChoices, choice_tables
 from pase.costs.choices import Held, LayerChoices
 from pase.costs.memory import keeping
@@ -36,13 +36,20 @@ def _first_layer(devices: int, splits: tuple[int, ...], optimiser: str = "adam",
     only = {"fc1": np.array([splits], dtype=np.int32)}
     space = ModeSpace(states=STATES, recompute=True)
     tables = choice_tables(
-        more.get("graph", graph), devices, model, space, known=KnownChoices(), only=only, optimiser=optimiser,
-        is_whole=True, keeps=keeping(graph), links=more.get("links", (None, None)),
+        more.get("graph", graph), devices, model, space, known=KnownChoices(), only=only, is_whole=True,
+        links=more.get("links", (None, None)),
     )  # fmt: skip
-    return tables.layers[0]
+    memory = StepMemory(
+        graph=tables.graph, keeps=keeping(graph), configurations=tables.configurations, optimiser=optimiser,
+        modes=tables.layers, micro_batches=2,
+    )  # fmt: skip
+    layer = tables.layers[0]
+    lasting, waiting = memory.lasting(0, layer, has_casts=True), memory.waiting(0, layer)
+    return layer.holding(lasting.astype(np.float64), waiting.astype(np.float64))
 
 
 def _held(modes: LayerChoices) -> Held:
+    """What is there of one of two micro-batches, beside the gradients of another: data are those of both."""
     assert modes.held is not None
     return modes.held
 
@@ -71,8 +78,8 @@ def test_states_send_and_hold_what_the_table_says(k: int) -> None:
         c = _of(modes, state)
         assert figures.repeated[c] == pytest.approx(repeated, rel=1e-12)
         assert figures.once[c] == pytest.approx(once, rel=1e-12, abs=1e-18)
-        assert held.static[c] == pytest.approx(WEIGHTS * (weights + gradients + 2 * moments), rel=1e-12)
-        assert held.gathered[c] == (WEIGHTS if state == "zero3" else 0)
+        given = 2 * 4 * B * C / k
+        assert held.static[c] == pytest.approx(WEIGHTS * (weights + gradients + 2 * moments) + given, rel=1e-12)
 
 
 def test_weights_in_pieces_are_gathered_for_every_pass_that_needs_them() -> None:
@@ -109,8 +116,8 @@ def test_a_recomputed_layer_keeps_nothing_and_works_forward_once_more() -> None:
     # Parts of sums over c: an all-reduce, or its half where it ends on the edge to one reader, as here.
     scatter = 1 / 2 * 4 * B * N / BYTES_PER_S
     assert figures.repeated[again] - figures.repeated[kept] == pytest.approx(forward + scatter, rel=1e-12)
-    assert held.kept[kept] == 4 * B * C / 2
-    assert (held.kept[again], held.again[again]) == (0, held.kept[kept])
+    # Each micro-batch has its own data, which it keeps; of what fc1 writes fc2 keeps its part.
+    assert held.kept[kept] == held.kept[again] == 4 * B * C / 2
 
 
 def test_a_stage_pays_for_what_it_is_handed_and_hands_over() -> None:
@@ -122,7 +129,8 @@ def test_a_stage_pays_for_what_it_is_handed_and_hands_over() -> None:
     handed = 4 * B * N / 2
     c = _of(alone, "replicated")
     assert behind.figures.repeated[c] - alone.figures.repeated[c] == pytest.approx(handed / BYTES_PER_S, rel=1e-12)
-    assert _held(behind).kept[c] - _held(alone).kept[c] == handed
+    within = _first_layer(2, (2, 1, 1))
+    assert _held(behind).kept[c] - _held(within).kept[_of(within, "replicated")] == handed
     assert [edge.consumer for edge in second.received] == ["fc2"]
     assert second.has_gradient(second["fc2"], 0)
 
@@ -133,7 +141,7 @@ def test_a_weight_of_two_stages_is_added_up_once_a_step() -> None:
     model = cost_model("alpha_beta", MACHINE, 1)
     at = cuts(graph)[2]
     tables = (
-        choice_tables(part, 1, model, ModeSpace(), known=KnownChoices(), keeps=keeping(graph), links=(link, link))
+        choice_tables(part, 1, model, ModeSpace(), known=KnownChoices(), links=(link, link))
         for part in (stage(graph, 0, at), stage(graph, at, len(graph.operators)))
     )
     size = 4 * 50257 * 32

@@ -10,9 +10,9 @@ import pytest
 from pase import evaluate, load_plan, search
 from pase.analysis.differences import difference
 from pase.common.documents import DocumentSource
-from pase.costs import cost_model, traffic_of, transfer_bytes
+from pase.costs import StepMemory, cost_model, traffic_of, transfer_bytes
 from pase.costs.edges import edge_layouts
-from pase.costs.memory import keeping, layer_memory
+from pase.costs.memory import keeping
 from pase.costs.traffic import LayerTraffic
 from pase.errors import GraphError, MachineError, PlanError
 from pase.graph import ITEMSIZES, PRECISIONS, Builder, Graph, Precision, precision_of
@@ -157,7 +157,7 @@ def test_memory_is_counted_by_hand() -> None:
     kept = 2 * (B * C + C * N + N) + 2 * B * N  # fc1: its operands, and what relu makes
     kept += 4 * B * N + 4 * 2 * B  # norm: what it reads, in float32, and its moments
     kept += 2 * (B * N + N * K + K)  # fc2: its operands
-    kept += 4 * B * K + 4 * B + 4 * B  # loss: the logits in float32, labels, a number for each row
+    kept += 4 * B * K + 4 * B  # loss: the logits in float32, a number for each row; labels are those of the step
     assert sum(_kept(plan).values()) == kept
     with_masters = replace(BF16, masters="float32", moments="float32")
     assert replace(plan, graph=plan.graph.in_precision(with_masters)).memory.optimiser_bytes == (4 + 8) * weights
@@ -177,13 +177,15 @@ def test_a_tensor_that_two_types_need_is_kept_in_both() -> None:
 
 
 def _kept(plan: Plan) -> dict[str, int]:
-    """Return what each layer keeps of activations, on one device."""
-    graph, keeps = plan.graph, keeping(plan.graph)
-    whole = {operator.name: np.ones((1, len(operator.extents)), dtype=np.int32) for operator in graph.operators}
-    return {
-        operator.name: int(layer_memory(graph, operator, whole[operator.name], keeps).activations[0])
-        for operator in graph.operators
-    }
+    """Return what each layer keeps of activations, and of weights in another type, on one device."""
+    graph = plan.graph
+    whole = [np.ones((1, len(operator.extents)), dtype=np.int32) for operator in graph.operators]
+    memory = StepMemory(graph=graph, keeps=keeping(graph), configurations=whole, optimiser="sgd")
+    found = {}
+    for v, (operator, layer) in enumerate(zip(graph.operators, memory.layers, strict=True)):
+        casts = memory.lasting(v, layer, has_casts=True) - memory.lasting(v, layer, has_casts=False)
+        found[operator.name] = int((memory.waiting(v, layer) + casts)[0])
+    return found
 
 
 def test_programs_bytes_are_by_type(tmp_path: Path) -> None:

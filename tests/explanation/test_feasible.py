@@ -23,12 +23,12 @@ class Weights(StepMemory):
     def __init__(self, weights: tuple[np.ndarray, ...]) -> None:
         object.__setattr__(self, "weights", weights)
 
-    def peak(self, choice: Sequence[int]) -> Peak:
+    def peak(self, choice: Sequence[int], in_flight: int = 1) -> Peak:
         size = int(sum(w[c] for w, c in zip(self.weights, choice, strict=True)))
         memory = DeviceMemory(weights_bytes=size, gradients_bytes=0, activations_bytes=0, buffers_bytes=0)
         return Peak(layer="", phase="update", turn=Turn("update", -1), memory=memory, kept_by_layer=())
 
-    def usage(self, turn: Turn) -> TurnUsage:
+    def usage(self, turn: Turn, in_flight: int = 1) -> TurnUsage:
         assert turn == Turn("update", -1)
         return TurnUsage(layers=self.weights, edges=(), peaks=())
 

@@ -528,10 +528,8 @@ def brute_force(case: Case) -> float:
             found = step.figures()
             if s == 1:
                 return least_that_fits(case, step, m * found["t"] + found["o"])
-            held = found["static"] + min(m, s - number) * found["kept"] + found["rest"]
             peaks = Peaks(case, step, in_flight=min(m, s - number))
-            fits = [int(own) for own in np.flatnonzero(held <= case.limit)]
-            fronts.append(front({own: (found["t"][own], found["o"][own]) for own in fits}, peaks))
+            fronts.append(front(list(zip(found["t"].tolist(), found["o"].tolist(), strict=True)), peaks))
         for pairs in product(*fronts):
             times = [t for t, _ in pairs]
             best = min(best, sum(times) + (m - 1) * max(times) + max(o for _, o in pairs))
@@ -579,10 +577,10 @@ def in_mode(operator: Operator, choice: Choice) -> LayerChoice:
     return LayerChoice(splits=splits, state=choice.state, is_recomputed=choice.again, stage=0)
 
 
-def front(found: dict[int, tuple[float, float]], peaks: Peaks) -> list[tuple[float, float]]:
+def front(found: list[tuple[float, float]], peaks: Peaks) -> list[tuple[float, float]]:
     """The (t, o) of strategies that fit of which none other has lower ones."""
     result: list[tuple[float, float]] = []
-    for t, o, number in sorted((*own, number) for number, own in found.items()):
+    for t, o, number in sorted((*own, number) for number, own in enumerate(found)):
         if (not result or o < result[-1][1]) and peaks.fits(number):
             result.append((t, o))
     return result

@@ -38,8 +38,8 @@ from tests.costs.test_schedules import order_of, simulated
 from tests.simulation.machines import machine
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-MOST = 400_000
-"""Strategies of one stage that brute force goes through."""
+MOST, MOST_PEAKS = 400_000, 3_000
+"""Strategies of one stage that brute force goes through, and of which it works out peaks."""
 
 
 def _machine(numbers: random.Random) -> Machine:
@@ -70,38 +70,22 @@ def _network(numbers: random.Random) -> Graph:
 
 
 def _figures(tables: ChoiceTables) -> dict[str, Array] | None:
-    """Every strategy of a stage, by what it takes; None where there are too many."""
+    """What every strategy of a stage takes in each micro-batch, and once; None where there are too many."""
     counts = [len(layer) for layer in tables.layers]
     if prod(counts) > MOST:
         return None
     choices = np.indices(counts).reshape(len(counts), -1)
     own = [(layer.figures, c) for layer, c in zip(tables.layers, choices, strict=True)]
-    held = [(layer.held, c) for layer, c in zip(tables.layers, choices, strict=True) if layer.held is not None]
-    assert len(held) == len(own)
-    is_again = [layer.again[c] for layer, c in zip(tables.layers, choices, strict=True)]
     repeated, streamed, once, summed, cover = (
         np.sum([getattr(figures, name)[c] for figures, c in own], axis=0)
         for name in ("repeated", "streamed", "once", "summed", "cover")
     )
-    static, kept = (np.sum([getattr(sizes, name)[c] for sizes, c in held], axis=0) for name in ("static", "kept"))
     for (u, v), edge in zip(tables.ends, tables.edges, strict=True):
         assert not edge.is_weight
         repeated = repeated + edge.cost.values[edge.cost.row_class[choices[u]], edge.cost.col_class[choices[v]]]
-        if edge.kept:
-            kept = kept + edge.kept.values[edge.kept.row_class[choices[u]], edge.kept.col_class[choices[v]]]
     exposed = np.maximum(0.0, streamed - cover)
-    longest = run = np.zeros(choices.shape[1])
-    for (sizes, c), is_in_run in zip(held, is_again, strict=True):
-        run = np.where(is_in_run, run + sizes.again[c], 0.0)
-        longest = np.maximum(longest, run)
-    lanes = zip(*(sizes.waiting for sizes, _ in held), strict=True)
-    rest = longest + sum(
-        np.max([lane[c] for lane, c in zip(own_lane, choices, strict=True)], axis=0) for own_lane in lanes
-    )
-    for name in ("work", "gathered"):
-        rest = rest + np.max([getattr(sizes, name)[c] for sizes, c in held], axis=0)
     o = once + np.maximum(0.0, streamed + summed - cover) - exposed
-    return {"t": repeated + exposed, "o": o, "static": static, "kept": kept, "rest": rest}
+    return {"t": repeated + exposed, "o": o}
 
 
 def _stages_of(
@@ -113,30 +97,100 @@ def _stages_of(
     graph = with_cuts(whole) if num > 1 else with_fan_outs(whole)
     model = cost_model(setting.cost_model, setting.machine, setting.num_devices // num, graph.precision)
     links = group_links(setting.machine, setting.num_devices, num, scheme.chunks)
-    keeps, known, fixed = keeping(graph), KnownChoices(), batch_of(setting.graph, m, has_cuts=num > 1).fixed
+    known, fixed = KnownChoices(), batch_of(setting.graph, m, has_cuts=num > 1).fixed
     found = []
     for number, (first, beyond) in enumerate(pairwise((0, *at, len(graph.operators)))):
         part = graph if num == 1 else stage(graph, first, beyond)
         own = (links[number], links[number + 1])
-        asked = {"known": known, "keeps": keeps, "fixed": fixed, "links": own, "micro_batches": m}
+        asked = {"known": known, "fixed": fixed, "links": own, "micro_batches": m, "is_whole": True}
         tables = choice_tables(part, setting.num_devices // num, model, setting.space, **asked)
         found.append((tables, _figures(tables)))
     return found
 
 
-def _front(t: Array, o: Array) -> list[tuple[float, float]]:
-    front: list[tuple[float, float]] = []
-    for own in sorted(set(zip(t.tolist(), o.tolist(), strict=True))):
-        if not front or own[1] < front[-1][1]:
-            front.append(own)
-    return front
+class _TooManyError(Exception):
+    """More peaks would have to be worked out than there is time for."""
+
+
+class _Group:
+    """The strategies of the stages of a group of devices: what they take, and whether their peaks are within a limit.
+
+    moments: Of how many micro-batches of each stage something is there, pass by pass.
+    """
+
+    def __init__(self, setting: Setting, scheme: Scheme, number: int, stages: Sequence[ChoiceTables]) -> None:
+        self.setting, self.m, self.stages = setting, scheme.micro_batches, stages
+        groups, chunks = scheme.stages, scheme.chunks
+        under_way, self.moments = np.zeros(chunks, dtype=np.int64), set[tuple[int, ...]]()
+        for kind, stage_number, _ in order_of(setting.schedule, groups, number, self.m, chunks):
+            under_way[stage_number // groups] += 1 if kind == "f" else -1
+            self.moments.add(tuple(under_way.tolist()))
+        whole = micro_batch(setting.graph, self.m)
+        self.keeps = keeping(with_cuts(whole) if groups > 1 else with_fan_outs(whole))
+        self.num_peaks = 0
+        self.found: dict[tuple[int, int], tuple[int, int, int]] = {}
+
+    def of_stage(self, c: int, strategy: int) -> tuple[int, int, int]:
+        """The peak of a stage, and what it has between its turns: whatever is in flight, and of each micro-batch."""
+        if (c, strategy) not in self.found:
+            self.num_peaks += 1
+            if self.num_peaks > MOST_PEAKS:
+                raise _TooManyError
+            tables = self.stages[c]
+            choice = np.unravel_index(strategy, [len(layer) for layer in tables.layers])
+            layers = [
+                LayerChoice(
+                    splits=dict(zip(operator.extents, splits[modes.rows[k]].tolist(), strict=True)),
+                    state=STATES[modes.state[k]],
+                    is_recomputed=bool(modes.again[k]),
+                    stage=0,
+                )
+                for operator, splits, modes, k in zip(
+                    tables.graph.operators, tables.configurations, tables.layers, choice, strict=True
+                )
+            ]
+            memory = memory_of_layers(
+                tables.graph,
+                layers,
+                optimiser=self.setting.optimiser,
+                micro_batches=self.m,
+                in_flight=max(each[c] for each in self.moments),
+                keeps=self.keeps,
+            )
+            self.found[c, strategy] = memory.peak().bytes, *memory.waiting_bytes()
+        return self.found[c, strategy]
+
+    def fits(self, strategies: Sequence[int]) -> bool:
+        """Whether each stage's peak is within the limit, with what the others have at any time."""
+        limit = self.setting.limit_bytes
+        if limit == inf:
+            return True
+        if any(self.of_stage(c, strategy)[0] > limit for c, strategy in enumerate(strategies)):
+            return False
+        each = [self.of_stage(c, strategy) for c, strategy in enumerate(strategies)]
+        for c, (peak, _, _) in enumerate(each):
+            others = [d for d in range(len(each)) if d != c]
+            kept = max(sum(moment[d] * each[d][2] for d in others) for moment in self.moments)
+            if peak + sum(each[d][1] for d in others) + kept > limit:
+                return False
+        return True
+
+    def front(self, figures: Sequence[dict[str, Array]]) -> list[tuple[float, float]]:
+        """The (t, o) of the strategies that fit of which none other has lower ones."""
+        choices = np.indices([len(own["t"]) for own in figures]).reshape(len(figures), -1)
+        t, o = (sum(own[name][c] for own, c in zip(figures, choices, strict=True)) for name in ("t", "o"))
+        front: list[tuple[float, float]] = []
+        for number in np.lexsort((o, t)).tolist():
+            own = float(t[number]), float(o[number])
+            if (not front or own[1] < front[-1][1]) and self.fits(choices[:, number].tolist()):
+                front.append(own)
+        return front
 
 
 def _brute_force(setting: Setting, scheme: Scheme) -> float | None:
     """The least time of a scheme over all cuts and all strategies that fit; None where there are too many.
 
     With chunks the cuts are those that docs/method.md names, and the time is that of the longest group without waiting.
-    What is under way is counted pass by pass.
     """
     m, groups, chunks = scheme.micro_batches, scheme.stages, scheme.chunks
     places = cuts(with_cuts(micro_batch(setting.graph, m)))
@@ -144,24 +198,20 @@ def _brute_force(setting: Setting, scheme: Scheme) -> float | None:
         return _brute_force_of_one_stage(setting, m)
     best = inf
     for at in combinations(places, groups - 1) if chunks == 1 else [_most_even_cuts(setting, scheme)]:
-        figures = [own for _, own in _stages_of(setting, scheme, at) if own is not None]
+        stages = _stages_of(setting, scheme, at)
+        figures = [own for _, own in stages if own is not None]
         if len(figures) < groups * chunks:
             return None
         fronts = []
         for group in range(groups):
-            stages = figures[group::groups]
-            sizes = [len(own["t"]) for own in stages]
-            if prod(sizes) > MOST:
+            own = figures[group::groups]
+            if prod(len(each["t"]) for each in own) > MOST:
                 return None
-            choices = np.indices(sizes).reshape(chunks, -1)
-            own = {name: [each[name][c] for each, c in zip(stages, choices, strict=True)] for name in stages[0]}
-            under_way, moments = np.zeros(chunks), set[tuple[float, ...]]()
-            for kind, number, _ in order_of(setting.schedule, groups, group, m, chunks):
-                under_way[number // groups] += 1 if kind == "f" else -1
-                moments.add(tuple(under_way.tolist()))
-            kept = np.max([sum(n * k for n, k in zip(each, own["kept"], strict=True)) for each in moments], axis=0)
-            fits = sum(own["static"]) + kept + np.max(own["rest"], axis=0) <= setting.limit_bytes
-            fronts.append(_front(sum(own["t"])[fits], sum(own["o"])[fits]))
+            of_group = _Group(setting, scheme, group, [tables for tables, _ in stages[group::groups]])
+            try:
+                fronts.append(of_group.front(own))
+            except _TooManyError:
+                return None
         for each in product(*fronts):
             if chunks > 1:
                 best = min(best, max(m * t + o for t, o in each))
@@ -178,23 +228,11 @@ def _brute_force_of_one_stage(setting: Setting, m: int) -> float | None:
     if figures is None:
         return None
     costs = m * figures["t"] + figures["o"]
-    grid = np.indices([len(layer) for layer in tables.layers]).reshape(len(tables.layers), -1)
-    for number in costs.argsort(kind="stable"):
-        layers = [
-            LayerChoice(
-                splits=dict(zip(operator.extents, splits[modes.rows[c]].tolist(), strict=True)),
-                state=STATES[modes.state[c]],
-                is_recomputed=bool(modes.again[c]),
-                stage=0,
-            )
-            for operator, splits, modes, c in zip(
-                tables.graph.operators, tables.configurations, tables.layers, grid[:, number], strict=True
-            )
-        ]
-        memory = memory_of_layers(tables.graph, layers, optimiser=setting.optimiser, micro_batches=m)
-        if setting.limit_bytes == inf or memory.peak().bytes <= setting.limit_bytes:
-            return float(costs[number])
-    return inf
+    group = _Group(setting, Scheme(stages=1, micro_batches=m), 0, [tables])
+    try:
+        return next((float(costs[n]) for n in costs.argsort(kind="stable").tolist() if group.fits([n])), inf)
+    except _TooManyError:
+        return None
 
 
 def _random_case(seed: int, *, in_turns: bool = False) -> tuple[Setting, Scheme] | None:

@@ -52,15 +52,32 @@ def test_modes_cost_no_more_where_a_gap_is_left(share: float, modes: list[str]) 
     assert more.total_cost <= plain.total_cost * (1 + 1e-9)
 
 
-def test_modes_that_nearly_cost_the_same_are_told_apart_in_time() -> None:
+def test_of_modes_that_nearly_cost_the_same_the_best_is_found_in_time() -> None:
     """Between the best bound of sums and the optimum there are many strategies of repeated layers."""
     settings: dict[str, Any] = {"devices": 8, "machine": "a100", "cost_model": "step"}
-    settings |= {"device_memory_bytes": 10_300_000_000, "time_limit_s": 60.0}
+    settings |= {"device_memory_bytes": 10_300_000_000, "time_limit_s": 10.0}
     graph = pase.load("gpt")
     few, more = (pase.search(graph, modes=own, **settings) for own in (["recompute"], [*STATES[1:], "recompute"]))
     assert few.exact
-    assert more.exact
+    assert more.gap < 2.5e-3
     assert more.total_cost <= few.total_cost * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.85])
+def test_stages_cost_no_more_within_a_limit_on_memory(share: float) -> None:
+    """A step of one stage is among those of any number of stages; what fits alone is not refused beside others."""
+    arguments = {"inputs": 16, "hidden": 32, "layers": 5, "classes": 16}
+    graph = pase.load("mlp", batch=32, arguments=arguments)
+    settings: dict[str, Any] = {"devices": 4, "machine": "v100", "cost_model": "step", "micro_batches": 4}
+    for stages in (1, 2):
+        free = pase.search(graph, stages=stages, **settings)
+        limit = int(share * free.peak.bytes)
+        asked = {**settings, "modes": ["zero3", "recompute"], "device_memory_bytes": limit}
+        alone = pase.search(graph, stages=stages, **asked)
+        assert alone.peak.bytes <= limit
+        # Within its own peak the free plan fits.
+        assert share < 1 or alone.total_cost <= free.total_cost * (1 + 1e-9)
+        assert pase.search(graph, stages="auto", **asked).total_cost <= alone.total_cost * (1 + 1e-9)
 
 
 @pytest.mark.full

@@ -37,9 +37,9 @@ def every_step() -> dict[Degrees, tuple[Step, dict[Mode, tuple[float, float]]]]:
     setting, found = setting_of(), {}
     for degrees in megatron._all_degrees(setting):
         step = megatron._step(setting, degrees)
-        sums = dict(megatron._stage_sums(setting, degrees, step))
-        memory = {mode: max(step.summed_bytes(g, own) for g in range(step.num_groups)) for mode, own in sums.items()}
-        found[degrees] = step, {mode: (step.cost_of(own), memory[mode]) for mode, own in sums.items()}
+        costs = {mode: cost for cost, mode in megatron._costs(setting, degrees, step)}
+        in_modes = {mode: megatron._in_mode(setting, step, mode) for mode in costs}
+        found[degrees] = step, {mode: (cost, in_modes[mode].peak.bytes) for mode, cost in costs.items()}
     return found
 
 
@@ -70,16 +70,19 @@ def test_a_mode_is_that_of_its_layers(seed: int) -> None:
         for layer, operator in zip(step.layers, step.graph.operators, strict=True)
     )
     own = replace(step, layers=tuple(layers))
-    held = max(map(own.summed_bytes, range(own.num_groups)))
-    assert modes[mode] == pytest.approx((own.cost, held), rel=1e-6), degrees
+    assert modes[mode] == pytest.approx((own.cost, own.peak.bytes), rel=1e-6), degrees
 
 
 def test_no_bound_is_too_high() -> None:
     setting = setting_of()
     assert {(own.by_sequence, own.stages, own.chunks) for own in every_step()} >= {(True, 1, 1), (False, 2, 2)}
     for degrees, (step, modes) in every_step().items():
-        low = dict(megatron._fitting(setting, step, megatron._layer_sums(setting, degrees, step)))
+        low = {mode: cost for cost, mode in megatron._least(setting, degrees, step)}
         assert all(low[mode] <= cost * (1 + 1e-12) for mode, (cost, _) in modes.items())
+        for mode, (_, peak_bytes) in modes.items():
+            # What fits is not left out for what it has in memory at least.
+            within = replace(setting, limit_bytes=float(peak_bytes))
+            assert mode in {own for _, own in megatron._least(within, degrees, step)}
         assert megatron._even_s(setting, degrees) <= min(low.values()) * (1 + 1e-12)
 
 

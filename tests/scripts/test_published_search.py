@@ -72,7 +72,7 @@ def test_ours_takes_no_longer_than_theirs_without_turns(row: Row) -> None:
     """With a stage for each group of devices theirs is a step that the search can choose."""
     graph = graph_of(row)
     step = theirs(row, graph, in_turns=False)
-    plan = searched_plan(step, graph, int(max(map(step.summed_bytes, range(step.num_groups)))), 60.0)
+    plan = searched_plan(step, graph, step.peak.bytes, 60.0)
     assert plan.total_cost <= step.cost * (1 + 1e-9)
     assert plan.lower_bound <= step.cost
     assert step.chunks == 1

@@ -160,7 +160,8 @@ def test_what_is_recomputed_takes_its_forward_pass_once_more() -> None:
     assert remade.micro_batch_s == pytest.approx(kept.micro_batch_s + remade.times_s[Work.RECOMPUTE])
     assert remade.times_s[Work.BACKWARD] == pytest.approx(kept.times_s[Work.BACKWARD])
     assert remade.memory_bytes <= kept.memory_bytes
-    assert Step.of(again).summed_bytes(0) < Step.of(plan).summed_bytes(0)
+    waiting = [Step.of(own).memory_of_stage(0).waiting_bytes()[1] for own in (plan, again)]
+    assert waiting[1] < waiting[0]
 
 
 def test_the_critical_path_fills_the_step(found: StagedSimulation) -> None:
@@ -255,15 +256,16 @@ def test_groups_of_several_stages_have_them_in_turns(seed: int) -> None:
     # Stages of random widths differ by much: some wait for others more than the form says.
     assert 0.95 < found.step_time_s / found.closed_form_s < 1.15
     for group in range(groups):
-        own = step.sums[group::groups]
-        held = most = 0.0
-        for kind, number, _ in order_of("interleaved", groups, group, m, chunks):
-            held += step.sums[number].kept * (1 if kind == "f" else -1)
-            most = max(most, held)
-        turns = max(each.again + each.buffers for each in own)
-        assert step.summed_bytes(group) == pytest.approx(sum(each.static for each in own) + most + turns)
-    # A peak counts what the other stages of a group hold at any time as if it were there in the turn that has most.
-    assert step.peak.bytes <= 1.25 * max(map(step.summed_bytes, range(groups)))
+        numbers = range(group, plan.num_stages, groups)
+        states, kept = zip(*(step.memory_of_stage(number).waiting_bytes() for number in numbers), strict=True)
+        for own, number in enumerate(numbers):
+            held = most = 0
+            for kind, other, _ in order_of("interleaved", groups, group, m, chunks):
+                held += kept[other // groups] * (1 if kind == "f" else -1) * (other != number)
+                most = max(most, held)
+            # What the other stages hold at any time counts as if it were there in the turn that has most.
+            alone = step.memory_of_stage(number).peak().bytes
+            assert step.peaks[number].bytes == alone + sum(states) - states[own] + most
 
 
 def test_stages_that_no_groups_can_have_in_turns_are_refused() -> None:

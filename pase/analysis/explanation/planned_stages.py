@@ -185,7 +185,6 @@ def _stages(plan: Plan, space: ModeSpace, time_limit_s: float | None) -> Iterato
             keeps=keeps,
             fixed=fixed,
             only=configurations,
-            optimiser=plan.optimiser,
             links=step.links[number],
             micro_batches=plan.micro_batches,
             is_whole=True,
