@@ -26,6 +26,7 @@ from pase.graph import Graph
 from pase.sharding.edges import table_edges
 from pase.sharding.shards import IndexArray, enumerate_configurations
 from pase.solver import (
+    MAX_PARTS,
     RELATIVE_TOLERANCE,
     ConstrainedProblem,
     CutShortError,
@@ -46,8 +47,8 @@ MAX_TIGHTER, CLOSE_BYTES = 10, 1e-3
 """How often a tighter limit of the sums is tried, as they leave out some of a peak; and to which share of the limit."""
 FIRST_GAP = 5e-3
 """Share of the cost up to which relaxations are solved at first, so that something that fits is known soon."""
-MAX_PARTS, MAX_PARTS_OF_MODES = 200, 8
-"""Parts into which a relaxation is split at most without a time limit; where layers can be recomputed there are many
+MAX_PARTS_OF_MODES = 8
+"""Parts into which a relaxation is split at most without a time limit where layers can be recomputed: there are many
 strategies that cost nearly the same, and each part takes longer."""
 MAX_MORE_DEVICES = 64
 """How many times the devices are looked at for a number that would do."""

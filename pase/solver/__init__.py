@@ -4,6 +4,7 @@ The solver depends on no cost model, graph or framework.
 """
 
 from pase.solver.constrained import (
+    MAX_PARTS,
     ConstrainedProblem,
     CutShortError,
     LimitedSolution,
@@ -25,6 +26,7 @@ from pase.solver.solution import RELATIVE_TOLERANCE, Progress, Solution, Statist
 from pase.solver.two_pass import Marginals, min_marginals
 
 __all__ = [
+    "MAX_PARTS",
     "RELATIVE_TOLERANCE",
     "ConstrainedProblem",
     "CutShortError",

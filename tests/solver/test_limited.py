@@ -238,10 +238,9 @@ def dearer_in_steps(num_vertices: int) -> tuple[CostTables, tuple[np.ndarray, ..
 
 def test_without_a_time_limit_the_number_of_parts_is_limited(monkeypatch):
     monkeypatch.setattr(pase.solver.two_pass, "MAX_ENTRIES", 10)
-    monkeypatch.setattr(pase.solver.constrained, "MAX_PARTS", 4)
     tables, weights = dearer_in_steps(30)
     problem = within(tables, weights, sum(w.min() for w in weights) * 1.5)
-    found = solve_limited(problem)
+    found = solve_limited(problem, max_parts=4)
     monkeypatch.undo()
     best = solve_limited(problem)
     assert best.solution.exact
