@@ -433,12 +433,6 @@ def test_a_plan_of_stages_is_written_read_and_checked(tmp_path: Path) -> None:
             pase.load_plan(tmp_path / "changed.json")
 
 
-def test_what_is_not_worked_out_for_steps_says_so() -> None:
-    plan = pase.search(_gpt(8), devices=2, machine="v100", cost_model="alpha_beta", micro_batches=2)
-    with pytest.raises(PlanError, match="has micro-batches, stages or modes of layers, whose costs are no sum"):
-        pase.explain(plan)
-
-
 def test_devices_and_ties_are_kept_to_in_steps_of_one_stage() -> None:
     settings: dict[str, Any] = {"devices": 4, "machine": "v100", "cost_model": "step", "modes": ["zero1"]}
     graph, order = _gpt(8), [0, 2, 1, 3]
