@@ -130,8 +130,8 @@ def test_what_has_no_end_is_no_document(tmp_path: Path) -> None:
     with large.open("wb") as stream:
         stream.truncate(MAX_DOCUMENT_BYTES + 1)
     for path, reason in {
-        "/dev/zero": "it is no regular file",
-        pipe: "it is no regular file",
+        "/dev/zero": "it is not a regular file",
+        pipe: "it is not a regular file",
         tmp_path: "Is a directory",
         large: "it has 67,108,865 bytes; at most 67,108,864 are read",
         tmp_path / "none": "No such file or directory",

@@ -1,11 +1,12 @@
-"""Where the batch lies: followed from what a network is given through its tensors, whatever its dims are called.
+"""Find the batch dimension: propagate it from the network's inputs through all tensors, independent of dim names.
 
-In a tensor, row-major, the batch is a factor of its elements: so many blocks, of so many examples each, of so many
-elements. A reshape leaves that as it is, so that the dim of a reader that the factor falls on carries the batch, as a
-whole or as the outer part of a product (tokens: batch · steps). From a dim of a layer's iteration space it goes on to
-everything that the layer writes along it. Rows that are looked up by computed numbers (the tokens of each expert) hold
-the examples in any order: whatever counts such rows, and no weight is indexed by, carries the batch. What is the same
-for all examples has none, but where it fans out to layers that do, its gradient comes in parts, one for each of theirs.
+In a row-major tensor, the batch is a factor of the elements: a number of blocks, of a number of examples each, of a
+number of elements each. Reshapes preserve this. The consumer's dim that coincides with the factor carries the batch,
+entirely or as the outer part of a product (tokens: batch · steps). From a dim of a layer's iteration space the batch
+propagates to everything that the layer writes along it. Rows gathered by computed indices (the tokens of each expert)
+contain the examples in any order: dims that count such rows, and that do not index a weight, carry the batch. Tensors
+that are the same for all examples carry none. But where one fans out to layers with a batch, its gradient consists of
+partial sums, one for each part of those layers' batch.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -18,9 +19,10 @@ from pase.graph.operator import Access, AllToAll, Operator, Role, SliceOf, Windo
 
 
 class Span(NamedTuple):
-    """Where the batch lies in a tensor, row-major: so many blocks of so many examples each.
+    """Position of the batch in a row-major tensor: `blocks` blocks of `examples` examples each.
 
-    rows: of each block, where they are more than the examples and hold these in any order; 0 where they do not.
+    Attributes:
+        rows: Rows of each block, if they outnumber the examples and contain them in any order; otherwise 0.
     """
 
     blocks: int
@@ -30,10 +32,12 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Where the batch lies in a layer's iteration space.
+    """Position of the batch in a layer's iteration space.
 
-    dims: those that carry it, and into how many parts each can be cut between examples. examples: into how many all of
-    them can be cut together (where queries and keys are of one batch, two dims carry it).
+    Attributes:
+        dims: Dims that carry the batch, with the number of parts into which each can be split between examples.
+        examples: Number of parts into which all of them together can be split (where queries and keys have the same
+            batch, two dims carry it).
     """
 
     dims: Mapping[str, int]
@@ -43,23 +47,24 @@ class Batch:
 def batches(
     operators: Sequence[Operator], producers: Mapping[tuple[str, int], tuple[str, int]], repeated: Sequence[int]
 ) -> dict[str, Batch]:
-    """Return where the batch lies in each layer of a graph, by its name.
+    """Return the position of the batch in each layer of a graph, by the layer's name.
 
-    Layers that read nothing of the data have no such dim, unless what they make is read along with it (an initial state
-    of zeros for each example). A dim that the batch is an inner part of (steps · batch) cannot be cut between examples,
-    and is none of them.
+    Layers that do not depend on the data have no batch dim, unless their output is read along with it (an initial state
+    of zeros for each example). A dim with the batch as its inner factor (steps · batch) cannot be split between
+    examples and is not included.
 
     Args:
-        operators: in topological order.
-        producers: of each read that a layer feeds, (layer, position in its reads): the producer, which of its writes.
-        repeated: position of the first operator that each one repeats.
+        operators: The layers in topological order.
+        producers: For each read that a layer feeds, (layer, position in its reads): the producer and the number of its
+            output.
+        repeated: For each operator, the position of the first one that is equal to it except for names.
     """
     layers = {operator.name: operator for operator in operators}
     is_marked = any(read.batch for operator in operators for read in operator.reads)
     spans: dict[tuple[str, int], tuple[Span, ...]] = {}
     found: dict[str, Batch] = {}
     known: dict[Hashable, tuple[Batch, list[tuple[Span, ...]]]] = {}
-    for operator, like in zip(operators, repeated, strict=True):
+    for operator, first in zip(operators, repeated, strict=True):
         reads: list[tuple[int, tuple[Span, ...]]] = []
         for position, read in enumerate(operator.reads):
             producer = producers.get((operator.name, position))
@@ -68,9 +73,9 @@ def batches(
             elif read.batch:
                 reads.append((position, (Span(*read.batch),)))
             elif read.role is not Role.PARAMETER and not is_marked and read.shape:
-                # Of data of which nothing is told, the first dim is the batch.
+                # Without further information, the first dim of the data is the batch.
                 reads.append((position, (Span(1, read.shape[0]),)))
-        key = like, *reads
+        key = first, *reads
         if key not in known:
             batch, rows = _carried(operator, [(operator.reads[position], own) for position, own in reads])
             known[key] = batch, [tuple(_written(operator, write, batch.dims, rows)) for write in operator.writes]
@@ -87,9 +92,9 @@ def batches(
 
 
 def _in_parts(writer: Operator, reader: Operator, read: Access, batch: Batch) -> Batch:
-    """Return where the batch lies in a fan-out of what is the same for all examples: in the parts of the gradient.
+    """Return the batch of a fan-out whose tensor is the same for all examples: the partial sums of its gradient.
 
-    A reader that is split between examples leaves the gradient in as many parts.
+    A consumer that is split between examples leaves one partial sum per part.
     """
     summed = reader.partial_dims(read)
     ways = prod(ways for dim, ways in batch.dims.items() if dim in summed)
@@ -98,7 +103,7 @@ def _in_parts(writer: Operator, reader: Operator, read: Access, batch: Batch) ->
 
 
 def _carried(operator: Operator, tensors: Iterable[tuple[Access, Sequence[Span]]]) -> tuple[Batch, frozenset[str]]:
-    """Return where the batch lies in a layer that has it in some of its tensors, and the dims that count mixed rows."""
+    """Return the batch of a layer that some of its tensors carry, and the dims that count rows in any order."""
     dims, examples, rows = dict[str, int](), 1, frozenset[str]()
     for access, spans in tensors:
         for span in spans:
@@ -109,10 +114,10 @@ def _carried(operator: Operator, tensors: Iterable[tuple[Access, Sequence[Span]]
     worked = {dim for work in operator.work for dim in work.dims}
     looked_up = dims.keys() - written - worked
     if any(isinstance(exchange, AllToAll) and exchange.excess is None for exchange in operator.exchanges):
-        # Rows go to whatever place asks for them.
+        # Rows are sent to the place that reads them.
         rows = frozenset(axis_dims(operator.writes[0].index_map[0]))
     elif looked_up:
-        # Rows are taken out of a table of examples: the dims that count these are no dims of the table.
+        # Rows are gathered from a table of examples: the dims that count them do not index the table.
         tables = [read for read in operator.reads if not access_dims(read).isdisjoint(looked_up)]
         of_tables = {dim for table in tables for dim in access_dims(table)}
         rows = frozenset(dim for dim in operator.extents if dim not in of_tables)
@@ -121,7 +126,7 @@ def _carried(operator: Operator, tensors: Iterable[tuple[Access, Sequence[Span]]
 
 
 def _factors(operator: Operator, access: Access) -> Iterator[tuple[str | None, int]]:
-    """Yield (iteration dim, extent) along a tensor, row-major; None for what no dim, or only a part of one, indexes."""
+    """Yield (iteration dim, extent) along a row-major tensor; None where no dim, or only a part of one, indexes it."""
     for extent, axis in zip(access.shape, access.index_map, strict=True):
         match axis:
             case None | SliceOf() | Window():
@@ -133,9 +138,10 @@ def _factors(operator: Operator, access: Access) -> Iterator[tuple[str | None, i
 
 
 def _carriers(operator: Operator, access: Access, span: Span) -> tuple[dict[str, int], frozenset[str]]:
-    """Return the dims that the batch of a tensor falls on, with the parts that each can be cut into between examples.
+    """Return the dims that a tensor's batch coincides with, with the number of parts for splitting between examples.
 
-    With them, where the rows are mixed, all dims that count rows: a weight's dims (experts) count some, but carry none.
+    Also returned, where rows are in any order, are all dims that count rows: dims of a weight (experts) count some but
+    do not carry the batch.
     """
     found: dict[str, int] = {}
     counting: set[str] = set()
@@ -149,13 +155,13 @@ def _carriers(operator: Operator, access: Access, span: Span) -> tuple[dict[str,
                 found[dim] = gcd(extent, left)
                 left //= found[dim]
         elif not span.rows and outside >= span.blocks and left > 1 and extent > 1:
-            # A dim that begins within a block, or an example, cannot be cut between examples.
+            # A dim that starts within a block, or within an example, cannot be split between examples.
             if outside != span.blocks * (span.examples // left):
                 break
             ways = gcd(extent, left)
             if dim is not None:
                 found[dim] = ways
-            # What goes on after the last example in a dim of its own ends there.
+            # A factor that continues after the last example, in a dim of its own, ends there.
             if ways < extent:
                 break
             left //= ways
@@ -164,7 +170,7 @@ def _carriers(operator: Operator, access: Access, span: Span) -> tuple[dict[str,
 
 
 def _written(operator: Operator, access: Access, dims: Mapping[str, int], rows: frozenset[str]) -> Iterator[Span]:
-    """Yield where the batch lies in a tensor along some dims; factors of it that lie side by side are one."""
+    """Yield the batch's positions in a tensor along some dims; adjacent factors are merged."""
     outside, last = 1, None
     for dim, extent in _factors(operator, access):
         ways = dims.get(dim, 1) if dim is not None else 1
@@ -186,19 +192,19 @@ def _written(operator: Operator, access: Access, dims: Mapping[str, int], rows: 
 
 
 def given_spans(shapes: Sequence[tuple[int, ...]], batch: int | None) -> list[Span | None]:
-    """Return where the batch lies in the tensors that a network is given; None for those that hold no batch.
+    """Return the position of the batch in a network's input tensors; None for inputs without a batch.
 
     Args:
-        shapes: of the tensors.
-        batch: how many examples there are, where that is known: the first dim of so many is the batch. Otherwise, or
-            where no tensor has such a dim, the first dim is, with as many examples as most tensors have there; or the
-            second, where all tensors have equally many there, and not in the first.
+        shapes: Shapes of the inputs.
+        batch: Number of examples, if known: the first dim of that extent is the batch. If it is unknown, or no input
+            has such a dim, it is the first dim, with the extent that most inputs have there. It is the second dim if
+            all inputs agree there and not in the first.
     """
     if batch is not None and any(batch in shape for shape in shapes):
         return [Span(prod(shape[: shape.index(batch)]), batch) if batch in shape else None for shape in shapes]
     firsts, seconds = ([shape[dim] for shape in shapes if len(shape) > dim] for dim in (0, 1))
     if len(set(firsts)) > 1 and len(set(seconds)) == 1 and len(seconds) == len(shapes):
-        # Sequences of several lengths, steps first: what they have in common is the batch.
+        # Sequences of several lengths, steps first: the common extent is the batch.
         return [Span(shape[0], shape[1]) for shape in shapes]
     most = max(firsts, key=firsts.count, default=None)
     return [Span(1, shape[0]) if shape and shape[0] == most else None for shape in shapes]

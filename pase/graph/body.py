@@ -1,7 +1,7 @@
-"""`Body`: what an operator computes, as typed steps over the named dims of its iteration space.
+"""`Body`: the computation of an operator, as typed steps over the named dims of its iteration space.
 
-Tensors have named dims, so that a step says nothing of their order in memory: what lacks a dim is the same for all of
-its points.
+Tensors have named dims, so a step does not depend on their memory order. A tensor that lacks a dim is broadcast along
+it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,57 +18,84 @@ from pase.graph.functions import FUNCTIONS, POINTWISE, Option
 from pase.graph.sources import source_call
 
 Operand = str | float
-"""A tensor by its name, or a number."""
+"""A tensor, by name, or a number."""
 
 OptionT = TypeVar("OptionT", str, int, float, bool, tuple[int, ...])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One tensor that is computed.
+    """One tensor and the function that computes it.
 
-    function: of `POINTWISE`; of `REDUCTIONS`, "softmax" or "log_softmax" over `dims`; "einsum" of tensors to `dims`;
-    "causal": scores, of which `dims` are the queries' and the keys', without later keys; "pick": elements of a tensor
-    at places, along the one of `dims`; "batch_norm" of a tensor, a scale and a shift, as "normalise", and of the kept
-    mean and variance that stand for the tensor's own where the network is not trained; "convolve", "pool" and
-    "embedding" as the accesses of the operator have them, an embedding perhaps with a row `frozen` that is not trained;
-    "concat", "padded", "piece" and "copy": data that are moved alone. "convolve_transposed" of a tensor and filters:
-    the adjoint of a convolution with these `strides`, `dilations` and `pads` (before), one for each spatial dim; its
-    `dims` are the positions that are read, then those that are written, then the window's; `backwards`: its filters'
-    last point is the first of the window.
+    `pase.graph.functions` lists all functions. The operands and options of those that need explanation:
 
-    Functions that frameworks have kernels for, defined by `elementary`: "attention" of queries, keys and values, its
-    `dims` the batch, the heads, the queries, the keys and the features; "masked_attention" likewise, with masks of the
-    scores behind the values: first `truths` that say which scores count, then numbers that are added to them; its
-    `dims` any of the batch and the heads, of which keys and values may lack some (several heads of queries read one of
-    these), the queries, the keys and the features of the values; "normalise": a tensor without its mean, by its
-    deviation, over `dims`, times the second operand, plus the third (numbers where the source has none), by a mean and
-    a variance that an earlier step made of it where they are named; "softmax_loss" of logits and labels, its `dims`
-    those of the points and then the classes. Others: "dropout", whose points are numbered row-major over `dims`;
-    "lstm": a stack of layers over a sequence, as the accesses of its input, its two weights and its bias have them;
-    "fan_out": a tensor whose gradient arrives in parts over `dims`; "recurrent": layers of one cell over a sequence,
-    given it and, of each layer and direction, the weights of the input and of the hidden state and perhaps a bias of
-    each, at last the first `hidden` states and those that an LSTM has `kept`, where they are told; its `dims` the
-    batch, the steps, the directions, the gates and the units. What its operator writes besides are the same states
-    after the last step.
+    * Contractions and selections: "einsum" contracts tensors to `dims`. "causal" masks scores of later keys; its `dims`
+    are
+      the queries' and the keys'. "pick" takes elements of a tensor by index along the dim in `dims`. "softmax" and
+      "log_softmax" are over `dims`.
+    * "batch_norm" takes a tensor, a scale and a shift, as "normalise" does, and the running mean and variance that are
+    used
+      when the network is not training.
+    * "convolve", "pool" and "embedding" are defined by the operator's accesses. An embedding may have a `frozen` row
+    that is
+      not trained.
+    * "concat", "padded", "piece" and "copy" only move data.
+    * "convolve_transposed" of a tensor and filters is the adjoint of a convolution with the given `strides`,
+    `dilations`
+      and `pads` (before), one for each spatial dim. Its `dims` are the positions read, then those written, then the
+      window's. `backwards` means that the first point of the window has the filters' last point.
 
-    Of a source's own framework, which alone computes them: "source" is the `number`-th result of its own `operator`
-    with literal `arguments`; `layouts` has the dims of each operand in the operator's order, and those of the result
-    (see `SourceCall`). "grouped": rows, each times the matrix of its own group; its `dims` the groups, the rows of a
-    group if all had as many, the columns and the features; the third operand says before which row, counted over all,
-    each group ends. "routed": rows of a table, by whole numbers of which every device has all, that go to the devices
-    that hold their places; its `dims` are first those that the places make up, `rows` in number, then those of the
-    table's rows, and the first of either are split alike. "whole": the first `replaced` of `dims` as the others, of
-    which every device holds all; of none, a tensor that the operator reads, with these dims from where it is.
+    Functions for which frameworks have kernels, defined in elementary steps by `elementary`:
 
-    "cast": a tensor in another type of numbers, where the source computes in it; a target of one type leaves it out.
+    * "attention" takes queries, keys and values. Its `dims` are batch, heads, queries, keys and features.
+    * "masked_attention" also takes masks of the scores after the values: first `truths` boolean masks of the scores to
+    use,
+      then additive ones. Its `dims` are those of batch and heads, some of which keys and values may lack (grouped
+      queries), then queries, keys and the values' features.
+    * "normalise" subtracts a tensor's mean and divides by its deviation, over `dims`, then multiplies with the second
+      operand and adds the third (numbers where the source has none). Mean and variance may be named results of an
+      earlier step.
+    * "softmax_loss" takes logits and labels. Its `dims` are those of the points, then the classes.
 
-    Of dims that are whole on every device (inner ones, and iteration dims that are not split): "cut": each `step`-th
-    point from `start` of the first of `dims`, as the second; "join": tensors end to end along a dim of each, as the
-    last of `dims`; "view": the first `replaced` of `dims`, row-major, as the others; "rows": of the first operand along
-    the one of `dims`, by the numbers in the second; "repeat": a tensor for every point of those of `dims` it lacks.
-    "keep": the first operand, a constant, becomes the second by `momentum` once in a step of training, from `initial`.
-    What takes the place of a whole dim may be split: each device keeps its part of it.
+    Other layers:
+
+    * "dropout" numbers the points row-major over `dims`.
+    * "lstm" is a stack of layers over a sequence, defined by the accesses of its input, its two weights and its bias.
+    * "recurrent" is a stack of layers of one cell over a sequence. Its operands are the sequence; for each layer and
+      direction the weights of the input and of the hidden state, optionally with a bias each; then, where given, the
+      first `hidden` states and an LSTM's cell states (`kept`). Its `dims` are batch, steps, directions, gates and
+      units. The operator's further results are the same states after the last step.
+    * "fan_out" copies a tensor whose gradient arrives as partial sums over `dims`.
+
+    Functions of the framework that the model is written in, which only that framework computes:
+
+    * "source" is result `number` of the framework's `operator` with literal `arguments`; `layouts` gives the dims of
+    each
+      operand, and of the result, in the operator's order (see `SourceCall`).
+    * "grouped" multiplies rows, each with the matrix of its group. Its `dims` are the groups, the rows of an equal
+    group,
+      the columns and the features. The third operand gives the end of each group as a global row number.
+    * "routed" gathers rows of a table by indices that are replicated on all devices, and sends them to the devices that
+    hold
+      their places. The first `rows` of its `dims` make up the places, the others index the table's rows; the first dim
+      of either is split in the same way.
+    * "whole" replaces the first `replaced` of `dims` by the others, of which every device holds all. Without any, it is
+    a
+      tensor that the operator reads, with these dims of its own.
+
+    "cast" converts to another number type, where the source computes in it; targets with one type omit it.
+
+    Functions of unsplit dims (inner ones, and iteration dims that are not split):
+
+    * "cut" takes each `step`-th point from `start` of the first of `dims`; the second is the result's.
+    * "join" concatenates tensors along a dim of each; the last of `dims` is the result's.
+    * "view" reshapes the first `replaced` of `dims`, row-major, to the others.
+    * "rows" gathers from the first operand along the dim in `dims` by the indices in the second.
+    * "repeat" broadcasts a tensor along those of `dims` that it lacks.
+    * "keep" updates the first operand, a constant, towards the second with `momentum` once per training step, starting
+      from `initial`.
+
+    A dim that replaces an unsplit dim may be split: each device then keeps its part of it.
     """
 
     result: str
@@ -78,7 +105,7 @@ class Step:
     options: tuple[tuple[str, Option], ...] = ()
 
     def option(self, name: str, default: OptionT) -> OptionT:
-        """Return an option, or the default where the step does not have it."""
+        """Return an option, or the default if the step does not have it."""
         value = dict(self.options).get(name, default)
         assert isinstance(value, type(default)), f"option {name} of {self.result} is {value!r}"
         return value
@@ -93,14 +120,14 @@ class Constant:
     dims: tuple[str, ...]
     """[rank] Its dims, of the iteration space or inner."""
     is_given: bool = False
-    """Whether it is computed of inputs of the model in every step."""
+    """Whether it is computed from the model's inputs in every step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Borrowed:
-    """Whole numbers that another layer computes, of which every device takes all: the experts that tokens go to.
+    """An integer tensor that another layer computes and every device holds completely: the experts of each token.
 
-    Its dims are the inner ones that name it.
+    Its dims are the inner dims that refer to it.
     """
 
     name: str
@@ -108,14 +135,16 @@ class Borrowed:
     layer: str
     """The layer that writes it."""
     output: Whole
-    """Position among what that layer writes."""
+    """Position among the outputs of that layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerDim:
-    """A dim of tensors of a body that is none of the iteration space: no split reaches it.
+    """A dim of tensors within a body that is not in the iteration space, so that it cannot be split.
 
-    tensor, axis: whose dim it is where every device holds all of a weight; "" and 0 where steps make it.
+    Attributes:
+        tensor, axis: The weight and its dim, if it is a dim of a weight that every device holds completely; "" and 0 if
+            steps produce it.
     """
 
     name: str
@@ -129,11 +158,11 @@ class ModelInput:
     """An input of the model that a layer reads."""
 
     read: Whole
-    """Position among the reads, from 0."""
+    """Position among the layer's reads, from 0."""
     name: str
     """Name of the input."""
     shape: tuple[Positive, ...]
-    """Shape of the whole input as the model has it."""
+    """Shape of the whole input in the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,21 +172,24 @@ class ModelOutput:
     name: str
     """Name of the output."""
     dims: tuple[str, ...]
-    """Order in which the points of the result are its elements."""
+    """Dims whose row-major order gives the elements of the output."""
     shape: tuple[Positive, ...]
-    """Shape of the output as the model has it."""
+    """Shape of the output in the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """What an operator computes.
+    """The computation of an operator.
 
-    steps: in order, each tensor computed once; the last one is what the operator writes. others: results that it writes
-    besides, in the order of its writes, "" for one that is not told. constants, borrowed: that they read besides what
-    the operator reads. inputs, outputs: of the model, that the operator reads and computes. inner: dims that steps name
-    besides the iteration space's. problem: why it cannot be told as steps, "" if it can. untrained: why the steps are
-    not those of a network that is trained, "" if they are. own: what the source's own framework computes, where that
-    cannot be told to others, or not all of it.
+    Attributes:
+        steps: Steps in order, each tensor computed once; the last one is the operator's output.
+        others: Names of further results, in the order of the operator's writes; "" for one that is not expressed.
+        constants, borrowed: Tensors that the steps read in addition to the operator's reads.
+        inputs, outputs: Inputs and outputs of the model that the operator reads and computes.
+        inner: Dims that steps use in addition to the iteration space.
+        problem: Why the computation cannot be expressed as steps, "" if it can.
+        untrained: Why the steps differ from those of training, "" if they do not.
+        own: Body for the source's own framework, if other frameworks cannot compute all of it.
     """
 
     steps: tuple[Step, ...] = ()
@@ -173,14 +205,13 @@ class Body:
 
 
 def elementary(body: Body, *, trains: bool, kernels: Collection[str] = ()) -> Body:
-    """Return a body with elementary steps in place of those that are defined by such.
+    """Return a body in which functions that are defined by elementary steps are replaced by those steps.
 
     Args:
-        body: of any operator.
-        trains: whether normalisations are by the moments of the batch, not by those that were kept, and points are
-            dropped.
-        kernels: functions that are left as they are; with those of the source's own framework among them, what that
-            alone computes comes in place of what others do.
+        body: Body of any operator.
+        trains: Whether normalisations use the batch's statistics instead of the running ones, and dropout is active.
+        kernels: Functions to leave as they are. If functions of the source's own framework are among them, its own body
+            is used.
     """
     if "source" in kernels and body.own is not None:
         body = body.own
@@ -191,7 +222,7 @@ def elementary(body: Body, *, trains: bool, kernels: Collection[str] = ()) -> Bo
 
 
 def without_casts(body: Body) -> Body:
-    """Return a body that computes in one type of numbers."""
+    """Return a body without casts, which computes in one number type."""
     behind: dict[Operand, Operand] = {}
     steps = []
     for step in body.steps:
@@ -205,7 +236,7 @@ def without_casts(body: Body) -> Body:
 
 @dataclass(slots=True)
 class _Elementary:
-    """Elementary steps as they are written. taken: names of results that are not to be given again."""
+    """Builder of elementary steps; `taken` are names that must not be used for new results."""
 
     taken: set[str]
     trains: bool
@@ -213,8 +244,8 @@ class _Elementary:
     steps: list[Step] = field(default_factory=list)
 
     def write(self, step: Step) -> None:
-        """Write what defines a step, or the step where it is left as it is."""
-        # Kernels take tensors alone, but for one that is another function where the network is not trained.
+        """Append the definition of a step, or the step itself if it is to be left as it is."""
+        # Kernels only take tensors, except for those with another definition when the network is not training.
         takes_it = step.function == "batch_norm" or all(isinstance(operand, str) for operand in step.operands)
         is_kernel = step.function in self.kernels and takes_it
         define = None if is_kernel else _DEFINITIONS.get(step.function)
@@ -232,7 +263,7 @@ class _Elementary:
         options: tuple[tuple[str, Option], ...] = (),
         is_result: bool = False,
     ) -> str:
-        """Write a step in place of another one; return its result's name, that of the other where it is its result."""
+        """Append a step that replaces another one; return its result's name: that of the other if `is_result`."""
         letters = (f"{of.result}_{number}" for number in count(1))
         result = of.result if is_result else next(letter for letter in letters if letter not in self.taken)
         self.taken.add(result)
@@ -254,7 +285,7 @@ def _batch_norm(written: _Elementary, step: Step) -> None:
         moments = found, spread
     options = (("epsilon", float(step.option("epsilon", 0.0))),)
     normal = replace(step, function="normalise", operands=(x, scale, shift, *moments), options=options)
-    # A kernel's gradient is that of moments of the tensor itself.
+    # The kernel's gradient includes that of the batch's statistics.
     (written.write if written.trains else partial(_normalise, written))(normal)
 
 
@@ -272,7 +303,7 @@ def _normalise(written: _Elementary, step: Step) -> None:
 
 
 MASKED = -1e30
-"""What is added to a score of which a softmax is to make nothing; where it is to all of a row, their mean is taken."""
+"""Added to masked scores, which makes their softmax 0; a row in which all are masked gets the mean of the values."""
 
 
 def _attention(written: _Elementary, step: Step) -> None:
@@ -287,7 +318,7 @@ def _attention(written: _Elementary, step: Step) -> None:
     if step.option("causal", False):
         scores = written.add(step, "causal", scores, dims=(query, key))
     softmax = written.add(step, "softmax", scores, dims=(key,))
-    # Without masks, queries stand before their heads.
+    # Without masks, the queries' dim is before the heads'.
     batch, heads = (over[:1], over[1:]) if step.function == "attention" else (over, [])
     written.add(step, "einsum", softmax, values, dims=(*batch, query, *heads, feature), is_result=True)
 
@@ -322,13 +353,13 @@ _DEFINITIONS: Mapping[str, Callable[[_Elementary, Step], None]] = MappingProxyTy
         "softmax_loss": _softmax_loss,
     }
 )
-"""How functions are told by elementary ones; what a network drops while it is trained is told by no other one."""
+"""Definitions of functions by elementary steps; functions that drop points in training are only defined here."""
 
 
 def is_before_layout(steps: Sequence[Step], tensor: str) -> bool:
-    """Return whether steps compute functions of points of one tensor and of numbers alone, one after the other.
+    """Return whether steps are a chain of pointwise functions of one tensor and of numbers.
 
-    They can be applied before the tensor is laid out, so that padding comes after them.
+    They can be applied before the tensor is placed into a larger one, so that padding comes after them.
     """
     known = {tensor}
     for step in steps:
@@ -339,13 +370,13 @@ def is_before_layout(steps: Sequence[Step], tensor: str) -> bool:
 
 
 def verify_body(body: Body, *, layer: str, reads: Sequence[str], dims: Sequence[str]) -> None:
-    """Raise GraphError where a body names what its operator does not have, or a function that is not known.
+    """Raise GraphError where a body refers to tensors or dims that its operator lacks, or to an unknown function.
 
     Args:
-        body: what the operator computes.
-        layer: the operator's name, for messages.
-        reads: the tensors that it reads.
-        dims: the names of its iteration dims.
+        body: Body of the operator.
+        layer: Name of the operator, for messages.
+        reads: Names of the tensors that it reads.
+        dims: Names of its iteration dims.
     """
     where = f"layer {short(layer)!r}"
     if body.own is not None:
@@ -364,9 +395,9 @@ def verify_body(body: Body, *, layer: str, reads: Sequence[str], dims: Sequence[
         _verify_step(step, dims, f"{where}: a step of its body")
         for operand in step.operands:
             if isinstance(operand, str) and operand not in known:
-                raise GraphError(f"{where}: a step of its body reads {short(operand)!r}, which nothing makes")
+                raise GraphError(f"{where}: a step of its body reads {short(operand)!r}, which no step computes")
         if step.result in known:
-            raise GraphError(f"{where}: two steps of its body make {short(step.result)!r}; expected a name for each")
+            raise GraphError(f"{where}: two steps of its body compute {short(step.result)!r}; expected a name for each")
         known.add(step.result)
         named.update(step.dims)
         if step.function == "source":
@@ -378,10 +409,10 @@ def verify_body(body: Body, *, layer: str, reads: Sequence[str], dims: Sequence[
             }
     made = {step.result for step in body.steps}
     if not made.issuperset(filter(None, body.others)):
-        raise GraphError(f"{where}: its body writes {[short(name) for name in body.others]}, which no step makes")
+        raise GraphError(f"{where}: its body writes {[short(name) for name in body.others]}, which no step computes")
     unknown = sorted(named - set(dims))
     if unknown or any(not 0 <= item.read < len(reads) for item in body.inputs):
-        raise GraphError(f"{where}: its body names dims or inputs that it has not: {[short(dim) for dim in unknown]}")
+        raise GraphError(f"{where}: its body names dims or inputs that it lacks: {[short(dim) for dim in unknown]}")
 
 
 def _verify_step(step: Step, dims: Sequence[str], where: str) -> None:
@@ -402,7 +433,7 @@ def _verify_step(step: Step, dims: Sequence[str], where: str) -> None:
         if name == "along":
             fits = fits and value in dims
         elif step.function == "convolve_transposed" and expected is tuple:
-            # As many as the step has triples of dims.
+            # As many entries as the step has triples of dims.
             numbers = value if isinstance(value, tuple) and fits else ()
             fits = len(numbers) == len(step.dims) // 3
             fits = fits and all(type(number) is int and number >= (name != "pads") for number in numbers)

@@ -1,4 +1,4 @@
-"""A graph as a JSON document, and back; reading checks every field and the whole graph."""
+"""Convert graphs to JSON documents and back; reading validates every field and the whole graph."""
 
 import json
 from collections.abc import Hashable
@@ -34,7 +34,7 @@ from pase.graph.precision import OF_ITEMSIZE
 from pase.graph.verify import verify
 
 _RECIPE = "forward"
-"""The attribute in which plans held what layers compute before they had bodies."""
+"""Attribute in which old plans stored the computation of a layer, before layers had bodies."""
 
 _AXIS = "a dim, a list of dims, null, or an object with 'window' or 'part'"
 
@@ -47,10 +47,10 @@ Shape = tuple[Positive, ...]
 
 @describes(SliceOf)
 class PartDocument(Document):
-    """An object for a piece of an iteration dim."""
+    """A slice of an iteration dim."""
 
     part: SliceOf
-    """The points from offset on, as many as extent says."""
+    """The points from offset on, as many as extent gives."""
 
     @classmethod
     def of(cls, value: SliceOf, **others: Any) -> Self:
@@ -75,21 +75,21 @@ class WindowDocument(Document):
     pad: Whole
     """Number of zeros before the first element."""
     beyond: Whole = 0
-    """How many zeros after the last element a window may begin at; 0 without this."""
+    """Number of zeros after the last element at which a window may start; 0 if absent."""
 
 
 @describes(Window)
 class AxisDocument(Document):
-    """An object for a sliding window or a piece of an iteration dim."""
+    """A sliding window or a slice of an iteration dim."""
 
     window: WindowDocument | UnsetType = UNSET
     """A sliding window."""
     part: SliceOf | UnsetType = UNSET
-    """The points from offset on, as many as extent says."""
+    """The points from offset on, as many as extent gives."""
 
     def __post_init__(self) -> None:
         if (self.window is UNSET) == (self.part is UNSET):
-            raise ValueError(f"is no axis; expected {_AXIS}")
+            raise ValueError(f"is not an axis; expected {_AXIS}")
 
     @classmethod
     def of(cls, value: Window, **others: Any) -> Self:
@@ -115,25 +115,25 @@ class AccessDocument(Document):
     tensor: str
     """Its name within the operator."""
     shape: Shape
-    """Number of elements along each dim of the whole tensor."""
+    """Extent of each dim of the whole tensor."""
     index_map: Axes = field(name="axes")
-    """How each dim of the tensor is indexed, as many as shape has."""
+    """How each dim of the tensor is indexed, one entry per dim."""
     role: Role
-    """What the tensor is to the operator."""
+    """The role of the tensor for the operator."""
     partial_over: Names | UnsetType = UNSET
-    """Dims whose split leaves partial sums of the tensor, or of a read's gradient; without it, every dim that the
-    access lacks."""
+    """Dims whose split leaves partial sums of the tensor, or of a read's gradient; if absent, every dim that the access
+    lacks."""
     shared: str = ""
-    """Name of a parameter that several operators use."""
+    """Name of a parameter that several operators share."""
     is_trained: bool = True
-    """Whether training changes the parameter; false for one that is frozen."""
+    """Whether the parameter is trained; false if it is frozen."""
     batch: Annotated[tuple[Positive, Positive], Meta(title="blocks and examples")] | UnsetType = UNSET
-    """Where the batch lies in data that the network is given: row-major blocks, and examples in each."""
+    """Position of the batch in an input of the network: number of row-major blocks, and of examples in each."""
 
 
 @describes(Intermediate)
 class IntermediateDocument(Document):
-    """A tensor that a layer makes for itself."""
+    """A temporary tensor of a layer."""
 
     tensor: str
     """Its name within the operator."""
@@ -142,9 +142,9 @@ class IntermediateDocument(Document):
     index_map: Axes = field(name="axes")
     """How each dim of the tensor is indexed, as many as shape has."""
     kept: Whole
-    """How many of it are kept for the backward pass."""
+    """Number of copies saved for the backward pass."""
     working: Whole
-    """How many more there are at once while the layer works."""
+    """Number of further copies that exist at the same time while the layer computes."""
 
 
 class ExchangeDocument(Document, tag_field="pattern", kw_only=True):
@@ -155,11 +155,11 @@ class ExchangeDocument(Document, tag_field="pattern", kw_only=True):
     shape: Shape
     """Number of elements along each dim."""
     times: Positive
-    """How often in one training step, forward and backward together."""
+    """Number of times in one training step, forward and backward together."""
     backward_times: Whole | UnsetType = UNSET
-    """How many of these take place only where one of the reads in gradient_of has a gradient; 0 without this."""
+    """Number of these that only occur if one of the reads in gradient_of has a gradient; 0 if absent."""
     gradient_of: tuple[Whole, ...] = ()
-    """Reads, by position, of whose gradients it is a part."""
+    """Reads, by position, whose gradients it is a part of."""
     index_map: Axes = field(name="axes")
     """How each dim of the tensor is indexed."""
 
@@ -178,54 +178,53 @@ class AllReduceDocument(ExchangeDocument, tag="all_reduce", kw_only=True):
 
 @describes(Relayout)
 class RelayoutDocument(ExchangeDocument, tag="relayout", kw_only=True):
-    """A tensor that is written in one layout and read back in another."""
+    """A tensor that is written in one layout and read in another."""
 
     index_map: Axes = field(name="written")
     """How each dim is indexed where the tensor is written."""
     read: Axes
     """How each dim is indexed where the tensor is read."""
     is_ring: bool = False
-    """Whether parts go round from each device to the next, beside the computation; false without this."""
+    """Whether parts circulate in a ring of devices, overlapped with the computation; false if absent."""
 
 
 @describes(Handoff)
 class HandoffDocument(ExchangeDocument, tag="handoff", kw_only=True):
-    """A tensor that goes to the next part along a split dim."""
+    """A tensor that is sent to the next part along a split dim."""
 
     across: str
-    """The dim whose parts hand it on."""
+    """Dim along which parts send to the next part."""
 
 
 @describes(AllToAll)
 class AllToAllDocument(ExchangeDocument, tag="all_to_all", kw_only=True):
-    """Rows that go to the devices that data tell."""
+    """Rows that are routed to devices by the data (expert parallelism)."""
 
     over: Names
     """Dims whose split makes the exchange necessary."""
     copies: Positive = 1
-    """How many of the rows may be of one, which a device is sent once; 1 without this."""
+    """Number of rows that may be copies of one row, which is sent to a device once; 1 if absent."""
     excess: Number | UnsetType = UNSET
-    """What the devices with most rows have beyond an equal share, as a part of it; without this, rows come in any
-    order."""
+    """Excess of the devices with most rows over an equal share, as a fraction of it; absent for rows in any order."""
 
 
 @describes(Work)
 class WorkDocument(Document):
-    """Work that is done once for each point of some iteration dims."""
+    """Work done once for each point of some iteration dims."""
 
     dims: tuple[Annotated[str | PartDocument, Meta(title="a dim, or an object with 'part'")], ...]
     """The dims that it runs over."""
     flop_per_point: Number
     """FLOP of the forward pass for each point."""
     inputs: tuple[Annotated[Whole | tuple[Whole, ...], Meta(title="the position of a read, or an array of them")], ...]
-    """For each number that it works on, the read or the reads that it comes of: where one of them has a gradient, the
-    work costs as much again in the backward pass."""
+    """For each operand, the read or the reads that it is computed from: if one of them has a gradient, the backward
+    pass does the same work again."""
     contraction: bool
-    """Whether it multiplies and adds, rather than works element by element."""
+    """Whether it is multiply-add work, not elementwise work."""
 
     @classmethod
     def of(cls, value: Work, **others: Any) -> Self:
-        # As a float even where it was written as a whole number: equal graphs have equal documents.
+        # Converted to float even where it was written as an integer: equal graphs have equal documents.
         return super().of(value, flop_per_point=float(value.flop_per_point), **others)
 
 
@@ -233,7 +232,7 @@ class WorkDocument(Document):
 
 
 class InfinityDocument(Document):
-    """A number that is infinite, which JSON has not."""
+    """An infinite number, which JSON cannot represent."""
 
     number: Literal["inf", "-inf"]
     """Its sign."""
@@ -252,18 +251,18 @@ Option = Annotated[str | Integer | Finite | bool | tuple[Whole, ...], Meta(title
 
 @describes(Step)
 class StepDocument(Document):
-    """One tensor that is computed."""
+    """One tensor and the function that computes it."""
 
     result: str
     """Its name within the layer."""
     function: str
-    """What computes it."""
+    """Function that computes it."""
     operands: tuple[Operand, ...]
-    """Tensors by name, and numbers; one that is infinite as an object."""
+    """Tensors by name, and numbers; an infinite number as an object."""
     dims: Names = ()
     """Iteration dims that the function is over, or that the result has."""
     options: dict[str, Option] = field(default_factory=dict)
-    """What the function is given besides."""
+    """Further options of the function."""
 
     @classmethod
     def of(cls, value: Step, **others: Any) -> Self:
@@ -276,16 +275,16 @@ class StepDocument(Document):
 
 @describes(InnerDim)
 class InnerDimDocument(Document):
-    """A dim of a body that is none of the iteration space."""
+    """A dim of a body that is not in the iteration space."""
 
     name: str
     """Its name within the layer."""
     extent: Positive
     """Number of points."""
     tensor: str = ""
-    """The weight whose dim it is, of which every device holds all."""
+    """Weight whose dim it is, which every device holds completely."""
     axis: Whole | UnsetType = UNSET
-    """Which dim of it."""
+    """Position of the dim in that weight."""
 
     @classmethod
     def of(cls, value: InnerDim, **others: Any) -> Self:
@@ -294,7 +293,7 @@ class InnerDimDocument(Document):
 
 @describes(Body)
 class OwnBodyDocument(Document):
-    """What a layer computes, step by step; the last step is what it writes."""
+    """The computation of a layer, step by step; the last step gives its output."""
 
     steps: tuple[StepDocument, ...]
     """Tensors in the order in which they are computed."""
@@ -305,23 +304,23 @@ class OwnBodyDocument(Document):
     outputs: tuple[ModelOutput, ...] = ()
     """Outputs of the model that the layer computes."""
     inner: tuple[InnerDimDocument, ...] = ()
-    """Dims that steps name besides the iteration space's; no split reaches them."""
+    """Dims that steps use in addition to the iteration space; they cannot be split."""
     problem: str = ""
-    """Why it cannot be told as steps."""
+    """Why the computation cannot be expressed as steps."""
     untrained: str = ""
-    """Why its steps are not those of a network that is trained."""
+    """Why the steps differ from those of training."""
     others: Names = ()
-    """Results that the layer writes besides, in the order of its writes; empty where one is not told."""
+    """Further results of the layer, in the order of its writes; empty for one that is not expressed."""
     borrowed: tuple[Borrowed, ...] = ()
-    """Whole numbers that other layers write, of which every device takes all."""
+    """Integer tensors computed by other layers, which every device holds completely."""
 
 
 @describes(Body)
 class BodyDocument(OwnBodyDocument):
-    """What a layer computes, step by step; the last step is what it writes."""
+    """The computation of a layer, step by step; the last step gives its output."""
 
     own: OwnBodyDocument | UnsetType = UNSET
-    """What only the framework that the model is of computes, or computes otherwise."""
+    """Body for the model's own framework, where only that computes it, or computes it differently."""
 
 
 # -- graphs
@@ -329,14 +328,14 @@ class BodyDocument(OwnBodyDocument):
 
 @describes(Operator)
 class OperatorDocument(Document):
-    """A layer: an iteration space and how it touches its tensors."""
+    """A layer: an iteration space and how it indexes its tensors."""
 
     name: str
     """Name, unique in the graph."""
     kind: str
-    """What kind of layer it is, such as conv2d."""
+    """Kind of the layer, such as conv2d."""
     dims: Dims
-    """Iteration space: number of points of each iteration dim, in order."""
+    """Iteration space: extent of each iteration dim, in order."""
     reads: tuple[AccessDocument, ...]
     """Tensors that it reads: inputs and parameters."""
     writes: Annotated[tuple[AccessDocument, ...], Meta(min_length=1)]
@@ -344,22 +343,22 @@ class OperatorDocument(Document):
     work: tuple[WorkDocument, ...] = ()
     """Floating-point work."""
     unsplittable: Names = ()
-    """Dims that no configuration may split."""
+    """Dims that must not be split."""
     exchanges: tuple[AllReduceDocument | RelayoutDocument | HandoffDocument | AllToAllDocument, ...] = ()
-    """Communication inside the layer that the accesses alone do not say."""
+    """Communication within the layer that does not follow from the accesses."""
     pipeline: Pipeline | UnsetType = UNSET
-    """Dims whose splits run as a wavefront: a part waits for the one before it in both."""
+    """Dims whose splits run as a wavefront: each part waits for the previous one in both dims."""
     intermediates: tuple[IntermediateDocument, ...] = ()
-    """Tensors that the layer makes for itself."""
+    """Temporary tensors of the layer."""
     body: BodyDocument | UnsetType = UNSET
-    """What the layer computes, where that is told as steps."""
+    """The computation of the layer, if it is expressed as steps."""
     attributes: Scalars = field(default_factory=dict)
-    """What an executor needs besides, such as the activation."""
+    """Further attributes for executors, such as the activation."""
 
     def __post_init__(self) -> None:
         if _RECIPE in self.attributes:
             raise ValueError(
-                f"has the attribute {_RECIPE!r}: the plan is an older version's, which told as text what layers "
+                f"has the attribute {_RECIPE!r}: the plan is an older version's, which described as text what layers "
                 "compute; search again"
             )
 
@@ -374,12 +373,12 @@ class OperatorDocument(Document):
 
 
 def _unnamed(operator: OperatorDocument) -> Hashable:
-    """Return what is equal for layers that differ in their names alone."""
+    """Return a key that is equal for layers that differ in their names only."""
     unnamed = structs.replace(operator, name="")
     try:
         return msgspec.json.encode(unnamed)
     except UnicodeEncodeError:
-        # Python's JSON has text with surrogates, besides.
+        # Python's JSON also accepts surrogates.
         return repr(unnamed)
 
 
@@ -390,7 +389,7 @@ class GraphDocument(Document):
     name: str
     """Name of the model."""
     arguments: Scalars
-    """What the model was built with."""
+    """Arguments that the model was built with."""
     word_bytes: Annotated[Literal[2, 4, 8], Meta(extra_json_schema={"type": "integer"})]
     """Size of an element of every float tensor that the model itself holds, in bytes."""
     operators: Annotated[tuple[OperatorDocument, ...], Meta(min_length=1)]
@@ -399,11 +398,11 @@ class GraphDocument(Document):
     """The tensors that flow between operators: producer, position among its writes, consumer, position among its
     reads."""
     framework: str = ""
-    """Where the model came from: torch, jax, keras or onnx; none for a network that was built here."""
+    """Framework of the model: torch, jax, keras or onnx; empty for a network built with this package."""
     call: str = ""
-    """What the model was called with, as JSON: the shapes and types of tensors in place of these; for torch alone."""
+    """Arguments of the model call, as JSON, with shapes and types in place of tensors; for torch only."""
     untrained: str = ""
-    """Why a program would not train the model as it trains itself; none where it would."""
+    """Why an emitted program would train the model differently from the model itself; empty if it would not."""
 
     @classmethod
     def of(cls, value: Graph, **others: Any) -> Self:
@@ -413,11 +412,11 @@ class GraphDocument(Document):
         )
 
     def value(self, **others: Any) -> Graph:
-        """Return the verified graph that it describes; GraphError where it is none."""
+        """Return the verified graph; GraphError where the document does not describe a valid one."""
         first: dict[Hashable, Operator] = {}
         operators = list[Operator]()
         for document in self.operators:
-            # Repeated layers, of which large models consist, are made once.
+            # Repeated layers, which large models consist of, are converted once.
             key = _unnamed(document)
             if key not in first:
                 first[key] = document.value()
@@ -467,7 +466,7 @@ def graph_document(graph: Graph) -> dict[str, Any]:
 
 
 def graph_from_document(document: object, source: DocumentSource) -> Graph:
-    """Return the verified graph of a document; the source's error names the field that is wrong."""
+    """Return the verified graph of a document; the source's error names the invalid field."""
     found = read(GraphDocument, document, source)
     try:
         return found.value()

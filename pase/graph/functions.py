@@ -1,6 +1,6 @@
-"""The functions of body steps: one entry for each, with all that is known of it whatever the framework or device.
+"""The functions of body steps: one entry for each, with all of its properties for every framework and device.
 
-A new function is an entry here, and its implementation in each target that is to have it.
+To add a function, add an entry here and an implementation in each target that supports it.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 
 class Saves(StrEnum):
-    """Which tensors the gradient needs, so that they are kept from the forward to the backward pass."""
+    """Which tensors the gradient needs, so that they are saved for the backward pass."""
 
     OPERANDS = "operands"
     RESULT = "result"
@@ -50,7 +50,7 @@ class TypeRule(StrEnum):
 
 
 class KernelClass(StrEnum):
-    """What limits a kernel that does nothing else."""
+    """What limits the speed of a separate kernel for the function."""
 
     MEMORY = "memory"
     """Bandwidth: it takes as long as a copy."""
@@ -72,17 +72,17 @@ class Arithmetic(StrEnum):
 
 
 class Function(NamedTuple):
-    """What is known of a function.
+    """Properties of a function.
 
     Attributes:
         operands: The least and the greatest number of operands.
-        dims: Likewise of dims, where these are told apart by position; None: any number.
+        dims: Likewise of dims, where these are distinguished by position; None: any number.
         options: Further options of a step, by name: a type, or the possible values.
-        kind: What it does with points.
-        saves: What its gradient needs.
-        types: The number type that it is computed in.
-        kernel: The class of its kernel where it is one by itself.
-        counts: How its FLOP are counted.
+        kind: How it combines points.
+        saves: Tensors that its gradient needs.
+        types: Rule for the number type that it is computed in.
+        kernel: Class of its kernel where it is one by itself.
+        counts: Rule for counting its FLOP.
         keeps_zero: Whether it is 0 where its operand is.
         is_own: Whether it is a function of the framework that the model was written in.
     """
@@ -100,7 +100,7 @@ class Function(NamedTuple):
 
 
 UNKNOWN = Function((0, MANY))
-"""What is assumed of a function that has no entry."""
+"""Assumed properties of a function without an entry."""
 
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 """Pointwise functions whose result is a truth value."""

@@ -1,7 +1,7 @@
-"""`Graph`: a frozen computation graph, the counts that can be read off it, and what notebooks show of it.
+"""`Graph`: an immutable computation graph, figures derived from it, and its HTML display in notebooks.
 
-That is HTML without script, of which no name can become part, for light pages and dark ones: colours are the page's
-own, bars are of the text's colour, thinned.
+The HTML has no script, and names are escaped. It works on light and dark pages: it inherits the page's colours, and
+bars have the text's colour, made translucent.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,12 @@ _PARTS = frozenset(part.name for part in fields(Operator)) - {"name"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """A tensor that flows from a producer to a consumer; output: position in writes, input: position in reads."""
+    """A tensor that flows from a producer to a consumer.
+
+    Attributes:
+        output: Position among the producer's writes.
+        input: Position among the consumer's reads.
+    """
 
     producer: str
     output: int
@@ -36,10 +41,14 @@ class Edge:
 class Graph:
     """A weakly connected, directed acyclic graph of operators, in topological order (PaSE section II).
 
-    name, arguments: the model and what it was built with. precision: the types that it is trained in.
-    framework: where the model came from, "" for a network that was built here. call: how it was called there, "" where
-    that is not told. untrained: why programs of it would not train the model as it trains itself, "" if they would.
     Notebooks show a graph as a table of its operators.
+
+    Attributes:
+        name, arguments: The model and the arguments it was built with.
+        precision: Number types that it is trained in.
+        framework: Framework of the model, "" for a network built with this package.
+        call: Arguments of the model call, "" if unknown.
+        untrained: Why emitted programs would train the model differently from the model itself, "" if they would not.
     """
 
     name: str
@@ -58,9 +67,9 @@ class Graph:
 
     @cached_property
     def repeated(self) -> tuple[int, ...]:
-        """[V] position of the first operator that each one repeats, itself perhaps: equal but for their names."""
+        """[V] position of the first operator that is equal to each one except for names; possibly its own."""
         first: dict[Operator, int] = {}
-        # Most that are equal consist of the same values.
+        # Most equal operators share their parts, so that a comparison by identity settles them.
         same: dict[tuple[int, ...], int] = {}
         found = []
         for position, operator in enumerate(self.operators):
@@ -72,12 +81,12 @@ class Graph:
 
     @cached_property
     def incoming(self) -> Mapping[tuple[str, int], Edge]:
-        """The edge that feeds a read, by (consumer, input)."""
+        """Edge that feeds a read, by (consumer, input)."""
         return FrozenDict({(edge.consumer, edge.input): edge for edge in self.edges})
 
     @cached_property
     def outgoing(self) -> Mapping[str, tuple[Edge, ...]]:
-        """The edges that leave each operator, by its name; operators that nothing reads are left out."""
+        """Edges that leave each operator, by its name; operators without consumers are omitted."""
         found: dict[str, list[Edge]] = {}
         for edge in self.edges:
             found.setdefault(edge.producer, []).append(edge)
@@ -85,7 +94,7 @@ class Graph:
 
     @cached_property
     def readers(self) -> Mapping[tuple[str, int], tuple[Edge, ...]]:
-        """The edges that take what an operator writes, by (producer, output); what nothing reads is left out."""
+        """Edges from each tensor to its consumers, by (producer, output); tensors without consumers are omitted."""
         found: dict[tuple[str, int], list[Edge]] = {}
         for edge in self.edges:
             found.setdefault((edge.producer, edge.output), []).append(edge)
@@ -118,7 +127,7 @@ class Graph:
 
     @cached_property
     def _gradients(self) -> frozenset[tuple[str, int]]:
-        # What is trained, and what a layer wrote that has such a read itself: layers stand in topological order.
+        # Trained weights, and outputs of layers with such a read: layers are in topological order.
         found: set[tuple[str, int]] = set()
         trained: set[str] = set()
         for operator in self.operators:
@@ -132,7 +141,7 @@ class Graph:
 
     @cached_property
     def trained(self) -> frozenset[str]:
-        """The layers that are trained or read what depends on anything that is: a gradient flows back to these."""
+        """Layers that are trained or depend on trained layers: gradients flow back to these."""
         return frozenset(name for name, _ in self._gradients)
 
     def leading_to(
@@ -140,10 +149,12 @@ class Graph:
         ends: Iterable[str],
         instead: Mapping[str, tuple[str, Sequence[int], Sequence[str]]] = MappingProxyType({}),
     ) -> set[str]:
-        """Return the layers that some layers need, themselves included.
+        """Return the layers on which some layers depend, including themselves.
 
-        instead: For layers that read otherwise than they say, the layer whose reads are theirs, the numbers of these
-            reads, and more layers.
+        Args:
+            ends: The layers.
+            instead: For layers with other dependencies than their reads: the layer whose reads replace theirs, the
+                numbers of these reads, and additional layers.
         """
         wanted = set(ends)
         for operator in reversed(self.operators):
@@ -157,14 +168,14 @@ class Graph:
 
     @property
     def is_imported(self) -> bool:
-        """Whether it is an imported model: its layers say which inputs and outputs of it they have."""
+        """Whether it is an imported model: its layers record which inputs and outputs of the model they have."""
         return any(operator.body and (operator.body.inputs or operator.body.outputs) for operator in self.operators)
 
     @property
     def loss_layer(self) -> str:
-        """The layer that computes the loss; EmitError where there is none or are several.
+        """The layer that computes the loss; EmitError where there is none or several.
 
-        Of an imported model that of its one output which is a single number.
+        For an imported model it is the layer of the only output that is a single number.
         """
         where = f"network {short(self.name)!r}"
         if not self.is_imported:
@@ -181,19 +192,19 @@ class Graph:
             many = f"{len(numbers)} of its outputs are single numbers: {names}"
             raise EmitError(
                 f"{where} has no loss that is known: {many if numbers else 'none of its outputs is a single number'}; "
-                "to train it let its forward pass return the loss alone or besides its outputs, or have a factory "
+                "to train it let its forward pass return the loss alone or with its outputs, or have a factory "
                 "return (model, inputs, loss)"
             )
         return numbers[0][0]
 
     @cached_property
     def batch(self) -> Mapping[str, Batch]:
-        """Where the batch lies in the iteration space of each layer, by its name."""
+        """Position of the batch in the iteration space of each layer, by its name."""
         return FrozenDict(batches(self.operators, self._producers, self.repeated))
 
     @cached_property
     def types(self) -> Mapping[str, LayerTypes]:
-        """The types of each layer's tensors, by its name."""
+        """Number types of each layer's tensors, by its name."""
         return FrozenDict(layer_types(self.operators, self._producers, self.precision))
 
     @property
@@ -201,21 +212,21 @@ class Graph:
         return {read: (edge.producer, edge.output) for read, edge in self.incoming.items()}
 
     def in_precision(self, policy: Precision | str | None) -> "Graph":
-        """Return the graph as it is trained under a policy, by its name; None: the model's own."""
+        """Return the graph trained under a precision policy, by its name; None for the model's own."""
         precision = self.precision if policy is None else precision_of(policy)
         return self if precision == self.precision else replace(self, precision=precision)
 
     def with_imbalance(self, factor: float | None) -> "Graph":
-        """Return the graph whose experts have on the busiest device so many times an equal share of rows; None: this.
+        """Return the graph with a load imbalance of its experts: the busiest device's rows relative to an equal share.
 
-        Raises GraphError where the factor is below 1.
+        None returns the graph unchanged. Raises GraphError for a factor below 1.
         """
         if factor is None:
             return self
         if not isinstance(factor, int | float) or not 1 <= factor < inf:
             raise GraphError(
-                f"imbalance is {factor!r}; expected a number of 1 or more: how many times an equal share of rows the "
-                "device has whose experts are asked most"
+                f"imbalance is {factor!r}; expected a number of 1 or more: the number of rows on the device with the "
+                "busiest experts, relative to an equal share"
             )
 
         def routed(exchange: Exchange) -> Exchange:
@@ -232,7 +243,7 @@ class Graph:
 
     @property
     def imbalance(self) -> float:
-        """How many times an equal share of rows the device has whose experts are asked most."""
+        """Number of rows on the device with the busiest experts, relative to an equal share."""
         exchanges = (exchange for operator in self.operators for exchange in operator.exchanges)
         return 1.0 + max((x.excess or 0.0 for x in exchanges if isinstance(x, AllToAll)), default=0.0)
 
@@ -244,9 +255,9 @@ class Graph:
         return self.operators[self.index[name]]
 
     def has_gradient(self, operator: Operator, read: int) -> bool:
-        """Return whether the backward pass works out the gradient of a read: what is trained, or depends on that.
+        """Return whether the backward pass computes a read's gradient: it is trained, or depends on trained weights.
 
-        Data, indices, and what layers without anything trained before them compute from these have none.
+        Data and indices have no gradient, nor do tensors that are computed from them without trained weights.
         """
         return (operator.name, read) in self._gradients
 
@@ -261,7 +272,7 @@ class Graph:
 
     @property
     def num_parameters(self) -> int:
-        """Number of weights' values, frozen ones included; a shared parameter counts once."""
+        """Number of weight elements, frozen ones included; a shared parameter counts once."""
         sizes: dict[str, int] = {}
         for operator in self.operators:
             for access in operator.parameters:
@@ -291,14 +302,14 @@ class Graph:
         )
 
 
-# -- what notebooks show
+# -- HTML for notebooks
 
 
 SHOWN_ROWS = 40
-"""Rows of a table that stand open; the others open at a click."""
+"""Number of table rows that are expanded; the others open at a click."""
 
 MOST_ROWS = 500
-"""Rows of a table in all: a page is for people."""
+"""Maximum number of table rows."""
 
 _CELL = "text-align:left;vertical-align:top;padding:0.15em 0.8em 0.15em 0"
 _NUMBER = "display:inline-block;min-width:3.5em"
@@ -306,21 +317,21 @@ _BAR = "display:inline-block;height:0.7em;background:currentColor;opacity:0.45"
 
 
 def name_html(name: str) -> str:
-    """Return a name as text in HTML; where it is too long to show, the whole of it is its title."""
+    """Return a name as text in HTML; a name that is too long to show has its full text as a tooltip."""
     shown, whole = short(name), visible(name)
     return escape(shown) if shown == whole else f'<span title="{escape(whole)}">{escape(shown)}</span>'
 
 
 def bar_html(share: float, largest: float) -> str:
-    """Return a share between 0 and 1 with a bar, of which that of the largest share is the longest."""
+    """Return a share between 0 and 1 with a bar, scaled so that the largest share has the longest."""
     length = share / largest if largest else 0.0
     return f'<span style="{_NUMBER}">{share:.1%}</span><span style="{_BAR};width:{6 * length:.2f}em"></span>'
 
 
 def page_html(title: str, lines: Sequence[str], headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a title, lines and a table; title, lines and rows are HTML already, headers are text.
+    """Return a title, lines and a table as HTML; title, lines and rows are HTML already, headers are text.
 
-    Of a long table the first rows stand open and the others are collapsed; of a very long one some are left out.
+    The first rows of a long table are expanded and the others collapsed; a very long one is truncated.
     """
     rest = rows[SHOWN_ROWS:MOST_ROWS]
     missing = len(rows) - SHOWN_ROWS - len(rest)

@@ -1,9 +1,9 @@
 """`Operator`: a vertex of the computation graph, one layer of a network, as data.
 
-How it touches its tensors (`Access`) is the one description from which every cost is derived; its floating-point work
-follows from what it computes, by the rules of the method (docs/method.md, FLOP): a product costs 2 a point and as much
-again for each factor that has a gradient; a sum of n tensors n - 1 and nothing backward; a function of one number 1,
-and 1 backward.
+All costs derive from one description: how it indexes its tensors (`Access`). Its floating-point work follows from its
+computation by the rules of the method (docs/method.md, FLOP). A product costs 2 per point, and as much again for each
+factor that has a gradient. A sum of n tensors costs n - 1, and nothing backward. A function of one number costs 1, and
+1 backward.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,9 +34,13 @@ class Dim:
 class Window:
     """A tensor dim read through a sliding window: output o and kernel point k read ``o·stride + k·dilation - pad``.
 
-    out, kernel: iteration dims. pad: zeros before the first element; those after the last one follow from
-    the extents. beyond: of these, how many a window may begin at (where there are as many as the kernel reaches over).
-    A split of `out` exchanges halos.
+    A split of `out` requires a halo exchange.
+
+    Attributes:
+        out, kernel: Iteration dims.
+        pad: Zeros before the first element; the number after the last one follows from the extents.
+        beyond: Number of zeros after the last element at which a window may start (where there are as many as the
+            kernel spans).
     """
 
     out: str
@@ -60,11 +64,11 @@ class SliceOf:
 
 
 DimIndex = str | tuple[str, ...] | Window | SliceOf | None
-"""One tensor dim: an iteration dim, a product of them (row-major), a window, a part, or None (not indexed)."""
+"""Index of one tensor dim: an iteration dim, a product of them (row-major), a window, a slice, or None (no index)."""
 
 
 class Role(StrEnum):
-    """What a tensor is to the operator that reads it."""
+    """Role of a tensor for the operator that reads it."""
 
     ACTIVATION = "activation"
     PARAMETER = "parameter"
@@ -73,10 +77,12 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexed:
-    """A tensor over the iteration space of an operator.
+    """A tensor indexed by the iteration space of an operator.
 
-    tensor: its name within the operator ("x", "w", "y"). shape: [rank] extents of the whole tensor.
-    index_map: [rank] how each tensor dim is indexed.
+    Attributes:
+        tensor: Name within the operator ("x", "w", "y").
+        shape: [rank] extents of the whole tensor.
+        index_map: [rank] how each tensor dim is indexed.
     """
 
     tensor: str
@@ -86,14 +92,16 @@ class Indexed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access(Indexed):
-    """One tensor that an operator reads or writes.
+    """A tensor that an operator reads or writes.
 
-    role: what it is. partial_over: iteration dims whose split leaves partial sums of this tensor (of its gradient, for
-    a read), to be all-reduced; None means every dim that the access lacks, which is right for contractions.
-    shared: for a parameter that several operators use, the name that they share. is_trained: of a parameter, whether
-    training changes it; one that is frozen has no gradient.
-    batch: of data that the network is given: (blocks, examples), where the tensor is, row-major, so many blocks of
-    so many examples each; None where there are none, or it is not told (then the first dim is the batch).
+    Attributes:
+        role: Role of the tensor.
+        partial_over: Iteration dims whose split leaves partial sums of this tensor (of its gradient, for a read), which
+            are all-reduced. None means every dim that the access lacks, which is right for contractions.
+        shared: Common name of a parameter that several operators share.
+        is_trained: Whether training changes the parameter; a frozen one has no gradient.
+        batch: For inputs of the network, (blocks, examples): the tensor is, row-major, this many blocks of this many
+            examples each. None without examples, or if unknown (then the first dim is the batch).
     """
 
     role: Role = Role.ACTIVATION
@@ -114,22 +122,22 @@ class Access(Indexed):
 
 
 def extents_of(layer: str, shape: Sequence[int], names: Sequence[str]) -> dict[str, int]:
-    """Return the extents of a tensor by the names of its dims; GraphError where there are not as many of both."""
+    """Return the extents of a tensor by the names of its dims; GraphError where their numbers differ."""
     if len(shape) != len(names):
         raise GraphError(f"layer {layer!r} reads shape {tuple(shape)}; expected dims {', '.join(names)}")
     return dict(zip(names, shape, strict=True))
 
 
 def dims_of(extents: Mapping[str, int]) -> tuple[Dim, ...]:
-    """Return iteration dims of these extents, in order."""
+    """Return iteration dims with these extents, in order."""
     return tuple(Dim(name, extent) for name, extent in extents.items())
 
 
 def axis_dims(axis: DimIndex) -> tuple[str, ...]:
     """Return the iteration dims whose split also splits this tensor dim.
 
-    A window's kernel dim is not among them: each of its parts reads nearly the whole input, so that the
-    input counts as replicated over it and its gradient as summed over it.
+    A window's kernel dim is not one of them. Each part of the kernel reads almost the whole input, so the input counts
+    as replicated over it, and the input's gradient as all-reduced over it.
     """
     match axis:
         case None:
@@ -145,7 +153,7 @@ def axis_dims(axis: DimIndex) -> tuple[str, ...]:
 
 
 def split_dim(axis: DimIndex) -> str:
-    """Return the iteration dim whose split also splits this tensor dim, "" where there is none, or for a product."""
+    """Return the iteration dim whose split also splits this tensor dim, "" for none or for a product of dims."""
     return "" if isinstance(axis, tuple) else next(iter(axis_dims(axis)), "")
 
 
@@ -164,12 +172,14 @@ def named_dims(access: Indexed) -> frozenset[str]:
 class Work:
     """Floating-point work done once for each point of some iteration dims.
 
-    dims: the dims it runs over (an embedding's look-ups do not run over the vocabulary); of a `SliceOf`, that piece of
-    its dim alone (a stack's first layer). flop_per_point: in the forward pass; the backward pass costs as much again
-    for each entry of `inputs` that has a gradient, which a sum's copies of a gradient do not. inputs: for each number
-    it works on, the position in `Operator.reads`, or the positions of all that it was computed from inside the
-    operator: what comes of several reads has a gradient where any of them has. contraction: whether it multiplies and
-    adds (what FLOP counters count) rather than works element by element.
+    Attributes:
+        dims: Dims that the work runs over (an embedding's look-ups do not run over the vocabulary); a `SliceOf`
+            restricts it to that slice of a dim (the first layer of a stack).
+        flop_per_point: FLOP in the forward pass. The backward pass costs as much again for each entry of `inputs` that
+            has a gradient. A sum has no such entries, as its gradients are copies.
+        inputs: For each operand, the position in `Operator.reads`, or the positions of all reads that it was computed
+            from within the operator: it has a gradient if any of them has.
+        contraction: Whether it is multiply-add work (what FLOP counters count), not elementwise work.
     """
 
     dims: tuple[str | SliceOf, ...]
@@ -179,7 +189,7 @@ class Work:
 
     @property
     def origins(self) -> tuple[tuple[int, ...], ...]:
-        """The reads that each of its inputs comes of."""
+        """For each of its inputs, the reads that it is computed from."""
         return tuple((origin,) if isinstance(origin, int) else origin for origin in self.inputs)
 
     @property
@@ -188,34 +198,34 @@ class Work:
         return frozenset(read for origin in self.origins for read in origin)
 
     def num_gradients(self, has_gradient: Sequence[bool]) -> int:
-        """Return how many of its inputs have a gradient; has_gradient: of each read."""
+        """Return how many of its inputs have a gradient, given whether each read has one."""
         return sum(any(has_gradient[read] for read in origin) for origin in self.origins)
 
 
 def work_of_body(
     body: Body, *, layer: str, extents: Mapping[str, int], reads: Sequence[Access], writes: Sequence[Access]
 ) -> tuple[Work, ...]:
-    """Return the work of an operator that computes a body.
+    """Return the work of an operator, derived from its body.
 
-    What moves data is not counted, nor functions of points of weights alone (a scale that is counted from 1).
+    Data movement is not counted, nor are pointwise functions of weights only (such as a scale stored minus 1).
 
     Args:
-        body: what it computes.
-        layer: its name, for messages.
-        extents: of its iteration dims.
-        reads: what it reads.
-        writes: what it writes.
+        body: Body of the operator.
+        layer: Name of the operator, for messages.
+        extents: Extents of its iteration dims.
+        reads: Its reads.
+        writes: Its writes.
 
     Raises:
-        GraphError: there is a step whose work does not follow from it.
+        GraphError: The work of a step cannot be derived.
     """
     try:
         verify_body(body, layer=layer, reads=[read.tensor for read in reads], dims=tuple(extents))
     except GraphError:
-        # It is told where the operator is verified, as everything that is wrong with it.
+        # Verification of the operator reports this, together with all other errors.
         return ()
     counted = _Counted(body, extents, reads, writes)
-    for step in _told_apart(body):
+    for step in _countable_steps(body):
         operands = [counted.known[x] if isinstance(x, str) else _NUMBER for x in step.operands]
         every = _joined(operands)
         if step.function in POINTWISE:
@@ -234,8 +244,8 @@ def work_of_body(
     return tuple(counted.works)
 
 
-def _told_apart(body: Body) -> Iterable[Step]:
-    """Yield the steps of a body, elementary ones in place of attention with masks."""
+def _countable_steps(body: Body) -> Iterable[Step]:
+    """Yield the steps of a body, with masked attention replaced by elementary steps."""
     for step in body.steps:
         yield from (
             elementary(Body(steps=(step,)), trains=True).steps if step.function == "masked_attention" else (step,)
@@ -244,7 +254,7 @@ def _told_apart(body: Body) -> Iterable[Step]:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor of a body: its dims, the reads that its gradient flows to, whether it is made of weights alone."""
+    """A tensor of a body: its dims, the reads that its gradient flows to, and whether it depends on weights only."""
 
     dims: tuple[str, ...] = ()
     origins: tuple[int, ...] = ()
@@ -267,7 +277,7 @@ def _named(access: Access) -> tuple[str, ...]:
 
 
 class _Counted:
-    """Work of steps as it is counted. known: the tensors so far. written: the dims of what the operator writes."""
+    """Accumulates the work of steps; `known` are the tensors so far, `written` the dims of the operator's output."""
 
     def __init__(
         self, body: Body, extents: Mapping[str, int], reads: Sequence[Access], writes: Sequence[Access]
@@ -283,7 +293,7 @@ class _Counted:
             self.known[read.tensor] = _Tensor(own or _named(read), (i,), read.role is Role.PARAMETER)
 
     def add(self, dims: Iterable[str], flop: int, *inputs: _Tensor, is_contraction: bool = False) -> None:
-        """Add work over some dims; inputs: the tensors whose gradients take as much again."""
+        """Add work over some dims; it is repeated for the gradient of each of the inputs."""
         over = set(dims)
         flop *= prod(extent for dim, extent in self.inner.items() if dim in over)
         if flop:
@@ -293,7 +303,7 @@ class _Counted:
 
 
 _Rule = Callable[[_Counted, Step, Sequence[_Tensor]], tuple[str, ...]]
-"""Counts a step of some tensors; returns the dims of its result."""
+"""Counts the work of a step, given its tensors, and returns the dims of its result."""
 
 
 def _count_points(counted: _Counted, step: Step, operands: Sequence[_Tensor]) -> None:
@@ -307,7 +317,7 @@ def _count_points(counted: _Counted, step: Step, operands: Sequence[_Tensor]) ->
 
 
 def _each_once(flop: int, *, keeps: bool) -> _Rule:
-    """Return the rule of what works so often with each number of its first operand."""
+    """Return the rule of a function that does this many operations for each element of its first operand."""
 
     def rule(counted: _Counted, step: Step, operands: Sequence[_Tensor]) -> tuple[str, ...]:
         counted.add(operands[0].dims, flop, operands[0])
@@ -317,13 +327,13 @@ def _each_once(flop: int, *, keeps: bool) -> _Rule:
 
 
 def _product(counted: _Counted, step: Step, operands: Sequence[_Tensor]) -> tuple[str, ...]:
-    # Of n factors n - 1 products, and a sum.
+    # n factors take n - 1 products and a sum.
     counted.add(_joined(operands).dims, len(operands), *operands, is_contraction=True)
     return step.dims if step.function == "einsum" else counted.written
 
 
 def _spread(counted: _Counted, step: Step, operands: Sequence[_Tensor]) -> tuple[str, ...]:
-    # The whole window, at every position that is read.
+    # The whole window, at every position that it reads.
     window = step.dims[-(len(step.dims) // 3) :]
     points = (dim for dim in _joined(operands).dims if dim not in window)
     counted.add(points, 2 * prod(counted.extents[dim] for dim in window), *operands, is_contraction=True)
@@ -363,7 +373,7 @@ def _look_up(counted: _Counted, step: Step, operands: Sequence[_Tensor]) -> tupl
 
 
 def _replaced(num: Callable[[Step], int]) -> _Rule:
-    """Return the rule of what puts the others of its dims in place of the first ones."""
+    """Return the rule of a function that replaces its first dims by the remaining ones."""
     return lambda _, step, operands: (
         *(dim for dim in _joined(operands).dims if dim not in step.dims[: num(step)]),
         *step.dims[num(step) :],
@@ -393,7 +403,7 @@ _COUNT: Mapping[str, _Rule] = MappingProxyType(
         "view": _replaced(lambda step: int(step.option("replaced", 1))),
     }
 )
-"""How the steps of the other functions are counted."""
+"""Counting rules of all other functions."""
 
 
 Scalar = str | int | float | bool
@@ -402,10 +412,11 @@ ScalarT = TypeVar("ScalarT", str, int, float, bool)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange(Indexed):
-    """What an operator moves between devices inside itself.
+    """Communication between devices within an operator.
 
-    times: in one training step, forward and backward together. backward_times: how many of them take place only where
-    any of the reads `gradient_of` has a gradient.
+    Attributes:
+        times: Number of times in one training step, forward and backward together.
+        backward_times: Number of these that only occur if any of the reads `gradient_of` has a gradient.
     """
 
     times: int
@@ -415,9 +426,10 @@ class Exchange(Indexed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduce(Exchange):
-    """A small tensor that an operator reduces inside itself: softmax's maximum and sum, a normalisation's mean.
+    """A small tensor that an operator all-reduces internally: softmax's maximum and sum, a normalisation's mean.
 
-    over: the iteration dims whose split makes the all-reduce necessary.
+    Attributes:
+        over: Iteration dims whose split makes the all-reduce necessary.
     """
 
     over: tuple[str, ...]
@@ -425,10 +437,13 @@ class AllReduce(Exchange):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relayout(Exchange):
-    """A tensor that an operator writes in one layout and reads back in another (a recurrent layer's hidden state).
+    """A tensor that an operator writes in one layout and reads in another (a recurrent layer's hidden state).
 
-    index_map: as it is written; read: as it is read. is_ring: whether parts go round, from each device to the next one,
-    and are read as they come, while the operator computes with those that came before.
+    Attributes:
+        index_map: How it is indexed when written.
+        read: How it is indexed when read.
+        is_ring: Whether parts circulate in a ring of devices and are read as they arrive, while the operator computes
+            with the previous ones.
     """
 
     read: tuple[DimIndex, ...]
@@ -436,25 +451,28 @@ class Relayout(Exchange):
 
     @property
     def changes(self) -> tuple[tuple[DimIndex, DimIndex], ...]:
-        """How dims are indexed when they are written and when they are read, where that differs."""
+        """Pairs of indices of a dim, when written and when read, that differ."""
         return tuple((a, b) for a, b in zip(self.index_map, self.read, strict=True) if a != b)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handoff(Exchange):
-    """A tensor that goes to the next part along a split dim (a recurrent layer's stages)."""
+    """A tensor that is sent to the next part along a split dim (the stages of a recurrent layer)."""
 
     across: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllToAll(Exchange):
-    """Rows of which the data tell on which device they are needed: those of tokens, which go to their experts and back.
+    """Rows whose destination device depends on the data: tokens, which are sent to their experts and back.
 
-    shape, index_map: of the rows as they arrive. over: the iteration dims whose parts send each other. copies: how many
-    rows may be of one, of which each device is sent one. excess: None where rows come in any order, so that a device
-    gets as many from each other one; otherwise they lie where they are needed if all groups have as many, and it is
-    what the group with most has beyond that, as a part of it.
+    Attributes:
+        shape, index_map: Those of the rows on arrival.
+        over: Iteration dims whose parts send to each other.
+        copies: Number of rows that may be copies of one row, which is sent to each device once.
+        excess: None where rows are in any order, so that a device receives equally many from each other one. Otherwise
+            rows are already in place if all groups have equally many, and this is the excess of the largest group over
+            an equal share, as a fraction of it.
     """
 
     over: tuple[str, ...]
@@ -463,21 +481,22 @@ class AllToAll(Exchange):
 
 
 FAN_OUT = "fan_out"
-"""The kind of the vertices that hand a tensor to its readers, and sum its gradient once (`operators.fan_out`)."""
+"""Kind of vertices that pass a tensor to several consumers, and reduce its gradient once (`operators.fan_out`)."""
 
 EPILOGUE = "epilogue"
-"""Attribute of imported layers that names the functions which are applied to what they compute."""
+"""Attribute of imported layers that names the functions applied to their result."""
 
 SCANNED = "scanned"
-"""Attribute of layers that a source has in the body of a loop: their place in it, which those of all turns share."""
+"""Attribute of layers that a source has in the body of a loop: their position in it, equal for all iterations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intermediate(Indexed):
-    """A tensor that an operator makes for itself: attention's probabilities, an LSTM's gates.
+    """A temporary tensor of an operator: attention's probabilities, an LSTM's gates.
 
-    kept: how many of it are kept for the backward pass. working: how many more there are at once while the operator
-    works, forward or backward.
+    Attributes:
+        kept: Number of copies saved for the backward pass.
+        working: Number of further copies that exist at the same time while the operator computes, forward or backward.
     """
 
     kept: int = 0
@@ -486,7 +505,7 @@ class Intermediate(Indexed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """Dims whose splits run as a wavefront: a part waits for the one before it in both."""
+    """Dims whose splits run as a wavefront: each part waits for the previous one in both dims."""
 
     stage: str
     """The dim of the stages."""
@@ -495,17 +514,21 @@ class Pipeline:
 
 
 WORK_OF_BODY: tuple[Work, ...] = (Work(dims=(), flop_per_point=0),)
-"""Stands for the work that follows from an operator's body, until the operator is made."""
+"""Placeholder for work that is derived from an operator's body when the operator is created."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """A layer: an iteration space and how it touches its tensors.
+    """A layer: an iteration space and how it indexes its tensors.
 
-    dims: the iteration space. reads, writes: tensors; the reads that are not parameters are the inputs, in
-    the order of the edges that feed them. work: FLOP, by default what follows from the body. unsplittable: dims that
-    no configuration may split. exchanges, pipeline, intermediates: what the accesses alone do not say. body: what it
-    computes, where that is told as steps. attributes: what an executor needs besides.
+    Attributes:
+        dims: The iteration space.
+        reads, writes: Tensors. Reads that are not parameters are the inputs, in the order of the edges that feed them.
+        work: FLOP, derived from the body by default.
+        unsplittable: Dims that must not be split.
+        exchanges, pipeline, intermediates: Properties that do not follow from the accesses.
+        body: Its computation, if that is expressed as steps.
+        attributes: Further attributes for executors.
     """
 
     name: str
@@ -533,12 +556,12 @@ class Operator:
 
     @cached_property
     def _hash(self) -> int:
-        # Operators are looked up often, and have much to hash.
+        # Operators are looked up often, and their hash is expensive.
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @cached_property
     def unnamed(self) -> "Operator":
-        """The operator without its name, and what its body says of others by theirs: equal for repeated layers."""
+        """The operator without its name, and without references to others by name: equal for repeated layers."""
         body = self.body
         return replace(self, name="", body=replace(body, problem="…") if body and body.problem else body)
 
@@ -549,12 +572,12 @@ class Operator:
 
     @property
     def is_fan_out(self) -> bool:
-        """Whether it hands one tensor to several readers, and sums its gradient; its kind says so, body or none."""
+        """Whether it passes one tensor to several consumers and reduces its gradient; decided by its kind."""
         return self.kind == FAN_OUT
 
     @property
     def is_loss(self) -> bool:
-        """Whether what it computes is the loss, one number; without steps, as in plans of 0.2.0, its kind says it."""
+        """Whether it computes the loss, one number; without a body, as in plans of 0.2.0, decided by its kind."""
         return (self.body.steps[-1].function if self.body and self.body.steps else self.kind) in LOSSES
 
     @property
@@ -564,9 +587,9 @@ class Operator:
 
     @cached_property
     def wholes(self) -> Mapping[int, int]:
-        """Return for each write that is a piece of another one, by position, that one: it is summed and written once.
+        """Return, for each write, by position, the write that it is a slice of, which is reduced and stored once.
 
-        Of several that it may be cut from, it is of the one whose name it has before a bracket.
+        Of several candidates it is the one whose name precedes the bracket in its name.
         """
         found: dict[int, int] = {}
         for i, write in enumerate(self.writes):
@@ -579,23 +602,25 @@ class Operator:
 
     @property
     def ring(self) -> Relayout | None:
-        """What goes round between devices while it computes; None for nothing."""
+        """The exchange that circulates in a ring during its computation; None if there is none."""
         return next((x for x in self.exchanges if isinstance(x, Relayout) and x.is_ring), None)
 
     def attribute(self, name: str, default: ScalarT) -> ScalarT:
-        """Return an attribute, or the default where the operator does not have it."""
+        """Return an attribute, or the default if the operator does not have it."""
         value = dict(self.attributes).get(name, default)
         assert isinstance(value, type(default)), f"attribute {name} of {self.name} is {value!r}"
         return value
 
     def work_points(self, work: Work) -> int:
-        """Return how many points a piece of work runs over, on one device that does it all."""
+        """Return the number of points that a piece of work runs over, if one device does all of it."""
         return prod(dim.extent if isinstance(dim, SliceOf) else self.extents[dim] for dim in work.dims)
 
     def exchanges_with(self, has_gradient: Sequence[bool], *, forward_passes: int = 1) -> tuple[Exchange, ...]:
-        """Return the exchanges as often as they take place.
+        """Return the exchanges with the number of times that they occur.
 
-        has_gradient: of each read. forward_passes: how often the forward pass runs.
+        Args:
+            has_gradient: For each read, whether it has a gradient.
+            forward_passes: Number of times that the forward pass runs.
         """
         found = []
         for exchange in self.exchanges:

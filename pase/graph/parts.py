@@ -1,8 +1,8 @@
-"""Parts of a training step: micro-batches, some of its examples, and stages of a pipeline, some of its layers.
+"""Parts of a training step: micro-batches, which have some of its examples, and pipeline stages, some of its layers.
 
-Each is a graph of its own. A graph is cut into stages between two of its layers, in their order, where a single tensor
-goes from what is before to what is after, for one layer there. A stage reads what the stages before it wrote as it
-reads data, but for the gradient, which it sends back.
+Each part is a graph of its own. A graph can be cut into stages between two consecutive layers if a single tensor
+crosses the cut, to one layer. A stage reads tensors of earlier stages as it reads data, except that it sends gradients
+back.
 """
 
 import json
@@ -25,14 +25,14 @@ from pase.graph.precision import LayerTypes
 from pase.graph.verify import verify
 
 Factors = Mapping[str, int]
-"""By how much each dim of a layer that carries the batch has fewer points."""
+"""By what factor each dim of a layer that carries the batch is smaller."""
 
 
 def micro_batch(graph: Graph, count: int) -> Graph:
-    """Return the graph of one of so many equal parts of the batch.
+    """Return the graph of one of `count` equal parts of the batch.
 
     Raises:
-        ConfigurationError: A layer's batch has no such parts, or its examples are not apart (losses between pairs).
+        ConfigurationError: A layer's batch is not divisible by `count`, or its examples interact (losses of pairs).
     """
     if count == 1:
         return graph
@@ -81,7 +81,7 @@ def _smaller(operator: Operator, factors: Factors, count: int) -> Operator:
         return replace(of, shape=shape(of.shape, of.index_map), batch=batch)
 
     for piece in (dim for work in operator.work for dim in work.dims if isinstance(dim, SliceOf)):
-        _along(operator, piece, factors)  # which refuses pieces of the batch
+        _along(operator, piece, factors)  # rejects slices of the batch
     return replace(
         operator,
         dims=tuple(Dim(dim.name, dim.extent // factors.get(dim.name, 1)) for dim in operator.dims),
@@ -94,7 +94,7 @@ def _smaller(operator: Operator, factors: Factors, count: int) -> Operator:
 
 
 def _as_fed(graph: Graph, operator: Operator, small: Sequence[Operator]) -> Operator:
-    """Return a layer that has of what it reads whole (routes) as much as there is."""
+    """Return a layer whose completely replicated inputs (routes) have the size that the smaller graph produces."""
     reads, inputs = list(operator.reads), list(operator.body.inputs if operator.body else ())
     for position, read in enumerate(reads):
         edge = graph.incoming.get((operator.name, position))
@@ -114,7 +114,7 @@ def _as_fed(graph: Graph, operator: Operator, small: Sequence[Operator]) -> Oper
 
 
 def _along(operator: Operator, axis: DimIndex, factors: Factors) -> int:
-    """Return by how much a tensor's dim has fewer elements."""
+    """Return by what factor a tensor's dim is smaller."""
     match axis:
         case str():
             return factors.get(axis, 1)
@@ -129,7 +129,7 @@ def _along(operator: Operator, axis: DimIndex, factors: Factors) -> int:
 
 
 def _body(operator: Operator, body: Body, factors: Factors, count: int) -> Body:
-    """Return a body whose inputs and outputs have fewer examples, where the model has them."""
+    """Return a body in which the model's inputs and outputs have fewer examples."""
 
     def examples(shape: tuple[int, ...], blocks: int) -> tuple[int, ...]:
         before = 1
@@ -160,7 +160,7 @@ def _body(operator: Operator, body: Body, factors: Factors, count: int) -> Body:
 
 
 def _called(told: Any, examples: int, count: int) -> Any:
-    """Return how a model was called, with fewer examples in the first dim of what has all of them there."""
+    """Return the arguments of the model call, with fewer examples in the first dim of tensors of the batch."""
     match told:
         case {"shape": [first, *rest], **others} if first == examples:
             return {"shape": [first // count, *rest], **others}
@@ -174,28 +174,28 @@ def _called(told: Any, examples: int, count: int) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage(Graph):
-    """Some layers of a graph, in its order. whole: that graph. A weight that stages share belongs to each of them."""
+    """A subgraph of consecutive layers of the graph `whole`. A weight shared by stages belongs to each of them."""
 
     whole: Graph
 
     @cached_property
     def received(self) -> tuple[Edge, ...]:
-        """The edges on which it has tensors of earlier stages."""
+        """Edges that bring tensors from earlier stages."""
         return tuple(e for e in self.whole.edges if e.consumer in self.index and e.producer not in self.index)
 
     @cached_property
     def sent(self) -> tuple[Edge, ...]:
-        """The edges on which later stages have tensors of it."""
+        """Edges that take tensors to later stages."""
         return tuple(e for e in self.whole.edges if e.producer in self.index and e.consumer not in self.index)
 
     @cached_property
     def types(self) -> Mapping[str, LayerTypes]:
-        """The types of each layer's tensors, by its name."""
+        """Number types of each layer's tensors, by its name."""
         return FrozenDict({name: self.whole.types[name] for name in self.index})
 
     @cached_property
     def batch(self) -> Mapping[str, Batch]:
-        """Where the batch lies in the iteration space of each layer, by its name."""
+        """Position of the batch in the iteration space of each layer, by its name."""
         return FrozenDict({name: self.whole.batch[name] for name in self.index})
 
     @cached_property
@@ -204,32 +204,32 @@ class Stage(Graph):
 
 
 def with_cuts(graph: Graph) -> Graph:
-    """Return a graph with a fan-out wherever one is needed, and where several layers read all that goes on from before.
+    """Return a graph with fan-outs wherever needed, and where several layers read the only tensor that crosses a cut.
 
-    It can be cut there then.
+    The graph can then be cut there.
     """
     graph = with_fan_outs(graph)
     return with_fan_outs(graph, behind={tensor for _, tensor in _narrow(graph)})
 
 
 def with_fan_outs_of(graph: Graph, other: Graph) -> Graph:
-    """Return a graph with the fan-outs that another one of the same model has: those that are needed, or for cuts."""
+    """Return a graph with the same fan-outs as another graph of the same model: those that are needed, or for cuts."""
     plain = with_fan_outs(graph)
     return plain if plain.index.keys() == other.index.keys() else with_cuts(graph)
 
 
 def cuts(graph: Graph) -> tuple[int, ...]:
-    """Return before which layers, by position, a graph can be cut: one layer alone reads one tensor from before."""
+    """Return the positions before which a graph can be cut: one tensor, read by one layer, crosses the cut."""
     return tuple(at for at, tensor in _narrow(graph) if len(graph.readers[tensor]) == 1)
 
 
 def narrow_writers(graph: Graph) -> tuple[int, ...]:
-    """Return the layers, by position, of which one tensor is all that goes on to the layers behind some place."""
+    """Return the layers, by position, one tensor of which is all that crosses some cut."""
     return tuple(dict.fromkeys(graph.index[name] for _, (name, _) in _narrow(graph)))
 
 
 def _narrow(graph: Graph) -> Iterator[tuple[int, tuple[str, int]]]:
-    """Yield each position with the one tensor that goes on to the layers from there on, by layer and output."""
+    """Yield each position at which a single tensor crosses the cut, with that tensor, by layer and output."""
     last = {tensor: max(graph.index[edge.consumer] for edge in edges) for tensor, edges in graph.readers.items()}
     under_way: set[tuple[str, int]] = set()
     for position, operator in enumerate(graph.operators):
@@ -240,14 +240,14 @@ def _narrow(graph: Graph) -> Iterator[tuple[int, tuple[str, int]]]:
 
 
 def stages(graph: Graph, at: Sequence[int]) -> tuple[Graph, ...]:
-    """Return the stages of a graph that is cut before some layers, by position; the graph itself without any."""
+    """Return the stages of a graph that is cut before the layers at some positions; the graph itself without any."""
     between = pairwise((0, *at, len(graph.operators)))
-    return tuple(stage(graph, first, beyond) for first, beyond in between) if at else (graph,)
+    return tuple(stage(graph, first, stop) for first, stop in between) if at else (graph,)
 
 
-def stage(graph: Graph, first: int, beyond: int) -> Stage:
-    """Return the layers of a graph from one position to another, which is none of them, as a graph."""
-    operators = graph.operators[first:beyond]
+def stage(graph: Graph, first: int, stop: int) -> Stage:
+    """Return the layers in the half-open range [first, stop) of positions as a graph."""
+    operators = graph.operators[first:stop]
     names = {operator.name for operator in operators}
     return Stage(
         name=graph.name,

@@ -1,13 +1,13 @@
-"""`Precision`: the types that a network is trained in, and the type of every tensor that follows from them.
+"""`Precision`: the number types that a network is trained in, and the resulting type of every tensor.
 
-A policy says in which types weights are held, products multiply, gradients are kept and summed, and the optimiser
-counts. Where they are all one, every tensor has that type. Mixed ones are those of `torch.autocast` on a GPU: products
-take their operands in the low type and write it; what would lose too much is computed in float32 (`TypeRule`); all
-else keeps the widest type that it is given. Whole numbers keep theirs.
+A policy specifies the types of stored weights, of products, of gradients and their all-reduces, and of the optimiser's
+state. If they are all equal, every tensor has that type. Mixed policies follow `torch.autocast` on a GPU: products take
+operands of the low type and write it; functions that would lose too much accuracy are computed in float32 (see
+`pase.graph.functions`); all others keep the widest type of their operands. Integers keep their type.
 
-What is approximated: a weight that is added to what a product wrote counts as the product's bias; constants, masks
-among them, take the type of what they meet; an operator that only its own framework knows keeps the widest type that it
-is given.
+Approximations: a weight that is added to a product's result counts as its bias. Constants, including masks, take the
+type of the tensors they are combined with. An operator that only its own framework knows keeps the widest type of its
+operands.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,10 +32,10 @@ UNIT_ROUNDOFFS: Mapping[str, float] = MappingProxyType(
 """The largest relative error of rounding to a type."""
 
 _OF_SUMS, _OF_RESULTS = 256.0, 4.0
-"""Unit roundoffs that a layer's sums, and what it writes of them, lose at most where nothing cancels."""
+"""Bounds on the rounding errors, in unit roundoffs, of a layer's sums and of its results, without cancellation."""
 
 INDEX = "int32"
-"""The type of whole numbers, under every policy."""
+"""Type of integers, under every policy."""
 
 _NUMBERS = tuple(dtype for dtype in ITEMSIZES if dtype != INDEX)
 _Numbers = Annotated[str, choice(_NUMBERS)]
@@ -48,19 +48,19 @@ class Precision:
     name: str
     """Name of the policy."""
     parameters: _Numbers
-    """Type of weights, and of all that no product writes."""
+    """Type of weights, and of everything that is not a product's result."""
     products: _Numbers
-    """Type that operands are multiplied in where one is a weight, at the machine's peak for it."""
+    """Type of the operands of products with a weight, which run at the machine's peak for it."""
     results: _Numbers
-    """Type that products write, and that others multiply in (convolutions, attention)."""
+    """Type of products' results, and of the operands of other products (convolutions, attention)."""
     gradients: _Numbers
-    """Type of the gradients of weights, as they are stored."""
+    """Type in which gradients of weights are stored."""
     collectives: _Numbers
     """Type in which gradients of weights are all-reduced."""
     masters: Annotated[str, choice((*_NUMBERS, ""))] = ""
-    """Type of the copies of weights that the optimiser updates; empty where these are the weights themselves."""
+    """Type of the master weights that the optimiser updates; empty if these are the weights themselves."""
     moments: _Numbers
-    """Type of all else that the optimiser stores."""
+    """Type of the rest of the optimiser's state."""
 
     @property
     def is_mixed(self) -> bool:
@@ -69,18 +69,18 @@ class Precision:
 
     @property
     def multiplied(self) -> tuple[str, ...]:
-        """The types that products multiply in."""
+        """Types of the operands of products."""
         return tuple(dict.fromkeys((self.products, self.results)))
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a weight's number."""
+        """Bytes of a weight element."""
         return ITEMSIZES[self.parameters]
 
     @property
     def text(self) -> str:
-        """The types, in words; "" where they are all float32, as nobody needs to be told."""
-        told = {
+        """Description of the types; "" where they are all float32, the default."""
+        types_by_use = {
             "products": " and ".join(self.multiplied),
             "weights": self.parameters,
             "gradients": self.gradients,
@@ -88,16 +88,16 @@ class Precision:
             "masters": self.masters,
             "optimiser": self.moments,
         }
-        types = {each for each in told.values() if each}
+        types = {each for each in types_by_use.values() if each}
         if types == {"float32"}:
             return ""
         if len(types) == 1:
             return f"{self.name}   (all numbers {types.pop()})"
-        return f"{self.name}   ({', '.join(f'{name} {each}' for name, each in told.items() if each)})"
+        return f"{self.name}   ({', '.join(f'{name} {each}' for name, each in types_by_use.items() if each)})"
 
 
 def uniform(dtype: str, name: str = "") -> Precision:
-    """Return the policy of one type for all numbers; name: by default the type's."""
+    """Return the policy with one type for all numbers, by default named after the type."""
     one = dict.fromkeys(("parameters", "products", "results", "gradients", "collectives", "moments"), dtype)
     return Precision(name=name or dtype, **one)
 
@@ -121,15 +121,15 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
         )
     }
 )
-"""The policies by name. Mixed ones hold weights, their gradients and what the optimiser keeps in float32: the weights
-are their own masters, and gradients are summed in float32."""
+"""Policies by name. Mixed ones store weights, their gradients and the optimiser's state in float32: the weights are
+their own masters, and gradients are reduced in float32."""
 
 OF_ITEMSIZE: Mapping[int, Precision] = MappingProxyType({2: PRECISIONS["bf16"], 4: FLOAT32, 8: uniform("float64")})
-"""The policies of one type, by the bytes of its numbers."""
+"""Policies with one type, by its size in bytes."""
 
 
 def precision_of(policy: "Precision | str") -> Precision:
-    """Return a policy, by its name; GraphError where there is none of that name."""
+    """Return a policy, by its name; GraphError for an unknown name."""
     if isinstance(policy, Precision):
         return policy
     if policy not in PRECISIONS:
@@ -138,19 +138,24 @@ def precision_of(policy: "Precision | str") -> Precision:
 
 
 _STATISTICS = frozenset({"log_sums", "moments", "normalised", "softmax"})
-"""What operators make for themselves that is computed in float32, by name."""
+"""Temporary tensors of operators that are computed in float32, by name."""
 
 
 _SUMS_OF_PRODUCTS = frozenset({"gates", "hidden_gradient"})
-"""What operators sum inside themselves that products make, by name."""
+"""Sums of products within operators, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTypes:
-    """The types of a layer's tensors.
+    """Number types of a layer's tensors.
 
-    precision: the policy. reads: as they come. operands: of each read, as it is computed with. writes: what is written.
-    product: that its products multiply in. statistics: of small tensors that it reduces inside itself.
+    Attributes:
+        precision: The policy.
+        reads: Type in which each read arrives.
+        operands: Type in which each read is used.
+        writes: Type of each write.
+        product: Type of the operands of its products.
+        statistics: Type of small tensors that it reduces internally.
     """
 
     precision: Precision
@@ -161,44 +166,44 @@ class LayerTypes:
     statistics: str
 
     def read_bytes(self, position: int) -> int:
-        """Return the bytes of a number of a read as it comes, and of its gradient as it goes back to a layer."""
+        """Return the bytes per element of a read as it arrives, and of its gradient as it is sent back to a layer."""
         return ITEMSIZES[self.reads[position]]
 
     def operand_bytes(self, position: int) -> int:
-        """Return the bytes of a number of a read as the layer computes with it."""
+        """Return the bytes per element of a read as the layer uses it."""
         return ITEMSIZES[self.operands[position]]
 
     def write_bytes(self, position: int) -> int:
-        """Return the bytes of a number of what is written, and of its gradient."""
+        """Return the bytes per element of a write, and of its gradient."""
         return ITEMSIZES[self.writes[position]]
 
     def gradient_sum_bytes(self, operator: Operator, position: int) -> int:
-        """Return the bytes of a number of the gradient of a read as devices sum it."""
+        """Return the bytes per element of the gradient of a read in its all-reduce."""
         is_weight = operator.reads[position].role is Role.PARAMETER
         return ITEMSIZES[self.precision.collectives] if is_weight else self.read_bytes(position)
 
     def exchange_bytes(self, exchange: Exchange) -> int:
-        """Return the bytes of a number of what an operator exchanges inside itself, in the mean of all times."""
+        """Return the bytes per element of an exchange within an operator, averaged over all of its times."""
         own, wide = self.write_bytes(0), ITEMSIZES[self.statistics]
         if not isinstance(exchange, AllReduce) or exchange.tensor in _SUMS_OF_PRODUCTS:
             return own
-        # Scores are a product's; their gradient is that of a softmax.
+        # Scores are the result of a product; their gradient is that of a softmax.
         return (own + wide) // 2 if exchange.tensor == "scores" and exchange.times == 2 else wide
 
     def intermediate_bytes(self, made: Intermediate) -> int:
-        """Return the bytes of a number of what an operator makes for itself."""
+        """Return the bytes per element of a temporary tensor of an operator."""
         size = ITEMSIZES[self.statistics if made.tensor in _STATISTICS else self.writes[0]]
-        # A softmax within a product is kept as it is, and as the next product takes it.
+        # The softmax within attention is saved in its own type, and in that of the next product's operands.
         is_taken = made.tensor == "softmax" and self.writes[0] != self.statistics
         return size + ITEMSIZES[self.writes[0]] * is_taken
 
     def is_cast(self, position: int) -> bool:
-        """Return whether a read is computed with in another type than it comes in."""
+        """Return whether a read is converted to another type before use."""
         return self.reads[position] != self.operands[position]
 
 
 def uniform_types(operator: Operator, precision: Precision) -> LayerTypes:
-    """Return the types of an operator's tensors where all numbers but indices have one."""
+    """Return the types of an operator's tensors where all numbers except indices have one type."""
     own = precision.parameters
     reads = tuple(own if read.is_differentiable else INDEX for read in operator.reads)
     writes = tuple(own if write.is_differentiable else INDEX for write in operator.writes)
@@ -213,9 +218,10 @@ def layer_types(
     """Return the types of each layer's tensors, by its name.
 
     Args:
-        operators: in topological order.
-        producers: of each read that a layer feeds, (layer, position in its reads): the producer, which of its writes.
-        precision: the policy.
+        operators: The layers in topological order.
+        producers: For each read that a layer feeds, (layer, position in its reads): the producer and the number of its
+            output.
+        precision: The policy.
     """
     found: dict[str, LayerTypes] = {}
     if not precision.is_mixed:
@@ -231,7 +237,7 @@ def layer_types(
 
 
 class _Typed:
-    """The types within one operator, as its steps are looked at. known: of each tensor, "" of a number or constant."""
+    """Derives the types within one operator, step by step; `known` has each tensor's, "" for numbers and constants."""
 
     def __init__(self, operator: Operator, reads: tuple[str, ...], precision: Precision) -> None:
         self.operator, self.reads, self.precision = operator, reads, precision
@@ -267,7 +273,7 @@ class _Typed:
         return dtype if access.is_differentiable else INDEX
 
     def _steps(self) -> str:
-        """Look at the steps in turn; return the type of what the last one makes."""
+        """Evaluate the steps in order; return the type of the last one's result."""
         assert self.body is not None
         result = ""
         for step in self.body.steps:
@@ -302,7 +308,7 @@ class _Typed:
         return len(tensors) == 2 and tensors[0] in self.products and tensors[1] in self.weights
 
     def _by_kind(self) -> str:
-        """Return the type of what an operator writes of which no steps are known."""
+        """Return the type of the output of an operator without steps."""
         operator, floats = self.operator, [r.tensor for r in self.operator.reads if r.is_differentiable]
         if any(work.contraction for work in operator.work):
             self.taken = dict.fromkeys(floats, self.precision.results)
@@ -318,15 +324,15 @@ class _Typed:
 
 
 def rounding(results: str, sums: str, num_layers: int) -> float:
-    """Return the relative error that rounding leaves in what a chain of layers computes.
+    """Return the relative rounding error of a chain of layers.
 
-    The errors of layers are independent of one another, so that they grow with the square root of their number. Those
-    of one layer are of its sums of many terms, and of writing the result.
+    Errors of layers are independent, so they grow with the square root of their number. The errors of one layer are
+    those of its sums of many terms, and of writing the result.
 
     Args:
-        results: The type that layers write.
-        sums: The type that they add up in; never less than float32, whatever they write.
-        num_layers: How many of them follow one another.
+        results: Type that layers write.
+        sums: Type that they accumulate in; float32 at least, even if they write a narrower type.
+        num_layers: Number of consecutive layers.
     """
     of_sums = min(UNIT_ROUNDOFFS[sums], UNIT_ROUNDOFFS["float32"])
     return (_OF_SUMS * of_sums + _OF_RESULTS * UNIT_ROUNDOFFS[results]) * sqrt(max(1, num_layers))

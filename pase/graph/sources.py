@@ -1,4 +1,4 @@
-"""Calls of PyTorch's own operators by steps "source": which operators a program may call, and with which arguments."""
+"""Calls of PyTorch's own operators in "source" steps: which operators a program may call, and with which arguments."""
 
 import json
 import re
@@ -59,23 +59,23 @@ _NAMES = """
 SOURCE_OPERATORS = frozenset(_NAMES.split())
 """Operators of PyTorch's 'aten', without their overloads, that imports write into plans and programs call.
 
-All are functions of their operands that check what they are given. No others: none that views memory by strides
-(as_strided, _reshape_alias), that takes results of another operator on trust (backward ones), that leaves memory as it
-was (empty_like), that writes into operands, or that reads files or random numbers.
+All are pure functions that check their operands. Excluded are operators that view memory by strides (as_strided,
+_reshape_alias), trust the results of another operator (backward ones), return uninitialised memory (empty_like), write
+into operands, or read files or random numbers.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceCall:
-    """What a step "source" calls.
+    """An operator call in a "source" step.
 
     Attributes:
         operator: Qualified name, such as "aten.topk.default".
         arguments: (positional, keywords); in them {"operand": i} represents an operand, {"dtype": name} a type,
-            {"number": "inf"} what JSON does not have, {"device": ""} the device of the operands.
+            {"number": "inf"} numbers that JSON does not have, {"device": ""} the device of the operands.
         layouts: For each operand, then for the result, the dims of the body that make up each of its dims, row-major,
             in the operator's order.
-        number: Which of several results it is.
+        number: Number of the result, of several.
     """
 
     operator: str
@@ -85,15 +85,15 @@ class SourceCall:
 
 
 _OPERATOR = re.compile(r"aten\.(\w*[a-zA-Z0-9]|__\w+__)\.(\w*[a-zA-Z0-9])", re.ASCII)
-"""Qualified names of operators that do not say that they write into what they read."""
+"""Qualified names of operators, except those whose name shows that they write into their operands."""
 
 _LONGEST_ARGUMENTS = 1 << 16
 
 _MOST_RESULTS = 1 << 16
 
 _LARGEST = (1 << 31) - 1
-"""Of whole numbers among arguments: PyTorch adds and multiplies extents without looking whether they overflow, and
-`replication_pad2d` by 2^63 - 1 reads beyond its operand."""
+"""Largest integer argument: PyTorch computes with extents without overflow checks, and `replication_pad2d` by 2^63 - 1
+reads out of bounds."""
 
 
 def is_source_operator(operator: str) -> bool:
@@ -103,7 +103,7 @@ def is_source_operator(operator: str) -> bool:
 
 
 def source_call(options: Mapping[str, Any], operands: Sequence[object], where: str) -> SourceCall:
-    """Return what a step "source" calls.
+    """Return the operator call of a "source" step.
 
     Args:
         options: The step's options.
@@ -111,7 +111,7 @@ def source_call(options: Mapping[str, Any], operands: Sequence[object], where: s
         where: The layer, for messages.
 
     Raises:
-        GraphError: A program may not make this call, or its arguments cannot be read.
+        GraphError: Programs may not make this call, or its arguments cannot be parsed.
     """
     operator = str(options.get("operator", ""))
     if not is_source_operator(operator):
@@ -155,15 +155,15 @@ def _check_arguments(items: Sequence[Any], num_operands: int) -> None:
             case {"number": "inf" | "-inf" | "nan"} | {"device": ""} if len(item) == 1:
                 pass
             case int() if abs(item) > _LARGEST:
-                raise ValueError(f"a number of {item.bit_length()} bits is no argument")
+                raise ValueError(f"a number of {item.bit_length()} bits is not a valid argument")
             case None | bool() | int() | float() | str():
                 pass
             case _:
-                raise ValueError(f"{item!r} is no argument")
+                raise ValueError(f"{item!r} is not a valid argument")
 
 
 TYPES = ("float16", "bfloat16", "float32", "float64")
-"""Types of numbers that a source computes in."""
+"""Number types that a source may compute in."""
 
 ARGUMENT_TYPES = (*TYPES, "bool", "uint8", "int8", "int16", "int32", "int64", "complex64", "complex128")
-"""Types that an argument may name."""
+"""Types that an argument may be."""

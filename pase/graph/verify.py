@@ -1,4 +1,4 @@
-"""`verify`: the checks that every graph passes before anything is derived from it; and `Builder`, which makes them."""
+"""`verify`: checks that every graph passes before anything is derived from it; and `Builder`, which builds graphs."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -86,7 +86,7 @@ def verify_operator(operator: Operator) -> None:
         if isinstance(exchange, AllToAll) and (exchange.copies < 1 or (exchange.excess or 0.0) < 0):
             raise GraphError(
                 f"{where}: exchange {exchange.tensor!r} is of {exchange.copies} copies and {exchange.excess} rows "
-                "beyond an equal share; expected 1 or more, and 0 or more"
+                "above an equal share; expected 1 or more, and 0 or more"
             )
     for tensor in operator.intermediates:
         _verify_access(operator, tensor, where)
@@ -171,10 +171,10 @@ def _extent_problem(operator: Operator, axis: DimIndex, extent: int) -> str:
             return "" if extent >= 1 else "it must be at least 1"
         case Window():
             if axis.stride < 1 or axis.dilation < 1 or axis.pad < 0 or axis.beyond < 0:
-                zeros = f"pad {axis.pad}, zeros beyond {axis.beyond}" if axis.beyond else f"pad {axis.pad}"
+                zeros = f"pad {axis.pad}, zeros after the end {axis.beyond}" if axis.beyond else f"pad {axis.pad}"
                 return f"its window has stride {axis.stride}, dilation {axis.dilation}, {zeros}"
             last = (extents[axis.out] - 1) * axis.stride - axis.pad
-            return "" if last < extent + axis.beyond else f"window {extents[axis.out]} starts at {last}, beyond its end"
+            return "" if last < extent + axis.beyond else f"window {extents[axis.out]} starts at {last}, past its end"
         case SliceOf():
             inside = axis.offset >= 0 and axis.offset + axis.extent <= extents[axis.dim]
             if not inside:
@@ -252,15 +252,15 @@ def _verify_connected(graph: Graph) -> None:
         )
 
 
-# -- attributes: what each kind of operator may have, and of what type; a line here for each kind that has any
+# -- attributes: which ones each kind of operator may have, and their types; one line for each kind with attributes
 #
-# Kinds that are not here are others' own: no program is written of them, and of their attributes nothing is known. It
-# goes by kind, not by body: attributes are what plan files hold, of plans without bodies too.
+# Kinds that are not listed belong to other front ends: no program is emitted for them, and their attributes are
+# unknown. The key is the kind, not the body: plan files without bodies have attributes, too.
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """What an attribute may hold: expected, for people; fits: whether a value of some operator does."""
+    """Constraint on an attribute: `expected` describes it in messages, `fits` checks a value of some operator."""
 
     expected: str
     fits: Callable[[Operator, Scalar], bool]
@@ -293,7 +293,7 @@ _NAMES = _text(
 )
 
 OTHER_FUNCTION = "other"
-"""What a front end's function is called that has no name in IMPORTED_FUNCTIONS."""
+"""Name of a front end's function that is not in IMPORTED_FUNCTIONS."""
 
 _FURTHER_FUNCTIONS = """
     add_of_multiple addcdiv addcmul all and angle any arccos arccosh arcsin arcsinh arctan arctan2 arctanh argmax
@@ -309,7 +309,7 @@ _FURTHER_FUNCTIONS = """
 """
 
 IMPORTED_FUNCTIONS: frozenset[str] = frozenset({*BODY_FUNCTIONS, OTHER_FUNCTION, *_FURTHER_FUNCTIONS.split()})
-"""Names of functions of points and of reductions that front ends give to what they import."""
+"""Names of elementwise functions and of reductions that front ends give to imported operators."""
 
 _ACTIVATED = {"activation": _one_of("", *ACTIVATIONS)}
 _NORMALISATION = {"epsilon": _NUMBER, "groups": _whole(1)}
@@ -343,21 +343,21 @@ ATTRIBUTES: Mapping[str, Mapping[str, Attribute]] = MappingProxyType(
         for kind in kinds.split()
     }
 )
-"""Of each kind, what its attributes may hold, by name; any of them may be left out."""
+"""Constraints on the attributes of each kind, by name; all attributes are optional."""
 
 IMPORTED: Mapping[str, Attribute] = MappingProxyType({EPILOGUE: _NAMES, SCANNED: _LABEL})
-"""What operators of every kind may have besides, where a front end made them."""
+"""Attributes that imported operators of every kind may have in addition."""
 
 
 def _verify_attributes(operator: Operator) -> None:
-    """Raise GraphError where an attribute is none of the operator's kind, or holds what it may not."""
+    """Raise GraphError where an operator's kind does not have an attribute, or its value is invalid."""
     own = ATTRIBUTES.get(operator.kind)
     for name, value in operator.attributes:
         attribute = IMPORTED.get(name) or (own or {}).get(name)
         where = f"layer {short(operator.name)!r} ({short(operator.kind)}): attribute {short(name)!r}"
         if attribute is None and own is not None:
             known = listed(tuple(own), most=len(own)) or "none"
-            raise GraphError(f"{where} is none that its kind has; expected {known}")
+            raise GraphError(f"{where} is not an attribute of its kind; expected {known}")
         if attribute is not None and not attribute.fits(operator, value):
             raise GraphError(f"{where} is {short(repr(value))}; expected {attribute.expected}")
 
@@ -367,7 +367,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A tensor while a network is written; producer: None for the network's own input."""
+    """A tensor of a network under construction; `producer` is None for an input of the network."""
 
     shape: Shape
     producer: str | None = None
@@ -375,7 +375,7 @@ class Tensor:
 
 
 OperatorFactory = Callable[..., Operator]
-"""A function that makes an operator from its name, the shapes of its inputs and its options."""
+"""A function that creates an operator from its name, the shapes of its inputs and its options."""
 
 
 class Builder:
@@ -395,7 +395,7 @@ class Builder:
         self._edges: list[Edge] = []
 
     def input(self, shape: Shape) -> Tensor:
-        """Return a tensor that the training data supplies."""
+        """Return a tensor that is an input of the network, from the training data."""
         return Tensor(shape=shape)
 
     def add(self, factory: OperatorFactory, name: str, *inputs: Tensor, **options: object) -> Tensor:
@@ -409,13 +409,13 @@ class Builder:
         return Tensor(shape=operator.writes[0].shape, producer=name)
 
     def reshape(self, tensor: Tensor, shape: Shape) -> Tensor:
-        """Return a view of the tensor with another shape: no layer, the edge is seen through."""
+        """Return a view of the tensor with another shape: not a layer, as edges see through reshapes."""
         if prod(shape) != prod(tensor.shape):
-            raise GraphError(f"a tensor of shape {tensor.shape} cannot be seen as {shape}: sizes differ")
+            raise GraphError(f"a tensor of shape {tensor.shape} cannot be reshaped to {shape}: sizes differ")
         return replace(tensor, shape=shape)
 
     def build(self, arguments: Mapping[str, Scalar] | None = None) -> Graph:
-        """Return the verified graph; arguments: what the model was built with, recorded in plans."""
+        """Return the verified graph; `arguments` are those that the model was built with, recorded in plans."""
         return verify(
             Graph(
                 name=self._name,

@@ -192,10 +192,10 @@ STEP = {"result": "t1", "function": "exp", "operands": ["x"]}
             {"steps": [{**STEP, "operands": [{"number": "1"}]}]},
             r"number is '1'; expected one of -inf, inf",
         ),
-        ({"steps": [{**STEP, "operands": ["y"]}]}, "a step of its body reads 'y', which nothing makes"),
+        ({"steps": [{**STEP, "operands": ["y"]}]}, "a step of its body reads 'y', which no step computes"),
         ({"steps": [{**STEP, "function": "system"}]}, "a step of its body is not known: unknown function 'system'"),
         ({"steps": [{**STEP, "operands": ["x", "x"]}]}, "'exp', has 2 operands; expected 1 to 1"),
-        ({"steps": [{**STEP, "result": "x"}]}, "two steps of its body make 'x'"),
+        ({"steps": [{**STEP, "result": "x"}]}, "two steps of its body compute 'x'"),
         ({"steps": [{**STEP, "options": {"along": "b"}}]}, "'exp', has option along = 'b'; it has none"),
         (
             {"steps": [{**STEP, "function": "pool", "options": {"reduction": "prod"}}]},
@@ -207,9 +207,9 @@ STEP = {"result": "t1", "function": "exp", "operands": ["x"]}
         ),
         (
             {"steps": [{**STEP, "function": "sum", "dims": ["z"]}]},
-            r"names dims or inputs that it has not: \['z'\]",
+            r"names dims or inputs that it lacks: \['z'\]",
         ),
-        ({"steps": [], "inputs": [{"read": 7, "name": "x", "shape": [4]}]}, "names dims or inputs that it has not"),
+        ({"steps": [], "inputs": [{"read": 7, "name": "x", "shape": [4]}]}, "names dims or inputs that it lacks"),
     ],
 )
 def test_a_document_that_is_no_body_is_refused(body: object, message: str) -> None:

@@ -87,8 +87,8 @@ def test_hostile_texts_are_no_attributes(kind: str, name: str) -> None:
         ("dropout", "rate", 0, r"attribute 'rate' is 0; expected a number from 0.0"),
         ("layer_norm", "epsilon", "1e-5", r"attribute 'epsilon' is '1e-5'; expected a number with a decimal point"),
         ("concat", "along", "z", r"attribute 'along' is 'z'; expected one of its dims"),
-        ("attention", "casual", True, r"attribute 'casual' is none that its kind has; expected causal"),
-        ("embedding", "causal", True, r"attribute 'causal' is none that its kind has; expected none"),
+        ("attention", "casual", True, r"attribute 'casual' is not an attribute of its kind; expected causal"),
+        ("embedding", "causal", True, r"attribute 'causal' is not an attribute of its kind; expected none"),
         ("dense", "epilogue", "relu,", r"attribute 'epilogue' is 'relu,'; expected names of functions"),
     ],
 )  # fmt: skip

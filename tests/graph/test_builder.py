@@ -52,7 +52,7 @@ def test_a_reshape_is_seen_through() -> None:
 
 def test_a_reshape_must_keep_the_size() -> None:
     net = Builder("net")
-    with pytest.raises(GraphError, match=r"shape \(4, 6\) cannot be seen as \(4, 7\): sizes differ"):
+    with pytest.raises(GraphError, match=r"shape \(4, 6\) cannot be reshaped to \(4, 7\): sizes differ"):
         net.reshape(net.input((4, 6)), (4, 7))
 
 

@@ -121,7 +121,7 @@ def test_a_bad_operator_is_refused(options: dict[str, Any], message: str) -> Non
         ((8,), (Window(out="n", kernel="r", stride=0),), "its window has stride 0, dilation 1, pad 0"),
         ((8,), (Window(out="n", kernel="r", dilation=0),), "its window has stride 1, dilation 0, pad 0"),
         ((8,), (Window(out="n", kernel="r", pad=-1),), "its window has stride 1, dilation 1, pad -1"),
-        ((10,), (Window(out="n", kernel="r", stride=2),), "window 6 starts at 10, beyond its end"),
+        ((10,), (Window(out="n", kernel="r", stride=2),), "window 6 starts at 10, past its end"),
         ((3,), (SliceOf(dim="n", offset=4, extent=3),), r"the part \[4, 7\) is not within n = 6"),
         ((3,), (SliceOf(dim="n", offset=-1, extent=3),), r"the part \[-1, 2\) is not within n = 6"),
         ((2,), (SliceOf(dim="n", offset=0, extent=3),), "dim 0 has extent 2, but its part has 3"),

@@ -153,7 +153,7 @@ HOSTILE = (
         (call("aten.relu.default", '[["/etc/passwd", {"module": "os"}], {}]'), "arguments that cannot be read"),
         (call("aten.relu.default", '[[{"operand": 3}], {}]'), "arguments that cannot be read"),
         (call("aten.relu.default", "[" * 3000), "arguments that cannot be read"),
-        (call("aten.replication_pad2d.default", PADDED), "a number of 63 bits is no argument"),
+        (call("aten.replication_pad2d.default", PADDED), "a number of 63 bits is not a valid argument"),
         (call("aten.relu.default", layouts='[[["q"]], [["b"]]]'), "names dims"),
         (call("aten.relu.default", number=-1), "there is no result -1"),
     ],

@@ -1,4 +1,4 @@
-"""Operators: functions that make one from its name, the shapes of its inputs and its options."""
+"""Operator factories: functions that create an operator from its name, the shapes of its inputs and its options."""
 
 from pase.graph.operators.movement import concat, embedding, fan_out, gather, opaque, padded, reorder, with_fan_outs
 from pase.graph.operators.normalisation import batch_norm, layer_norm

@@ -1,9 +1,9 @@
-"""Operators that bring data to other places: concatenation, padding, new layouts, look-ups; and opaque ones.
+"""Operators that move data: concatenation, padding, layout changes, look-ups and fan-outs; and opaque operators.
 
-Of an opaque operator nothing more is known than the dims that pass through it. A fan-out is a tensor on its way to
-several readers, so that what their gradients have in common is summed once: the broadcast, whose adjoint is the sum. It
-computes nothing: its configuration is the layout in which the tensor is read, and over how many devices the gradient
-arrives in parts, which are added on each device and summed once for all.
+Of an opaque operator, only the dims that pass through it unchanged are known. A fan-out passes a tensor to several
+consumers so that their gradients are reduced once: the broadcast, whose adjoint is the sum. It computes nothing. Its
+configuration consists of the layout in which the tensor is read, and the number of devices that hold partial gradients,
+which are added on each device and then all-reduced once.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -59,7 +59,7 @@ def concat(name: str, *inputs: Shape, dims: Names = ("b", "c", "h", "w"), along:
 
 
 def padded(name: str, x: Shape, *, dims: Names, before: Shape, out: Shape) -> Operator:
-    """Return x in the midst of a tensor of zeros, shape `out`; before: zeros before it in each dim."""
+    """Return x embedded in a tensor of zeros of shape `out`; `before` is the number of zeros before it in each dim."""
     axes: list[DimIndex] = []
     for dim, extent, full, first in zip(dims, x, out, before, strict=True):
         if first < 0 or first + extent > full:
@@ -76,10 +76,14 @@ def padded(name: str, x: Shape, *, dims: Names, before: Shape, out: Shape) -> Op
 
 
 def reorder(name: str, factors: Sequence[int], *, read: Sequence[int], written: Sequence[Sequence[int]]) -> Operator:
-    """Return a tensor of the given factors laid out anew, without FLOP.
+    """Return a tensor of the given factors in another dim order, without FLOP.
 
-    factors: extents. read: positions of the factors in the order of the tensor that is read; written: for each dim of
-    the result, those that make it up. Factors that are not read are repeated.
+    Args:
+        name: Name of the operator.
+        factors: Extents of the factors.
+        read: Positions of the factors in the order of the tensor that is read.
+        written: For each dim of the result, the positions of the factors that make it up. Factors that are not read are
+            broadcast.
     """
     names = tuple(f"f{i}" for i in range(len(factors)))
     shape = tuple(prod(factors[i] for i in places) for places in written)
@@ -104,9 +108,9 @@ def embedding(
 ) -> Operator:
     """Return ``y[dims, d] = table[x[dims], d]``; x: integer indices [dims…], table: [v, d].
 
-    v is a reduction dim of the output: a device that holds a part of the vocabulary looks up what it has
-    and the parts are summed. Its FLOP are those of the look-ups alone. Raises GraphError where the rank of x
-    does not fit.
+    v is a reduction dim of the output: a device that holds a part of the vocabulary looks up the indices in its part,
+    and the results are reduced. The FLOP are those of the look-ups only. Raises GraphError where the rank of x does not
+    fit.
     """
     return Operator(
         name=name,
@@ -122,10 +126,10 @@ def embedding(
 
 
 def gather(name: str, x: Shape, *, dims: Names, along: str, count: int = 1) -> Operator:
-    """Return so many elements of ``x[dims]`` along one dim, at places that the other dims have each its own.
+    """Return `count` elements of ``x[dims]`` along one dim, at an index for each point of the other dims.
 
-    `along` is a reduction dim of the output: a device that holds a part of it takes what it has (the target's column
-    of its classes) and the parts are summed. Raises GraphError where `along` is none of the dims.
+    `along` is a reduction dim of the output: a device that holds a part of it takes the elements in its part (a target
+    class), and the results are reduced. Raises GraphError where `along` is not among the dims.
     """
     if len(x) != len(dims) or along not in dims:
         raise GraphError(f"layer {name!r} reads shape {x} with dims {', '.join(dims)}; expected {along} to be of these")
@@ -147,7 +151,7 @@ def gather(name: str, x: Shape, *, dims: Names, along: str, count: int = 1) -> O
     )
 
 
-# -- what nothing is known of
+# -- opaque operators
 
 
 def opaque(
@@ -161,11 +165,20 @@ def opaque(
     function: str = "",
     num_weights: int = 0,
 ) -> Operator:
-    """Return an operator that can be split along the dims that pass through unchanged, and along no others.
+    """Return an operator that can be split only along dims that pass through it unchanged.
 
-    passes: pairs (dim of the first input, dim of every output). flop, product_flop: of the whole forward pass, point
-    by point and of products. The last inputs, num_weights, are trained and needed whole by every device; so are the
-    others but along those dims in which they are as long as the first one. Raises GraphError where nothing is written.
+    Args:
+        name: Name of the operator.
+        inputs: Shapes of its inputs. The others are needed completely by every device, except along passed dims in
+            which they have the extent of the first.
+        outputs: Shapes of its outputs.
+        passes: Pairs (dim of the first input, dim of every output).
+        flop, product_flop: Elementwise and product FLOP of the whole forward pass.
+        function: Name of the function.
+        num_weights: The number of last inputs that are trained, and needed completely by every device.
+
+    Raises:
+        GraphError: No output is given.
     """
     if not outputs:
         raise GraphError(f"layer {name!r} writes nothing")
@@ -192,13 +205,13 @@ def opaque(
         )
         role = Role.PARAMETER if is_weight else Role.ACTIVATION
         reads.append(Access(tensor=f"x{number}", shape=shape, index_map=along, role=role))
-    # There is no body that the work could follow from.
+    # Without a body, the work cannot be derived.
     points = tuple(axis for axis in writes[0].index_map if isinstance(axis, str))
     size = max(1, writes[0].size)
     every, weights = tuple(range(len(inputs))), tuple(range(len(inputs) - num_weights, len(inputs)))
     work = [Work(dims=points, flop_per_point=flop / size, inputs=(every,))] if flop else []
     if product_flop:
-        # Of a loop, that is: of what it has computed before with its weights, or with the rest of what it reads.
+        # A loop depends on its earlier results together with its weights, or with its other inputs.
         operands = (every, weights) if weights else every[:2]
         work.append(Work(dims=points, flop_per_point=product_flop / size, inputs=operands, contraction=True))
     return Operator(
@@ -214,16 +227,20 @@ def opaque(
 
 
 _PARTS = "g"
-"""Name of the dim whose split is the number of devices over which the gradient arrives in parts."""
+"""Name of the dim whose split is the number of devices that hold partial gradients."""
 
 
 def fan_out(
     name: str, x: tuple[int, ...], *, axes: tuple[DimIndex, ...], extents: Mapping[str, int], parts: int
 ) -> Operator:
-    """Return ``y = x``, the gradient of which is a sum over `parts` devices or a divisor of that.
+    """Return ``y = x``, whose gradient is a sum over `parts` devices or a divisor of that.
 
-    x: shape. axes: how its dims are indexed; extents: of these iteration dims. Iteration space: these, and g, which
-    has another name where the tensor has a dim of that one.
+    Args:
+        name: Name of the operator.
+        x: Shape of the tensor.
+        axes: How its dims are indexed.
+        extents: Extents of these iteration dims. The iteration space also has g, renamed if the tensor has a dim g.
+        parts: Largest number of devices with partial gradients.
     """
     over = _unused(_PARTS, extents)
     read = Access(tensor="x", shape=x, index_map=axes, partial_over=(over,))
@@ -238,11 +255,15 @@ def fan_out(
 
 
 def with_fan_outs(graph: Graph, *, behind: Collection[tuple[str, int]] = ()) -> Graph:
-    """Return a graph with a fan-out behind each tensor whose gradient two or more reads could leave in parts.
+    """Return a graph with a fan-out after each tensor whose gradient two or more consumers could leave partial.
 
-    All reads of the tensor that have a gradient are fed by the fan-out then. A graph that has them is returned as it
-    is. behind: tensors, by layer and position among its writes, that get one wherever two or more reads have a
-    gradient.
+    All reads of the tensor that have a gradient are then fed by the fan-out. A graph that already has them is returned
+    unchanged.
+
+    Args:
+        graph: The graph.
+        behind: Tensors, by layer and position among its writes, that get a fan-out wherever two or more reads have a
+            gradient.
     """
     readers = {
         tensor: [edge for edge in edges if graph.has_gradient(graph[edge.consumer], edge.input)]
@@ -279,7 +300,7 @@ def with_fan_outs(graph: Graph, *, behind: Collection[tuple[str, int]] = ()) -> 
 
 
 def _num_parts(operator: Operator, read: int) -> int:
-    """Return in how many parts a layer can leave the gradient of what it reads."""
+    """Return the number of partial gradients that a layer can leave of what it reads."""
     dims = [dim for dim in operator.partial_dims(operator.reads[read]) if dim not in operator.unsplittable]
     return prod(operator.extents[dim] for dim in dims)
 
@@ -305,7 +326,7 @@ def _behind(producer: Operator, output: int, parts: int, names: Iterable[str]) -
 
 
 def _unused(name: str, taken: Iterable[str]) -> str:
-    """Return a name that is none of those that are taken."""
+    """Return a name that is not taken."""
     found, count = name, 1
     while found in taken:
         count += 1

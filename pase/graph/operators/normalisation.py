@@ -8,16 +8,21 @@ from pase.graph.operators.pointwise import check_activation, finished
 from pase.graph.operators.windows import position_names
 
 EPSILON = 1e-5
-"""Added to the variance: in both papers' common implementations of batch normalisation, and here for both kinds."""
+"""Added to the variance, as in the common implementations of batch and layer normalisation."""
 
 
 def batch_norm(name: str, x: tuple[int, ...], *, activation: str = "", num_frozen: int = 0) -> Operator:
     """Return batch normalisation of x, shape [b, c, …]: statistics over all but c, a scale and a shift per channel.
 
-    x has one to three spatial dims, of d, h, w the last. A split of them or of b all-reduces the mean and the mean
-    square of each channel, forward: the result is the same whatever the strategy. The two sums of the backward pass are
-    the gradients of the shift and the scale, which are all-reduced as such. num_frozen: of these how many are not
-    trained; their sums are all-reduced where x has a gradient.
+    x has one to three spatial dims, the last ones of d, h, w. If they or b are split, the forward pass all-reduces the
+    mean and the mean square of each channel, so that the result does not depend on the strategy. The two sums of the
+    backward pass are the gradients of the shift and the scale, which are all-reduced as such.
+
+    Args:
+        name: Name of the operator.
+        x: Shape of the input.
+        activation: Function applied to the result, "" for none.
+        num_frozen: How many of scale and shift are not trained; their sums are all-reduced if x has a gradient.
     """
     positions = position_names(name, x)
     dims, over = ("b", "c", *positions), ("b", *positions)
@@ -77,7 +82,7 @@ def _normalisation(
             ),
             Intermediate(tensor="normalised", shape=x, index_map=names, working=2),
         ),
-        # Scales are counted from 1, so that weights of zero leave the normalised tensor as it is.
+        # The scale is stored minus 1, so that weights of zero leave the normalised tensor unchanged.
         body=finished(
             Step(result="factor", function="add", operands=("scale", 1.0)),
             Step(
@@ -96,9 +101,13 @@ def _normalisation(
 def normalising(
     names: tuple[str, ...], *, flop_per_point: float, scale: int | None, has_shift: bool
 ) -> tuple[Work, ...]:
-    """Return the work of normalising the first read; scale: position of what it is multiplied with, None for nothing.
+    """Return the work of normalising the first read.
 
-    flop_per_point: of what comes before the scale and the shift, a product and a sum.
+    Args:
+        names: Dims of the tensor.
+        flop_per_point: FLOP before the scale and the shift, which are a product and a sum.
+        scale: Position of the read that is the scale, None for no scale.
+        has_shift: Whether there is a shift.
     """
     work = [Work(dims=names, flop_per_point=flop_per_point, inputs=(0,))]
     if scale is not None:

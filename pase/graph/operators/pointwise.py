@@ -1,6 +1,6 @@
-"""Operators that work point by point or over dims of one tensor: functions, dropout, reductions, softmax and its loss.
+"""Elementwise operators and operators over dims of one tensor: functions, dropout, reductions, softmax and its loss.
 
-What other operators apply to what they compute, a bias and an activation, is here too.
+The bias and the activation that other operators apply to their results are here, too.
 """
 
 from collections.abc import Sequence
@@ -15,21 +15,21 @@ Shape = tuple[int, ...]
 Names = tuple[str, ...]
 
 ACTIVATIONS = ("relu", "gelu", "tanh", "sigmoid")
-"""Functions that operators apply to what they produce."""
+"""Functions that operators apply to their results."""
 
 FUNCTIONS = ("add", "multiply", "relu", "gelu", "tanh")
 """Functions of `elementwise`."""
 
 
 def check_activation(name: str, activation: str) -> str:
-    """Return the activation of a layer, "" for none; GraphError where there is no such function."""
+    """Return the activation of a layer, "" for none; GraphError for an unknown function."""
     if activation and activation not in ACTIVATIONS:
         raise GraphError(f"layer {name!r}: {unknown_name('activation', activation, ACTIVATIONS)}")
     return activation
 
 
 def finished(*steps: Step, has_bias: bool = False, activation: str = "") -> Body:
-    """Return the body of some steps, of a bias that is added to the last one's result, and of an activation."""
+    """Return the body of some steps, followed by a bias that is added to the last result, and an activation."""
     found = list(steps)
     if has_bias:
         found.append(Step(result="sums", function="add", operands=(found[-1].result, "bias")))
@@ -42,9 +42,9 @@ def finished(*steps: Step, has_bias: bool = False, activation: str = "") -> Body
 
 
 def elementwise(name: str, *inputs: Shape, dims: Names, function: str = "add", activation: str = "") -> Operator:
-    """Return ``y = activation(function(x0, x1, …))``, point by point; inputs: shapes [dims…], all alike.
+    """Return ``y = activation(function(x0, x1, …))``, elementwise; the inputs have equal shapes [dims…].
 
-    function: one of FUNCTIONS. Raises GraphError where it is another, or where shapes differ.
+    Raises GraphError where the function is not in FUNCTIONS, or shapes differ.
     """
     if function not in FUNCTIONS:
         raise GraphError(f"layer {name!r}: unknown function {function!r}; expected one of {', '.join(FUNCTIONS)}")
@@ -55,7 +55,7 @@ def elementwise(name: str, *inputs: Shape, dims: Names, function: str = "add", a
     tensors = tuple(f"x{i}" for i in range(len(inputs)))
     fewest, most = POINTWISE[function].operands
     problem = "" if len(inputs) <= most else f"it applies {function!r} to {len(inputs)} tensors; expected one"
-    # The sum, and the product, of one tensor is the tensor itself.
+    # The sum, or the product, of one tensor is the tensor itself.
     step = Step(result="values", function=function if len(inputs) >= fewest else "identity", operands=tensors)
     return Operator(
         name=name,
@@ -90,10 +90,19 @@ def add_parameter(name: str, x: Shape, *, dims: Names, over: Names) -> Operator:
 def pointwise(
     name: str, *inputs: Shape, dims: Names, out: Shape, function: str, flop_per_point: float = 1.0, mixes: Names = ()
 ) -> Operator:
-    """Return ``y[dims] = function(x0, x1, …)``; inputs: shapes that are broadcast to `out`, [dims…], as NumPy does.
+    """Return ``y[dims] = function(x0, x1, …)``, elementwise.
 
-    function: of an imported model, perhaps several with commas between them. mixes: dims along which points read each
-    other after all; they cannot be split. Raises GraphError where a shape cannot be broadcast.
+    Args:
+        name: Name of the operator.
+        inputs: Shapes that are broadcast to `out`, [dims…], as in NumPy.
+        dims: Names of the output's dims.
+        out: Shape of the output.
+        function: Function of an imported model, or several separated by commas.
+        flop_per_point: FLOP for each point.
+        mixes: Dims along which points depend on each other; they cannot be split.
+
+    Raises:
+        GraphError: A shape cannot be broadcast.
     """
     reads = []
     for i, shape in enumerate(inputs):
@@ -109,7 +118,7 @@ def pointwise(
         dims=dims_of(extents_of(name, out, dims)),
         reads=tuple(reads),
         writes=(Access(tensor="y", shape=out, index_map=dims),),
-        # What a function costs is told by the front end, which knows more of them than have steps.
+        # The front end gives the FLOP of a function, as it knows more functions than body steps have.
         work=function_work(dims, functions, flop_per_point, len(reads)),
         unsplittable=mixes,
         body=None if mixes else _chain(functions, len(reads)),
@@ -118,7 +127,7 @@ def pointwise(
 
 
 def _chain(functions: Sequence[str], num_reads: int) -> Body | None:
-    """Return a function of all tensors and those that are applied to its result; None where one is not known."""
+    """Return a function of all tensors followed by functions of its result; None where one is unknown."""
     operands = tuple(f"x{i}" for i in range(num_reads))
     steps: list[Step] = []
     for i, function in enumerate(functions):
@@ -131,17 +140,17 @@ def _chain(functions: Sequence[str], num_reads: int) -> Body | None:
 
 
 def function_work(dims: Names, functions: Names, flop_per_point: float, num_reads: int) -> tuple[Work, ...]:
-    """Return the work of functions that follow one another on tensors that an operator reads.
+    """Return the work of a chain of functions applied to tensors that an operator reads.
 
-    The gradient of a sum is a copy. A product works again for each factor, as any other function of several tensors
-    does; where there are several functions and tensors, a product is of two numbers that may come of any of these.
+    The gradient of a sum is a copy. A product, like any other function of several tensors, works again for each factor.
+    Where there are several functions and tensors, a product has two factors that may depend on any of these.
     """
     every = tuple(range(num_reads))
     are_sums = [function_of(function).counts is Arithmetic.SUM for function in functions]
     num_sums = sum(are_sums)
     if len(functions) == 1:
         return (Work(dims=dims, flop_per_point=flop_per_point, inputs=() if num_sums else every),)
-    # What is more than one a function is the first one's, which may have many inputs.
+    # Further operations are attributed to the first function, which may have many inputs.
     others = len(functions) - num_sums if are_sums[0] else flop_per_point - num_sums
     others = max(0.0, min(flop_per_point, others))
     products = min(others, sum(function in ("multiply", "divide") for function in functions)) if num_reads > 1 else 0.0
@@ -154,11 +163,19 @@ def function_work(dims: Names, functions: Names, flop_per_point: float, num_read
 
 
 def dropout(name: str, x: Shape, *, dims: Names, rate: float) -> Operator:
-    """Return ``y = x / (1 - rate)`` where a point is kept, 0 where it is dropped; x: shape [dims…], all of which split.
+    """Return ``y = x / (1 - rate)`` where a point is kept, 0 where it is dropped; all dims of x, [dims…], can be split.
 
-    rate: the probability that a point is dropped (Srivastava et al. 2014). Which points are dropped depends on the
-    seed, the layer's name, the step and the point alone, not on the strategy, so that nothing moves. Raises GraphError
-    for a rate outside [0, 1) and where the rank of x does not fit.
+    Which points are dropped depends on the seed, the layer's name, the step and the point, not on the strategy, so that
+    nothing is transferred.
+
+    Args:
+        name: Name of the operator.
+        x: Shape of the input.
+        dims: Names of its dims.
+        rate: Probability that a point is dropped (Srivastava et al. 2014).
+
+    Raises:
+        GraphError: The rate is outside [0, 1), or the rank of x does not fit.
     """
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
         raise GraphError(f"layer {name!r} drops a fraction of {rate!r}; expected a rate from 0 to below 1")
@@ -169,7 +186,7 @@ def dropout(name: str, x: Shape, *, dims: Names, rate: float) -> Operator:
         dims=dims_of(extents_of(name, x, dims)),
         reads=(Access(tensor="x", shape=x, index_map=dims),),
         writes=(Access(tensor="y", shape=x, index_map=dims),),
-        # The mask is drawn again backward, from whole numbers of 64 bits.
+        # The backward pass draws the mask again, from 64-bit integers.
         intermediates=(Intermediate(tensor="drawn", shape=x, index_map=dims, working=6),),
         body=Body(steps=(Step(result="kept", function="dropout", operands=("x",), dims=dims, options=told),)),
         attributes=told,
@@ -180,7 +197,7 @@ def dropout(name: str, x: Shape, *, dims: Names, rate: float) -> Operator:
 
 
 def reduction(name: str, x: Shape, *, dims: Names, over: Names, function: str) -> Operator:
-    """Return ``y = function over some dims of x[dims]``; GraphError where these are none of its dims."""
+    """Return ``y = function over some dims of x[dims]``; GraphError where x lacks these dims."""
     extents = _reduced(name, x, dims, over)
     kept = tuple(dim for dim in dims if dim not in over)
     is_known = function in KNOWN_REDUCTIONS
@@ -190,7 +207,7 @@ def reduction(name: str, x: Shape, *, dims: Names, over: Names, function: str) -
         dims=dims_of(extents),
         reads=(Access(tensor="x", shape=x, index_map=dims),),
         writes=(Access(tensor="y", shape=tuple(extents[dim] for dim in kept), index_map=kept),),
-        # Of a function that has no step nothing follows: it reads each number once, as the others do.
+        # A function without body steps is assumed to read each number once, like the others.
         work=WORK_OF_BODY if is_known else (Work(dims=dims, flop_per_point=1, inputs=(0,)),),
         body=Body(steps=(Step(result="reduced", function=function, operands=("x",), dims=over),)) if is_known else None,
         attributes=(("function", function),),
@@ -200,7 +217,8 @@ def reduction(name: str, x: Shape, *, dims: Names, over: Names, function: str) -
 def softmax(name: str, x: Shape, *, dims: Names, over: str, is_log: bool = False) -> Operator:
     """Return the softmax of x[dims] over one dim.
 
-    A split of it all-reduces the maximum and the sum of each row, forward, and the sum of its gradient, backward.
+    A split of that dim all-reduces the maximum and the sum of each row in the forward pass, and the sum of its gradient
+    in the backward pass.
     """
     extents = _reduced(name, x, dims, (over,))
     kept = tuple(dim for dim in dims if dim != over)
@@ -236,7 +254,8 @@ def softmax_loss(name: str, x: Shape, *, dims: Names = ("b", "n")) -> Operator:
     """Return softmax cross-entropy of logits x, shape [dims…], classes last; labels: [dims without the last].
 
     The loss is the mean over all points, the end of a training graph. A split of the classes all-reduces three numbers
-    for each point forward (maximum, sum of exponentials, the label's logit); backward, each device needs only its own.
+    for each point forward (maximum, sum of exponentials, the label's logit). In the backward pass each device only
+    needs its own.
     """
     extents = extents_of(name, x, dims)
     points, classes = dims[:-1], dims[-1]
@@ -251,7 +270,7 @@ def softmax_loss(name: str, x: Shape, *, dims: Names = ("b", "n")) -> Operator:
         writes=(Access(tensor="y", shape=x, index_map=dims),),
         intermediates=(
             Intermediate(tensor="log_sums", shape=x[:-1], index_map=points, kept=1, working=3),
-            # The powers, forward; the softmax and the labels, one of their classes each, backward.
+            # Forward, the exponentials; backward, the softmax and the labels of this device's classes.
             Intermediate(tensor="softmax", shape=x, index_map=dims, working=2),
         ),
         exchanges=(AllReduce(tensor="extremes", shape=x[:-1], index_map=points, over=(classes,), times=3),),

@@ -42,8 +42,20 @@ def dense(
 ) -> Operator:
     """Return ``y[lead, out] = activation(Σ_reduce x[lead, reduce] · w[reduce, out] + bias[out])``.
 
-    x: shape [lead…, reduce…]. out: names and extents of the produced dims. shared: name of a weight that
-    several layers use. Iteration space: lead, out, reduce. Raises GraphError where the rank of x does not fit.
+    Iteration space: lead, out, reduce.
+
+    Args:
+        name: Name of the operator.
+        x: Shape [lead…, reduce…].
+        out: Names and extents of the output dims.
+        lead: Names of the leading dims.
+        reduce: Names of the reduction dims.
+        bias: Whether there is a bias.
+        activation: Function applied to the result, "" for none.
+        shared: Name of a weight that several layers share.
+
+    Raises:
+        GraphError: The rank of x does not fit.
     """
     extents_of(name, x, (*lead, *reduce))
     names, out_shape = tuple(n for n, _ in out), tuple(e for _, e in out)
@@ -53,7 +65,7 @@ def dense(
         Access(tensor="w", shape=shape, index_map=(*reduce, *names), role=Role.PARAMETER, shared=shared),
     ]
     if bias:
-        # Added after the sum over `reduce`: its gradient is not a partial sum of a split there.
+        # Added after the reduction: a split of a reduction dim leaves no partial sums of its gradient.
         reads.append(
             Access(tensor="bias", shape=out_shape, index_map=names, role=Role.PARAMETER, partial_over=tuple(lead))
         )
@@ -82,8 +94,18 @@ def contract(
 ) -> Operator:
     """Return ``z[out] = Σ x[axes[0]] · y[axes[1]]`` over the dims that `out` lacks, one iteration dim for each name.
 
-    parameter: which of the two is trained, if any. share: of the products that are computed at all, evenly over every
-    dim (1/8 where each token goes to one of eight experts). Raises GraphError where extents or names disagree.
+    Args:
+        name: Name of the operator.
+        x, y: Shapes of the factors.
+        axes: Names of the dims of either factor.
+        out: Names of the dims of the result.
+        parameter: Which factor, 0 or 1, is trained, if any.
+        kind: Kind of the operator.
+        share: Fraction of the products that are computed, evenly over every dim (1/8 where each token is sent to one of
+            eight experts).
+
+    Raises:
+        GraphError: Extents or names disagree.
     """
     extents: dict[str, int] = {}
     for shape, names in zip((x, y), axes, strict=True):
@@ -107,7 +129,7 @@ def contract(
         for i, (shape, names) in enumerate(zip((x, y), axes, strict=True))
     )
     step = Step(result="products", function="einsum", operands=tuple(read.tensor for read in reads), dims=out)
-    # Which of the products are computed, where not all are, no step tells.
+    # No step expresses which of the products are computed, where only some are.
     part = (Work(dims=order, flop_per_point=2 * share, inputs=(0, 1), contraction=True),)
     return Operator(
         name=name,
@@ -123,10 +145,16 @@ def contract(
 def attention(name: str, q: Shape, k: Shape, v: Shape, *, causal: bool = False, is_fused: bool = False) -> Operator:
     """Return ``y[b,s,h,k] = Σ_t softmax_t(q[b,s,h,·] · k[b,t,h,·] / √k) v[b,t,h,k]``.
 
-    q: shape [b, s, h, k]; k, v: [b, t, h, k]. Iteration space: b, h, s (queries), t (keys), k. A split of t
-    exchanges the running maximum and sum of each query; a split of k the partial scores. causal: a query
-    attends to no later key (costed as the full square, as it is computed). is_fused: the scores are never
-    whole in memory, and computed again backward: one number is kept for each query; otherwise their softmax is.
+    Iteration space: b, h, s (queries), t (keys), k. A split of t exchanges the running maximum and sum of each query; a
+    split of k exchanges the partial scores.
+
+    Args:
+        name: Name of the operator.
+        q: Shape [b, s, h, k].
+        k, v: Shapes [b, t, h, k].
+        causal: Whether a query attends to no later key (costed as the full square, as it is computed).
+        is_fused: Whether the scores are never fully materialised, and are recomputed in the backward pass. One number
+            per query is then saved; otherwise the softmax of the scores is.
     """
     if len(q) != 4 or len(k) != 4 or k != v or (q[0], *q[2:]) != (k[0], *k[2:]):
         raise GraphError(f"layer {name!r} reads shapes {q}, {k}, {v}; expected [b, s, h, k] and twice [b, t, h, k]")
@@ -134,7 +162,7 @@ def attention(name: str, q: Shape, k: Shape, v: Shape, *, causal: bool = False, 
     keys = k[1]
     dims = ("b", "h", "s", "t", "k")
     of_queries, of_keys, over_scores = ("b", "s", "h", "k"), ("b", "t", "h", "k"), dims[:4]
-    # Forward the maximum and the sum of each row, backward the sum of its gradient.
+    # Forward, the maximum and the sum of each row; backward, the sum of its gradient.
     statistic = AllReduce(
         tensor="softmax",
         shape=(batch, heads, queries),
@@ -174,7 +202,7 @@ def attention(name: str, q: Shape, k: Shape, v: Shape, *, causal: bool = False, 
         intermediates=(
             Intermediate(tensor="log_sums", shape=statistic.shape, index_map=statistic.index_map, kept=1)
             if is_fused
-            # Backward, its gradient, and that of the scores as it is and as a product takes it.
+            # Backward, its gradient, and that of the scores in its own type and in the product's type.
             else Intermediate(tensor="softmax", shape=scores.shape, index_map=over_scores, kept=1, working=3),
         ),
         body=Body(steps=(step,)),
@@ -182,15 +210,15 @@ def attention(name: str, q: Shape, k: Shape, v: Shape, *, causal: bool = False, 
     )
 
 
-# -- attention in one kernel, and in a ring: keys and values split as the queries are, which go round (Liu et al. 2023)
+# -- fused attention and ring attention: keys and values are split as the queries are and circulate (Liu et al. 2023)
 
 AxisT = TypeVar("AxisT", bound=DimIndex)
 
-_RING_PROBLEM = "its keys and values go round in a ring, which programs for PyTorch alone do"
+_RING_PROBLEM = "its keys and values circulate in a ring, which only programs for PyTorch support"
 
 
 def fused_attention(operator: Operator) -> Operator:
-    """Return attention whose scores are never whole in memory, as PyTorch computes it; any other layer as it is."""
+    """Return attention that never materialises all scores, as PyTorch's kernel does; any other layer unchanged."""
     statistic = _statistic(operator)
     if statistic is None:
         return operator
@@ -199,13 +227,13 @@ def fused_attention(operator: Operator) -> Operator:
 
 
 def ring_attention(operator: Operator) -> Operator:
-    """Return attention whose split of the queries splits keys and values likewise; any other layer as it is.
+    """Return ring attention, in which splitting the queries also splits keys and values; any other layer unchanged.
 
-    Each device has its part of the keys and values, and passes on what comes from the one before it, until all have
-    been everywhere: (k - 1)/k of all of them forward and, backward, of them again and of their gradients. What it
-    makes of each part is put together by the maximum and the sum of its scores, so that these are nowhere whole.
-    Attention to others than one's own (queries and keys of two lengths), or with masks, gathers its keys and values.
-    What it writes, its iteration space and its weights are those of attention that gathers.
+    Each device holds its part of the keys and values, and passes on the part that it received from the previous device
+    until all devices have seen all parts. It sends (k - 1)/k of all keys and values forward; backward, the same again
+    and their gradients. Partial results are combined by the maximum and the sum of their scores, so that the scores are
+    never fully materialised. Cross-attention (queries and keys of different lengths) and masked attention all-gather
+    their keys and values instead.
     """
     extents = operator.extents
     if _statistic(operator) is None or len(operator.reads) != 3 or not {"s", "t"} <= {*extents}:
@@ -251,7 +279,7 @@ def ring_attention(operator: Operator) -> Operator:
 
 
 def _statistic(operator: Operator) -> AllReduce | None:
-    """Return what attention exchanges of its rows' scores; None for what is no attention, or has no such exchange."""
+    """Return the score statistics that attention all-reduces; None for other layers, or if there are none."""
     of_rows = (x for x in operator.exchanges if isinstance(x, AllReduce) and x.tensor == "softmax")
     return next(of_rows, None) if operator.kind == "attention" else None
 
@@ -262,9 +290,11 @@ def with_fused_attention(graph: Graph) -> Graph:
 
 
 def with_rings(graph: Graph, layers: Collection[str] | None = None) -> Graph:
-    """Return a graph whose attention passes keys and values round in a ring where its sequence is split.
+    """Return a graph whose attention circulates keys and values in a ring where its sequence is split.
 
-    layers: Names of those that may; None: all.
+    Args:
+        graph: The graph.
+        layers: Names of the layers that may; None for all.
     """
     operators = (
         ring_attention(operator) if layers is None or operator.name in layers else operator

@@ -1,4 +1,4 @@
-"""Recurrent layers as one vertex: `lstm`, equal layers that can be a pipeline, and `recurrent`, cells of any widths."""
+"""Recurrent layers as one vertex: `lstm`, equal layers that can be pipelined, and `recurrent`, cells of any width."""
 
 from collections.abc import Sequence
 from math import prod
@@ -29,9 +29,10 @@ def lstm(name: str, x: tuple[int, ...], *, layers: int, units: int) -> Operator:
     """Return `layers` LSTM layers of `units` units over x, shape [b, s, d], d = units.
 
     Iteration space: l (layer), b, s (step), d (input and previous hidden state), e (hidden unit). Every point
-    multiplies an input and a recurrent weight into four gates. Splits of l and s run as a wavefront.
-    Splitting d leaves partial gates; the hidden state, written along e, is read back along d.
-    Raises GraphError where d is not `units`: the dims of a stack must agree to be one iteration space.
+    multiplies an input and a recurrent weight into four gates. Splits of l and s run as a wavefront. A split of d
+    leaves partial gates; the hidden state, written along e, is read along d.
+
+    Raises GraphError where d is not `units`: the layers of a stack share one iteration space.
     """
     if len(x) != 3 or x[2] != units:
         raise GraphError(
@@ -50,7 +51,7 @@ def lstm(name: str, x: tuple[int, ...], *, layers: int, units: int) -> Operator:
         kind="lstm",
         dims=(Dim("l", layers), Dim("b", batch), Dim("s", steps), Dim("d", units), Dim("e", units)),
         reads=(
-            # The first layer alone reads the input; the others get it from the layer below (a hand-off).
+            # Only the first layer reads the input; the others receive it from the layer below (a hand-off).
             Access(
                 tensor="x",
                 shape=(1, *x),
@@ -58,7 +59,7 @@ def lstm(name: str, x: tuple[int, ...], *, layers: int, units: int) -> Operator:
                 partial_over=("e",),
             ),
             *(Access(tensor=name, shape=weight, index_map=("l", "d", None, "e"), role=Role.PARAMETER) for name in "wu"),
-            # The gates are whole by the time that the bias is added: a split of d leaves its gradient alone.
+            # The gates are reduced when the bias is added: a split of d does not affect its gradient.
             Access(
                 tensor="bias",
                 shape=(layers, _LSTM_GATES, units),
@@ -68,7 +69,7 @@ def lstm(name: str, x: tuple[int, ...], *, layers: int, units: int) -> Operator:
             ),
         ),
         writes=(
-            # The last layer alone writes the output; its gates are summed over d before that.
+            # Only the last layer writes the output; its gates are reduced over d before that.
             Access(
                 tensor="y",
                 shape=(1, *x),
@@ -77,7 +78,7 @@ def lstm(name: str, x: tuple[int, ...], *, layers: int, units: int) -> Operator:
             ),
         ),
         work=(
-            # The first layer's product with x, the others' with the layer below, all layers' with the step before.
+            # The products of the first layer with x, of the others with the layer below, of all with the previous step.
             product(SliceOf(dim="l", offset=0, extent=1), (0, 1)),
             *([product(SliceOf(dim="l", offset=1, extent=layers - 1), (every, 1))] if layers > 1 else []),
             product("l", (every, 2)),
@@ -95,7 +96,7 @@ def lstm(name: str, x: tuple[int, ...], *, layers: int, units: int) -> Operator:
             AllReduce(tensor="hidden_gradient", shape=hidden, index_map=("l", "b", "s", "d"), over=("e",), times=1),
             Relayout(tensor="hidden", shape=hidden, index_map=along_e, read=along_d, times=1),
             Relayout(tensor="hidden_gradient", shape=hidden, index_map=along_d, read=along_e, times=1),
-            # What goes on is read along d already; what comes back joins the sum over e there.
+            # Values sent onward are already read along d; gradients sent back are reduced over e together with others.
             Handoff(tensor="hidden", shape=hidden[1:], index_map=along_d[1:], across="l", times=1),
             Handoff(tensor="hidden_gradient", shape=hidden[1:], index_map=along_d[1:], across="l", times=1),
             Handoff(tensor="state", shape=(layers, batch, units), index_map=("l", "b", "d"), across="s", times=2),
@@ -103,12 +104,13 @@ def lstm(name: str, x: tuple[int, ...], *, layers: int, units: int) -> Operator:
         ),
         pipeline=Pipeline(stage="l", sequence="s"),
         intermediates=(
-            # The gates and the candidate, the cell before the step and the hyperbolic tangent of the one after it.
+            # The gates and the candidate, the cell state before the step, and the hyperbolic tangent of the one after
+            # it.
             Intermediate(tensor="gates_and_cells", shape=hidden, index_map=along_e, kept=_LSTM_GATES + 2),
-            # Each layer's input of all steps, and the hidden state that each step reads.
+            # Inputs of each layer for all steps, and the hidden state that each step reads.
             Intermediate(tensor="inputs", shape=hidden, index_map=along_d, kept=2),
-            # Of one layer: what the input adds to the gates, step by step; backward their gradients, step by step and
-            # as one tensor.
+            # For one layer: the input's contribution to the gates, step by step; backward, the gates' gradients, step
+            # by step and as one tensor.
             Intermediate(
                 tensor="gate_sums", shape=(batch, steps, _LSTM_GATES, units), index_map=("b", "s", None, "e"), working=3
             ),
@@ -142,11 +144,27 @@ def recurrent(
 ) -> Operator:
     """Return recurrent layers over a sequence x, shape [b, s, d] or [s, b, d].
 
-    Iteration space: b, s (step), r (direction), g (gate), e (unit of a layer). A split of e leaves each device its
-    units of every layer and step; their hidden states are gathered in each. Steps, directions and gates are not split.
-    weights: of any layout; what has gates · units of something is split along e. states: first ones that are given, of
-    which the first is the hidden state where it `has_hidden`. product_flop: of the whole forward pass. Raises
-    GraphError where x is no sequence.
+    Iteration space: b, s (step), r (direction), g (gate), e (unit of a layer). A split of e gives each device some
+    units of every layer and step; their hidden states are all-gathered at each step. Steps, directions and gates are
+    not split.
+
+    Args:
+        name: Name of the operator.
+        x: Shape of the sequence.
+        weights: Shapes of the weights, in any layout; a dim of gates · units is split along e.
+        states: Shapes of the initial states, if given; the first is the hidden state if `has_hidden`.
+        has_hidden: Whether an initial hidden state is given.
+        outputs: Shapes of the outputs.
+        units: Units of a layer.
+        gates: Gates of the cell.
+        layers: Number of layers.
+        directions: Number of directions.
+        product_flop: FLOP of the products of the whole forward pass.
+        is_batch_first: Whether x is [b, s, d].
+        cell: Name of the cell, "" if unknown.
+
+    Raises:
+        GraphError: x is not a sequence.
     """
     if len(x) != 3:
         raise GraphError(f"layer {name!r} reads shape {x}; expected a sequence: [batch, steps, width]")
@@ -183,13 +201,14 @@ def recurrent(
             for i, shape in enumerate(outputs)
         ),
         work=(
-            # The first layer's product with x; the others' with the layer below, and all layers' with the step before.
+            # The products of the first layer with x, of the others with the layer below, and of all with the previous
+            # step.
             Work(dims=dims, flop_per_point=first, inputs=(0, trained), contraction=True),
             Work(dims=dims, flop_per_point=product_flop / points - first, inputs=(every, trained), contraction=True),
             Work(dims=dims, flop_per_point=float(_CELL_FLOP_PER_GATE * layers), inputs=(every,)),
         ),
-        # Every step reads all units of the step before; backward the parts of these units' gradients are sent back and
-        # added, the adjoint of the gathering and as many bytes.
+        # Every step reads all units of the previous step; in the backward pass the partial gradients of these units are
+        # reduce-scattered, the adjoint of the all-gather, with as many bytes.
         exchanges=tuple(
             Relayout(
                 tensor=tensor,
@@ -205,7 +224,7 @@ def recurrent(
                 *(("first_hidden", state.shape, state.index_map) for state in given),
             ]
         ),
-        # Of every step: its gates, its cell and its hidden state.
+        # For every step: its gates, its cell state and its hidden state.
         intermediates=(Intermediate(tensor="states", shape=hidden, index_map=written, kept=gates + 2, working=gates),),
         unsplittable=("s", "r", "g"),
         attributes=(("cell", cell), ("layers", layers), ("units", units), ("directions", directions)),
@@ -215,7 +234,7 @@ def recurrent(
 def _weight_axes(shape: tuple[int, ...], gates: int, units: int) -> tuple[DimIndex, ...]:
     place = next((i for i, extent in enumerate(shape) if extent == gates * units), None)
     if place is None and shape[-1:] == (units,):
-        # A weight for each gate.
+        # One weight for each gate.
         return (*(None for _ in shape[:-1]), "e")
     return tuple(("g", "e") if i == place else None for i in range(len(shape)))
 

@@ -1,6 +1,6 @@
-"""Layers that read lines, images or volumes through sliding windows: convolution, its adjoint, and pooling.
+"""Layers with sliding windows over lines, images or volumes: convolution, transposed convolution, and pooling.
 
-Tensors are [b, channels, …] with one to three spatial dims, of d, h, w the last.
+Tensors are [b, channels, …] with one to three spatial dims, the last ones of d, h, w.
 """
 
 from dataclasses import dataclass, replace
@@ -17,12 +17,12 @@ Each = int | tuple[int, ...]
 """An option given once, or for each spatial dim."""
 
 Padding = int | tuple[int | Pair, ...] | Literal["same"]
-"""Zeros on each side, given once or for each spatial dim, there perhaps as (before, after)."""
+"""Zeros on each side, given once or for each spatial dim, optionally as (before, after)."""
 
 POOLINGS = ("max", "mean")
 
 SPATIAL = (("d", "q", "depth"), ("h", "r", "height"), ("w", "s", "width"))
-"""Iteration dims of the positions and of the kernel, and what the extent is called; lines have the last of them alone,
+"""Iteration dims of the positions and of the kernel, and the name of the extent. Lines have only the last of them,
 images the last two, volumes all."""
 
 
@@ -34,11 +34,11 @@ class Convolving(TypedDict, total=False):
     kernel: Required[Each]
     stride: Each
     padding: Padding
-    """By default none."""
+    """Default: none."""
     dilation: Each
     groups: int
     bias: bool
-    """By default there is one."""
+    """Default: True."""
     activation: str
 
 
@@ -50,7 +50,7 @@ class Pooling(TypedDict, total=False):
     padding: Padding
     reduction: Literal["max", "mean"]
     count_padding: bool
-    """Whether zeros of the padding count in a mean."""
+    """Whether padding zeros count in a mean."""
 
 
 def conv1d(name: str, x: Shape, **options: Unpack[Convolving]) -> Operator:
@@ -69,7 +69,7 @@ def conv2d(name: str, x: Shape, **options: Unpack[Convolving]) -> Operator:
 
 
 def conv3d(name: str, x: Shape, **options: Unpack[Convolving]) -> Operator:
-    """Return a convolution of x, shape [b, channels, depth, height, width]; as `conv2d`, with d and q besides."""
+    """Return a convolution of x, shape [b, channels, depth, height, width]; as `conv2d`, with dims d and q."""
     return _convolution(name, x, 3, **options)
 
 
@@ -115,7 +115,7 @@ def _convolution(
 
 
 def _channels(name: str, channels: int, out: int, groups: int) -> tuple[dict[str, int], DimIndex, DimIndex]:
-    """Return the extent of the dim of groups, where there are several, and how in- and out-channels are indexed."""
+    """Return the extent of the group dim, if there are several groups, and the indices of in- and out-channels."""
     if groups < 1 or channels % groups or out % groups:
         raise GraphError(
             f"layer {name!r} has {groups} groups; expected a number that divides {channels} in- and {out} out-channels"
@@ -124,7 +124,7 @@ def _channels(name: str, channels: int, out: int, groups: int) -> tuple[dict[str
 
 
 def _bias(out: int, outer: DimIndex, over: tuple[str, ...]) -> Access:
-    # Added after the sum over c and the filter: its gradient is not a partial sum of a split there.
+    # Added after the reduction over c and the filter: their splits leave no partial sums of its gradient.
     return Access(tensor="bias", shape=(out,), index_map=(outer,), role=Role.PARAMETER, partial_over=over)
 
 
@@ -143,23 +143,23 @@ def transposed_convolution(
 ) -> Operator:
     """Return the adjoint of a convolution of x, shape [b, channels, …]: each point spreads over a window of the result.
 
-    Iteration space: b, g (where groups > 1), n (out-channels), c (in-channels), i0 … (positions that are read), o0 …
-    (that are written) and k0 … (of the window), of which no split is known: windows of the result overlap.
+    Iteration space: b, g (where groups > 1), n (out-channels), c (in-channels), i0 … (positions read), o0 … (positions
+    written) and k0 … (window points). The last three are never split, as windows of the result overlap.
 
     Args:
-        name: of the layer.
-        x: its shape.
-        out: out-channels; the filters are [channels, out-channels of one group, window …].
-        kernel: extents of the window.
-        stride: how far apart the windows of neighbouring points are.
-        padding: points of the result that are left out on each side.
-        dilation: how far apart the points of a window are.
-        groups: of channels.
-        bias: whether there is one.
-        positions: of the result, where they are not the fewest that the windows reach: up to a step more.
+        name: Name of the layer.
+        x: Shape of the input.
+        out: Number of out-channels; the filters are [channels, out-channels of one group, window …].
+        kernel: Extents of the window.
+        stride: Distance of the windows of neighbouring points.
+        padding: Number of result points that are cropped on each side.
+        dilation: Distance of the points of a window.
+        groups: Number of channel groups.
+        bias: Whether there is a bias.
+        positions: Extents of the result, if they exceed the fewest that the windows reach, by less than a stride.
 
     Raises:
-        GraphError: rank, groups or window do not fit.
+        GraphError: Rank, groups or window do not fit.
     """
     rank = len(x) - 2
     position_names(name, x)
@@ -249,7 +249,7 @@ def _pooling(
         raise GraphError(f"layer {name!r}: unknown reduction {reduction!r}; expected 'max' or 'mean'")
     windows = sliding(name, x, rank, kernel=kernel, stride=stride, padding=padding)
     for size, pad in zip(windows.kernels.values(), windows.pads, strict=True):
-        if max(pad) >= size:  # it has no maximum and no mean
+        if max(pad) >= size:  # such a window has no maximum and no mean
             raise GraphError(f"layer {name!r}: padding {pad} holds a whole window of {size}; use less on each side")
     batch, channels = x[:2]
     positions = windows.positions
@@ -267,7 +267,7 @@ def _pooling(
 
 
 def global_pool(name: str, x: Shape) -> Operator:
-    """Return ``y[b, c] = mean over all positions of x[b, c, …]``. Iteration space: b, c and what of d, h, w x has."""
+    """Return ``y[b, c] = mean over all positions of x[b, c, …]``. Iteration space: b, c and the spatial dims of x."""
     names = ("b", "c", *position_names(name, x))
     return Operator(
         name=name,
@@ -286,8 +286,10 @@ def global_pool(name: str, x: Shape) -> Operator:
 class Windows:
     """Windows that slide over a tensor [b, channels, …].
 
-    positions, kernels: extents of their iteration dims. pads: before and after each spatial dim. axes: how these are
-    read.
+    Attributes:
+        positions, kernels: Extents of their iteration dims.
+        pads: Padding before and after each spatial dim.
+        axes: Indices of the spatial dims.
     """
 
     positions: dict[str, int]
@@ -299,7 +301,7 @@ class Windows:
 def position_names(name: str, x: tuple[int, ...], rank: int | None = None) -> tuple[str, ...]:
     """Return the iteration dims of the spatial dims of x, shape [b, channels, …].
 
-    rank: how many there must be. Raises GraphError where there are others.
+    Raises GraphError where x does not have `rank` spatial dims, or 1 to 3 of them if `rank` is None.
     """
     if rank is None:
         if not 3 <= len(x) <= 2 + len(SPATIAL):
@@ -319,8 +321,8 @@ def sliding(
 ) -> Windows:
     """Return the windows of a layer over the last `rank` dims of x, shape [b, channels, …].
 
-    Positions are as many as fit: floor((extent + pads - reach) / stride) + 1. Raises GraphError for a shape of
-    another rank, for options that are not given once or for each dim, and where a window does not fit.
+    There are as many positions as fit: floor((extent + pads - reach) / stride) + 1. Raises GraphError for a shape of
+    another rank, for options that are not given once or for each dim, and for windows that do not fit.
     """
     positions = position_names(name, x, rank)
     extents = x[2:]
@@ -380,7 +382,7 @@ def _pads(
 def _output_extent(name: str, extent: int, kernel: int, stride: int, dilation: int, pad: Pair) -> int:
     if kernel < 1 or stride < 1 or dilation < 1 or min(pad) < 0:
         raise GraphError(
-            f"layer {name!r}: kernel {kernel}, stride {stride}, dilation {dilation}, padding {pad} is no window"
+            f"layer {name!r}: kernel {kernel}, stride {stride}, dilation {dilation}, padding {pad} is not possible"
         )
     reach = dilation * (kernel - 1) + 1
     room = extent + sum(pad) - reach
@@ -392,7 +394,7 @@ def _output_extent(name: str, extent: int, kernel: int, stride: int, dilation: i
 
 
 def _same(extent: int, kernel: int, stride: int, dilation: int) -> Pair:
-    # What is no window is refused where its outputs are counted.
+    # Invalid windows are rejected where their outputs are counted.
     outputs = -(-extent // max(stride, 1))
     total = max((outputs - 1) * stride + dilation * (kernel - 1) + 1 - extent, 0)
     return total // 2, total - total // 2
