@@ -1,1 +1,1 @@
-"""What makes programs of plans and runs them, one package for each framework, and the emitter, for all."""
+"""Execution of plans: one package for each framework that runs them or programs of them, and the common emitter."""

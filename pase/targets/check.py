@@ -1,4 +1,4 @@
-"""`check`: a PyTorch module under a plan, compared with the module itself on one device and on local ranks."""
+"""`check`: compare a PyTorch module under a plan with the unmodified module, on one device and on local ranks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from pase.targets.factories import Factory, Progress
 from pase.targets.torch import TORCH
 
 DEFAULT_DEVICES = 2
-"""How many ranks a module is checked on where neither a plan nor a number is given."""
+"""Number of ranks where neither a plan nor a number is given."""
 
 
 def check(
@@ -25,26 +25,26 @@ def check(
     seed: int = 0,
     on_progress: Progress | None = None,
 ) -> CheckResult:
-    """Return what a PyTorch module computes otherwise under a plan than by itself.
+    """Compare a PyTorch module under a plan with the module itself, and return all differences.
 
-    It is compared in float64 and in its own types, on one device in this process and on as many local ranks, which are
-    CPU processes, as the plan is for; in training and in evaluation: the forward pass, the gradient of every parameter,
-    buffers, and what two steps of an optimizer change. Dropout keeps every point for it, scaled as ever. The module is
-    left as it was.
+    The comparison is in float64 and in the module's own types, on one device in this process and on the plan's number
+    of local ranks, which are CPU processes; in training and in evaluation. It covers the forward pass, the gradient of
+    every parameter, buffers, and the changes made by two optimizer steps. Dropout keeps every point, with its usual
+    scale. The module is restored afterwards.
 
     Args:
-        module: The `torch.nn.Module`, with its weights. Ranks import its class: for more than one device that is one of
-            a module, not of the program itself.
-        inputs: What it is called with, of one micro-batch: a tensor, a tuple of them, or a dict by name.
-        plan: Of the module. By default that which `pase.search` finds for so many devices.
-        loss: Of what the module returns and of targets, which are the last of the inputs then.
-        devices: How many ranks, where no plan is given; by default 2.
-        seed: Of inputs that have no values.
-        on_progress: Takes what is being done, how many parts of the check are done and how many there are.
+        module: The `torch.nn.Module`, with its weights. Ranks import its class, so for more than one device the class
+            must be in an importable module, not in the main program.
+        inputs: Inputs of one micro-batch: a tensor, a tuple of them, or a dict by name.
+        plan: Plan of the module; default: the result of `pase.search` for `devices`.
+        loss: Function of the module's result and the targets, which are then the last of the inputs.
+        devices: Number of ranks if no plan is given; default: 2.
+        seed: Seed of inputs without values.
+        on_progress: Called with the current activity, the number of completed parts of the check, and their total.
 
     Raises:
         ProgramError: The module itself fails, or ranks cannot import it, or this process is one of several ranks.
-        PaseError: There is no plan for the module, or the plan is for another number of devices.
+        PaseError: No plan for the module exists, or the plan is for another number of devices.
     """
     if not hasattr(module, "named_parameters"):
         raise ProgramError(f"a {type(module).__name__} cannot be checked; give a torch.nn.Module, with its inputs")
@@ -59,7 +59,7 @@ def check(
 
 
 def check_factory(factory: Factory, plan: Plan, *, seed: int = 0, on_progress: Progress | None = None) -> CheckResult:
-    """Return what `check` does of the module that a factory makes, package.module:function."""
+    """Return the result of `check` for the module that a factory makes, package.module:function."""
     return _checked((factory.name, factory.batch, dict(factory.arguments)), plan, seed, on_progress)
 
 
@@ -91,12 +91,12 @@ def _checked(source: Sequence[Any], plan: Plan, seed: int, on_progress: Progress
 
 
 def _check_importable(module: Any, loss: Any) -> None:
-    """Raise ProgramError where other processes cannot import the classes of a module."""
+    """Raise ProgramError where other processes cannot import a module's classes."""
     for part in (*module.modules(), *([] if loss is None else [loss])):
         kind = part if hasattr(part, "__qualname__") else type(part)
         if kind.__module__ == "__main__":
             raise ProgramError(
-                f"{kind.__qualname__!r} is of the program itself, which other processes cannot import: put it into a "
+                f"{kind.__qualname__!r} is in the main program, which other processes cannot import: put it into a "
                 "module of its own, or check it on one device (devices=1)"
             )
 

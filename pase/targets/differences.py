@@ -1,4 +1,4 @@
-"""`CheckResult`: what a module computes otherwise under a plan than by itself, in words and numbers."""
+"""`CheckResult`: the differences between a module under a plan and the module itself."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One of the runs in which a module is compared with itself under a plan.
+    """One run in which a module under a plan is compared with the module itself.
 
     Attributes:
-        devices: Number of ranks; 1 for what was traced of the module without a split.
-        dtype: The type of its weights, "float64" or the module's own.
-        mode: "training" or "evaluation", what `module.train()` and `module.eval()` set.
+        devices: Number of ranks; 1 for the traced module without splits.
+        dtype: Type of its weights, "float64" or the module's own.
+        mode: "training" or "evaluation", as set by `module.train()` and `module.eval()`.
     """
 
     devices: int
@@ -20,25 +20,25 @@ class Run:
 
     @property
     def text(self) -> str:
-        """What messages call it."""
+        """Name of the run in messages."""
         return f"{self.mode} in {self.dtype} on {self.devices} device{'s' if self.devices > 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A tensor of which a module computes something else under a plan than by itself.
+    """A tensor whose value under a plan differs from that of the module itself.
 
     Attributes:
         what: The tensor: "the loss", "output 0", "the gradient of 'fc.weight'".
-        line: "file.py:12" of the user's source, where it is computed or first read; "" where that is not known.
-        found: The element that differs most, under the plan.
+        line: "file.py:12" of the user's source, where it is computed or first read; "" if unknown.
+        found: The element with the largest difference, under the plan.
         expected: The same element of the module itself.
-        relative: Their difference, of the size of the tensor.
-        explained: How much of that rounding explains.
-        order: When a step computes the tensor, as numbers to compare.
-        run: In which run; None where there is one alone.
-        step: In which step of it, from 1; 0 for a forward pass without gradients.
-        rank: On which rank.
+        relative: Their difference, relative to the magnitude of the tensor.
+        explained: The part of that which rounding explains.
+        order: Position in the order of computation, as numbers to compare.
+        run: Run in which it was found; None where there is only one.
+        step: Step of that run, from 1; 0 for a forward pass without gradients.
+        rank: Rank on which it was found.
     """
 
     what: str
@@ -54,14 +54,14 @@ class Difference:
 
     @property
     def when(self) -> str:
-        """In which step it was found, and on which rank."""
+        """Step in which it was found, and rank."""
         assert self.run is not None
         step = f"step {self.step}" if self.step else "forward pass"
         return step if self.run.devices == 1 else f"{step}, rank {self.rank}"
 
     @property
     def text(self) -> str:
-        """The difference in words."""
+        """Description of the difference."""
         at = f" ({self.line})" if self.line else ""
         return (
             f"{self.what}{at} is {self.found:.6g}, {self.expected:.6g} of the module itself: {self.relative:.1e} of "
@@ -71,16 +71,16 @@ class Difference:
 
 @dataclass(slots=True, kw_only=True)
 class RankCheck:
-    """What a rank found.
+    """Result of the check on one rank.
 
     Attributes:
-        differences: What rounding does not explain, in the order in which it was computed.
-        refused: By run, what the plan does not run.
+        differences: Differences that rounding does not explain, in the order of computation.
+        refused: By run, why the plan does not support it.
         not_compared: What was not compared, and why.
-        notes: Of the module under the plan.
-        compared: By run, how many tensors were compared.
-        names: Of the module's parameters and buffers.
-        held: Those of them that the rank has under the plan.
+        notes: Notes on the module under the plan.
+        compared: By run, the number of tensors compared.
+        names: Names of the module's parameters and buffers.
+        held: Those of them that the rank holds under the plan.
     """
 
     differences: list[Difference] = field(default_factory=list)
@@ -94,15 +94,15 @@ class RankCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What `pase.check` found.
+    """Result of `pase.check`.
 
     Attributes:
-        differences: What rounding does not explain, most upstream first: of one device before several, in the order in
-            which a step computes it.
-        refused: Why a plan does not run the module, by run.
+        differences: Differences that rounding does not explain, most upstream first: one device before several, then in
+            the order of computation.
+        refused: Why the plan does not run the module, by run.
         not_compared: What was not compared, and why.
-        notes: What the module under the plan does otherwise than the module, as `parallel.notes` has it.
-        compared: By the runs in which it was compared, how many tensors were.
+        notes: Intended deviations of the module under the plan, as in `parallel.notes`.
+        compared: By run, the number of tensors compared.
     """
 
     differences: tuple[Difference, ...]
@@ -113,12 +113,12 @@ class CheckResult:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the module can be trained and evaluated under the plan, and nothing differs beyond rounding."""
+        """Whether the module can be trained and evaluated under the plan without differences except rounding."""
         return not self.differences and not self.refused
 
     @property
     def summary(self) -> str:
-        """What was found, in one line."""
+        """Result in one line."""
         total = f"{sum(self.compared.values()):,} tensors of {len(self.compared)} runs"
         if self.differences:
             return f"{len(self.differences):,} of {total} differ by more than rounding explains"
@@ -126,7 +126,7 @@ class CheckResult:
         return f"{equal}; {len(self.refused)} runs are refused" if self.refused else equal
 
     def differing(self) -> dict[Run, list[Difference]]:
-        """Return what differs by run, first those of one device."""
+        """Return the differences by run, those of one device first."""
         found: dict[Run, list[Difference]] = {}
         for difference in self.differences:
             assert difference.run is not None
@@ -134,12 +134,12 @@ class CheckResult:
         return found
 
     def origins(self) -> list[Difference]:
-        """Return the layers at which the first difference in evaluation begins, where these are known."""
+        """Return the layers at which the first difference in evaluation starts, if known."""
         found = [each for each in self.differences if each.order[0] < 0]
         return [each for each in found if each.run == found[0].run]
 
     def refusals(self) -> list[str]:
-        """Return what is refused in words, each reason once."""
+        """Return the reasons why runs are refused, each once."""
         runs: dict[str, list[Run]] = {}
         for run, problem in self.refused.items():
             runs.setdefault(problem, []).append(run)
@@ -156,7 +156,7 @@ class CheckResult:
 
 
 def result_of(by_rank: Sequence[RankCheck]) -> CheckResult:
-    """Return what all ranks of one plan found: of each tensor what differs most on any of them."""
+    """Combine the results of all ranks of one plan: for each tensor, the largest difference on any rank."""
     largest: dict[tuple[Run | None, int, str], Difference] = {}
     for own in by_rank:
         for each in own.differences:
@@ -178,6 +178,6 @@ def result_of(by_rank: Sequence[RankCheck]) -> CheckResult:
 
 
 def _number(difference: Difference, runs: Sequence[Run]) -> int:
-    """Return the number of the run that a difference was found in."""
+    """Return the number of the run in which a difference was found."""
     assert difference.run is not None
     return runs.index(difference.run)

@@ -1,4 +1,4 @@
-"""`run_plan`: a plan emitted, executed in a process of its own, and compared with the program of a single device."""
+"""`run_plan`: emit a plan, execute it in a separate process, and compare it with the program of a single device."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,23 +20,29 @@ from pase.targets.training.options import CPU, GPU, DeviceChoice, TrainingOption
 from pase.targets.training.script import NOTHING_MOVED, program_events, tabulated
 
 Row = Mapping[str, Any]
-"""Bytes of an edge or a layer, as JSON has them."""
+"""Bytes of an edge or a layer, as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run showed.
+    """Result of a run.
 
-    losses, reference_losses: of each step, before its update. max_relative_difference: between them. disagreement: the
-    first step whose difference rounding does not explain, in words, "" where it explains all. accuracies,
-    reference_accuracies: of each step, None where the loss has none. tests, reference_tests: on the test data, where
-    there are any.
-    predicted_bytes: planned to cross devices in a step; measured_bytes: counted in one, None where not asked for;
-    host_bytes: fed from the host and fetched by it, apart. edges, layers: whose they are, in rows of predicted_bytes
-    and measured_bytes, each with its phases forward, backward and update; by producer and consumer or by name.
-    predicted_memory: of each device, optimiser_bytes: of what the optimiser keeps on it, beside that;
-    peak_memory_bytes: [devices] what the allocators recorded, where asked for.
-    step_time_s: median without the first step. build_time_s: until the first step could begin.
+    Attributes:
+        losses, reference_losses: Loss of each step, before its update.
+        max_relative_difference: Largest relative difference between them.
+        disagreement: Description of the first step whose difference rounding does not explain, "" if there is none.
+        accuracies, reference_accuracies: Accuracy of each step, None where the loss has none.
+        tests, reference_tests: Evaluations on the test data, if any.
+        predicted_bytes: Predicted bytes that cross devices in a step.
+        measured_bytes: Bytes counted in one step; None if not requested.
+        host_bytes: Bytes sent from the host and fetched by it, counted separately.
+        edges, layers: The bytes by owner: rows with predicted_bytes and measured_bytes, each by phase (forward,
+            backward, update), for each producer and consumer, or layer.
+        predicted_memory: Memory of each device.
+        optimiser_bytes: Additional optimiser state on each device.
+        peak_memory_bytes: [devices] peak that the allocators recorded, if requested.
+        step_time_s: Median without the first step.
+        build_time_s: Time until the first step could start.
     """
 
     losses: tuple[float, ...]
@@ -61,7 +67,7 @@ class RunResult:
 
 @dataclass(slots=True)
 class _Run:
-    """What a program reported. built, done: its events of these names."""
+    """Output of a program; `built` and `done` are its events of these names."""
 
     losses: list[float] = field(default_factory=list)
     accuracies: list[float | None] = field(default_factory=list)
@@ -79,12 +85,21 @@ def run_plan(
     measure: bool = False,
     on_progress: Progress | None = None,
 ) -> RunResult:
-    """Return the losses of a plan's program beside those of one device.
+    """Train a plan's program and the same model on one device; return the losses of both.
 
-    target: whose program it is, or its name; by default that of the framework that the model came from. Beside a
-    program for Mesh-TensorFlow, a reference of our own computes on one device; beside one for PyTorch, the same program
-    with nothing split. choice: of the devices, by default CPUs.
-    Raises EmitError where the plan cannot be written as a program and ProgramError where the program fails.
+    Args:
+        plan: The plan.
+        options: Training options.
+        target: Target of the program, or its name; default: that of the framework that the model came from. The
+            reference of a Mesh-TensorFlow program is an implementation of PaSE's own on one device; that of a PyTorch
+            program is the same program with nothing split.
+        choice: Devices; default: CPUs.
+        measure: Whether to count transferred bytes.
+        on_progress: Called with the current activity, the number of completed steps, and their total.
+
+    Raises:
+        EmitError: The plan cannot be written as a program.
+        ProgramError: The program fails.
     """
     chosen = target_of(plan, target)
     source = emit(plan, target=chosen)
@@ -113,11 +128,13 @@ def run_factory(
     measure: bool = False,
     on_progress: Progress | None = None,
 ) -> RunResult:
-    """Return the losses of a factory's PyTorch module under a plan beside those of the unmodified module.
+    """Train a factory's PyTorch module under a plan and unmodified; return the losses of both.
 
-    Each runs in processes of its own, from the weights that the seed draws.
-    Raises ProgramError where a process fails, and for data to test on or weights, which a module has itself; EmitError
-    for a module that would not be trained as it trains itself.
+    Each runs in separate processes, from the weights that the seed gives.
+
+    Raises:
+        ProgramError: A process fails, or options give test data or weights, which a module has itself.
+        EmitError: The module would not be trained as it trains itself.
     """
     for flag, path in (("--test-data", options.test_data_path), ("--weights", options.weights_path)):
         if path is not None:
@@ -136,7 +153,7 @@ def run_factory(
     (alone,) = call(train_factory, *given, False, False, kind, ranks=1, device=kind)
     ours, reference = _reported(events), _reported(alone)
     result = _result(plan, _in_types_of(plan, options, TORCH), options, ours, reference, measure=measure)
-    # The module drops other points, so that losses differ; the first step was compared without dropping any.
+    # The module drops other points, so losses differ; the first step was compared without dropout.
     return replace(result, disagreement="") if _drops(plan) else result
 
 
@@ -146,7 +163,16 @@ def _drops(plan: Plan) -> bool:
 
 
 def _result(plan: Plan, run: Plan, options: TrainingOptions, ours: _Run, reference: Any, *, measure: bool) -> RunResult:
-    """Return what a run showed. run: the plan in the types of the program. measure: whether bytes were counted."""
+    """Return the result of a run.
+
+    Args:
+        plan: The plan.
+        run: The plan with the number types of the program.
+        options: Training options.
+        ours: Output of the program.
+        reference: Result of the reference.
+        measure: Whether bytes were counted.
+    """
     if ours.built["predicted_bytes"] is None:
         predicted = step_bytes(run)
         ours.built["predicted_bytes"] = sum(predicted.values())
@@ -177,13 +203,13 @@ def _result(plan: Plan, run: Plan, options: TrainingOptions, ours: _Run, referen
 
 
 def _in_types_of(plan: Plan, options: TrainingOptions, target: Target) -> Plan:
-    """Return a plan in the types that a program runs it in: its own, but for another --dtype or target."""
+    """Return a plan with the number types that a program runs it in: its own, unless --dtype or the target differ."""
     is_own = target.takes_types and options.dtype == "float32"
     return plan if is_own else replace(plan, graph=plan.graph.in_precision(uniform(options.dtype)))
 
 
 def _run(source: str, arguments: list[str], what: str, steps: int, report: Progress) -> _Run:
-    """Run a program to its end; ProgramError where it ends before."""
+    """Run a program to its end; ProgramError where it ends early."""
     found = _reported(program_events(source, arguments), lambda step: report(what, step, steps))
     if not found.built or not found.done or len(found.losses) != steps:
         raise ProgramError(
@@ -193,7 +219,7 @@ def _run(source: str, arguments: list[str], what: str, steps: int, report: Progr
 
 
 def _reported(events: Iterable[dict[str, Any]], on_step: Callable[[int], None] = lambda _: None) -> _Run:
-    """Return what a training reported. on_step: is told how many steps are done."""
+    """Collect the output of a training; `on_step` is called with the number of completed steps."""
     found = _Run()
     for event in events:
         match event:
@@ -212,12 +238,12 @@ def _reported(events: Iterable[dict[str, Any]], on_step: Callable[[int], None] =
 
 
 def _memory(plan: Plan, run: Plan) -> DeviceMemory:
-    """Return what a device needs but for the optimizer; of a plan with parts in its own types, not those it runs in."""
+    """Return a device's memory without the optimiser; for plans with layer modes in the plan's own types."""
     return replace(plan if plan.has_parts else run, optimiser=DEFAULT_OPTIMISER).memory
 
 
 def _measured(done: Mapping[str, Any]) -> dict[Movement, int]:
-    """Return the bytes of the rows that a program reported, by whose they are."""
+    """Return the bytes of the rows that a program reported, by owner."""
     ends = [(row["producer"], row["consumer"], row) for row in done["edges"]]
     ends += [(row["name"], row["name"], row) for row in done["layers"]]
     return {
@@ -229,7 +255,7 @@ def _measured(done: Mapping[str, Any]) -> dict[Movement, int]:
 
 
 def _edge_rows(plan: Plan, rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Return a row for every edge of the plan's graph, those that share a weight after them."""
+    """Return a row for every edge of the plan's graph, followed by edges of shared weights."""
     pairs = dict.fromkeys((edge.producer, edge.consumer) for edge in plan.graph.edges)
     found = {(row["producer"], row["consumer"]): row for row in rows}
     return tuple(
@@ -255,22 +281,22 @@ def max_relative_difference(losses: Sequence[float], reference: Sequence[float])
 
 
 _GROWTH = 2.0
-"""By how much one update may enlarge the difference that rounding made of two trainings."""
+"""Largest factor by which one update may amplify the rounding difference of two trainings."""
 
 _MOST_EXPLAINED = 0.1
-"""No difference of losses beyond this is taken for rounding; steps for which more would be allowed are not judged."""
+"""Larger differences of losses are never attributed to rounding; steps that would allow more are not judged."""
 
 
 def disagreement(losses: Sequence[float], reference: Sequence[float], run: Plan) -> str:
-    """Return the first step whose difference rounding does not explain, in words; "" where it explains all.
+    """Return a description of the first step whose difference rounding does not explain; "" if there is none.
 
-    The first step may differ by what rounding makes of one forward pass. Each update enlarges a difference, until
-    neither training says anything of the other: a wrong gradient shows in the steps before.
+    The first step may differ by the rounding error of one forward pass. Each update amplifies a difference, until the
+    trainings are unrelated: a wrong gradient shows in the steps before that.
 
     Args:
-        losses: Of each step.
-        reference: Of the same steps on one device.
-        run: The plan, in the types that its program computed in.
+        losses: Loss of each step.
+        reference: Loss of the same steps on one device.
+        run: The plan, with the number types that its program computed in.
     """
     types = run.precision
     explained = rounding(types.results, types.parameters, len(run.graph.operators))
@@ -278,7 +304,7 @@ def disagreement(losses: Sequence[float], reference: Sequence[float], run: Plan)
         if explained > _MOST_EXPLAINED and number > 1:
             break
         found = max_relative_difference([ours], [expected])
-        # A loss that is no number differs from any.
+        # A NaN loss differs from any other.
         if not found <= min(explained, _MOST_EXPLAINED):
             return (
                 f"the loss of step {number} is {ours:.9g}, {expected:.9g} on one device: a relative difference of "

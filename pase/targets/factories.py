@@ -1,4 +1,4 @@
-"""`Factory`: what makes a PyTorch module, as whoever runs it names it."""
+"""`Factory`: names the function that makes a PyTorch module."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from pase.graph import Scalar
 from pase.planning.plan import Plan
 
 Progress = Callable[[str, int, int], None]
-"""Takes what is being done, how many steps are done and how many there are."""
+"""Called with the current activity, the number of completed steps, and their total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factory:
-    """What makes a PyTorch module and its inputs: package.module:function, and what it is given."""
+    """A function that makes a PyTorch module and its inputs, package.module:function, and its arguments."""
 
     name: str
     batch: int | None = None
@@ -20,9 +20,9 @@ class Factory:
 
 
 def factory_of(plan: Plan, name: str) -> Factory:
-    """Return a factory, package.module:function, with what the model of a plan was made with.
+    """Return the factory of this name, package.module:function, with the arguments that a plan's model was made with.
 
-    Whoever runs it names it: a plan, which may be a stranger's file, says which arguments it was given, and no code.
+    The user names the function: a plan, which may come from a stranger, only gives the arguments, never code.
     """
     arguments = dict(plan.graph.arguments)
     batch = arguments.pop("batch", None)

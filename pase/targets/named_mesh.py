@@ -1,8 +1,8 @@
 """A plan on one named mesh: for each tensor of each layer, the mesh axes that split each of its dims.
 
-What frameworks say of a tensor's lay-out is that for some of its dims axes of the mesh split them evenly, so that the
-parts of a dim are contiguous and of one size. This is where a plan is put in these terms, or said not to fit them; and
-where what XLA would compute wrong is held back of it.
+Frameworks describe a tensor's layout by mesh axes that split some of its dims evenly, so that the parts of a dim are
+contiguous and of equal size. This module expresses a plan in these terms, or gives the reason where that is impossible.
+It also withholds shardings for which XLA computes wrong results.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,8 +21,10 @@ from pase.targets.emitter.text import printable
 class NamedDim:
     """A tensor dim on the mesh.
 
-    axes: that split it, the coarsest first. reason: why they do not say how the plan splits it; empty where they do.
-    is_open: whether they say nothing at all, because parts are of different sizes.
+    Attributes:
+        axes: Axes that split it, coarsest first.
+        reason: Why they do not express how the plan splits it; empty where they do.
+        is_open: Whether they express nothing, because parts have different sizes.
     """
 
     extent: int
@@ -35,8 +37,10 @@ class NamedDim:
 class NamedTensor:
     """A tensor of a layer on the mesh.
 
-    is_made: whether a layer makes it, as opposed to data and parameters. sums: for an output, the axes over which its
-    partial sums lie before they are added up. shared: the name that a parameter of several layers has.
+    Attributes:
+        is_made: Whether a layer computes it, as opposed to data and parameters.
+        sums: For an output, the axes over which it has partial sums before the all-reduce.
+        shared: Name of a parameter that several layers share.
     """
 
     name: str
@@ -55,8 +59,11 @@ class NamedTensor:
 class NamedLayer:
     """A layer on the mesh.
 
-    splits: of the dims that are split. axes: of these, the mesh axes, the coarsest first. keeps_devices: whether each
-    device holds the part that the plan gives it. inputs, parameters, outputs: its tensors.
+    Attributes:
+        splits: Split factors of the dims that are split.
+        axes: For each of these dims the mesh axes, coarsest first.
+        keeps_devices: Whether each device holds the part that the plan gives it.
+        inputs, parameters, outputs: Its tensors.
     """
 
     name: str
@@ -75,7 +82,7 @@ class NamedLayer:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Return what the mesh does not say of the layer's tensors, and why."""
+        """Return what the mesh does not express of the layer's tensors, and why."""
         return tuple(
             f"{tensor.name}, dim {number}: {dim.reason}"
             for tensor in self.tensors
@@ -84,7 +91,7 @@ class NamedLayer:
         )
 
     def with_tensors(self, change: Callable[[NamedTensor], NamedTensor]) -> "NamedLayer":
-        """Return the layer with each of its tensors changed."""
+        """Return the layer with `change` applied to each of its tensors."""
         groups = (self.inputs, self.parameters, self.outputs)
         inputs, parameters, outputs = (tuple(map(change, tensors)) for tensors in groups)
         return replace(self, inputs=inputs, parameters=parameters, outputs=outputs)
@@ -94,8 +101,10 @@ class NamedLayer:
 class NamedMesh:
     """A plan on a mesh.
 
-    names, sizes: of its axes. devices: [p] the plan's number of each device, row-major over the axes. layers: in the
-    plan's order.
+    Attributes:
+        names, sizes: Names and sizes of its axes.
+        devices: [p] the plan's number of each device, row-major over the axes.
+        layers: Layers in the plan's order.
     """
 
     names: tuple[str, ...]
@@ -107,8 +116,8 @@ class NamedMesh:
 def named_mesh(plan: Plan) -> NamedMesh:
     """Return a plan on one mesh with named axes: every layer's splits, and wherever possible its devices.
 
-    A split of a window's output positions splits what it reads at the same places, evenly; the halo is fetched when the
-    layer is computed. Raises nothing: what cannot be said has its reason beside it.
+    A split of a window's output positions splits its input at the same places, evenly; the halo is fetched when the
+    layer is computed. Raises nothing: whatever cannot be expressed carries its reason.
     """
     size, devices, assignments = mesh_axes(plan)
     layers = tuple(
@@ -197,7 +206,7 @@ def _product(
     axes: Mapping[str, tuple[str, ...]],
     size: Mapping[str, int],
 ) -> NamedDim:
-    # Parts of a product, row-major, are contiguous where every dim before one that is split is split to its points.
+    # Parts of a product, row-major, are contiguous where every dim before a split one is split into single points.
     said: tuple[str, ...] = ()
     is_contiguous = True
     for name in names:
@@ -214,7 +223,7 @@ def _product(
 
 
 def notes(mesh: NamedMesh) -> tuple[str, ...]:
-    """Return what the mesh does not say of the plan: a line for the layers that share a reason, one for placement."""
+    """Return what the mesh does not express of the plan: one line per reason, and one for the placement."""
     concerned: dict[tuple[str, ...], list[str]] = {}
     for layer in mesh.layers:
         if layer.reasons:
@@ -229,13 +238,13 @@ def notes(mesh: NamedMesh) -> tuple[str, ...]:
     return tuple(found)
 
 
-# -- what XLA computes wrong
+# -- shardings for which XLA computes wrong results
 
-_REASON = "held back, because XLA (jaxlib 0.10.2) computes a convolution wrong that is split so"
+_REASON = "held back, because XLA (jaxlib 0.10.2) computes convolutions with this split incorrectly"
 
 
 def without_miscomputed(plan: Plan, mesh: NamedMesh) -> NamedMesh:
-    """Return what can be said to XLA: some convolutions are not split by position, a few are not split at all."""
+    """Return the shardings that are safe under XLA: some convolutions are not split by position, a few not at all."""
     layers = tuple(
         _without(layer, _held_back(operator, layer, plan.num_devices))
         for operator, layer in zip(plan.graph.operators, mesh.layers, strict=True)
@@ -244,10 +253,10 @@ def without_miscomputed(plan: Plan, mesh: NamedMesh) -> NamedMesh:
 
 
 def _held_back(operator: Operator, layer: NamedLayer, num_devices: int) -> frozenset[str]:
-    """Return the dims whose splits are not to be said.
+    """Return the dims whose splits must be withheld.
 
-    Wrong are positions that are split together with channels or the kernel, or on some of the devices alone; and
-    grouped convolutions on some of the devices alone. Splits within a group end the process by a failed check.
+    XLA is wrong for positions that are split together with channels or the kernel, or on some of the devices only; and
+    for grouped convolutions on some of the devices only. Splits within a group abort the process by a failed check.
     """
     windows = [(read, axis) for read in operator.reads for axis in read.index_map if isinstance(axis, Window)]
     kernels = {window.kernel for _, window in windows}
@@ -271,7 +280,7 @@ def _without(layer: NamedLayer, dims: frozenset[str]) -> NamedLayer:
     if not held:
         return layer
 
-    def told(tensor: NamedTensor) -> NamedTensor:
+    def stripped(tensor: NamedTensor) -> NamedTensor:
         dims = (
             replace(dim, axes=tuple(axis for axis in dim.axes if axis not in held), reason=_REASON)
             if held.intersection(dim.axes)
@@ -280,4 +289,6 @@ def _without(layer: NamedLayer, dims: frozenset[str]) -> NamedLayer:
         )
         return replace(tensor, dims=tuple(dims), sums=tuple(axis for axis in tensor.sums if axis not in held))
 
-    return replace(layer.with_tensors(told), axes={dim: axes for dim, axes in layer.axes.items() if dim not in dims})
+    return replace(
+        layer.with_tensors(stripped), axes={dim: axes for dim, axes in layer.axes.items() if dim not in dims}
+    )

@@ -1,4 +1,4 @@
-"""`parallelize`: a model of a framework's own, made to compute under a plan."""
+"""`parallelize`: run a model of a framework under a plan."""
 
 import sys
 from importlib import import_module
@@ -9,17 +9,18 @@ from pase.planning.plan import Plan
 
 
 def parallelize(model: Any, plan: Plan, **options: Any) -> Any:
-    """Return a model that computes as the given one does, with every layer where a plan has it.
+    """Return a model that computes the same as the given one, with every layer distributed as in a plan.
 
     Args:
-        model: A `torch.nn.Module`: what is returned is one too, this process's part of it. Or a JAX function, a module
-            of flax's or a model of equinox's: what is returned is a function for `jax.jit`, `jax.grad` and the like.
-            JAX's may come with its arguments, or their shapes, as a tuple: (function, parameters, inputs…).
-        plan: Of the model.
-        options: Of `pase.targets.torch.parallel.parallelize` or `pase.targets.jax.parallel.parallelize`.
+        model: A `torch.nn.Module`; the result is then a module, this process's part of it. Or a JAX function, a flax
+            module or an equinox model; the result is then a function for `jax.jit`, `jax.grad` and so on. JAX models
+            may
+            be given with their arguments, or the shapes of these, as a tuple: (function, parameters, inputs…).
+        plan: Plan of the model.
+        options: Options of `pase.targets.torch.parallel.parallelize` or `pase.targets.jax.parallel.parallelize`.
 
     Raises:
-        PaseError: It is neither, or the plan is of another model, or for another number of devices.
+        PaseError: The model is of another kind, or the plan is for another model or number of devices.
     """
     kind = _framework(model)
     if not kind:
@@ -32,7 +33,7 @@ def parallelize(model: Any, plan: Plan, **options: Any) -> Any:
 
 
 def _framework(model: Any) -> str:
-    """Return the framework that a model is of; "" for none that can run it."""
+    """Return the framework of a model; "" if none can run it."""
     first = model[0] if isinstance(model, tuple) and model else model
     packages = {cls.__module__.partition(".")[0] for cls in type(first).__mro__}
     if "torch" in packages:

@@ -22,19 +22,19 @@ from pase.targets.torch import TORCH
 from pase.targets.training.data import data_inputs
 
 TARGETS: Mapping[str, Target] = MappingProxyType({target.name: target for target in (MESH_TENSORFLOW, TORCH)})
-"""Every target by its name."""
+"""Targets by name."""
 
 _WORDS = ("build", "main", "mesh", "outputs", "program", *WINDOWS)
 
 
 def default_target(plan: Plan) -> str:
-    """Return the target of a plan where none is named: PyTorch for an imported model, else Mesh-TensorFlow."""
+    """Return the default target of a plan: PyTorch for an imported model, else Mesh-TensorFlow."""
     return TORCH.name if plan.graph.is_imported or plan.graph.framework else MESH_TENSORFLOW.name
 
 
 Aten = Mapping[str, tuple[str, tuple[int, ...], tuple[str, ...]]]
-"""For layers that nodes of a module's own graph compute: the one whose mesh each is on, which of that one's reads are
-read, by their numbers, and the layers that are read besides."""
+"""Layers that nodes of a module's own graph compute: for each the layer on whose mesh it is, the numbers of that
+layer's reads that it reads, and additional layers that it reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class PlanProgram:
     """A program of a plan.
 
     Attributes:
-        functions: What declares its layers: `build`, or a function for each stage.
+        functions: Functions that declare its layers: `build`, or one function for each stage.
         text: Returns the source of its file.
     """
 
@@ -53,19 +53,19 @@ class PlanProgram:
 def emit(plan: Plan, *, target: str | Target | None = None) -> str:
     """Return a Python script that trains the plan's network with the plan's strategy, one block for each layer.
 
-    Layers that do not lead to the loss are left out, for Mesh-TensorFlow; for PyTorch the other outputs of the model
-    are returned with it, and those of a model without a loss by themselves. Of a pipeline, every stage is a function,
-    and the last returns the loss.
+    For Mesh-TensorFlow, layers that do not lead to the loss are omitted. For PyTorch, the other outputs of the model
+    are returned with the loss, or by themselves if there is no loss. Each stage of a pipeline is a function, and the
+    last one returns the loss.
 
     Args:
         plan: The plan.
-        target: One, or a name of `TARGETS`; by default PyTorch for an imported model, else Mesh-TensorFlow.
+        target: A target, or a name of `TARGETS`; default: PyTorch for an imported model, else Mesh-TensorFlow.
 
     Raises:
-        EmitError: Nothing of the network can be returned, a layer does not say how it is computed, the target lacks it,
-            a split does not divide its dim, the program would not train the model as it trains itself, or the model is
-            imported and the target takes networks that were built alone.
-        PlanError: The target has no micro-batches, stages or modes of layers.
+        EmitError: Nothing of the network can be returned, the computation of a layer is unknown, the target lacks a
+            layer, a split does not divide its dim, the program would not train the model as it trains itself, or the
+            model is imported and the target takes only built networks.
+        PlanError: The target does not support micro-batches, stages or layer modes.
     """
     return plan_program(plan, target=target).text()
 
@@ -77,15 +77,14 @@ def plan_program(
     aten: Aten | None = None,
     updated: Sequence[str] | None = None,
 ) -> PlanProgram:
-    """Return the program that `emit` returns the text of, or that of a module.
+    """Return the program whose text `emit` returns, or that of a module.
 
     Args:
         plan: The plan.
         target: See `emit`.
-        aten: Of a module, which computes, before each step, what layers read of its inputs (masks, say): layers that
-            nodes of its own exported graph compute. None where there is no module.
-        updated: Layers of whose results the module computes what its buffers hold after a call; None for no such
-            buffers.
+        aten: Layers that nodes of the module's own exported graph compute before each step from its inputs (masks, for
+            example); None where there is no module.
+        updated: Layers from whose results the module computes its buffers after a call; None for no such buffers.
 
     Raises:
         EmitError: See `emit`.
@@ -117,7 +116,7 @@ def plan_program(
 
 
 def _check_built(graph: Graph, target: Target) -> None:
-    """Raise EmitError for an imported model, where a target takes networks that were built alone."""
+    """Raise EmitError for an imported model, if the target takes only built networks."""
     if target.takes_imported or not (graph.is_imported or graph.framework):
         return
     raise EmitError(
@@ -131,8 +130,8 @@ def check_trained(graph: Graph, problem: str | None = None) -> None:
     """Raise EmitError where programs would not train the model of a graph as it trains itself.
 
     Args:
-        graph: Of the model.
-        problem: Why not, where that is known better than when the model was imported; "" for no reason.
+        graph: Graph of the model.
+        problem: The reason, where a newer one than that of the import is known; "" for no reason.
     """
     told = graph.untrained if problem is None else problem
     if told:
@@ -143,7 +142,7 @@ def check_trained(graph: Graph, problem: str | None = None) -> None:
 
 
 def target_of(plan: Plan, target: str | Target | None) -> Target:
-    """Return a target, that of a name, or by default that of the plan; EmitError where there is none."""
+    """Return a target, given itself or its name, by default that of the plan; EmitError for an unknown name."""
     if isinstance(target, Target):
         return target
     chosen = default_target(plan) if target is None else target
@@ -153,7 +152,7 @@ def target_of(plan: Plan, target: str | Target | None) -> Target:
 
 
 def _in_types_of(plan: Plan, target: Target) -> tuple[Plan, tuple[str, ...]]:
-    """Return a plan in the types that its program computes in, and what is to be said where they are not the plan's.
+    """Return a plan with the number types that its program computes in, and notes where they differ from the plan's.
 
     Raises EmitError for types that no program computes in.
     """
@@ -178,7 +177,7 @@ def _left_out(bodies: Mapping[str, Body], lost: Mapping[str, tuple[str, str]]) -
     )
 
 
-# -- what is written
+# -- checks
 
 
 def _loss(plan: Plan, target: Target) -> str:
@@ -192,10 +191,10 @@ def _loss(plan: Plan, target: Target) -> str:
 
 
 def _bodies(plan: Plan, target: Target, *, has_module: bool) -> dict[str, Body]:
-    """Return what each layer computes; EmitError for one that does not tell it.
+    """Return the body of each layer; EmitError for a layer whose computation is unknown.
 
-    Without the module, a layer whose own form reads what the module computes of its inputs has the form that all
-    targets have.
+    Without the module, a layer whose own body reads tensors that the module computes from its inputs uses the body for
+    all targets.
     """
     return {operator.name: _body(operator, target, has_module=has_module) for operator in plan.graph.operators}
 
@@ -217,7 +216,7 @@ def _body(operator: Operator, target: Target, *, has_module: bool) -> Body:
 
 
 def trains_as_written(graph: Graph, layer: str, target: str) -> bool:
-    """Return whether a program that has its module at hand can be written of a layer and trains it."""
+    """Return whether a program that has its module available can be written for a layer and trains it."""
 
     def body_of(name: str) -> Body:
         return _body(graph[name], TARGETS[target], has_module=True)
@@ -225,14 +224,14 @@ def trains_as_written(graph: Graph, layer: str, target: str) -> bool:
     try:
         body = body_of(layer)
         edges = [graph.incoming.get((layer, i)) for i in range(len(graph[layer].reads))]
-        are_told = [_is_told(graph[edge.producer], body_of(edge.producer), edge.output) for edge in edges if edge]
+        are_told = [_is_nameable(graph[edge.producer], body_of(edge.producer), edge.output) for edge in edges if edge]
     except EmitError:
         return False
     return _problem(body) == "" and all(are_told)
 
 
 def _problem(body: Body) -> str:
-    """Return why no program can be written of what a layer computes, "" for no reason."""
+    """Return why no program can be written for a body, "" if one can."""
     return body.problem or body.untrained or ("" if body.steps else "it has no steps")
 
 
@@ -243,9 +242,14 @@ def _checked(
     ends: Sequence[str],
     aten: Aten,
 ) -> set[str]:
-    """Return the layers that lead to some; EmitError for the first that cannot be written.
+    """Return the layers that lead to some layers; EmitError for the first that cannot be written.
 
-    aten: Layers that are not written from their bodies.
+    Args:
+        plan: The plan.
+        target: The target.
+        bodies: Body of each layer.
+        ends: The layers to reach.
+        aten: Layers that are not written from their bodies.
     """
     wanted = plan.graph.leading_to(ends, aten)
     for name in sorted(wanted, key=plan.index.__getitem__):
@@ -260,7 +264,7 @@ def _checked(
 
 
 def _check_splits(layer: LayerPlan, operator: Operator, target: Target) -> None:
-    """Raise EmitError where a layer's splits are none that a program can have."""
+    """Raise EmitError where a layer's splits are not possible in a program."""
     for dim, parts in layer.splits.items():
         extent = operator.extents.get(dim, 0)
         is_possible = parts <= extent if target.takes_uneven_parts else extent > 0 and not extent % parts
@@ -273,7 +277,7 @@ def _check_splits(layer: LayerPlan, operator: Operator, target: Target) -> None:
 
 
 def _ends(plan: Plan, bodies: Mapping[str, Body]) -> list[str]:
-    """Return the layers that the model returns; those that nobody reads where it is not told which these are."""
+    """Return the layers whose outputs the model returns; layers without consumers where that is unknown."""
     returned = [name for name, body in bodies.items() if body.outputs]
     read = {edge.producer for edge in plan.graph.edges}
     return returned or [operator.name for operator in plan.graph.operators if operator.name not in read]
@@ -282,7 +286,7 @@ def _ends(plan: Plan, bodies: Mapping[str, Body]) -> list[str]:
 def _problems(
     plan: Plan, bodies: Mapping[str, Body], ends: Sequence[str], aten: Aten = MappingProxyType({})
 ) -> dict[str, tuple[str, str]]:
-    """Return the ends that cannot be computed, with the first layer that they need and that is the reason."""
+    """Return the ends that cannot be computed, with the first layer that they need and that cannot, and the reason."""
     found: dict[str, tuple[str, str]] = {}
     for end in ends:
         needed = sorted(plan.graph.leading_to([end], aten), key=plan.index.__getitem__)
@@ -305,8 +309,11 @@ _HOW_TO_READ = (
 class _Writer:
     """Writes the program of a plan.
 
-    bodies: of all layers. loss: the layer that computes it, "" for none. outputs: the layers that compute what is
-    returned, beside it or alone. told: what is to be said of the others.
+    Attributes:
+        bodies: Bodies of all layers.
+        loss: Layer that computes the loss, "" for none.
+        outputs: Layers whose results are returned with the loss or alone.
+        told: Notes for the program's docstring.
     """
 
     plan: Plan
@@ -339,7 +346,7 @@ class _Writer:
         return PlanProgram(functions=(build,), text=partial(self._source, form, (build,), [main]))
 
     def pipeline(self, form: Form) -> PlanProgram:
-        """Return a program whose stages are functions: each is given what the one before it returns."""
+        """Return a program whose stages are functions: each takes the result of the one before it."""
         plan = self.plan
         check_stages(plan)
         last = plan.num_stages - 1
@@ -366,7 +373,7 @@ class _Writer:
         return PlanProgram(functions=stages, text=partial(writer._source, form, stages, main))
 
     def _stage(self, number: int, wanted: set[str]) -> Function:
-        """Return the function of a stage, by its number. wanted: the layers that lead to the loss."""
+        """Return the function of a stage, by its number; `wanted` are the layers that lead to the loss."""
         plan = self.plan
         layers = stage_layers(plan, number)
         received, sent = _crossing(plan, number, wanted), _crossing(plan, number + 1, wanted)
@@ -386,7 +393,7 @@ class _Writer:
         )
 
     def _source(self, form: Form, functions: Sequence[Function], main: Sequence[Statement]) -> str:
-        """Return a file: what it says of itself, imports, functions that declare the layers, and the call of `main`."""
+        """Return a file: its docstring, imports, functions that declare the layers, and the call of `main`."""
         plan = self.plan
         arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
         made = "imported" if plan.graph.is_imported else "built"
@@ -424,8 +431,12 @@ class _Writer:
     ) -> Iterator[Statement | Text]:
         """Yield the body of a function that declares layers.
 
-        identifiers: of the function, in which its own parameters are. given: those that layers read, by (layer, input).
-        sent: the edge whose tensor it returns, if it is none that computes the loss.
+        Args:
+            wanted: Layers to declare.
+            identifiers: Identifiers of the function, including its parameters.
+            layers: All layers.
+            given: Variables of reads that parameters feed, by (layer, input).
+            sent: The edge whose tensor it returns, if it does not compute the loss.
         """
         plan, bodies, outputs = self.plan, self.bodies, self.outputs
         graph, types = plan.graph, plan.precision
@@ -444,7 +455,7 @@ class _Writer:
         yield from inputs
         results: dict[str, Text] = {}
         returned: dict[str, tuple[Text, tuple[int, ...]]] = {}
-        # What layers write besides the first: (layer, number of the write).
+        # Further outputs of layers: (layer, number of the write).
         written: dict[tuple[str, int], Text] = {}
         for layer in layers:
             if layer.name not in wanted:
@@ -455,7 +466,7 @@ class _Writer:
             taken = {*variables.values(), *fed.values(), *results.values(), *written.values()}
             taken |= {variable for variable, _ in returned.values()}
             all_reads = tuple(range(len(graph[layer.name].reads)))
-            first, numbers, besides = self.aten.get(layer.name, (layer.name, all_reads, ()))
+            first, numbers, additional = self.aten.get(layer.name, (layer.name, all_reads, ()))
             sources = {
                 i: fed[first, i]
                 if (first, i) in fed
@@ -487,7 +498,7 @@ class _Writer:
             yield code("")
             if layer.name in self.aten:
                 on = next(own for own in layers if own.name == first)
-                lines = [*block.aten_lines(on, {name: results[name] for name in besides})]
+                lines = [*block.aten_lines(on, {name: results[name] for name in additional})]
             else:
                 lines = [*block.lines()]
             if missing := sorted(names_in(lines) & lacking):
@@ -520,7 +531,7 @@ class _Writer:
 
 
 def _crossing(plan: Plan, number: int, wanted: set[str]) -> list[Edge]:
-    """Return the edge by which a stage has what the one before it sends, if there is one; EmitError for others."""
+    """Return the edge on which a stage receives from the one before it, if there is one; EmitError for several."""
     ends = ((plan[edge.producer].stage, plan[edge.consumer].stage, edge) for edge in plan.graph.edges)
     found = [edge for first, last, edge in ends if first < number <= last and edge.consumer in wanted]
     is_single = (
@@ -530,7 +541,7 @@ def _crossing(plan: Plan, number: int, wanted: set[str]) -> list[Edge]:
         names = ", ".join(f"{short(edge.producer)} → {short(edge.consumer)}" for edge in found)
         raise EmitError(
             f"stages {number - 1} and {number} of the plan have {len(found)} edges between them ({names}); expected "
-            "one, from the one to the other: search anew"
+            "one, from the one to the other: search again"
         )
     return found
 
@@ -558,7 +569,7 @@ def _imported_layers(functions: Sequence[Function], target: Target) -> list[Text
 def _inputs(
     plan: Plan, wanted: set[str], identifiers: Identifiers
 ) -> tuple[dict[tuple[str, int], Text], list[Statement]]:
-    """Return the variable of each read that inputs of the program feed, and the statements that declare these."""
+    """Return the variable of each read that the program's inputs feed, and the statements that declare these."""
     fed: dict[tuple[str, int], Text] = {}
     declared: dict[str, Text] = {}
     statements: list[Statement] = []
@@ -573,7 +584,7 @@ def _inputs(
 
 
 def _borrowed(item: Borrowed, layer: str, results: Mapping[str, Text], written: Mapping[tuple[str, int], Text]) -> Text:
-    """Return the variable of what another layer writes."""
+    """Return the variable of another layer's output."""
     if item.output == 0 and item.layer in results and item.layer != layer:
         return results[item.layer]
     if (item.layer, item.output) not in written:
@@ -583,7 +594,7 @@ def _borrowed(item: Borrowed, layer: str, results: Mapping[str, Text], written: 
     return written[item.layer, item.output]
 
 
-def _is_told(producer: Operator, body: Body, output: int) -> bool:
+def _is_nameable(producer: Operator, body: Body, output: int) -> bool:
     """Return whether a program can name one of the tensors that a layer writes."""
     number = producer.wholes.get(output, output)
     is_other = number > 0 and any(body.others[number - 1 : number])
@@ -600,11 +611,11 @@ def _made(
     results: Mapping[str, Text],
     written: Mapping[tuple[str, int], Text],
 ) -> Value:
-    """Return what a producer wrote: the first of it, what recurrent layers hold in the end, or a piece of these."""
+    """Return the value on an edge: the producer's first output, a recurrent layer's final states, or a slice."""
     producer = plan.graph[edge.producer]
     name = results[edge.producer]
     write, number = producer.writes[edge.output], producer.wholes.get(edge.output, edge.output)
-    if not _is_told(producer, bodies[edge.producer], edge.output):
+    if not _is_nameable(producer, bodies[edge.producer], edge.output):
         raise EmitError(
             f"layer {edge.consumer!r} reads output {edge.output} of layer {edge.producer!r}, which programs cannot "
             "tell apart from the first yet"

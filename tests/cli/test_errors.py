@@ -77,7 +77,7 @@ run mlpp -p 4 | unknown model 'mlpp': did you mean 'mlp'
 run file | file is no plan: it is not JSON; a plan is what 'pase search MODEL
 run lenet5 -p 2 --data mnist | data 'mnist': mnist needs a path; expected mnist:FOLDER
 run lenet5 -p 2 --data mnist:none | .*none does not exist; expected the folder of the MNIST files
-run mlp -p 4 -b 8 --virtual | --virtual is of GPUs, and CPU devices are virtual as they are; leave it out
+run mlp -p 4 -b 8 --virtual | --virtual is for GPUs, and CPU devices are virtual as they are; leave it out
 emit {300 nines} | there is no plan file '9+…', and no built-in network of that name either
 emit none.json | plan file none.json cannot be read: No such file or directory
 emit file | file is no plan: it is not JSON; a plan is what 'pase search MODEL
@@ -109,7 +109,7 @@ report plan.json --sweep many | 'many' says no numbers of devices; expected 1..6
 simulate plan.json --machine 1080 | unknown machine '1080': did you mean '1080ti'
 simulate plan.json --trace missing/step.json | missing/step.json cannot be written: folder missing does not exist
 simulate none.json | plan file none.json cannot be read
-calibrate --virtual | --virtual is of GPUs, and CPU devices are virtual as they are
+calibrate --virtual | --virtual is for GPUs, and CPU devices are virtual as they are
 calibrate -o nowhere/machine.toml | nowhere/machine.toml cannot be written: folder nowhere does not exist; make it first
 calibrate --machine v100 | --machine is for --kernels, which keeps a machine's links; without, links are measured
 train mlp --algorithm easgd | unknown algorithm 'easgd': did you mean 'sync-easgd3' or
@@ -126,7 +126,7 @@ train mlp --resume | --resume and --save-every need --checkpoint DIR, the folder
 train mlp --save-every 3 | --resume and --save-every need --checkpoint DIR, the folder of the checkpoints
 train mlp --checkpoint kept --save-every 0 | save-every is 0; expected 1 or more
 train mlp --checkpoint . --resume nowhere | cannot read checkpoint nowhere
-train mlp --virtual | --virtual is of GPUs, and CPU devices are virtual as they are
+train mlp --virtual | --virtual is for GPUs, and CPU devices are virtual as they are
 train mlp --machine nothing | unknown machine 'nothing'
 train mlp --workers 2 --processes 0 | 0 processes were asked for, for 2 workers; expected 1 to 2
 train mlp --trace trace.npz --processes 2 | --trace is of a training in one process: leave out --processes$

@@ -184,7 +184,7 @@ def test_millions_of_labels_are_checked_a_million_at_a_time(monkeypatch: pytest.
 def test_metrics_that_lie_deep_in_themselves_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("[" * 200_000 + "\n", encoding="utf-8")
-    with pytest.raises(ProgramError, match="line 1, is no line of metrics"):
+    with pytest.raises(ProgramError, match="line 1, is not a line of this training's metrics"):
         MetricsFile(path, num_steps=1, resume=True)
 
 

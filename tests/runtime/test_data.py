@@ -187,7 +187,7 @@ def test_a_generator_goes_on_where_it_was(function: Any, start: int) -> None:
         ),
         ({"inputs": np.zeros((2, 3)), "labels": [0, 5]}, r"'labels' of .* holds 5; expected whole numbers from 0 to 4"),
         ({"inputs": np.full((2, 3), np.nan), "labels": [0, 1]}, r"'inputs' of .* holds values that are not finite"),
-        ({"inputs": [[1, 2], [3]], "labels": [0, 1]}, r"'inputs' of .* is no array: "),
+        ({"inputs": [[1, 2], [3]], "labels": [0, 1]}, r"'inputs' of .* is not an array: "),
         ([1, 2], r"the batch of step 1 of data generator m:f is of type list; expected package.module:function"),
     ],
 )

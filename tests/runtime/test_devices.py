@@ -80,7 +80,7 @@ def test_too_few_gpus_are_an_error(physical: tuple[int, ...], message: str) -> N
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"virtual": True}, "--virtual is of GPUs, and CPU devices are virtual as they are"),
+        ({"virtual": True}, "--virtual is for GPUs, and CPU devices are virtual as they are"),
         ({"kind": "GPU", "virtual": True, "memory_mib": 0}, "is to have 0 MiB of memory; give 1 or more"),
     ],
 )

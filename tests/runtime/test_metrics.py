@@ -37,7 +37,7 @@ def test_going_on_keeps_of_each_worker_what_it_had_done(tmp_path: Path) -> None:
         assert lines(path) == done
     for content in ('{"step": 1, "worker": 2}\n', '{"step": 1, "worker": []}\n'):
         path.write_text(content, encoding="utf-8")
-        with pytest.raises(ProgramError, match=r"m.jsonl, line 1, is no line of metrics of this training"):
+        with pytest.raises(ProgramError, match=r"m.jsonl, line 1, is not a line of this training's metrics"):
             MetricsFile(path, num_steps={0: 2, 1: 1, None: 1}, resume=True)
         assert path.read_text(encoding="utf-8") == content
 
@@ -46,9 +46,9 @@ def test_another_trainings_file_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     for content, resume, message in (
         ('{"step": 1}\n', False, r"m.jsonl holds the metrics of another training; name another file"),
-        ('{"step": 1}\nhello\n', True, r"m.jsonl, line 2, is no line of metrics of this training; name another file"),
-        ("[1]\n", True, r"m.jsonl, line 1, is no line of metrics"),
-        ('{"step": "1"}\n', True, r"m.jsonl, line 1, is no line of metrics"),
+        ('{"step": 1}\nhello\n', True, r"m.jsonl, line 2, is not a line of this training's metrics; name another file"),
+        ("[1]\n", True, r"m.jsonl, line 1, is not a line of this training's metrics"),
+        ('{"step": "1"}\n', True, r"m.jsonl, line 1, is not a line of this training's metrics"),
     ):
         path.write_text(content, encoding="utf-8")
         with pytest.raises(ProgramError, match=message):

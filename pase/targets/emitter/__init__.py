@@ -1,1 +1,1 @@
-"""The emitter: what targets are, and how the layers of a plan are written for one. No framework is loaded for it."""
+"""The emitter: descriptions of targets, and the translation of a plan's layers for one; it loads no framework."""

@@ -1,4 +1,4 @@
-"""The block of one layer: a comment, its dims, its mesh, its windows, what it reads, what it computes."""
+"""The program block of one layer: a comment, its dims, its mesh, its windows, its inputs, its computation."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,10 +19,10 @@ from pase.targets.emitter.text import INDENT, WIDTH, Identifiers, Text, code, co
 from pase.targets.training.counted import initial_moments, shared_order, weight_name
 
 WINDOWS = (code("planes"), code("rows"), code("columns"))
-"""Variables of sliding windows: of a line the last alone, of an image the last two."""
+"""Variables of sliding windows: lines have only the last of them, images the last two."""
 
 GATES = code("GATES")
-"""The dim of the programs that stands for the gates of an LSTM's weights, which no iteration dim indexes."""
+"""Dim in programs for the gates in an LSTM's weights, which no iteration dim indexes."""
 
 _CALLED: Mapping[tuple[str, str], str] = MappingProxyType(
     {
@@ -42,17 +42,22 @@ _CALLED: Mapping[tuple[str, str], str] = MappingProxyType(
 """Variables of tensors, by the function of the step that reads them, where their own names would mislead."""
 
 LOCALS = (*_CALLED.values(), "x", "bias", "table", "scale", "shift")
-"""Names that layers do not have: blocks use them for what they read."""
+"""Names that blocks use for their inputs, so that layers must not have them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """One layer of a program.
 
-    body: with elementary steps and kernels alone. variables: of all dims. sources: variable of each input's tensor.
-    result: of what it computes, "" where that is returned at once. reserved: variables and words that are others'.
-    is_loss: whether it computes the loss, one number. others: variables of what it writes besides, by the number of the
-    write. borrowed: those of what other layers write and it takes whole, by name.
+    Attributes:
+        body: Body of the layer, with only elementary steps and kernels.
+        variables: Variables of all dims.
+        sources: Variable of each input's tensor.
+        result: Variable of the result, "" if it is returned directly.
+        reserved: Variables and words that must not be reused.
+        is_loss: Whether it computes the loss, one number.
+        others: Variables of further outputs, by the number of the write.
+        borrowed: Variables of other layers' outputs that it takes unsplit, by name.
     """
 
     plan: Plan
@@ -130,8 +135,8 @@ class Block:
         """Yield the comment and the statements of a block that nodes of the module's own exported graph compute.
 
         Args:
-            first: The layer whose mesh it is on, whose reads `sources` are.
-            others: What it reads besides: by layer, the variable.
+            first: The layer on whose mesh it is, and to whose reads `sources` belong.
+            others: Variables of its additional inputs, by layer.
         """
         laid = {dim for output in self.body.outputs if self._is_laid_out(output) for dim in output.dims}
         yield _comment(self.layer, "by the module's own operators")
@@ -142,11 +147,11 @@ class Block:
 
     @property
     def target(self) -> Text:
-        """The variable of what the layer computes, or RETURN."""
+        """Variable of the layer's result, or RETURN."""
         return self.result or RETURN
 
     def returned(self, identifiers: Identifiers) -> Iterator[tuple[str, Text, tuple[int, ...], list[Statement]]]:
-        """Yield the outputs of the model that the layer computes: name, variable, shape, what lays them out."""
+        """Yield the outputs of the model that the layer computes: name, variable, shape, layout statements."""
         if not self.body.outputs:
             yield self.operator.name, self.result, self.operator.writes[0].shape, []
         for output in self.body.outputs:
@@ -159,18 +164,18 @@ class Block:
             yield output.name, variable, output.shape, [laid]
 
     def _is_laid_out(self, output: ModelOutput) -> bool:
-        """Return whether an output of the model has the dims of what the layer writes in another order."""
+        """Return whether an output of the model has the dims of the layer's output in another order."""
         own = named_dims(self.operator.writes[0])
         kept = tuple(dim for dim in own if self.operator.extents.get(dim, 1) > 1)
         return output.dims not in (kept, ())
 
     @cached_property
     def _is_moved(self) -> bool:
-        """Whether the layer moves data alone: it takes its inputs from where they are."""
+        """Whether the layer only moves data: it takes its inputs in their own layouts."""
         return any(step.function in MOVES for step in self.body.steps)
 
     def _dims_of(self, access: Access) -> tuple[PlainDim | WindowDim, ...]:
-        """Return the dims of a tensor on the layer's mesh; of one that is moved, which stays where it is, none."""
+        """Return the dims of a tensor on the layer's mesh; none for a tensor that stays in its own layout."""
         if self._is_moved and access.role is not Role.PARAMETER:
             return ()
         own = sorted((dim for dim in self.body.inner if dim.tensor == access.tensor), key=lambda dim: dim.axis)
@@ -179,7 +184,7 @@ class Block:
         return tuple(next(inner, dim) if isinstance(dim, PlainDim) and dim.name == WHOLE else dim for dim in found)
 
     def _whole_dims(self, tensor: str) -> tuple[str, ...]:
-        """Return the dims of a tensor that every device has all of."""
+        """Return the dims of a tensor that are complete on every device."""
         own = sorted((dim for dim in self.body.inner if dim.tensor == tensor), key=lambda dim: dim.axis)
         return tuple(dim.name for dim in own)
 
@@ -194,7 +199,7 @@ class Block:
         return self.variables[dim]
 
     def _input_names(self, inputs: Sequence[tuple[int, Access]], local: Identifiers) -> dict[str, Expression]:
-        """Return what the steps call each input: its tensor on the layer's mesh, or where it is if data are moved."""
+        """Return the expression of each input: on the layer's mesh, or in its own layout if data are moved."""
         names = {}
         for i, access in inputs:
             if i not in self.sources:
@@ -222,7 +227,7 @@ class Block:
         )
 
     def _read(self, read: int, name: Value, source: Value, windows: Mapping[WindowDim, Text]) -> Statement:
-        """Return the statement that brings an input to the layer's mesh."""
+        """Return the statement that redistributes an input to the layer's mesh."""
         assert isinstance(name, Text)
         dims = [
             windows[dim] if isinstance(dim, WindowDim) else self._variable(dim.name)
@@ -235,7 +240,7 @@ class Block:
     def _weights(
         self, parameters: Sequence[Access], used: set[str | float], local: Identifiers
     ) -> tuple[dict[str, Expression], list[tuple[Text, Call]]]:
-        """Return what the steps call the weights and the constants, and the variables and calls that declare these."""
+        """Return the expressions of weights and constants, and the variables and calls that declare them."""
         names: dict[str, Expression] = {}
         declared = []
         for access in parameters:
@@ -258,24 +263,24 @@ class Block:
         return names, declared
 
     def _initial(self, constant: str) -> float | None:
-        """Return what a statistic that steps keep begins with; None for a constant."""
+        """Return the initial value of a running statistic; None for a constant."""
         for step in self.body.steps:
             if step.function == "keep" and step.operands[0] == constant:
                 return float(step.option("initial", 0.0))
-            # A mean begins with 0, a variance with 1.
+            # A mean starts at 0, a variance at 1.
             if step.function == "batch_norm" and constant in step.operands[3:] and step.option("momentum", 0.0):
                 return float(step.operands.index(constant) - 3)
         return None
 
     def _weight_name(self, access: Access) -> str:
-        """Return the name that a weight is kept under; where layers share it that of the first, if it is trained."""
+        """Return the name under which a weight is stored; for a shared trained weight that of its first layer."""
         graph = self.plan.graph
         return weight_name(graph, self.operator, access) if graph.is_imported else parameter_name(self.operator, access)
 
     def _weight(self, access: Access) -> tuple[tuple[str, ...], list[float], dict[str, Value]]:
-        """Return the dims of a weight, in the order of the layer that declares it, and how its values are drawn.
+        """Return the dims of a weight, in the order of the layer that declares it, and its initialisation.
 
-        That is said by arguments, positional ones and by name.
+        The initialisation is given as positional and keyword arguments.
         """
         dims = tuple(dim.name for dim in self._dims_of(access) if isinstance(dim, PlainDim))
         order = shared_order(self.plan.graph, self.operator, access)
@@ -286,7 +291,7 @@ class Block:
         return dims, [deviation] if deviation else [], options
 
     def _bytes(self, reads: Sequence[int]) -> str:
-        """Return what moves where the layer reads, for a comment; nothing where that is not told."""
+        """Return the transfers of the layer's inputs, for a comment; empty if they are unknown."""
         edges = (self.plan.graph.incoming.get((self.layer.name, i)) for i in reads)
         try:
             moved = [edge_bytes(self.plan, edge) for edge in edges if edge is not None]
@@ -300,18 +305,18 @@ class Block:
         return f"{forward} B forward + {backward} B backward" if forward or backward else "nothing moves"
 
 
-def _comment(layer: LayerPlan, told: str) -> Text:
-    """Return the comment that a block begins with: its name, its splits, what it computes."""
+def _comment(layer: LayerPlan, formula_text: str) -> Text:
+    """Return the comment at the start of a block: name, splits, computation."""
     splits = " ".join(f"{dim}={parts}" for dim, parts in layer.splits.items() if parts != 1) or "not split"
     head = f"-- {printable(layer.name)}   {printable(splits)}"
     room = WIDTH - len(INDENT) - len("# ")
-    padded = f"{head:<49} {told}"
-    return code("{}{}", INDENT, comment(padded if len(padded) <= room else f"{head}   {told}"[:room].rstrip()))
+    padded = f"{head:<49} {formula_text}"
+    return code("{}{}", INDENT, comment(padded if len(padded) <= room else f"{head}   {formula_text}"[:room].rstrip()))
 
 
 def _declared_dims(dims: Sequence[Dim | InnerDim], variables: Mapping[str, Text]) -> Statement:
     """Return the statement that declares the dims of a layer."""
-    # Extents by keyword where the name is what the variable is called, as pairs before them otherwise.
+    # Extents are keywords where the dim's name is its variable, otherwise pairs before them.
     pairs = [dim for dim in dims if variables[dim.name] != dim.name]
     plain = [dim for dim in dims if variables[dim.name] == dim.name]
     targets = tuple(variables[dim.name] for dim in (*pairs, *plain))
@@ -331,7 +336,7 @@ def _declared_mesh(layer: LayerPlan) -> Statement:
 
 
 def _from_where_it_is(body: Body) -> tuple[Body, dict[str, str]]:
-    """Return a body in which what steps read from where it is has other names, and these names by the tensors."""
+    """Return a body in which tensors read in their own layout have separate names, and these names by tensor."""
     names = {
         str(step.operands[0]): f"{step.operands[0]} where it is"
         for step in body.steps
@@ -347,7 +352,7 @@ def _from_where_it_is(body: Body) -> tuple[Body, dict[str, str]]:
 
 
 def _taken_apart(body: Body) -> tuple[tuple[Step, ...], Body]:
-    """Return functions that are applied before a tensor is laid out for its windows, and the other steps."""
+    """Split the steps into pointwise functions before the tensor is laid out for its windows, and the rest."""
     place = next((i for i, step in enumerate(body.steps) if step.function in WINDOWED), 0)
     before = body.steps[:place]
     if not before or not is_before_layout(before, "x"):

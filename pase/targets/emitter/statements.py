@@ -1,4 +1,4 @@
-"""The statements of a program's functions, as values: a file has their text, and modules of PyTorch run them."""
+"""Statements of a program's functions, as values: emitted as text to files, or executed directly by PyTorch modules."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ Value = Union[Text, str, float, Sequence["Value"], Mapping[Any, "Value"], "Call"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call. function: name of a layer, or of a method of the program or of `fn`, after a dot."""
+    """A call; `function` is the name of a layer, or, after a dot, of a method of the program or of `fn`."""
 
     function: Text
     arguments: Sequence[Value]
@@ -37,8 +37,8 @@ class Statement:
 
     Attributes:
         target: Name of the value; names of its elements; RETURN where the function returns it; None for none of these.
-        value: What is computed; a dict by itself is that of outputs.
-        comment: What is said of it, "" for nothing.
+        value: The computed value; a dict by itself is a dict of outputs.
+        comment: Comment, "" for none.
     """
 
     target: Text | tuple[Text, ...] | None
@@ -46,7 +46,7 @@ class Statement:
     comment: str = ""
 
     def lines(self) -> list[Text]:
-        """Return its text, with its comment behind a single line that has room, or before it."""
+        """Return its text, with the comment after a single line that has room, otherwise before it."""
         lines = _lines(self.target, self.value)
         if not self.comment:
             return lines
@@ -62,10 +62,10 @@ class Function:
 
     Attributes:
         name: Its name.
-        parameters: Names of what it takes besides the program.
-        returned: Type of what it returns.
+        parameters: Names of its parameters after the program.
+        returned: Type of its result.
         about: Its docstring.
-        body: Its statements, and lines of text between them: comments and empty ones.
+        body: Its statements, and text lines between them: comments and empty lines.
     """
 
     name: Text
@@ -85,12 +85,12 @@ class Function:
 
 
 def nonzero(**options: Value) -> dict[str, Value]:
-    """Return the keywords whose values are not zero, false or empty, which is what functions take where they lack."""
+    """Return the keywords whose values are not zero, false or empty, which are the functions' defaults."""
     return {name: value for name, value in options.items() if value}
 
 
 def names_in(values: Iterable[Value | Statement]) -> set[str]:
-    """Return the names that values use, of those with a dot what is before it."""
+    """Return the names that values use; of dotted names the part before the dot."""
     names = set[str]()
     for value in values:
         match value:
@@ -109,7 +109,7 @@ def names_in(values: Iterable[Value | Statement]) -> set[str]:
     return names
 
 
-# -- their text
+# -- conversion to text
 
 
 def written(value: Value) -> Text:
@@ -129,7 +129,7 @@ def written(value: Value) -> Text:
             return code("dict([{}])", _written(value.items()))
         case str() | float() | int():
             return code("{}", value)
-    raise AssertionError(f"{value!r} is no value of a program")
+    raise AssertionError(f"{value!r} is not a value of a program")
 
 
 def _written(values: Iterable[Value]) -> list[Text]:
@@ -173,7 +173,7 @@ def _lines(target: Text | tuple[Text, ...] | None, value: Value) -> list[Text]:
 
 
 def _call(head: Text, call: Call) -> list[Text]:
-    """Return the lines of a call: in one, with its arguments on a line of their own, or with one on each line."""
+    """Return the lines of a call: one line, or arguments on a line of their own, or one argument per line."""
     arguments = _arguments(call)
     line = code("{}({})", head, arguments)
     if len(line) <= WIDTH:
@@ -190,7 +190,7 @@ def _call(head: Text, call: Call) -> list[Text]:
 
 
 def _in_rows(devices: Value) -> list[Text]:
-    """Return the lines of an argument ``devices=[…]`` that needs several."""
+    """Return the lines of an argument ``devices=[…]`` that does not fit on one line."""
     assert isinstance(devices, list)
     rows: list[list[Text]] = []
     room = 0

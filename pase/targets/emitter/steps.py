@@ -1,4 +1,4 @@
-"""Steps of a body as expressions: what is used once and is short stands in the expression that uses it."""
+"""Translate body steps to expressions: a short expression that is used once is nested where it is used."""
 
 import re
 from collections import Counter
@@ -16,21 +16,21 @@ from pase.targets.emitter.statements import Call, Statement, Sum, Value, nonzero
 from pase.targets.emitter.text import Text, code, word
 
 _INLINED = 56
-"""How long an expression may be that stands in another one (`_length`)."""
+"""Maximum length (`_length`) of an expression that is nested in another one."""
 
 _LONGEST_SUM = 100
-"""How long a sum may be that is written with plus signs (`_length`)."""
+"""Maximum length (`_length`) of a sum that is written with plus signs."""
 
 _NAME = re.compile(r"[^\W\d]\w*")
 
 
 Dims = tuple[str, ...] | None
-"""The iteration dims of a tensor in its order; None where they are not told."""
+"""Iteration dims of a tensor in its order; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An expression of a tensor, or of a number."""
+    """An expression whose value is a tensor or a number."""
 
     value: Value
     dims: Dims = None
@@ -46,9 +46,14 @@ def called(function: Text, arguments: Sequence[Value], dims: Dims = None, /, **k
 class Written:
     """The names that a block uses.
 
-    dims: variable of each iteration dim. names: of the tensors that are read. windows: of the sliding windows.
-    target: of the result (see `Statement`). others: variable and dims of further results that are written, by the steps
-    that make them. result_names: the iteration dims that it has. new: makes another name.
+    Attributes:
+        dims: Variable of each iteration dim.
+        names: Expressions of the tensors that are read.
+        windows: Variables of the sliding windows.
+        target: Target of the result (see `Statement`).
+        others: Variable and dims of further results, by the step that computes them.
+        result_names: Iteration dims of the result.
+        new: Returns a new variable name.
     """
 
     operator: Operator
@@ -65,21 +70,21 @@ class Written:
         return [self.dims[name] for name in names]
 
     def ordered(self, x: Expression, dims: Sequence[str]) -> Value:
-        """Return a tensor with its dims in an order."""
+        """Return a tensor with its dims permuted to a given order."""
         return x.value if x.dims == tuple(dims) else self.arranged(x.value, dims).value
 
     def arranged(self, x: Value, dims: Sequence[str]) -> Expression:
-        """Return a tensor whose dims are put in an order, and that is repeated along others."""
+        """Return a tensor with its dims permuted to a given order, and broadcast along missing ones."""
         return called(code("arrange"), [x, self.listed(dims)], tuple(dims))
 
     @property
     def result_dims(self) -> list[Text]:
-        """The dims of what the layer writes, as a list of their variables."""
+        """Dims of the layer's output, as a list of their variables."""
         return self.listed(self.result_names)
 
 
 def named_dims(access: Access) -> tuple[str, ...]:
-    """Return the iteration dims that index a tensor throughout, in order; of a window that of its positions."""
+    """Return the iteration dims that fully index a tensor, in order; for windows, those of their positions."""
     found: list[str] = []
     for axis in access.index_map:
         match axis:
@@ -93,7 +98,7 @@ def named_dims(access: Access) -> tuple[str, ...]:
 
 
 def written_steps(body: Body, block: Written) -> list[Statement]:
-    """Return the statements that compute the steps; the last one gives the result its dims' order."""
+    """Return the statements that compute the steps; the last one permutes the result's dims to their final order."""
     uses = Counter(name for step in body.steps for name in step.operands if isinstance(name, str))
     known = dict(block.names)
     statements: list[Statement] = []
@@ -119,21 +124,21 @@ def written_steps(body: Body, block: Written) -> list[Statement]:
 
 
 def _length(value: Value) -> int:
-    """Return how long text would be if every name had four letters: a program's form does not go by its names."""
+    """Return the length of a value's text with every name counted as four letters, independent of actual names."""
     return len(_NAME.sub("name", written(value)))
 
 
 def _kept(step: Step, operands: tuple[Expression, ...], block: Written) -> Statement:
-    """Return the statement that keeps a statistic of each step."""
+    """Return the statement that updates a running statistic."""
     kept, new = operands
-    # What it is of may have further dims of one point.
+    # Its operand may have further dims of extent 1.
     value = new.value if kept.dims is None else block.ordered(new, kept.dims)
     momentum = float(step.option("momentum", 0.0))
     return Statement(None, Call(code("program.keep"), [kept.value, value], {"momentum": momentum}))
 
 
 def nested(steps: Sequence[Step], names: Mapping[str, Expression]) -> Value:
-    """Return functions of points as one expression."""
+    """Return a chain of pointwise functions as one expression."""
     known = dict(names)
     for step in steps:
         known[step.result] = _of_points(step, _operands(step, known))
@@ -142,7 +147,7 @@ def nested(steps: Sequence[Step], names: Mapping[str, Expression]) -> Value:
 
 def _last(step: Step, found: Expression, block: Written) -> Expression:
     is_placed = step.function in MOVES or step.function in LOSSES or found.dims == block.result_names
-    # What is written is in parts of none of the layer's dims.
+    # The output may have dims of extent 1 that are not dims of the layer.
     is_placed |= step.function == "repeat" and not {*step.dims} <= {*block.result_names}
     return found if is_placed else block.arranged(found.value, block.result_names)
 
@@ -185,12 +190,12 @@ def _of_points(step: Step, operands: tuple[Expression, ...]) -> Expression:
 
 
 def _joined(tensors: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the dims of a function of points: those of its tensors, the most dims first, each once."""
+    """Return the dims of a pointwise function's result: those of its tensors, the largest first, each once."""
     return tuple(dict.fromkeys(dim for own in sorted(tensors, key=lambda x: -len(x)) for dim in own))
 
 
 def _is_sum(tensors: Sequence[Dims], dims: Dims) -> bool:
-    """Return whether a sum, term by term, has those dims: the first has them all, the others some in their order."""
+    """Return whether a sum has these dims: the first term has all of them, the others a subset in the same order."""
     if dims is None or not tensors or tensors[0] != dims:
         return False
     return all(own is not None and own == tuple(dim for dim in dims if dim in own) for own in tensors)
@@ -246,14 +251,14 @@ def _concat(step: Step, operands: tuple[Expression, ...], block: Written) -> Exp
 
 
 def _order(read: Access, write: Access) -> tuple[int, ...]:
-    """Return for each dim of what is read which one of what is written it is; nothing where they are in one order."""
+    """Return for each dim of the input its position in the output; nothing if the order is the same."""
     own, written = _names(read), _names(write)
     order = tuple(written.index(name) for name in own if name in written)
     return () if order == tuple(range(len(written))) or len(order) != len(written) else order
 
 
 def _names(access: Access) -> list[str]:
-    """Return the iteration dims that index a tensor, throughout or in part; "" for a dim that none indexes."""
+    """Return the iteration dims that index a tensor, fully or partly; "" for a dim that none indexes."""
     axes = [axis if isinstance(axis, tuple) else (_name(axis),) for axis in access.index_map]
     return [name for axis in axes for name in axis]
 
@@ -263,7 +268,7 @@ def _name(axis: DimIndex) -> str:
 
 
 def _replaced(x: Expression, old: Sequence[str], new: Sequence[str]) -> Dims:
-    """Return the dims of a tensor of which some, that stand together, are others."""
+    """Return the dims of a tensor with a run of adjacent ones replaced."""
     return None if x.dims is None else (*(dim for dim in x.dims if dim not in old), *new)
 
 
@@ -318,7 +323,7 @@ def _piece(_: Step, operands: tuple[Expression, ...], block: Written) -> Express
     kept = [axis.dim if isinstance(axis, SliceOf) else axis for axis in block.operator.writes[0].index_map]
     order = [name for name in kept if name in names]
     if order != [name for name in names if name in order]:
-        # What a piece is of has its dims in the order of the piece.
+        # The sliced tensor has its dims in the order of the slice.
         whole = block.arranged(whole.value, [*order, *(name for name in names if name not in order)])
     return called(code("piece"), [whole.value, parts[0].dim, parts[0].offset, parts[0].extent])
 
@@ -328,14 +333,14 @@ def _copy(_: Step, operands: tuple[Expression, ...], block: Written) -> Expressi
     names = named_dims(read)
     kept = tuple(name for name in names if name in written)
     is_told = all(axis is not None or extent == 1 for axis, extent in zip(read.index_map, read.shape, strict=True))
-    # What is laid out anew is read in its own order first.
+    # A tensor whose layout changes is first read in its own order.
     if is_told and kept != written and all(name in kept or block.operator.extents[name] == 1 for name in names):
         return block.arranged(_brought(operands[0], names, block).value, written)
     return _brought(operands[0], written, block)
 
 
 def _read(block: Written) -> Access:
-    """Return the one tensor that a layer reads which moves data."""
+    """Return the only tensor that a data-moving layer reads."""
     if len(block.operator.reads) != 1:
         raise _unwritten(block, f"moves {len(block.operator.reads)} tensors as if they were one")
     return block.operator.reads[0]
@@ -357,7 +362,7 @@ def _attention(step: Step, operands: tuple[Expression, ...], block: Written) -> 
 
 
 def _of_scores(step: Step) -> dict[str, Value]:
-    """Return how the scores of an attention are scaled, and whether later keys count."""
+    """Return keyword arguments for the scale of attention scores and the causal mask."""
     return {"scale": float(step.option("scale", 1.0)), **nonzero(causal=bool(step.option("causal", False)))}
 
 
@@ -442,7 +447,7 @@ _OVER: Mapping[str, tuple[Text, bool]] = MappingProxyType(
         "sum": (code("total"), False),
     }
 )
-"""Functions over some dims of one tensor, and whether the result has these dims too."""
+"""Functions over some dims of one tensor, and whether the result retains these dims."""
 
 _WRITTEN: Mapping[str, Callable[[Step, tuple[Expression, ...], Written], Expression]] = MappingProxyType(
     {
@@ -491,7 +496,7 @@ _WRITTEN: Mapping[str, Callable[[Step, tuple[Expression, ...], Written], Express
         "whole": _whole,
     }
 )
-"""How the other functions that are none of points are written."""
+"""Translations of the other functions that are not pointwise."""
 
 
 # -- formulas, for comments
@@ -501,7 +506,7 @@ _LONGEST_FORMULA = 90
 
 
 def formula(operator: Operator, body: Body) -> str:
-    """Return what a body computes as a formula, for a comment; the names of its functions where that is long."""
+    """Return a body's computation as a formula, for a comment; only the names of its functions if that is too long."""
     known = {access.tensor: _indexed(access.tensor, access.index_map) for access in operator.reads}
     known |= {item.name: _indexed(item.name, item.dims) for item in body.constants}
     sums = set[str]()
@@ -513,7 +518,7 @@ def formula(operator: Operator, body: Body) -> str:
             texts = [f"({text})" if name in sums else text for name, text in zip(step.operands, texts, strict=True)]
         if step.function in ("add", "subtract"):
             sums.add(step.result)
-        known[step.result] = _told(operator, step, texts)
+        known[step.result] = _formula_of_step(operator, step, texts)
         if len(known[step.result]) > _LONGEST_FORMULA:
             return f"{operator.kind}: {', '.join(step.function for step in body.steps)}"
     if not body.steps:
@@ -523,7 +528,7 @@ def formula(operator: Operator, body: Body) -> str:
     return f"{left} = {known[last.result]}"
 
 
-def _told(operator: Operator, step: Step, texts: Sequence[str]) -> str:
+def _formula_of_step(operator: Operator, step: Step, texts: Sequence[str]) -> str:
     if step.function in _INFIX:
         return _INFIX[step.function].join(texts)
     if step.function in _FORMULAS:
@@ -597,6 +602,6 @@ def _indexed(tensor: str, axes: Sequence[DimIndex]) -> str:
 
 
 def _position(axis: Window) -> str:
-    """Return the point of a tensor that a window's position and a point of its kernel read."""
+    """Return the index of a tensor that a window reads at a position and a kernel point."""
     stride, dilation = (str(step) if step != 1 else "" for step in (axis.stride, axis.dilation))
     return f"{stride}{axis.out}+{dilation}{axis.kernel}{f'-{axis.pad}' if axis.pad else ''}"

@@ -1,4 +1,4 @@
-"""`Target`: what the programs of one framework have that those of another have not."""
+"""`Target`: the properties in which the programs of one framework differ from those of others."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from pase.targets.emitter.text import Text
 
 KERNELS = frozenset({"attention", "dropout", "lstm", "normalise", "softmax_loss"})
-"""Steps of bodies that every target has a layer for, as they are."""
+"""Body steps for which every target has a layer."""
 
 LAYERS = (
     "GATES", "arrange", "attention", "concat", "convolve", "convolve_transposed", "cut", "dims", "dropout",
@@ -15,15 +15,18 @@ LAYERS = (
     "normalise", "padded", "pick", "piece", "pool", "product", "recurrent", "reshard", "select_rows", "softmax",
     "softmax_loss", "total", "view", "window", "without_later_keys",
 )  # fmt: skip
-"""Layers that are the same for every target, with the same arguments; a target may lack some."""
+"""Layers with the same arguments in every target; a target may lack some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """What stands around the blocks of a program.
+    """The parts of a program around its blocks.
 
-    title: what the program is, after the model's name. usage: how it is run, from the number of devices. before, after:
-    imports, before that of the layers and after it. returned: the type of what `build` returns.
+    Attributes:
+        title: Description of the program, after the model's name.
+        usage: How to run it, given the number of devices.
+        before, after: Imports before that of the layers, and after it.
+        returned: Type of the result of `build`.
     """
 
     title: str
@@ -35,18 +38,25 @@ class Form:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A framework that programs are written for.
+    """A framework that programs are emitted for.
 
-    module: of its layers. layers: their names. kernels: steps of bodies that it has a layer for, as they are. loss:
-    programs that return the loss alone. with_outputs: those that return the model's other outputs beside it; None where
-    programs that train return no outputs. outputs: those that return what the model computes; None where programs
-    train alone. takes_imported: whether imported models are written, not built networks alone. takes_uneven_parts:
-    whether splits need not divide their dims. takes_types: whether they compute in the types of a plan, not in one that
-    their command line names. stages: those whose layers are in stages; None where programs have no stages,
-    micro-batches or modes of layers. check: raises MissingExtraError where what programs run on is not installed.
-    runs_on: what its devices are called where they are no GPUs. reference: takes a graph, training options and what
-    hears of each step, and trains on one device without any program; None where the same program with nothing split is
-    the reference. takes_factories: whether a model that a factory makes is trained by `run_factory`.
+    Attributes:
+        module: Module of its layers.
+        layers: Names of its layers.
+        kernels: Body steps that it has a layer for.
+        loss: Form of programs that return only the loss.
+        with_outputs: Form of training programs that also return the model's other outputs; None if not supported.
+        outputs: Form of programs that return the model's outputs; None if not supported.
+        takes_imported: Whether programs of imported models are emitted, not only of built networks.
+        takes_uneven_parts: Whether splits need not divide their dims.
+        takes_types: Whether programs compute in the types of the plan, not in a type given on their command line.
+        stages: Form of programs whose layers are in stages; None if programs have no stages, micro-batches or layer
+            modes.
+        check: Raises MissingExtraError where the framework is not installed.
+        runs_on: Name of its devices where they are not GPUs.
+        reference: Trains on one device without any program, given a graph, training options and a callback for each
+            step; None where the same program with nothing split is the reference.
+        takes_factories: Whether `run_factory` trains a model that a factory makes.
     """
 
     name: str
@@ -67,5 +77,5 @@ class Target:
 
     @property
     def takes_modes(self) -> bool:
-        """Whether programs may have micro-batches, stages, weights in pieces and layers that are computed again."""
+        """Whether programs may have micro-batches, stages, sharded weights and recomputed layers."""
         return self.stages is not None

@@ -1,7 +1,7 @@
-"""The one way in which text of programs and of formats is made: nothing that comes from outside becomes part of it.
+"""Safe generation of program text and other formats: no external text becomes part of it without quoting.
 
-`Grammar.write` fills the places of a template that stands in PaSE's own source. Words are looked up (`word`), names of
-variables are made (`Identifiers`), numbers are written as numbers, and all other text is quoted.
+`Grammar.write` fills in templates that are literals in PaSE's own source. Words are looked up (`word`), variable names
+are generated (`Identifiers`), numbers are formatted as numbers, and all other text is quoted.
 """
 
 import builtins
@@ -20,30 +20,32 @@ _LONGEST_LINE = 1000
 
 
 class Text(str):
-    """Text of a program or a format: what is written into more of it as it is. Only functions of this module make one.
+    """Text of a program or a format that is inserted into templates unchanged; only this module creates it.
 
-    Whatever is made of it otherwise (slices, f-strings, `join`) is text from outside again, and is quoted.
+    Anything derived from it by other means (slices, f-strings, `join`) is a plain `str` again, and is quoted.
     """
 
     __slots__ = ()
 
 
 Part = Text | str | float | Sequence["Part"]
-"""What is written into a template: text as it is, other text quoted, a number, or a list of these."""
+"""An argument of a template: text unchanged, other text quoted, a number, or a list of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """A language that text is written in.
 
-    quoted: how any text stands in it, so that it is text and no more. between: what stands between the parts of a list.
+    Attributes:
+        quoted: Returns any text as a literal of the language.
+        between: Separator of the items of a list.
     """
 
     quoted: Callable[[str], str]
     between: str = ", "
 
     def write(self, template: str, *parts: Part) -> Text:
-        """Return a template with parts at its places, each marked {}; the template is a literal at every call."""
+        """Fill the places {} of a template with parts; every call passes the template as a literal."""
         between = template.split("{}")
         assert len(between) == len(parts) + 1, f"{template!r} has {len(between) - 1} places for {len(parts)} parts"
         filled = (f"{self._written(part)}{after}" for part, after in zip(parts, between[1:], strict=True))
@@ -64,7 +66,7 @@ class Grammar:
 
 
 def word(name: str, vocabulary: Iterable[str], what: str = "word") -> Text:
-    """Return a name's word of a vocabulary, itself a literal of PaSE's source; EmitError where it has none."""
+    """Return a name's word of a vocabulary, a literal of PaSE's source; EmitError where it has none."""
     known = tuple(vocabulary)
     if name not in known:
         raise EmitError(unknown_name(what, name, known))
@@ -72,32 +74,32 @@ def word(name: str, vocabulary: Iterable[str], what: str = "word") -> Text:
 
 
 def identifier(name: str) -> Text:
-    """Return a name that is an identifier of Python already."""
-    assert name.isidentifier(), f"{name!r} is no identifier"
+    """Return a name that is a valid Python identifier already."""
+    assert name.isidentifier(), f"{name!r} is not an identifier"
     return Text(name)
 
 
 def figure(value: float, form: str) -> Text:
-    """Return a number in a given form, ".2f"."""
+    """Return a number in a given format, such as ".2f"."""
     return Text(format(value, form))
 
 
 def joined(lines: Iterable[Text], separator: str = "\n") -> Text:
-    """Return lines of text as one."""
+    """Join lines of text."""
     found = tuple(lines)
     assert all(isinstance(line, Text) for line in found), "a line was not made by Grammar.write"
     return Text(separator.join(found))
 
 
 class Identifiers:
-    """Gives a different identifier to each name; never a keyword, a builtin or a reserved word."""
+    """Assigns a unique identifier to each name; never a keyword, a builtin or a reserved word."""
 
     def __init__(self, reserved: Iterable[str] = ()) -> None:
-        # A lone l is taken for a 1.
+        # A lone l is easily mistaken for a 1.
         self._used = {*keyword.kwlist, *keyword.softkwlist, *dir(builtins), "l", *reserved}
 
     def new(self, name: str, *, fallback: str = "layer") -> Text:
-        """Return an identifier that reads like the name."""
+        """Return a new identifier that resembles the name."""
         plain = re.sub(r"[^0-9a-z_]", "_", name.lower())[:_LONGEST_NAME].strip("_")
         if not plain or plain[0].isdigit():
             plain = f"{fallback}_{plain}".rstrip("_")
@@ -110,7 +112,7 @@ class Identifiers:
 
 
 def quoted(text: str) -> str:
-    """Return a string literal of any text: it ends where it seems to end, and shows what it holds."""
+    """Return a Python string literal of any text, with special characters escaped."""
     return '"' + "".join(_escaped(character) for character in text) + '"'
 
 
@@ -126,13 +128,13 @@ def _escaped(character: str) -> str:
 
 
 def printable(text: str, longest: int = 60) -> str:
-    """Return text for a comment or a docstring: one line, without quotes and backslashes, cut to a length."""
+    """Return text for a comment or a docstring: one line, without quotes and backslashes, truncated."""
     shown = "".join(c if c.isprintable() and c not in {'"', "\\"} else "?" for c in text)
     return shown if len(shown) <= longest else shown[: longest - 3] + "..."
 
 
 code = Grammar(quoted).write
-"""Returns text of Python: a template with parts at its places."""
+"""Returns Python text: a template with its places filled in."""
 
 INDENT = code("    ")
 
@@ -143,6 +145,6 @@ def comment(text: str) -> Text:
 
 
 def docstring(lines: Iterable[str]) -> list[Text]:
-    """Return the lines of a docstring of Python; those that are text already stand in it as they are."""
+    """Return the lines of a Python docstring; `Text` lines are inserted unchanged."""
     first, *others = (line if isinstance(line, Text) else Text(printable(line, _LONGEST_LINE)) for line in lines)
     return [Text(f'"""{first}'), *others, Text('"""')]

@@ -1,1 +1,1 @@
-"""The JAX target: a function with the shardings of a plan at every layer."""
+"""The JAX target: runs a function with the shardings of a plan at every layer."""

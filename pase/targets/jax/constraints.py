@@ -1,8 +1,8 @@
-"""Where in a function's program the tensors of a plan's layers are, and how each of them is to lie.
+"""Find the sharding constraints of a traced JAX program: where the tensors of a plan's layers occur in it.
 
-The importer tells of which equations of the program a layer is made. What the last of them gives is what the layer
-writes, and lies as the plan has it there; what they read of others is brought to where this layer reads it. The
-re-sharding of an edge happens between the two.
+The importer records which equations of the program (jaxpr) belong to a layer. The result of the last of them is the
+layer's output and gets the sharding that the plan gives it. Values that a layer reads from other layers get the
+sharding in which this layer reads them. XLA redistributes a tensor between the two constraints.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,28 +21,28 @@ from pase.importers.passes.views import composed, seen_by
 from pase.targets.named_mesh import NamedMesh, NamedTensor
 
 Entry = tuple[str, ...] | None
-"""The axes that split a dim, the coarsest first; None where nothing is said of it."""
+"""The axes that split a dim, coarsest first; None where the sharding is left open."""
 
 Spec = tuple[Entry, ...]
 
 LOOKED_INTO = frozenset(
     {"jit", "pjit", "closed_call", "core_closed_call", "core_call", "remat", "remat2", "checkpoint", "scan"}
 )
-"""Primitives whose programs are run with constraints in them; others have gradients of their own, or choose."""
+"""Primitives whose inner programs receive constraints; others have custom gradients, or choose a branch."""
 
 _CUTS = frozenset({"slice", "split", "dynamic_slice"})
-"""Primitives that give pieces of what they are given."""
+"""Primitives that slice their operand."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constraints:
-    """How values of a program are to lie.
+    """Sharding constraints of a program's values.
 
     Attributes:
-        reads: By (place, number of an input): what is read there, brought to each of these in turn.
-        writes: By (place, number of an output): what is given there.
-        given: Of what the program is given, by name.
-        missing: Layers whose results are no values of the program that can be constrained.
+        reads: Constraints on inputs of equations, by (place, number of the input), applied one after the other.
+        writes: Constraints on outputs of equations, by (place, number of the output).
+        given: Constraints on the program's inputs, by name.
+        missing: Layers whose results are not values of the program that can be constrained.
     """
 
     reads: Mapping[tuple[Place, int], tuple[Spec, ...]]
@@ -52,19 +52,19 @@ class Constraints:
 
     @cached_property
     def inner(self) -> frozenset[Place]:
-        """Places of equations within which there are constraints."""
+        """Places of equations whose inner programs contain constraints."""
         own = {place for place, _ in (*self.reads, *self.writes)}
         return frozenset(place[:end] for place in own for end in range(1, len(place)))
 
 
 def constraints_of(traced: Traced, model: ImportedModel, graph: Graph, mesh: NamedMesh) -> Constraints:
-    """Return how the values of a function's program are to lie.
+    """Return the sharding constraints of a function's program.
 
     Args:
         traced: The function's program.
-        model: What the importer makes of it.
-        graph: The plan's: that of the model, with fan-outs.
-        mesh: The plan.
+        model: The imported model of the same trace.
+        graph: The plan's graph: that of the model, with fan-outs.
+        mesh: The plan on a named mesh.
     """
     return _Finder(traced, model, graph, mesh).found()
 
@@ -85,7 +85,7 @@ class _Finder:
             if self._visible[place] == place:
                 for number, name in enumerate(site.outputs):
                     self._definers.setdefault(name, (place, number))
-        # By the name of a value of the program, what of the lowered trace it is, as a view of that.
+        # For each value of the program, the value of the lowered trace that it is a view of.
         self._held = dict(self._holders())
         self._owners = self._owned()
 
@@ -101,18 +101,18 @@ class _Finder:
         )
 
     def _ancestor(self, place: Place) -> Place:
-        """Return the outermost equation that a place is within and that is not looked into, else the place itself."""
+        """Return the outermost opaque equation that contains a place, otherwise the place itself."""
         for end in range(1, len(place)):
             site = self._sites.get(place[:end])
             if site is not None and site.primitive not in LOOKED_INTO:
                 return place[:end]
         return place
 
-    # -- what layers hold
+    # -- values of layers
 
     def _holders(self) -> Iterator[tuple[str, Use]]:
-        """Yield (name of a value of the program, what it is as a use of what a layer writes)."""
-        lies = {
+        """Yield (name of a value of the program, its relation to an output of a layer, as a use)."""
+        stored_views = {
             own.outputs[0].name: own.inputs[0]
             for node in self._trace.nodes
             for own in node.computes
@@ -123,7 +123,7 @@ class _Finder:
             if node is None or use.piece is not None:
                 continue
             if output or use.value != node.outputs[0].name:
-                yield from self._as_told(use.value, use)
+                yield from self._program_values(use.value, use)
                 continue
             last = node.elementary[-1]
             name, shape = last.outputs[0].name, node.outputs[0].shape
@@ -132,18 +132,18 @@ class _Finder:
                 name = last.inputs[0].value
                 seen = last.inputs[0].view
                 view = View.plain(shape) if seen is None else inverse(seen)
-            elif name in lies and lies[name].value == use.value:
-                view = lies[name].view or View.plain(shape)
+            elif name in stored_views and stored_views[name].value == use.value:
+                view = stored_views[name].view or View.plain(shape)
             else:
                 view = View.plain(shape)
-            # Passes take dims apart that the source has put together.
+            # Lowering passes split dims that the source has merged.
             own = self._source.values[name].shape if name in self._source.values else last.outputs[0].shape
             if view is not None and view.shape != own:
                 view = view.reshaped(own) if prod(view.shape) == prod(own) else None
             if view is not None:
-                yield from self._as_told(name, Use(value=use.value, view=None if view.is_plain else view))
+                yield from self._program_values(name, Use(value=use.value, view=None if view.is_plain else view))
 
-    def _as_told(self, name: str, use: Use) -> Iterator[tuple[str, Use]]:
+    def _program_values(self, name: str, use: Use) -> Iterator[tuple[str, Use]]:
         """Yield a value of the program, or the first views of it that are values of the program."""
         if name in self._definers:
             yield name, use
@@ -152,14 +152,14 @@ class _Finder:
             seen = seen_by(self._source, node) if node.inputs[0].value == name else None
             behind = None if seen is None else composed(seen, use, self._shape(use.value))
             if behind is not None:
-                yield from self._as_told(node.outputs[0].name, behind)
+                yield from self._program_values(node.outputs[0].name, behind)
 
     def _shape(self, name: str) -> tuple[int, ...]:
         values = self._trace.values
         return values[name].shape if name in values else self._source.values[name].shape
 
     def _writes(self) -> Iterator[tuple[str, str, Spec]]:
-        """Yield (layer, name of a value, how it lies)."""
+        """Yield (layer, name of a value, its sharding)."""
         told = {(use.value, use.piece): made for made, use in self._lowered.written.items()}
         for name, use in self._held.items():
             layer, output = told[use.value, None]
@@ -168,7 +168,7 @@ class _Finder:
                 yield layer, name, spec
 
     def _of_tensor(self, tensor: NamedTensor, use: Use) -> Spec | None:
-        """Return how a use of a tensor's elements lies; None where that cannot be told."""
+        """Return the sharding of a use of a tensor's elements; None if it is unknown."""
         shape = piece_shape(self._shape(use.value), use.piece)
         spec = spec_of(tensor)
         if use.view is not None and not any(entry is None or entry for entry in spec):
@@ -176,10 +176,10 @@ class _Finder:
         told = spec_reshaped(spec, tensor.shape, shape, self._sizes)
         return told if told is None or use.view is None else spec_through(told, use.view, self._sizes)
 
-    # -- what layers read
+    # -- inputs of layers
 
     def _owned(self) -> dict[Place, frozenset[str]]:
-        """Return the layers that each equation is of."""
+        """Return the layers that each equation belongs to."""
         owners: dict[Place, frozenset[str]] = {}
         for layer, name in self._lowered.nodes.items():
             for own in self._nodes[name].elementary:
@@ -190,7 +190,7 @@ class _Finder:
                     if place is not None:
                         place = self._visible[place]
                         owners[place] = owners.get(place, frozenset()) | {layer}
-        # What is computed for one layer alone is of that layer.
+        # A computation that only one layer uses belongs to that layer.
         readers: dict[str, set[frozenset[str]]] = {name: {frozenset()} for name in self._traced.read.returned}
         units = [(place, site) for place, site in self._sites.items() if self._is_unit(place)]
         for place, site in reversed(units):
@@ -202,7 +202,7 @@ class _Finder:
         return owners
 
     def _is_piece(self, site: Site, owners: frozenset[str]) -> bool:
-        """Whether an equation gives a layer a piece of something, of which it reads no more than that."""
+        """Return whether an equation slices a value of which a layer reads only this slice."""
         if site.primitive not in _CUTS or len(owners) != 1:
             return False
         (layer,) = owners
@@ -235,7 +235,7 @@ class _Finder:
                     yield (place, number), specs
 
     def _behind(self, name: str) -> Use:
-        """Return a value of the program as a use of what a layer or the model itself is given, as far as it is one."""
+        """Return a value of the program as a use of a layer's output or of a model input, as far as it is one."""
         use = Use(value=name)
         while use.value not in self._held and use.value not in self._read_names:
             node = self._source.producer.get(use.value)
@@ -254,19 +254,19 @@ class _Finder:
 
     @cached_property
     def _read_names(self) -> frozenset[str]:
-        """Names of what layers read that no layer writes, and of what is computed of weights."""
+        """Names of values that layers read but do not write, and of values computed from weights."""
         written = {use.value for use in self._lowered.written.values()}
         uses = [use for reads in self._lowered.reads.values() for use in reads]
         names = {use.value for use in uses if use.value not in written}
         return frozenset(names | {use.of for use in uses if use.of})
 
     def _of_read(self, layer: str, use: Use, shape: tuple[int, ...]) -> tuple[Spec, ...]:
-        """Return how a layer has what it reads, one after the other; nothing where it reads no such thing."""
+        """Return the successive shardings in which a layer reads a value; none if it does not read such a value."""
         best: tuple[Spec, ...] = ()
         for number, (tensor, read) in enumerate(zip(self._tensors(layer), self._lowered.reads[layer], strict=True)):
             producer, handed = self._feeding(layer, number)
             if producer not in self._lowered.nodes and producer and read.piece is None:
-                # Another layer lays it out for this one.
+                # Another layer arranges this value's layout.
                 if replace(use, of="") == replace(self._lowered.reads[producer][0], of=""):
                     before = [self._of_tensor(each, use) for each in self._feeding(producer, 0)[1]]
                     laid = (self._layers[producer].outputs[0], *handed, tensor)
@@ -291,7 +291,7 @@ class _Finder:
         return best
 
     def _feeding(self, layer: str, read: int) -> tuple[str, list[NamedTensor]]:
-        """Return who makes what a layer reads, "" for none, and what is handed on in between, as it lies there."""
+        """Return the producer of a layer's read ("" for none), and the tensors of fan-outs in between."""
         handed: list[NamedTensor] = []
         edge = self._graph.incoming.get((layer, read))
         while edge is not None and self._graph[edge.producer].is_fan_out:
@@ -300,12 +300,12 @@ class _Finder:
         return ("" if edge is None else edge.producer), handed
 
     def _computed_of(self, name: str) -> str:
-        """Return the input of the model that a leaf was computed of; "" for none."""
+        """Return the model input from which a leaf was computed; "" for none."""
         leaf = self._trace.leaf.get(name)
         return "" if leaf is None or leaf.computed_of is None else leaf.computed_of[0]
 
     def _of_piece(self, tensor: NamedTensor, read: Use, shape: Sequence[int]) -> Spec | None:
-        """Return how a tensor lies of which a piece is read, whole along the dim that it is cut in."""
+        """Return the sharding of a tensor of which a slice is read, unsplit along the sliced dim."""
         spec = spec_reshaped(spec_of(tensor), tensor.shape, piece_shape(shape, read.piece), self._sizes)
         cut = None if read.piece is None else read.piece.dim
         return None if spec is None else tuple(() if dim == cut else entry for dim, entry in enumerate(spec))
@@ -314,7 +314,7 @@ class _Finder:
         inputs, parameters = iter(self._layers[layer].inputs), iter(self._layers[layer].parameters)
         return [next(parameters if read.role is Role.PARAMETER else inputs) for read in self._graph[layer].reads]
 
-    # -- what the program is given
+    # -- inputs of the program
 
     def _given(self) -> Iterator[tuple[str, Spec]]:
         reads = [
@@ -323,7 +323,7 @@ class _Finder:
             if layer in self._lowered.reads
             for tensor, read in zip(self._tensors(layer), self._lowered.reads[layer], strict=True)
         ]
-        # One that reads all of it tells more than one that reads a piece.
+        # A layer that reads the whole input gives more information than one that reads a slice.
         reads.sort(key=lambda pair: pair[1].piece is not None)
         for name in self._traced.given:
             shape = self._source.values[name].shape
@@ -344,7 +344,7 @@ class _Finder:
 
 
 def _is_lying(node: Node) -> bool:
-    """Whether a node among those that another stands for says how a value lies in what is held."""
+    """Return whether a node among those merged into another describes how a value is stored."""
     return isinstance(node.op, ops.Identity) and node.name.endswith(":held")
 
 
@@ -352,28 +352,28 @@ def _is_nothing(node: Node) -> bool:
     return isinstance(node.op, ops.Pointwise) and not node.op.functions
 
 
-# -- how tensors and views of them lie on the mesh
+# -- shardings of tensors and of their views
 
 
 def spec_of(tensor: NamedTensor) -> Spec:
-    """Return how a tensor of a layer lies; what is not said of one that a layer makes is left open."""
+    """Return the sharding of a layer's tensor; unknown dims of a tensor that a layer computes are left open."""
     return tuple(None if dim.is_open and tensor.is_made else dim.axes for dim in tensor.dims)
 
 
 def spec_through(spec: Spec, view: View, sizes: Mapping[str, int]) -> Spec:
-    """Return how a view of a tensor lies where the tensor lies so; dims whose parts are not told are left open.
+    """Return the sharding of a view, given that of its base; dims whose parts are unknown are left open.
 
     Args:
-        spec: Of the view's base.
-        view: Of it.
-        sizes: Of the mesh's axes.
+        spec: Sharding of the view's base.
+        view: The view.
+        sizes: Sizes of the mesh's axes.
     """
     found = _of_factors(spec, view, sizes)
     return tuple(_of_dim(factors, found, sizes) for factors in view.dims)
 
 
 def spec_reshaped(spec: Spec, shape: Sequence[int], new: Sequence[int], sizes: Mapping[str, int]) -> Spec | None:
-    """Return how a tensor of a shape lies in another shape; None where these do not lie over each other."""
+    """Return the sharding of a reshaped tensor; None where the dims of the two shapes do not align."""
     if tuple(shape) == tuple(new):
         return spec
     if not any(entry is None or entry for entry in spec):
@@ -383,7 +383,7 @@ def spec_reshaped(spec: Spec, shape: Sequence[int], new: Sequence[int], sizes: M
 
 
 def inverse(view: View) -> View | None:
-    """Return the tensor behind a view as a view of that; None where elements are repeated."""
+    """Return the base of a view as a view of that view; None where elements are repeated."""
     flat = [factor for dim in view.dims for factor in dim]
     places = {factor.base: place for place, factor in enumerate(flat)}
     if None in places:
@@ -413,7 +413,7 @@ def _of_factors(spec: Spec, view: View, sizes: Mapping[str, int]) -> list[Entry]
             while left and room % sizes[left[0]] == 0:
                 room //= sizes[left[0]]
                 own.append(left.pop(0))
-            # An axis that splits this factor in part and the next one, too, says nothing of either.
+            # An axis that splits this factor partially, and also the next one, gives no information about either.
             is_told = is_told and (not left or room == 1)
             found[position] = tuple(own) if is_told else None
             size *= extents[position]

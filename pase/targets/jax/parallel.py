@@ -1,4 +1,4 @@
-"""`parallelize`: a JAX function that computes under a plan."""
+"""`parallelize`: run a JAX function under a plan."""
 
 import functools
 import inspect
@@ -21,16 +21,16 @@ from pase.targets.named_mesh import NamedMesh, named_mesh, notes, without_miscom
 
 
 def parallelize(source: Any, plan: Plan, *, devices: Sequence[Any] | None = None) -> "Parallel":
-    """Return a function that computes as a JAX function does, with every layer where a plan has it.
+    """Return a function that computes the same as a JAX function, with every layer sharded as in a plan.
 
     Args:
-        source: A function, a module of flax's or a model that can be called, as it was searched; or a tuple of one with
-            its arguments (arrays, or their shapes), which are traced at once. Without them, the first call tells them.
-        plan: Of the function.
-        devices: Of JAX, in the order in which the plan numbers them; all of `jax.devices()` where they are not given.
+        source: The function, flax module or callable model that was searched; or a tuple of it and its arguments
+            (arrays, or their shapes), which is traced immediately. Otherwise it is traced at the first call.
+        plan: Plan of the function.
+        devices: JAX devices, in the order in which the plan numbers them; default: `jax.devices()`.
 
     Raises:
-        ProgramError: There are not as many devices, or the function with these arguments is not the plan's.
+        ProgramError: The number of devices differs, or the function with these arguments is not the plan's.
     """
     jax = framework("jax", "jax")
     function, *arguments = source if isinstance(source, tuple) and source else (source,)
@@ -47,7 +47,7 @@ def parallelize(source: Any, plan: Plan, *, devices: Sequence[Any] | None = None
 
 
 def _as_called(jax: Any, function: Any, arguments: list[Any]) -> Sequence[Any]:
-    """Return the arguments of a call of what was searched with some: a model itself, or a module's variables, first."""
+    """Return the arguments of the searched callable, starting with the model itself or a module's variables."""
     if not _is_module(function):
         return arguments
     if not _is_linen(function):
@@ -60,7 +60,7 @@ def _as_called(jax: Any, function: Any, arguments: list[Any]) -> Sequence[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Program:
-    """A function for arguments of some shapes: as it is run on their arrays, and how these lie."""
+    """A function traced for some argument shapes: its executable form, and the arguments' shardings."""
 
     run: Callable[..., Any]
     result: Any
@@ -69,14 +69,14 @@ class _Program:
 
 
 class Parallel:
-    """A function that computes as the user's own does, with every layer where a plan has it.
+    """A function that computes the same as the user's, with every layer sharded as in a plan.
 
-    It is called as the function is, a module of flax's with its variables first, any other model with the model itself
-    first; `jax.jit`, `jax.grad` and all else take it as they take the function.
+    It is called like the original: a flax module with its variables first, any other model with the model itself first.
+    `jax.jit`, `jax.grad` and other transformations apply as usual.
 
     Attributes:
         plan: The plan.
-        mesh: Its devices, a `jax.sharding.Mesh`.
+        mesh: Its devices, as a `jax.sharding.Mesh`.
     """
 
     def __init__(self, function: Callable[..., Any], plan: Plan, mesh: Any) -> None:
@@ -107,20 +107,20 @@ class Parallel:
 
     @property
     def shardings(self) -> tuple[Any, ...]:
-        """How each argument lies: pytrees of `NamedSharding`, for `jax.device_put`; None for what is no array."""
+        """Shardings of the arguments: pytrees of `NamedSharding`, for `jax.device_put`; None for other leaves."""
         shardings: tuple[Any, ...] = self._last.shardings
         return shardings
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What of the plan JAX is not told, and why."""
+        """Parts of the plan that cannot be expressed to JAX, and why."""
         return self._last.notes
 
     @property
     def _last(self) -> _Program:
         if not self._programs:
             raise ProgramError(
-                "how the arguments lie is known once they are: call the function first, or give their shapes: "
+                "shardings of the arguments are known after tracing: call the function first, or give their shapes: "
                 "pase.parallelize((function, parameters, inputs), plan)"
             )
         return list(self._programs.values())[-1]
@@ -135,13 +135,13 @@ class Parallel:
         if bound.kwargs or self._is_module:
             name = next(iter(bound.kwargs or named))
             raise ProgramError(
-                f"argument {name!r} can be given by name alone; a plan is of arguments by position: bind it with "
+                f"argument {name!r} can only be given by name; a plan is of arguments by position: bind it with "
                 "functools.partial before the search"
             )
         return bound.args
 
     def _source(self, arguments: Sequence[Any]) -> Any:
-        """Return the function with its arguments as the importer takes it."""
+        """Return the function with its arguments in the form that the importer takes."""
         jax = framework("jax", "jax")
         if not self._is_module:
             return source_of(jax, (self._function, *arguments))
@@ -220,9 +220,9 @@ def _of_arguments(
     constraints: Constraints,
     sharding: Callable[[Spec], Any],
 ) -> Any:
-    """Return the arguments with how each array lies in its place, and None for all else."""
+    """Return the pytree of arguments with the sharding of each array in its place, and None for other leaves."""
     leaves, structure = jax.tree_util.tree_flatten(tuple(arguments))
-    # Each array is known by where it is, which the source only puts in another order.
+    # Arrays are identified by their position, since the source only permutes them.
     marks = [_Mark(i, leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else leaf for i, leaf in enumerate(leaves)]
     order = [mark.place for mark in arrays_of(jax, source(jax.tree_util.tree_unflatten(structure, marks)))]
     names = found.given[len(found.given) - len(order) :]
@@ -232,7 +232,7 @@ def _of_arguments(
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """Stands for an array of the arguments, the one at this place."""
+    """Placeholder for the array of the arguments at this position."""
 
     place: int
     shape: tuple[int, ...]
@@ -248,7 +248,7 @@ def _key(jax: Any, arguments: Sequence[Any]) -> Hashable:
 
 
 def _is_module(function: Any) -> bool:
-    """Whether a source is a module or a model, and no function."""
+    """Return whether a source is a module or a model, not a function."""
     jax, nnx = sys.modules["jax"], sys.modules.get("flax.nnx")
     if _is_linen(function) or (nnx is not None and isinstance(function, nnx.Module)):
         return True
@@ -269,19 +269,18 @@ def _called(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-# -- a program, run with constraints
+# -- executing a program with constraints
 
 
 Constrain = Callable[[Any, Spec], Any]
-"""Returns an array that lies as it is told."""
+"""Returns an array with a given sharding."""
 
 
 def evaluate(jax: Any, closed: Any, constraints: Constraints, constrain: Constrain, arrays: Sequence[Any]) -> list[Any]:
-    """Return the results of a program.
+    """Evaluate a program and return its results.
 
-    Functions within it that have gradients of their own are run as they are. Those that are recomputed
-    (`jax.checkpoint`) and loops stay what they are, with constraints within; a loop whose turns lie differently is
-    written out.
+    Inner functions with custom gradients are run unchanged. Rematerialised functions (`jax.checkpoint`) and loops are
+    preserved, with constraints inside; a loop whose iterations have different shardings is unrolled.
     """
     return _Run(jax, constraints, constrain).program(closed.jaxpr, closed.consts, arrays, ())
 
@@ -294,7 +293,7 @@ class _Run:
 
     def program(self, jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any], place: Place) -> list[Any]:
         found: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arrays), strict=True))
-        # What several read alike is brought there once, so that its gradient is added up before it is.
+        # A value that several equations read with the same sharding is constrained once: its gradient is summed first.
         brought: dict[tuple[Any, Spec], Any] = {}
 
         def value(variable: Any) -> Any:
@@ -324,33 +323,33 @@ class _Run:
     def _equation(self, equation: Any, given: Sequence[Any], place: Place) -> Sequence[Any]:
         from jax._src import source_info_util
 
-        # Lines and scopes of the user's own, for who looks at what is compiled.
+        # Keep the source lines and scopes of the user's code for inspection of the compiled program.
         scopes = source_info_util.current_name_stack() + equation.source_info.name_stack
         with source_info_util.user_context(equation.source_info.traceback, name_stack=scopes), equation.ctx.manager:
             params = equation.params
             if equation.primitive.name in LOOKED_INTO and place in self._constraints.inner:
                 if equation.primitive.name == "scan":
-                    turns = self._turns(int(params["length"]), place)
+                    turns = self._iterations(int(params["length"]), place)
                     if any(turn != turns[0] for turn in turns):
-                        return self._written_out(params, given, place)
+                        return self._unrolled(params, given, place)
                     place = (*place, 0)
                 params = self._with_constraints(params, place)
             results = equation.primitive.bind(*given, **equation.primitive.get_bind_params(params))
             return results if equation.primitive.multiple_results else [results]
 
     def _with_constraints(self, params: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
-        """Return the parameters of an equation with the constraints in the program that it runs."""
+        """Return the parameters of an equation with constraints inserted into its inner program."""
         (key,) = [key for key in ("jaxpr", "call_jaxpr") if key in params]
         old = params[key]
         is_closed = hasattr(old, "consts")
         jaxpr, consts = (old.jaxpr, old.consts) if is_closed else (old, ())
         shapes = [self._jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype) for variable in jaxpr.invars]
         new = self._jax.make_jaxpr(lambda *arrays: self.program(jaxpr, consts, arrays, place))(*shapes)
-        assert is_closed or not new.consts, "constraints hold no arrays"
+        assert is_closed or not new.consts, "constraints must not capture arrays"
         return {**params, key: new if is_closed else new.jaxpr}
 
-    def _turns(self, length: int, place: Place) -> Sequence[Mapping[Any, Any]]:
-        """Return the constraints of each turn of a loop, by their places in its body."""
+    def _iterations(self, length: int, place: Place) -> Sequence[Mapping[Any, Any]]:
+        """Return the constraints of each iteration of a loop, by their places in its body."""
         start = len(place) + 1
         found: list[dict[Any, Any]] = [{} for _ in range(length)]
         for kind in (self._constraints.reads, self._constraints.writes):
@@ -359,11 +358,11 @@ class _Run:
                     found[own[len(place)]][kind is self._constraints.reads, own[start:], number] = specs
         return found
 
-    def _written_out(self, params: Mapping[str, Any], given: Sequence[Any], place: Place) -> list[Any]:
+    def _unrolled(self, params: Mapping[str, Any], given: Sequence[Any], place: Place) -> list[Any]:
         lax, length, body = self._jax.lax, int(params["length"]), params["jaxpr"]
         first, last = int(params["num_consts"]), int(params["num_consts"]) + int(params["num_carry"])
         carry = list(given[first:last])
-        # Taken apart at once: the gradients of the rows are then put together at once, too.
+        # Unstack at once, so that the gradients of the rows are also stacked at once.
         rows = [lax.split(stacked, (1,) * length, axis=0) for stacked in given[last:]]
         made: list[list[Any]] = [[] for _ in range(length)]
         for turn in reversed(range(length)) if params["reverse"] else range(length):

@@ -117,7 +117,7 @@ def call(
     """
     if function.__module__ == "__main__":
         raise ProgramError(
-            f"{function.__qualname__} is of the program itself, which {ranks} ranks cannot import; put it into a module"
+            f"{function.__qualname__} is in the main program, which {ranks} ranks cannot import; put it into a module"
         )
     with tempfile.TemporaryDirectory(prefix="pase-ranks-") as folder:
         try:

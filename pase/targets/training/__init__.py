@@ -1,1 +1,1 @@
-"""What the training programs of every framework share: data, initial weights, masks, update rules, the command line."""
+"""Parts of training programs common to all frameworks: data, initial weights, dropout masks, optimisers, options."""

@@ -1,6 +1,7 @@
-"""Checkpoints, whatever is in them: when they are kept in a folder, which one a training goes on from, whether it fits.
+"""Checkpoint folders, independent of their contents: when to save, which one to resume from, and whether it fits.
 
-What a checkpoint is, and how it is written and read, is each target's: a file, or a folder that ranks write together.
+The contents of a checkpoint, and how it is written and read, are up to each target: a file, or a folder that the ranks
+write together.
 """
 
 import os
@@ -22,15 +23,17 @@ from pase.targets.training.optimisers import Rule, name_of, options_of
 from pase.targets.training.options import TrainingOptions
 
 NEWEST = "newest"
-"""What to go on from where no checkpoint is named."""
+"""Value of `resume` for the newest checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What a checkpoint says of its training.
+    """Description of a training that its checkpoint stores.
 
-    step: steps done, which is the position in the data too. optimiser, options: name and options of the update rule.
-    data: what tells the data from others.
+    Attributes:
+        step: Number of completed steps, which is also the position in the data.
+        optimiser, options: Name and options of the update rule.
+        data: Fingerprint of the data.
     """
 
     step: int
@@ -42,7 +45,7 @@ class Kept:
 
     @classmethod
     def of(cls, options: TrainingOptions, *, step: int, seed: int, data: Mapping[str, Any], **others: Any) -> Self:
-        """Return what is said of a training after a step; others: what a target's checkpoint has beside it."""
+        """Return the description of a training after a step; `others` are further fields of a target's checkpoint."""
         rule: Rule = options.rule
         return cls(
             step=step,
@@ -55,7 +58,7 @@ class Kept:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return it as a JSON document."""
         return {
             "step": self.step,
             "dtype": self.dtype,
@@ -68,7 +71,7 @@ class Kept:
     def read(
         cls, document: object, source: DocumentSource, kind: type["KeptDocument"] | None = None, **others: Any
     ) -> Self:
-        """Return what a document says; the source's error where it is not of its kind."""
+        """Read it from a document; raise the source's error where the document is invalid."""
         found = read(kind or KeptDocument, document, source)
         return cls(
             step=found.step,
@@ -87,7 +90,7 @@ class _RuleDocument(Document):
 
 
 class KeptDocument(Document):
-    """What a checkpoint says of its training."""
+    """Description of a training that its checkpoint stores."""
 
     step: Whole
     dtype: str
@@ -97,11 +100,11 @@ class KeptDocument(Document):
 
 
 def called(weight: str, slot: str) -> str:
-    """Return what messages call a weight, or what the optimiser keeps of it."""
+    """Return the name of a weight, or of its optimiser state, for messages."""
     return f"{slot.replace('_', ' ')} of weight {weight!r}" if slot else f"weight {weight!r}"
 
 
-# -- a folder of them
+# -- checkpoint folders
 
 
 def checkpoint_path(folder: Path, step: int, suffix: str = "") -> Path:
@@ -115,7 +118,7 @@ def is_checkpoint_name(name: str, suffix: str = "") -> bool:
 
 
 def list_checkpoints(folder: Path, suffix: str = "") -> list[tuple[int, Path]]:
-    """Return (step, path) of each checkpoint in a folder, the newest first; those being written are not among them."""
+    """Return (step, path) of each complete checkpoint in a folder, newest first."""
     if not folder.is_dir():
         return []
     name = re.compile(rf"step-(\d{{10}}){re.escape(suffix)}")
@@ -126,9 +129,14 @@ def list_checkpoints(folder: Path, suffix: str = "") -> list[tuple[int, Path]]:
 def with_another(
     error: ProgramError, damaged: Path, read: Callable[[Path], object], *, suffix: str = "", how: str
 ) -> ProgramError:
-    """Return the error of a damaged checkpoint, and the newest one beside it that is not.
+    """Return the error of a damaged checkpoint, extended by the newest intact one in the same folder.
 
-    read: raises ProgramError where one is damaged. how: what is to be done with the other one.
+    Args:
+        error: The error.
+        damaged: Path of the damaged checkpoint.
+        read: Reads a checkpoint; raises ProgramError if it is damaged.
+        suffix: Suffix of the names of checkpoints.
+        how: What to do with the other one, for the message.
     """
     for step, path in list_checkpoints(damaged.parent, suffix):
         with suppress(ProgramError):
@@ -139,9 +147,9 @@ def with_another(
 
 
 def prune(folder: Path, *, step: int, keep: int, suffix: str = "") -> None:
-    """Remove all but the newest `keep` checkpoints up to a step, and what a save that was cut off has left.
+    """Remove all but the newest `keep` checkpoints up to a step, and incomplete ones of interrupted saves.
 
-    Later ones, of a training that this one branched off from, are set aside: renamed to ``….superseded``.
+    Later ones, of a training from which this one branched off, are renamed to ``….superseded``.
     """
     listed = list_checkpoints(folder, suffix)
     for later, path in listed:
@@ -158,8 +166,8 @@ def prune(folder: Path, *, step: int, keep: int, suffix: str = "") -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint, whole."""
-    # The name of a folder goes first: what is half deleted is no checkpoint.
+    """Remove a checkpoint completely."""
+    # Rename a folder first, so that a partly deleted one does not count as a checkpoint.
     hidden = path.with_name(f".{path.name}.old")
     if path.is_dir():
         _delete(hidden)
@@ -175,7 +183,7 @@ def _delete(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on disk."""
+    """Flush the directory entries of a folder to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -187,8 +195,12 @@ def sync_folder(folder: Path) -> None:
 class CheckpointFolder:
     """Where and when checkpoints are written.
 
-    folder: made if it is missing. save_every: steps; the last step is saved too. keep: how many are kept.
-    resume: None to begin anew, `NEWEST`, or the checkpoint to go on from. suffix: of the names of checkpoints.
+    Attributes:
+        folder: The folder; created if it is missing.
+        save_every: Interval in steps; the last step is saved, too.
+        keep: Number of checkpoints to keep.
+        resume: None to start from scratch, `NEWEST`, or the checkpoint to resume from.
+        suffix: Suffix of the names of checkpoints.
     """
 
     suffix: ClassVar[str] = ""
@@ -205,9 +217,9 @@ class CheckpointFolder:
 
     @classmethod
     def asked(cls, values: Mapping[str, Any]) -> "Self | None":
-        """Return what the values of `checkpoint_flags` ask for, None where nothing is kept.
+        """Return the folder for the values of `checkpoint_flags`, None where no checkpoints are requested.
 
-        Raises ProgramError where one of them needs a folder that is not named.
+        Raises ProgramError where an option requires a folder and none is named.
         """
         folder, every, resume = values["checkpoint"], values["save_every"], values["resume"]
         if folder is None:
@@ -217,7 +229,7 @@ class CheckpointFolder:
         return cls(folder=folder, save_every=100 if every is None else every, keep=values["keep"], resume=resume)
 
     def begin(self) -> None:
-        """Make the folder; ProgramError where that cannot be, and where it holds another training's checkpoints."""
+        """Create the folder; ProgramError where that fails, or it contains another training's checkpoints."""
         listed = list_checkpoints(self.folder, self.suffix)
         if self.resume is None and listed:
             raise ProgramError(
@@ -229,22 +241,22 @@ class CheckpointFolder:
             raise ProgramError(f"cannot make folder {self.folder} for checkpoints: {error}") from None
 
     def newest(self) -> Path | None:
-        """Return the newest checkpoint of the folder, None where there is none."""
+        """Return the newest checkpoint of the folder, None if there is none."""
         listed = list_checkpoints(self.folder, self.suffix)
         return listed[0][1] if listed else None
 
     def path_of(self, found: Kept) -> Path:
-        """Return where a checkpoint is that was found to go on from."""
+        """Return the path of the checkpoint that a training resumes from."""
         is_named = self.resume not in (None, NEWEST)
         return Path(str(self.resume)) if is_named else checkpoint_path(self.folder, found.step, self.suffix)
 
     def is_due(self, step: int, num_steps: int) -> bool:
-        """Whether to write one after a step, counted from 1."""
+        """Return whether to write a checkpoint after a step, counted from 1."""
         return step % self.save_every == 0 or step == num_steps
 
 
 def stopped_text(folder: Path | None) -> str:
-    """Return what to say where somebody stops a training."""
+    """Return the message for a training that the user interrupted."""
     hint = f"; go on with --checkpoint {quote(str(folder))} --resume" if folder else ""
     return f"\nstopped{hint}\n"
 
@@ -266,7 +278,7 @@ checkpoint_flags = options_of_all(
 """Adds the options of `CheckpointFolder`."""
 
 
-# -- whether one is of this training
+# -- whether a checkpoint fits this training
 
 
 def check_fits(
@@ -278,9 +290,15 @@ def check_fits(
     expected: Mapping[str, tuple[int, ...]],
     data: Mapping[str, Any],
 ) -> None:
-    """Raise ProgramError where a checkpoint is of another model, optimiser, type, seed or data, naming the first.
+    """Raise ProgramError where a checkpoint has another model, optimiser, type, seed or data, naming the first.
 
-    weights: shapes of the checkpoint's weights, by name. expected: those of the model's.
+    Args:
+        found: Description of the checkpoint's training.
+        path: Path of the checkpoint.
+        options: Options of this training.
+        weights: Shapes of the checkpoint's weights, by name.
+        expected: Shapes of the model's weights, by name.
+        data: Fingerprint of this training's data.
     """
     head = f"checkpoint {path} is of another"
     check_weights(f"{head} model", weights, expected)
@@ -297,7 +315,7 @@ def check_fits(
 
 
 def check_weights(head: str, weights: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ProgramError, which begins with the head, where a checkpoint holds weights of other names or shapes."""
+    """Raise ProgramError, starting with `head`, where a checkpoint's weights have other names or shapes."""
     for name in sorted({*expected, *weights}):
         if name not in weights:
             raise ProgramError(f"{head}: it has no weight {name!r}")
@@ -310,7 +328,7 @@ def check_weights(head: str, weights: Mapping[str, tuple[int, ...]], expected: M
 
 
 def check_data(head: str, found: Kept, data: Mapping[str, Any]) -> None:
-    """Raise ProgramError, which begins with the head, where a checkpoint's data are not those described."""
+    """Raise ProgramError, starting with `head`, where a checkpoint's data differ from the given description."""
     for key in sorted({*found.data, *data}):
         if found.data.get(key) != data.get(key):
             raise ProgramError(

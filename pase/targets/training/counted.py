@@ -1,13 +1,13 @@
-"""Random numbers by a counter: each is a function of a key and of its number in the whole tensor, never of a strategy.
+"""Counter-based random numbers: each one depends on a key and its index in the whole tensor, never on a strategy.
 
-Word i of a tensor, row-major in the whole of it, is hashed of i and a key, so that whoever holds a part makes that part
-alone. Masks keep a point whose word is high enough; keys of a layer and a step are drawn on the host and fed with every
-step. Normal numbers are made in blocks that a core's cache holds, on several threads: a word is the place in the
-distribution, whose inverse is Wichura's PPND7 (1988, AS 241), exact to the last places of float32. Sums, products,
-quotients and roots of float32 are all that is computed, and every machine rounds these alike: replicas on unlike
-machines are the same, bit for bit.
+Word i of a row-major tensor is a hash of i and a key, so each device generates just its own shard. Dropout keeps a
+point whose word is at or above a threshold; the keys of layers and steps are computed on the host and fed with every
+step. Normal numbers are generated in cache-sized blocks on several threads: a word gives the quantile, and the inverse
+of the distribution is Wichura's PPND7 (1988, AS 241), accurate to the last places of float32. Only sums, products,
+quotients and square roots of float32 are used, which every machine rounds identically: replicas on different machines
+are equal bit for bit.
 
-Initial weights are drawn on the host, whole, a function of the seed and the parameter's name.
+Initial weights are generated unsplit on the host, from the seed and the parameter's name.
 """
 
 import hashlib
@@ -30,13 +30,13 @@ from pase.sharding.traffic import parameter_name
 Key = np.ndarray[Any, np.dtype[np.int64]]
 
 NOTHING_DROPPED: Key = np.array([-1, -1], np.int64)
-"""The key of a step that keeps every point as it is, to evaluate what was trained."""
+"""Key of a step without dropout, for evaluation."""
 
 WORD = 2**32
 
 ROUND = ((16, 0x21F0AAAD), (15, 0x735A2D97), (15, 1))
-"""Right shifts to be added without carry and factors, of a mixing of 32 bits that was searched for its low bias
-(Wellons, hash prospector); below 2**31, so that products fit 63 bits and signed integers do."""
+"""Shifts for xorshift steps and multipliers of a 32-bit mixing function with low bias (Wellons, hash prospector). The
+multipliers are below 2**31, so that products fit in 63 bits, and thus in signed integers."""
 
 
 def step_key(seed: int, step: int) -> Key:
@@ -55,7 +55,7 @@ def threshold(rate: float) -> int:
 
 
 def kept(name: str, shape: tuple[int, ...], rate: float, key: Key) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which points of a whole tensor a layer keeps in the step of a key."""
+    """Return the mask of the points that a layer keeps in the step of a key, for a whole tensor."""
     if key[0] < 0:
         return np.ones(shape, np.bool_)
     numbers = np.arange(int(np.prod(shape)), dtype=np.uint64)
@@ -63,8 +63,8 @@ def kept(name: str, shape: tuple[int, ...], rate: float, key: Key) -> np.ndarray
 
 
 def words(numbers: np.ndarray[Any, np.dtype[np.uint64]], key: Key) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """Return random words of 32 bits of the points with these numbers, each a function of its number and the key."""
-    # Words of 32 bits wrap around by themselves here.
+    """Return 32-bit random words of the points with these indices; each depends on its index and the key only."""
+    # 32-bit words wrap around by themselves here.
     first, second = key.astype(np.uint32)
     low, high = (numbers % WORD).astype(np.uint32), (numbers // WORD).astype(np.uint32)
     return _mixed(_mixed(low ^ first) ^ second ^ _mixed(high))
@@ -90,7 +90,7 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 Words = np.ndarray[Any, np.dtype[np.uint32]]
 
 BLOCK = 1 << 16
-"""How many are made at once."""
+"""Number of elements generated together."""
 
 
 def normal_part(
@@ -99,12 +99,12 @@ def normal_part(
     """Return a part of a tensor of normal random numbers, float32.
 
     Args:
-        shape: of the whole tensor.
-        held: of each dim the runs that are the part, in order.
-        key: two words; others give other numbers.
-        mean: of the distribution.
-        deviation: its standard deviation; all numbers are the mean where it is 0.
-        threads: how many there may be to make it; they change nothing of it.
+        shape: Shape of the whole tensor.
+        held: For each dim the ranges that make up the part, in order.
+        key: Two words; different keys give independent numbers.
+        mean: Mean of the distribution.
+        deviation: Its standard deviation; 0 gives the mean everywhere.
+        threads: Maximum number of threads; the result does not depend on it.
     """
     return _drawn(shape, held, _Maker.normal, key, mean, deviation, threads)
 
@@ -112,7 +112,7 @@ def normal_part(
 def uniform_part(
     shape: Sequence[int], held: Sequence[Sequence[Range]], key: Key, *, low: float, high: float, threads: int = 1
 ) -> Floats:
-    """Return a part of a tensor of random numbers that are spread evenly from `low` to `high`; see `normal_part`."""
+    """Return a part of a tensor of random numbers uniformly distributed from `low` to `high`; see `normal_part`."""
     return _drawn(shape, held, _Maker.uniform, key, (low + high) / 2, high - low, threads)
 
 
@@ -147,7 +147,7 @@ def _drawn(
 
 
 def _blocks(part: Floats, shape: Sequence[int], held: Sequence[Sequence[Range]]) -> Iterator[tuple[int, int, Floats]]:
-    """Yield the blocks of a part: the number of the first element, from row to row how many more, and their place."""
+    """Yield the blocks of a part: index of the first element, index stride between rows, and the destination."""
     extents, runs = _merged(shape, held)
     part = part.reshape([sum(high - low for low, high in own) for own in runs])
     strides = [prod(extents[dim + 1 :]) for dim in range(len(extents))]
@@ -168,9 +168,9 @@ def _blocks(part: Floats, shape: Sequence[int], held: Sequence[Sequence[Range]])
 
 
 def _merged(shape: Sequence[int], held: Sequence[Sequence[Range]]) -> tuple[list[int], list[Sequence[Range]]]:
-    """Return the extents and runs of two dims or more that are the same elements in the same order: as few as can be.
+    """Merge adjacent dims that are contiguous in the part; return as few extents and lists of ranges as possible.
 
-    A dim of which all is held is one with that before it.
+    A dim that is held completely merges with the one before it.
     """
     extents: list[int] = [1, 1]
     merged: list[Sequence[Range]] = [((0, 1),)] * 2
@@ -188,7 +188,7 @@ def _merged(shape: Sequence[int], held: Sequence[Sequence[Range]]) -> tuple[list
 
 
 def _placed(runs: Sequence[Range]) -> list[tuple[int, int, int]]:
-    """Return of each run where it begins, where it begins in the part, and its length."""
+    """Return for each range its start, its start within the part, and its length."""
     found, begin = [], 0
     for low, high in runs:
         if low < high:
@@ -209,7 +209,7 @@ _D = (1.0, 0.73700164250, 0.12021132975)
 
 @dataclass(slots=True)
 class _Maker:
-    """Makes blocks of numbers of a key. words, others, floats: what it works in."""
+    """Generates blocks of random numbers for a key; `words`, `others` and `floats` are scratch arrays."""
 
     key: Key
     words: Words = field(default_factory=lambda: np.empty(BLOCK, np.uint32))
@@ -218,14 +218,17 @@ class _Maker:
     columns: Words = field(default_factory=lambda: np.arange(BLOCK, dtype=np.uint32))
 
     def normal(self, start: int, stride: int, shape: Sequence[int]) -> Floats:
-        """Return numbers of rows of elements; they are overwritten by the next ones.
+        """Return normal numbers for rows of elements; they are overwritten by the next call.
 
-        start: the number of the first element. stride: that of the next row's first one, less this one.
+        Args:
+            start: Index of the first element.
+            stride: Difference of the indices of the first elements of consecutive rows.
+            shape: Number of rows and of elements in each.
         """
         return self._inverse(self.uniform(start, stride, shape).reshape(-1)).reshape(*shape)
 
     def uniform(self, start: int, stride: int, shape: Sequence[int]) -> Floats:
-        """Return numbers from -1/2 to 1/2 likewise: (word + 1/2) / 2**32, in the order of integers."""
+        """Return uniform numbers from -1/2 to 1/2 likewise: (word + 1/2) / 2**32, in the order of integers."""
         height, width = shape
         self._hash(start, stride, height, width)
         found = self.floats[0, : height * width]
@@ -246,7 +249,7 @@ class _Maker:
         first, second = self.key.astype(np.uint32)
         high = np.full(1, start // WORD, np.uint32)
         _mix(high, np.empty_like(high))
-        # Words of 32 bits wrap around by themselves here.
+        # 32-bit words wrap around by themselves here.
         rows = np.uint32(start % WORD) + np.uint32(stride % WORD) * np.arange(height, dtype=np.uint32)
         np.add(rows[:, None], self.columns[:width], out=found.reshape(height, width))
         found ^= first
@@ -255,7 +258,7 @@ class _Maker:
         _mix(found, other)
 
     def _inverse(self, q: Floats) -> Floats:
-        """Put the normal distribution's inverse in the place of what `uniform` made of the words."""
+        """Replace the uniform numbers in place by the inverse of the normal distribution."""
         count = q.size
         places = self.words[:count].view(np.int32)
         r, below = self.floats[1:, :count]
@@ -267,7 +270,7 @@ class _Maker:
         q *= above
         tails = np.flatnonzero(r < 0)
         own = places[tails]
-        # The share that is beyond, of both tails alike, from whole numbers.
+        # Tail probability of either tail, computed from integers.
         share = ((2**31 - 1) - (own ^ (own >> 31))).astype(np.float32)
         share += np.float32(0.5)
         share *= _HALF
@@ -279,7 +282,7 @@ class _Maker:
 
 
 def _mix(values: Words, other: Words) -> None:
-    """Mix words in place, as `masks` does it; other: of as many, to work in."""
+    """Mix words in place, as dropout masks do; `other` is a scratch array of the same size."""
     for shift, factor in ROUND:
         np.right_shift(values, np.uint32(shift), out=other)
         values ^= other
@@ -298,7 +301,7 @@ def _polynomial(factors: Sequence[float], x: Floats, out: Floats) -> Floats:
 
 
 def _minus_log(x: Floats) -> Floats:
-    """Return -log(x) of normal numbers, by the series of artanh around the root of 2; a library's own may differ."""
+    """Return -log(x) of normal floats, by the series of artanh around √2, because library functions may differ."""
     bits = x.view(np.int32)
     exponent = ((bits >> 23) - 127).astype(np.float32)
     mantissa = ((bits & 0x7FFFFF) | 0x3F800000).view(np.float32)
@@ -313,18 +316,18 @@ def _minus_log(x: Floats) -> Floats:
 
 
 def weight_name(graph: Graph, operator: Operator, access: Access) -> str:
-    """Return the name of a parameter of an imported model: that which its first reader's weights have in a file."""
+    """Return the name of an imported model's parameter in a file of weights: that of its first reader."""
     name = parameter_name(operator, access)
     owner, first = next((o, a) for o in graph.operators for a in o.parameters if parameter_name(o, a) == name)
     return f"{owner.name}/{first.tensor}"
 
 
 def shared_order(graph: Graph, operator: Operator, access: Access) -> tuple[int, ...]:
-    """Return [rank] for each dim of a parameter, which dim of the layer that declares it that is.
+    """Return [rank] for each dim of a parameter, the corresponding dim in the layer that declares it.
 
-    A layer may use another one's weight transposed (a projection tied to an embedding): dims are told by their
-    names, but those of imported models, which have the order of what the model stores. Raises GraphError where two
-    layers share a name but neither names nor shape.
+    A layer may use another one's weight transposed (a projection tied to an embedding). Dims correspond by name, except
+    in imported models, which have the order of the stored weight. Raises GraphError where two layers share a weight
+    name but neither names of dims nor shapes agree.
     """
     name = parameter_name(operator, access)
     owner, first = next((o, a) for o in graph.operators for a in o.parameters if parameter_name(o, a) == name)
@@ -335,7 +338,7 @@ def shared_order(graph: Graph, operator: Operator, access: Access) -> tuple[int,
         order = tuple(first.index_map.index(axis) for axis in access.index_map)
         if tuple(first.shape[i] for i in order) == access.shape:
             return order
-    # Dims of one point may stand anywhere.
+    # Dims of extent 1 may be anywhere.
     large, ones = ([i for i, extent in enumerate(first.shape) if (extent > 1) == own] for own in (True, False))
     if [first.shape[i] for i in large] == [extent for extent in access.shape if extent > 1]:
         if len(first.shape) != len(access.shape):
@@ -344,15 +347,15 @@ def shared_order(graph: Graph, operator: Operator, access: Access) -> tuple[int,
         return tuple(next(places[extent == 1]) for extent in access.shape)
     raise GraphError(
         f"layers {owner.name!r} and {operator.name!r} share weight {name!r} with shapes {first.shape} and "
-        f"{access.shape}; give them the same dims in the same order, or name them alike"
+        f"{access.shape}; give them the same dims in the same order, or equal names"
     )
 
 
 def initial_deviation(operator: Operator, access: Access) -> float:
-    """Return the standard deviation of a parameter's initial values, rounded to be written in a program.
+    """Return the standard deviation of a parameter's initial values, rounded as it is written in a program.
 
-    A contraction's weight: 1 / sqrt(points that are summed for one output) (LeCun et al. 1998). A table: 1 / sqrt(its
-    columns). What is added: 0. All of a recurrent layer: 1 / sqrt(3 units), that of PyTorch's uniform values.
+    1 / sqrt(fan-in) for a contraction's weight (LeCun et al. 1998), 1 / sqrt(columns) for a table, and 0 for additive
+    parameters. For all weights of a recurrent layer 1 / sqrt(3 units), that of PyTorch's uniform initialisation.
     """
     if operator.kind == "recurrent" and "e" in operator.extents:
         return float(f"{sqrt(1 / (3 * operator.extents['e'])):.4g}")
@@ -366,7 +369,7 @@ def initial_deviation(operator: Operator, access: Access) -> float:
 
 
 def initial_moments(operator: Operator, access: Access) -> tuple[float, float]:
-    """Return the mean and the standard deviation of a parameter's initial values: what scales begins with ones."""
+    """Return the mean and the standard deviation of a parameter's initial values; scales are initialised to ones."""
     deviation = initial_deviation(operator, access)
     steps = operator.body.steps if operator.body else ()
     products = ("multiply", "batch_norm", "normalise")
@@ -377,7 +380,7 @@ def initial_moments(operator: Operator, access: Access) -> tuple[float, float]:
 def initial_value(
     name: str, shape: tuple[int, ...], deviation: float, seed: int, mean: float = 0.0
 ) -> np.ndarray[Any, Any]:
-    """Return float32 values of the normal distribution with that mean and standard deviation; all alike for 0."""
+    """Return normally distributed float32 values; all are the mean if the standard deviation is 0."""
     if deviation == 0:
         return np.full(shape, mean, np.float32)
     values = generator(name, seed).standard_normal(shape, np.float32)
@@ -386,7 +389,7 @@ def initial_value(
 
 
 def given_value(name: str, shape: tuple[int, ...], values: Mapping[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Return the value of a weight or a constant that a file of weights holds; ProgramError where it does not."""
+    """Return the value of a weight or a constant from a file of weights; ProgramError where it is missing."""
     if name not in values:
         raise ProgramError(
             f"the weights have no array {name!r}; write them from the model with: pase weights MODEL -o weights.npz"
@@ -403,5 +406,5 @@ def given_value(name: str, shape: tuple[int, ...], values: Mapping[str, np.ndarr
 
 
 def generator(name: str, seed: int) -> np.random.Generator:
-    """Return the random numbers that belong to a name."""
+    """Return the random generator that belongs to a name."""
     return np.random.default_rng([seed, zlib.crc32(name.encode("utf-8", "surrogatepass"))])

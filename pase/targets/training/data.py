@@ -1,4 +1,4 @@
-"""What a program reads: its inputs, arrays of files or made up, batches that a function yields, and test data."""
+"""Training data of a program: arrays from files, synthetic ones, batches from a generator function, and test data."""
 
 import importlib
 import inspect
@@ -24,12 +24,17 @@ from pase.targets.training.counted import generator
 Array = np.ndarray[Any, Any]
 
 _PIECE_ELEMENTS = 1 << 20
-"""Of an array whose values are checked: it may be larger than the memory."""
+"""Elements checked at once: an array may be larger than the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataInput:
-    """One array of a batch. shape: [batch, …]. below: indices are less than this; 0 for floating-point values."""
+    """One array of a batch.
+
+    Attributes:
+        shape: [batch, …].
+        below: Upper bound (exclusive) of indices; 0 for floating-point values.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -37,11 +42,14 @@ class DataInput:
 
 
 def data_inputs(graph: Graph, layers: Collection[str] | None = None) -> dict[tuple[str, int], DataInput]:
-    """Return what no edge feeds, by (layer, input).
+    """Return the reads that no edge feeds, by (layer, input).
 
-    Of an imported model: its inputs, by their names and in their shapes. Otherwise names are "labels" for the labels of
-    a loss, "inputs" where there is a single other one, the layer's name (and the tensor's, where a layer has two)
-    otherwise. layers: whose, by default all.
+    Inputs of an imported model keep their names and shapes. Otherwise the labels of a loss are named "labels", a single
+    other input "inputs", and several ones after their layers (and tensors, where a layer has two).
+
+    Args:
+        graph: The graph.
+        layers: Layers to consider; default: all.
     """
     wanted = [operator for operator in graph.operators if layers is None or operator.name in layers]
     told = [(o, item.read, item.name, item.shape) for o in wanted if o.body for item in o.body.inputs]
@@ -58,7 +66,7 @@ def data_inputs(graph: Graph, layers: Collection[str] | None = None) -> dict[tup
 
 
 def _input_names(graph: Graph) -> dict[tuple[Operator, int], str]:
-    """Return what the inputs of a built-in network are called."""
+    """Return the names of the inputs of a built-in network."""
     free = [
         (operator, i)
         for operator in graph.operators
@@ -82,7 +90,7 @@ def _is_label(operator: Operator, read: int) -> bool:
 
 
 def index_bound(operator: Operator, read: Access) -> int:
-    """Return the extent of the dim that an index runs over: one that the index lacks, looked up rather than written."""
+    """Return the bound of an index: the extent of the dim that it looks up, which neither index nor result has."""
     written = frozenset[str]().union(*(access_dims(write) for write in operator.writes))
     others = [dim for dim in operator.dims if dim.name not in access_dims(read)]
     looked_up = [dim for dim in others if dim.name not in written] or others
@@ -95,10 +103,16 @@ def index_bound(operator: Operator, read: Access) -> int:
 
 
 class Batches:
-    """Batches of every input, in a cycle; the same for every strategy and for the reference.
+    """Batches of every input, cycling through the data; the same for every strategy and for the reference.
 
-    Without a file: numbers drawn from the seed and the input's name, one batch for all steps, so that the loss falls.
-    called: what messages call the arrays.
+    Without a file, numbers are drawn from the seed and the input's name: the same batch in every step, so that the loss
+    decreases.
+
+    Args:
+        inputs: The inputs.
+        seed: Seed of synthetic data.
+        arrays: Arrays of a file, by name.
+        called: What messages call the arrays.
     """
 
     def __init__(
@@ -120,19 +134,19 @@ class Batches:
 
     @property
     def num_batches(self) -> int:
-        """How many whole batches there are before they begin anew."""
+        """Number of complete batches in the data."""
         if self._arrays is None:
             return 1
         return min((len(self._arrays[item.name]) // item.shape[0] for item in self._inputs), default=1)
 
     @property
     def num_examples(self) -> int:
-        """How many examples they hold."""
+        """Number of examples in the data."""
         return self.num_batches * (self._inputs[0].shape[0] if self._inputs else 1)
 
     @property
     def description(self) -> dict[str, Any]:
-        """What tells these data from others, as JSON has it: a position in the ones means nothing in the others."""
+        """Fingerprint of the data, as JSON: a position in other data would be meaningless."""
         inputs = {item.name: list(item.shape) for item in self._inputs}
         if self._arrays is None:
             return {"source": "made up", "batch": inputs}
@@ -163,10 +177,10 @@ def _made_up(item: DataInput, seed: int) -> Array:
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
-    """Return the arrays of an ``.npz`` file, or of a directory of ``.npy`` files, which are left on disk.
+    """Return the arrays of an ``.npz`` file, or of a directory of ``.npy`` files, which are memory-mapped.
 
-    In a directory an array has its file's name, with that of folders within it: ``block/x.npy`` holds ``block/x``.
-    Raises ProgramError where there are none. Nothing in the files is executed.
+    In a directory an array is named by its path: ``block/x.npy`` holds ``block/x``. Raises ProgramError where there are
+    none. Nothing in the files is executed.
     """
     return _read_directory(path) if path.is_dir() else _read_archive(path)
 
@@ -214,7 +228,7 @@ def _check_rows(num_rows: Mapping[str, int], called: str) -> None:
 
 
 def check_values(item: DataInput, array: Array, where: str) -> None:
-    """Raise ProgramError where the numbers of an array are not what an input takes. where: what messages call it."""
+    """Raise ProgramError where an array's values are invalid for an input; `where` is what messages call it."""
     if item.below:
         if array.dtype.kind not in "iu":
             raise ProgramError(f"{where} has type {array.dtype}; expected whole numbers from 0 to {item.below - 1}")
@@ -234,7 +248,7 @@ _EXPECTED = "expected package.module:function, a function that yields a dict of 
 def load_function(name: str) -> Callable[..., Any]:
     """Import and return the function that ``package.module:function`` names; this executes the module.
 
-    Raises ProgramError where there is no such module or function.
+    Raises ProgramError where the module or function does not exist.
     """
     module_name, _, attribute = name.partition(":")
     parts = [*module_name.split("."), attribute]
@@ -250,10 +264,16 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 class GeneratedBatches:
-    """Batches that a generator yields, one for each step, checked as they come.
+    """Batches from a generator function, one for each step, validated as they arrive.
 
-    start: the step to begin with. A function that takes a `start` is told it; of another one's batches the earlier
-    ones are passed over. The first batch is made, and checked, at once.
+    A function with a `start` parameter receives the first step; otherwise earlier batches are skipped. The first batch
+    is generated and validated at once.
+
+    Args:
+        inputs: The inputs.
+        function: The generator function.
+        name: Its name, for messages.
+        start: First step.
     """
 
     def __init__(self, inputs: Iterable[DataInput], function: Callable[..., Any], *, name: str, start: int = 0) -> None:
@@ -269,7 +289,7 @@ class GeneratedBatches:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What tells these data from others, as JSON has it."""
+        """Fingerprint of the data, as JSON."""
         return {
             "source": "generator",
             "batch": {item.name: list(item.shape) for item in self._inputs},
@@ -277,10 +297,10 @@ class GeneratedBatches:
         }
 
     def batch(self, step: int) -> dict[str, Array]:
-        """Return the arrays of a step, by name; steps are asked for in their order, the last one again if need be."""
+        """Return the arrays of a step, by name; steps are requested in order, the last one repeatedly if needed."""
         if step == self._step:
             self._next = self._checked(self._draw())
-        assert step == self._step - 1, f"step {step} asked for; {self._step - 1} is at hand"
+        assert step == self._step - 1, f"step {step} requested; {self._step - 1} is available"
         return self._next
 
     def _draw(self) -> Any:
@@ -295,7 +315,7 @@ class GeneratedBatches:
                 f"data generator {self._name} ended before the batch of step {self._step}; train fewer steps, or make "
                 "it begin anew"
             ) from None
-        # The code is not ours: it may raise anything.
+        # User code may raise anything.
         except Exception as error:
             raise ProgramError(f"data generator {self._name} raised {type(error).__name__}: {error}") from error
 
@@ -312,7 +332,7 @@ class GeneratedBatches:
             try:
                 array = np.asarray(drawn[item.name])
             except ValueError as error:
-                raise ProgramError(f"{own} is no array: {error}") from None
+                raise ProgramError(f"{own} is not an array: {error}") from None
             if array.shape != item.shape:
                 raise ProgramError(f"{own} has shape {list(array.shape)}; expected {list(item.shape)}")
             check_values(item, array, own)
@@ -322,7 +342,12 @@ class GeneratedBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """loss: the mean. accuracy: the fraction of points whose label has the largest logit; None where there is none."""
+    """Result of an evaluation.
+
+    Attributes:
+        loss: Mean loss.
+        accuracy: Fraction of points whose label has the largest logit; None if not available.
+    """
 
     loss: float
     accuracy: float | None
@@ -330,7 +355,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEvaluation:
-    """The evaluation after a step, counted from 1, on a number of examples."""
+    """Evaluation after a step, counted from 1, with the number of examples."""
 
     step: int
     loss: float
@@ -344,7 +369,7 @@ def held_out_batches(inputs: Iterable[DataInput], path: Path) -> Batches:
 
 
 def evaluated(batches: Batches, evaluate: Callable[[Mapping[str, Array]], Evaluation], *, step: int) -> StepEvaluation:
-    """Return the mean over all whole batches; rows that fill none are left out, a program's batch being fixed.
+    """Return the mean over all complete batches; remaining rows are ignored, since a program's batch size is fixed.
 
     Raises ProgramError where the loss is not finite.
     """
@@ -364,13 +389,13 @@ def evaluated(batches: Batches, evaluate: Callable[[Mapping[str, Array]], Evalua
     )
 
 
-# -- of a program that computes outputs
+# -- programs that compute outputs
 
 
 def filled_batches(
     inputs: list[DataInput], data: Mapping[str, Array], batch: int
 ) -> tuple[int, list[Mapping[str, Array]]]:
-    """Return how many examples there are, and the batches; the last one ends with its own first rows again."""
+    """Return the number of examples and the batches; the last one is filled up with its own first rows."""
     for item in inputs:
         if item.name not in data:
             held = ", ".join(sorted(data)) or "none"
@@ -401,7 +426,7 @@ def _cast(item: DataInput, array: Array) -> Array:
 
 
 def joined_rows(name: str, parts: list[Array], num_examples: int, batch: int) -> Array:
-    """Return the results of all batches as one; what came of the rows that filled the last one up is cut off."""
+    """Concatenate the results of all batches, without those of the rows that filled up the last one."""
     if num_examples == batch:
         return parts[0]
     if parts[0].shape[:1] != (batch,):
@@ -421,11 +446,11 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
 
 # -- micro-batches
 
-# Example e of micro-batch i of m is example e · m + i of the step: so what a rank reads of a step lies together, too.
+# Example e of micro-batch i of m is example e · m + i of the step, so that a rank reads a contiguous part of a step.
 
 
 def example_dims(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> list[int | None]:
-    """Return along which dim examples are of each input of the module that a graph is of, None where it has none."""
+    """Return the dim of the examples of each input of a graph's module, None where it has none."""
     told = dict(graph.arguments).get("batch")
     return [
         None if span is None else next(d for d, n in enumerate(s) if (prod(s[:d]), n) == (span.blocks, span.examples))
@@ -434,5 +459,5 @@ def example_dims(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> list[int | 
 
 
 def micro_batch(x: Any, number: int, count: int, dim: int | None = 0) -> Any:
-    """Return what one of the micro-batches of a step has of an input; dim: of the examples, None for none."""
+    """Return one micro-batch of a step's input; `dim` is that of the examples, None for none."""
     return x if dim is None or not x.ndim else x[(slice(None),) * dim + (slice(number, None, count),)]

@@ -1,4 +1,4 @@
-"""Update rules of our own, by name, as pure functions of arrays, which a program applies shard by shard."""
+"""Built-in optimisers, by name, as pure functions of arrays that a program applies shard by shard."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -10,37 +10,37 @@ from pase.errors import ProgramError, unknown_name
 
 
 class Maths(Protocol):
-    """Operations on the arrays of one weight, wherever its shards are."""
+    """Operations on the arrays of one weight, independent of how it is sharded."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The extents of the weight."""
+        """Extents of the weight."""
 
     def sqrt(self, x: Any) -> Any:
         """Return the square root of each element."""
 
     def at_least(self, x: Any, floor: float) -> Any:
-        """Return the larger of each element and a number."""
+        """Return the maximum of each element and a number."""
 
     def mean(self, x: Any, dims: Sequence[int]) -> Any:
-        """Return the mean over some of the weight's dims, which the result lacks; over all shards where they are split.
+        """Return the mean over some of the weight's dims, reduced over all shards where they are split.
 
-        Arrays that lack dims are multiplied and divided with others dim by dim, each dim of the weight by itself.
+        The result lacks these dims. It is broadcast along them in products and quotients with other arrays.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """How a weight follows from its gradient: a pure function of arrays, and what it keeps between steps.
+    """An update rule: new weights and optimiser state as a pure function of weight, gradient and state.
 
-    Options are the fields of the class, so that the command line and checkpoints can list them. Raises ProgramError
-    for one that is out of range.
+    Options are the fields of the class, so that the command line and checkpoints can list them. Raises ProgramError for
+    an option that is out of range.
     """
 
     def __post_init__(self) -> None:
         for option, value in options_of(self).items():
             low, below = _RANGES.get(option, (0.0, None))
-            # That of Adafactor is the exponent of what decays.
+            # Adafactor's decay is an exponent, with another range.
             value = -value if option == "decay" else value
             if not low <= value < (float("inf") if below is None else below):
                 expected = f"{low:g} or more" if below is None else f"from {low:g} to below {below:g}"
@@ -48,7 +48,7 @@ class Rule:
                 raise ProgramError(f"{called} of optimiser {name_of(self)} is {value:g}; expected {expected}")
 
     def slots(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Return, by name, which of a weight's dims each array that is kept for it has; they begin as zeros."""
+        """Return, by name, which of a weight's dims each of its state arrays has; they are initialised to zeros."""
         return {}
 
     def scalars(self, step: int, learning_rate: float) -> dict[str, float]:
@@ -65,7 +65,7 @@ class Rule:
 _RANGES: Mapping[str, tuple[float, float | None]] = MappingProxyType(
     {**dict.fromkeys(("momentum", "beta1", "beta2"), (0.0, 1.0)), "clip": (1e-12, None)}
 )
-"""From where to below which an option is; the others are from 0 on."""
+"""Ranges [low, below) of options; all others are 0 or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class Adam(_Moments):
 class AdamW(_Moments):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, Algorithm 2).
 
-    The change of `Adam`, and α λ w subtracted beside it; α, the learning rate, carries the schedule.
+    Adds the update of `Adam` and subtracts α λ w; α, the learning rate, includes the schedule.
     """
 
     weight_decay: float = 0.01
@@ -243,7 +243,7 @@ OPTIMISERS: Mapping[str, Any] = MappingProxyType(
 def make_rule(name: str, options: Mapping[str, float | bool | None]) -> Rule:
     """Return an update rule; options that are None keep their defaults.
 
-    Raises ProgramError for an unknown name, an option that the rule has not, a value out of range.
+    Raises ProgramError for an unknown name, an option that the rule does not have, or a value out of range.
     """
     if name not in OPTIMISERS:
         raise ProgramError(unknown_name("optimiser", name, OPTIMISERS))

@@ -1,4 +1,4 @@
-"""What a command line asks for: devices, a schedule of the learning rate, how a network is trained; and its options."""
+"""Options of training: devices, learning-rate schedule and hyperparameters, and their command-line flags."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,17 +17,20 @@ from pase.targets.training.optimisers import OPTIMISERS, Rule, Sgd, make_rule, n
 CPU, GPU = "CPU", "GPU"
 
 KINDS = {CPU: "virtual CPU devices", GPU: "GPUs"}
-"""The kinds of devices, and what they are called."""
+"""Kinds of devices, and their names in messages."""
 
 DEFAULT_GPU_MEMORY_MIB = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceChoice:
-    """Virtual CPUs or GPUs.
+    """Virtual CPU devices or GPUs.
 
-    virtual: put several devices on a GPU where there are too few, memory_mib MiB for each. Raises ProgramError where
-    that does not fit together.
+    Attributes:
+        virtual: Whether to place several devices on one GPU where there are too few.
+        memory_mib: Memory of each virtual GPU in MiB.
+
+    Raises ProgramError for contradictory values.
     """
 
     kind: str = CPU
@@ -37,28 +40,32 @@ class DeviceChoice:
     def __post_init__(self) -> None:
         if self.virtual and self.kind == CPU:
             raise ProgramError(
-                "--virtual is of GPUs, and CPU devices are virtual as they are; leave it out, or add --device GPU"
+                "--virtual is for GPUs, and CPU devices are virtual as they are; leave it out, or add --device GPU"
             )
         if self.memory_mib < 1:
             raise ProgramError(f"a virtual GPU is to have {self.memory_mib} MiB of memory; give 1 or more")
 
     @property
     def text(self) -> str:
-        """What the devices are called."""
+        """Name of the devices in messages."""
         return KINDS[self.kind]
 
     def command_line(self) -> list[str]:
-        """Return the arguments of a program that choose the same."""
+        """Return the program arguments that select the same devices."""
         chosen = [f"--device={self.kind}", f"--gpu-memory={self.memory_mib}"]
         return [*chosen, "--virtual"] if self.virtual else chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The learning rate of every step.
+    """Learning-rate schedule.
 
-    peak: the rate after the warm-up, which rises from peak / warmup_steps to it in a straight line. kind: what follows,
-    a name of `SCHEDULES`. num_steps: until a cosine reaches `final`. decay_every, decay_factor: of the steps.
+    Attributes:
+        peak: Rate after the warm-up, which rises linearly from peak / warmup_steps.
+        kind: What follows the warm-up: a name of `SCHEDULES`.
+        num_steps: Step at which a cosine reaches `final`.
+        decay_every, decay_factor: Interval and factor of the "step" schedule.
+
     Raises ProgramError for a value out of range.
     """
 
@@ -108,12 +115,12 @@ def _cosine(schedule: Schedule, step: int) -> float:
 
 
 def _step(schedule: Schedule, step: int) -> float:
-    """The factor once more every so many steps after the warm-up."""
+    """The peak, multiplied by the factor every `decay_every` steps after the warm-up."""
     return schedule.peak * float(schedule.decay_factor ** ((step - schedule.warmup_steps) // schedule.decay_every))
 
 
 def _inverse_sqrt(schedule: Schedule, step: int) -> float:
-    """The peak at the end of the warm-up, then as 1/√step (Vaswani et al. 2017, Eq. 3)."""
+    """The peak at the end of the warm-up, then proportional to 1/√step (Vaswani et al. 2017, Eq. 3)."""
     return schedule.peak * sqrt(max(1, schedule.warmup_steps) / (step + 1))
 
 
@@ -124,13 +131,19 @@ SCHEDULES: Mapping[str, Callable[[Schedule, int], float]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
-    """What decides the losses of a training, wherever it runs.
+    """Options that determine the losses of a training, independent of where it runs.
 
-    steps: in all, those before a checkpoint that it goes on from included. dtype: "float32" or "float64". seed: of the
-    weights and of made-up data; None for 0, or the checkpoint's. schedule: of the learning rate. rule: of the updates.
-    data_path: of the arrays to train on, None for made-up ones. test_data_path: of those to test on every test_every
-    steps (None: never between) and after the last one. weights_path: of the weights to begin with, by name, None for
-    those that the seed draws. Raises ProgramError for a value out of range.
+    Attributes:
+        steps: Total number of steps, including those before a checkpoint to resume from.
+        dtype: "float32" or "float64".
+        seed: Seed of the weights and of synthetic data; None for 0, or the checkpoint's.
+        schedule: Learning-rate schedule.
+        rule: Update rule.
+        data_path: Arrays to train on; None for synthetic data.
+        test_data_path: Data to test on every `test_every` steps (None: never) and after the last step.
+        weights_path: Initial weights, by name; None to draw them from the seed.
+
+    Raises ProgramError for a value out of range.
     """
 
     steps: int
@@ -156,14 +169,14 @@ class TrainingOptions:
             raise ProgramError("--test-every needs --test-data PATH, the data to test on")
 
     def is_test_due(self, step: int) -> bool:
-        """Whether to test after a step, counted from 1."""
+        """Return whether to test after a step, counted from 1."""
         if self.test_data_path is None:
             return False
         return step == self.steps or (self.test_every is not None and step % self.test_every == 0)
 
 
 ITEMSIZES = {"float32": 4, "float64": 8}
-"""Bytes of a number of each type."""
+"""Bytes per element of each type."""
 
 
 dtype_option = option("--dtype", type=click.Choice(tuple(ITEMSIZES)), default="float32")
@@ -174,13 +187,11 @@ _devices = partial(option, heading="Devices")
 
 training_flags = options_of_all(
     dtype_option,
-    option("--seed", type=int, metavar="N", help="Of the initial weights and of made-up data [0]."),
+    option("--seed", type=int, metavar="N", help="Seed of the initial weights and of synthetic data [0]."),
     _data(
-        "--data", help="An .npz file, or a directory of .npy files, with an array [N, ...] for each input [made up]."
+        "--data", help="An .npz file, or a directory of .npy files, with an array [N, ...] for each input [synthetic]."
     ),
-    _data(
-        "--test-data", help="Data that are not trained on: the loss and accuracy on them are shown after the last step."
-    ),
+    _data("--test-data", help="Held-out data; their loss and accuracy are shown after the last step."),
     _data(
         "--weights",
         metavar="FILE",
@@ -189,9 +200,9 @@ training_flags = options_of_all(
     _data("--test-every", type=int, metavar="K", help="Test after every K steps too."),
     _rule("--optimizer", type=click.Choice(tuple(OPTIMISERS)), default="sgd"),
     _rule("--momentum", help="Of momentum [0.9]."),
-    # Not given where it is None, so that a rule that has no such option does not object.
-    _rule("--nesterov", type=bool, is_flag=True, default=None, help="Of momentum: look ahead."),
-    _rule("--weight-decay", help="Of an L2 term of sgd and momentum [0], or of adamw [0.01]."),
+    # None where not given, so that a rule without this option does not reject it.
+    _rule("--nesterov", type=bool, is_flag=True, default=None, help="Nesterov momentum."),
+    _rule("--weight-decay", help="L2 factor of sgd and momentum [0]; decay of adamw [0.01]."),
     _rule("--beta1", help="Of adam and adamw [0.9]."),
     _rule("--beta2", help="Of adam and adamw [0.999]."),
     _rule("--epsilon", help="Of adam and adamw [1e-8]."),
@@ -203,7 +214,7 @@ training_flags = options_of_all(
     _rate("--decay-every", type=int, default=1000, metavar="N", help="Steps of schedule step."),
     _rate("--decay-factor", default=0.1, help="Of schedule step."),
 )
-"""Adds the options that decide the losses of a training; what a rule's own default is stands in brackets."""
+"""Adds the options that determine the losses of a training; a rule's own default is given in brackets."""
 
 device_options = options_of_all(
     _devices("--device", type=click.Choice(tuple(KINDS)), default=CPU, help="Virtual CPUs, or GPUs."),
@@ -213,14 +224,14 @@ device_options = options_of_all(
         type=POSITIVE,
         default=DEFAULT_GPU_MEMORY_MIB,
         metavar="MIB",
-        help="Of each device of --virtual.",
+        help="Memory of each device of --virtual.",
     ),
 )
 """Adds the options of `DeviceChoice`."""
 
 
 def device_choice(values: Mapping[str, Any]) -> DeviceChoice:
-    """Return what the values of `device_options` say."""
+    """Return the devices that the values of `device_options` select."""
     return DeviceChoice(kind=values["device"], virtual=values["virtual"], memory_mib=values["gpu_memory"])
 
 
@@ -232,7 +243,7 @@ _OF_TRAINING = {
     "test_every": "test_every",
     "weights": "weights_path",
 }
-"""Options by name, and the fields of `TrainingOptions` that they are."""
+"""Fields of `TrainingOptions` by the names of their command-line options."""
 
 _OF_SCHEDULE = {
     "learning_rate": "peak",
@@ -243,19 +254,19 @@ _OF_SCHEDULE = {
     "decay_every": "decay_every",
     "decay_factor": "decay_factor",
 }
-"""The same of `Schedule`."""
+"""Likewise of `Schedule`."""
 
 _RULE_OPTIONS = ("momentum", "nesterov", "weight_decay", "beta1", "beta2", "epsilon")
 
 
 def training_options(values: Mapping[str, Any]) -> TrainingOptions:
-    """Return the options that a command line gave: the values of `training_flags` by name, and of steps.
+    """Return the options for the values of `training_flags` by name, and of steps.
 
-    Raises ProgramError for what is out of range and for an option that the optimiser has not.
+    Raises ProgramError for values out of range, and for an option that the optimiser does not have.
     """
     schedule = {field: values[name] for name, field in _OF_SCHEDULE.items()}
     if schedule["num_steps"] is None:
-        # Whether there are any steps is for the options to say.
+        # `TrainingOptions` itself checks that the number of steps is positive.
         schedule["num_steps"] = max(1, values["steps"])
     return TrainingOptions(
         steps=values["steps"],
@@ -266,7 +277,7 @@ def training_options(values: Mapping[str, Any]) -> TrainingOptions:
 
 
 def command_line(options: TrainingOptions) -> list[str]:
-    """Return the arguments from which `training_options` makes the same options, in any folder."""
+    """Return arguments from which `training_options` returns the same options, in any folder."""
     return list(_arguments(options))
 
 
@@ -290,5 +301,5 @@ def _arguments(options: TrainingOptions) -> Iterator[str]:
         if value is True:
             yield flag
         elif value is not None:
-            # One argument: a value may begin with a dash.
+            # One argument: a value may start with a dash.
             yield f"{flag}={value}"

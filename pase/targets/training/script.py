@@ -1,7 +1,7 @@
-"""The steps of a training from the first to the last, whoever takes them, and what a program shows of them.
+"""The training loop, and what a program reports of it.
 
-Events are lines of its output; metrics a line of JSON for each step in a file; a line on a terminal says how far the
-training is. `program_events` runs a program in a process of its own and reads its events.
+Events are lines of output, metrics are JSON lines in a file, and a progress line on a terminal shows the current step.
+`program_events` runs a program in a separate process and reads its events.
 """
 
 import json
@@ -37,11 +37,16 @@ from pase.targets.training.options import TrainingOptions, training_flags
 
 
 class MetricsFile:
-    """A file of lines of JSON, one for each step, that a training which goes on continues.
+    """A file of JSON lines, one for each step, that a resumed training continues.
 
-    num_steps: done so far; where lines name a worker, those of each, and of None for lines that name none.
-    resume: whether the file may hold lines; those of steps after num_steps, which will be trained again, and a line
-    that was cut off are taken out. Raises ProgramError where the file is not one of metrics or cannot be written.
+    Args:
+        path: The file.
+        num_steps: Steps already done; where lines name a worker, by worker, with None for lines that name none.
+        resume: Whether the file may contain lines. Incomplete lines, and those of steps after num_steps, which will be
+            trained again, are removed.
+
+    Raises:
+        ProgramError: The file is not a file of metrics, or cannot be written.
     """
 
     def __init__(self, path: Path, *, num_steps: int | Mapping[int | None, int], resume: bool) -> None:
@@ -80,7 +85,7 @@ def _kept_lines(path: Path, text: str, num_steps: int | Mapping[int | None, int]
     done: Mapping[int | None, int] = {None: num_steps} if isinstance(num_steps, int) else num_steps
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
-        # The process ended in the midst of it.
+        # The process ended while writing this line.
         lines.pop()
     kept = []
     for number, line in enumerate(lines, start=1):
@@ -90,14 +95,14 @@ def _kept_lines(path: Path, text: str, num_steps: int | Mapping[int | None, int]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             step = worker = None
         if not isinstance(step, int) or not isinstance(worker, int | None) or worker not in done:
-            raise ProgramError(f"{path}, line {number}, is no line of metrics of this training; name another file")
+            raise ProgramError(f"{path}, line {number}, is not a line of this training's metrics; name another file")
         if step <= done[worker]:
             kept.append(line)
     return kept
 
 
 class ProgressLine:
-    """One line on a terminal that is written over and over; nothing where the stream is none."""
+    """A line on a terminal that is overwritten repeatedly; no output where the stream is not a terminal."""
 
     def __init__(self, num_steps: int, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
@@ -107,7 +112,7 @@ class ProgressLine:
         self._last_s = 0.0
 
     def show(self, step: int, loss: float, examples_per_s: float, *, accuracy: float | None = None) -> None:
-        """Show a step, ten times a second at most and the last one in any case."""
+        """Show a step, at most ten times a second, and always the last one."""
         now = time.monotonic()
         if not self._is_terminal or (now - self._last_s < 0.1 and step < self._num_steps):
             return
@@ -119,7 +124,7 @@ class ProgressLine:
         self._stream.flush()
 
     def end(self) -> None:
-        """Leave the line as it is and go on below it."""
+        """Finish the line and continue below it."""
         if self._width:
             self._stream.write("\n")
             self._stream.flush()
@@ -131,10 +136,12 @@ Report = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step showed.
+    """Result of a step.
 
-    loss: before the update. accuracy: the fraction of points whose label's logit no other one exceeds; None where the
-    loss is no `softmax_loss`. record: of what moved, as whoever took the step has it, where it was asked for.
+    Attributes:
+        loss: Loss before the update.
+        accuracy: Fraction of points whose label has the largest logit; None where the loss is not a `softmax_loss`.
+        record: Record of the transfers, in the form of the implementation, if requested.
     """
 
     loss: float
@@ -143,14 +150,14 @@ class StepResult:
 
 
 class StepBatches(Protocol):
-    """Gives the batch of each step."""
+    """Supplies the batch of each step."""
 
     def batch(self, step: int) -> Mapping[str, Array]:
-        """Return the arrays of a step, counted from 0, by name; steps are asked for in their order."""
+        """Return the arrays of a step, counted from 0, by name; steps are requested in order."""
 
 
 class Stepping(Protocol):
-    """Whoever takes the steps of a training."""
+    """Executes the steps of a training."""
 
     def step(
         self, batch: Mapping[str, Array], *, learning_rate: float | None = None, with_record: bool = False
@@ -160,7 +167,7 @@ class Stepping(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """How checkpoints are kept. save: keeps one where it is due after a step. newest: where the last one is, if any."""
+    """Checkpointing callbacks: `save` saves a checkpoint if one is due; `newest` returns the last path, if any."""
 
     save: Callable[[int], Path | None]
     newest: Callable[[], Path | None]
@@ -168,11 +175,13 @@ class Keeping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """The steps of a training from a first one, and what is shown of each.
+    """The steps of a training from a first one on, and what is reported of each.
 
-    test: batches to test on, and what evaluates one of them and changes nothing; None for none. measured: what a record
-    says of the bytes that moved, where they are to be measured. metrics: the file of lines. progress: whether to show a
-    line of progress.
+    Attributes:
+        test: Batches to test on, and a function that evaluates one without side effects; None for none.
+        measured: Extracts the transferred bytes from a record, if they are to be measured.
+        metrics: The metrics file.
+        progress: Whether to show a progress line.
     """
 
     options: TrainingOptions
@@ -186,11 +195,11 @@ class Steps:
     progress: bool = False
 
     def take(self, training: Stepping, report: Report) -> list[float]:
-        """Take them all and return the loss of each, before its update.
+        """Execute all steps and return the loss of each, before its update.
 
         Reports events: ``step`` (step, loss, accuracy, learning_rate, examples_per_s, time_s), ``tested`` (step, loss,
-        accuracy, num_examples), ``saved`` (step, path), ``done`` (step_time_s, median without the first, and what was
-        measured).
+        accuracy, num_examples), ``saved`` (step, path), ``done`` (step_time_s, median without the first, and measured
+        bytes).
         """
         options, losses, times = self.options, list[float](), list[float]()
         measured: dict[str, Any] = {"measured_bytes": None}
@@ -199,7 +208,7 @@ class Steps:
             batch, rate = self.batches.batch(step), options.schedule.rate(step)
             begin = time.perf_counter()
             wants_record = self.measured is not None and step == options.steps - 1
-            with self._telling(line):
+            with self._naming_checkpoint(line):
                 result = training.step(batch, learning_rate=rate, with_record=wants_record)
             times.append(time.perf_counter() - begin)
             losses.append(result.loss)
@@ -216,14 +225,14 @@ class Steps:
                 line.show(step + 1, result.loss, self.num_examples / times[-1], accuracy=result.accuracy)
             shown: dict[str, Any] = {}
             if self.test and options.is_test_due(step + 1):
-                with self._telling(line):
+                with self._naming_checkpoint(line):
                     on_test = evaluated(*self.test, step=step + 1)
                 shown = {"test_loss": on_test.loss, "test_accuracy": on_test.accuracy}
                 report({"event": "tested", **asdict(on_test)})
             if self.metrics:
                 self.metrics.write({**values, **shown, "unix_time_s": time.time()})
             if self.keeping:
-                with self._telling(line):
+                with self._naming_checkpoint(line):
                     path = self.keeping.save(step + 1)
                 if path:
                     report({"event": "saved", "step": step + 1, "path": str(path)})
@@ -235,8 +244,8 @@ class Steps:
         return losses
 
     @contextmanager
-    def _telling(self, line: ProgressLine | None) -> Iterator[None]:
-        """Have a failure end the line of progress, and name the checkpoint that is left."""
+    def _naming_checkpoint(self, line: ProgressLine | None) -> Iterator[None]:
+        """On failure, end the progress line and name the last checkpoint."""
         try:
             yield
         except ProgramError as error:
@@ -251,9 +260,14 @@ class Steps:
 def chosen_batches(
     inputs: list[DataInput], seed: int, data_path: Path | None, generator: str | None, first: int = 0
 ) -> Batches | GeneratedBatches:
-    """Return the batches of a file, of a function, or made up; ProgramError where two of these are named.
+    """Return the batches of a file, of a function, or synthetic ones; ProgramError where two of these are named.
 
-    generator: ``package.module:function`` that yields the data; its module is executed.
+    Args:
+        inputs: The inputs.
+        seed: Seed of synthetic data.
+        data_path: File or folder of arrays.
+        generator: ``package.module:function`` that yields the data; its module is executed.
+        first: First step.
     """
     if generator is None:
         arrays = None if data_path is None else read_arrays(data_path)
@@ -264,7 +278,7 @@ def chosen_batches(
 
 
 def given_values(path: Path | None, constants: list[str]) -> Mapping[str, Array] | None:
-    """Return the weights and constants of a file to begin with; None where all are drawn.
+    """Return initial weights and constants from a file; None where all are drawn from the seed.
 
     Raises ProgramError where a program has constants and no file is given.
     """
@@ -290,21 +304,21 @@ script_flags = options_of_all(
     ),
     training_flags,
 )
-"""Adds the options that every training program has."""
+"""Adds the options of every training program."""
 
 
-# -- what is shown
+# -- output
 
 
 NOTHING_MOVED: Mapping[str, Any] = MappingProxyType(
     {"predicted_bytes": 0, "measured_bytes": 0}
     | {phase.value: {"predicted_bytes": 0, "measured_bytes": 0} for phase in Phase}
 )
-"""The bytes of an edge or a layer that moves nothing, as JSON has them."""
+"""Transferred bytes of an edge or a layer without transfers, as JSON."""
 
 
 def tabulated(predicted: Mapping[Movement, int], measured: Mapping[Movement, int]) -> dict[str, list[dict[str, Any]]]:
-    """Return rows of edges and of layers, predicted beside measured, with their phases; as JSON has them."""
+    """Return rows of edges and of layers with predicted and measured bytes by phase, as JSON."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for movement in dict.fromkeys([*predicted, *measured]):
         row = rows.setdefault((movement.producer, movement.consumer), deepcopy(dict(NOTHING_MOVED)))
@@ -319,7 +333,7 @@ def tabulated(predicted: Mapping[Movement, int], measured: Mapping[Movement, int
 
 
 def reporting(values: Mapping[str, Any]) -> Report:
-    """Return what shows events, as a command line says; and say that the code of a data generator is executed."""
+    """Return the event reporter that a command line selects; announce that a data generator's code is executed."""
     if values["data_generator"]:
         module = values["data_generator"].partition(":")[0]
         sys.stderr.write(f"note: --data-generator executes the code of module {module}\n")
@@ -342,7 +356,7 @@ def _text_line(event: dict[str, Any]) -> None:
         case {"event": "saved", "step": step, "path": path}:
             text = f"saved step {step} in {path}"
         case {"event": "step"} if sys.stdout.isatty() and sys.stderr.isatty():
-            # The line of progress says it.
+            # The progress line shows it.
             return
         case {"event": "step", "step": step, "loss": loss, "accuracy": accuracy, "time_s": seconds}:
             text = f"step {step}  loss {loss:.8g}  {_right(accuracy)}{seconds:.3f} s"
@@ -362,17 +376,20 @@ def _right(accuracy: float | None) -> str:
     return "" if accuracy is None else f"accuracy {accuracy:.1%}  "
 
 
-# -- a program in a process of its own
+# -- a program in a separate process
 
 
 _LAST_LINES = 15
 
 
 def program_events(source: str, arguments: list[str]) -> Iterator[dict[str, Any]]:
-    """Run a program with some arguments and --json, and yield its lines of JSON as they come.
+    """Run a program with some arguments and --json, and yield its JSON lines as they arrive.
 
-    What is no object of JSON comes as an event "text". Raises ProgramError with the program's last lines where it
-    fails. The process is ended when the iterator is closed, or fails.
+    A line that is not a JSON object is yielded as an event "text". The process is terminated when the iterator is
+    closed, or fails.
+
+    Raises:
+        ProgramError: The program fails; the message has its last lines.
     """
     with tempfile.TemporaryDirectory(prefix="pase-run-") as folder:
         script = Path(folder) / "train.py"

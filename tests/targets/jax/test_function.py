@@ -50,7 +50,7 @@ def test_how_arguments_lie_is_known_from_their_shapes(plan: Plan) -> None:
     weights, x = jax.device_put((WEIGHTS, X), parallel.shardings)
     assert weights["w"].sharding.mesh == parallel.mesh == x.sharding.mesh
     assert parallel(weights, x) == pase.parallelize((loss, (WEIGHTS, X)), plan)(WEIGHTS, X)
-    with pytest.raises(PaseError, match=r"how the arguments lie is known once they are: call the function first"):
+    with pytest.raises(PaseError, match=r"shardings of the arguments are known after tracing: call the function first"):
         _ = pase.parallelize(loss, plan).shardings
 
 

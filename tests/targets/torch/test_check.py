@@ -160,7 +160,7 @@ def test_what_cannot_be_checked_is_one_line() -> None:
     with pytest.raises(ProgramError, match=r"'table.weight' was made without values"):
         pase.check(_made("Net").to("meta"), given(), devices=1)
     own = type("Own", (nn.Linear,), {"__module__": "__main__"})
-    with pytest.raises(ProgramError, match=r"'Own' is of the program itself, which other processes cannot import"):
+    with pytest.raises(ProgramError, match=r"'Own' is in the main program, which other processes cannot import"):
         pase.check(own(4, 4), torch.ones(2, 4))
     assert pase.check(own(4, 4), torch.ones(2, 4), devices=1).is_equal
 

@@ -274,7 +274,7 @@ def test_a_function_that_cannot_be_sent_is_an_error() -> None:
     def own() -> None: ...
 
     own.__module__ = "__main__"
-    with pytest.raises(ProgramError, match=r"own is of the program itself, which 2 ranks cannot import; put it into"):
+    with pytest.raises(ProgramError, match=r"own is in the main program, which 2 ranks cannot import; put it into"):
         call(own, ranks=2)
     with pytest.raises(ProgramError, match="0 ranks were asked for; expected 1 or more"):
         run_program([SCRIPT], ranks=0)
