@@ -1,4 +1,4 @@
-"""The built-in networks, by name: each one is built by its own module, which is imported when it is first asked for."""
+"""The built-in networks, by name; each one's module is imported when it is first used."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,12 @@ __all__ = ["MODELS", "ModelEntry", "build"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEntry:
-    """A built-in network; module: where its builder, a function of the same name, is. default_batch: in samples."""
+    """A built-in network.
+
+    Attributes:
+        module: Module of its builder, a function with the network's name.
+        default_batch: Default number of samples in a step.
+    """
 
     name: str
     module: str
@@ -22,13 +27,13 @@ class ModelEntry:
 
     @property
     def builder(self) -> Callable[..., Graph]:
-        """The builder, a function of keyword arguments alone; its module is imported now."""
+        """Builder of the network, a function of keyword arguments; imports its module."""
         builder: Callable[..., Graph] = getattr(import_module(f"{__name__}.{self.module}"), self.name)
         return builder
 
     @property
     def parameters(self) -> dict[str, Scalar]:
-        """The builder's parameters and their defaults, as they are written on the command line; batch is the first."""
+        """Parameters of the builder and their defaults, as written on the command line; batch is the first."""
         from pase.models.parameters import parameters_of
 
         return {parameter.name: parameter.default for parameter in parameters_of(self.builder)}
@@ -60,11 +65,16 @@ MODELS: Mapping[str, ModelEntry] = _entries(
 
 
 def build(name: str, *, batch: int | None = None, arguments: Mapping[str, Scalar] | None = None) -> Graph:
-    """Return a built-in network; arguments: the builder's parameters, as values or as text from a command line.
+    """Build a built-in network.
 
-    batch: samples in a training step, the model's own default where it is not given here or among the arguments.
-    Raises ModelError for an unknown model or parameter, or a value that the parameter does not take, and
-    GraphError where the network cannot be built at that size (an image smaller than a window).
+    Args:
+        name: Name of the network.
+        batch: Samples in a training step; default: the model's own.
+        arguments: Parameters of the builder, as values or as text from a command line.
+
+    Raises:
+        ModelError: Unknown model or parameter, or an invalid value.
+        GraphError: The network cannot be built at this size (an image smaller than a window).
     """
     from pase.models.parameters import check_names
 

@@ -23,10 +23,10 @@ def alexnet(
 ) -> Graph:
     """Return AlexNet on images of `image` x `image` x 3.
 
-    padding: zeros around the image; images of 227 need none. grouped: the two towers of 2012, convolutions 2, 4 and 5
-    in two groups, instead of one tower. width divides the number of every layer's channels. dropout: its rate after the
-    first two fully connected layers, 0.5 in the paper; without such layers by default. ReLUs are folded into their
-    layers; local response normalisation, which holds no parameters, is left out, as in the version of 2014.
+    padding: zeros around the image; images of 227 need none. grouped: whether to build the two towers of 2012, with
+    convolutions 2, 4 and 5 in two groups, instead of one tower. width divides the number of every layer's channels.
+    dropout: rate after the first two fully connected layers, 0.5 in the paper; 0 omits these layers. ReLUs are fused
+    into their layers; local response normalisation, which has no parameters, is omitted, as in the version of 2014.
     """
     net = Builder("alexnet")
     n1, n2, n3, n4, n5 = (divided(n, width) for n in (_TWO_TOWERS if grouped else _ONE_TOWER))

@@ -23,10 +23,10 @@ def bert_large(
 ) -> Graph:
     """Return BERT-large: token, segment and position embeddings, the encoder, and the masked-language-model head.
 
-    The head is a dense layer with GELU, a normalisation, and the projection by the token embedding's matrix with a bias
-    of its own; logits are computed at every position. The pooler and the next-sentence head, which train
-    on a loss of their own, are left out. steps: tokens in a sample, and rows of the position embedding.
-    dropout: its rate after the embeddings and each sub-layer (the paper: 0.1); by default there are no such layers.
+    The head is a dense layer with GELU, a normalisation, and the projection with the token embedding's matrix and a
+    separate bias; logits are computed at every position. The pooler and the next-sentence head, which are trained with
+    another loss, are omitted. steps: tokens in a sample, and rows of the position embedding. dropout: rate after the
+    embeddings and each sub-layer (the paper: 0.1); 0 omits these layers.
     """
     net = Builder("bert_large")
     tokens = net.add(

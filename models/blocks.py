@@ -1,4 +1,4 @@
-"""Parts that several image networks are made of."""
+"""Parts that several image networks share."""
 
 from pase.graph import Builder, Tensor
 from pase.graph.operators import batch_norm, conv2d, dense, dropout, global_pool, softmax_loss
@@ -6,7 +6,7 @@ from pase.graph.operators.windows import Padding, Pair
 
 
 def flattened(net: Builder, x: Tensor) -> Tensor:
-    """Return x, shape [b, c, h, w], seen as [b, c·h·w], row-major."""
+    """Return x, shape [b, c, h, w], reshaped to [b, c·h·w], row-major."""
     batch, channels, height, width = x.shape
     return net.reshape(x, (batch, channels * height * width))
 
@@ -17,9 +17,9 @@ def fully_connected(net: Builder, name: str, x: Tensor, out: int, *, activation:
 
 
 def classifier(net: Builder, x: Tensor, widths: tuple[int, ...], *, rate: float = 0.0) -> None:
-    """Append fully connected layers fc1, fc2, … of those widths, all but the last with a ReLU, and the softmax loss.
+    """Append fully connected layers fc1, fc2, … of these widths, all but the last with a ReLU, and the softmax loss.
 
-    rate: of the dropout, fc1_dropout, …, that follows all but the last; none where it is 0.
+    rate: dropout rate after each layer but the last (fc1_dropout, …); 0 omits these layers.
     """
     *hidden, classes = widths
     for number, width in enumerate(hidden, 1):
@@ -37,7 +37,7 @@ def dropped(net: Builder, name: str, x: Tensor, rate: float, *, dims: tuple[str,
 def pooled_classifier(net: Builder, x: Tensor, classes: int, *, rate: float = 0.0) -> None:
     """Append the mean over all positions of x, shape [b, c, h, w], one fully connected layer and the softmax loss.
 
-    rate: of the dropout, fc_dropout, before the fully connected layer; none where it is 0.
+    rate: dropout rate before the fully connected layer (fc_dropout); 0 omits it.
     """
     x = net.add(global_pool, "global_pool", x)
     x = dropped(net, "fc", x, rate, dims=("b", "n"))

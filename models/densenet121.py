@@ -1,4 +1,4 @@
-"""DenseNet-121 (Huang, Liu, van der Maaten and Weinberger 2016): in a block, every layer reads all before it."""
+"""DenseNet-121 (Huang, Liu, van der Maaten and Weinberger 2016): each layer of a block reads all earlier ones."""
 
 from pase.graph import Builder, Graph, Tensor
 from pase.graph.operators import batch_norm, concat, conv2d, pool2d
@@ -20,10 +20,10 @@ def densenet121(
 ) -> Graph:
     """Return DenseNet-121 on images of `image` x `image` x 3, at least 29.
 
-    growth: channels that each layer adds. blocks: layers in each dense block. chained: join a layer's output to
-    what was joined so far, two tensors at a time, as Keras does, where otherwise every layer's input is joined
-    anew from all outputs before it, as the paper draws it; the values are the same, the graph is sparse instead of
-    dense. Normalisation and ReLU, one vertex, come before each convolution.
+    growth: channels that each layer adds. blocks: layers in each dense block. chained: whether to concatenate a layer's
+    output with the previous concatenation, two tensors at a time, as Keras does, instead of concatenating all earlier
+    outputs anew for each layer, as in the paper. The values are equal; the graph is sparse instead of dense.
+    Normalisation and ReLU, one vertex, precede each convolution.
     """
     net = Builder("densenet121")
     x = conv_norm(net, "stem", net.input((batch, 3, image, image)), 2 * growth, 7, stride=2, padding=3)

@@ -21,7 +21,7 @@ class _Writer:
         return self.net.add(conv2d, name, x, out=out, kernel=kernel, stride=stride, padding=padding, activation="relu")
 
     def halved(self, name: str, x: Tensor) -> Tensor:
-        """Append a pooling whose last window may hang over the image's end, as in Caffe: 112, 56, 28, 14, 7."""
+        """Append a pooling whose last window may extend past the image, as in Caffe: 112, 56, 28, 14, 7."""
         return self.net.add(pool2d, name, x, kernel=3, stride=2, padding="same")
 
 
@@ -33,8 +33,8 @@ def googlenet(
 
     Vertices: 57 convolutions with their ReLU folded in, 4 maximum poolings that halve the image and 9 that keep its
     size, 9 concatenations, the global pooling, the fully connected layer: 81, and the softmax. Local response
-    normalisation, which holds no parameters, is left out. width, 1, 2, 4 or 8, divides the number of every channel.
-    dropout: its rate before the fully connected layer, 0.4 in the paper; no such layer by default.
+    normalisation, which holds no parameters, is omitted. width, 1, 2, 4 or 8, divides the number of every channel.
+    dropout: rate before the fully connected layer, 0.4 in the paper; 0 omits it.
     """
     net = Builder("googlenet")
     writer = _Writer(net, width)

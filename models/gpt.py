@@ -24,7 +24,7 @@ def gpt(
 
     The feed-forward layers are four times as wide as the model. The projection to the vocabulary is the token
     embedding's matrix. steps: tokens in a sample, and rows of the position embedding.
-    dropout: its rate after the embeddings and after each sub-layer; by default there are no such layers.
+    dropout: rate after the embeddings and after each sub-layer; 0 omits these layers.
     """
     net = Builder("gpt")
     x = net.add(

@@ -44,9 +44,9 @@ def inception_v3(
     """Return InceptionV3 on images of `image` x `image` x 3, at least 75, without the auxiliary head.
 
     Vertices: 94 convolutions without bias, 94 batch normalisations with their ReLU folded in, 4 maximum and 9
-    mean poolings, 15 concatenations, the global pooling, the fully connected layer: 218, and the softmax. A split
-    into branches is no vertex: each branch reads the module's input. width divides the number of every channel;
-    blocks: modules A, C and E, of images of 35 x 35, 17 x 17 and 8 x 8; one module B and one D stand between them.
+    mean poolings, 15 concatenations, the global pooling, the fully connected layer: 218, and the softmax. Branches
+    have no vertex of their own: each reads the module's input. width divides the number of every channel; blocks:
+    numbers of modules A, C and E, with images of 35 x 35, 17 x 17 and 8 x 8; one module B and one D are between them.
     """
     net = Builder("inception_v3")
     writer = _Writer(net, width)

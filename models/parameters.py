@@ -14,10 +14,10 @@ from pase.graph.operator import Scalar
 P = ParamSpec("P")
 
 IMAGE = "image"
-"""The parameter that says how many points images have a side."""
+"""Parameter for the side length of images, in points."""
 
 LARGEST_TRIED = 512
-"""Images up to this size are tried, to say which ones a network takes."""
+"""Image sizes up to this are tried, to report which ones a network accepts."""
 
 LARGEST_EXTENT = 2**31 - 1
 LARGEST_DEPTH = 10_000
@@ -25,23 +25,23 @@ LARGEST_DEPTH = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The least and the largest value that a whole number may have, both included."""
+    """Range of an integer parameter, both ends included."""
 
     least: int = 1
     most: int = LARGEST_EXTENT
 
 
 Depth = Annotated[int, Bounds(1, LARGEST_DEPTH)]
-"""How often a block is repeated; bounded, so that a slip of the finger does not fill the memory."""
+"""Number of repetitions of a block; bounded, so that a typing error does not exhaust the memory."""
 
 DepthOrNone = Annotated[int, Bounds(0, LARGEST_DEPTH)]
-"""As `Depth`, where the block may be left out."""
+"""As `Depth`, where the block may be omitted."""
 
 Zeros = Annotated[int, Bounds(0, LARGEST_DEPTH)]
-"""How many zeros stand around an image."""
+"""Width of the zero padding of an image."""
 
 Depths = Annotated[tuple[int, ...], Bounds(1, LARGEST_DEPTH)]
-"""How often the block of each stage is repeated; written ``3,4,23,3``."""
+"""Numbers of repetitions of each stage's block, written ``3,4,23,3``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +55,10 @@ class Parameter:
 
 
 def network(build: Callable[P, Graph]) -> Callable[P, Graph]:
-    """Decorate a builder: every argument is converted and checked by its annotation, and recorded in the graph.
+    """Decorate a builder: every argument is converted and validated by its annotation, and recorded in the graph.
 
-    Text is taken as a command line has it: ``96``, ``true``, ``3,4,23,3``. The builder raises ModelError for
-    an argument of another type, or out of its bounds.
+    Text is parsed as on a command line: ``96``, ``true``, ``3,4,23,3``. The builder raises ModelError for an argument
+    of another type, or out of range.
     """
 
     @wraps(build)
@@ -80,7 +80,7 @@ def network(build: Callable[P, Graph]) -> Callable[P, Graph]:
 
 
 def _other_images(build: Callable[P, Graph], bound: inspect.BoundArguments) -> str:
-    """Say which sizes of images near the one that was given a network takes."""
+    """Describe which image sizes near the given one a network accepts."""
     given = bound.arguments[IMAGE]
 
     def works(size: int) -> bool:
@@ -112,7 +112,7 @@ def parameters_of(builder: Callable[..., Graph]) -> tuple[Parameter, ...]:
 
 
 def check_names(builder: Callable[..., Graph], model: str, names: Iterable[str]) -> None:
-    """Raise ModelError for a name that is no parameter of the builder; the nearest and all valid ones are named."""
+    """Raise ModelError for a name that is not a parameter of the builder; lists the nearest and all valid ones."""
     parameters = {parameter.name: parameter for parameter in parameters_of(builder)}
     for name in names:
         if name not in parameters:
@@ -125,7 +125,7 @@ def check_names(builder: Callable[..., Graph], model: str, names: Iterable[str])
 
 
 def as_scalar(value: object) -> Scalar:
-    """Return a value as it is recorded and written: a tuple as ``3,4,23,3``, anything else as it is."""
+    """Return a value as it is recorded: a tuple as text ``3,4,23,3``, anything else unchanged."""
     if isinstance(value, tuple):
         return ",".join(str(item) for item in value)
     assert isinstance(value, Scalar)

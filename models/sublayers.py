@@ -1,4 +1,4 @@
-"""Parts that the attention networks are made of.
+"""Parts that the attention networks share.
 
 Dims are named as in PaSE's Table II: b batch, s sequence, d model, e hidden, h heads, c query channels, k key and
 value channels; t is the sequence of the keys.
@@ -22,9 +22,10 @@ def multi_head_attention(
     bias: bool,
     causal: bool = False,
 ) -> Tensor:
-    """Append `name`_q, _k, _v, _attention and _o; x: [b, s, d] gives the queries, memory: [b, t, d] keys and values.
+    """Append `name`_q, _k, _v, _attention and _o; queries are computed from x, [b, s, d].
 
-    memory is x itself where it is not given (self-attention). bias: whether the four projections have one.
+    memory: source of keys and values, [b, t, d]; default: x (self-attention). bias: whether the four projections have a
+    bias.
     """
     model_width = x.shape[-1]
     size = head_size(model_width, heads)

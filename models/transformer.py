@@ -36,8 +36,8 @@ def transformer(
     steps: tokens in the source and in the target. tied: both embeddings and the projection to the vocabulary
     share one matrix (the paper's section 3.4). Projections of the attention have no bias, normalisation follows
     the residual, as in the paper; sinusoidal positions hold no parameters and are part of the embedding's vertex.
-    dropout: its rate after the embeddings and after each sub-layer (the paper's section 5.4: 0.1); by default there are
-    no such layers. That of the attention's weights is left out.
+    dropout: rate after the embeddings and after each sub-layer (the paper's section 5.4: 0.1); 0 omits
+    these layers. Dropout of attention weights is omitted.
     """
     sizes = _Sizes(layers=layers, model_width=model_width, hidden=hidden, heads=heads, dropout=dropout)
     return _build("transformer", (batch, steps), vocabulary, sizes, tied=tied)

@@ -14,7 +14,7 @@ _BLOCKS_19 = ((64, 64), (128, 128), (256,) * 4, (512,) * 4, (512,) * 4)
 def vgg16(*, batch: int = 128, image: int = 224, classes: int = 1000, width: int = 1, dropout: float = 0.0) -> Graph:
     """Return VGG-16 on images of `image` x `image` x 3, at least 32; width divides every layer's channels.
 
-    dropout: its rate after the first two fully connected layers, 0.5 in the paper; no such layers by default.
+    dropout: rate after the first two fully connected layers, 0.5 in the paper; 0 omits these layers.
     """
     net = Builder("vgg16")
     _vgg(net, net.input((batch, 3, image, image)), _BLOCKS_16, classes=classes, width=width, rate=dropout)
@@ -25,7 +25,7 @@ def vgg16(*, batch: int = 128, image: int = 224, classes: int = 1000, width: int
 def vgg19(*, batch: int = 128, image: int = 224, classes: int = 1000, width: int = 1, dropout: float = 0.0) -> Graph:
     """Return VGG-19 on images of `image` x `image` x 3, at least 32; width divides every layer's channels.
 
-    dropout: its rate after the first two fully connected layers, 0.5 in the paper; no such layers by default.
+    dropout: rate after the first two fully connected layers, 0.5 in the paper; 0 omits these layers.
     """
     net = Builder("vgg19")
     _vgg(net, net.input((batch, 3, image, image)), _BLOCKS_19, classes=classes, width=width, rate=dropout)
@@ -35,9 +35,9 @@ def vgg19(*, batch: int = 128, image: int = 224, classes: int = 1000, width: int
 def _vgg(
     net: Builder, x: Tensor, blocks: tuple[tuple[int, ...], ...], *, classes: int, width: int, rate: float
 ) -> None:
-    """Append blocks of 3x3 convolutions to so many channels, a pooling that halves the image after each; a classifier.
+    """Append blocks of 3x3 convolutions with these channels, each followed by a halving pooling, and a classifier.
 
-    width: divides the number of every channel. rate: of the dropout after the first two fully connected layers.
+    width: divides the number of every channel. rate: dropout rate after the first two fully connected layers.
     """
     for block, channels in enumerate(blocks, 1):
         for number, out in enumerate(channels, 1):

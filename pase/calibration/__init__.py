@@ -1,1 +1,1 @@
-"""Calibration: the machine at hand measured through TensorFlow, and written as a machine file."""
+"""Calibration: measure this machine and write the results as a machine file."""

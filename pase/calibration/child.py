@@ -1,8 +1,8 @@
-"""The process that measures: it loads TensorFlow, reports progress and at last the samples as lines of JSON.
+"""The measuring process: loads TensorFlow, and reports progress and finally the samples as JSON lines.
 
-What is run are chains of one operation on every device, all devices at once. A session's own overhead is longer than a
-small message. So every chain is run in two lengths, and the difference counts. The fastest of several runs counts:
-whatever else the machine does makes runs slower, never faster.
+It runs chains of one operation on all devices at the same time. Because the overhead of a session is longer than a
+small message, every chain is run in two lengths, and the difference counts. The fastest of several runs counts, as
+other load on the machine only makes runs slower.
 """
 
 import json
@@ -36,7 +36,7 @@ from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices,
 from pase.targets.training.options import CPU, GPU, DeviceChoice, device_choice, device_options
 
 MOST_CPU_DEVICES = 8
-"""So many virtual devices are measured at most, unless more are asked for."""
+"""Maximum number of virtual devices, unless more are requested."""
 
 
 @click.command(cls=ProgramCommand)
@@ -49,7 +49,7 @@ def _command(**values: Any) -> None:
 
 
 def main() -> None:
-    """Measure as the arguments say; end with status 1 and one line on standard error where that is not possible."""
+    """Measure as the arguments specify; exit with status 1 and one line on standard error if it fails."""
     values = _command.read()
     try:
         samples = _measured(device_choice(values), values["devices"], EFFORTS[values["effort"]])
@@ -65,25 +65,25 @@ def _measured(choice: DeviceChoice, num_devices: int | None, effort: Effort) -> 
     count_of_steps = 5 + len(effort.copy_bytes) + len(effort.all_reduce_bytes)
     fractions = (i / count_of_steps for i in range(count_of_steps))
 
-    def told(what: str) -> None:
+    def report_start(what: str) -> None:
         _report({"event": "progress", "what": what, "fraction": next(fractions)})
 
     matmul: dict[str, tuple[Rate, ...]] = {}
     convolution: dict[str, tuple[Rate, ...]] = {}
     for dtype in DTYPES:
-        told(f"multiplying matrices of {dtype}")
+        report_start(f"multiplying matrices of {dtype}")
         matmul[dtype] = tuple(matmul_rate(devices, n, dtype, effort) for n in effort.matmul_extents)
-        told(f"convolving images of {dtype}")
+        report_start(f"convolving images of {dtype}")
         convolution[dtype] = tuple(convolution_rate(devices, c, dtype, effort) for c in effort.convolutions)
-    told("reading and writing memory")
+    report_start("reading and writing memory")
     stream = tuple(stream_rate(devices, size, effort) for size in effort.stream_bytes)
     copies: list[TransferSample] = []
     for size in effort.copy_bytes:
-        told("copying between devices")
+        report_start("copying between devices")
         copies.append(copy_time(devices, choice.kind, size, effort))
     all_reduces: list[TransferSample] = []
     for size in effort.all_reduce_bytes:
-        told("adding up over devices")
+        report_start("adding up over devices")
         all_reduces.append(all_reduce_time(devices, size, effort))
     name, memory_bytes = _DESCRIBED[choice.kind](devices, count)
     return Samples(
@@ -106,7 +106,7 @@ def _report(event: dict[str, Any]) -> None:
 
 
 def _described_cpu(_devices: Any, count: int) -> tuple[str, int]:
-    """Return what a virtual device is called and its share of the memory that this process may use."""
+    """Return the name of a virtual device and its share of the memory that this process may use."""
     return f"{processor_name()} (one of {count} virtual devices)", memory_share_bytes(count)
 
 
@@ -126,22 +126,22 @@ _DESCRIBED: Mapping[str, Callable[[Any, int], tuple[str, int]]] = MappingProxyTy
 DTYPES = ("float32", "float64")
 
 _CHAIN_FLOP, _CHAIN_BYTES = 4e8, 64 * 2**20
-"""A chain is about as long as this takes, within these bounds."""
+"""Approximate size of a chain of operations, in FLOP and in bytes."""
 _SHORTEST, _LONGEST = 1, 40
 
 Step = Callable[[list[Any]], list[Any]]
-"""Takes a tensor of each device and returns the next one of each."""
+"""Maps the tensors of all devices to the next ones."""
 
 
 def matmul_rate(devices: Devices, extent: int, dtype: str, effort: Effort) -> Rate:
-    """Return the FLOP/s of a device that multiplies square matrices."""
+    """Return the FLOP/s of a device for products of square matrices."""
     shape, told = [extent, extent], f"{extent} × {extent}"
-    # Divided by the root of the extent the product is as large as the factors.
+    # Scaled by the root of the extent, the product has the magnitude of the factors.
     return _product_rate(devices, (shape, shape), tf.matmul, extent**-0.5, 2.0 * extent**3, told, dtype, effort)
 
 
 def convolution_rate(devices: Devices, shape: Convolution, dtype: str, effort: Effort) -> Rate:
-    """Return the FLOP/s of a device that convolves images."""
+    """Return the FLOP/s of a device for image convolutions."""
     images, filters = [shape.batch, *[shape.extent] * 2, shape.channels], [3, 3, *[shape.channels] * 2]
 
     def convolved(x: Any, w: Any) -> Any:
@@ -157,11 +157,11 @@ def _product_rate(
     product: Callable[[Any, Any], Any],
     scale: float,
     flop: float,
-    told: str,
+    shape_text: str,
     dtype: str,
     effort: Effort,
 ) -> Rate:
-    """Return the rate of products of a tensor by weights, random ones times `scale`; told: the shape in words."""
+    """Return the rate of products of a tensor with random weights times `scale`; `told` describes the shape."""
 
     def start(device: int) -> Any:
         return _random(shapes[0], dtype, seed=device)
@@ -172,7 +172,7 @@ def _product_rate(
     with tf.Graph().as_default():
         weights = _made(devices, lambda device: _random(shapes[1], dtype, seed=device) * scale)
         seconds = _chain_s(devices, start, step, _length(_CHAIN_FLOP / flop), effort, weights)
-    return Rate(shape=told, amount=flop, time_s=seconds)
+    return Rate(shape=shape_text, amount=flop, time_s=seconds)
 
 
 def stream_rate(devices: Devices, size_bytes: int, effort: Effort) -> Rate:
@@ -191,7 +191,7 @@ def stream_rate(devices: Devices, size_bytes: int, effort: Effort) -> Rate:
 
 
 def copy_time(devices: Devices, kind: str, size_bytes: int, effort: Effort) -> TransferSample:
-    """Return how long each device takes to send a message to the next one, all at once."""
+    """Return how long each device takes to send a message to the next one, all at the same time."""
     receive = RECEIVE[kind]
 
     def start(device: int) -> Any:
@@ -206,7 +206,7 @@ def copy_time(devices: Devices, kind: str, size_bytes: int, effort: Effort) -> T
 
 
 def all_reduce_time(devices: Devices, size_bytes: int, effort: Effort) -> TransferSample:
-    """Return how long the all-reduce of emitted programs takes, for vectors of so many bytes."""
+    """Return how long the all-reduce of emitted programs takes, for vectors of this size."""
     count = len(devices.names)
 
     def start(device: int) -> Any:
@@ -220,7 +220,7 @@ def all_reduce_time(devices: Devices, size_bytes: int, effort: Effort) -> Transf
         grid = DeviceMesh((("devices", count),), tuple(range(count)))
         mesh = LayerMesh(mtf.Graph(), name="all", layer="all", devices=grid, device_name=devices.name)
         implementation = mesh.implementation(Traffic())
-        # Shorter than other chains: the numbers grow by the number of devices with each sum.
+        # Shorter than other chains, as each all-reduce multiplies the numbers by the number of devices.
         length = min(_length(_CHAIN_BYTES / size_bytes), 8)
         seconds = _chain_s(devices, start, step, length, effort)
     return TransferSample(size_bytes=size_bytes, time_s=seconds)
@@ -229,15 +229,15 @@ def all_reduce_time(devices: Devices, size_bytes: int, effort: Effort) -> Transf
 RECEIVE: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     {CPU: lambda tensor: tf.raw_ops.DeepCopy(x=tensor), GPU: tf.identity}
 )
-"""Virtual CPUs hand a tensor over without copying it: the receiver then writes it once, as it does when it puts parts
-together. Between GPUs the message itself is the copy."""
+"""Additional writes on the receiving side. Virtual CPUs pass a tensor without copying it; the receiver then writes it
+once, as when it assembles parts. Between GPUs the message itself is the copy."""
 
 
 def _chain_s(
     devices: Devices, start: Callable[[int], Any], step: Step, length: int, effort: Effort, weights: Sequence[Any] = ()
 ) -> float:
-    """Return the seconds of one step, from chains of one and of several of them; builds in the default graph."""
-    # Variables: what a run begins with is there, and not made anew.
+    """Return the seconds of one step, from chains of one and of several steps; builds in the default graph."""
+    # Variables, so that the initial values exist before a run and are not generated in it.
     first = _made(devices, start)
     tensors, ends = [variable.read_value() for variable in first], []
     for _ in range(length + 1):
@@ -246,7 +246,7 @@ def _chain_s(
     short, long = ends[0], ends[-1]
     with tf.Session(config=devices.config()) as session:
         session.run([variable.initializer for variable in (*first, *weights)])
-        # The first runs allocate, and choose among algorithms.
+        # The first runs allocate memory and select algorithms.
         session.run(short)
         session.run(long)
         short_s: list[float] = []
@@ -256,7 +256,7 @@ def _chain_s(
             short_s.append(_run_s(session, short))
             long_s.append(_run_s(session, long))
     difference_s = min(long_s) - min(short_s)
-    # Where noise made the longer chain the faster one, its own time bounds that of a step, the overhead included.
+    # If noise made the longer chain faster, its time, including the overhead, is an upper bound for its steps.
     return difference_s / length if difference_s > 0 else min(long_s) / (length + 1)
 
 
@@ -271,7 +271,7 @@ def _length(wanted: float) -> int:
 
 
 def _made(devices: Devices, make: Callable[[int], Any]) -> list[Any]:
-    """Return a variable on each device with the value that a function of the device's number makes."""
+    """Return a variable on each device, initialised by a function of the device's number."""
     variables = []
     for device, name in enumerate(devices.names):
         with tf.device(name):

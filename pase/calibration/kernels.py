@@ -1,4 +1,4 @@
-"""Kernels of PyTorch on the device at hand: which are timed, how, and the machine's figures that fit them best."""
+"""Time PyTorch kernels on the local device, and fit the kernel figures of a machine to the times."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,12 +31,12 @@ from pase.planning.planner import Progress
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 _TIMED_S, _FEWEST_RUNS = 0.08, 3
-"""How long a kernel is repeated, and how often at least."""
+"""How long a kernel is repeated, and the minimum number of repetitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Effort:
-    """Extents of what is timed. most_flop: no product has more."""
+    """Sizes of the kernels to time; `most_flop` limits the FLOP of a product."""
 
     extents: tuple[int, ...]
     depths: tuple[int, ...]
@@ -72,7 +72,12 @@ _ON_GPU = _Effort(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Timed:
-    """A kernel. passes: products that it does; the extents are those of one. touched: numbers read and written."""
+    """A kernel to time.
+
+    Attributes:
+        passes: Number of products that it performs; the extents are those of one.
+        touched: Numbers that it reads and writes.
+    """
 
     what: str
     dtype: str
@@ -88,9 +93,12 @@ def measure_kernels(
     *,
     seconds: Callable[[Callable[[], object]], float] | None = None,
 ) -> tuple[KernelSample, ...]:
-    """Return the times of some hundred kernels of PyTorch; CalibrationError where there is no such device.
+    """Return the times of about a hundred PyTorch kernels; CalibrationError where the device does not exist.
 
-    device: "cpu" or "cuda". seconds: tells how long a kernel takes; by default, alone on the device.
+    Args:
+        device: "cpu" or "cuda".
+        on_progress: Called with the current activity and the fraction that is complete.
+        seconds: Measures the time of a kernel; default: alone on the device.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise CalibrationError("PyTorch finds no GPU on this machine; measure the CPU (--device CPU)")
@@ -162,7 +170,7 @@ def _convolution(dtype: str, batch: int, read: int, written: int, extent: int, w
 
 
 def _attention(dtype: str, heads: int, steps: int, size: int) -> _Timed:
-    """Forward and backward, where scores are computed again: two products, and five."""
+    """Forward and backward with recomputed scores: two products, and five."""
 
     def make(place: torch.device, kind: torch.dtype) -> Callable[[], object]:
         q, k, v = (_filled((1, heads, steps, size), place, kind).requires_grad_() for _ in range(3))
@@ -203,7 +211,7 @@ def _there_and_back(forward: Callable[[], torch.Tensor], *operands: torch.Tensor
 
 
 def _seconds(kernel: Callable[[], object], place: torch.device) -> float:
-    """Return the middle one of several times; on a GPU those between two events, of runs that follow one another."""
+    """Return the median of several times; on a GPU, times between two events of consecutive runs."""
     kernel()
     if place.type == "cuda":
         return _event_seconds(kernel)
@@ -228,7 +236,7 @@ def _event_seconds(kernel: Callable[[], object]) -> float:
     return float(np.median(found[1:]))
 
 
-# -- figures that fit
+# -- fitting
 
 _FIGURES = (
     *("launch_s", PRODUCTS, CONVOLUTIONS, ATTENTION, MEMORY, NORMS, FUNCTIONS),
@@ -236,17 +244,23 @@ _FIGURES = (
 )  # fmt: skip
 _START = (5e-6, 0.8, 0.6, 0.5, 0.8, 0.5, 0.3, 16.0, 16.0, 0.05, 1.0, 3e7)
 _SMALLEST_ERROR = 0.05
-"""Errors below count as squares, those above by their size: no kernel that falls out decides for the others."""
+"""Errors below this count squared, larger ones linearly, so that no outlier dominates the fit."""
 
 
 _LEAST_DAMPING = 1e-6
-"""Figures on which no time depends, as of few or odd samples, leave the steps' equations singular without any."""
+"""Damping: without it, figures that no sample depends on would make the equations singular."""
 
 
 def fit_kernels(samples: Sequence[KernelSample], device: Device, source: str) -> Kernels:
-    """Return the figures for which the times of samples are met best, in the mean of their ratios.
+    """Return the kernel figures that fit the times of samples best, in the mean of their ratios.
 
-    device: whose peaks shares are of. Raises CalibrationError where a kind of kernel was not timed.
+    Args:
+        samples: The timed kernels.
+        device: Device whose peaks the shares refer to.
+        source: Source text for the machine file.
+
+    Raises:
+        CalibrationError: A kind of kernel was not timed.
     """
     missing = {*KERNELS} - {sample.what for sample in samples}
     if missing:
@@ -258,7 +272,7 @@ def fit_kernels(samples: Sequence[KernelSample], device: Device, source: str) ->
         found: np.ndarray = np.log(predicted_seconds(samples, _figures(point, dtype, source), device)) - measured
         return found
 
-    # Gauss-Newton in the logarithms, damped; a step that makes nothing better is tried again, shorter.
+    # Damped Gauss-Newton in the logarithms; a step that does not improve the fit is repeated with more damping.
     point, damping = np.log(_START), 1.0
     best = errors(point)
     for _ in range(200):
@@ -295,7 +309,7 @@ def _figures(point: np.ndarray, dtype: str, source: str) -> Kernels:
 
 
 def predicted_seconds(samples: Sequence[KernelSample], figures: Kernels, device: Device) -> np.ndarray:
-    """Return the time of each sample by some figures, as the cost model has it."""
+    """Return the predicted time of each sample, as in the cost model."""
     bytes_per_s = device.memory_bandwidth_bytes_per_s or float("inf")
     found = []
     for sample in samples:
@@ -304,7 +318,7 @@ def predicted_seconds(samples: Sequence[KernelSample], figures: Kernels, device:
         if sample.flop:
             rows, columns, depth, copies = (np.array([float(extent)]) for extent in sample.extents)
             count = round(sample.flop / 2 / prod(sample.extents))
-            # One after the other, as a layer's forward and backward pass have them.
+            # Passes run one after the other, like a layer's forward and backward pass.
             turns = ((rows, columns, depth), (rows, depth, columns), (depth, columns, rows))
             products = tuple(
                 Product(
@@ -334,17 +348,17 @@ def predicted_seconds(samples: Sequence[KernelSample], figures: Kernels, device:
 def calibrated(
     base: Machine | None, device: str, on_progress: Progress | None = None, name: str = "measured"
 ) -> Machine:
-    """Return a machine with the kernels of the device at hand.
+    """Return a machine with the kernel figures of the local device.
 
     Args:
-        base: whose peaks, memory and links are kept; None: a machine of this device alone, whose peaks are the best
-            rates that were measured.
+        base: Machine whose peaks, memory and links are kept; None: a machine of this device only, whose peaks are the
+            best measured rates.
         device: "cpu" or "cuda".
-        on_progress: told of each kernel.
-        name: of the machine.
+        on_progress: Called for each kernel.
+        name: Name of the machine.
 
     Raises:
-        CalibrationError: there is no such device, or the base gives no peak for a type that is timed.
+        CalibrationError: The device does not exist, or the base has no peak for a measured type.
     """
     samples = measure_kernels(device, on_progress)
     own = _device(samples, device)

@@ -1,6 +1,6 @@
-"""`calibrate` and `MeasuredMachine`: a process that measures, its samples, and the machine that these make.
+"""`calibrate` and `MeasuredMachine`: run the measuring process, and make a machine of its samples.
 
-So do samples of several processes, with the links between them (`measured_links`).
+`measured_links` does the same with samples of several processes and the links between them.
 """
 
 import os
@@ -44,13 +44,13 @@ class Convolution:
 
     @property
     def shape(self) -> str:
-        """In words."""
+        """Description of the shape."""
         return f"{self.batch} × {self.extent} × {self.extent} × {self.channels}, 3 × 3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """time_s: for each size, at least num_runs runs; the fastest one counts."""
+    """Sizes and repetitions; each size is run num_runs times and for at least time_s, and the fastest run counts."""
 
     matmul_extents: tuple[int, ...]
     convolutions: tuple[Convolution, ...]
@@ -70,7 +70,7 @@ _CONVOLUTIONS = (
 
 EFFORTS: Mapping[str, Effort] = MappingProxyType(
     {
-        # Whether it works at all, in a second beside the start of TensorFlow: the figures are worth little.
+        # A smoke test: takes a second in addition to the start of TensorFlow, with inaccurate figures.
         "glance": Effort(
             matmul_extents=(64,),
             convolutions=(Convolution(batch=1, extent=8, channels=8),),
@@ -104,7 +104,7 @@ EFFORTS: Mapping[str, Effort] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """A kernel: its shape in words, FLOP or bytes of one device, and how long that took."""
+    """Timing of a kernel: description of its shape, FLOP or bytes of one device, and duration."""
 
     shape: str
     amount: AboveZero
@@ -118,7 +118,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferSample:
-    """A copy to the next device, or an all-reduce among all: bytes of each device, and how long it took."""
+    """Timing of a copy to the next device, or of an all-reduce among all: bytes of each device, and duration."""
 
     size_bytes: Positive
     time_s: AboveZero
@@ -126,9 +126,12 @@ class TransferSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """All that was measured, every device working at once.
+    """All measurements, with every device working at the same time.
 
-    matmul, convolution: by element type. stream: memory, read and written. copies, all_reduces: from small to large.
+    Attributes:
+        matmul, convolution: By element type.
+        stream: Memory, read and written.
+        copies, all_reduces: In order of size.
     """
 
     kind: str
@@ -144,12 +147,12 @@ class Samples:
 
 
 _LEAST_SHARE = 1e-6
-"""Of the latency: what the bytes of the longest message must take, to be more than a rounding error."""
+"""Least time of the longest message's bytes, relative to the latency, to be distinguishable from rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFit:
-    """α and 1/β; relative_error: root of the mean square of (fitted - measured) / measured."""
+    """α and 1/β of a link; relative_error: root mean square of (fitted - measured) / measured."""
 
     latency_s: float
     bandwidth_bytes_per_s: float
@@ -161,12 +164,15 @@ class LinkFit:
 
 
 def fit_link(sizes_bytes: Sequence[float], times_s: Sequence[float]) -> LinkFit:
-    """Return the α ≥ 0 and β > 0 for which α + n β comes closest to the times of messages of n bytes.
+    """Return the α ≥ 0 and β > 0 for which α + n β fits the times of messages of n bytes best.
 
-    What is made small is the sum of the squared *relative* errors: messages span factors of thousands, and in absolute
-    terms the short ones, which show the latency, would not count. Where noise would make α negative, it is 0.
-    Raises CalibrationError for fewer than two different sizes, for times that are not above 0, and where longer
-    messages did not take longer.
+    The fit minimises the sum of squared *relative* errors: message sizes span several orders of magnitude, and in
+    absolute terms the short messages, which determine the latency, would not matter. Where noise would make α negative,
+    it is 0.
+
+    Raises:
+        CalibrationError: There are fewer than two different sizes, times are not above 0, or longer messages did not
+            take longer.
     """
     sizes, times = np.asarray(sizes_bytes, dtype=np.float64), np.asarray(times_s, dtype=np.float64)
     if sizes.shape != times.shape or sizes.ndim != 1 or len(set(sizes.tolist())) < 2 or sizes.min() <= 0:
@@ -175,17 +181,17 @@ def fit_link(sizes_bytes: Sequence[float], times_s: Sequence[float]) -> LinkFit:
         )
     if not np.all(np.isfinite(times) & (times > 0)):
         raise CalibrationError(f"messages took {times.tolist()} s; expected times above 0: measure again")
-    # Every equation α + n β = t divided by its t.
+    # Divide every equation α + n β = t by its t.
     ones, slopes = 1 / times, sizes / times
     matrix = np.stack([ones, slopes], axis=1)
-    # Columns of one length: n is up to 1e8 times as large as 1.
+    # Normalise the columns: n is up to 1e8 times as large as 1.
     scales = np.linalg.norm(matrix, axis=0)
     (alpha, beta), *_ = np.linalg.lstsq(matrix / scales, np.ones_like(times), rcond=None)
     alpha, beta = alpha / scales[0], beta / scales[1]
     if beta * sizes.max() <= _LEAST_SHARE * alpha:
         raise CalibrationError(
             f"messages of {sizes.max():.0f} B took no longer than those of {sizes.min():.0f} B, so that no bandwidth "
-            "can be told; measure again while nothing else runs"
+            "can be determined; measure again while nothing else runs"
         )
     if alpha < 0:
         alpha, beta = 0.0, slopes.sum() / np.square(slopes).sum()
@@ -201,15 +207,15 @@ _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def memory_share_bytes(count: int) -> int:
-    """Return what each of some devices has of the memory that this process may use."""
+    """Return each device's share of the memory that this process may use."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, ValueError):  # there is no limit
+    with suppress(OSError, ValueError):  # no limit is set
         memory_bytes = min(memory_bytes, int(_MEMORY_LIMIT.read_text(encoding="ascii")))
     return max(memory_bytes // count, 1)
 
 
 def processor_name() -> str:
-    """Return what the processor calls itself."""
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -218,7 +224,7 @@ def processor_name() -> str:
     return next(filter(None, names), "CPU")
 
 
-# TensorFlow takes memory and threads for good, and reads some options once: it gets a process of its own.
+# TensorFlow never releases memory and threads, and reads some options only once: it runs in a separate process.
 _PROGRAM = "from pase.calibration.child import main\n\nmain()\n"
 
 
@@ -229,9 +235,13 @@ def calibrate(
     *,
     on_progress: Progress | None = None,
 ) -> Samples:
-    """Return what was measured on the devices of this machine; CalibrationError where that is not possible.
+    """Measure the devices of this machine; CalibrationError where that is not possible.
 
-    num_devices: None for as many as there are. effort: quick or full.
+    Args:
+        num_devices: Number of devices; None for all.
+        device: Kind of devices.
+        effort: "quick" or "full".
+        on_progress: Called with the current activity and the fraction that is complete.
     """
     arguments = [*(device or DeviceChoice()).command_line(), f"--effort={effort}"]
     if num_devices is not None:
@@ -256,7 +266,7 @@ def calibrate(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """An all-reduce as it was measured and as its closed form predicts it from the link's α and β."""
+    """A measured all-reduce, and the time that its closed form predicts from the link's α and β."""
 
     size_bytes: int
     measured_s: float
@@ -264,13 +274,18 @@ class Prediction:
 
     @property
     def relative_error(self) -> float:
-        """Of the prediction: above 0 where it is too slow."""
+        """Relative error of the prediction: above 0 where it is too slow."""
         return self.predicted_s / self.measured_s - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredMachine:
-    """A machine from measurements. fits: of its levels. all_reduces: beside their closed form, from small to large."""
+    """A machine made from measurements.
+
+    Attributes:
+        fits: Fits of its levels.
+        all_reduces: All-reduces with the predictions of their closed form, in order of size.
+    """
 
     machine: Machine
     fits: tuple[LinkFit, ...]
@@ -278,15 +293,20 @@ class MeasuredMachine:
 
     @property
     def all_reduce_error(self) -> float:
-        """Root of the mean square of the predictions' relative errors."""
+        """Root mean square of the predictions' relative errors."""
         return root_mean_square(self.all_reduces)
 
 
 def measured_machine(samples: Samples, *, date: str, name: str = "measured") -> MeasuredMachine:
-    """Return the machine that samples make; CalibrationError where they do not suffice.
+    """Return the machine that samples describe; CalibrationError where they do not suffice.
 
-    The peak of an element type is the best rate of all shapes of both kernels: costs count FLOP at this rate, whatever
-    the layer. Figures have four digits. date: of the measurement, for the sources.
+    The peak of an element type is the best rate over all shapes of both kernels: cost models count FLOP of every layer
+    at this rate. Figures have four digits.
+
+    Args:
+        samples: The measurements.
+        date: Date of the measurement, for the sources.
+        name: Name of the machine.
     """
     if not samples.all_reduces or not samples.stream or "float32" not in samples.matmul:
         raise CalibrationError("no matrix product, memory or all-reduce was measured; measure again")
@@ -321,7 +341,7 @@ def measured_machine(samples: Samples, *, date: str, name: str = "measured") -> 
 def predicted(
     messages: Sequence[TransferSample], members: Sequence[int], links: Sequence[Link]
 ) -> tuple[Prediction, ...]:
-    """Return all-reduces beside their closed form; members, links: as `hierarchical_all_reduce` has them."""
+    """Return all-reduces with the predictions of their closed form, given as in `hierarchical_all_reduce`."""
     return tuple(
         Prediction(
             size_bytes=message.size_bytes,
@@ -364,7 +384,7 @@ _RECEIVED: Mapping[str, str] = MappingProxyType(
 
 
 def root_mean_square(predictions: Sequence[Prediction]) -> float:
-    """Return the root of the mean square of the predictions' relative errors."""
+    """Return the root mean square of the predictions' relative errors."""
     return sqrt(sum(prediction.relative_error**2 for prediction in predictions) / len(predictions))
 
 
@@ -374,27 +394,28 @@ def rounded(figure: float) -> float:
 
 
 def described_rates(rates: Sequence[Rate], unit: str) -> str:
-    """Return what each kernel reached, in words; unit: with the prefix giga."""
+    """Describe the rate of each kernel; `unit` has the prefix giga."""
     return ", ".join(f"{rate.per_s / 1e9:.3g} {unit} at {rate.shape}" for rate in rates)
 
 
 def described_span(messages: Sequence[TransferSample]) -> str:
-    """Return the sizes of the shortest message and of the longest, in words."""
+    """Describe the sizes of the shortest and the longest message."""
     sizes = [message.size_bytes for message in messages]
     return f"{binary(min(sizes))} to {binary(max(sizes))}"
 
 
 # -- links between processes
 #
-# Every level is measured alike: each rank sends to the rank of its own place in the next group of the level before, all
-# at once. All ranks behind a link then share it, as in a training step, and a link is as fast as all of them together.
+# All levels are measured in the same way: each rank sends to the rank at its own position in the next group of the
+# level below, all at the same time. All ranks behind a link then share it, as in a training step, and the measured
+# speed is that of all of them together.
 
 LEVEL_NAMES = ("node", "cluster")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapSample:
-    """Products, a sum among all ranks, and both at once."""
+    """Times of matrix products, of an all-reduce among all ranks, and of both at the same time."""
 
     computing_s: float
     summing_s: float
@@ -402,19 +423,24 @@ class OverlapSample:
 
     @property
     def share(self) -> float:
-        """ω: of what could hide, be it all of the products or all of the sum, the part that does."""
+        """ω: the fraction of the overlappable time (all of the products or of the all-reduce) that is overlapped."""
         hidden_s = self.computing_s + self.summing_s - self.both_s
         return min(max(hidden_s / min(self.computing_s, self.summing_s), 0.0), 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSamples:
-    """All that was measured, every rank at work at once.
+    """All measurements, with every rank working at the same time.
 
-    level_sizes: ranks in a group of each level, the innermost first; the last one has all. matmul, convolution: FLOP of
-    float32, forward and backward. stream: memory, read and written. kernels: for the figures of `[kernels]`. launch_s:
-    of each in a chain of layers. exchanges: [levels] messages of each rank to the next group. all_reduces: among all
-    ranks, of the bytes that each one has before them. overlap: how far a sum goes on beside computation.
+    Attributes:
+        level_sizes: Ranks in a group of each level, innermost first; the last one contains all.
+        matmul, convolution: Rates in float32 FLOP/s, forward and backward.
+        stream: Memory, read and written.
+        kernels: Samples for the figures of `[kernels]`.
+        launch_s: Launch time of each kernel in a chain of layers.
+        exchanges: [levels] messages of each rank to the next group.
+        all_reduces: All-reduces among all ranks, by the bytes of each rank.
+        overlap: How far an all-reduce overlaps with computation.
     """
 
     backend: str
@@ -433,9 +459,9 @@ class RankSamples:
 
 
 def level_sizes(num_ranks: int, ranks_per_node: int) -> tuple[int, ...]:
-    """Return the ranks in a group of each level; CalibrationError where nodes have not as many ranks each.
+    """Return the ranks in a group of each level; CalibrationError where nodes have different numbers of ranks.
 
-    Ranks that are a node each, or in one node all, have one level.
+    With one rank per node, or all ranks in one node, there is one level.
     """
     if num_ranks < 2:
         raise CalibrationError(f"links need 2 processes or more; found {num_ranks}")
@@ -447,7 +473,7 @@ def level_sizes(num_ranks: int, ranks_per_node: int) -> tuple[int, ...]:
 
 
 def sent_to(rank: int, level: int, sizes: Sequence[int]) -> int:
-    """Return the rank to which a rank sends at a level: of its own place in the next group of the level before."""
+    """Return the rank to which a rank sends at a level: its counterpart in the next group of the level below."""
     group, inner = sizes[level], 1 if level == 0 else sizes[level - 1]
     first = rank // group * group
     return first + (rank - first + inner) % group
@@ -459,12 +485,12 @@ def behind(level: int, sizes: Sequence[int]) -> int:
 
 
 def fit_level(samples: Sequence[TransferSample], sharing: int) -> LinkFit:
-    """Return α and 1/β of a link that some ranks share, each sending as many bytes as a sample says.
+    """Return α and 1/β of a link that some ranks share, each sending the bytes of a sample.
 
-    The longest message, beside the shortest, has the bandwidth; the latency is what the middle one of those takes
-    longer that are most of it latency. Processes share cores, and the time of a short message differs from one to the
-    next by more than its bytes add: a line through all of them would bend the bandwidth, which is sharp.
-    Raises CalibrationError as `fit_link` does.
+    The bandwidth follows from the longest message relative to the shortest. The latency is the median excess time of
+    messages dominated by latency. Processes share cores, and the times of short messages vary by more than the time of
+    their bytes: a fit through all messages would distort the bandwidth, which is known precisely. Raises
+    CalibrationError as `fit_link` does.
     """
     sizes, times = [sharing * sample.size_bytes for sample in samples], [sample.time_s for sample in samples]
     fit_link(sizes, times)
@@ -481,10 +507,10 @@ def fit_level(samples: Sequence[TransferSample], sharing: int) -> LinkFit:
 
 
 def measured_links(samples: RankSamples, *, date: str, name: str = "measured") -> MeasuredMachine:
-    """Return the machine that samples make; CalibrationError where they do not suffice.
+    """Return the machine that samples describe; CalibrationError where they do not suffice.
 
-    Costs count FLOP at one rate, whatever the layer: that at which as many FLOP of each shape of both kernels take what
-    they take. Figures have four digits.
+    Cost models count FLOP of every layer at one rate: that at which equal FLOP of each shape of both kernels take the
+    measured time. Figures have four digits.
     """
     if not (samples.matmul and samples.stream and samples.all_reduces):
         raise CalibrationError("no matrix product, memory or all-reduce was measured; measure again")
@@ -527,7 +553,7 @@ def measured_links(samples: RankSamples, *, date: str, name: str = "measured") -
             f"Memory: one array added to another, {described_rates(samples.stream, 'GB/s')}"
         ),
     )
-    beside = samples.overlap
+    concurrent = samples.overlap
     machine = Machine(
         name=name,
         description=f"{sizes[-1]} processes, {how}",
@@ -535,10 +561,10 @@ def measured_links(samples: RankSamples, *, date: str, name: str = "measured") -
         levels=levels,
         collectives=RING,
         overlap=Overlap(
-            share=rounded(beside.share),
+            share=rounded(concurrent.share),
             source=(
-                f"{how}: products take {beside.computing_s:.3g} s, a sum among all {beside.summing_s:.3g} s, "
-                f"both at once {beside.both_s:.3g} s"
+                f"{how}: products take {concurrent.computing_s:.3g} s, a sum among all {concurrent.summing_s:.3g} s, "
+                f"both at once {concurrent.both_s:.3g} s"
             ),
         ),
     )

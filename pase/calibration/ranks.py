@@ -1,7 +1,7 @@
-"""The processes that measure links: `torchrun --nproc-per-node N -m pase.calibration.ranks -o machine.toml`.
+"""Processes that measure links: `torchrun --nproc-per-node N -m pase.calibration.ranks -o machine.toml`.
 
-All do everything at once, and a run takes as long as it does on the slowest of them. The middle one of several runs
-counts. Before each message a process computes, as in a step, in which whoever receives has to be woken.
+All ranks run each measurement at the same time, and its duration is that on the slowest rank. The median of several
+runs counts. Before each message a process computes, since in a training step the receiver has to be woken, too.
 """
 
 import os
@@ -42,28 +42,28 @@ from pase.errors import PaseError
 from pase.machine import Machine, machine_text
 
 _PASSES = 3
-"""Forward, and backward twice: gradients of both operands."""
+"""Forward, and twice backward: gradients of both operands."""
 _MATMUL_EXTENTS = (128, 256, 512)
 _CONVOLUTIONS = (Convolution(batch=8, extent=28, channels=32), Convolution(batch=8, extent=14, channels=64))
 _STREAM_BYTES = 16 * MIB
 _SMALLEST_BYTES, _LARGEST_BYTES = KIB, 16 * MIB
 _LAYERS, _WIDTH, _LAUNCHES = 16, 8, 10
-"""A chain of layers whose work is nothing beside their launches: how many, their width, and the launches of one."""
+"""A chain of layers dominated by launch overhead: number of layers, their width, and launches of each layer."""
 _DISPLACED_BYTES = 8 * MIB
-"""What a rank touches before each run of a kernel: in a step, other layers have displaced what a layer works on."""
+"""Bytes that a rank touches before each run of a kernel: in a step, other layers have evicted its data from caches."""
 _RATE_S, _KERNEL_S = 0.25, 0.15
-"""How long a kernel is repeated, for the rates of devices and for what kernels reach."""
+"""How long a kernel is repeated, for device rates and for kernel figures."""
 _BESIDE_EXTENT, _BESIDE_SHARE, _BESIDE_PARTS, _BESIDE_RUNS = 256, 0.5, 4, 5
-"""Products that are computed beside a sum: their extent, how long they take of it, in how many parts both go, as a
-backward pass and its buckets do, and how often they are timed."""
+"""Products computed while an all-reduce runs: their extent, their duration relative to it, the number of parts that
+both are divided into, like a backward pass and its buckets, and the number of repetitions."""
 _CHAIN_S = 0.05
-"""How long a chain of messages is, about; a single one may be longer."""
+"""Approximate duration of a chain of messages; a single message may take longer."""
 _LONGEST_CHAIN = 30
 _LONGEST_MESSAGE_S = 0.15
-"""No message beyond the first that takes so long is measured."""
+"""The first message that takes this long is the longest to be measured."""
 _SHORTEST_S = 1e-6
 _CHAINS, _CHAINS_S = 5, 0.3
-"""So many chains at least, and for so long."""
+"""Minimum number of chains, and minimum total duration."""
 
 
 @click.command(cls=ProgramCommand, help="Measure processes and the links between them.")
@@ -73,7 +73,7 @@ def _command(**values: Any) -> None:
 
 
 def main() -> None:
-    """Measure, and have the first rank write the machine file; status 1 and one line where that is not possible."""
+    """Measure, and write the machine file on the first rank; exit with status 1 and one line if it fails."""
     output: Path = _command.read()["output"]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def measure(ranks_per_node: int) -> RankSamples:
-    """Return what was measured, the same on every rank of the process group."""
+    """Return the measurements, the same on every rank of the process group."""
     count = dist.get_world_size()
     sizes = level_sizes(count, ranks_per_node)
     return RankSamples(
@@ -107,7 +107,7 @@ def measure(ranks_per_node: int) -> RankSamples:
         launch_s=_kernel_s(_chain_of_layers()) / (_LAYERS * _LAUNCHES),
         exchanges=tuple(_transfers(_exchange(level, sizes)) for level in range(len(sizes))),
         all_reduces=(sums := _transfers(_all_reduce)),
-        overlap=_beside(sums[-1]),
+        overlap=_overlap_sample(sums[-1]),
     )
 
 
@@ -120,9 +120,10 @@ def _kernels_source(samples: RankSamples, machine: Machine) -> str:
 
 
 def _chain_of_layers() -> Callable[[], object]:
-    """Return what trains layers of a normalisation, a product and its bias, a function and a sum: `_LAUNCHES` each.
+    """Return a function that trains layers of a normalisation, a product with bias, a function and a sum.
 
-    Forward these are four kernels, backward six, a gradient each of what is multiplied, and the bias's.
+    These are `_LAUNCHES` launches per layer: four kernels forward; backward six, one for each gradient of a factor, and
+    the bias's.
     """
     layers = [(torch.nn.LayerNorm(_WIDTH), torch.nn.Linear(_WIDTH, _WIDTH)) for _ in range(_LAYERS)]
     weights = [weight for pair in layers for layer in pair for weight in layer.parameters()]
@@ -139,8 +140,8 @@ def _chain_of_layers() -> Callable[[], object]:
     return run
 
 
-def _beside(alone: TransferSample) -> OverlapSample:
-    """Return how long products, a sum and both at once take, on the rank where they take longest."""
+def _overlap_sample(alone: TransferSample) -> OverlapSample:
+    """Return the times of products, of an all-reduce and of both together, on the rank where they take longest."""
     left, right = (torch.ones(_BESIDE_EXTENT, _BESIDE_EXTENT) for _ in range(2))
     product_s = _kernel_s(lambda: torch.mm(left, right), _KERNEL_S)
     number = max(int(_BESIDE_SHARE * alone.time_s / product_s / _BESIDE_PARTS), 1)
@@ -180,7 +181,7 @@ def _convolution_rate(shape: Convolution) -> Rate:
 
 
 def _trained(kernel: Callable[[], torch.Tensor], *operands: torch.Tensor) -> Callable[[], object]:
-    """Return what does a kernel forward and backward, as a step of training does."""
+    """Return a function that runs a kernel forward and backward, as in a training step."""
     gradient = torch.ones_like(kernel())
 
     def run() -> None:
@@ -200,7 +201,10 @@ def _stream_rate(size_bytes: int) -> Rate:
 def _kernel_s(kernel: Callable[[], object], repeated_s: float = _RATE_S, displaced_bytes: int = 0) -> float:
     """Return the seconds of a kernel while all ranks repeat it: the mean over ranks.
 
-    displaced_bytes: of other data, read and written before each run, which displace what it works on from caches.
+    Args:
+        kernel: The kernel.
+        repeated_s: How long to repeat it.
+        displaced_bytes: Bytes of other data to touch before each run, which evict its operands from caches.
     """
     others = torch.zeros(displaced_bytes // 4)
     kernel()
@@ -219,7 +223,7 @@ def _kernel_s(kernel: Callable[[], object], repeated_s: float = _RATE_S, displac
 
 
 Transfer = Callable[[torch.Tensor, torch.Tensor], object]
-"""Moves one tensor, into the other where it needs one; both have one size."""
+"""Sends one tensor, and receives into the other if needed; both have the same size."""
 
 
 def _exchange(level: int, sizes: Sequence[int]) -> Transfer:
@@ -228,7 +232,7 @@ def _exchange(level: int, sizes: Sequence[int]) -> Transfer:
     sender = next(other for other in range(sizes[-1]) if sent_to(other, level, sizes) == rank)
 
     def exchange(sent: torch.Tensor, received: torch.Tensor) -> None:
-        # With the receive first: gloo otherwise sends one way after the other between two ranks.
+        # Receive first: otherwise gloo sends in one direction after the other between two ranks.
         operations = [dist.P2POp(dist.irecv, received, sender), dist.P2POp(dist.isend, sent, receiver)]
         for request in dist.batch_isend_irecv(operations):
             request.wait()
@@ -241,7 +245,7 @@ def _all_reduce(sent: torch.Tensor, _received: torch.Tensor) -> None:
 
 
 def _transfers(transfer: Transfer) -> tuple[TransferSample, ...]:
-    """Return the times of ever longer messages, the same on every rank."""
+    """Return the times of increasingly long messages, the same on every rank."""
     found: list[TransferSample] = []
     size_bytes, time_s = _SMALLEST_BYTES, 0.0
     while size_bytes <= _LARGEST_BYTES and time_s < _LONGEST_MESSAGE_S:
@@ -265,18 +269,18 @@ def _transfer_s(transfer: Transfer, size_bytes: int) -> float:
         computing_s = _longest_s(partial(run, sends=False))
         return max(_longest_s(partial(run, sends=True)) - computing_s, _SHORTEST_S) / length
 
-    # The first one connects; the second says how many make a chain.
+    # The first run connects; the second determines the number of messages in a chain.
     chain_s(1)
     length = int(min(max(_CHAIN_S / chain_s(1), 1), _LONGEST_CHAIN))
     found: list[float] = []
-    # Figures of all ranks together, so that all of them stop alike.
+    # Figures of all ranks together, so that all ranks stop at the same time.
     while len(found) < _CHAINS or sum(found) * length < _CHAINS_S:
         found.append(chain_s(length))
     return median(found)
 
 
 def _longest_s(run: Callable[[], object]) -> float:
-    """Return the seconds of what all ranks begin together, on the one where it takes longest."""
+    """Return the time of an operation that all ranks start together, on the slowest rank."""
     dist.barrier()
     begin = time.perf_counter()
     run()

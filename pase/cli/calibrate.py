@@ -1,4 +1,4 @@
-"""`pase calibrate`: the machine at hand, measured."""
+"""`pase calibrate`: measure this machine."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""`pase check`: a PyTorch module under a plan, compared with the module itself."""
+"""`pase check`: compare a PyTorch module under a plan with the module itself."""
 
 from dataclasses import asdict, replace
 from math import isfinite
@@ -24,7 +24,7 @@ from pase.targets.differences import CheckResult, Difference
 from pase.targets.factories import Factory, factory_of
 
 _FEW_ROWS = 20
-"""Differences are printed up to these, of the first run; what is computed of a wrong tensor is wrong, too."""
+"""Number of differences to print, of the first run; tensors computed from a wrong tensor are wrong, too."""
 
 _HEADERS = ("<what differs", "<source", "<when", "under the plan", "module", "difference", "rounding")
 

@@ -1,4 +1,4 @@
-"""`pase compare`: our strategy for a model beside those of experts and of a random search."""
+"""`pase compare`: compare the best strategy for a model with expert strategies and a random search."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ from pase.planning.plan_file import write_plan
 from pase.planning.planner import SearchOptions
 
 _SEVERAL = {"both": ("alpha_beta", "paper"), "all": tuple(sorted(COST_MODELS))}
-"""Words for several cost models."""
+"""Names for several cost models."""
 
 _COUNT = WholeNumber(min=0)
 
@@ -47,9 +47,9 @@ _COUNT = WholeNumber(min=0)
 @model_options(devices_required=True)
 @choice_option("--cost-model", [*sorted(COST_MODELS), *_SEVERAL], default="paper")
 @option("--only", multiple=True, metavar="NAME", help=f"Of the others: {', '.join(BASELINES)}; may be repeated.")
-@option("--seed", type=_COUNT, default=0, help="Of the random search.")
-@option("--steps", type=_COUNT, default=MAX_STEPS, help="Of the random search, at most.")
-@choice_option("--start", STARTS, default="experts", help="Of the random search.")
+@option("--seed", type=_COUNT, default=0, help="Seed of the random search.")
+@option("--steps", type=_COUNT, default=MAX_STEPS, help="Maximum steps of the random search.")
+@choice_option("--start", STARTS, default="experts", help="Starting point of the random search.")
 @option("--coldness", type=float, default=COLDNESS, help="Its β, in units of a layer's mean cost.")
 @memory_per_device_option
 @optimiser_option(default=DEFAULT_OPTIMISER)
@@ -71,11 +71,11 @@ def compare_command(
 ) -> None:
     """Compare the best strategy for MODEL with those of others.
 
-    The others are strategies of experts, for the networks that they are meant for, and what a random search finds.
-    All are costed alike. With -o each can be emitted, run and explained as a plan.
+    The others are expert strategies, for the networks that they apply to, and the result of a random search. The same
+    cost model applies to all. With -o each can be emitted, run and explained as a plan.
 
-    With micro-batches, stages or modes the others are of as many micro-batches, and ZeRO's states and even stages are
-    among them.
+    With micro-batches, stages or modes, the others have the same number of micro-batches, and include ZeRO's states and
+    even stages.
     """
     machine = model.loaded_machine()
     options["device_memory_bytes"] = device_memory_bytes(options["device_memory_bytes"], machine)
@@ -120,7 +120,7 @@ def compare_command(
 
 
 def comparisons_document(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """Return what --json prints: the strategies of all cost models in one list."""
+    """Return the output of --json: the strategies of all cost models in one list."""
     of_strategy = "name compute communication memory_bytes_per_device=memory_bytes fits_device ratio_to_data_parallel"
     of_plan = "cost_model cost_unit total_cost exact lower_bound gap"
     return {

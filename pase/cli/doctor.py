@@ -1,4 +1,4 @@
-"""`pase doctor`: what is installed here, what is missing for what, and what to type."""
+"""`pase doctor`: what is installed, what is missing for which purpose, and how to install it."""
 
 import json
 import re
@@ -36,15 +36,15 @@ PURPOSES: Mapping[str, str] = MappingProxyType(
         "dev": "scripts/test",
     }
 )
-"""What each extra is for."""
+"""Purpose of each extra."""
 
 
 _REQUIREMENT = re.compile(r"""([\w.-]+)(?:\[[^]]*\])?\s*([^;]*?)\s*(?:;\s*extra\s*==\s*["']([^"']+)["'])?""")
-"""What the metadata of PaSE require, which has no other kinds of lines: a name, versions, an extra."""
+"""A requirement in PaSE's metadata: a name, versions, an extra."""
 
 
 def _is_among(version: str, wanted: str) -> bool:
-    """Return whether a version is one of those that setup.py asks for: "==2.21.*", ">=3.11,<3.14"."""
+    """Return whether a version satisfies a requirement of setup.py: "==2.21.*", ">=3.11,<3.14"."""
     found = _order(version)
     if not found:
         return False
@@ -61,9 +61,9 @@ def _is_among(version: str, wanted: str) -> bool:
 
 
 def _order(version: str) -> list[int]:
-    """Return the numbers of a version as all have them, and a 0 at their end if it came before its release, else 1.
+    """Return the numbers of a version, for comparison, followed by 0 for a pre-release and 1 otherwise.
 
-    Of what is no version there are none.
+    Empty for text that is not a version.
     """
     found = re.match(r"((?:\d+\.?)+)(a|b|c|rc|dev)?", version)
     if found is None:
@@ -73,7 +73,12 @@ def _order(version: str) -> list[int]:
 
 
 class Package(NamedTuple):
-    """A package that is required. wanted: versions, as "==2.21.*". installed: the version, None where there is none."""
+    """A required package.
+
+    Attributes:
+        wanted: Accepted versions, such as "==2.21.*".
+        installed: Installed version, None if it is not installed.
+    """
 
     name: str
     wanted: str
@@ -81,12 +86,12 @@ class Package(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether it is installed in a version that is wanted."""
+        """Whether an accepted version is installed."""
         return self.installed is not None and _is_among(self.installed, self.wanted)
 
 
 class Extra(NamedTuple):
-    """Packages for one purpose. name: "" for what PaSE itself needs."""
+    """The packages of an extra; its name is "" for PaSE's own requirements."""
 
     name: str
     purpose: str
@@ -94,15 +99,19 @@ class Extra(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of its packages are there, in versions that are wanted."""
+        """Whether all of its packages are installed in accepted versions."""
         return all(package.fits for package in self.packages)
 
 
 class Installation(NamedTuple):
-    """PaSE as it is installed.
+    """The installation of PaSE.
 
-    location: of the package. python: version of the interpreter; python_wanted: versions that were tried. core: what
-    PaSE itself needs. checkout: the folder of an editable installation, None for another one.
+    Attributes:
+        location: Folder of the package.
+        python: Version of the interpreter.
+        python_wanted: Versions that were tested.
+        core: PaSE's own requirements.
+        checkout: Folder of an editable installation, otherwise None.
     """
 
     version: str
@@ -115,16 +124,16 @@ class Installation(NamedTuple):
 
     @property
     def is_python_tried(self) -> bool:
-        """Whether the interpreter is of a version that was tried."""
+        """Whether the interpreter's version was tested."""
         return _is_among(self.python, self.python_wanted)
 
     def install_command(self, extras: Iterable[str]) -> str:
-        """Return what to type to install some extras here, or for none PaSE itself."""
+        """Return the command that installs some extras, or, without any, PaSE itself."""
         listed = list(extras)
         names = f"[{','.join(listed)}]" if listed else ""
         pip = f"{quote(sys.executable)} -m pip install"
         if self.checkout is None:
-            # By their own names: what PyPI has under the name of PaSE is another project.
+            # By the names of the packages: PyPI's project named PaSE is another one.
             wanted = [extra for extra in self.extras if extra.name in listed] if listed else [self.core]
             packages = {f"{package.name}{package.wanted}": None for extra in wanted for package in extra.packages}
             return " ".join([pip, *map(quote, packages)])
@@ -134,7 +143,7 @@ class Installation(NamedTuple):
 
 
 def installation() -> Installation | None:
-    """Return how PaSE is installed, None where it runs from a folder that nobody installed."""
+    """Return how PaSE is installed, None where it runs from a folder that was not installed."""
     try:
         own = distribution("pase")
     except PackageNotFoundError:
@@ -190,7 +199,7 @@ def doctor_command(as_json: bool) -> int:
         raise PaseError(
             "this PaSE was not installed, so that nothing says what it needs; install it: python -m pip install -e ."
         )
-    # Installed in a version that is of no use, or lacking where PaSE itself needs it.
+    # Installed in an unsupported version, or missing although PaSE itself requires it.
     wrong = [
         (extra, package)
         for extra in (found.core, *found.extras)
@@ -254,7 +263,7 @@ def _lacking(package: Package) -> str:
 
 
 VARIABLE = "_PASE_COMPLETE"
-"""Set by the script that is printed here, when a word is to be completed; click looks for it."""
+"""Environment variable that the printed script sets when a word is to be completed; click reads it."""
 
 SHELLS = ("bash", "zsh", "fish")
 

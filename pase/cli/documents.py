@@ -1,4 +1,4 @@
-"""Plans as others read them: `pase export` in formats of programs, `pase report` and `pase serve` as pages."""
+"""Write plans for other programs and for people: `pase export`, and the pages of `pase report` and `pase serve`."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ _HELP = "\n".join(
     [
         "Write PLAN, a file that 'pase search -o' made, or the best one for MODEL on --devices, in another format.",
         "",
-        "What a format cannot say of the plan is told on standard error.",
+        "What a format cannot express of the plan is listed on standard error.",
         "",
         "\b",
         *(f"{name:{max(map(len, FORMATS))}}  {found.summary}" for name, found in FORMATS.items()),
@@ -67,7 +67,7 @@ def export_command(plan: str, model: ModelArguments, name: str, output: Path | N
         written = str(output) if output else None
         print_json({"format": name, "text": exported.text, "notes": exported.notes, "output": written})
     elif not output:
-        # As bytes, so that the same text is written whatever the encoding of the terminal.
+        # As bytes, so that the text does not depend on the encoding of the terminal.
         click.echo(exported.text.encode(), nl=False)
 
 
@@ -92,13 +92,13 @@ def report_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Write a page that shows one plan, or several beside one another; of a MODEL, the best one on --devices.
+    """Write a page that shows one plan, or several side by side; for a MODEL, the best one on --devices.
 
     It is one file that works without a network: the graph to zoom and search, what each layer costs and why it is
-    split as it is, how its tensors lie over the devices, memory, and what the devices send one another.
+    split as it is, how its tensors are distributed over the devices, memory, and transfers between the devices.
 
-    --cost-model, --stages, --micro-batches, --schedule and --modes are of searches: of a MODEL, and of --sweep, where
-    what is not given is as in the first plan.
+    --cost-model, --stages, --micro-batches, --schedule and --modes apply to searches: of a MODEL, and of --sweep, where
+    options that are not given are those of the first plan.
     """
     devices = None if numbers is None else device_numbers(numbers)
     if settings and numbers is None and all(map(is_plan_file, plans)):
@@ -122,7 +122,7 @@ def report_command(
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Return a name for each file: its stem, with its folder where two share it, and a number where that is too."""
+    """Return a name for each file: its stem, with its folder if stems are equal, and a number if folders are, too."""
     stems = Counter(path.stem for path in paths)
     names = [path.stem if stems[path.stem] == 1 else f"{path.parent.name}/{path.stem}" for path in paths]
     unique: list[str] = []

@@ -1,4 +1,4 @@
-"""`pase easgd-model`: what the EASGD family costs on workers that each hold a replica, beside the paper's figures."""
+"""`pase easgd-model`: costs of the EASGD family on workers with a replica each, compared with the paper's figures."""
 
 import textwrap
 from dataclasses import dataclass
@@ -48,15 +48,21 @@ MAX_ROWS = 64
 ALL = "all"
 
 SHOWN = ("sync-easgd2", "sync-easgd3")
-"""Whose weak scaling is shown for all of them: the paper's for clusters, not overlapped and overlapped."""
+"""Algorithms whose weak scaling represents all: the paper's for clusters, not overlapped and overlapped."""
 
 KNL = "Intel Xeon Phi 7250"
-"""The paper's node, whose own time it prints."""
+"""The paper's node, whose own measured time is printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What was asked for. algorithms: in parts. scaled: in weak scaling. series: the paper's times beside, or None."""
+    """The requested study.
+
+    Attributes:
+        algorithms: Algorithms whose rounds are broken down.
+        scaled: Algorithms whose weak scaling is shown.
+        series: The paper's times to compare with, or None.
+    """
 
     graph: Graph
     weights: Weights
@@ -77,7 +83,7 @@ class Study:
         return self.platform(self.workers[-1]).worker_link
 
     def message_s(self, *, packed: bool) -> float:
-        """Return the time in which all weights go from one of them to another."""
+        """Return the time to send all weights from one worker to another."""
         return self.weights.message_s(self.link, packed=packed)
 
     def iteration(self, algorithm: Algorithm, num_workers: int) -> Iteration:
@@ -89,7 +95,7 @@ class Study:
         )
 
     def needed(self, num_workers: int) -> float | None:
-        """Return the bandwidth at which the exchange, not overlapped, takes what the paper's iterations are longer."""
+        """Return the bandwidth at which the exchange, not overlapped, explains the paper's longer iterations."""
         assert self.series is not None
         latency_s = self.platform(num_workers).worker_link.latency_s
         return bandwidth_for(self.weights, num_workers, self.series.excess_s(num_workers), latency_s=latency_s)
@@ -157,7 +163,7 @@ def easgd_model_command(
     """Show what training across workers costs with each algorithm of the EASGD family.
 
     Every message of n bytes costs α + βn: You et al. 2017, "Scaling Deep Learning on GPU and Knights Landing
-    clusters". For GoogLeNet and VGG-19 its measured weak scaling stands beside.
+    clusters". For GoogLeNet and VGG-19 its measured weak scaling is shown, too.
     """
     for num_workers in workers:
         check_workers(num_workers)
@@ -180,7 +186,7 @@ def easgd_model_command(
         packed=packed,
         computation=computation,
         num_batches=iterations or (series.num_iterations if series else 1),
-        # Beside a node of another speed, or other numbers of iterations, its times would say nothing.
+        # The paper's times are not comparable with nodes of another speed, or other numbers of iterations.
         series=series if series and iteration_s is None and iterations in (None, series.num_iterations) else None,
     )
     if as_json:

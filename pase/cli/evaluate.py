@@ -1,4 +1,4 @@
-"""`pase evaluate`, what a strategy of somebody's own costs; `pase diff`, what two strategies have different."""
+"""`pase evaluate`: the cost of a given strategy; `pase diff`: the differences between two strategies."""
 
 from dataclasses import replace
 from functools import partial
@@ -86,7 +86,7 @@ def evaluate_command(model: ModelArguments, strategy: str, output: Path | None, 
 @click.command("diff", epilog="Example: pase diff owt optimal --model alexnet --devices 32")
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
-@option("--model", help="Of strategies that are no plans.")
+@option("--model", help="Model of strategies that are not plans.")
 @model_options()
 @own_cost_model_option
 @json_option
@@ -109,7 +109,7 @@ def diff_command(first: str, second: str, model: ModelArguments, cost_model: str
 def _plans(
     strategies: tuple[Strategy, Strategy], model: ModelArguments, cost_model: str | None, on_progress: Progress
 ) -> tuple[Plan, Plan]:
-    """Return the plans of two strategies: those of a plan's file as they are, others for the same as these."""
+    """Return the plans of two strategies: plan files as they are, others for the same model and devices."""
     known = next((strategy.plan for strategy in strategies if strategy.plan), None)
     if known is None and not model.model:
         raise click.UsageError("--model is needed: neither of the two is a plan")
@@ -180,6 +180,6 @@ def _print_difference(found: Difference) -> None:
     unlike = sum(not layer.is_split_alike for layer in found.layers)
     say(f"  {unlike} of {len(first.layers)} layers {'has' if unlike == 1 else 'have'} another configuration.")
     if any(layer.is_split_alike for layer in found.layers):
-        say("  =: the same configuration, which costs more or less beside other neighbours.")
+        say("  =: the same configuration, which costs more or less next to other neighbours.")
     if found.placed:
         say(f"  On other devices, under the same configuration: {listed(found.placed)}.")

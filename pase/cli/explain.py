@@ -1,4 +1,4 @@
-"""`pase explain`: why a plan, or one of its layers, is as it is; what it costs, where it lies and what it moves."""
+"""`pase explain`: why a plan, or one of its layers, is as it is; its costs, its placement and its transfers."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -59,14 +59,14 @@ from pase.sharding.traffic import Flow
 from pase.views.drawing.plans import extents_text
 
 _SHOWN_DEVICES = 16
-"""Of a part's devices, how many a table names."""
+"""Maximum number of a part's devices that a table lists."""
 
 _SHOWN_RISES = 8
-"""Of the parts of a difference."""
+"""Maximum number of parts of a difference that are listed."""
 
 NOT_LOOKED_FOR = "not looked for: what overlaps with compute depends on all layers together under this cost model"
 NOT_PROVEN = "not known: no search with links of another speed was proven in its time; give more (--time-limit)"
-"""What is said of links of another speed where no scale but that of the machine is known."""
+"""Shown for links of another speed where only the scale of the machine is known."""
 
 
 @click.command("explain", epilog="Example: pase explain plan.json fc1")
@@ -93,7 +93,7 @@ def explain_command(
     """Say why PLAN's layers have their configurations, or LAYER alone; of a MODEL, those of the best plan on --devices.
 
     For each layer: what binds, the next best configuration and what it would cost, and the machine's ratio r at which
-    the choice would change. Then costs, where parts lie, and the bytes of a step under the plan's placement, under the
+    the choice would change. Then costs, placement, and the bytes of a step under the plan's placement, under the
     paper's greedy one and with every layer's parts on the devices in order, those that cross nodes apart.
 
     For a plan with micro-batches, stages or modes, too: what bounds the step, and what each layer would cost and need
@@ -135,7 +135,7 @@ def explain_command(
 
 
 def _of(placement: PlacementTraffic, layer: str | None) -> PlacementTraffic:
-    """Return what a layer takes part in, of all that moves."""
+    """Return the transfers in which a layer takes part."""
     flows = placement.flows
     if layer is not None:
         flows = tuple(flow for flow in flows if layer in (flow.movement.producer, flow.movement.consumer))
@@ -311,7 +311,7 @@ _TITLES = {
 
 
 def _print_moved(plan: Plan, what: str, rows: Sequence[tuple[str, Sequence[Flow]]]) -> None:
-    """Print bytes: all, forward, and those of each level of the machine beyond the first."""
+    """Print bytes: the total, forward, and those that cross each level of the machine above the first."""
     levels = plan.machine.levels_spanned(plan.num_devices)
     parts = [("edges", _edges), ("layers", _inner)] if what == "placement" else [("", list)]
     columns = ["forward", "in all", *(f"across {level.name}s" for level in levels[:-1])]
@@ -322,15 +322,15 @@ def _print_moved(plan: Plan, what: str, rows: Sequence[tuple[str, Sequence[Flow]
             chosen = choose(flows)
             by_level = _levels(plan, chosen)
             row += [_moved(flow for flow in chosen if flow.movement.phase == "forward"), _moved(chosen)]
-            # What crosses a level is what takes a link of the next ones.
+            # Traffic that crosses a level uses a link of the next level.
             row += [quantity(sum(by_level[i + 1 :]), "B") for i in range(len(levels) - 1)]
         table.append(row)
     print_table([f"<{what}", *(f"{part} {column}".strip() for part, _ in parts for column in columns)], table)
 
 
 def _parts(plan: Plan, layer: LayerPlan) -> list[list[str]]:
-    """Return rows of a part's coordinates and the devices that hold it."""
-    # Those of a stage are counted from its first one.
+    """Return rows of each part's coordinates and the devices that hold it."""
+    # Devices of a stage are numbered from its first one.
     first, count = min(layer.devices), len(layer.devices)
     mesh = device_mesh(layer.name, layer.splits.items(), count, [device - first for device in layer.devices])
     names = [name for name, size in layer.splits.items() if size > 1]
@@ -360,7 +360,7 @@ def _between(flows: Iterable[Flow], ends: tuple[str, str]) -> list[Flow]:
 
 
 def _pairs(plan: Plan, layers: Iterable[str], placements: Sequence[PlacementTraffic]) -> list[tuple[str, str]]:
-    """Return the edges of some layers, those of shared weights that move something included."""
+    """Return the edges of some layers, including those of shared weights with transfers."""
     wanted = set(layers)
     shared = (flow.movement for placement in placements for flow in _edges(placement.flows))
     every = [(edge.producer, edge.consumer) for edge in plan.graph.edges]
@@ -382,9 +382,7 @@ def _moved(flows: Iterable[Flow]) -> str:
 
 
 def print_why(plan: Plan, explanation: Explanation, figures: CostFigures, *, shows_all: bool = False) -> None:
-    """Print why every layer has its configuration; layers that are alike in all of it stand in one row unless it
-    shows all.
-    """
+    """Print why every layer has its configuration; layers with equal rows are merged unless `shows_all`."""
     say(headline(plan))
     print_facts(
         {
@@ -446,7 +444,7 @@ def _held_by_memory(explanation: Explanation) -> int:
 
 
 def improvement_texts(found: Improvement | None, plan: Plan) -> dict[str, str]:
-    """Return what is said, by its title, of what a plan that is not the cheapest had better change."""
+    """Return the improvements of a plan that is not the cheapest, by title."""
     if found is None:
         return {}
     cost, share = partial(quantity, unit=plan.cost_unit), percent(-found.saving / plan.total_cost)
@@ -458,7 +456,7 @@ def improvement_texts(found: Improvement | None, plan: Plan) -> dict[str, str]:
 
 
 def improvement_document(found: Improvement | None, plan: Plan) -> dict[str, Any] | None:
-    """Return the JSON form of what a plan had better change."""
+    """Return the JSON form of a plan's possible improvement."""
     if found is None:
         return None
     changes = {"changes": _changes(found.changes), "total_cost": plan.total_cost - found.saving}
@@ -506,14 +504,14 @@ def print_layer_why(plan: Plan, layer: LayerExplanation, explanation: Explanatio
     say("What it pays, with its edges on both sides:")
     say()
     whole = sum(part.paid for part in layer.parts)
-    hides = any(part.hidden for part in layer.parts)
+    has_overlap = any(part.hidden for part in layer.parts)
     print_table(
-        ["<part", "cost", *["overlapped"] * hides, "share of these", "bytes of a device", "devices"],
+        ["<part", "cost", *["overlapped"] * has_overlap, "share of these", "bytes of a device", "devices"],
         [
             [
                 part.name,
                 cost(part.cost),
-                *[cost(part.hidden)] * hides,
+                *[cost(part.hidden)] * has_overlap,
                 percentage(part.paid / whole if whole else None),
                 quantity(part.size_bytes, "B") if part.size_bytes else "",
                 part.group or None,
@@ -522,7 +520,7 @@ def print_layer_why(plan: Plan, layer: LayerExplanation, explanation: Explanatio
         ],
     )
     if runner_up is not None and runner_up.rises:
-        # What its difference is made of: the largest parts, the others together, and what hides.
+        # The parts of the difference: the largest, the sum of the others, and the overlapped part.
         rows = [(rise.layer, rise.part, rise.cost) for rise in runner_up.rises[:_SHOWN_RISES]]
         if others := runner_up.rises[_SHOWN_RISES:]:
             rows.append((f"{len(others)} more", "", sum(rise.cost for rise in others)))
@@ -594,7 +592,7 @@ def _runner_up_texts(
 
 
 def print_sensitivity(plan: Plan, found: Sequence[Sensitivity]) -> None:
-    """Print what each figure of the machine, lower and higher, would change."""
+    """Print the effect of each figure of the machine, lower and higher."""
     used = [one for one in found if one.is_used]
     print_table(
         ["<figure", "by", "best time", "this plan loses", "<layers that move"],
@@ -674,7 +672,7 @@ def _row(plan: Plan, layer: LayerExplanation, explanation: Explanation) -> dict[
 
 
 def _alike(plan: Plan, explanation: Explanation) -> list[list[LayerExplanation]]:
-    """Return the layers in groups of the same row, whatever the layers at the other ends of their edges are called."""
+    """Group the layers by equal rows, independent of the names of neighbouring layers."""
     groups: dict[tuple[object, ...], list[LayerExplanation]] = {}
     for layer in explanation.layers:
         binding = f"{layer.binding.kind if layer.binding else ''} {layer.share:.0%}"
@@ -690,7 +688,7 @@ def _costs(runner_up: RunnerUp, explanation: Explanation) -> str:
 
 
 def _ratio(scale: float, explanation: Explanation, *, is_long: bool = False) -> str:
-    """Return a scale as r where the cost model has one, as a factor otherwise."""
+    """Return a scale as r where the cost model has one, otherwise as a factor."""
     if explanation.flop_per_byte is None:
         return _factor(scale)
     ratio = number(scale * explanation.flop_per_byte)
@@ -702,7 +700,7 @@ def _factor(scale: float) -> str:
 
 
 def _outcome(one: Sensitivity) -> tuple[str, str]:
-    """Return the best time, and what the plan loses, under a changed figure."""
+    """Return the best time, and the plan's loss, under a changed figure."""
     if one.time_change is None:
         return "nothing fits", "does not fit"
     time = percent(one.time_change) + ("" if one.is_proven else " (not proven)")
@@ -712,7 +710,7 @@ def _outcome(one: Sensitivity) -> tuple[str, str]:
 
 
 def why_document(layer: LayerExplanation, explanation: Explanation) -> dict[str, Any]:
-    """Return what is said of one layer."""
+    """Return the JSON form of one layer's explanation."""
     memory = layer.memory and {
         **_choice_document(layer.memory.choice),
         **attributes(layer.memory, "difference others_kept=is_alone needed_bytes limit_bytes"),
@@ -772,7 +770,7 @@ def _flip_document(flip: Flip | None, explanation: Explanation) -> dict[str, Any
 
 
 def sensitivity_document(found: Sequence[Sensitivity]) -> list[dict[str, Any]]:
-    """Return what each changed figure of the machine does."""
+    """Return the JSON form of the effects of changed machine figures."""
     names = "figure factor is_used relative_time_change=time_change relative_regret=regret exact=is_proven"
     return [attributes(one, names) | {"moves": _changes(one.moves)} for one in found]
 
@@ -781,7 +779,7 @@ def sensitivity_document(found: Sequence[Sensitivity]) -> list[dict[str, Any]]:
 
 
 def print_schemes(plan: Plan, found: Sequence[SchemeOutcome]) -> None:
-    """Print what other numbers of stages and of micro-batches would take."""
+    """Print the step times with other numbers of stages and of micro-batches."""
     say("With other numbers of stages or micro-batches, each searched with the modes that layers of the plan have:")
     say()
     print_table(
@@ -800,7 +798,7 @@ def print_schemes(plan: Plan, found: Sequence[SchemeOutcome]) -> None:
 
 
 def step_document(simulation: StagedSimulation, explanation: Explanation) -> dict[str, Any]:
-    """Return what is said of a step of micro-batches, stages and modes as a whole."""
+    """Return the JSON form of the explanation of the whole step."""
     return {
         **attributes(simulation.plan, "total_cost gap micro_batches schedule limit_bytes=device_memory_bytes"),
         **attributes(simulation, "simulated_s=step_time_s waiting_share=bubble fill_share=fill longest_stage=slowest"),
@@ -810,5 +808,5 @@ def step_document(simulation: StagedSimulation, explanation: Explanation) -> dic
 
 
 def schemes_document(found: Sequence[SchemeOutcome]) -> list[dict[str, Any]]:
-    """Return what other numbers of stages and of micro-batches would take; bounds that nothing fits are null."""
+    """Return the JSON form of other numbers of stages and micro-batches; bounds that nothing satisfies are null."""
     return [{**asdict(one), "bound_s": one.bound_s if isfinite(one.bound_s) else None} for one in found]

@@ -1,4 +1,4 @@
-"""What there is: `pase models`, `pase machines`, and `pase inspect`, what importing a model makes of it."""
+"""List what is available (`pase models`, `pase machines`), and show an imported model (`pase inspect`)."""
 
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from pase.importers.frameworks import ImportedModel
 
 _SHOWN_VERTICES = 60
-"""Of a model with more, layers that repeat are listed once unless --all is given."""
+"""For larger models, repeated layers are listed once unless --all is given."""
 
 _WIDTH = 100
-"""Sources are long: they are folded to this many columns."""
+"""Width in columns to which long sources are folded."""
 
 
 @click.command("inspect", epilog="Example: pase inspect package.module:factory --batch 32")
@@ -48,7 +48,7 @@ _WIDTH = 100
 def inspect_command(
     model: str, batch: int | None, arguments: dict[str, Any], strict: bool, shows_all: bool, as_json: bool
 ) -> None:
-    """Show what is made of MODEL: operators after each pass, parameters, FLOP, vertices, and what is not understood."""
+    """Show the import of MODEL: operators after each pass, parameters, FLOP, vertices, and what is not understood."""
     found: ImportedModel | None = None
     with progress(READING):
         if is_builtin(model):
@@ -125,7 +125,7 @@ def _print(graph: Graph, found: "ImportedModel | None", *, shows_all: bool) -> N
 
 
 def _print_approximations(graph: Graph, found: "ImportedModel") -> None:
-    """Say what was treated generically, and what share of the work is in it."""
+    """Print which operators are treated generically, and their share of the work."""
     told: dict[str, list[str]] = {}
     for name, text in found.lowered.approximations:
         told.setdefault(text, []).append(name)
@@ -144,13 +144,13 @@ def _print_approximations(graph: Graph, found: "ImportedModel") -> None:
 
 
 def _held(operator: Operator) -> str:
-    """Return the dims that cannot be split, and could be if more were known."""
+    """Return the dims that are not split only because the operator is not understood."""
     held = {dim.name: dim.extent for dim in operator.dims if dim.name in operator.unsplittable and dim.extent > 1}
     return extents_text(held) or "none"
 
 
 def _generic_share(graph: Graph) -> dict[str, float]:
-    """Return the share of the FLOP and of the written elements that vertices have which are not told exactly."""
+    """Return the share of the FLOP and of the written elements in vertices that are not understood exactly."""
     found = {}
     for name, amount in (("flop", _flop), ("elements", _written)):
         whole = sum(map(amount, graph.operators))
@@ -240,7 +240,7 @@ def _print_machine(machine: Machine) -> None:
     if machine.collectives != BY_LEVEL:
         _print_part("sums", machine.collectives, {}, "")
     if machine.overlap:
-        share = f"{machine.overlap.share:.3g} of the backward pass hides sums"
+        share = f"{machine.overlap.share:.3g} of the backward pass overlaps with all-reduces"
         _print_part("overlap", share, {}, machine.overlap.source)
     if machine.kernels:
         _print_part(*_kernels(machine.kernels))
@@ -258,7 +258,7 @@ def _kernels(figures: Kernels) -> tuple[str, str, dict[str, str], str]:
 
 
 def _print_part(title: str, text: str, facts: dict[str, str], source: str) -> None:
-    """Print what is said of one part of a machine, with its source."""
+    """Print one part of a machine, with its source."""
     say()
     _say_folded(f"{title:<7}  {text}", later="  ")
     print_facts(facts, width=9)
@@ -267,7 +267,7 @@ def _print_part(title: str, text: str, facts: dict[str, str], source: str) -> No
 
 
 def _say_folded(text: str, *, later: str) -> None:
-    """Print a text, folded; later: what its lines but the first begin with."""
-    # What folding takes for white space might be a command to the terminal.
+    """Print a text, folded; `later` is the indentation of all lines but the first."""
+    # Characters that folding treats as white space might be commands to the terminal.
     for line in textwrap.wrap(visible(text), _WIDTH, subsequent_indent=later, break_on_hyphens=False):
         say(line)

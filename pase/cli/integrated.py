@@ -1,4 +1,4 @@
-"""`pase integrated` and `pase halo`: what integrated model, batch and domain parallelism sends; the halos of a dim."""
+"""`pase integrated`: communication of integrated model, batch and domain parallelism; `pase halo`: halos of a dim."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ from pase.studies.integrated.study import (
 )
 
 MACHINE = "cori-knl"
-"""The papers' own: α = 2 µs, 1/β = 6 GB/s."""
+"""The papers' machine: α = 2 µs, 1/β = 6 GB/s."""
 
 VARIANTS: Mapping[str, str] = MappingProxyType(
     {
@@ -54,7 +54,7 @@ VARIANTS: Mapping[str, str] = MappingProxyType(
         "own_grids": "weights of dense layers; rows in convolutions, on a grid of their own (Fig. 10)",
     }
 )
-"""What the P_r processes share."""
+"""What the P_r processes of each variant share."""
 
 
 def _conventions(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> Options:
@@ -68,7 +68,7 @@ def _conventions(_ctx: click.Context, _param: click.Parameter, values: tuple[str
 
 
 def _compute_time(text: str) -> float | ComputeTimes:
-    """Return the seconds of a step on any grid, or the times by batch, ascending, of steps on one process."""
+    """Return the seconds of a step on any grid, or times of steps on one process by batch, in ascending order."""
     if "=" not in text:
         return float(click.FloatRange(min=0)(text))
     pairs = [pair.partition("=") for pair in text.split(",")]
@@ -86,7 +86,7 @@ def _compute_time(text: str) -> float | ComputeTimes:
 @option("--grid", default="all", metavar="PrxPc|all", help="One grid of processes, or all.")
 @option("--convolutions", metavar="PrxPc", help="A grid of their own for convolutions, which share images' rows.")
 @flag("--per-layer", help="Show each layer: its sizes, its crossover batch, its best role.")
-@flag("--memory", help="Show what each process holds, beside a 2D algorithm.")
+@flag("--memory", help="Show what each process holds, compared with a 2D algorithm.")
 @choice_option(
     "--version", map(str, VERSIONS), default="2", help="Of the paper: 1 is the preprint of 2017, 2 that of 2018."
 )
@@ -106,7 +106,7 @@ def _compute_time(text: str) -> float | ComputeTimes:
     metavar="SECONDS|BATCH=SECONDS,…",
     help="Of a step, on any grid; or by batch, of steps on one process: 32=0.1,256=0.5.",
 )
-@flag("--overlap", help="With --compute-time: hide communication behind the backward pass.")
+@flag("--overlap", help="With --compute-time: overlap communication with the backward pass.")
 @option("--samples", "num_samples", type=POSITIVE, help="Of the training set: show an epoch too.")
 @json_option
 def integrated_command(
@@ -132,7 +132,7 @@ def integrated_command(
     batch by Pc of them: Gholami et al., "Integrated Model, Batch, and Domain Parallelism in Training Neural Networks".
     """
     if overlap and compute is None:
-        raise click.UsageError("--overlap needs --compute-time: what there is to hide communication behind")
+        raise click.UsageError("--overlap needs --compute-time: the computation that communication overlaps with")
     network = network_of(load_machine(machine), processes)
     grids = None if grid == "all" else [parse_grid(grid, processes)]
     chain = chain_of(load(model, arguments=arguments), options)
@@ -170,9 +170,12 @@ def integrated_command(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """compute: of a step, one time for all grids or by the batch; None where only communication is of interest.
+    """Timing options of a study.
 
-    overlap: of the two. num_steps: of an epoch, None where that is of no interest.
+    Attributes:
+        compute: Computing time of a step, one for all grids or by batch; None if only communication is of interest.
+        overlap: Whether communication and computation overlap.
+        num_steps: Steps of an epoch, None for no epoch.
     """
 
     compute: float | ComputeTimes | None
@@ -180,7 +183,7 @@ class Timing:
     num_steps: float | None
 
     def compute_s(self, study: Study, candidate: Candidate | None) -> float | None:
-        """Return for how long a candidate computes, None for pure batch parallelism; None where it is not known."""
+        """Return the computing time of a candidate, None for pure batch parallelism; None where it is unknown."""
         if not isinstance(self.compute, ComputeTimes):
             return self.compute
         if candidate is None:
@@ -188,7 +191,7 @@ class Timing:
         return self.compute.on_grid(study.chain, study.batch, candidate.grid, candidate.roles)
 
     def step_s(self, study: Study, candidate: Candidate) -> tuple[float, float] | None:
-        """Return the time of a candidate's step and its speed-up over pure batch parallelism's; None: not known."""
+        """Return the time of a candidate's step and its speed-up over pure batch parallelism; None if unknown."""
         compute_s, pure_s = self.compute_s(study, candidate), self.compute_s(study, None)
         if compute_s is None or pure_s is None:
             return None
@@ -306,7 +309,7 @@ def _print_grids(study: Study, candidates: tuple[Candidate, ...], timing: Timing
 
 
 def _print_memory(study: Study, options: Options) -> None:
-    """Print what each process holds with the weights of every layer shared, and what a 2D algorithm would move."""
+    """Print the memory of each process with the weights of every layer shared, and the traffic of a 2D algorithm."""
     chain, size = study.chain, options.itemsize
     rows = []
     for candidate in study.candidates[SAME_GRID]:

@@ -1,4 +1,4 @@
-"""The `pase` command: finds its subcommands, and turns every error into one clear line."""
+"""The `pase` command: finds its subcommands, and reports every error in one line."""
 
 import gc
 import os
@@ -21,14 +21,14 @@ COMMANDS = {
     "evaluate": ("evaluate", "say what a strategy of your own costs, and what to change in it first"),
     "diff": ("evaluate", "say which layers two plans split differently, and what that costs"),
     "compare": ("compare", "compare the best strategy with those of experts and of a random search"),
-    "explain": ("explain", "say what a plan or one of its layers costs, where it lies and what it moves"),
+    "explain": ("explain", "say what a plan or one of its layers costs, its placement and its transfers"),
     "export": ("documents", "write a plan in formats that other programs read"),
-    "report": ("documents", "write a page that shows a plan, or several beside one another"),
+    "report": ("documents", "write a page that shows a plan, or several side by side"),
     "serve": ("documents", "show a plan on a page that plans again while its sliders are moved"),
     "simulate": ("simulate", "simulate a training step of a plan, message by message"),
     "emit": ("run", "write a plan as a Mesh-TensorFlow program"),
     "weights": ("run", "write the weights of a model, for programs of its forward pass"),
-    "run": ("run", "train with a plan on virtual devices, beside the single-device program"),
+    "run": ("run", "train with a plan on virtual devices, and compare with the single-device program"),
     "check": ("check", "compare a PyTorch module under a plan with the module itself"),
     "train": ("train", "train replicas of a network that keep near one another"),
     "solve": ("tables", "solve a file of cost tables"),
@@ -43,14 +43,15 @@ COMMANDS = {
     "doctor": ("doctor", "say what is installed, what is missing for what, and what to type"),
     "completion": ("doctor", "print what makes a shell complete commands, models and machines"),
 }
-"""The module of each command, which is imported when the command is used and has it as ``<name>_command``; a text."""
+"""Module and description of each command; the module is imported when the command is used, and has it as
+``<name>_command``."""
 
 PROGRAM = "pase"
 EXIT_INPUT = 1
 
 
 class _InterruptedError(Exception):
-    """Instead of KeyboardInterrupt, which click turns into an empty line."""
+    """Replaces KeyboardInterrupt, for which click would print an empty line."""
 
 
 class _LazyGroup(click.Group):
@@ -79,12 +80,12 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        # The texts stand here, so that no command is imported.
+        # The descriptions are here, so that no command is imported.
         found = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        # The texts stand here, so that --help imports no command.
+        # The descriptions are here, so that --help imports no command.
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
@@ -102,13 +103,14 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0, 1 where the input is at fault, 2 for wrong usage, 130 when interrupted."""
     _prepare_streams()
-    # Graphs, tables and plans are many small objects that live to the end: looking for garbage among them is in vain.
+    # Graphs, tables and plans are many small objects that live until the end, so collecting garbage among them is
+    # useless.
     gc.set_threshold(200_000, 50, 100)
     interrupts = Interrupts()
     interrupts.listen()
     try:
         status = run(arguments)
-    except KeyboardInterrupt:  # one more, in what tells of the first
+    except KeyboardInterrupt:  # another one while reporting the first
         status = EXIT_INTERRUPTED
     interrupts.end()
     sys.exit(status)
@@ -134,7 +136,7 @@ def run(arguments: list[str] | None = None) -> int:
     except MemoryError:
         return _failed("there is not enough memory for this; use fewer devices or a smaller model")
     except SystemExit:
-        # How click ends when whoever reads our output has seen enough (`pase search … | head`): no fault.
+        # How click ends when the reader of our output has closed it (`pase search … | head`): not an error.
         return 0
     except OSError as error:
         if error.filename is not None:
@@ -147,9 +149,10 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _install_and_repeat(extra: str, arguments: list[str] | None) -> None:
-    """Become a call of the script that started this one, which installs an extra that it may install, and repeats us.
+    """Replace this process by the script that started it, which installs a permitted extra and repeats the command.
 
-    scripts/pase installs what searches alone, and says by PASE_LAUNCHER_EXTRAS what else it would install when needed.
+    scripts/pase installs only what searches need, and lists in PASE_LAUNCHER_EXTRAS what else it would install on
+    demand.
     """
     launcher = os.environ.get("PASE_LAUNCHER")
     if launcher is None or extra not in os.environ.get("PASE_LAUNCHER_EXTRAS", "").split(","):
@@ -174,6 +177,6 @@ def _prepare_streams() -> None:
 
 
 def _discard_output() -> None:
-    """Send what is still buffered nowhere, or Python would fail to write it once more at its end."""
+    """Discard buffered output, which Python would otherwise fail to write again at exit."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""What several commands share: their options and arguments, and what they say of plans."""
+"""Options and arguments that several commands share, and their common output about plans."""
 
 import os
 import re
@@ -42,14 +42,14 @@ from pase.planning.stages import SEARCHED_SCHEDULES
 from pase.solver.ordering import ORDERINGS
 from pase.views.drawing.plans import repeated_blocks
 
-# -- what the shell completes
+# -- shell completion
 
 
 def _completed(names: Callable[[], Iterable[str]], *, files: bool = True) -> Callable[..., list[CompletionItem]]:
-    """Return what completes one of some names, or a file."""
+    """Return the completion of one of some names, or of a file."""
 
     def complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        # First: it empties the list of what was found.
+        # First, as it clears the results.
         found = [CompletionItem(incomplete, type="file")] * files
         return found + [CompletionItem(name) for name in names() if name.startswith(incomplete)]
 
@@ -57,7 +57,7 @@ def _completed(names: Callable[[], Iterable[str]], *, files: bool = True) -> Cal
 
 
 def _algorithms() -> Iterable[str]:
-    # Here: every command has this module, and few of them train.
+    # Imported here: every command imports this module, and few of them train.
     from pase.easgd.algorithms import ALGORITHMS
 
     return ALGORITHMS
@@ -68,11 +68,11 @@ complete_machines = _completed(lambda: (*preset_names(), AUTO))
 complete_algorithms = _completed(_algorithms, files=False)
 
 
-# -- what words are read as
+# -- parsing
 
 
 def byte_size(text: str) -> int:
-    """Return a number of bytes, given with a unit or without: 800000000, 800MB, 2GiB."""
+    """Return a number of bytes, given with or without a unit: 800000000, 800MB, 2GiB."""
     units = {"": 1, "B": 1} | {f"{u}B": 1000 ** (i + 1) for i, u in enumerate("KMGT")}
     units |= {f"{u}IB": 1024 ** (i + 1) for i, u in enumerate("KMGT")}
     found = re.fullmatch(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]*)", text, re.ASCII)
@@ -85,10 +85,10 @@ def byte_size(text: str) -> int:
 
 
 def whole_numbers(value: Any) -> tuple[int, ...]:
-    """Return whole numbers that are given with commas between."""
+    """Return integers separated by commas."""
     words = [word.strip() for word in str(value).split(",")]
     if not all(re.fullmatch("[0-9]{1,9}", word, re.ASCII) for word in words):
-        raise click.BadParameter(f"{value!r} is no list of numbers; expected one such as 1,2,4,8")
+        raise click.BadParameter(f"{value!r} is not a list of numbers; expected one such as 1,2,4,8")
     return tuple(map(int, words))
 
 
@@ -100,12 +100,12 @@ def _modes(text: str) -> tuple[str, ...]:
     found = MODES if text == "all" else tuple(name.strip() for name in text.split(",") if text)
     for name in found:
         if name not in MODES:
-            raise click.BadParameter(f"{name!r} is no mode; expected some of {', '.join(MODES)}, or all")
+            raise click.BadParameter(f"{name!r} is not a mode; expected some of {', '.join(MODES)}, or all")
     return found
 
 
 def key_values(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, Scalar]:
-    """Return the values of an option that is given several times, each as KEY=VALUE."""
+    """Return the values of a repeatable option of the form KEY=VALUE."""
     found: dict[str, Scalar] = {}
     for value in values:
         key, equals, text = value.partition("=")
@@ -118,7 +118,7 @@ def key_values(_ctx: click.Context, _param: click.Parameter, values: tuple[str, 
 
 
 def check_writable(path: Path) -> None:
-    """Raise PlanError unless a file can be made at a path: found out before a long search, not after it."""
+    """Raise PlanError unless a file can be created at a path; called before a long search instead of after it."""
     folder = path.parent
     if path.is_dir():
         raise PlanError(f"{path} is a folder; name a file to write to")
@@ -129,7 +129,7 @@ def check_writable(path: Path) -> None:
 
 
 def writable(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
-    """Return a path that was given where a file can be made there, as `check_writable` has it."""
+    """Return a path after `check_writable`."""
     if path is not None:
         check_writable(path)
     return path
@@ -139,7 +139,7 @@ def writable(_ctx: click.Context, _param: click.Parameter, path: Path | None) ->
 
 
 def choice_option(name: str, choices: Iterable[str], *names: str, **attributes: Any) -> Decorator:
-    """Return an option whose value is one of some words."""
+    """Return an option whose value is one of some names."""
     return option(name, *names, type=click.Choice(list(choices)), **attributes)
 
 
@@ -149,7 +149,7 @@ def flag(*names: str, **attributes: Any) -> Decorator:
 
 
 def schema_option(schema: Callable[[], str], what: str, name: str = "--schema") -> Decorator:
-    """Return an option that prints a JSON Schema, and that is all; what: it is of."""
+    """Return an option that prints the JSON Schema of `what` and exits."""
 
     def show(context: click.Context, _param: click.Parameter, wanted: bool) -> None:
         if wanted:
@@ -160,18 +160,18 @@ def schema_option(schema: Callable[[], str], what: str, name: str = "--schema") 
 
 
 def output_option(text: str | None = None, **attributes: Any) -> Decorator:
-    """Return --output, the path of a file to write; text: its help."""
+    """Return --output, the path of a file to write; `text` is its help."""
     given: dict[str, Any] = {"type": PATH, "callback": writable, "help": text}
     return option("--output", "-o", **given | attributes)
 
 
 def time_limit_option(text: str, **attributes: Any) -> Decorator:
-    """Return --time-limit, seconds; text: its help."""
+    """Return --time-limit, in seconds; `text` is its help."""
     return option("--time-limit", "time_limit_s", type=SECONDS, help=text, **attributes)
 
 
 def machine_option(machine: str | None, text: str, **attributes: Any) -> Decorator:
-    """Return --machine; text: its help."""
+    """Return --machine; `text` is its help."""
     given: dict[str, Any] = {"default": machine, "metavar": "NAME|FILE", "shell_complete": complete_machines}
     return option("--machine", help=text, **given | attributes)
 
@@ -195,7 +195,7 @@ cost_model_option = choice_option("--cost-model", sorted(COST_MODELS), default="
 own_cost_model_option = choice_option("--cost-model", sorted(COST_MODELS), show_default="a plan's own, or paper")
 ordering_option = choice_option("--ordering", ["auto", *ORDERINGS], default="auto")
 OF_MACHINE = "machine"
-"""Instead of a size: what a step may take of the machine's devices, some of their memory left to the framework."""
+"""Value of a size: what a step may use of the devices' memory, with some left to the framework."""
 
 
 def _size_or_machine(text: str) -> int | str:
@@ -226,9 +226,9 @@ def optimiser_option(**attributes: Any) -> Decorator:
 
 
 def _step_options(*, has_defaults: bool) -> Decorator:
-    """Return the options of a step that is searched: its micro-batches, stages, their schedule, and modes of layers.
+    """Return the options of a step's structure: micro-batches, stages, their schedule, and layer modes.
 
-    has_defaults: whether they have the defaults of a search; otherwise what is not given is None.
+    has_defaults: whether they have the defaults of a search; otherwise options that are not given are None.
     """
 
     def default(value: object) -> dict[str, Any]:
@@ -259,7 +259,7 @@ step_options = _step_options(has_defaults=True)
 
 
 def other_search_options(command: Any) -> Any:
-    """Add options of searches that a command of a plan makes; it is given those that were given, as `settings`."""
+    """Add search options to a command that takes plans; those that are given are passed to it as `settings`."""
 
     @wraps(command)
     def with_settings(*given: Any, **values: Any) -> Any:
@@ -276,7 +276,7 @@ def other_search_options(command: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelArguments:
-    """What names a model and the machine that it trains on; num_devices, machine: None where none is given."""
+    """The model and the machine of a command; num_devices, machine: None where none is given."""
 
     model: str | None = None
     num_devices: int | None
@@ -300,22 +300,22 @@ class ModelArguments:
         return not any(getattr(self, each.name) for each in fields(self))
 
     def graph(self, *, is_strict: bool = False) -> Graph:
-        """Return the model's graph in the types asked for; is_strict: refuse operators that nothing is known of."""
+        """Return the model's graph in the requested types; is_strict: reject unknown operators."""
         graph = load(self.model or "", batch=self.batch, arguments=self.arguments, is_strict=is_strict)
         return graph.in_precision(self.precision)
 
     def reload(self, batch: int) -> Graph:
-        """Return the model's graph with another batch, as searches ask for it."""
+        """Return the model's graph with another batch, as searches request it."""
         return replace(self, batch=batch).graph()
 
     def loaded_machine(self, known: Machine | None = None) -> Machine:
-        """Return the machine with the figures that override it; where none is given a known one, or the default."""
+        """Return the machine with overridden figures; by default the known one, or the default machine."""
         own = load_machine(self.machine or DEFAULT_MACHINE) if self.machine or known is None else known
         return override_machine(own, flop_per_s=self.flop_per_s, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s)
 
 
 def model_options(*, devices_required: bool = False, has_precision: bool = True) -> Decorator:
-    """Return the decorator that adds the options of `ModelArguments`; the command is given these, as `model`.
+    """Return the decorator that adds the options of `ModelArguments`, which the command receives as `model`.
 
     has_precision: whether the types to train in can be chosen.
     """
@@ -358,10 +358,16 @@ def chosen_plan(
     keeps_machine: bool = True,
     settings: Mapping[str, Any] = FrozenDict(),
 ) -> Plan:
-    """Return the plan in a file, or the best one for a model on so many devices.
+    """Return the plan in a file, or the best one for a model on the given number of devices.
 
-    A model without a number of devices is wrong usage. keeps_machine: whether a plan has no use for another machine.
-    settings: of a search.
+    A model without a number of devices is a usage error.
+
+    Args:
+        plan_or_model: A plan file, or a model.
+        model: The model's options.
+        on_progress: Called with progress.
+        keeps_machine: Whether to warn that a plan ignores another machine.
+        settings: Settings of the search.
     """
     if is_plan_file(plan_or_model):
         return given_plan(plan_or_model, model if keeps_machine else replace(model, machine=None))
@@ -380,7 +386,7 @@ def chosen_plan(
 
 
 def given_plan(path: str, model: ModelArguments) -> Plan:
-    """Return the plan in a file, and say what of the options it has no use for."""
+    """Return the plan in a file, and warn of options that it ignores."""
     if not model.is_empty:
         warn("a plan names its own model and devices: --devices, --batch, --arg and others are not used")
     # Here: searches read none.
@@ -390,19 +396,19 @@ def given_plan(path: str, model: ModelArguments) -> Plan:
 
 
 def checked_factory(name: str) -> str:
-    """Return the name of a factory; ModelError for what is none."""
+    """Return the name of a factory; ModelError for an invalid one."""
     if not is_factory(name):
         raise ModelError(
-            f"{short(name)!r} is no factory; give package.module:function, which returns a module and its inputs"
+            f"{short(name)!r} is not a factory; give package.module:function, which returns a module and its inputs"
         )
     return name
 
 
 def is_plan_file(text: str) -> bool:
-    """Return whether a word names a file that is no model's."""
+    """Return whether a word names a file that is not a model file."""
     path = Path(text)
     suffix = path.suffix.lower()
-    with suppress(OSError, ValueError):  # of names that no file can have
+    with suppress(OSError, ValueError):  # invalid file names
         return suffix == ".json" or (suffix not in MODEL_SUFFIXES and path.exists() and not path.is_dir())
     return False
 
@@ -411,7 +417,7 @@ def is_plan_file(text: str) -> bool:
 
 
 def _about(option: str, texts: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield the layers that an option's values, 'LAYERS: TEXT', speak of, the text and what messages call it."""
+    """Yield, for the values 'LAYERS: TEXT' of an option, the layers, the text and the name for messages."""
     for each in texts:
         layers, colon, text = map(str.strip, each.rpartition(":"))
         if not colon or not layers:
@@ -420,7 +426,7 @@ def _about(option: str, texts: Iterable[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _of_all_layers(text: str) -> str:
-    """Return what is forbidden with its layers: modes by themselves are of all."""
+    """Return the text with its layers: modes without layers apply to all."""
     return f"*: {text}" if text and set(text.replace(",", " ").split()) <= set(MODES) else text
 
 
@@ -440,7 +446,7 @@ def _numbers(text: str, option: str) -> Iterator[int]:
 
 
 def constraint_options(command: Any) -> Any:
-    """Add the options that say what a strategy must keep to; the command is given them together, as `constraints`."""
+    """Add the options for constraints on a strategy, which the command receives together as `constraints`."""
 
     @wraps(command)
     def constrained(
@@ -484,13 +490,13 @@ def constraint_options(command: Any) -> Any:
 
 
 def headline(plan: Plan, machine: Machine | None = None) -> str:
-    """Return what is planned on which devices; machine: another than the plan's."""
+    """Describe what is planned on which devices; `machine` replaces the plan's."""
     machine = machine or plan.machine
     return f"{plan.graph.name} on {plan.num_devices} × {machine.device.name} ({machine.name})"
 
 
 def overlapped_text(plan: Plan, figures: CostFigures) -> str:
-    """Return what of a plan's communication overlaps with compute, "" for nothing."""
+    """Describe the share of a plan's communication that overlaps with compute, "" for none."""
     if not figures.overlapped:
         return ""
     overlapped, overlappable = (quantity(cost, plan.cost_unit) for cost in (figures.overlapped, figures.overlappable))
@@ -499,7 +505,7 @@ def overlapped_text(plan: Plan, figures: CostFigures) -> str:
 
 
 def costs_note(plan: Plan, figures: CostFigures, *, has_shares: bool = True) -> str:
-    """Return what the costs of a table of layers are, and their shares, where that is not plain; "" where it is."""
+    """Return a note on the meaning of the costs and shares in a table of layers, "" if none is needed."""
     notes = []
     if plan.micro_batches > 1:
         notes.append(f"Iteration spaces are of one of {plan.micro_batches} micro-batches, costs of all of them.")
@@ -513,7 +519,7 @@ def costs_note(plan: Plan, figures: CostFigures, *, has_shares: bool = True) -> 
 
 
 def total_cost_text(plan: Plan) -> str:
-    """Return what a plan costs and, where that is in FLOP, the seconds that these take at the peak of its machine."""
+    """Return a plan's cost and, if it is in FLOP, the corresponding seconds at the peak of its machine."""
     cost = quantity(plan.total_cost, plan.cost_unit)
     if plan.cost_unit != "FLOP":
         return cost
@@ -521,7 +527,7 @@ def total_cost_text(plan: Plan) -> str:
 
 
 def times_text(count: int) -> str:
-    """Return how often something comes, as a table has it."""
+    """Return a number of repetitions for a table."""
     return f"× {count}"
 
 
@@ -536,8 +542,16 @@ def print_layers(
 ) -> None:
     """Print a table with a row for each layer of a graph, its name first.
 
-    Of blocks that come several times in a row the first is printed, indented below their number, where all cells but
-    the names are equal and so is what is `alike`, [layers]. shows_all: print every row, as `flag` does.
+    Consecutive repeated blocks are printed once, indented below their number, if all cells except names, and their
+    entries of `alike`, are equal.
+
+    Args:
+        graph: The graph.
+        headers: Headers of the columns.
+        rows: Row of each layer.
+        alike: [layers] further values that must be equal.
+        shows_all: Print every row.
+        flag: Option that sets `shows_all`, for the note.
     """
     signatures = [(sign, *row[1:]) for sign, row in zip(alike, rows, strict=True)]
     blocks = () if shows_all else repeated_blocks(graph, signatures)

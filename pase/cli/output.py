@@ -1,4 +1,4 @@
-"""What commands print: tables, facts and JSON on standard output, warnings on standard error."""
+"""Output of commands: tables, facts and JSON on standard output, warnings on standard error."""
 
 import json
 import os
@@ -14,13 +14,13 @@ from pase.common.words import shortened as shortened_text
 from pase.common.words import visible
 
 _LEAST_TEXT = 12
-"""A column of names or text is not made narrower than this."""
+"""Least width of a column of names or text."""
 
 _MOST_LINES = 20
-"""What would fold into more lines in its column is shortened."""
+"""Maximum number of lines of a cell; longer text is shortened."""
 
 _TITLE = 22
-"""Columns of a fact's title."""
+"""Width of a fact's title, in columns."""
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -29,14 +29,14 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def say(text: str = "") -> None:
-    """Print a line on standard output; on a terminal that is narrower it goes on below, where its last part began."""
+    """Print a line on standard output; on a narrower terminal it continues below, aligned with its last part."""
     text = visible(text)
     for line in _folded(text, _columns()) if is_terminal(sys.stdout) else [text]:
         click.echo(line)
 
 
 def say_all(lines: Iterable[str]) -> None:
-    """Print lines that are to be copied, whole on any terminal."""
+    """Print lines that are to be copied, unfolded on any terminal."""
     for line in lines:
         click.echo(visible(line))
 
@@ -57,27 +57,29 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def shortened(text: str, columns: int) -> str:
-    """Return a text in some columns of a terminal, with an ellipsis in its middle for what does not fit."""
+    """Return a text that fits some columns of a terminal, with an ellipsis in place of its middle if necessary."""
     from rich.cells import cell_len
 
     return shortened_text(text, columns, cell_len, narrowest=0.1)
 
 
 def print_facts(facts: Mapping[str, str | Sequence[str] | None], *, width: int = _TITLE) -> None:
-    """Print what is known by its title, a line each, or several; nothing of what is empty."""
+    """Print facts by title, on one or several lines each; empty ones are omitted."""
     for title, texts in facts.items():
         for i, text in enumerate([texts] if isinstance(texts, str) and texts else texts or ()):
             say(f"  {'' if i else title:<{width}}  {text}")
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table; headers: those of columns of text, at the left, begin with "<". Of cells None is empty.
+    """Print a table.
 
-    Into a pipe it is plain text, else folded to the width of a terminal.
+    A pipe receives plain text; on a terminal the table is folded to its width. Headers and the left columns except the
+    first are folded between words. If that is not enough, long names are shortened, then all columns are folded. On an
+    even narrower terminal, lines have the length that they need, and the terminal folds them.
 
-    What folds there, between words, are the headers and the left columns but the first. Where that is not enough, long
-    names are shortened, and then all columns fold. On a terminal that is narrower still lines are as long as they need
-    to be, and it folds them.
+    Args:
+        headers: Headers; those of left-aligned text columns start with "<".
+        rows: Cells; None is empty.
     """
     from rich.console import Console
     from rich.table import Table
@@ -87,7 +89,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     is_text = [header.startswith("<") for header in headers]
     titles = [header.removeprefix("<") for header in headers]
     terminal = sys.stdout.isatty()
-    # Into a pipe nothing is folded for a screen that is not there.
+    # Output to a pipe is not folded.
     widths, gap = _widths(titles, cells, is_text, _columns() if terminal else None)
     colours: Any = "auto" if has_colour(sys.stdout) else None
     console = Console(force_terminal=terminal, color_system=colours, highlight=False)
@@ -96,7 +98,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     for title, is_left, width in zip(titles, is_text, widths, strict=True):
         table.add_column(Text(title), justify="left" if is_left else "right", overflow="fold", width=width)
     for name, *others in cells:
-        # The words of the first column do not fold.
+        # The first column is not folded between words.
         folding = (
             " ".join(shortened(word, width) for word in shortened(cell, _MOST_LINES * width).split(" "))
             for cell, width in zip(others, widths[1:], strict=True)
@@ -116,12 +118,12 @@ def _columns() -> int:
 def _widths(
     headers: Sequence[str], rows: Sequence[Sequence[str]], is_text: Sequence[bool], available: int | None
 ) -> tuple[list[int], int]:
-    """Return the width of each column and of the gap between two: less where that is too much for what is available."""
+    """Return the width of each column and of the gap between two, reduced if the available width is exceeded."""
     columns = [[row[i] for row in rows] for i in range(len(headers))]
     widths = [_longest((header, *column)) for header, column in zip(headers, columns, strict=True)]
     if available is None:
         return widths, 2
-    # What each column may be narrowed to: as long as nothing is cut and no figure folds; with long names cut; at all.
+    # Least widths of the columns: without cutting names or folding figures; with long names cut; absolute minimum.
     whole, cut, least = [], [], []
     for i, (header, column) in enumerate(zip(headers, columns, strict=True)):
         head = _longest(header.split())
@@ -131,7 +133,7 @@ def _widths(
         least.append(min(cut[-1], words))
     gap = 2 if sum(whole) + 2 * (len(whole) - 1) <= available else 1
     for limits in (whole, cut, least):
-        # What has most to give gives first.
+        # Shrink the column with the most slack first.
         for _ in range(sum(widths) + gap * (len(widths) - 1) - available):
             slack = [width - limit for width, limit in zip(widths, limits, strict=True)]
             if max(slack) > 0:
@@ -146,7 +148,7 @@ def _longest(texts: Iterable[str]) -> int:
 
 
 def _folded(text: str, columns: int) -> list[str]:
-    """Return a line as lines of some columns; those after the first begin below what stands after its first gap."""
+    """Fold a line; continuation lines are indented to the text after the first gap."""
     from rich.cells import cell_len, chop_cells
 
     if cell_len(text) <= columns:

@@ -15,16 +15,16 @@ from pase.cli.output import has_colour, is_terminal, shortened, warn
 from pase.common.words import clock, visible
 
 Progress = Callable[[str, float], None]
-"""Called with what is being done and the fraction of it that is done, 0 to 1."""
+"""Called with the current activity and the fraction of it that is complete, 0 to 1."""
 
 QUIET_S = 1.0
-"""Work that is done sooner than this shows no progress."""
+"""Work that takes less than this shows no progress."""
 
 REDRAW_S = 0.1
-"""Progress is drawn no more often than this."""
+"""Minimum time between two updates of the display."""
 
 REPEAT_S = 15.0
-"""A line about something that had one already comes no sooner than this after the last."""
+"""Minimum time between two lines about the same activity."""
 
 READING = "reading the model"
 
@@ -34,12 +34,13 @@ _DONE, _LEFT, _PLAIN_DONE, _PLAIN_LEFT = "━", "─", "#", "."
 
 @contextmanager
 def progress(what: str = "") -> Iterator[Progress]:
-    """Give a function to be told of progress, which is shown once the work has taken longer than a second.
+    """Return a function that reports progress, which is displayed once the work has taken longer than a second.
 
-    what: is done first.
+    A thread updates the display, so that the clock advances while the work reports nothing. The function raises
+    KeyboardInterrupt if a search has already returned early because of an interrupt: no further work may start.
 
-    It is drawn by a thread of its own, so that the time goes on where the work does not say anything. The function
-    raises KeyboardInterrupt where one was turned into an answer meanwhile, as searches do: nothing more is to begin.
+    Args:
+        what: First activity.
     """
     told: tuple[str, float] | None = (what, 0.0) if what else None
     ended, start_s = Event(), monotonic()
@@ -56,7 +57,7 @@ def progress(what: str = "") -> Iterator[Progress]:
         while not ended.wait(min(wait_s, TIMEOUT_MAX)):
             wait_s = REDRAW_S
             if told is not None:
-                # Whoever read it may be gone; the work goes on.
+                # The reader of the stream may be gone; the work continues.
                 with suppress(OSError, ValueError):
                     display.draw(*told, monotonic() - start_s)
 
@@ -73,7 +74,7 @@ def progress(what: str = "") -> Iterator[Progress]:
 
 @dataclass(slots=True)
 class _Lines:
-    """A line for each thing that is done, and now and then what has become of it, which stands after its colon."""
+    """Prints a line for each activity, and now and then its state, given after a colon."""
 
     begun: set[str] = field(default_factory=set)
     said: str = ""
@@ -87,12 +88,12 @@ class _Lines:
             self.said, self.said_s = what, elapsed_s
 
     def clear(self) -> None:
-        """Lines stay."""
+        """Do nothing, as printed lines remain."""
 
 
 @dataclass(slots=True)
 class _Bar:
-    """One line of a terminal, drawn over and over, whose cursor is never hidden."""
+    """One line of a terminal that is redrawn repeatedly; the cursor stays visible."""
 
     drawn: str = ""
 
@@ -109,9 +110,10 @@ class _Bar:
 
 
 def bar_line(what: str, fraction: float, elapsed_s: float, columns: int) -> str:
-    """Return what is done, a bar, per cent and the time in less than some columns: a full line would go on in the next.
+    """Return the activity, a bar, per cent and the time, in fewer columns than the terminal has.
 
-    Nothing done yet has no bar: how much there is may not be known. The bar gives way first, then what is done.
+    A full line would wrap. At fraction 0 there is no bar, as the total may be unknown. The bar is shortened first, then
+    the activity.
     """
     from rich.cells import cell_len
 
@@ -137,22 +139,22 @@ def _bar(fraction: float, width: int) -> str:
 EXIT_INTERRUPTED = 130
 
 PATIENCE_S = 1.0
-"""What follows an interrupt sooner than this is taken for a part of it."""
+"""An interrupt within this time after another one counts as part of it."""
 
 
 @dataclass(slots=True)
 class Interrupts:
-    """What is done about SIGINT; heard_s: when the last one was that counted, None before the first."""
+    """Handler of SIGINT; heard_s: time of the last one that counted, None before the first."""
 
     heard_s: float | None = None
 
     def listen(self) -> None:
-        """Hear of interrupts from now on; where they are ignored, as in a shell's background job, they stay so."""
+        """Install the handler; where interrupts are ignored, as in a shell's background job, they remain ignored."""
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self)
 
     def end(self) -> None:
-        """Have no interrupt disturb what is left, Python's own end: it is under way, or nobody minds."""
+        """Ignore interrupts during Python's own shutdown."""
         last = signal.SIG_DFL if self.heard_s is None else signal.SIG_IGN
         if signal.getsignal(signal.SIGINT) is self:
             signal.signal(signal.SIGINT, last)
@@ -165,13 +167,13 @@ class Interrupts:
 
 
 def is_interrupted() -> bool:
-    """Return whether the command was interrupted; a search may have answered with what it had by then."""
+    """Return whether the command was interrupted; a search may then have returned its best result so far."""
     handler = signal.getsignal(signal.SIGINT)
     return isinstance(handler, Interrupts) and handler.heard_s is not None
 
 
 def interrupted(text: str) -> int:
-    """Say what came of an interrupt, on standard error, and return the exit status."""
+    """Report an interrupt on standard error, and return the exit status."""
     if is_terminal(sys.stderr):
         click.echo(err=True)  # its line begins with ^C
     warn(text)

@@ -51,12 +51,12 @@ PHASES = ("forward", "backward", "update")
 
 _FEW_WORKERS = 8
 _FEW_WEIGHTS = 32
-"""What each worker holds is shown as a table up to these; --json has it in any case."""
+"""The parameters of each worker are tabulated for up to this many weights; --json always has them."""
 _FEW_COLUMNS = 4
-"""Each worker has a column up to these; for more no terminal would be wide enough."""
+"""Up to this many workers, each has a column."""
 
 _PARTS: Mapping[str, Part] = MappingProxyType({"data": "train", "test_data": "test"})
-"""The options that name data, and which part of a data set each of them means."""
+"""Options that name data, and the part of a data set that each of them uses."""
 
 _target_option = choice_option(
     "--target", TARGETS, help="The framework that runs it [torch for an imported model, else mesh_tensorflow]."
@@ -120,7 +120,7 @@ def run_command(
 
 
 def _factory(plan_or_model: str, factory: str | None, model: ModelArguments, plan: Plan) -> Factory | None:
-    """Return what makes the module that is to be trained itself; None where the program of a plan is."""
+    """Return the factory of the module to train; None where the program of a plan is trained."""
     if is_factory(plan_or_model):
         if factory is not None:
             raise click.UsageError("--model is of a PLAN; leave it out")
@@ -156,7 +156,7 @@ def _memory_bytes(result: RunResult) -> int:
 
 
 def _print_result(plan: Plan, result: RunResult, devices: str) -> None:
-    """Print the steps, the facts and the tables of a run; devices: what it ran on, and in which type."""
+    """Print the steps, the facts and the tables of a run; `devices` describes what it ran on, and in which type."""
     weights = held_weights(plan)
     _print_steps(result)
     say()
@@ -190,7 +190,7 @@ def _print_result(plan: Plan, result: RunResult, devices: str) -> None:
 
 
 def _as_file(named: Path | None, part: Part, plan: Plan, folder: Path) -> Path | None:
-    """Return where a program finds the data that an option names: a data set by name is written there first."""
+    """Return the file that a program reads for an option; a data set given by name is first written to it."""
     if named is None or str(named).partition(":")[0] not in SOURCES or named.exists():
         return named
     found = fit_to(load_dataset(str(named), part=part), data_inputs(plan.graph).values())
@@ -200,7 +200,7 @@ def _as_file(named: Path | None, part: Part, plan: Plan, folder: Path) -> Path |
 
 
 def _print_steps(result: RunResult) -> None:
-    """Print a row for each step and, below them, one for each test, beside those of one device."""
+    """Print a row for each step, followed by one for each test, with the values of one device for comparison."""
     heads = ["loss", "on one device", "difference", "accuracy"]
     steps = zip(result.losses, result.reference_losses, result.accuracies, strict=True)
     print_table(
@@ -229,7 +229,7 @@ def _compared(ours: float, reference: float) -> list[str]:
 
 
 def _held(total: int, held: Sequence[int]) -> str:
-    """Say how many parameters there are and how many a worker holds."""
+    """Return the number of parameters in all and on a worker, as text."""
     if not held:
         return "none"
     if min(held) == max(held):
@@ -238,7 +238,7 @@ def _held(total: int, held: Sequence[int]) -> str:
 
 
 def _print_parameters(weights: Sequence[HeldWeight]) -> None:
-    """Print the part of each weight that each worker holds; of many workers, who holds each part."""
+    """Print the part of each weight that each worker holds; with many workers, the workers that hold each part."""
     num_workers = len(weights[0].parts)
     rows = []
     for weight in weights:
@@ -259,7 +259,7 @@ def _part(weight: HeldWeight, worker: int) -> str:
 
 
 def _print_moved(result: RunResult) -> None:
-    """Print what crossed devices, for each edge and within each layer, the predicted bytes by phase."""
+    """Print the bytes that crossed devices, for each edge and within each layer, with predictions by phase."""
     named = [(f"{row['producer']} → {row['consumer']}", row) for row in result.edges]
     named += [(str(row["name"]), row) for row in result.layers]
     print_table(

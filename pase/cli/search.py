@@ -1,4 +1,4 @@
-"""`pase search`: the best strategy for a model on devices, and what it costs."""
+"""`pase search`: find the best strategy for a model on a number of devices, and print its costs."""
 
 import re
 from dataclasses import replace
@@ -52,13 +52,13 @@ from pase.solver.ordering import ORDERINGS, OrderingReport, report_ordering
 from pase.views.drawing.plans import extents_text, split_text
 
 _PADDING_TIME_S = 2.0
-"""What a search took in more than this is not searched again for a hint; the hints take no longer."""
+"""Hints search again only if the first search took less than this; the hints together take no longer, either."""
 
 _HELD_TIME_S = 60.0
-"""The same, for what layers cost of which nothing is known."""
+"""The same for the hint on unknown operators."""
 
 _SAME = 5e-5
-"""Costs that differ by a smaller share of them are printed alike."""
+"""Costs whose relative difference is smaller are printed as equal."""
 
 
 def _share(text: str) -> float:
@@ -97,13 +97,13 @@ def _share(text: str) -> float:
     "--gap",
     type=click.FloatRange(0, 1),
     metavar="SHARE",
-    help="Of steps in parts: end once nothing is cheaper by more; 0, or 0.01 where choices are many.",
+    help="For steps with stages, micro-batches or modes: stop within this gap; 0, or 0.01 if choices are many.",
 )
 @option(
     "--simplify",
     type=_share,
     metavar="SHARE",
-    help="Of steps in parts: cost more by at most that, 0.5%, and be more regular; 0: the cheapest.",
+    help="For such steps: accept this much more cost, such as 0.5%, for a more regular plan; 0: the cheapest.",
 )
 @constraint_options
 @keep_batch_option
@@ -176,7 +176,7 @@ def search_command(
 
 
 def _held(plan: Plan, time_limit_s: float | None) -> Held | None:
-    """Return what is known of too little, where it makes the plan dearer and there is time to tell; warn of it."""
+    """Return the cost of treating unknown operators generically, if it is above 0 and time permits; warn of it."""
     left_s = min(_HELD_TIME_S, time_limit_s or _HELD_TIME_S) - plan.search.time_s
     held = held_by_opaque_layers(plan, time_limit_s=left_s) if left_s > plan.search.time_s else None
     if held is not None:
@@ -191,13 +191,13 @@ def _held(plan: Plan, time_limit_s: float | None) -> Held | None:
 
 
 def _orderings(graph: Graph, num_devices: int) -> list[OrderingReport]:
-    """Return a report for every ordering, for the problem as it is before any reduction."""
+    """Return a report for every ordering, for the problem before any reduction."""
     sizes = [len(enumerate_configurations(operator, num_devices)) for operator in graph.operators]
     return [report_ordering(name, graph.neighbours, sizes) for name in ORDERINGS]
 
 
 def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
-    """Print the strategy layer by layer, blocks that repeat once unless it shows all, then what is known of it."""
+    """Print the strategy layer by layer, repeated blocks once unless `shows_all`, then its properties."""
     cost, total = partial(quantity, unit=plan.cost_unit), plan.total_cost
     figures = cost_figures(plan)
     print_layers(
@@ -235,8 +235,8 @@ def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
             "as placed": _as_placed(plan),
             "step": plan.step_text if plan.has_parts else None,
             "overlapped": overlapped_text(plan, figures),
-            "attention": f"keys and values go round in {listed(rings, most=1)}" if rings else None,
-            "data parallelism": f"{cost(plan.baselines['data_parallel'])}   ({_beside_ours(plan)})",
+            "attention": f"keys and values circulate in {listed(rings, most=1)}" if rings else None,
+            "data parallelism": f"{cost(plan.baselines['data_parallel'])}   ({_relative_to_ours(plan)})",
             "constraints": constraint_texts(plan.constraints),
             "parts of other sizes": _uneven_parts(plan),
             "memory of a device": _memory(plan),
@@ -251,7 +251,7 @@ def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
 
 
 def _uneven_parts(plan: Plan) -> str:
-    """Return which layers a pin cuts into parts that differ, and what that takes; "" where there are none."""
+    """Return the layers that a pin splits into unequal parts, and the targets that support it; "" for none."""
     uneven = [
         f"{short(layer.name)}: {dim}={layer.dims[dim]} in {layer.splits[dim]}"
         for layer in plan.layers
@@ -261,7 +261,7 @@ def _uneven_parts(plan: Plan) -> str:
 
 
 def _simplest(plan: Plan) -> str | None:
-    """Return what it costs that a plan is more regular than the cheapest one known; None where it is that."""
+    """Return the additional cost of a more regular plan than the cheapest known; None if it is the cheapest."""
     cheapest, record = plan.baselines.get(CHEAPEST), plan.search
     if not cheapest:
         return None
@@ -272,16 +272,16 @@ def _simplest(plan: Plan) -> str | None:
 
 
 def _as_placed(plan: Plan) -> str | None:
-    """Return what a step takes between the plan's devices; None where that is its total cost."""
+    """Return the time of a step with the plan's placement; None where that is its total cost."""
     if plan.cost_unit == "FLOP" or not plan.total_cost:
         return None
     more = plan.placed_cost / plan.total_cost - 1
-    beside = f"{abs(more):.2%} {'more' if more > 0 else 'less'}, with one placement for all layers"
-    return None if abs(more) < _SAME else f"{quantity(plan.placed_cost, plan.cost_unit)}   ({beside})"
+    comparison = f"{abs(more):.2%} {'more' if more > 0 else 'less'}, with one placement for all layers"
+    return None if abs(more) < _SAME else f"{quantity(plan.placed_cost, plan.cost_unit)}   ({comparison})"
 
 
-def _beside_ours(plan: Plan) -> str:
-    """Return what data parallelism costs beside the plan, and what it needs where there is a limit."""
+def _relative_to_ours(plan: Plan) -> str:
+    """Return the cost of data parallelism relative to the plan, and the memory that it needs if there is a limit."""
     ratio = plan.baselines["data_parallel"] / plan.total_cost if plan.total_cost else 1.0
     limit = plan.device_memory_bytes
     if limit is None:
@@ -293,7 +293,7 @@ def _beside_ours(plan: Plan) -> str:
 
 
 def _memory(plan: Plan) -> str:
-    """Return what a device needs beside what it may and can have, and when it needs most."""
+    """Return the memory that a device needs, relative to its limit and its size, and when it peaks."""
     peak, limit, own = plan.peak, plan.device_memory_bytes, plan.machine.device.memory_bytes
     total = peak.bytes
     shares = [f"{total / own:.0%} of its {quantity(own, 'B')}"]
@@ -304,7 +304,7 @@ def _memory(plan: Plan) -> str:
 
 
 def _peak(plan: Plan) -> str:
-    """Return what the most that is in a device's memory at once is of, and when that is."""
+    """Return the contents of a device's memory at its peak, and when that is."""
     peak = plan.peak
     when = f"{peak.phase} pass of {short(peak.layer)}" if peak.layer else peak.phase
     parts = {
@@ -319,7 +319,7 @@ def _peak(plan: Plan) -> str:
 
 
 def _say_what_padding_saves(plan: Plan, graph: Graph) -> None:
-    """Name the extents that cannot be cut as they would better be, where rounding them up pays."""
+    """Print the extents that divide badly, where padding them reduces the cost."""
     is_plain = plan.exact and not plan.constraints and not plan.has_parts and plan.device_memory_bytes is None
     if not is_plain or plan.search.time_s > _PADDING_TIME_S:
         return

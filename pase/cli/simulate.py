@@ -1,4 +1,4 @@
-"""`pase simulate`: one training step of a plan on a machine, message by message; of one with parts, pass by pass."""
+"""`pase simulate`: simulate one training step on a machine, message by message; steps with stages, pass by pass."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -31,7 +31,7 @@ from pase.errors import SimulationError
 from pase.planning.passes import Work
 
 _SHOWN_PARTS = 10
-"""Of the critical path, how many a table names; --json has them all."""
+"""Maximum number of parts of the critical path in the table; --json has all of them."""
 
 
 @click.command("simulate", epilog="Example: pase simulate plan.json --trace step.json")
@@ -40,10 +40,10 @@ _SHOWN_PARTS = 10
 @choice_option(
     "--collectives",
     COLLECTIVES,
-    help="How sums travel: by the best algorithm, node by node, in one ring, or in pieces between all pairs, as an "
+    help="How sums travel: by the best algorithm, node by node, in one ring, or directly between all pairs, as an "
     "emitted Mesh-TensorFlow program [the machine's own].",
 )
-@flag("--no-overlap", help="Sum gradients of weights after the backward pass, not beside it.")
+@flag("--no-overlap", help="Sum gradients of weights after the backward pass, not during it.")
 @option("--trace", type=PATH, callback=writable, metavar="FILE", help="Write a Chrome trace of the step.")
 @json_option
 def simulate_command(
@@ -121,7 +121,7 @@ def _seconds(*times_s: float) -> list[str]:
 
 def _print(found: Simulation) -> None:
     step_s = found.step_time_s
-    overlap = "beside the backward pass" if found.overlaps else "after the backward pass"
+    overlap = "during the backward pass" if found.overlaps else "after the backward pass"
     say(headline(found.plan, found.machine))
     print_facts(
         {
@@ -175,7 +175,7 @@ def _print(found: Simulation) -> None:
 
 
 def _print_shares(headers: list[str], times_s: Mapping[tuple[str, ...], float], step_s: float) -> None:
-    """Print for how long of a step something goes on, by its name."""
+    """Print the share of a step that each activity takes."""
     rows = [[*names, *_time_and_share(time_s, step_s)] for names, time_s in times_s.items()]
     print_table([*headers, "time", "share"], rows)
 
@@ -200,13 +200,13 @@ def _staged_document(found: StagedSimulation) -> dict[str, Any]:
 def _print_staged(found: StagedSimulation) -> None:
     step_s = found.step_time_s
     over = step_s / found.closed_form_s - 1 if found.closed_form_s else 0.0
-    beside = "" if abs(over) < 5e-5 else f", which is {abs(over):.2%} {'less' if over > 0 else 'more'}"
+    comparison = "" if abs(over) < 5e-5 else f", which is {abs(over):.2%} {'less' if over > 0 else 'more'}"
     say(headline(found.plan, found.machine))
     print_facts(
         {
             "step": found.plan.step_text,
             "one step": quantity(step_s, "s"),
-            "closed form": f"{quantity(found.closed_form_s, 's')}{beside}",
+            "closed form": f"{quantity(found.closed_form_s, 's')}{comparison}",
             "devices wait": f"{found.bubble:.1%} of the time, mean over all devices",
         }
     )

@@ -1,4 +1,4 @@
-"""`pase tables`, the cost tables of a model; `pase solve`, the best strategy of a file of them."""
+"""`pase tables`: write the cost tables of a model; `pase solve`: find the best strategy for a file of them."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""`pase train`: train replicas of a network that keep near one another, with one of eleven algorithms."""
+"""`pase train`: train replicas that elastic averaging or shared weights keep together, with one of 11 algorithms."""
 
 import json
 import sys
@@ -47,7 +47,7 @@ from pase.targets.training.checkpointing import checkpoint_flags
 from pase.targets.training.options import device_choice, device_options, dtype_option
 
 _FINISHED = {".json": "plan", ".py": "program"}
-"""What files that name their own devices are called, by their endings."""
+"""Descriptions of files that name their own devices, by their endings."""
 
 training_across_options = options_of_all(
     option(
@@ -112,7 +112,7 @@ training_across_options = options_of_all(
         "timeout_s",
         type=SECONDS,
         metavar="S",
-        help="Give up a process that takes longer than S seconds [never].",
+        help="Give up on a process that takes longer than S seconds [never].",
     ),
 )
 """Adds the options of `pase train` but those of models and devices."""
@@ -122,7 +122,7 @@ _ARGUMENTS = "pase.train.arguments"
 
 
 class _Command(click.Command):
-    """A command that keeps its arguments as they were given: processes of a job are started with the same ones."""
+    """A command that records its arguments: the processes of a job are started with the same ones."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_ARGUMENTS] = tuple(args)
@@ -170,11 +170,11 @@ def train_command(ctx: click.Context, /, source: str, model: ModelArguments, as_
 
 
 def _request(source: str, model: ModelArguments, values: Mapping[str, Any]) -> TrainingRequest:
-    """Return what the options ask for; PaseError for what cannot be."""
+    """Return the training that the options request; PaseError for invalid ones."""
     names = ("algorithm", "num_workers", "num_steps", "learning_rate", "report_every", "test_every", "until_accuracy")
     asked = {name: values[name] for name in (*names, *OPTIONS)}
     kept = ("packed", "dtype", "seed", "data", "test_data", "metrics_path", "trace_path")
-    # A file that names its own devices goes before options for them.
+    # A file that names its own devices has priority over options.
     own: dict[str, Any] = {}
     if Path(source).suffix not in _FINISHED:
         own = {"devices": model.num_devices or 1, "batch": model.batch, "arguments": model.arguments}
@@ -191,14 +191,14 @@ def _request(source: str, model: ModelArguments, values: Mapping[str, Any]) -> T
 
 
 def _train(request: TrainingRequest, **told: Any) -> None:
-    # Only now: it loads the framework, which takes seconds.
+    # Imported late, as it loads the framework, which takes seconds.
     from pase.easgd.session import train
 
     train(request, **told)
 
 
 def _shown(run: Callable[..., object], request: TrainingRequest, *, as_json: bool) -> int:
-    """Train, show what happens and what came of it, and return the exit status."""
+    """Train, display events and the result, and return the exit status."""
     done: dict[str, Any] = {}
     try:
         with ExitStack() as showing:
@@ -223,7 +223,7 @@ def _shown(run: Callable[..., object], request: TrainingRequest, *, as_json: boo
 
 
 def _take_part(request: TrainingRequest, cluster: Cluster, *, as_json: bool) -> Never:
-    """Do the part of this process in a cluster, and end it."""
+    """Run the part of this process in a cluster, and exit."""
     from pase.easgd.cluster_server import run_in_cluster
     from pase.easgd.session import last_checkpoint, train_task
 
@@ -233,7 +233,7 @@ def _take_part(request: TrainingRequest, cluster: Cluster, *, as_json: bool) -> 
             return
         try:
             status = _shown(partial(train_task, request, cluster), request, as_json=as_json)
-        except BrokenPipeError:  # whoever reads our output has seen enough
+        except BrokenPipeError:  # the reader has closed our output
             status = 0
         raise SystemExit(status)
 
@@ -252,7 +252,7 @@ def _start_processes(request: TrainingRequest, arguments: Sequence[str], values:
 
 
 def pase_command(arguments: Sequence[str]) -> list[str]:
-    """Return the command of a process that does what `pase` does with some arguments, in this very Python."""
+    """Return the command that runs `pase` with some arguments in the same Python."""
     return [sys.executable, "-c", "from pase.cli.main import main; main()", *arguments]
 
 
@@ -260,7 +260,7 @@ def _folder(request: TrainingRequest) -> Path | None:
     return request.checkpointing.folder if request.checkpointing else None
 
 
-# -- what is shown while it trains
+# -- display during training
 
 Event = dict[str, Any]
 Report = Callable[[Event], None]
@@ -268,7 +268,7 @@ Report = Callable[[Event], None]
 
 @contextmanager
 def shown(*, as_json: bool) -> Iterator[Report]:
-    """Give a function that shows an event as it comes: JSON on standard output, progress on standard error."""
+    """Return a function that displays an event as it arrives: JSON on standard output, progress on standard error."""
     is_live = is_terminal(sys.stderr) and not (as_json and sys.stdout.isatty())
     with live_table() if is_live else plain_lines(as_json) as progress:
 
@@ -282,7 +282,7 @@ def shown(*, as_json: bool) -> Iterator[Report]:
 
 @contextmanager
 def plain_lines(as_json: bool) -> Iterator[Report]:
-    """Give a function that shows an event as a line; nothing where lines of JSON say it."""
+    """Return a function that displays an event as a line; nothing where JSON lines are printed."""
 
     def report(event: Event) -> None:
         text = "" if as_json else _text(event)
@@ -294,7 +294,7 @@ def plain_lines(as_json: bool) -> Iterator[Report]:
 
 @contextmanager
 def live_table() -> Iterator[Report]:
-    """Give a function that shows workers in a table on a terminal, and what else happens in lines above it."""
+    """Return a function that displays workers in a table on a terminal, and other events in lines above it."""
     from rich.console import Console
     from rich.live import Live
     from rich.table import Table
@@ -338,7 +338,7 @@ def live_table() -> Iterator[Report]:
 
 
 def _text(event: Event) -> str:
-    """Return an event as a line, "" for one that is shown otherwise."""
+    """Return an event as a line, "" for one that is displayed otherwise."""
     match event["event"]:
         case "resumed":
             changed = f"; other than there: {', '.join(event['changed'])}" if event["changed"] else ""
@@ -378,11 +378,11 @@ def _tested(event: Event) -> str:
     return f"{_quality(event, 2)}({event['num_examples']} test examples)"
 
 
-# -- the end
+# -- summary
 
 
 def print_summary(done: Event) -> None:
-    """Print what a training came to, from its event ``done``."""
+    """Print the result of a training, from its event ``done``."""
     rows = []
     for worker, work in enumerate(done["workers"]):
         told = (
@@ -416,7 +416,7 @@ def print_summary(done: Event) -> None:
 
 
 def _print_parts(done: Event) -> None:
-    """Print where the time of each worker's steps went, and of the master's, in the columns of the paper's Table 3."""
+    """Print the breakdown of each worker's step time, and of the master's, in the columns of the paper's Table 3."""
     rows = {str(worker): work["parts"] for worker, work in enumerate(done["workers"]) if work is not None}
     rows |= {} if done["master_parts"] is None else {"master": done["master_parts"]}
     columns = {**PARTS, "other_s": "other"}
@@ -429,4 +429,4 @@ def _print_parts(done: Event) -> None:
     )
     hidden_s = sum(parts["hidden_s"] for parts in rows.values())
     if hidden_s:
-        say(f"hidden       {duration(hidden_s)} in all, beside these")
+        say(f"hidden       {duration(hidden_s)} in all, in addition to these")

@@ -219,11 +219,11 @@ calibrate --devices two | .*'two' is not usable; expected a whole number of 2 or
 calibrate --device TPU | .*'TPU' is not one of 'CPU', 'GPU'
 completion tcsh | .*'bash', 'zsh', 'fish'
 train | Missing argument 'MODEL\|PLAN\|train.py'
-train mlp --arrivals 0,x | .*'0,x' is no list of numbers; expected one such as 1,2,4,8
-train mlp --arrivals {5000 nines} | .*is no list of numbers; expected one such as 1,2,4,8
+train mlp --arrivals 0,x | .*'0,x' is not a list of numbers; expected one such as 1,2,4,8
+train mlp --arrivals {5000 nines} | .*is not a list of numbers; expected one such as 1,2,4,8
 train mlp --reduction ring | Invalid value for '--reduction'
 easgd-model --workers {65 numbers} | .*there are 65 numbers; expected 64 at most
-easgd-model --workers '' | .*'' is no list of numbers
+easgd-model --workers '' | .*'' is not a list of numbers
 easgd-model --algorithm easgd | .*'easgd' is not one of 'original-easgd-star', 'original-easgd'
 easgd-model --iteration-time 0 | .*0\.0 is not possible; expected a number of seconds above 0
 easgd-model --iteration-time nan | .*nan is not possible

@@ -43,7 +43,7 @@ def test_search_says_where_keys_and_values_go_round(pase: Command) -> None:
     for way, is_ring in (("gather", False), ("auto", True)):
         finished = pase("search", *long, "--machine", "h100", "--cost-model", "alpha_beta", "--attention", way)
         assert finished.status == 0
-        told = "attention               keys and values go round in layer1_self_attention and 1 more\n"
+        told = "attention               keys and values circulate in layer1_self_attention and 1 more\n"
         assert (told in finished.out) == is_ring
 
 
@@ -207,7 +207,7 @@ def test_machines_lists_the_presets_and_shows_one(pase: Command, tmp_path: Path)
     assert shown.count("source: ") == 4
     assert "kernels  products" not in shown
     kernels = pase("machines", "--show", "h100").out
-    assert "overlap  0.9 of the backward pass hides sums" in kernels
+    assert "overlap  0.9 of the backward pass overlaps with all-reduces" in kernels
     assert "kernels  products 0.8, convolutions 0.53, attention 0.35, memory 0.9" in kernels
     assert "half at    100 rows or columns, depth 100, in bfloat16" in kernels
     document = json.loads(pase("machines", "--show", "2080ti", "--json").out)

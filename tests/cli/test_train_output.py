@@ -134,7 +134,7 @@ def test_the_summary_of_a_training_that_went_well(capsys: pytest.CaptureFixture[
         "     0          0.0%          5.0%         25.0%         60.0%        2.5%        0.0%   7.5%",
         "     1          0.0%          5.0%         25.0%         60.0%        2.5%        0.0%   7.5%",
         "master          0.0%          0.0%         25.0%          0.0%        2.5%       65.0%   7.5%",
-        "hidden       500 ms in all, beside these",
+        "hidden       500 ms in all, in addition to these",
         "",
         "centre       loss 0.25  accuracy 97.50% (352 test examples)",
         "throughput   640 examples/s for 2.0 s; 1,280 examples in all",

@@ -209,7 +209,7 @@ def test_how_a_layer_is_computed_is_a_body_of_steps(value: Any) -> None:
         graph_from_document(document, DocumentSource(GraphError, "graph"))
     del document["operators"][0]["body"]
     document["operators"][0]["attributes"]["forward"] = value
-    with pytest.raises(GraphError, match="an older version's, which described as text what layers compute; search again"):
+    with pytest.raises(GraphError, match="an older version's, which described as text what layers compute"):
         graph_from_document(document, DocumentSource(GraphError, "graph"))
 
 

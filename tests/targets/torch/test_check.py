@@ -172,7 +172,7 @@ def test_from_the_command_line(capfd: pytest.CaptureFixture[str]) -> None:
     assert "output 1" in shown.out
     assert "differ by more than rounding explains" in shown.err.splitlines()[-1]
     assert run(["check", "alexnet"]) == 1
-    assert capfd.readouterr().err.splitlines()[-1].startswith("pase: 'alexnet' is no factory; give package.module:")
+    assert capfd.readouterr().err.splitlines()[-1].startswith("pase: 'alexnet' is not a factory; give package.module:")
 
 
 @pytest.mark.full

@@ -107,7 +107,7 @@ def test_a_plan_of_a_factory_trains_its_module_where_the_factory_is_named(
     assert run(["run", plan, *options]) == 0
     assert "--model package.module:function trains the PyTorch module itself" in capfd.readouterr().err
     assert run(["run", plan, "--model", "factories"]) == 1
-    assert "'factories' is no factory; give package.module:function" in capfd.readouterr().err
+    assert "'factories' is not a factory; give package.module:function" in capfd.readouterr().err
     assert run(["run", TAGGER, *given, "--model", TAGGER]) == 2
 
 
