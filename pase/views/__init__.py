@@ -1,1 +1,1 @@
-"""Plans as people look at them: drawings, exports, reports."""
+"""Views of plans: drawings, exports to other formats, and reports."""

@@ -227,7 +227,7 @@ def test_a_plan_is_drawn_and_saved(tmp_path: Path) -> None:
     drawn.save(tmp_path / "plan.svg")
     assert (tmp_path / "plan.svg").read_text(encoding="utf-8") == svg
     drawn.save(str(tmp_path / "text.SVG"))
-    with pytest.raises(ExportError, match=r"plan.png is no .svg file"):
+    with pytest.raises(ExportError, match=r"plan.png is not an .svg file"):
         drawn.save("plan.png")
     with pytest.raises(ExportError, match="cannot be written: No such file or directory"):
         drawn.save(tmp_path / "missing" / "plan.svg")

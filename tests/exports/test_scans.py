@@ -49,7 +49,7 @@ def test_turns_that_are_split_differently_are_named_with_what_the_same_splits_co
     (split,) = ({dim: 2} for dim, extent in dims["layers.1.gate"].items() if extent == 48)
     plan = make_plan(graph, 2, {"layers.1.gate": split})
     (note,) = (note for note in export(plan, "jax").notes if "lax.scan" in note)
-    assert note.startswith("split differently in the turns of one lax.scan: layers.0.gate, layers.1.gate; ")
+    assert note.startswith("split differently in iterations of one lax.scan: layers.0.gate, layers.1.gate; ")
     # The cost of the cheapest strategy that a scan can say stands beside the plan's own, and is that of a strategy.
     problem = problem_of(graph, 2, plan.machine, plan.cost_model)
     choice = solve(with_ties(problem, scanned_layers(graph).values()).tables).choice
@@ -57,7 +57,7 @@ def test_turns_that_are_split_differently_are_named_with_what_the_same_splits_co
         assert len({choice[graph.index[name]] for name in names}) == 1
     tied = problem.tables.evaluate(choice)
     costs = (quantity(cost, plan.cost_unit) for cost in (tied, plan.total_cost))
-    assert note.endswith("the cheapest strategy with all turns alike costs {}, this one {}".format(*costs))
+    assert note.endswith("the cheapest strategy with equal iterations costs {}, this one {}".format(*costs))
 
 
 def test_a_searched_plan_of_a_scan_tells_both_costs() -> None:
@@ -65,7 +65,7 @@ def test_a_searched_plan_of_a_scan_tells_both_costs() -> None:
     plan = pase.search(_llama(3), 8, machine=slow_machine())
     exported = export(plan, "jax")
     (note,) = (note for note in exported.notes if "lax.scan" in note)
-    assert "the cheapest strategy with all turns alike costs" in note
+    assert "the cheapest strategy with equal iterations costs" in note
     assert note.endswith(f", this one {quantity(plan.total_cost, plan.cost_unit)}")
     assert note in exported.text
 

@@ -113,8 +113,8 @@ def _body(**positions: object) -> str:
 @pytest.mark.parametrize(
     ("body", "status", "text"),
     [
-        ("{", 400, "the request is no JSON"),
-        ("[" * 9_000, 400, "the request is no JSON"),
+        ("{", 400, "the request is not JSON"),
+        ("[" * 9_000, 400, "the request is not JSON"),
         ("x" * 20_000, 413, "the request is too large"),
         ("[]", 400, "expected the position of every control, devices (0 to "),
         ("{}", 400, "expected the position of every control"),

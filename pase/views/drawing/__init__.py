@@ -1,1 +1,1 @@
-"""Drawings of graphs: where everything stands, which parts repeat, and what colours say. No framework, no files."""
+"""Graph drawing: placement of boxes and edges, repeated blocks, and colours; independent of frameworks and files."""

@@ -1,9 +1,8 @@
-"""Blocks of a graph that come several times in a row (`fold`), the graph in which they are one, and its drawing.
+"""Find consecutive repeated blocks of a graph (`fold`), merge them to one, and draw the result.
 
-Runs of blocks are where a graph continues as it was a period before. For a period p, each vertex is compared with the
-one p before it, and each edge with its copy, the edge between the vertices p before its own. In a run of blocks all
-edges between its vertices have copies; what comes in from before the run, or goes out to after it, may instead come
-from the same vertex, or go to the same, in all blocks.
+A run of blocks is a stretch in which the graph is periodic. For a period p, each vertex is compared with the one p
+positions earlier, and each edge with its copy, the edge shifted back by p. Within a run, all edges between its vertices
+have copies. Edges from before the run, or to vertices after it, may instead have the same outer vertex in all blocks.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -29,22 +28,24 @@ class Repeat:
 
     @property
     def first_block(self) -> range:
-        """The vertices of the first block, which stands for all."""
+        """Vertices of the first block, which represents all blocks."""
         return range(self.first, self.first + self.period)
 
     @property
     def end(self) -> int:
-        """The first vertex after the last block."""
+        """First vertex after the last block."""
         return self.first + self.period * self.count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
-    """What one period leaves of the edges into vertices. Pairs (w, w + period) are told by w.
+    """Constraints that one period places on runs, from the edges into vertices. The pair (w, w + period) has index w.
 
-    starts: [V + 1] whether two blocks may begin at a vertex. broken: [V] whether a pair after the first block ends a
-    run. outside: [V] the last vertex that either of a pair reads without a copy: it has to be before the run; -1 for
-    none.
+    Attributes:
+        starts: [V + 1] whether two blocks may start at a vertex.
+        broken: [V] whether a pair after the first block ends a run.
+        outside: [V] the last vertex from which either of a pair has an edge without a copy: it must be before the run;
+            -1 for none.
     """
 
     starts: Bools
@@ -53,16 +54,18 @@ class _View:
 
 
 class Side:
-    """The edges of a graph by what comes into its vertices; of the graph read backwards, by what goes out.
+    """Edges of a graph by their targets; or, for the reversed graph, by their sources.
 
-    classes: [V] equal numbers for equal signatures. sources, targets: [E], each source before its target.
+    Attributes:
+        classes: [V] equal numbers for equal signatures.
+        sources, targets: [E], each source before its target.
     """
 
     def __init__(self, classes: Ints, sources: Ints, targets: Ints) -> None:
         self.classes = classes
         order = np.lexsort((targets, sources))
         self.sources, self.targets = sources[order], targets[order]
-        # Edges between the same two vertices are told apart by their number among them.
+        # Parallel edges are distinguished by their number.
         pairs = self.sources * len(classes) + self.targets
         self.numbers = np.arange(len(pairs)) - np.searchsorted(pairs, pairs)
         self.width = int(self.numbers.max(initial=0)) + 1
@@ -71,18 +74,17 @@ class Side:
         np.minimum.at(self.nearest, self.targets, self.targets - self.sources)
 
     def candidates(self, period: int) -> Bools:
-        """Return [V + 1] where two blocks may begin as far as signatures and the nearest edge into each vertex
-        tell."""
+        """Return [V + 1] candidates for the start of two blocks, from signatures and each vertex's shortest edge."""
         w = np.arange(len(self.classes) - period)
         equal = self.classes[period:] == self.classes[:-period]
         nearest, later = self.nearest[:-period], self.nearest[period:]
-        # Where one of a pair alone has an edge that short, it must come from before the run.
+        # If only one vertex of a pair has an edge that short, the edge must come from before the run.
         reach = np.where(equal, w - np.minimum(nearest, later), w)
         wrong = ~equal | (nearest != later)
         return ~_any((w - period + 1)[wrong], reach[wrong], len(self.classes))
 
     def view(self, period: int) -> _View:
-        """Return what a period leaves, with every edge compared."""
+        """Return the constraints of a period, comparing every edge."""
         size = len(self.classes)
         has_earlier = self._present(-period, -period)
         has_later = self._present(period, period)
@@ -106,7 +108,7 @@ class Side:
         return _View(starts=~_any(first, last, size), broken=broken, outside=outside)
 
     def _present(self, by_source: int, by_target: int) -> Bools:
-        """Return [E] whether there is an edge between the vertices so far from each edge's own."""
+        """Return [E] whether the graph has the edge between the vertices at these offsets from each edge's own."""
         size = len(self.classes)
         sources, targets = self.sources + by_source, self.targets + by_target
         keys = (sources * size + targets) * self.width + self.numbers
@@ -116,7 +118,7 @@ class Side:
 
 
 def _any(first: Ints, last: Ints, size: int) -> Bools:
-    """Return [size + 1] which numbers lie in any of some intervals, both ends included; empty ones count nothing."""
+    """Return [size + 1] which numbers are in any of some closed intervals; empty intervals contain none."""
     full = last >= np.maximum(first, 0)
     first, last = np.maximum(first[full], 0), last[full]
     steps = np.bincount(first, minlength=size + 2) - np.bincount(last + 1, minlength=size + 2)
@@ -124,10 +126,10 @@ def _any(first: Ints, last: Ints, size: int) -> Bools:
 
 
 def runs(classes: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[Repeat]:
-    """Return runs of at least two blocks, as long as each start of its period lets them be.
+    """Return maximal runs of at least two blocks for each start of their period.
 
-    Left out are those that lie within a run of a period that divides theirs. Time: O(V + E) for each period for which
-    signatures and shortest edges repeat; O(V) otherwise.
+    Runs within a run whose period divides theirs are omitted. Time: O(V + E) for each period for which signatures and
+    shortest edges repeat; O(V) otherwise.
     """
     size = len(classes)
     pairs = np.asarray(edges, np.int64).reshape(-1, 2)
@@ -135,7 +137,7 @@ def runs(classes: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[Repea
     forwards = Side(numbers, pairs[:, 0], pairs[:, 1])
     backwards = Side(numbers[::-1].copy(), size - 1 - pairs[:, 1], size - 1 - pairs[:, 0])
     found: list[Repeat] = []
-    long: list[Repeat] = []  # of which a run of a longer period could be a part
+    long: list[Repeat] = []  # a run of a longer period could be a part of one of these
     for period in range(1, size // 2 + 1):
         if np.count_nonzero(forwards.classes[period:] == forwards.classes[:-period]) < period:
             continue
@@ -156,7 +158,7 @@ def _of_period(period: int, forwards: _View, backwards: _View, allowed: Bools) -
     size = len(forwards.broken)
     starts = np.flatnonzero(forwards.starts & allowed)
     ends = backwards.starts[::-1]  # by the vertex after the last block
-    # The same pairs, told by their earlier vertices again.
+    # The same pairs, indexed by their earlier vertices again.
     broken_out = np.zeros(size, np.bool_)
     broken_out[: size - period] = backwards.broken[: size - period][::-1]
     outside_out = np.full(size, size, np.int64)
@@ -181,24 +183,27 @@ def _of_period(period: int, forwards: _View, backwards: _View, allowed: Bools) -
 
 
 def _following(marks: Bools) -> Ints:
-    """Return [size + 1] the first marked number from each on; the size where there is none."""
+    """Return [size + 1] the first marked number at or after each index; `size` where there is none."""
     size = len(marks)
     places = np.where(marks, np.arange(size), size)
     return np.append(np.minimum.accumulate(places[::-1])[::-1], size)
 
 
 LEAST_REMOVED = 2
-"""Vertices that a fold has to take away: a frame around one vertex that comes twice says no less than two vertices."""
+"""Least number of vertices that a fold must remove: framing one vertex that repeats twice gains nothing."""
 
 
 def fold(signatures: Sequence[Hashable], edges: Sequence[tuple[int, int]]) -> tuple[Repeat, ...]:
-    """Return runs of isomorphic blocks that do not overlap and of which folding takes away most vertices.
+    """Return non-overlapping runs of isomorphic blocks whose folding removes the most vertices.
 
-    signatures: [V] what vertices have to share, in topological order. edges: (source, target), source < target. Blocks
-    have the same signatures, the same edges within and the same edges to the blocks after them. What they read from
-    before the run, or give to vertices after it, is the same vertex for all, or as far from each; the first block, and
-    the last, may have others there in place of a block that is not there. Edges that pass over a whole block do not
-    begin or end with the run.
+    Blocks have the same signatures, the same edges within, and the same edges to the next block. Their edges from
+    before the run, or to vertices after it, have the same outer vertex for all blocks, or one at equal distance; the
+    first and the last block may have others in place of the missing neighbour. An edge that skips a whole block must
+    not start or end within the run.
+
+    Args:
+        signatures: [V] values that must be equal for vertices to match, in topological order.
+        edges: (source, target), source < target.
     """
     assert all(0 <= u < v < len(signatures) for u, v in edges), "vertices are not in topological order"
     known: dict[Hashable, int] = {}
@@ -210,28 +215,32 @@ def fold(signatures: Sequence[Hashable], edges: Sequence[tuple[int, int]]) -> tu
 
 
 _Worth = tuple[int, int, int, int]
-"""Vertices removed, minus the sum of periods, minus vertices that are given on, sum of first vertices."""
+"""Vertices removed, minus the sum of periods, minus vertices passed on to the next block, sum of first vertices."""
 
 
 def _best(found: Sequence[Repeat], last_reader: Sequence[int]) -> list[Repeat]:
-    """Return the parts of runs that remove most together (weighted intervals); last_reader: [V] of each vertex.
+    """Return the parts of runs that remove most in total (weighted interval scheduling).
 
-    On ties: the smallest periods, then the fewest vertices that one block gives to the next, then the latest: what
-    matches in front of a run is often the end of something else.
+    Ties are resolved by the smallest periods, then the fewest vertices that one block passes to the next, then the
+    latest start: a match before a run is often the end of another structure.
+
+    Args:
+        found: The runs.
+        last_reader: [V] last vertex that reads each one.
     """
     by_position: list[list[tuple[Repeat, int]]] = [[] for _ in range(len(last_reader) + 1)]  # with its blocks before
     for run in found:
         for block in range(run.count + 1):
             by_position[run.first + block * run.period].append((run, block))
-    # How many vertices of a block others read after it.
+    # Number of vertices of a block that later vertices outside it read.
     given = {
         run: sum(last >= run.first_block.stop for last in last_reader[run.first : run.first_block.stop])
         for run in found
     }
-    # Of the folds of what comes before each position, the best: what it is worth, and its last fold if that ends here.
+    # For each prefix of positions the best folds: their worth, and the last fold if it ends there.
     best: list[_Worth] = [(0, 0, 0, 0)]
     ends: list[Repeat | None] = [None]
-    # Within each run the best block to begin with, as if it removed everything from the run's first block on.
+    # Within each run the best block to start with, as if it removed everything from the run's first block on.
     begin: dict[Repeat, tuple[_Worth, int]] = {}
     for position, entries in enumerate(by_position):
         if position:
@@ -264,10 +273,12 @@ def _best(found: Sequence[Repeat], last_reader: Sequence[int]) -> list[Repeat]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedEdge:
-    """Edges of a graph that are one after folding.
+    """Edges of a graph that folding merges into one.
 
-    source, target: representatives. is_loop_back: leads from a block to a later one of the same repeat. edges: numbers
-    of those that it stands for.
+    Attributes:
+        source, target: Representatives.
+        is_loop_back: Whether it leads from a block to a later one of the same repeat.
+        edges: Numbers of the edges that it represents.
     """
 
     source: int
@@ -278,9 +289,12 @@ class FoldedEdge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedGraph:
-    """Vertices that stand for themselves, or for those at their place in every block of a repeat.
+    """A graph in which one vertex represents those at its place in every block of a repeat.
 
-    vertices: representatives, in their order. members: all vertices of each. edges: in the order of their first.
+    Attributes:
+        vertices: Representatives, in their order.
+        members: All vertices that each one represents.
+        edges: Edges, in the order of the first that each represents.
     """
 
     vertices: tuple[int, ...]
@@ -289,7 +303,7 @@ class FoldedGraph:
 
 
 def folded(num_vertices: int, edges: Sequence[tuple[int, int]], repeats: Sequence[Repeat]) -> FoldedGraph:
-    """Return the graph in which the first block of each repeat stands for all of them."""
+    """Return the graph in which the first block of each repeat represents all of its blocks."""
     representative = list(range(num_vertices))
     block: list[tuple[int, int]] = [(-1, 0)] * num_vertices  # (repeat, block of it)
     for number, repeat in enumerate(repeats):
@@ -317,16 +331,16 @@ def folded(num_vertices: int, edges: Sequence[tuple[int, int]], repeats: Sequenc
 
 # -- the drawing
 #
-# Every block is drawn by itself; around it, the rest of the graph is drawn with the frame as one box. Edges pass a
+# Every block is drawn separately; around it, the rest of the graph is drawn with the frame as one box. Edges pass a
 # frame's border at ports. Those from one vertex outside share a port above the block, those from one vertex of the
-# block share a port below it. What a block gives to the next one leaves below and goes round the frame's right side to
-# a port above: to that of the vertex which the first block reads in its place, where there is one.
+# block share a port below it. Edges from a block to the next one leave below and lead around the frame's right side to
+# a port above: the port of the vertex which the first block reads in its place, if there is one.
 
 PAD = 14.0
 """Gap between a frame and what is in it."""
 
 HEAD = 30.0
-"""Height of the strip in which a frame says how often its block comes."""
+"""Height of the strip in which a frame shows the number of blocks."""
 
 LANE = 10.0
 """Gap between edges to the next block, on a frame's right side."""
@@ -337,7 +351,7 @@ _FOOT = 6.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """The border round a block; x, y: its upper left corner."""
+    """The border around a block; x, y: its upper left corner."""
 
     repeat: Repeat
     x: float
@@ -348,11 +362,13 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """Where everything of a folded graph is; y grows downwards, everything lies in [0, width] x [0, height].
+    """Positions of all parts of a folded graph; y grows downwards, everything is within [0, width] x [0, height].
 
-    positions: [V] the middle of each representative's box, in the graph's order. routes: [E] a polyline for each of
-    the graph's edges, from its source's boundary to its target's; those of loops lead round their frame. frames: of
-    each repeat.
+    Attributes:
+        positions: [V] the centre of each representative's box, in the graph's order.
+        routes: [E] a polyline for each of the graph's edges, from its source's boundary to its target's; those of loops
+            lead around their frame.
+        frames: Frame of each repeat.
     """
 
     positions: tuple[Point, ...]
@@ -410,9 +426,12 @@ def arranged(graph: FoldedGraph, repeats: Sequence[Repeat], sizes: Sequence[tupl
 class _Block:
     """A repeat's block with its frame, whose upper left corner is at (0, 0).
 
-    positions: [period] the middle of each vertex. routes: of each of the graph's edges within the block or to the
-    next, by number. enters, leaves: of the graph's other edges, by number, the part within the frame, from border to
-    vertex or from vertex to border. axis: where the frame should stand below what it reads.
+    Attributes:
+        positions: [period] the centre of each vertex.
+        routes: Routes of the graph's edges within the block or to the next, by number.
+        enters, leaves: For the graph's other edges, by number, the part within the frame, from border to vertex or from
+            vertex to border.
+        axis: Where the frame should be placed below the vertices that it reads.
     """
 
     repeat: Repeat
@@ -428,9 +447,9 @@ class _Block:
 def _around(
     graph: FoldedGraph, owner: Mapping[int, _Block], size_of: Mapping[int, tuple[float, float]]
 ) -> tuple[Drawing, Mapping[int, int], Mapping[int, int]]:
-    """Return the drawing in which each frame is one box, the box of each vertex, the line of each edge out of frames.
+    """Return the drawing with each frame as one box, the box of each vertex, and the line of each edge out of frames.
 
-    A box is as wide as lets its block's axis stand in its middle. Edges between the same two boxes that pass a frame at
+    A box is wide enough for its block's axis to be in its middle. Edges between the same two boxes that pass a frame at
     the same place are one line.
     """
     box_of: dict[int, int] = {}
@@ -474,7 +493,7 @@ def _block(graph: FoldedGraph, repeat: Repeat, sizes: Mapping[int, tuple[float, 
             leaving.append(n)
         if ends and (edge.is_loop_back or not starts):
             readers.setdefault(edge.source, set()).add(edge.target)
-    # Ports above and below the block, and above it those of what later blocks read, by the vertex whose tensor passes.
+    # Ports above and below the block, and those above it for reads by later blocks, by the vertex whose tensor passes.
     free = count(repeat.period)
     above = {u: next(free) for u in dict.fromkeys(edges[n].source for n in entering)}
     next_above: dict[int, int] = {}
@@ -483,7 +502,7 @@ def _block(graph: FoldedGraph, repeat: Repeat, sizes: Mapping[int, tuple[float, 
         port = next(ports, None)
         next_above[u] = next(free) if port is None else port
     below = {u: next(free) for u in dict.fromkeys(edges[n].source for n in (*leaving, *back))}
-    # Each edge of the graph as the lines of the block's drawing: one to a port below, and one from a port or a vertex.
+    # Each edge of the graph as lines of the block's drawing: one to a port below, and one from a port or a vertex.
     down = {n: (edges[n].source - first, below[edges[n].source]) for n in (*leaving, *back)}
     up = {n: (edges[n].source - first, edges[n].target - first) for n in inner}
     up |= {n: (above[edges[n].source], edges[n].target - first) for n in entering}

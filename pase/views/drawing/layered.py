@@ -1,13 +1,13 @@
-"""`layered`: a drawing of a graph in rows, from top to bottom (Sugiyama, Tagawa and Toda 1981).
+"""`layered`: draw a graph in rows, from top to bottom (Sugiyama, Tagawa and Toda 1981).
 
-Edges are polylines: straight down beside boxes, to the side only between two rows.
+Edges are polylines that are vertical within rows and slanted only between two rows.
 
-Rows are cut into segments that can be arranged one at a time, repeated ones once: where a row holds a single vertex and
-no edge passes beside it, what is above does not see what is below. All such vertices stand on one vertical line. Within
-a segment the order of each row is found first, so that few edges cross (barycentres, then swaps of neighbours); then
-where each vertex stands, so that edges are straight (Brandes and Köpf 2002): vertices are joined to blocks that stand
-on one vertical line, in four ways: with their neighbours above or below, the left or the right of two in the middle.
-Each way is packed from the left; the result is the mean of the middle two.
+The rows are divided into segments that are laid out separately, repeated ones once: if a row consists of a single
+vertex and no edge passes it, the parts above and below are independent. All such vertices are on one vertical line.
+Within a segment, vertices are first ordered in each row to reduce crossings (barycentres, then swaps of neighbours).
+Then they are positioned so that edges are straight (Brandes and Köpf 2002): vertices are joined to vertically aligned
+blocks in four ways, with their neighbours above or below, preferring the left or the right of two medians. Each way is
+packed from one side; the result is the mean of the middle two.
 """
 
 from bisect import bisect_right, insort
@@ -26,10 +26,14 @@ def rows(
 ) -> tuple[int, ...]:
     """Return [V] the row of each vertex of an acyclic graph: every edge leads to a later row.
 
-    A vertex that nothing follows stands as early as its predecessors let it, all others as late as their successors
-    let them: what enters late (a second input) stands by its reader, and what ends early (a second output) by its
-    source. at_top: vertices without predecessors, in a row before all others; at_bottom: without successors, after all
-    others.
+    A vertex without successors is as early as its predecessors permit, all others as late as their successors permit.
+    An additional input is thus next to its reader, and an additional output next to its source.
+
+    Args:
+        num_vertices: Number of vertices.
+        edges: (source, target).
+        at_top: Vertices without predecessors to place in a row before all others.
+        at_bottom: Vertices without successors to place in a row after all others.
     """
     apart = {*at_top, *at_bottom}
     inner = [(u, v) for u, v in edges if not (u in apart or v in apart)] if apart else edges
@@ -70,7 +74,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """The height that a row takes; left and right: how far its boxes, and the edges that pass them, reach."""
+    """The vertical extent of a row; left and right: how far its boxes, and the edges that pass them, reach."""
 
     top: float
     bottom: float
@@ -79,14 +83,14 @@ class Band:
 
     @property
     def middle(self) -> float:
-        """Return the height of the middle of the row's boxes."""
+        """Height of the centre of the row's boxes."""
         return (self.top + self.bottom) / 2
 
 
 def _through(
     xs: Sequence[float], bands: Sequence[Band], source_height: float, target_height: float
 ) -> tuple[Point, ...]:
-    """Return the way of an edge through some rows; xs: where it is in each, from its source to its target."""
+    """Return the route of an edge through some rows; xs: its position in each, from its source to its target."""
     first, last = bands[0], bands[-1]
     points = [(xs[0], first.middle + source_height / 2), (xs[0], first.bottom)]
     for x, band in zip(xs[1:-1], bands[1:-1], strict=True):
@@ -95,7 +99,7 @@ def _through(
 
 
 def straightened(route: Sequence[Point]) -> tuple[Point, ...]:
-    """Return a polyline without the points that lie on the straight line between those beside them."""
+    """Return a polyline without the points that are on the straight line between their neighbours."""
     kept: list[Point] = []
     for point in route:
         if kept and point == kept[-1]:
@@ -113,14 +117,14 @@ def _on_line(a: Point, b: Point, c: Point) -> bool:
 
 
 ROW_GAP = 26.0
-"""Gap between two rows; it is wider where edges go far to the side between the rows."""
+"""Gap between two rows; it is wider where edges lead far to the side between the rows."""
 
 _MOST_ROW_GAP = 76.0
 _SLOPE = 0.12
-"""Height that the gap gains for each unit that an edge goes to the side."""
+"""Additional height of the gap for each unit that an edge leads to the side."""
 
 _LONGEST = 12
-"""Rows that an edge passes within the drawing; longer ones go round it."""
+"""Maximum number of rows that an edge passes within the drawing; longer ones are routed around it."""
 
 _PARALLEL = 6.0
 """Gap between edges that join the same two boxes."""
@@ -128,10 +132,11 @@ _PARALLEL = 6.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """Where everything is; y grows downwards, everything lies in [0, width] x [0, height].
+    """Positions of boxes and edges; y grows downwards, everything is within [0, width] x [0, height].
 
-    positions: [V] the middle of each vertex's box. routes: [E] one polyline for each edge, from its source's boundary
-    to its target's.
+    Attributes:
+        positions: [V] the centre of each vertex's box.
+        routes: [E] one polyline for each edge, from its source's boundary to its target's.
     """
 
     positions: tuple[Point, ...]
@@ -148,14 +153,18 @@ def layered(
     at_top: Collection[int] = (),
     at_bottom: Collection[int] = (),
 ) -> Drawing:
-    """Return a drawing in which edges lead downwards and boxes stay clear of one another and of edges.
+    """Return a drawing in which edges lead downwards, and boxes overlap neither each other nor edges.
 
-    sizes: [V] width and height of each box. edges: (source, target), without cycles; several between two vertices are
-    all drawn. The same input gives the same drawing. ends: [E] how far from the middle of its source and of its target
-    each edge begins and ends; the middle by default. at_top: vertices that nothing precedes, for a row above all
-    others; at_bottom: that nothing follows, below them.
+    The same input gives the same drawing.
+
+    Args:
+        sizes: [V] width and height of each box.
+        edges: (source, target), without cycles; parallel edges are all drawn.
+        ends: [E] offset of each edge's ends from the centre of its source and of its target; default: 0.
+        at_top: Vertices without predecessors, for a row above all others.
+        at_bottom: Vertices without successors, for a row below all others.
     """
-    assert all(0 <= v < len(sizes) for edge in edges for v in edge), "an edge of a vertex that is not there"
+    assert all(0 <= v < len(sizes) for edge in edges for v in edge), "an edge has an unknown vertex"
     row_of = rows(len(sizes), edges, at_top=at_top, at_bottom=at_bottom)
     within, around = _divided(row_of, edges)
     ends = _apart(edges, [(0.0, 0.0)] * len(edges) if ends is None else ends, row_of, sizes)
@@ -186,7 +195,7 @@ def layered(
 def extent(
     boxes: Iterable[tuple[float, float, float, float]], routes: Iterable[Iterable[Point]]
 ) -> tuple[float, float, float, float]:
-    """Return the left and upper edge, the width and the height of boxes, told in the same way, and routes together."""
+    """Return the bounding box of boxes and routes, as its left and upper edge, width and height, like the boxes."""
     xs, ys = [x for route in routes for x, _ in route], [y for route in routes for _, y in route]
     for x, y, width, height in boxes:
         xs += [x, x + width]
@@ -196,14 +205,15 @@ def extent(
 
 
 def moved(points: Iterable[Point], x: float, y: float) -> tuple[Point, ...]:
-    """Return points, so much further to the right and down."""
+    """Return points translated by (x, y)."""
     return tuple((px + x, py + y) for px, py in points)
 
 
 def _divided(row_of: Sequence[int], edges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    """Return the edges that pass through the rows between their ends, and those that go round the drawing.
+    """Return the edges that pass through the rows between their ends, and those routed around the drawing.
 
-    Each row that an edge passes costs as much as a vertex: the longest go round where they would outnumber them.
+    Each row that an edge passes costs as much as a vertex: the longest edges are routed around where they would
+    outnumber the vertices.
     """
     spans = sorted((row_of[v] - row_of[u], number) for number, (u, v) in enumerate(edges))
     budget = 1000 + 2 * len(row_of)
@@ -221,9 +231,9 @@ def _bands(
     x_of: Sequence[float],
     ways: Sequence[tuple[int, tuple[float, ...]]],
 ) -> list[Band]:
-    """Return what each row takes: as high as its highest box, farther from the next where edges go far to the side.
+    """Return the vertical extents of rows: the height of the highest box, with a wider gap below long slanted edges.
 
-    ways: the first row of an edge and where it is in that and the following ones.
+    ways: first row of each edge, and its position in that and the following rows.
     """
     num_rows = max(row_of, default=-1) + 1
     heights, aside = [0.0] * num_rows, [0.0] * num_rows
@@ -253,10 +263,10 @@ def _around(
     positions: Sequence[Point],
     bands: Sequence[Band],
 ) -> Iterator[tuple[int, tuple[Point, ...]]]:
-    """Yield (edge, way) of those that go round the drawing.
+    """Yield (edge, route) of the edges that are routed around the drawing.
 
-    Edges of one source share a lane, outside of all that stands in the rows that it passes; shorter ones are nearer to
-    the drawing. How high an edge leaves and enters between two rows tells lanes apart where they meet.
+    Edges of one source share a lane, outside of all boxes in the rows that it passes; shorter ones are nearer to the
+    drawing. The height at which an edge leaves and enters between two rows distinguishes lanes where they meet.
     """
     of_source: dict[int, list[int]] = {}
     for number in numbers:
@@ -286,7 +296,7 @@ def _apart(
     row_of: Sequence[int],
     sizes: Sequence[tuple[float, float]],
 ) -> list[tuple[float, float]]:
-    """Return the ends of edges, moved to the side where several lie on the same line."""
+    """Return the ends of edges, moved to the side where several edges would coincide."""
     between: dict[tuple[int, int, tuple[float, float]], list[int]] = {}
     for number, (u, v) in enumerate(edges):
         if row_of[v] == row_of[u] + 1:
@@ -304,16 +314,16 @@ Adjacency = Sequence[Sequence[int]]
 
 _ROUNDS = 12
 _PATIENCE = 2
-"""The search ends after so many rounds without fewer crossings."""
+"""The search ends after this many rounds without fewer crossings."""
 
 _SWAPPED = 400
-"""Vertices in a drawing whose neighbours are swapped as well: that costs more than it gives in large ones."""
+"""Maximum number of vertices in a drawing for which neighbours are swapped, which is expensive in large ones."""
 
 
 def ordered(rows: Sequence[Sequence[int]], above: Adjacency, below: Adjacency) -> list[list[int]]:
-    """Return the vertices of each row from left to right, with no more crossings than in the order given.
+    """Return the vertices of each row from left to right, with no more crossings than in the given order.
 
-    above, below: [V] neighbours in the row before and after; edges join neighbouring rows alone.
+    above, below: [V] neighbours in the previous and next row; edges only join neighbouring rows.
     """
     order = [list(row) for row in rows]
     place = [0] * len(above)
@@ -382,7 +392,7 @@ def _sweep(order: Sequence[list[int]], near: Adjacency, place: list[int], *, to_
 
 
 def _swap(order: Sequence[list[int]], above: Adjacency, below: Adjacency, place: list[int]) -> bool:
-    """Exchange neighbours in a row wherever that takes crossings away."""
+    """Swap neighbours in a row wherever that reduces crossings."""
     changed = improved = True
     changed = False
     while improved:
@@ -399,7 +409,7 @@ def _swap(order: Sequence[list[int]], above: Adjacency, below: Adjacency, place:
 
 
 def _pair(left: Sequence[int], right: Sequence[int], place: Sequence[int]) -> int:
-    """Return how many crossings of two neighbours' edges an exchange takes away."""
+    """Return by how much a swap of two neighbours reduces the crossings of their edges."""
     gain = 0
     for a in left:
         for b in right:
@@ -417,10 +427,13 @@ def x_coordinates(
     half_widths: Sequence[float],
     is_vertex: Sequence[bool],
 ) -> list[float]:
-    """Return [V] where the middle of each vertex is, so that those of a row do not meet.
+    """Return [V] the x coordinate of each vertex's centre, without overlaps in a row.
 
-    order: the vertices of each row from left to right. half_widths: half of the room that each takes. is_vertex: False
-    for the points of an edge that crosses a row; a chain of them is made straight before anything else.
+    Args:
+        order: The vertices of each row from left to right.
+        above, below: [V] neighbours in the previous and next row.
+        half_widths: Half of the width that each takes.
+        is_vertex: False for the points at which an edge crosses a row; chains of these are straightened first.
     """
     place = [0] * len(half_widths)
     for row in order:
@@ -443,7 +456,7 @@ def x_coordinates(
 def _barred(
     order: Sequence[Sequence[int]], above: Adjacency, place: Sequence[int], is_vertex: Sequence[bool]
 ) -> set[tuple[int, int]]:
-    """Return the pieces (upper, lower) that cross a piece within a long edge: those give way to it."""
+    """Return the pieces (upper, lower) that cross a piece within a long edge, and so must not be straightened."""
     barred = set()
     for upper, lower in pairwise(order):
         inner = [
@@ -462,9 +475,10 @@ def _barred(
 
 
 def _mutual(near: Adjacency, far: Adjacency, is_vertex: Sequence[bool]) -> list[tuple[int, ...]]:
-    """Return [V] the middle neighbours on one side, from left to right, of which each vertex is a middle one, too.
+    """Return [V] the median neighbours on one side, from left to right, of which each vertex is a median, too.
 
-    Of two, a vertex alone before an edge that passes: the way through a block is straight, what skips it is beside it.
+    Of two medians, only a vertex is kept if the other is a passing edge: the path through a block is straight, and skip
+    connections run next to it.
     """
     middle, back = [_middle(vs, is_vertex) for vs in near], [_middle(vs, is_vertex) for vs in far]
     return [tuple(u for u in medians if v in back[u]) for v, medians in enumerate(middle)]
@@ -508,7 +522,7 @@ def _aligned(
 def _packed(
     order: Sequence[Sequence[int]], root: Sequence[int], half_widths: Sequence[float], *, leftwards: bool
 ) -> list[float]:
-    """Return [V] the x_coordinates of blocks that stand as far to one side as those before them let them."""
+    """Return [V] the x coordinates of blocks that are packed as far to one side as the previous ones permit."""
     before: dict[int, dict[int, float]] = {v: {} for v in range(len(root)) if root[v] == v}
     following: dict[int, list[int]] = {v: [] for v in before}
     for row in order:
@@ -521,7 +535,7 @@ def _packed(
                 rooms[root[v]] = room
             elif rooms[root[v]] < room:
                 rooms[root[v]] = room
-    # From the first side, each as near to it as it may be.
+    # From the first side, each as near to it as possible.
     waiting = {v: len(rooms) for v, rooms in before.items()}
     queue = [v for v, number in waiting.items() if not number]
     position: dict[int, float] = {}
@@ -532,7 +546,7 @@ def _packed(
             if not waiting[w]:
                 queue.append(w)
     assert len(position) == len(before), "blocks of a drawing cross"
-    # What has something after it comes as near to that as it may, so that no block stays behind alone.
+    # Blocks with a successor move as near to it as possible, so that no block remains isolated.
     for v in reversed(queue):
         if following[v]:
             position[v] = min([position[w] - before[w][v] for w in following[v]])
@@ -541,7 +555,7 @@ def _packed(
 
 
 def _balanced(ways: Sequence[Sequence[float]]) -> list[float]:
-    """Return the mean of the middle two of four, after all have been moved to where the narrowest stands."""
+    """Return the mean of the middle two of four layouts, after aligning all with the narrowest."""
     extents = [(min(way), max(way)) for way in ways]
     narrow = min(range(4), key=lambda i: extents[i][1] - extents[i][0])
     shifts = []
@@ -559,7 +573,7 @@ NODE_GAP = 22.0
 """Gap between two boxes of a row."""
 
 EDGE_GAP = 12.0
-"""Gap between an edge and what stands beside it."""
+"""Gap between an edge and a neighbouring box."""
 
 _STRAIGHT = 1e-6
 
@@ -568,8 +582,10 @@ _STRAIGHT = 1e-6
 class Segment:
     """Rows of points, numbered within the segment from left to right and from top to bottom as they were given.
 
-    rows: the points of each; where the first or the last is one point, that is a vertex on the common line. widths: of
-    each point's box, or -1 for a point that an edge passes. pieces: pairs of points in neighbouring rows.
+    Attributes:
+        rows: The points of each row; a first or last row of one point is a vertex on the common line.
+        widths: Width of each point's box, or -1 for a point that an edge passes.
+        pieces: Pairs of points in neighbouring rows.
     """
 
     rows: tuple[range, ...]
@@ -580,7 +596,7 @@ class Segment:
 def placed(
     row_of: Sequence[int], widths: Sequence[float], edges: Sequence[tuple[int, int]], within: Iterable[int]
 ) -> tuple[list[float], dict[int, tuple[float, ...]]]:
-    """Return [V] where each vertex is, and by edge where it passes the rows between its ends."""
+    """Return [V] the x coordinate of each vertex, and by edge its coordinates in the rows between its ends."""
     points: list[list[tuple[int, int]]] = [[] for _ in range(max(row_of, default=-1) + 1)]  # (edge or -1, vertex)
     place = [0] * len(row_of)
     for v, row in enumerate(row_of):
@@ -620,7 +636,7 @@ def placed(
 
 
 def _arranged(segment: Segment) -> tuple[float, ...]:
-    """Return where each point of a segment is; those of the common line are at 0."""
+    """Return the x coordinate of each point of a segment; those on the common line are at 0."""
     if len(segment.widths) == len(segment.rows):
         return (0.0,) * len(segment.widths)
     above: list[list[int]] = [[] for _ in segment.widths]
@@ -635,9 +651,9 @@ def _arranged(segment: Segment) -> tuple[float, ...]:
 
 
 def _tied(found: Sequence[float], segment: Segment) -> tuple[float, ...]:
-    """Move a segment so that its ends are on the common line; an end that stands beside it is put there.
+    """Move a segment so that its ends are on the common line; an end that is off the line is moved onto it.
 
-    As few edges of the ends as can be are made oblique, and those as little.
+    As few edges of the ends as possible become oblique, and those as little as possible.
     """
     ends = [row[0] for row in (segment.rows[0], segment.rows[-1]) if len(row) == 1]
     if not ends:

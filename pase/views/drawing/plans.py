@@ -1,8 +1,7 @@
-"""What every drawing of a plan shows: its graph, folded, the bytes of its edges, and colours for what is split.
+"""Common parts of all drawings of a plan: its folded graph, the bytes of its edges, and colours for splits.
 
-Colours are ones that people with any colour vision tell apart, each with a label. The light ones are Paul Tol's
-qualitative "light" scheme (SRON/EPS/TN/09-002), made for dark text on them; the dark ones have the same hues, for light
-text.
+Colours are distinguishable with any colour vision, and each has a label. The light ones are Paul Tol's qualitative
+"light" scheme (SRON/EPS/TN/09-002), made for dark text on them; the dark ones have the same hues, for light text.
 """
 
 from collections import Counter
@@ -25,16 +24,16 @@ PALETTE = (
     ("#bbcc33", "#353c20"),
     ("#99ddff", "#274968"),
 )
-"""Fill in light and in dark surroundings."""
+"""Fill in light and in dark mode."""
 
 UNSPLIT = ("#eceff1", "#626a77")
-"""Fill of layers that are not split, in light and in dark surroundings."""
+"""Fill of layers that are not split, in light and in dark mode."""
 
 FILLS = tuple(colour for pair in (*PALETTE, UNSPLIT) for colour in pair)
 """All fills."""
 
 PATTERNS = ("plain", "stripes", "dots", "grid", "waves")
-"""What is drawn over a colour that stands for a second, third, … class."""
+"""Patterns drawn over a colour that is used for a second, third, … class."""
 
 NOT_SPLIT = "not split"
 
@@ -53,7 +52,7 @@ class SplitClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitClasses:
-    """Classes in order of how many layers they have, and [V] the class of each layer."""
+    """Classes in descending order of their number of layers, and [V] the class of each layer."""
 
     classes: tuple[SplitClass, ...]
     of_layer: tuple[int, ...]
@@ -62,7 +61,7 @@ class SplitClasses:
 def split_classes(layers: Sequence[LayerPlan]) -> SplitClasses:
     """Return the layers' classes by the names of the dims that are split.
 
-    The class without any is grey. With more classes than colours, colours come again under another pattern.
+    The class without splits is grey. If there are more classes than colours, colours are reused with another pattern.
     """
     dims = [tuple(sorted(name for name, factor in layer.splits.items() if factor > 1)) for layer in layers]
     counts = Counter(dims)
@@ -88,15 +87,15 @@ def split_classes(layers: Sequence[LayerPlan]) -> SplitClasses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnPlan:
-    """A plan as it is drawn.
+    """The contents of a plan's drawing.
 
     Attributes:
         plan: The plan.
-        graph: Its layers, by number, with each repeated block as one.
-        repeats: The blocks that repeat.
+        graph: Its layers, by number, with each repeated block merged.
+        repeats: The repeated blocks.
         classes: Its layers by what is split.
-        costs: What its layers cost.
-        transferred: What a step transfers.
+        costs: Costs of its layers.
+        transferred: Bytes transferred in a step.
     """
 
     plan: Plan
@@ -108,19 +107,19 @@ class DrawnPlan:
 
     @property
     def most_bytes(self) -> int:
-        """What the edge that transfers most does, forward and backward."""
+        """Bytes of the edge that transfers most, forward and backward."""
         return max(map(sum, self.transferred.edges), default=0)
 
     def total_bytes(self, edge: FoldedEdge) -> int:
-        """Return what all the edges transfer that one represents."""
+        """Return the total bytes of all the edges that one represents."""
         return sum(sum(self.transferred.edges[number]) for number in edge.edges)
 
     def edge_bytes(self, edge: FoldedEdge) -> int:
-        """Return what the one of them transfers that transfers most."""
+        """Return the largest bytes of the edges that one represents."""
         return max(sum(self.transferred.edges[number]) for number in edge.edges)
 
     def layer_text(self, number: int) -> tuple[str, str]:
-        """Return what a layer and its transfers cost, and the memory that it takes."""
+        """Return the cost of a layer and its transfers, and its memory, as text."""
         figures, unit = self.costs.layers[number], self.plan.cost_unit
         cost = quantity(figures.paid, unit)
         if figures.overlapped:
@@ -129,7 +128,7 @@ class DrawnPlan:
 
 
 def repeated_blocks(graph: Graph, signatures: Sequence[Hashable]) -> tuple[Repeat, ...]:
-    """Return the blocks of a graph's layers that come several times in a row; signatures: [V] what has to be equal."""
+    """Return the consecutive repeated blocks of a graph's layers; signatures: [V] values that must be equal."""
     return fold(signatures, _numbered_edges(graph))
 
 
@@ -140,19 +139,19 @@ def _numbered_edges(graph: Graph) -> list[tuple[int, int]]:
 def drawn_plan(
     plan: Plan, *, is_folded: bool = True, costs: CostFigures | None = None, transferred: StepBytes | None = None
 ) -> DrawnPlan:
-    """Return what is drawn of a plan.
+    """Return the contents of a plan's drawing.
 
     Args:
         plan: The plan.
-        is_folded: Whether blocks of layers that are alike, split alike and in the same modes, are drawn once.
-        costs: What its layers cost, where that is known already.
-        transferred: What a step transfers, likewise.
+        is_folded: Whether repeated blocks with equal layers, splits and modes are drawn once.
+        costs: Costs of its layers, if known already.
+        transferred: Bytes of a step, likewise.
     """
-    alike = [
+    layer_keys = [
         (layer.kind, tuple(layer.dims.items()), tuple(layer.splits.items()), plan.modes_of(layer))
         for layer in plan.layers
     ]
-    repeats = repeated_blocks(plan.graph, alike) if is_folded else ()
+    repeats = repeated_blocks(plan.graph, layer_keys) if is_folded else ()
     return DrawnPlan(
         plan=plan,
         graph=folded(len(plan.layers), _numbered_edges(plan.graph), repeats),
@@ -169,14 +168,14 @@ def extents_text(dims: Mapping[str, int]) -> str:
 
 
 def split_text(plan: Plan, layer: LayerPlan) -> str:
-    """Return how a layer is split and what else it does: "b=8  stage 1  zero2"."""
+    """Return a layer's split and modes as text: "b=8  stage 1  zero2"."""
     return "  ".join([configuration_text(layer.splits, len(layer.devices)), *plan.modes_of(layer)])
 
 
-# -- what DOT and Mermaid, in which drawings are text, have in common
+# -- common parts of DOT and Mermaid, in which drawings are text
 
 _WIDEST = 6.0
-"""Width of the edge over which most bytes move, where 1 is that of an edge over which none do."""
+"""Width of the edge with the most bytes, where 1 is that of an edge without transfers."""
 
 
 def title_lines(drawn: DrawnPlan) -> tuple[str, ...]:
@@ -196,13 +195,13 @@ def vertex_lines(drawn: DrawnPlan, number: int) -> tuple[str, str]:
 
 
 def edge_label(drawn: DrawnPlan, edge: FoldedEdge) -> str:
-    """Return the bytes that move along all edges that one stands for; "" where none do."""
+    """Return the bytes transferred along all edges that one represents, as text; "" for none."""
     total = drawn.total_bytes(edge)
     times = f" in {len(edge.edges)}" if len(edge.edges) > 1 else ""
     return f"{quantity(total, 'B')}{times}" if total else ""
 
 
 def edge_width(drawn: DrawnPlan, edge: FoldedEdge) -> float:
-    """Return the width of an edge, at least 1; by the root of the bytes, so that the few are seen beside the many."""
+    """Return the width of an edge, at least 1, by the square root of its bytes, so that small transfers are visible."""
     most = drawn.most_bytes
     return 1 + (_WIDEST - 1) * sqrt(drawn.edge_bytes(edge) / most) if most else 1.0

@@ -1,4 +1,4 @@
-"""Exports: a plan in formats that other programs read; each lives in a module of its own, imported when it is used."""
+"""Exports of a plan in formats that other programs read; the module of each is imported when it is used."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ __all__ = ["FORMATS", "ExportOptions", "Exported", "Format", "export"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """How a plan is written; fold: whether a drawing shows blocks that repeat once, with their number."""
+    """Options of an export; fold: whether a drawing shows repeated blocks once, with their number."""
 
     fold: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A plan in another format; notes: what the format could not say, one line each, for people."""
+    """A plan in another format; notes: what the format could not express, one line each."""
 
     text: str
     notes: tuple[str, ...] = ()
@@ -36,14 +36,14 @@ Writer = Callable[[Plan, ExportOptions], Exported]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A format: one line for people, and its writer."""
+    """A format: a one-line description, and its writer."""
 
     summary: str
     write: Writer
 
 
 def export(plan: Plan, name: str, options: ExportOptions | None = None) -> Exported:
-    """Return a plan in the format of that name; ExportError where there is none, or it cannot say the plan at all.
+    """Return a plan in the format of that name; ExportError for an unknown one, or if it cannot express the plan.
 
     The text can be encoded as UTF-8 and ends in a newline.
     """

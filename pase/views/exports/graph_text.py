@@ -1,6 +1,6 @@
-"""The graph of a plan as text that others draw: DOT, for Graphviz, and Mermaid, which Markdown on many sites shows.
+"""The graph of a plan as text that other programs draw: DOT, for Graphviz, and Mermaid, for Markdown.
 
-Colours say what is split, the width of an edge how many bytes move.
+Colours show what is split, the width of an edge its bytes.
 """
 
 import re
@@ -33,7 +33,7 @@ def _escaped_dot(line: str) -> str:
 
 
 dot = Grammar(_escaped_dot, between="\\n").write
-"""Returns text of DOT. Text from outside stands between quotes, and shows as it is: no escapes, entities, markup."""
+"""Returns DOT text. Values are quoted and displayed literally: no escapes, entities or markup."""
 
 
 def _dot_lines(drawn: DrawnPlan) -> Iterator[Text]:
@@ -54,7 +54,7 @@ def _dot_lines(drawn: DrawnPlan) -> Iterator[Text]:
     for edge in drawn.graph.edges:
         text = edge_label(drawn, edge)
         label = dot(', label="  {}"', text) if text else dot("")
-        # Back to a block that stands for the next one, too: it must not turn the drawing over.
+        # An edge back to the block that also represents the next one must not affect the ranks.
         back = dot(", style=dashed, constraint=false") if edge.is_loop_back else dot("")
         width = figure(edge_width(drawn, edge), ".2f")
         yield dot("    n{} -> n{} [penwidth={}{}{}];", edge.source, edge.target, width, label, back)
@@ -63,11 +63,11 @@ def _dot_lines(drawn: DrawnPlan) -> Iterator[Text]:
 
 MOST_CHARACTERS = 50_000
 MOST_EDGES = 500
-"""What Mermaid draws unless its configuration (maxTextSize, maxEdges) says otherwise."""
+"""Mermaid's default limits (maxTextSize, maxEdges)."""
 
 
 def write_mermaid(plan: Plan, options: ExportOptions) -> Exported:
-    """Return a flowchart: layers are nodes n0, n1, …, and their names are labels; notes tell where it is too large."""
+    """Return a flowchart: layers are nodes n0, n1, …, with names as labels; a note warns if it is too large."""
     drawn = drawn_plan(plan, is_folded=options.fold)
     text = joined([*_mermaid_lines(drawn), mermaid("")])
     if len(text) <= MOST_CHARACTERS and len(drawn.graph.edges) <= MOST_EDGES:
@@ -81,7 +81,7 @@ def write_mermaid(plan: Plan, options: ExportOptions) -> Exported:
 
 
 _MARKS = re.compile(r"[^\w ]|(?<![^\W_])_|_(?![^\W_])")
-"""All but letters, digits and spaces. A single _ within a word, which is common, is no markup either."""
+"""All but letters, digits and spaces. A single _ within a word, which is common, is not markup, either."""
 
 
 def _entity(found: re.Match[str]) -> str:
@@ -93,7 +93,7 @@ def _escaped_mermaid(line: str) -> str:
 
 
 mermaid = Grammar(_escaped_mermaid, between="<br>").write
-"""Returns text of Mermaid. Text from outside stands between quotes, and shows as it is: no markup, no entities."""
+"""Returns Mermaid text. Values are quoted and displayed literally: no markup or entities."""
 
 
 def _mermaid_lines(drawn: DrawnPlan) -> Iterator[Text]:

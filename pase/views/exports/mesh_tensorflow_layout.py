@@ -1,7 +1,7 @@
-"""Mesh-TensorFlow's own words for a strategy: mesh shapes and layout rules, each for the layers that share them.
+"""A strategy in Mesh-TensorFlow's terms: mesh shapes and layout rules, each for the layers that share them.
 
-A layout of Mesh-TensorFlow maps names of dims to axes of one mesh, whatever the layer. The strategies that PaSE finds
-split a dim of one name differently in different layers: those need several layouts.
+A layout of Mesh-TensorFlow maps names of dims to axes of one mesh, for all layers. PaSE's strategies may split a dim of
+one name differently in different layers: those need several layouts.
 """
 
 import re
@@ -20,16 +20,18 @@ Splits = Mapping[str, int]
 
 _MOST_TRIED_DIMS = 24
 _MOST_TRIALS = 5_000
-"""Up to so many split dims, so many assignments of them to axes are tried: all, for networks that people write.
-Beyond that a dim goes to the first axis that is free."""
+"""Up to this many split dims, as many assignments of them to axes are tried, which covers practical networks. Above it,
+a dim is assigned to the first free axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedMesh:
-    """A mesh and a layout, and the layers that they say.
+    """A mesh and a layout, and the layers that they express.
 
-    sizes: of the axes; their product is the number of devices, the last one may hold replicas alone. axis_of: the axis
-    that splits each dim; dims that are not in it are not split. layers: positions.
+    Attributes:
+        sizes: Sizes of the axes; their product is the number of devices, and the last one may hold only replicas.
+        axis_of: Axis that splits each dim; other dims are not split.
+        layers: Positions of the layers.
     """
 
     sizes: tuple[int, ...]
@@ -38,10 +40,10 @@ class SharedMesh:
 
 
 def shared_meshes(layers: Sequence[Splits], num_devices: int) -> tuple[SharedMesh, ...]:
-    """Return meshes that together say all layers, each layer once, the one with most layers first.
+    """Return meshes that together express all layers, each layer once, the one with most layers first.
 
-    Layers share a mesh where dims of one name are split alike in all of them, and the dims of any layer lie on axes of
-    their own. What most layers have in common is placed first, so the first mesh says as many as there are of those.
+    Layers share a mesh if dims of one name have the same split in all of them, and the dims of each layer are on
+    different axes. The most frequent splits are placed first, so the first mesh covers at least the layers with those.
     """
     kinds = Counter(tuple(splits.items()) for splits in layers)
     groups: list[_Group] = []
@@ -61,7 +63,7 @@ def shared_meshes(layers: Sequence[Splits], num_devices: int) -> tuple[SharedMes
 
 
 def different_splits(layers: Sequence[Splits]) -> dict[str, dict[int, list[int]]]:
-    """Return, for each dim that layers split differently, the layers with each split: what no one layout can say."""
+    """Return, for each dim with different splits, the layers with each split: no single layout can express these."""
     found: dict[str, dict[int, list[int]]] = {}
     for position, splits in enumerate(layers):
         for dim, parts in splits.items():
@@ -78,7 +80,7 @@ _Axes = tuple[tuple[int, ...], Mapping[str, int]]
 
 
 class _Group:
-    """Layers that share a mesh, while more of them are found."""
+    """Collects layers that share a mesh."""
 
     def __init__(self, num_devices: int) -> None:
         self._num_devices = num_devices
@@ -87,7 +89,7 @@ class _Group:
         self._axes: _Axes = (), {}
 
     def takes(self, kind: Kind) -> bool:
-        """Add layers with these splits if one mesh says them and all others that are here; return whether it does."""
+        """Add layers with these splits if one mesh can express them and all present ones; return whether it can."""
         if any(self._splits.get(dim, parts) != parts for dim, parts in kind):
             return False
         axes = self._extended(kind) or self._arranged_anew(kind)
@@ -99,14 +101,14 @@ class _Group:
         return True
 
     def mesh(self, layers: tuple[int, ...]) -> SharedMesh:
-        """Return the mesh; layers: their positions."""
+        """Return the mesh for the layers at these positions."""
         sizes, axis_of = self._axes
         replicas = self._num_devices // prod(sizes)
         sizes = sizes if sizes and replicas == 1 else (*sizes, replicas)
         return SharedMesh(sizes=sizes, axis_of=axis_of, layers=layers)
 
     def _extended(self, kind: Kind) -> _Axes | None:
-        """Return axes with the dims of one more layer, where the others can stay as they are; None if they cannot."""
+        """Return axes with the dims of one more layer, keeping the other assignments; None if that is impossible."""
         sizes, axis_of = self._axes
         split = [(dim, parts) for dim, parts in kind if parts > 1]
         used = [axis_of[dim] for dim, _ in split if dim in axis_of]
@@ -137,7 +139,7 @@ class _Group:
         trials = iter(range(_MOST_TRIALS))
 
         def assignments(dims: Sequence[str], free: int, axes: _Axes) -> Iterator[_Axes]:
-            """Yield ways to put dims on axes, those of one layer apart; free: devices over which no axis goes yet."""
+            """Yield assignments of dims to distinct axes for each layer; free: devices not yet covered by axes."""
             if not dims:
                 yield axes
                 return
@@ -156,11 +158,11 @@ class _Group:
 
 
 _MOST_DIMS = 12
-"""Dims that the notes tell of."""
+"""Maximum number of dims listed in the notes."""
 
 
 def write(plan: Plan, options: ExportOptions) -> Exported:
-    """Return a TOML document with one table for each mesh and its layout, the one that says most layers first."""
+    """Return a TOML document with one table for each mesh and its layout, the one with most layers first."""
     check_plain(plan, "Mesh-TensorFlow")
     check_even(plan, "Mesh-TensorFlow")
     layers = [layer.splits for layer in plan.layers]
@@ -182,13 +184,13 @@ def write(plan: Plan, options: ExportOptions) -> Exported:
 
 
 def _quoted(text: str) -> str:
-    """Return a basic string of TOML; what does not show stands in it as backslash and code."""
+    """Return a basic TOML string; invisible characters are escaped."""
     shown = visible(text).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{shown}"'
 
 
 toml = Grammar(_quoted).write
-"""Returns text of TOML."""
+"""Returns TOML text."""
 
 
 def _table(plan: Plan, mesh: SharedMesh, written: Mapping[str, str]) -> Iterator[Text]:
@@ -208,7 +210,7 @@ def _table(plan: Plan, mesh: SharedMesh, written: Mapping[str, str]) -> Iterator
 
 
 def _axis_names(mesh: SharedMesh, written: Mapping[str, str]) -> list[str]:
-    """Return a name for each axis: of the first dim on it, with a 0, so that it is never taken for the dim."""
+    """Return a name for each axis: that of the first dim on it, with a 0 appended to differ from the dim's."""
     first: dict[int, str] = {}
     for dim, i in mesh.axis_of.items():
         first.setdefault(i, f"{written[dim]}0")
@@ -219,7 +221,7 @@ def _axis_names(mesh: SharedMesh, written: Mapping[str, str]) -> list[str]:
 
 
 def _written_dims(dims: set[str]) -> dict[str, str]:
-    """Return what each dim is called in a layout, in which , . ; : and white space part names from one another."""
+    """Return the name of each dim in a layout, where , . ; : and white space are separators."""
     found = {dim: dim for dim in dims if re.fullmatch(r"[^\s,.;:]+", dim) and visible(dim) == dim}
     taken = set(found)
     for dim in sorted(dims - taken):

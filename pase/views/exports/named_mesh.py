@@ -1,4 +1,4 @@
-"""A plan for frameworks that place tensors on a named mesh: a module with the mesh, and a table of layers' tensors.
+"""A plan for frameworks with named meshes: a Python module with the mesh, and a table of layers' tensors.
 
 For JAX the table has the PartitionSpec of each tensor, for PyTorch the placements of a DTensor.
 """
@@ -23,18 +23,18 @@ _WIDTH = 110
 """Characters in a row of device numbers."""
 
 TensorText = Callable[[NamedTensor], Text | None]
-"""What is said of a tensor, as an expression; None where nothing is."""
+"""Returns the sharding of a tensor, as an expression; None where it is not expressed."""
 
 
 def _heading(plan: Plan, framework: Text, notes: Sequence[str], usage: Text) -> list[Text]:
-    """Return the docstring of a module: of what plan it is, how it is used, and what it does not say."""
+    """Return the docstring of a module: the plan, its usage, and what the module does not express."""
     title = f"{printable(plan.graph.name)} on {plan.num_devices} devices: its strategy for {framework}, by PaSE."
     missing = ["", "Not said here:", *(f"- {printable(note, 1000)}" for note in notes)] if notes else []
     return [*docstring([title, "", usage, *missing]), code("")]
 
 
 def _constants(mesh: NamedMesh, about: str) -> list[Text]:
-    """Return the lines that define MESH_SHAPE, AXIS_NAMES and DEVICE_ORDER; about: what the last of them holds."""
+    """Return the lines that define MESH_SHAPE, AXIS_NAMES and DEVICE_ORDER; about: contents of DEVICE_ORDER."""
     return [
         code("MESH_SHAPE = {}", _tuple(mesh.sizes)),
         code("AXIS_NAMES = {}", _tuple(mesh.names)),
@@ -64,14 +64,14 @@ def _devices(devices: Sequence[int]) -> Iterator[Text]:
 
 
 def _table(name: Text, layers: Sequence[NamedLayer], groups: Mapping[str, TensorText], plan: Plan) -> list[Text]:
-    """Return the lines of a dict: for each layer, what is said of its inputs, parameters and outputs.
+    """Return the lines of a dict: for each layer, the shardings of its inputs, parameters and outputs.
 
     Args:
-        name: Of the dict.
-        layers: On the mesh.
+        name: Name of the dict.
+        layers: Layers on the mesh.
         groups: How tensors are written in "inputs", "parameters", "outputs", and in further lists of outputs, which a
-            layer has only where that is not empty.
-        plan: Whose layers they are.
+            layer has only where they are not empty.
+        plan: The plan of the layers.
     """
     lines = [code("{} = {", name)]
     for layer in layers:
@@ -111,9 +111,9 @@ _ALWAYS = ("inputs", "parameters", "outputs")
 
 
 def step_notes(plan: Plan, wrapper: str) -> tuple[str, ...]:
-    """Return what specs of tensors do not say of a step: its micro-batches and the modes of layers.
+    """Return what tensors' specs do not express of a step: its micro-batches and layer modes.
 
-    wrapper: what a layer that is recomputed is wrapped in.
+    wrapper: wrapper of a recomputed layer.
     """
     found = []
     m = plan.micro_batches
@@ -138,7 +138,7 @@ _TIME_LIMIT_S = 10.0
 
 
 def scan_notes(plan: Plan) -> tuple[str, ...]:
-    """Return a line that names the layers of a loop that are split otherwise in another turn, if there are any."""
+    """Return a note that names the layers of a loop whose splits differ between iterations, if there are any."""
     places = scanned_layers(plan.graph)
     unlike = [
         name for names in places.values() if len({tuple(plan[n].splits.items()) for n in names}) > 1 for name in names
@@ -148,16 +148,16 @@ def scan_notes(plan: Plan) -> tuple[str, ...]:
     problem = problem_of_plan(plan)
     solution = solve(with_ties(problem, places.values()).tables, time_limit_s=_TIME_LIMIT_S)
     found = "the cheapest strategy" if solution.exact else "a strategy"
-    told = (
-        f"split differently in the turns of one lax.scan: {listed(unlike)}; a scan has one body, and so one spec for "
-        f"all turns: write the loop out, or give all turns the specs of one; {found} with all turns alike costs "
+    note = (
+        f"split differently in iterations of one lax.scan: {listed(unlike)}; a scan has one body, and so one spec for "
+        f"all iterations: unroll the loop, or give all the specs of one; {found} with equal iterations costs "
         f"{quantity(solution.cost, plan.cost_unit)}, this one {quantity(plan.total_cost, plan.cost_unit)}"
     )
-    return (told,)
+    return (note,)
 
 
 def scanned_layers(graph: Graph) -> Mapping[str, tuple[str, ...]]:
-    """Return the layers of all turns of a loop, by their place in its body; those alone that can be split alike."""
+    """Return the layers of all iterations of a loop, by their place in its body, if they can be split equally."""
     found: dict[str, list[Operator]] = {}
     for operator in graph.operators:
         place = operator.attribute(SCANNED, "")
@@ -176,7 +176,7 @@ _USE_OF_JAX = code(
     w = jax.device_put(w, sharding(mesh, SPECS[layer]["parameters"]["w"]))
     x = jax.lax.with_sharding_constraint(x, sharding(mesh, SPECS[layer]["inputs"][0]))   # within jax.jit
 
-A spec has an entry for each dim of the tensor, in the order of its shape, which stands beside it."""
+A spec has an entry for each dim of the tensor, in the order of its shape, which follows it."""
 )
 
 _IMPORTS_OF_JAX = code(
@@ -191,7 +191,7 @@ from jax.sharding import PartitionSpec as P
 _FUNCTIONS_OF_JAX = code(
     '''
 def make_mesh(devices=None):
-    """Return the mesh; devices: that the plan numbers from 0, by default those of JAX."""
+    """Return the mesh; devices: those that the plan numbers from 0; default: jax.devices()."""
     devices = list(jax.devices() if devices is None else devices)
     if len(devices) < len(DEVICE_ORDER):
         raise ValueError(f"the plan is for {len(DEVICE_ORDER)} devices; found {len(devices)}")
@@ -201,7 +201,7 @@ def make_mesh(devices=None):
 
 
 def sharding(mesh, spec):
-    """Return how a tensor lies on the mesh."""
+    """Return the sharding of a tensor on the mesh."""
     return NamedSharding(mesh, spec)
 
 '''
@@ -211,9 +211,9 @@ def sharding(mesh, spec):
 def write_jax(plan: Plan, options: ExportOptions) -> Exported:
     """Return a Python module that defines a mesh and SPECS, the PartitionSpec of each tensor of each layer.
 
-    Where a spec cannot say how the plan splits a dim of a tensor that a layer makes, it leaves the dim to the compiler;
-    data and parameters are not split there, nor what XLA would compute wrong (`without_miscomputed`). Notes name the
-    layers.
+    Where a spec cannot express how the plan splits a dim of a tensor that a layer computes, the dim is left to the
+    compiler. Such dims of data and parameters are not split; neither are those that XLA would compute incorrectly
+    (`without_miscomputed`). Notes name the layers.
     """
     check_one_stage(plan, "a table of specs on one mesh")
     check_even(plan, "JAX")
@@ -285,10 +285,10 @@ def device_mesh(device_type="cuda"):
 def write_torch(plan: Plan, options: ExportOptions) -> Exported:
     """Return a Python module that defines a device mesh and PLACEMENTS, those of each tensor of each layer.
 
-    Where placements cannot say how the plan splits a dim, the dim is not split. Notes name the layers.
+    Where placements cannot express how the plan splits a dim, the dim is not split. Notes name the layers.
     """
-    # Ranks are in the order of the mesh, and devices are given to them: DTensor sends parts to the wrong processes
-    # where a mesh has ranks that do not ascend (PyTorch 2.13: it scatters and gathers in the order of a group's ranks).
+    # Ranks are in the order of the mesh, and devices are assigned to them: DTensor sends shards to the wrong processes
+    # where the ranks of a mesh do not ascend (PyTorch 2.13: it scatters and gathers in the order of a group's ranks).
     check_one_stage(plan, "a table of placements")
     check_even(plan, "a table of placements")
     mesh = named_mesh(plan)
@@ -316,7 +316,7 @@ def _placements(tensor: NamedTensor, names: tuple[str, ...], sums: tuple[str, ..
 
 
 def in_mesh_order(mesh: NamedMesh) -> NamedMesh:
-    """Return the mesh with every dim split by its axes in the order of the mesh, the one order that placements have."""
+    """Return the mesh with the axes of every dim in the order of the mesh, the only order that placements have."""
     place = {name: number for number, name in enumerate(mesh.names)}
 
     def sorted_axes(axes: tuple[str, ...]) -> tuple[str, ...]:

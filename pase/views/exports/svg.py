@@ -1,6 +1,6 @@
 """SVG: the graph of a plan as one self-contained picture.
 
-Everything in its style sheet begins with the picture's own id: several pictures in one page leave one another alone.
+All selectors in its style sheet start with the picture's own id, so that several pictures in one page do not interfere.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ _SIGNS = frozenset("#+=<>~^×→")
 
 
 def text_width(text: str, size: float) -> float:
-    """Return how wide a line of text is at most, in units of a drawing, in any of the usual sans-serif fonts."""
+    """Return an upper bound on the width of a line of text, in units of a drawing, in any common sans-serif font."""
     return size * sum(map(_ems, text))
 
 
@@ -59,25 +59,25 @@ def _ems(character: str) -> float:
 
 
 def shortened(text: str, size: float, widest: float) -> str:
-    """Return a line that is no wider than that, with an ellipsis in its middle where some of it had to go."""
+    """Shorten a line to a maximum width, with an ellipsis in place of its middle."""
     return shortened_text(text, widest, lambda line: text_width(line, size), narrowest=0.34 * size)
 
 
 def xml_text(text: str) -> str:
-    """Return text as XML holds it, in elements and in attributes; what XML 1.0 forbids becomes U+FFFD.
+    """Return text as XML holds it, in elements and in attributes; characters that XML 1.0 forbids become U+FFFD.
 
-    A parser gives back every other character, line ends and tabs included.
+    A parser returns every other character, including line ends and tabs.
     """
     allowed = "".join(c if _is_allowed(ord(c)) else "\ufffd" for c in text)
     return escape(allowed).translate({9: "&#9;", 10: "&#10;", 13: "&#13;"})
 
 
 xml = Grammar(xml_text, between="").write
-"""Returns text of XML. Text from outside stands in elements, and between the quotes of attributes."""
+"""Returns XML text; values may be in elements, and in quoted attributes."""
 
 
 def _is_allowed(code: int) -> bool:
-    """Return whether a character may be in XML 1.0 (section 2.2); those that it discourages are left out as well."""
+    """Return whether a character may be in XML 1.0 (section 2.2); discouraged ones are excluded as well."""
     return (
         code in (0x9, 0xA, 0xD)
         or 0x20 <= code <= 0x7E
@@ -89,17 +89,17 @@ def _is_allowed(code: int) -> bool:
 
 
 THINNEST, WIDEST = 1.2, 7.0
-"""Width of an edge over which nothing moves, and of the one over which most moves."""
+"""Width of an edge without transfers, and of the one with the most bytes."""
 
 _RADIUS = 9.0
 """Radius of round corners."""
 
 _LONG = 60.0
-"""Least length of a vertical piece of an edge beside which a label has room."""
+"""Least length of a vertical piece of an edge that has room for a label."""
 
 
 def stroke_width(moved_bytes: float, most_bytes: float) -> float:
-    """Return the width of an edge; by the root of the bytes, so that few are seen beside many."""
+    """Return the width of an edge, by the square root of its bytes, so that small transfers are visible."""
     if moved_bytes <= 0 or most_bytes <= 0:
         return THINNEST
     return THINNEST + 0.6 + (WIDEST - THINNEST - 0.6) * sqrt(moved_bytes / most_bytes)
@@ -133,7 +133,7 @@ def _x_at(a: Point, b: Point, y: float) -> float:
 
 
 def number(value: float) -> Text:
-    """Return a coordinate in as few characters as a tenth of a unit needs."""
+    """Return a coordinate rounded to a tenth of a unit, in as few characters as possible."""
     tenths = round(value, 1)
     return xml("{}", int(tenths) if tenths == int(tenths) else tenths)
 
@@ -143,7 +143,7 @@ def _pair(point: Point) -> Text:
 
 
 def towards(start: Point, end: Point, length: float) -> Point:
-    """Return the point of a line that is so far from its start."""
+    """Return the point of a line at a distance from its start."""
     whole = dist(start, end)
     part = length / whole if whole else 0.0
     return start[0] + (end[0] - start[0]) * part, start[1] + (end[1] - start[1]) * part
@@ -167,7 +167,7 @@ _DARK = {
     "moving": "#f2c879",
     "frame": "#20252a",
 }
-"""Colours of everything but what is split."""
+"""Colours of everything except splits."""
 
 _RULES = (
     xml(
@@ -199,7 +199,7 @@ _DRAWN = {
     "grid": xml('<path d="M0 4h8M4 0v8"/>'),
     "waves": xml('<path d="M0 4q2-4 4 0t4 0" fill="none"/>'),
 }
-"""Patterns that are laid over a colour, in a square of 8."""
+"""Patterns laid over a colour, in a square of 8."""
 
 
 def style(own: Text, classes: Sequence[SplitClass]) -> Text:
@@ -232,7 +232,7 @@ def patterns(own: Text, classes: Sequence[SplitClass]) -> Text:
 
 
 _MARK = 26.0
-"""Width of what stands before an entry's text."""
+"""Width of the symbol before an entry's text."""
 
 _MOST_CLASSES = 20
 
@@ -242,12 +242,11 @@ _SIZE = 11.0
 
 
 Entry = tuple[Text, str]
-"""A sign of the legend and what it stands for; the sign: SVG, within 26 x 14 from (0, 0)."""
+"""A symbol of the legend and its meaning; the symbol is SVG, within 26 x 14 from (0, 0)."""
 
 
 def class_entries(classes: Sequence[SplitClass]) -> Iterator[Entry]:
-    """Yield an entry for each class of layers, those with the most layers; the last one says how many others are
-    left."""
+    """Yield an entry for each class of layers with the most layers; the last one counts the omitted classes."""
     for i, of in enumerate(classes[:_MOST_CLASSES]):
         layers = f"{of.num_layers} layer{'s' * (of.num_layers != 1)}"
         mark = xml('<rect class="box c{}" x="1" y="1" width="22" height="12" rx="3"/>', i)
@@ -260,7 +259,7 @@ def class_entries(classes: Sequence[SplitClass]) -> Iterator[Entry]:
 
 
 def line_entries(most_bytes: float, what: str, *, has_blocks: bool, has_loops: bool) -> Iterator[Entry]:
-    """Yield an entry for each kind of line that a picture has; most_bytes: of one edge. what: these bytes are."""
+    """Yield an entry for each kind of line in a picture; most_bytes: of one edge; what: meaning of the bytes."""
     yield _line(THINNEST, "still"), "nothing moves"
     if most_bytes:
         few = most_bytes / 16
@@ -279,7 +278,7 @@ def _line(width: float, kind: str, look: str = "") -> Text:
 
 
 def legend(groups: Sequence[Sequence[Entry]], width: float) -> tuple[Text, float]:
-    """Return groups of entries in rows no wider than that, as SVG from (0, 0) down, and how high they are."""
+    """Return groups of entries in rows of a maximum width, as SVG from (0, 0) down, and their height."""
     found = []
     y = -_ROW
     for group in groups:
@@ -301,19 +300,20 @@ MARGIN = 20.0
 _BOX_HEIGHT, _BOX_PAD = 38.0, 9.0
 _LEAST_BOX, _MOST_BOX = 76.0, 220.0
 _NAME_SIZE, _TEXT_SIZE, _TITLE_SIZE, _BYTES_SIZE = 13.2, 11.0, 17.6, 10.0
-"""Sizes of letters; those of bold ones are larger by as much as bold letters are wider."""
+"""Font sizes; bold ones are larger by as much as bold letters are wider."""
 
 _HEADING = 56.0
-"""Height of the title and what stands below it."""
+"""Height of the title and the lines below it."""
 
 _LEAST_WIDTH = 480.0
 """Least width of the picture, so that its legend has room."""
 
 
 def svg(plan: Plan, *, fold: bool = True) -> str:
-    """Return the graph of a plan as the text of an SVG file; fold: whether blocks that repeat are drawn once, framed.
+    """Return the graph of a plan as SVG text; fold: whether repeated blocks are drawn once, framed.
 
-    Boxes are layers, coloured by which dims are split; wide edges move many bytes. Names are text, whatever they hold.
+    Boxes are layers, coloured by which dims are split; wide edges transfer many bytes. Names are always escaped as
+    text.
     """
     drawn = drawn_plan(plan, is_folded=fold)
     graph, repeats = drawn.graph, drawn.repeats
@@ -373,7 +373,7 @@ def _verdict(plan: Plan) -> str:
 
 
 def _description(drawn: DrawnPlan) -> str:
-    """Return what the picture shows, for those who do not see it."""
+    """Describe the picture, for screen readers."""
     plan, graph = drawn.plan, drawn.graph
     parts = [f"{_verdict(plan)}. {len(plan.layers)} layers"]
     if len(graph.vertices) < len(plan.layers):
@@ -417,7 +417,7 @@ def _frame(frame: Frame, plan: Plan) -> Text:
 
 
 def _edges(drawn: DrawnPlan, drawing: Arrangement) -> Iterator[Text]:
-    """Yield edges with little on them before those with much, and the labels after all of them."""
+    """Yield edges with few bytes before those with many, and the labels after all of them."""
     graph, plan = drawn.graph, drawn.plan
     num_out = Counter(edge.source for edge in graph.edges)
     num_in = Counter(edge.target for edge in graph.edges)
@@ -452,7 +452,7 @@ def _edges(drawn: DrawnPlan, drawing: Arrangement) -> Iterator[Text]:
 
 
 def _amount(total: float, most: float, count: int) -> str:
-    """Return what moves over the edges that one stands for."""
+    """Return the bytes over the edges that one represents, as text."""
     if not total:
         return ""
     if count == 1:
@@ -461,9 +461,10 @@ def _amount(total: float, most: float, count: int) -> str:
 
 
 def _label(route: Sequence[Point], width: float, text: str, *, near_target: bool, drawing_width: float) -> Text:
-    """Return the bytes beside an edge, within the picture's margins, clear of the boxes at both ends.
+    """Return the label with the bytes of an edge, within the picture's margins, clear of the boxes at both ends.
 
-    They are where edges that meet at the other end are apart; beside the way round other vertices, if there is one.
+    It is placed where edges that meet at the other end are apart; along the detour around other vertices, if there is
+    one.
     """
     aside, is_left = width / 2 + 4.0, False
     start, tip = route[-2], route[-1]
@@ -492,7 +493,7 @@ def _vertices(drawn: DrawnPlan, drawing: Arrangement, lines: Sequence[tuple[str,
             *map(number, (left, top, width, _BOX_HEIGHT)),
         )
         if drawn.classes.classes[number_of_class].pattern != PATTERNS[0]:
-            # Beside the text, not behind it.
+            # Next to the text, not behind it.
             box = xml(
                 '{}<rect class="overlay p{}" x="{}" y="{}" width="{}" height="{}" rx="4"/>',
                 box,
@@ -507,7 +508,7 @@ def _vertices(drawn: DrawnPlan, drawing: Arrangement, lines: Sequence[tuple[str,
 
 
 def _about(drawn: DrawnPlan, v: int, layer: LayerPlan) -> str:
-    """Return all of what is said of a layer, its whole name first."""
+    """Return the full description of a layer, its whole name first."""
     plan = drawn.plan
     count = len(drawn.graph.members[v])
     lines = [
@@ -522,6 +523,6 @@ def _about(drawn: DrawnPlan, v: int, layer: LayerPlan) -> str:
 
 
 def write(plan: Plan, options: ExportOptions) -> Exported:
-    """Return the picture, which holds everything that it needs."""
+    """Return the self-contained picture."""
     text = svg(plan, fold=options.fold)
     return Exported(text=text if text.endswith("\n") else f"{text}\n")

@@ -1,4 +1,4 @@
-"""The layers of a plan as a table: CSV (RFC 4180), safe to open in a spreadsheet, and what `Plan` is in a notebook."""
+"""The layers of a plan as a table: CSV (RFC 4180), safe to open in a spreadsheet, and `Plan`'s notebook display."""
 
 import csv
 import io
@@ -22,10 +22,10 @@ from pase.views.exports import Exported, ExportOptions, export
 def layer_rows(plan: Plan) -> list[dict[str, Any]]:
     """Return one row for each layer, in the order of the plan; the names of the columns are part of the interface.
 
-    position: in the plan, from 0. parts, replicas: into how many its iteration space is split, and on how many devices
-    each part is. Costs are in cost_unit: layer_cost is compute_cost + communication_cost. transfer_cost, forward_bytes,
-    backward_bytes: of all that the layer fetches from earlier ones. memory_bytes: on each device. is_recomputed: 1 or
-    0. The sum of layer and transfer costs is the plan's total; but for plans with micro-batches, stages or modes.
+    position: number in the plan, from 0. parts, replicas: number of parts of its iteration space, and of devices with
+    each part. Costs are in cost_unit: layer_cost is compute_cost + communication_cost. transfer_cost, forward_bytes,
+    backward_bytes: transfers from earlier layers. memory_bytes: on each device. is_recomputed: 1 or 0. The sum of layer
+    and transfer costs is the plan's total, except for plans with micro-batches, stages or modes.
     """
     return [
         {
@@ -45,16 +45,16 @@ def layer_rows(plan: Plan) -> list[dict[str, Any]]:
 
 
 _FORMULA = tuple("=+-@＝＋－＠")  # noqa: RUF001
-"""What a spreadsheet takes for the start of a formula, full-width forms included."""
+"""First characters that make a spreadsheet interpret a cell as a formula, including full-width forms."""
 
 _KEPT = "\t\r\n"
-"""Control characters that a quoted cell may hold."""
+"""Control characters that a quoted cell may contain."""
 
 
 def write(plan: Plan, options: ExportOptions) -> Exported:
     """Return one row for each layer of a plan, in its order, after a row of names."""
     stream = io.StringIO(newline="")
-    # Text is quoted and numbers are not, so that readers can tell them apart.
+    # Text is quoted and numbers are not, so that readers can distinguish them.
     writer = csv.writer(stream, quoting=csv.QUOTE_NONNUMERIC)
     rows = layer_rows(plan)
     writer.writerow(rows[0])
@@ -63,9 +63,9 @@ def write(plan: Plan, options: ExportOptions) -> Exported:
 
 
 def text_cell(text: str) -> str:
-    """Return a text that no spreadsheet takes for a formula: with a ' before it where it might, or begins with one.
+    """Return a text that no spreadsheet treats as a formula, by prefixing ' where needed, or where it starts with one.
 
-    A reader has the text back by taking one ' away wherever a cell begins with it.
+    To recover the text, remove one ' at the start of the cell.
     """
     shown = visible(text, keeping=_KEPT)
     is_risky = shown.lstrip().startswith(_FORMULA) or shown.startswith(("'", *_KEPT))
@@ -74,7 +74,7 @@ def text_cell(text: str) -> str:
 
 def _cell(value: str | float | dict[str, int]) -> str | float:
     if isinstance(value, dict):
-        # In ASCII, so that there is nothing in it to write out: it is read back exactly.
+        # In ASCII, so that nothing needs escaping: it is read back exactly.
         return json.dumps(value)
     return text_cell(value) if isinstance(value, str) else value
 
@@ -84,7 +84,7 @@ _HEADERS = ("layer", "kind", "iteration space", "configuration", "cost", "share"
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A plan as a picture: notebooks show it; text: SVG."""
+    """A plan as a picture, which notebooks display; text: SVG."""
 
     text: str = field(repr=False)
 
@@ -92,14 +92,14 @@ class Picture:
         return self.text
 
     def save(self, path: str | Path) -> None:
-        """Write the picture to an .svg file, replacing an old one as a whole; ExportError where that cannot be."""
+        """Write the picture to an .svg file, replacing an old one atomically; ExportError where that fails."""
         if Path(path).suffix.lower() != ".svg":
-            raise ExportError(f"{path} is no .svg file, and pictures are saved as SVG; name one that ends in .svg")
+            raise ExportError(f"{path} is not an .svg file, and pictures are saved as SVG; name one that ends in .svg")
         write_or_fail(path, self.text, ExportError)
 
 
 def html(plan: Plan) -> str:
-    """Return a plan as a piece of HTML: what it costs, with its certificate, and a table of the layers."""
+    """Return a plan as an HTML fragment: its cost, with its certificate, and a table of the layers."""
     figures = cost_figures(plan).layers
     largest = max(own.share for own in figures)
     return page_html(
@@ -127,7 +127,7 @@ def data_frame(plan: Plan) -> Any:
 
 
 def network(plan: Plan) -> Any:
-    """Return a networkx.MultiDiGraph: layers with the fields of their rows, and what each one fetches from others.
+    """Return a networkx.MultiDiGraph: layers with the fields of their rows, and the transfers between them.
 
     Raises MissingExtraError.
     """
@@ -164,7 +164,7 @@ def _of_notebook(package: str, what: str) -> Any:
 
 
 def picture(plan: Plan, *, fold: bool) -> Picture:
-    """Return a plan as a picture; fold: show blocks that repeat once, with their number."""
+    """Return a plan as a picture; fold: show repeated blocks once, with their number."""
     return Picture(export(plan, "svg", ExportOptions(fold=fold)).text)
 
 

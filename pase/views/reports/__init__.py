@@ -1,1 +1,1 @@
-"""A plan as one page to look at: a file that shows it, or what this machine serves and plans again."""
+"""A plan as one page: a static file, or a local server that searches again as controls are moved."""

@@ -1,4 +1,4 @@
-"""Reports: what is said of plans, as one JSON object, and the HTML file that shows it. The page computes no costs."""
+"""Reports: the description of plans as one JSON object, and the HTML file that shows it; the page computes no costs."""
 
 import html
 import json
@@ -39,11 +39,11 @@ from pase.views.drawing.folding import arranged
 from pase.views.drawing.plans import DrawnPlan, drawn_plan, split_classes
 
 MOST_PASSES = 6_000
-"""That the page draws: of longer steps the first ones."""
+"""Maximum number of passes that the page draws, the first ones of a step."""
 
 
 def simulated(plan: Plan) -> tuple[StagedSimulation | None, str]:
-    """Return a step of a plan with parts, and what stands in the way; None: nothing is said of it."""
+    """Simulate a step of a plan with stages or modes; None, and the reason, where that is impossible or not needed."""
     try:
         return simulate_stages(plan) if plan.has_parts else None, ""
     except PlanError as error:  # of several stages in one group of devices
@@ -53,9 +53,9 @@ def simulated(plan: Plan) -> tuple[StagedSimulation | None, str]:
 def stages_document(found: StagedSimulation) -> dict[str, Any]:
     """Return how the stages of a plan spend a step.
 
-    works: what a stage does, by name. stages: of each `layers`, its first and last layer, `devices`, first and last,
-    `times_s` of the works, of one micro-batch. passes: [stage, work, micro-batch or null, begin, end] in seconds, by
-    their begin; `num_passes`: how many there are in all.
+    works: kinds of work of a stage, by name. stages: for each `layers`, its first and last layer, `devices`, first and
+    last, `times_s` of the works for one micro-batch. passes: [stage, work, micro-batch or null, begin, end] in seconds,
+    by their begin; `num_passes`: their total number.
     """
     works = [*Work]
     passes = sorted(found.passes, key=lambda each: (each.begin_s, each.stage))
@@ -82,23 +82,23 @@ def stages_document(found: StagedSimulation) -> dict[str, Any]:
     }
 
 
-# -- what other configurations would cost: what is said of several layers stands in it once
+# -- costs of other configurations; text shared by several layers is stored once
 
 _DIGITS = 9
-"""Of differences, as parts of the plan's cost: costs that are no further apart are equal."""
+"""Digits of differences relative to the plan's cost: costs that differ by less are equal."""
 
 
 def choices_document(
     plan: Plan, *, time_limit_s: float | None = None, on_progress: Progress | None = None
 ) -> tuple[dict[str, Any] | None, str]:
-    """Return what each layer's configurations would cost and what else would change, and what of it is not known.
+    """Return the cost of each layer's other configurations and the accompanying changes, and a note on missing ones.
 
-    None stands for all of it where nothing is known.
+    The result is None where nothing is known.
 
-    splits: all configurations that it speaks of. changes: of other layers, [how far it is from this layer in the plan's
-    order, row of splits, …]. lists: of each, `entries` of [row of splits, relative difference to the plan's cost, row
-    of changes], `num_configurations`, and `beyond`, the least difference of those without an entry. layers: which list
-    is each one's, null for those that were not reached within the time limit.
+    splits: all configurations that occur. changes: changes of other layers, [distance from this layer in the plan's
+    order, row of splits, …]. lists: for each, `entries` of [row of splits, relative difference to the plan's cost, row
+    of changes], `num_configurations`, and `beyond`, the least difference of those without an entry. layers: index of
+    each layer's list, null for those that were not reached within the time limit.
     """
     try:
         found = every_choice(plan, time_limit_s=time_limit_s, on_progress=on_progress)
@@ -144,7 +144,7 @@ def choices_document(
     }, note
 
 
-# -- cost against the number of devices: the same network searched on each number
+# -- cost as a function of the number of devices: the same network searched on each number
 
 OURS, DATA_PARALLEL = "PaSE", "data parallelism"
 
@@ -157,22 +157,22 @@ def sweep(
     on_progress: Progress | None = None,
     **changes: Unpack[SearchSettings],
 ) -> dict[str, Any]:
-    """Return what a plan's network costs on other numbers of devices, with its machine and settings.
+    """Return the costs of a plan's network on other numbers of devices, with its machine and settings.
 
-    A number that cannot be searched says why.
+    A number that cannot be searched gets a reason.
 
     Args:
-        plan: Whose network is searched, without its constraints.
-        numbers: Of devices.
+        plan: Plan whose network is searched, without its constraints.
+        numbers: Numbers of devices.
         reload: As for `search`.
-        on_progress: Called with what is being done and the fraction that is done.
-        **changes: Settings of the searches that are not those of the plan.
+        on_progress: Called with the current activity and the fraction that is complete.
+        **changes: Settings of the searches that differ from those of the plan.
 
     Returns:
-        As JSON has it: model; cost_unit, of the costs of a step; devices; strategies, each with its name and
-        total_cost; memory_bytes, of a device; stages, micro_batches, of a step; exact, whether the cost is proven to be
-        least; search_time_s; problems, why there is no strategy, or "". All have an entry for each number, null where
-        there is no strategy.
+        As JSON: model; cost_unit, of the costs of a step; devices; strategies, each with its name and total_cost;
+        memory_bytes, of a device; stages, micro_batches, of a step; exact, whether the cost is proven to be least;
+        search_time_s; problems, why a strategy is missing, or "". All have an entry for each number, null where a
+        strategy is missing.
     """
     settings: SearchSettings = {**settings_of(plan), "constraints": (), **changes}
     whole = whole_graph(plan, reload)
@@ -205,7 +205,7 @@ def sweep(
 
 
 def device_numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers that "1..64" (1, 2, 4, … 64) or "8,12,16" stands for; ConfigurationError for other text."""
+    """Parse "1..64" (1, 2, 4, … 64) or "8,12,16" to numbers of devices; ConfigurationError for other text."""
     first, dots, last = text.partition("..")
     numbers: tuple[int, ...] = ()
     with suppress(ValueError):
@@ -226,7 +226,7 @@ def device_numbers(text: str) -> tuple[int, ...]:
 
 
 def cost_parts(plan: Plan) -> tuple[tuple[Part, ...], ...]:
-    """Return [layers] the parts of each layer cost t_l; repeated layers are taken apart once."""
+    """Return [layers] the parts of each layer cost t_l; those of repeated layers are computed once."""
     model = cost_model(plan.cost_model, plan.machine, plan.group_size, plan.precision)
     found = []
     for stage, choice in Step.of(plan).problems:
@@ -244,7 +244,7 @@ def _place(x: float, y: float, width: float, height: float) -> dict[str, float]:
 
 
 def _drawing(shown: DrawnPlan) -> dict[str, Any]:
-    """Return where boxes and lines stand on the page."""
+    """Return the positions of boxes and lines on the page."""
     graph = shown.graph
     drawn = arranged(graph, shown.repeats, [BOX] * len(graph.vertices))
     return {
@@ -279,7 +279,7 @@ def _drawing(shown: DrawnPlan) -> dict[str, Any]:
 
 
 def layer_tensors(operator: Operator, splits: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return the tensors that an operator reads and writes, with the parts that its splits make of each dim.
+    """Return the tensors that an operator reads and writes, with the parts into which its splits divide each dim.
 
     A dim has `parts` parts, numbered by the digits of the iteration dims in `by` (their positions), row-major.
     """
@@ -310,7 +310,7 @@ def _tensor_dim(axis: DimIndex, extent: int, splits: Mapping[str, int], position
 
 
 def _indexed_by(axis: DimIndex) -> tuple[str, tuple[str, ...]]:
-    """Return how a tensor dim is called, and the iteration dims whose splits part it."""
+    """Return the name of a tensor dim, and the iteration dims whose splits divide it."""
     match axis:
         case None:
             return "", ()
@@ -325,14 +325,14 @@ def _indexed_by(axis: DimIndex) -> tuple[str, tuple[str, ...]]:
 
 
 MOST_GROUPS = 64
-"""Rows of the table of devices; where there are more devices, a row is a group of them."""
+"""Maximum rows of the table of devices; with more devices, each row is a group of them."""
 
 
 def _matrix(plan: Plan, transferred: StepBytes) -> dict[str, Any] | None:
-    """Return the bytes from group to group, zeros omitted; None where they are not known.
+    """Return the bytes between groups of devices, zeros omitted; None where they are unknown.
 
-    From a group to itself: what its devices send one another. A group is a device, or, of many, as many as a level of
-    the machine has, if there is such a level.
+    Bytes from a group to itself are those between its devices. A group is a device, or, for many devices, a group of a
+    level of the machine, if there is a suitable level.
     """
     if transferred.what != BETWEEN_ALL:
         return None
@@ -343,7 +343,7 @@ def _matrix(plan: Plan, transferred: StepBytes) -> dict[str, Any] | None:
             if level.num_devices and plan.num_devices <= MOST_GROUPS * level.num_devices:
                 size, label = level.num_devices, level.name
                 break
-    # Flows of repeated layers have one table of bytes, which is looked at once.
+    # Flows of repeated layers share one table of bytes, which is evaluated once.
     times = Counter(id(flow.bytes_by_pair) for flow in transferred.flows)
     tables = {id(flow.bytes_by_pair): flow.bytes_by_pair for flow in transferred.flows}
     moved: Counter[tuple[int, int]] = Counter()
@@ -367,10 +367,10 @@ COST_PARTS = {
     "exchange": (PartKind.EXCHANGE,),
     REDISTRIBUTION: (),
 }
-"""What a layer's cost is made of; re-sharding is that of its incoming edges and of the weights that it shares."""
+"""Parts of a layer's cost; redistribution is that of its incoming edges and of the weights that it shares."""
 
 STEP_PARTS = (COMPUTE, RECOMPUTE, COMMUNICATION, REDISTRIBUTION)
-"""Likewise, where a step has micro-batches, stages or modes; communication is with other stages and of weights, too."""
+"""Likewise, for steps with micro-batches, stages or modes; communication includes that of stages and of weights."""
 
 
 def report_document(
@@ -382,11 +382,17 @@ def report_document(
     time_limit_s: float | None = None,
     on_progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Return the JSON form of a report of one or more plans, by the names that it calls them.
+    """Return the JSON form of a report of one or more plans, by the names that it uses for them.
 
-    sweep: costs on other numbers of devices. explains: whether it says why each layer is as it is. interactive: whether
-    it says what each layer's other configurations would cost. time_limit_s: for either, of all plans together; what is
-    not done by then is left out, and that is said. The same plans give the same object, given the time.
+    The same plans give the same object, unless time runs out; missing parts are then noted in it.
+
+    Args:
+        plans: Plans by name.
+        sweep: Costs on other numbers of devices.
+        explains: Whether to include why each layer is as it is.
+        interactive: Whether to include the costs of each layer's other configurations.
+        time_limit_s: Limit for either, over all plans.
+        on_progress: Called with the current activity and the fraction that is complete.
     """
     share_s = None if time_limit_s is None else time_limit_s / len(plans)
     return {
@@ -407,10 +413,10 @@ def report_document(
 
 
 def _explained(plan: Plan, time_limit_s: float | None, on_progress: Progress | None) -> tuple[Overview | None, str]:
-    """Return why a plan is as it is, or what stands in the way of saying so."""
+    """Return the explanation of a plan, or why there is none."""
     try:
         return overview(plan, time_limit_s=time_limit_s, on_progress=on_progress), ""
-    except PlanError as error:  # of configurations that no search looks at
+    except PlanError as error:  # configurations that no search considers
         return None, str(error)
 
 
@@ -479,7 +485,7 @@ def _plan(
 
 
 def _arguments(plan: Plan) -> dict[str, Any]:
-    """Return what the network was built with; the batch is that of a step."""
+    """Return the arguments that the network was built with; the batch is that of a step."""
     found = dict(plan.graph.arguments)
     batch, count = found.get("batch"), plan.micro_batches
     if count > 1 and isinstance(batch, int):
@@ -488,7 +494,7 @@ def _arguments(plan: Plan) -> dict[str, Any]:
 
 
 def _costs(plan: Plan, figures: LayerFigures, parts: Sequence[Part]) -> list[float]:
-    """Return what a layer pays for each part of its cost: what overlaps is not in it."""
+    """Return the exposed cost of each part of a layer's cost, without what is overlapped."""
     if plan.has_parts:
         return [figures.compute, figures.recompute, figures.exposed_communication, figures.exposed_transfer]
     exposed = [(part.kind, part.cost - figures.overlapped_share * part.hideable) for part in parts]
@@ -497,7 +503,7 @@ def _costs(plan: Plan, figures: LayerFigures, parts: Sequence[Part]) -> list[flo
 
 
 def _edges(plan: Plan, transferred: StepBytes) -> list[dict[str, Any]]:
-    """Return the graph's edges, in its order, then shared weights, with what they transfer and what that costs."""
+    """Return the graph's edges, in its order, then shared weights, with their transfers and costs."""
     costs = {(layer.name, transfer.input): transfer.cost for layer in plan.layers for transfer in layer.transfers}
     sides = "forward_bytes", "backward_bytes"
     edges = [
@@ -565,7 +571,7 @@ MODULES = (
     *("overview", "pointer", "journey", "legend", "finder", "shards", "panel", "panel_parts", "choices", "charts"),
     *("stages", "costs", "memory", "traffic", "beside", "sweep", "help", "paper", "main"),
 )
-"""The program's modules, in the order in which they are joined: each may use the functions of all others."""
+"""Modules of the page's program, in the order in which they are joined: each may use the functions of all others."""
 
 CHARTS = "vendor/echarts.min.js"
 LICENCES = ("vendor/NOTICE.txt", "vendor/LICENSE.txt", "vendor/LICENSE-d3.txt")
@@ -579,11 +585,17 @@ def report(
     interactive: bool = False,
     time_limit_s: float = 30.0,
 ) -> str:
-    """Return a page that shows a plan, or several by name beside one another, as HTML that needs nothing else.
+    """Return a page that shows a plan, or several side by side by name, as self-contained HTML.
 
-    path: where it is written, too. explains: whether it says why each layer is as it is. interactive: whether a click
-    on another configuration of a layer says what it would cost and what else would change. time_limit_s: for either.
-    Raises PlanError where the file cannot be written.
+    Args:
+        plans: A plan, or several by name.
+        path: File to write it to as well.
+        explains: Whether it says why each layer is as it is.
+        interactive: Whether a click on another configuration of a layer shows its cost and the accompanying changes.
+        time_limit_s: Limit for either.
+
+    Raises:
+        PlanError: The file cannot be written.
     """
     by_name = plans if isinstance(plans, Mapping) else {plans.graph.name: plans}
     page = render(report_document(by_name, explains=explains, interactive=interactive, time_limit_s=time_limit_s))
@@ -595,12 +607,12 @@ def report(
 def render(document: Mapping[str, Any]) -> str:
     """Return the report as the text of one HTML file; the same document gives the same bytes.
 
-    document: what the page shows, as JSON values; docs/report.md names its fields. Names in it are data: they are
-    escaped here and become text nodes there. Every script and style is allowed by its hash alone, so that nothing
-    which slipped into the page could run. Raises ValueError where a number is not finite.
+    `document` is the contents of the page, as JSON values; docs/report.md names its fields. Names in it are data: they
+    are escaped here and become text nodes there. Scripts and styles are only allowed by their hashes, so that injected
+    code could not run. Raises ValueError where a number is not finite.
     """
     style = page_text("style.css")
-    # One function around all modules: their names are theirs alone, and the charts' library cannot meet them.
+    # One function around all modules keeps their names private, also from the charts' library.
     modules = "\n".join(page_text(f"{name}.js").strip() for name in MODULES)
     program = f'\n(() => {{\n"use strict";\n{modules}\n}})();\n'
     charts = page_text(CHARTS)
@@ -613,12 +625,12 @@ def render(document: Mapping[str, Any]) -> str:
         "program": program,
         "charts": charts,
     }
-    # In one pass: what is put in is not looked at again.
+    # In one pass: inserted text is not substituted again.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: pieces[found[1]], page_text("index.html"))
 
 
 def embedded(value: object) -> str:
-    r"""Return a value as JSON that can stand in a script element: without `<`, `>`, `&` or anything beyond ASCII."""
+    r"""Return a value as JSON that is safe in a script element: ASCII without `<`, `>` and `&`."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -640,5 +652,5 @@ def _hash(text: str) -> str:
 
 
 def page_text(name: str) -> str:
-    """Return a file of the page."""
+    """Return the contents of a file of the page."""
     return files("pase.views.reports").joinpath("page", *name.split("/")).read_text(encoding="utf-8")

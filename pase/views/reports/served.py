@@ -1,6 +1,6 @@
-"""A page that plans again while its controls are moved: what it asks for and is told, and who serves it.
+"""A page that searches again as its controls are moved: its state, its requests, and its server.
 
-The server listens on loopback alone, and answers those who have its token.
+The server listens on loopback only, and requires its token.
 """
 
 import json
@@ -30,11 +30,11 @@ from pase.views.drawing.plans import repeated_blocks
 from pase.views.reports.document import embedded, page_text
 
 FEWER, MORE = 4, 2
-"""How often the devices of the plan are halved and doubled at most."""
+"""How often the plan's number of devices is halved and doubled at most."""
 BANDWIDTH_STEPS = range(-16, 17)
-"""In quarters of a doubling, from a sixteenth to sixteen times the machine's."""
+"""Steps of a quarter of an octave, from a sixteenth to sixteen times the machine's bandwidth."""
 MEMORY_STEPS = 24
-"""From what the lightest strategy might take to what a device has."""
+"""Number of steps from the memory of the lightest strategy to that of a device."""
 NO_TIME = (
     "Costs are those of the model 'paper', which knows no time: stages, micro-batches, states of weights and "
     "recomputation can be moved under alpha_beta and step (--cost-model)."
@@ -42,19 +42,19 @@ NO_TIME = (
 
 
 Values = Sequence[tuple[str, Mapping[str, Any]]]
-"""Of a control: what it says, and what it changes of a search."""
+"""Positions of a control: text, and the settings of a search that it changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """What is moved on the page.
+    """A control on the page.
 
     Attributes:
-        name: By which positions name it.
-        label: What the page calls it.
-        values: What its positions mean: some settings of a search, each in one control alone.
-        at: Its position at first.
-        is_list: Whether its values are chosen from a list; otherwise they are along a slider.
+        name: Its name in requests.
+        label: Its label on the page.
+        values: Its positions: settings of a search; each setting belongs to one control only.
+        at: Its initial position.
+        is_list: Whether it is a list; otherwise it is a slider.
     """
 
     name: str
@@ -65,14 +65,14 @@ class Control:
 
     @property
     def texts(self) -> list[str]:
-        """What its positions say."""
+        """Texts of its positions."""
         return [text for text, _ in self.values]
 
 
 class Planner:
-    """Plans again as controls move.
+    """Searches again as controls move.
 
-    It has one state, which every page shows: the positions of all controls, and what was answered to them.
+    It has one state, which all pages show: the positions of all controls, and the answer to them.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class Planner:
         time_limit_s: float | None = None,
         settings: Mapping[str, Any] = FrozenDict(),
     ) -> None:
-        """Plan what the page starts from.
+        """Search the initial answer of the page.
 
         Args:
-            plan: Where the controls stand at first.
+            plan: Plan that determines the initial positions of the controls.
             reload: As for `pase.search`; without, imported models keep their number of micro-batches.
-            time_limit_s: For the search of each answer.
-            settings: Of searches, where they are not those of the plan.
+            time_limit_s: Limit of the search of each answer.
+            settings: Settings of searches that differ from those of the plan.
         """
         self.plan = plan
         graph = whole_graph(plan, reload)
@@ -109,7 +109,7 @@ class Planner:
         self._error = ""
 
     def start(self) -> dict[str, Any]:
-        """Return what the page shows first: its controls and the state."""
+        """Return the initial contents of the page: its controls and the state."""
         plan = self.plan
         with self._lock:
             return {
@@ -121,25 +121,25 @@ class Planner:
             }
 
     def _state(self) -> dict[str, Any]:
-        """Return the positions of the controls, the last answer, and why there is none to these positions, or ""."""
+        """Return the positions of the controls, the last answer, and why these positions have none, or ""."""
         return {"at": self._at, "answer": told(self._session.answer, self._rows), "error": self._error}
 
     def replan(self, positions: object) -> dict[str, Any]:
         """Return the state after controls have moved.
 
         Args:
-            positions: The position of every control, by name; from the page, and not trusted.
+            positions: The position of every control, by name; untrusted input.
 
         Raises:
-            PositionError: They are not such positions; the state stays as it is.
+            PositionError: The positions are invalid; the state is unchanged.
         """
         at = self._checked(positions)
         changes: dict[str, Any] = {"constraints": self.plan.constraints, "modes": ()}
         for control in self.controls:
             for name, value in control.values[at[control.name]][1].items():
-                # Modes, and constraints on them, are those of all controls.
+                # Modes, and constraints on them, combine those of all controls.
                 changes[name] = (*changes[name], *value) if name in ("constraints", "modes") else value
-        with self._lock:  # a session serves one thread
+        with self._lock:  # a session is not thread-safe
             self._at, self._error = at, ""
             try:
                 self._session.replan(**changes)
@@ -158,11 +158,11 @@ class Planner:
 
 
 class PositionError(PaseError):
-    """What was sent are not the positions of the page's controls."""
+    """The request does not contain valid positions of the page's controls."""
 
 
 def _controls(plan: Plan, graph: Graph, own: Mapping[str, Any], *, may_reload: bool) -> Iterator[Control]:
-    """Yield what can be moved of a plan; graph: of its whole batch. own: settings at first."""
+    """Yield the controls for a plan; graph: of its whole batch; own: initial settings."""
     has_time = own["cost_model"] != WITHOUT_TIME
     yield _devices_control(plan)
     yield _bandwidth_control(plan)
@@ -170,7 +170,7 @@ def _controls(plan: Plan, graph: Graph, own: Mapping[str, Any], *, may_reload: b
     if not has_time:
         return
     count, modes = plan.micro_batches, own["modes"]
-    # Any number of devices may be chosen on the page; what does not divide it is said by the search.
+    # Any number of devices may be chosen on the page; the search reports numbers that do not divide.
     numbers = [n for n in divisors(plan.num_devices) if n <= len(cuts(with_cuts(graph))) + 1]
     yield _numbers_control("stages", "Stages", numbers, own["stages"])
     counts = [count]
@@ -217,7 +217,7 @@ def _bandwidth_control(plan: Plan) -> Control:
 
 
 def _memory_control(plan: Plan, unset: str) -> Control:
-    """Return the control of memory; unset: its position for no limit that is given."""
+    """Return the memory control; unset: text of its position without a limit."""
     name, most, limit = "device_memory_bytes", plan.machine.device.memory_bytes, plan.device_memory_bytes
     least = min(most / 64, plan.memory.total_bytes / 16)
     values = [int(least * (most / least) ** (step / MEMORY_STEPS)) for step in range(MEMORY_STEPS + 1)]
@@ -231,15 +231,15 @@ def _memory_control(plan: Plan, unset: str) -> Control:
 
 Rows = list[tuple[list[int], int]]
 KnownRows = dict[tuple[Hashable, ...], Rows]
-"""Rows by the names of layers and what is said of each: most positions of a slider have one in common with others."""
+"""Cache of rows by the names and texts of layers: most positions of a slider share them with others."""
 
 
 def told(answer: Answer, known_rows: KnownRows | None = None) -> dict[str, Any]:
-    """Return an answer as the page shows it; known_rows: is added to.
+    """Return an answer as the page shows it; known_rows is a cache that is extended.
 
-    layers: [V] names. of: [V] the number of what is said of each layer among `choices`: its stage, configuration, state
-    of weights and whether it is recomputed. rows: (numbers of the layers in it, how often its block comes): layers of
-    blocks that repeat are in one row.
+    layers: [V] names. of: [V] index into `choices` of each layer's text: its stage, configuration, state of weights and
+    whether it is recomputed. rows: (numbers of the layers in it, number of repetitions of its block): layers of
+    repeated blocks are in one row.
     """
     step = answer.step
     texts = layer_texts(step)
@@ -276,11 +276,11 @@ def told(answer: Answer, known_rows: KnownRows | None = None) -> dict[str, Any]:
 
 
 LayerText = tuple[str, str, str, str]
-"""Of a layer: its stage, configuration, state of weights, and what becomes of what it saves; "" where that is plain."""
+"""A layer's stage, configuration, state of weights, and treatment of saved tensors; "" for defaults."""
 
 
 def layer_texts(step: Step) -> list[LayerText]:
-    """Return what is said of each layer of a step."""
+    """Return the texts of each layer of a step."""
     has_stages = len(step.bounds) > 1
     known: dict[Hashable, LayerText] = {}
     texts = []
@@ -298,14 +298,14 @@ def layer_texts(step: Step) -> list[LayerText]:
 
 
 def rows_of(graph: Graph, texts: Sequence[Hashable]) -> Rows:
-    """Return the rows of a table of layers, in which a block that comes several times in a row stands once."""
-    alike = [
+    """Return the rows of a table of layers, in which a block repeated consecutively occurs once."""
+    layer_keys = [
         (operator.kind, tuple(operator.extents.items()), text)
         for operator, text in zip(graph.operators, texts, strict=True)
     ]
     rows: Rows = []
     at = 0
-    for block in repeated_blocks(graph, alike):
+    for block in repeated_blocks(graph, layer_keys):
         rows += [([vertex], 1) for vertex in range(at, block.first)]
         for vertex in range(block.first, block.first + block.period):
             rows.append(([vertex + block.period * turn for turn in range(block.count)], block.count))
@@ -318,7 +318,7 @@ def _slowest(machine: Machine, num_devices: int) -> float:
 
 
 def _spans(machine: Machine, num_devices: int) -> bool:
-    """Return whether a machine has so many devices, in whole groups."""
+    """Return whether a machine has this number of devices, in whole groups."""
     try:
         machine.levels_for(num_devices)
     except PaseError:
@@ -344,12 +344,12 @@ def serve(
     """Serve the page of a plan until the process is interrupted.
 
     Args:
-        plan: That it starts from.
-        port: To listen on; 0 for any that is free.
+        plan: Initial plan.
+        port: Port to listen on; 0 for any free one.
         reload: As for `Planner`.
-        time_limit_s: For the search of each answer.
+        time_limit_s: Limit of the search of each answer.
         settings: As for `Planner`.
-        on_ready: Is called with the address of the page.
+        on_ready: Called with the address of the page.
 
     Raises:
         OSError: The port is taken.
@@ -362,7 +362,7 @@ def serve(
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((LOOPBACK, port))
-        listener.listen()  # who opens the page at once waits until it is served
+        listener.listen()  # early requests wait until the page is served
         port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
         planner = Planner(plan, reload=reload, time_limit_s=time_limit_s, settings=settings)
         app = application(planner, port=port, token=token)
@@ -372,10 +372,10 @@ def serve(
 
 
 def application(planner: Planner, *, port: int, token: str) -> Any:
-    """Return the ASGI application: the page at /, answers at /replan, and nothing to those who should not ask.
+    """Return the ASGI application: the page at /, answers at /replan, and nothing for unauthorised requests.
 
-    A request must carry the token, and name this machine and port as its host: no page of another site can send one
-    that does, whatever name it gives this address.
+    A request must carry the token, and name this machine and port as its host. Pages of other sites cannot send such a
+    request, even under a domain name that resolves to this address.
     """
     try:
         from starlette.applications import Starlette
@@ -413,9 +413,9 @@ def application(planner: Planner, *, port: int, token: str) -> Any:
                     return JSONResponse({"error": "the request is too large"}, 413)
             positions = json.loads(body)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
+            return Response(status_code=400)  # nothing reads it
         except (ValueError, RecursionError):
-            return JSONResponse({"error": "the request is no JSON"}, 400)
+            return JSONResponse({"error": "the request is not JSON"}, 400)
         try:
             return JSONResponse(await run_in_threadpool(planner.replan, positions))
         except PositionError as error:
@@ -438,7 +438,7 @@ def application(planner: Planner, *, port: int, token: str) -> Any:
 
 
 class _Secured:
-    """ASGI middleware that gives every response the security headers that it lacks."""
+    """ASGI middleware that adds missing security headers to every response."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -456,7 +456,7 @@ class _Secured:
 
 
 def rendered(start: dict[str, Any], nonce: str) -> str:
-    """Return the page; start: what it shows first. It loads nothing, and runs its own script alone."""
+    """Return the page with its initial contents. It loads nothing, and only runs its own script."""
     pieces = {
         "nonce": nonce,
         "style": page_text("style.css") + page_text("served/served.css"),
@@ -467,7 +467,7 @@ def rendered(start: dict[str, Any], nonce: str) -> str:
 
 
 def _headers(nonce: str) -> dict[str, str]:
-    """Return the headers of an answer; nonce: of the page's style and script, "" for what is no page."""
+    """Return the headers of a response; nonce: of the page's style and script, "" for other responses."""
     policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"]
     if nonce:
         policy += [f"script-src 'nonce-{nonce}'", f"style-src 'nonce-{nonce}'", "img-src data:", "connect-src 'self'"]
