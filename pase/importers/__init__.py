@@ -1,4 +1,4 @@
-"""Where models come from: `load` takes whatever the user has; `frameworks` knows the front ends."""
+"""Import of models: `load` accepts any supported source; `frameworks` lists the front ends."""
 
 from collections.abc import Mapping
 from os import PathLike, fspath
@@ -9,7 +9,7 @@ from pase.errors import ModelError
 from pase.graph import Graph, Scalar, verify
 from pase.importers.front_end import is_factory
 
-# Searches of built-in networks lower nothing.
+# Searches of built-in networks do not need lowering.
 __getattr__, __dir__ = names_on_demand(__name__, {"pase.importers.lower.vertices": ("OPERATORS",)})
 
 __all__ = ["MODEL_SUFFIXES", "OPERATORS", "is_builtin", "load"]
@@ -34,10 +34,15 @@ def load(
 ) -> Graph:
     """Return the verified graph of a model.
 
-    source: a `Graph` as it is; the name of a built-in network; ``"package.module:factory"``, a function of the user's,
-    whose code is then executed; a model file; a model of a framework. batch: examples in one training step, the model's
-    own default where it is None. arguments: of the builder or the factory. is_strict: refuse a model with operators
-    that nothing is known of. Raises ModelError where nothing takes it.
+    Args:
+        source: A `Graph`, returned unchanged; the name of a built-in network; ``"package.module:factory"``, a user's
+            function, whose code is executed; a model file; or a framework's model.
+        batch: Examples in one training step; default: the model's own.
+        arguments: Arguments of the builder or the factory.
+        is_strict: Whether to reject a model with unknown operators.
+
+    Raises:
+        ModelError: No front end accepts the source.
     """
     if isinstance(source, Graph):
         if batch is not None or arguments:

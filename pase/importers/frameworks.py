@@ -1,6 +1,6 @@
-"""`import_model`: a model of a framework, by the first front end that takes it, with what every pass left of it.
+"""`import_model`: import a framework's model with the first front end that accepts it, and keep every pass's result.
 
-`difference` tells what such a model has otherwise than the one that a plan is of.
+`difference` compares such a model with the one that a plan was made for.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,14 +30,19 @@ from pase.importers.torch.export import TorchFrontEnd
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedModel:
-    """traces: as the source has it, then after each pass. lowered: the graph and where its weights come from."""
+    """An imported model.
+
+    Attributes:
+        traces: The trace of the source, then the trace after each pass.
+        lowered: The graph and the sources of its weights.
+    """
 
     traces: tuple[Trace, ...]
     lowered: Lowered
 
     @property
     def graph(self) -> Graph:
-        """The graph that is searched; its operators say how they are computed."""
+        """The graph to search; its operators have bodies that describe their computation."""
         return self.lowered.graph
 
     @cached_property
@@ -49,7 +54,7 @@ class ImportedModel:
 
     @property
     def generic(self) -> Iterator[tuple[str, str]]:
-        """(vertex, operator of the source) of everything that had to be treated generically."""
+        """(vertex, operator of the source) of each operator that is treated generically."""
         names = {node: layer for layer, node in self.lowered.nodes.items()}
         for node in self.traces[-1].nodes:
             if isinstance(node.op, ops.Generic):
@@ -57,7 +62,7 @@ class ImportedModel:
 
     @cached_property
     def differences(self) -> tuple[str, ...]:
-        """What the graph does not count as its source does, in words: nothing, or there is a defect."""
+        """Descriptions of counts in which the graph differs from its source; any indicates a defect."""
         # Before this pass there are also constants, of which the graph holds nothing.
         source = self.traces[1 + list(PASSES).index("drop constants and indices")]
         graph = self.lowered.graph
@@ -75,7 +80,7 @@ class ImportedModel:
 def imported(
     trace: Trace, *, arguments: Mapping[str, Scalar], is_strict: bool = False, framework: str = ""
 ) -> ImportedModel:
-    """Return a trace's model; ModelError where it is no graph, or, if strict, where an operator is not known."""
+    """Return a trace's model; ModelError where it is not a valid graph, or, if strict, has unknown operators."""
     traces = run_passes(trace)
     model = ImportedModel(traces=traces, lowered=lower(traces[-1], arguments=arguments, framework=framework))
     unknown = sorted({operator for _, operator in model.generic})
@@ -96,7 +101,7 @@ def imported(
 
 
 FRONT_ENDS: tuple[FrontEnd, ...] = (KerasFrontEnd(), TorchFrontEnd(), OnnxFrontEnd(), JaxFrontEnd())
-"""By what they take: the first one wins."""
+"""Front ends; the first that accepts a source is used."""
 
 
 def import_model(
@@ -106,10 +111,10 @@ def import_model(
     arguments: Mapping[str, Scalar] | None = None,
     is_strict: bool = False,
 ) -> ImportedModel:
-    """Return a model of a framework with its graph and what every pass left of it.
+    """Return a framework's model with its graph and the trace after every pass.
 
-    is_strict: refuse operators that nothing is known of. Raises ModelError as `load` does, MissingExtraError where the
-    framework is not installed.
+    Raises ModelError as `load` does, and MissingExtraError where the framework is not installed. With is_strict,
+    unknown operators are rejected.
     """
     given = dict(arguments or {})
     source = fspath(source) if isinstance(source, PathLike) else source
@@ -157,14 +162,14 @@ _PICKLES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".jobli
 
 
 def difference(expected: Graph, found: Graph) -> str:
-    """Return how a model that was imported differs from that of a plan, "" where its plan fits it.
+    """Describe how an imported model differs from that of a plan; "" where the plan fits it.
 
-    What a plan depends on is compared: layers, their dims, what they read, write and compute. Names of the models,
-    arguments and types of numbers are not: a plan of a model in float32 fits it in bfloat16.
+    Compared is everything that a plan depends on: layers, their dims, reads, writes and computation. Names of models,
+    arguments and number types are ignored: a plan of a model in float32 fits it in bfloat16.
 
     Args:
         expected: The plan's graph.
-        found: The model's; fan-outs, which a search adds, may be missing in either.
+        found: The model's graph; fan-outs, which a search adds, may be missing in either.
 
     Returns:
         The first difference: the layer, what was expected and what was found.
@@ -174,7 +179,7 @@ def difference(expected: Graph, found: Graph) -> str:
     if names != own:
         return _of_names(names, own)
     for one, other in zip(expected.operators, found.operators, strict=True):
-        # How keys and values come to all devices is the plan's choice.
+        # The plan chooses how keys and values reach all devices.
         text = next(_of_operators(one, other if one.ring is None else ring_attention(other)), "")
         if text:
             return f"layer {short(one.name)!r} {text}"
@@ -223,7 +228,7 @@ def _of_operators(expected: Operator, found: Operator) -> Iterator[str]:
 
 
 def _compared(operator: Operator) -> tuple[object, ...]:
-    # How unevenly rows are routed is no matter of the model.
+    # The imbalance of routing is not a property of the model.
     exchanges = (replace(x, excess=0.0) if isinstance(x, AllToAll) and x.excess else x for x in operator.exchanges)
     return operator.unsplittable, tuple(exchanges), operator.pipeline
 
@@ -256,7 +261,7 @@ def _of_bodies(expected: Body, found: Body) -> Iterator[str]:
 
 
 def _of_steps(expected: Step, found: Step) -> Iterator[str]:
-    """Yield what a step has otherwise than another of its function; numbers are as exact as any type of floats is."""
+    """Yield the differences of two steps of one function; numbers are compared up to the precision of floats."""
     if len(expected.operands) != len(found.operands):
         yield f"of {len(found.operands)} operands; expected {len(expected.operands)}"
     for one, other in zip(expected.operands, found.operands, strict=False):
@@ -281,7 +286,7 @@ def _is_same(expected: object, found: object) -> bool:
 
 
 _LEAST_EXACT = 2.0**-8
-"""What bfloat16 makes of a number at most, relative to it."""
+"""Largest relative rounding error of a number in bfloat16."""
 
 
 def _told(extents: Mapping[str, int]) -> str:

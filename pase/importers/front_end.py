@@ -1,6 +1,6 @@
-"""`FrontEnd`: what every front end offers; factories: functions of the user's that make a model.
+"""`FrontEnd`: the interface of all front ends; and factories, user functions that make a model.
 
-Naming a factory, ``package.module:function``, is what allows its code to run.
+Naming a factory, ``package.module:function``, permits its code to run.
 """
 
 import inspect
@@ -19,14 +19,16 @@ from pase.errors import ModelError, missing_extra
 from pase.graph import Scalar
 
 if TYPE_CHECKING:
-    # It is the start of `pase` that waits for what is imported here.
+    # Imports here delay the start of `pase`.
     from pase.importers.ir.trace import Trace
 
 
 class FrontEnd(Protocol):
-    """A source of models: one module and one line in FRONT_ENDS for each.
+    """A front end for a source of models; each has one module and one entry in FRONT_ENDS.
 
-    package: the framework that it needs, imported when a model is traced and not before. extra: of PaSE, installs it.
+    Attributes:
+        package: Framework that it needs, imported only when a model is traced.
+        extra: Extra of PaSE that installs it.
     """
 
     package: str
@@ -37,14 +39,17 @@ class FrontEnd(Protocol):
         ...
 
     def trace(self, source: object, *, batch: int | None, arguments: Mapping[str, Scalar]) -> "Trace":
-        """Return the trace of a source that this front end takes; ModelError where it cannot be traced.
+        """Return the trace of a source that this front end accepts; ModelError where it cannot be traced.
 
-        batch: examples in a step, in place of those of the source. arguments: of the source's own, if it has any.
+        Args:
+            source: The source.
+            batch: Examples in a step, replacing those of the source.
+            arguments: Arguments of the source, if it takes any.
         """
         ...
 
     def without_weights(self) -> AbstractContextManager[object]:
-        """Return a context in which the framework makes models without allocating their weights; it may do nothing."""
+        """Return a context in which models are created without allocating weights, if the framework can do that."""
         return nullcontext()
 
 
@@ -59,7 +64,7 @@ def framework(package: str, extra: str) -> ModuleType:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the class of an error, and the first line of its message."""
+    """Return the class of an error and the first line of its message."""
     lines = (line.strip() for line in str(error).splitlines())
     return f"{type(error).__name__}: {next(filter(None, lines), 'no message')}"
 
@@ -78,14 +83,13 @@ def is_factory(source: str) -> bool:
 def call_factory(
     source: str, *, batch: int | None, arguments: Mapping[str, Scalar], front_ends: Sequence[FrontEnd]
 ) -> tuple[object, bool]:
-    """Return what a factory makes, and whether it took the batch; frameworks make its model without weights.
+    """Return the result of a factory, and whether it took the batch; models are created without weights.
 
     The current folder is searched for the module first.
 
     Raises:
-        ModelError: There is no such function, it takes no such argument, or it raises; its own traceback has then gone
-            to stderr.
-        MissingExtraError: Its module or itself imports a framework of a front end that is not installed.
+        ModelError: The function does not exist, rejects an argument, or raises; its traceback is then on stderr.
+        MissingExtraError: The module or the function imports a front end's framework that is not installed.
     """
     module_name, _, path = source.partition(":")
     extras = {front_end.package.partition(".")[0]: front_end.extra for front_end in front_ends}
@@ -152,7 +156,7 @@ def _function(module_name: str, path: str, source: str, extras: Mapping[str, str
 
 
 def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter] | None:
-    """Return the parameters that can be given by name; None where any can, or where they are not known."""
+    """Return the parameters that can be given by name; None where any can, or where they are unknown."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -181,7 +185,7 @@ def _check_arguments(
 
 
 def _typed(parameters: Mapping[str, inspect.Parameter] | None, name: str, value: Scalar) -> Scalar:
-    """Return what a word of the command line stands for: text only where the parameter's default or type is text."""
+    """Convert a command-line value: it stays text only where the parameter's default or type is text."""
     if not isinstance(value, str):
         return value
     parameter = (parameters or {}).get(name)

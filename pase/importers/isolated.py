@@ -1,7 +1,7 @@
-"""Libraries in C that are handed what a stranger wrote, ONNX's and HDF5's, each in a process of its own, with limits.
+"""Run C libraries on untrusted input (ONNX's and HDF5's), each in a separate process with limits.
 
-What they do not expect can end the whole process (an assertion, an access out of bounds) or take all of the memory.
-This module is also those processes: started as a script, it loads the one library, and nothing of PaSE.
+Unexpected input can crash the whole process (an assertion, an access out of bounds) or exhaust the memory. This module
+is also the program of those processes: run as a script, it loads the one library, and nothing of PaSE.
 """
 
 import marshal
@@ -18,17 +18,17 @@ from typing import Any
 
 
 class NativeError(Exception):
-    """What a library said of a request, or how its process ended."""
+    """Error message of a library, or how its process ended."""
 
 
 def _limited(memory_bytes: int) -> None:
-    """Limit the memory of this process; when it dies, it leaves nothing behind."""
+    """Limit the memory of this process, and leave no core dump."""
     for limit, most in ((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_CORE, 0)):
         with suppress(ValueError, OSError):  # not every system has each
             resource.setrlimit(limit, (most, most))
 
 
-# -- ONNX: requests to a process that stays
+# -- ONNX: requests to a persistent process
 
 _CPU_S = 10
 _MEMORY_BYTES = 1 << 29
@@ -45,10 +45,10 @@ def native() -> "Native":
 
 
 class Native:
-    """The process. It is started at once, so that it loads while the caller goes on; end it with `close`."""
+    """The process, started immediately so that it loads in the background; `close` ends it."""
 
     def __init__(self, extension: str) -> None:
-        # Neither the environment nor installed packages are looked at: this takes 0.04 s.
+        # Skipping the environment and installed packages reduces the start to 0.04 s.
         command = [sys.executable, "-I", "-S", __file__, extension]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
@@ -66,7 +66,7 @@ class Native:
         self._process.communicate()
 
     def ask(self, what: str, *request: Any) -> Any:
-        """Return what a function of the process, `infer` or `inline`, answers; NativeError where it does not."""
+        """Return the result of a function of the process, `infer` or `inline`; NativeError on failure."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -114,9 +114,9 @@ def infer(
     opsets: dict[str, int],
     ir_version: int,
 ) -> Any:
-    """Return the types of an operator's results by name, all messages serialised; None for an unknown operator.
+    """Return the serialised types of an operator's results by name; None for an unknown operator.
 
-    operator: name, version and domain.
+    operator: its name, version and domain.
     """
     try:
         schema = extension.defs.get_schema(*operator)
@@ -126,19 +126,19 @@ def infer(
 
 
 def inline(extension: Any, model: bytes) -> Any:
-    """Return a model with its functions written out."""
+    """Return a model with its functions inlined."""
     return extension.inliner.inline_local_functions(model, False)
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"infer": infer, "inline": inline}
 
 
-# -- HDF5: a copy of the arrays of a file, and nothing else in it
+# -- HDF5: a copy of only the arrays of a file
 #
-# Links, data of other files, filters and cycles are refused, so that what is read is no more than the file holds.
+# Links, external data, filters and cycles are rejected, so that no more is read than the file contains.
 
 _COPY_BYTES = 4 << 30
-"""Memory beside as much as the file has bytes, twice."""
+"""Memory allowed in addition to twice the size of the file."""
 
 _MAX_DEPTH = 64
 _LONGEST_TEXT = 1000

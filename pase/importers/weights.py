@@ -1,6 +1,6 @@
-"""`read_weights`: the values of a model's weights, under the names that programs of its plan give them.
+"""`read_weights`: the values of a model's weights, under the names that programs of its plan use.
 
-This is the one place where weights are read: a search needs their shapes alone.
+Weights are read only here: a search needs only their shapes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,16 +28,21 @@ _MAX_COMPUTED = 1 << 28
 """Elements of a tensor that is computed of few stored ones."""
 
 Values = Callable[[Any, Iterable[str], Trace, int | None, Mapping[str, Scalar]], Mapping[str, Array]]
-"""Takes a model, names of values of its trace, the trace, its batch and arguments; returns those that it has."""
+"""Takes a model, names of values of its trace, the trace, its batch and arguments; returns the available values."""
 
 
 def read_weights(
     source: object, *, batch: int | None = None, arguments: Mapping[str, Scalar] | None = None
 ) -> dict[str, Array]:
-    """Return the weights of a model and what else its forward pass is computed with, by (layer, tensor) as one name.
+    """Return the weights and constants of a model's forward pass, by (layer, tensor) joined to one name.
 
-    source: as `load` takes it; a function that makes the model is called, and its framework makes the weights as it
-    would without PaSE. Raises ModelError where a value is not to be had.
+    Args:
+        source: As for `load`; a factory is called, and its framework initialises the weights as usual.
+        batch: As for `load`.
+        arguments: As for `load`.
+
+    Raises:
+        ModelError: A value is unavailable.
     """
     source = fspath(source) if isinstance(source, PathLike) else source
     given = dict(arguments or {})
@@ -116,7 +121,7 @@ def _stored_points(array: Any) -> int:
 
 
 def read_as(array: Array, use: Use) -> Array:
-    """Return an array as a use reads it: a piece of it, in another order of its elements."""
+    """Return an array as a use reads it: a slice of it, in another order of its elements."""
     array = _cut(array, use.piece)
     return array if use.view is None else _viewed(array, use.view)
 
@@ -138,7 +143,7 @@ def _viewed(array: Array, view: View) -> Array:
 
 
 def _called(source: object) -> str:
-    """Return what a source is called in a message: not its values."""
+    """Return the name of a source for messages, without its values."""
     first = source[0] if isinstance(source, list | tuple) and source else source
     return repr(source) if isinstance(source, str) else f"a {type(first).__name__}"
 
@@ -146,7 +151,7 @@ def _called(source: object) -> str:
 def _onnx_values(
     source: Any, names: Iterable[str], trace: Trace, _batch: int | None, _arguments: Mapping[str, Scalar]
 ) -> Mapping[str, Array]:
-    """Return stored tensors, and what is computed of them alone: by running that part of the model."""
+    """Return stored tensors, and values computed only from them, by running that part of the model."""
     onnx = framework("onnx", "onnx")
     wanted = set(names)
     stored = onnx_model.read_weights(source)

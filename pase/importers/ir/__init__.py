@@ -1,1 +1,1 @@
-"""The operator-level form that every front end makes of a model, and that the passes work on."""
+"""The intermediate representation of models: operators that every front end produces and the passes transform."""

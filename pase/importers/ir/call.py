@@ -1,6 +1,6 @@
-"""`Call`: an operator as its source calls it, and the steps that it is translated into; the same for every front end.
+"""`Call`: an operator as its source calls it, and its translation into steps; common to all front ends.
 
-A translation reads as what the operator computes: ``call.reshape(call.transpose(x, order), out=call.result)``.
+A translation reads like a definition of the operator: ``call.reshape(call.transpose(x, order), out=call.result)``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ _ALPHABET = "abcdefghijlmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def letters(count: int, without: str = "") -> str:
-    """Return so many letters for dims; ValueError where there are not as many."""
+    """Return `count` different letters for dims; ValueError where there are not enough."""
     found = [c for c in _ALPHABET if c not in without][:count]
     if len(found) < count:
         raise ValueError(f"a tensor has {count} dims; at most {len(found)} are known of")
@@ -50,13 +50,13 @@ def as_list(value: Any) -> list[Any]:
 
 
 def each(value: int | Sequence[int], count: int) -> Shape:
-    """Return one number for each of so many dims."""
+    """Return `count` numbers, repeating a single one."""
     values = tuple(as_list(value))
     return values * count if len(values) == 1 else values
 
 
 def place(axis: int, rank: int) -> int:
-    """Return an axis counted from 0; ValueError where it lies outside of the rank."""
+    """Return an axis counted from 0; ValueError where it is out of range."""
     if not -rank <= axis < max(1, rank):
         raise ValueError(f"axis {axis} lies outside of a tensor of {rank} dims")
     return axis % rank if rank else 0
@@ -71,16 +71,16 @@ def places(axes: int | Sequence[int] | None, rank: int) -> Shape:
 class Call:
     """An operator as its source calls it, and the steps of its translation so far.
 
-    Each method that writes, writes one step, or a few, and returns the value that is made: `out` where it is given (a
-    result of the operator), else a new one between two steps. ValueError where shapes do not fit.
+    Each writing method appends one or several steps and returns the resulting value: `out` if given (a result of the
+    operator), otherwise a new intermediate one. ValueError where shapes do not fit.
 
     Attributes:
-        name: Of the operator.
-        arguments: What it is given by name; tensors among them are values.
-        inputs: The tensors that it reads, in order; None for those that are left out.
-        outputs: What it gives; None for what is no tensor, or left out.
-        known: By the names of tensors, the values of those that depend on no input.
-        steps: Of the translation.
+        name: Name of the operator.
+        arguments: Named arguments; tensors among them are values.
+        inputs: Tensors that it reads, in order; None for omitted ones.
+        outputs: Its results; None for results that are not tensors, or omitted.
+        known: Values, by name, of tensors that depend on no input.
+        steps: Steps of the translation.
     """
 
     name: str
@@ -110,10 +110,10 @@ class Call:
         """The first tensor that it gives."""
         return self.results[0]
 
-    # -- what it is given
+    # -- arguments
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return an argument, or the default where it is not given."""
+        """Return an argument, or the default if it is not given."""
         found = self.arguments.get(name)
         return default if found is None else found
 
@@ -130,7 +130,7 @@ class Call:
         return bool(self.maybe(key))
 
     def value(self, key: int | str) -> Value:
-        """Return a tensor by position or by name; ValueError where it is left out."""
+        """Return a tensor by position or by name; ValueError where it is omitted."""
         found = self.maybe(key)
         if not found:
             raise ValueError(f"{self.name} lacks input {key}")
@@ -141,16 +141,16 @@ class Call:
         return place(self.get(name, default), len(self.x.shape) if rank is None else rank)
 
     def constant(self, key: int | str) -> Array | None:
-        """Return the values of a tensor; None where they are not known, or it is left out."""
+        """Return the values of a tensor; None where they are unknown, or it is omitted."""
         return next((self.known.get(value.name) for value in self.maybe(key)), None)
 
     def integers(self, key: int | str) -> Shape | None:
-        """Return the values of a tensor of whole numbers, row-major; None where they are not known."""
+        """Return the values of an integer tensor, row-major; None where they are unknown."""
         found = self.constant(key)
         return None if found is None else tuple(found.ravel().tolist())
 
     def number(self, key: int | str) -> float | None:
-        """Return the one number that a tensor is; None where it is none, or not known."""
+        """Return the value of a scalar tensor; None where it is not a scalar, or unknown."""
         found = self.constant(key)
         return float(found.ravel()[0]) if found is not None and found.size == 1 and found.dtype.kind in "fiub" else None
 
@@ -173,10 +173,10 @@ class Call:
         out: Value | None = None,
         name: str = "",
     ) -> Value:
-        """Write a step of one output.
+        """Append a step with one output.
 
-        shape, dtype: of a new value, by default of the first input's type. name: its own, where it may be seen: whole
-        numbers that a model computes of its inputs are inputs of its program.
+        shape, dtype: those of a new value; default type: that of the first input. name: name of the value if it may be
+        visible: integers that a model computes from its inputs are inputs of its program.
         """
         if out is None:
             dtype = dtype or next((x.dtype for x in floats_first(inputs)), self.result.dtype)
@@ -190,11 +190,11 @@ class Call:
         return Value(name=f"{self.result.name}{name}", shape=tuple(shape), dtype=dtype or self.result.dtype)
 
     def identity(self, x: Value, *, out: Value | None = None) -> Value:
-        """Write a tensor as it is."""
+        """Append an identity."""
         return self.add(ops.Identity(), x, shape=x.shape, out=out)
 
     def reshape(self, x: Value, shape: Sequence[int] = (), *, out: Value | None = None, name: str = "") -> Value:
-        """Write the same elements in another shape; nothing where it is its own already and no result."""
+        """Append a reshape; nothing if the shape is unchanged and no result is required."""
         is_same = out is None and x.shape == tuple(shape)
         return x if is_same else self.add(ops.Reshape(), x, shape=shape, out=out, name=name)
 
@@ -205,7 +205,7 @@ class Call:
     def broadcast(
         self, x: Value, shape: Sequence[int] = (), places: Sequence[int] | None = None, *, out: Value | None = None
     ) -> Value:
-        """Write a tensor repeated to a shape; places: of its dims there, by default the last ones."""
+        """Append a broadcast to a shape; places: positions of its dims there, by default the last ones."""
         rank = len(shape if out is None else out.shape)
         places = range(rank - len(x.shape), rank) if places is None else places
         return self.add(ops.Broadcast(places=tuple(places)), x, shape=shape, out=out)
@@ -219,7 +219,7 @@ class Call:
     def box(
         self, x: Value, starts: Sequence[int], shape: Sequence[int], by: Sequence[int] = (), *, out: Value | None = None
     ) -> Value:
-        """Write a box, perhaps every so many elements of each dim; nothing where it is all of it and no result."""
+        """Append a slice of a box, optionally strided; nothing if it is the whole tensor and no result is required."""
         op = ops.Slice(starts=tuple(starts), steps=tuple(by) or (1,) * len(x.shape))
         return x if out is None and x.shape == tuple(shape) else self.add(op, x, shape=shape, out=out)
 
@@ -238,7 +238,7 @@ class Call:
         return self.concat([self.reshape(x, (*x.shape[:dim], 1, *x.shape[dim:])) for x in values], dim, out=out)
 
     def concat(self, values: Sequence[Value], dim: int, *, out: Value | None = None) -> Value:
-        """Write tensors end to end; a single one as it is."""
+        """Append a concatenation; a single tensor is returned unchanged."""
         if len(values) == 1:
             return self.identity(values[0], out=out)
         shape = with_extent(values[0].shape, dim, sum(value.shape[dim] for value in values))
@@ -267,9 +267,10 @@ class Call:
         statistics: Sequence[Value] = (),
         **details: Any,
     ) -> None:
-        """Write a normalisation, which makes the first result.
+        """Append a normalisation, whose output is the first result.
 
-        scale, shift: those that there are, one each. statistics: kept ones. details: of the Normalise.
+        scale, shift: one value each, if present. statistics: running statistics. details: further fields of the
+        Normalise.
         """
         op = ops.Normalise(
             kind=kind,
@@ -302,7 +303,7 @@ class Call:
         """Write elements at places along one dim."""
         return self.add(ops.Gather(dim=dim), x, places, shape=places.shape, out=out)
 
-    # -- what is not known
+    # -- unknown operators
 
     def opaque(
         self,
@@ -311,14 +312,14 @@ class Call:
         over: Iterable[int] | None = None,
         flop_per_point: float = 1.0,
     ) -> None:
-        """Write a step of which the shapes alone are known, that makes all results.
+        """Append a step of which only the shapes are known, with all results.
 
         Args:
-            inputs: What it reads; by default all tensors, those that have a gradient first.
-            passes: Pairs (dim of the first input, dim of the results) that pass through.
-            over: In place of passes, dims of the first input that it works along: the others pass where they stay.
-                Without either, the leading dim passes where all results have it.
-            flop_per_point: Of each element of the first result.
+            inputs: Its inputs; default: all tensors, those with a gradient first.
+            passes: Pairs (dim of the first input, dim of the results) that pass through unchanged.
+            over: Instead of passes, dims of the first input along which it works: the others pass through in place.
+                Without either, the leading dim passes through if all results have it.
+            flop_per_point: FLOP for each element of the first result.
         """
         inputs = inputs or floats_first(self.tensors)
         first = inputs[0].shape if inputs else ()
@@ -336,7 +337,7 @@ class Call:
         self.give(ops.Generic(passes=tuple(passes), flop_per_point=flop_per_point, is_index=not floats), *inputs)
 
     def unread(self, values: Iterable[Value]) -> None:
-        """Write results from nothing: places of maxima, statistics and the like, that carry no gradient."""
+        """Append results without inputs: indices of maxima, statistics and others that carry no gradient."""
         for value in values:
             self.write(ops.Generic(is_index=True), (), (value,))
 
@@ -347,7 +348,7 @@ class Call:
         return self.reshape(self.transpose(self.reshape(x, apart), order), out=out)
 
     def repeat(self, x: Value, times: Sequence[int], *, out: Value) -> Value:
-        """Write a tensor laid end to end with itself: a dim [n] repeated r times is [r, n] put together."""
+        """Append a tiling: a dim [n] repeated r times is [r, n] merged."""
         more = len(times) - len(x.shape)
         wide = [extent for pair in zip(times, (1,) * more + x.shape, strict=True) for extent in pair]
         places = [2 * (more + i) + 1 for i in range(len(x.shape))]
@@ -372,9 +373,9 @@ class Call:
     def product(
         self, tensors: Sequence[Value], operands: Sequence[str], output: str, *, out: Value | None = None
     ) -> Value:
-        """Write the einsum of two tensors.
+        """Append the einsum of two tensors.
 
-        Dims of one element that the other has more of are seen through; those that one alone has are summed before.
+        Dims of extent 1 that are larger in the other are squeezed; dims that only one tensor has are summed first.
         """
         extents = _extents(tensors, operands)
         found, told = list[Value](), list[str]()
@@ -388,7 +389,7 @@ class Call:
             told.append("".join(own[i] for i in kept))
         if not set(told[0] + told[1]) <= set(output):
             return self.contract(found[0], found[1], (told[0], told[1]), output, out=out)
-        # Without a sum both are brought to the dims of the result, where they lack none.
+        # Without a reduction both are broadcast to the dims of the result.
         wide = []
         for x, own in zip(found, told, strict=True):
             turned = self.transpose(x, [own.index(c) for c in output if c in own])
@@ -397,10 +398,10 @@ class Call:
         return self.point("multiply", *wide, out=out)
 
     def einsum(self, equation: str, tensors: Sequence[Value], *, out: Value) -> bool:
-        """Write a sum of products of tensors, two at a time from the left.
+        """Append a sum of products of tensors, two at a time from the left.
 
         Returns:
-            Whether it is known: a diagonal is not, nor what does not fit its tensors; nothing is written then.
+            Whether the equation is supported: diagonals are not, nor letters that do not fit; nothing is appended then.
         """
         parsed = parse_einsum(equation, tensors)
         if parsed is None:
@@ -422,7 +423,7 @@ class Call:
 
 
 def broadcast_shape(values: Sequence[Value]) -> Shape:
-    """Return the shape that tensors are broadcast to, as NumPy does; ValueError where it does not."""
+    """Return the shape that tensors broadcast to, as in NumPy; ValueError where they do not."""
     rank = max((len(value.shape) for value in values), default=0)
     aligned = [(1,) * (rank - len(value.shape)) + value.shape for value in values]
     found = [{*extents} - {1} for extents in zip(*aligned, strict=True)]
@@ -444,7 +445,7 @@ def _extents(tensors: Sequence[Value], operands: Sequence[str]) -> dict[str, int
 
 
 def parse_einsum(equation: str, tensors: Sequence[Value]) -> tuple[list[str], str] | None:
-    """Return the letters of each tensor's dims and of the result's; None where they are not plain."""
+    """Return the letters of each tensor's dims and of the result's; None for unsupported equations."""
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     operands = inputs.split(",")
     bare = [operand.replace("...", "") for operand in operands]
@@ -466,7 +467,7 @@ def parse_einsum(equation: str, tensors: Sequence[Value]) -> tuple[list[str], st
 
 
 Translation = Callable[[Any], object]
-"""Writes the steps of a call; what it returns is of no matter."""
+"""Appends the steps of a call; its result is ignored."""
 
 
 Entry = TypeVar("Entry")

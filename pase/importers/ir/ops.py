@@ -1,6 +1,6 @@
-"""What a node computes: a small vocabulary that every front end translates its own operators into.
+"""Operations of nodes: a small vocabulary into which every front end translates its operators.
 
-Positions of dims are counted from 0 and never negative. Everything that is not in this vocabulary is `Generic`.
+Positions of dims are counted from 0 and never negative. Everything outside this vocabulary is `Generic`.
 """
 
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The first input as it is: a cast, a copy, dropout outside training, an assertion.
+    """The first input unchanged: a cast, a copy, dropout outside training, an assertion.
 
-    rate: of the points that are dropped while the network is trained.
+    rate: rate of dropout during training.
     """
 
     rate: float = 0.0
@@ -60,15 +60,17 @@ class Pad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointwise:
-    """A function of the elements at one point; inputs are broadcast as NumPy does.
+    """An elementwise function; inputs are broadcast as in NumPy.
 
-    functions: names in lower case, in the order in which they are applied ("add", "multiply", "exp", "relu", "gelu",
-    "silu", "sigmoid", "tanh", "where", …). flop_per_point: a guess of one per function is good enough.
-    constant: number that the one function of a single input takes besides it (x · 0.5, x ** 2), where there is one;
-    constant_first: it is the left operand (1 - x), the first of the two of "where". numbers: others that the one
-    function takes, in their usual order: (lowest, highest) of "clip", the slope of "leaky_relu", (alpha,) of "elu",
-    (slope, offset) of "hard_sigmoid", both of "where".
-    mixes: dims along which points do read each other after all (the two halves that a rotary embedding turns; a roll).
+    Attributes:
+        functions: Names in lower case, in order of application ("add", "multiply", "exp", "relu", "gelu", "silu",
+            "sigmoid", "tanh", "where", …).
+        flop_per_point: FLOP per element; one per function is accurate enough.
+        constant: Number that a function of a single tensor takes as its second operand (x · 0.5, x ** 2), if any.
+        constant_first: Whether it is the left operand (1 - x), or the first of the two of "where".
+        numbers: Further numbers of a single function, in their usual order: (lowest, highest) of "clip", the slope of
+            "leaky_relu", (alpha,) of "elu", (slope, offset) of "hard_sigmoid", both of "where".
+        mixes: Dims along which points do depend on each other (the two halves of a rotary embedding; a roll).
     """
 
     functions: tuple[str, ...]
@@ -92,10 +94,14 @@ class Reduce:
 class Contract:
     """A sum of products: einsum over letters, one for each dim.
 
-    operands: letters of each of two inputs; output: of the result; letters that it lacks are summed over.
-    has_bias: a third input is added, of the shape of the output's last dims. share: of the products that are computed
-    at all: 1/8 where each token goes to one of eight experts, "tk,ekn->tn". Inputs after these are whole numbers.
-    has_ends: the third one says where the rows of each group end, "gmk,gkn->gmn", where not all are of one size.
+    Attributes:
+        operands: Letters of each of two inputs.
+        output: Letters of the result; others are summed over.
+        has_bias: Whether a third input is added, with the shape of the output's last dims.
+        share: Fraction of the products that are computed: 1/8 where each token is sent to one of eight experts,
+            "tk,ekn->tn". Inputs after these are integers.
+        has_ends: Whether the third input gives the end of each group's rows, "gmk,gkn->gmn", for groups of varying
+            size.
     """
 
     operands: tuple[str, str]
@@ -109,11 +115,16 @@ class Contract:
 class Convolve:
     """A convolution over one to three spatial dims; inputs: the tensor, the filters, then a bias [out-channels] if any.
 
-    batch, channels, spatial: positions of the tensor's dims; those of the output are alike. filters: positions of
-    (out-channels, in-channels of one group, spatial dims…) in the second input. stride, dilation: [spatial].
-    pads: [spatial] of (before, after). groups: of channels. is_transposed: the gradient of a convolution: `filters`
-    then names (in-channels, out-channels of one group, spatial dims…). is_reversed: its filters stand in the order of
-    a convolution of the input with zeros between its points, the last point of the window first.
+    Attributes:
+        batch, channels, spatial: Positions of the tensor's dims, and of the output's.
+        filters: Positions of (out-channels, in-channels of one group, spatial dims…) in the second input.
+        stride, dilation: [spatial].
+        pads: [spatial] pairs (before, after).
+        groups: Number of channel groups.
+        is_transposed: Whether it is the gradient of a convolution: `filters` are then (in-channels, out-channels of one
+            group, spatial dims…).
+        is_reversed: Whether its filters are in the order of a convolution of the zero-stuffed input: the last point of
+            the window first.
     """
 
     channels: int
@@ -144,16 +155,20 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normalise:
-    """Statistics over some dims, then perhaps a scale and a shift; inputs: the tensor, scale, shift, then the rest.
+    """Statistics over some dims, optionally a scale and a shift; inputs: the tensor, scale, shift, then the rest.
 
-    kind: "batch" (statistics over all dims but the channels), "layer", "rms", "group", "instance", "response"
-    (of neighbouring channels) or "statistics" (any other function of a tensor and what is reduced of it). over: dims of
-    the statistics. channels: dims that scale and shift have. mixes: dims along which points read each other besides.
-    groups: of the channels, whose statistics are apart (group normalisation: channels are in `over` then).
-    num_statistics: inputs after scale and shift that are no parameters but kept (running mean and variance).
-    momentum: the weight of a batch's moments in those that are kept while the network is trained, 0 where none are.
-    is_unbiased: whether the variance that is kept is by one point less. response: by which "response" divides each
-    point: (how many neighbours with itself, alpha, beta, bias) of (bias + alpha · mean of their squares) ** beta.
+    Attributes:
+        kind: "batch" (statistics over all dims but the channels), "layer", "rms", "group", "instance", "response" (of
+            neighbouring channels) or "statistics" (any other function of a tensor and its reductions).
+        over: Dims of the statistics.
+        channels: Dims of scale and shift.
+        mixes: Further dims along which points depend on each other.
+        groups: Number of channel groups with separate statistics (group normalisation: channels are then in `over`).
+        num_statistics: Inputs after scale and shift that are running statistics (mean and variance), not parameters.
+        momentum: Weight of a batch's moments in the running statistics during training, 0 if there are none.
+        is_unbiased: Whether the running variance is divided by one point less.
+        response: "response" divides each point by (bias + alpha · mean of their squares) ** beta of its neighbours:
+            (number of neighbours with itself, alpha, beta, bias).
     """
 
     kind: Literal["batch", "layer", "rms", "group", "instance", "response", "statistics"]
@@ -182,9 +197,12 @@ class Softmax:
 class Attention:
     """softmax(q · kᵀ · scale) · v; inputs q [b, h, s, k], k [b, g, t, k], v [b, g, t, e], then masks of the scores.
 
-    h is a multiple of g: that many queries' heads share one of keys and values. is_fused: one operator of its source,
-    which keeps no scores. needs_keys: whether each query needs all keys and features in one place, as where no key may
-    be left to it.
+    Attributes:
+        is_fused: Whether it is one operator of its source, which does not save scores.
+        needs_keys: Whether each query needs all keys and features in one place, for example because it may have no
+            keys.
+
+    h is a multiple of g: h / g query heads share each key and value head.
     """
 
     is_causal: bool = False
@@ -195,9 +213,9 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """Rows of a table by whole numbers; inputs: table [v, d…], indices [n…]; output [n…, d…].
+    """Rows of a table by index; inputs: table [v, d…], indices [n…]; output [n…, d…].
 
-    frozen: the row that is not trained, -1 for none.
+    frozen: index of the row that is not trained, -1 for none.
     """
 
     frozen: int = -1
@@ -205,9 +223,9 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gather:
-    """Elements of a tensor at places along one dim, which differ from point to point of the others.
+    """Elements of a tensor at indices along one dim, which differ for each point of the other dims.
 
-    inputs: the tensor, whole numbers of the same rank; output [as these]. The other dims of both are of one extent.
+    inputs: the tensor, integers of the same rank; output: [as the integers]. The other dims of both have equal extents.
     """
 
     dim: int
@@ -215,13 +233,14 @@ class Gather:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recurrent:
-    """A recurrent cell over a sequence; inputs: the tensor [b, s, d] (or [s, b, d]), then weights, then states.
+    """A recurrent layer over a sequence; inputs: the tensor [b, s, d] (or [s, b, d]), then weights, then states.
 
-    cell: "lstm", "gru" or "rnn". outputs: the sequence first.
-    equations: PyTorch's name of what is computed, with weights as it has them (of each layer and direction the input's
-    [gates · units, d], the hidden state's, perhaps a bias of each); "" where that is not told.
-    rate: at which points are dropped between layers while the network is trained. gates: where the gates of these
-    equations stand among the weights' own; () where that is where they are.
+    Attributes:
+        cell: "lstm", "gru" or "rnn". The first output is the sequence.
+        equations: PyTorch's name of the computation, with weights in PyTorch's form (for each layer and direction the
+            input's [gates · units, d], the hidden state's, optionally a bias of each); "" where it is unknown.
+        rate: Rate of dropout between layers during training.
+        gates: Order of these equations' gates in the weights; () for the same order.
     """
 
     cell: Literal["lstm", "gru", "rnn"]
@@ -236,12 +255,14 @@ class Recurrent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generic:
-    """An operator that nothing more is known of.
+    """An operator of which nothing more is known.
 
-    passes: pairs (dim of the first float input, dim of every output) along which each point depends on that point
-    alone, so that they can be split; the rest cannot. flop_per_point: for each element of the first output.
-    is_index: no float flows through it (a sort of indices, a mask), so that a graph without it loses nothing.
-    product_flop: of products in it, in the forward pass, where that is known.
+    Attributes:
+        passes: Pairs (dim of the first float input, dim of every output) along which each point depends on that point
+            only, so that they can be split; other dims cannot.
+        flop_per_point: FLOP for each element of the first output.
+        is_index: Whether no float flows through it (sorting indices, a mask), so that the graph can omit it.
+        product_flop: FLOP of products in its forward pass, if known.
     """
 
     passes: tuple[tuple[int, int], ...] = ()

@@ -1,4 +1,4 @@
-"""What the operators of several front ends have in common: names of functions, windows, orders of dims, repetition."""
+"""Common parts of several front ends' operators: names of functions, windows, orders of dims, repetition."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ def snake(name: str) -> str:
 
 
 def reduction(name: str) -> str:
-    """Return what a reduction is called here, whatever its source calls it."""
+    """Return the name of a reduction in this representation, given that in its source."""
     name = snake(name).removeprefix("reduce_").removeprefix("nan")
     return _REDUCTIONS.get(name, name)
 
@@ -98,15 +98,15 @@ def pool(
 
 
 def pool_whole(call: Call, spatial: Sequence[int], *, keeps_dims: bool = True) -> None:
-    """Write the maximum or the mean over whole dims."""
+    """Append the maximum or the mean over entire dims."""
     function = "max" if "max" in call.name.lower() else "mean"
     call.add(Reduce(function=function, over=tuple(spatial), keeps_dims=keeps_dims), call.x, out=call.result)
 
 
 def adaptive_pool(call: Call, spatial: Sequence[int]) -> None:
-    """Write pooling to a given size: nothing where it is that already, a reduction to one point, windows else.
+    """Append pooling to a given size: nothing if unchanged, a reduction to one point, otherwise windows.
 
-    Windows of several sizes, or that overlap unevenly, are those of the operator alone.
+    Windows of varying sizes, or with uneven overlap, are opaque.
     """
     before, after = ([value.shape[i] for i in spatial] for value in (call.x, call.result))
     if before != after and any(a != 1 for a in after):
@@ -124,7 +124,7 @@ def adaptive_pool(call: Call, spatial: Sequence[int]) -> None:
 
 
 def run(places: Array | None, extent: int) -> tuple[int, int] | None:
-    """Return (first, number) of places in a dim that go up by one; None where they do not, or are not known."""
+    """Return (first, number) of consecutive ascending indices in a dim; None for others, or where they are unknown."""
     found = [] if places is None else [place + extent if place < 0 else place for place in places.ravel().tolist()]
     if not found or found != list(range(found[0], found[0] + len(found))) or not 0 <= found[0] <= found[-1] < extent:
         return None
@@ -148,7 +148,7 @@ def moved(rank: int, source: Sequence[int], target: Sequence[int]) -> Shape:
 
 
 def repeat_each(call: Call, x: Value, times: Mapping[int, int]) -> None:
-    """Write each element of some dims so many times in a row."""
+    """Append the repetition of each element of some dims, several times in a row."""
     wide, places = list[int](), list[int]()
     for dim, extent in enumerate(x.shape):
         places.append(len(wide))
@@ -164,15 +164,15 @@ def glu(call: Call, dim: int) -> None:
 
 
 def concatenate(call: Call, dim: int) -> None:
-    """Write tensors end to end; those without elements are left out."""
+    """Append a concatenation; tensors without elements are omitted."""
     full = [value for value in call.tensors if len(value.shape) == len(call.result.shape) and 0 not in value.shape]
     call.concat(full or call.tensors[:1], dim, out=call.result)
 
 
 def tensordot(call: Call, first: Sequence[int], second: Sequence[int], *, batch: bool = False) -> None:
-    """Write the product of two tensors over some dims of each; the others of the first come first in the result.
+    """Append the product of two tensors over some dims of each; other dims of the first precede those of the second.
 
-    batch: the first dim is the same of both.
+    batch: whether the first dim is a common batch dim.
     """
     x, y = call.tensors[:2]
     names = letters(len(x.shape) + len(y.shape))
@@ -207,17 +207,17 @@ def loss_of_classes(
     smoothing: float = 0.0,
     count: Value | None = None,
 ) -> None:
-    """Write the loss of classes: what the target's column holds, and a share of all columns where it is smoothed.
+    """Append a classification loss: the target's column, and a share of all columns with label smoothing.
 
     Args:
-        call: Whose first result is the loss.
-        log: Logarithms of the classes' probabilities.
+        call: The call whose first result is the loss.
+        log: Log-probabilities of the classes.
         target: The class of each point.
-        weight: Of each class, where it has one.
-        ignored: The target of points that do not count.
+        weight: Weight of each class, if any.
+        ignored: Target of points that are ignored.
         reduction: "none", "mean" or "sum".
-        smoothing: The share of all columns.
-        count: A result: how many points count, or the sum of their weights.
+        smoothing: Share of all columns.
+        count: A result: number of points that count, or the sum of their weights.
     """
     dim = class_dim(log)
     kept = call.point("not_equal", target, constant=ignored, dtype="bool", name="kept")
@@ -249,7 +249,7 @@ def loss_of_classes(
 
 
 def summed_over_classes(call: Call, x: Value, weight: Sequence[Value]) -> Value:
-    """Write the sum over the classes, each times its weight where it has one."""
+    """Append the sum over the classes, each times its weight if there are weights."""
     dim = class_dim(x)
     for found in weight:
         along = call.reshape(found, (x.shape[dim], *(1,) * (len(x.shape) - dim - 1)))

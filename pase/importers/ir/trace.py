@@ -1,4 +1,4 @@
-"""`Trace`: a model as its source has it, operator by operator, with shapes and without any weight's values."""
+"""`Trace`: a model as its source has it, operator by operator, with shapes and without the values of weights."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,11 +38,13 @@ class Value:
 class Leaf:
     """A tensor that no node computes.
 
-    role: "input" (fed in every step), "parameter" or "constant" (buffers, literals). storage: what holds its values;
-    tied weights have the same, others their own names. is_trained: of a parameter, whether training changes it.
-    number: that all of its elements are, where it is known without reading weights. computed_of: where it was computed
-    of an input of the model, the name and the shape of what holds its elements in their order: that input, or what is
-    computed of it, which is an input itself.
+    Attributes:
+        role: "input" (fed in every step), "parameter" or "constant" (buffers, literals).
+        storage: Name of its storage; equal for tied weights, otherwise unique.
+        is_trained: Whether training changes the parameter.
+        number: Value of all of its elements, if it is known without reading weights.
+        computed_of: For a value computed from an input of the model, name and shape of the tensor with its elements in
+            the same order: that input, or a value computed from it that is an input of the program.
     """
 
     value: Value
@@ -55,7 +57,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A box of a tensor: ``[start, start + size)`` of one of its dims, all of the others."""
+    """A slice of a tensor: ``[start, start + size)`` of one of its dims, all of the others."""
 
     dim: int
     start: int
@@ -64,12 +66,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """A tensor as a node reads it: by name, perhaps a piece of it, perhaps in another shape.
+    """A tensor as a node reads it: by name, optionally a slice of it, optionally in another shape.
 
-    seen_as: the shape in which it is read where that does not lie over its own in any known way (rows of a table that
-    were looked up by constants): then it counts as needed whole. of: where a weight is read in place of a value that is
-    computed of weights alone, or whole numbers in place of one that is computed of these, that value; the shape is its
-    own then.
+    Attributes:
+        seen_as: Shape in which it is read, if its dims do not align with the tensor's (rows of a table gathered by
+            constants): it then counts as needed completely.
+        of: The value that is computed from only weights, or only integers, and in place of which the weight or integer
+            tensor is read; the shape is the tensor's own then.
     """
 
     value: str
@@ -83,9 +86,11 @@ class Use:
 class Origin:
     """Where a node comes from.
 
-    operator: its name in the source ("aten.linear.default", "Conv"). scope: the module or layer; line: "file.py:12" of
-    the user's source; "" where they are not known. turn: in a loop that is written out, (number of the loop, of its
-    turn).
+    Attributes:
+        operator: Name of its operator in the source ("aten.linear.default", "Conv").
+        scope: Module or layer, "" if unknown.
+        line: "file.py:12" of the user's source, "" if unknown.
+        turn: In an unrolled loop, (number of the loop, number of the iteration).
     """
 
     operator: str
@@ -96,12 +101,14 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOperator:
-    """The source's own call that a node is, for those of its framework.
+    """The source's own operator call that a node represents, for targets of its framework.
 
-    operator, arguments: as `graph.sources.SourceCall` has them, operands being the node's inputs by position. results:
-    the names of all that it gives. passes: groups of dims along which each point depends on those of that point alone:
-    (of each input, of each result), -1 where it has none. is_exact: whether the node computes just this; else what it
-    costs alone.
+    Attributes:
+        operator, arguments: As in `graph.sources.SourceCall`; operands are the node's inputs by position.
+        results: Names of all of its results.
+        passes: Groups of dims along which each point only depends on the same point: (of each input, of each result),
+            -1 for none.
+        is_exact: Whether the node computes exactly this; otherwise the call only gives its cost.
     """
 
     operator: str
@@ -113,10 +120,12 @@ class SourceOperator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folded:
-    """What a function that was folded into a node works out.
+    """Work of a function that was folded into a node.
 
-    flop: of the forward pass. backward_flop: where its argument has a gradient. argument: the value that it is applied
-    to, "" for what the node itself computes.
+    Attributes:
+        flop: FLOP of the forward pass.
+        backward_flop: FLOP of the backward pass, if its argument has a gradient.
+        argument: Value that it is applied to, "" for the node's own result.
     """
 
     flop: float
@@ -128,16 +137,17 @@ class Folded:
 class Node:
     """One operator.
 
-    name: unique among nodes. epilogue: functions that are applied to the first output, point by point, before anyone
-    reads it. folded: the work of what was folded into it, before or after its own. whole: (input, dim) that are needed
-    whole by what was folded into it.
-    beside: how many of the last inputs are weights that others before them are computed of.
-    rate: of the points of the first output that are dropped while the network is trained; -1 where only some of those
-    who read it read it so.
-    computes: the nodes of the source that it stands for, in order; none where that is itself. What each of them reads
-    is made by one of them, held by another node, or a leaf. The last one makes what the first output holds, which that
-    may hold in another shape; an `Identity` among them is how a value lies in what another node holds.
-    source: the source's own call, where it is one.
+    Attributes:
+        name: Name, unique among nodes.
+        epilogue: Elementwise functions that are applied to the first output before it is read.
+        folded: Work of folded functions, before or after its own.
+        whole: (input, dim) pairs that must not be split because of folded functions.
+        beside: Number of last inputs that are weights from which other inputs are computed.
+        rate: Dropout rate of the first output during training; -1 where only some consumers read the dropped version.
+        computes: The source's nodes that it represents, in order; empty if it is one itself. Their inputs are computed
+            by one of them, stored by another node, or leaves. The last one computes the first output, possibly in
+            another shape; an `Identity` among them expresses the layout of a value in another node's tensor.
+        source: The source's own operator call, if it is one.
     """
 
     name: str
@@ -155,13 +165,13 @@ class Node:
 
     @property
     def elementary(self) -> "tuple[Node, ...]":
-        """The nodes of the source that it stands for."""
+        """The source's nodes that it represents."""
         own = self.inputs[: len(self.inputs) - self.beside]
         return self.computes or (replace(self, inputs=own, beside=0),)
 
 
 def computed_together(*parts: Iterable[Node]) -> tuple[Node, ...]:
-    """Return the nodes of the source that several stand for, in order; each value is made once."""
+    """Return the source's nodes that several nodes represent, in order, without repetition."""
     found: dict[str, Node] = {}
     for node in chain(*parts):
         found.setdefault(node.outputs[0].name, node)
@@ -177,7 +187,7 @@ def lying(value: Value, use: Use) -> Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One node of what a front end makes of an operator, whose own results are outputs of some of the steps."""
+    """One step of an operator's translation; the operator's results are outputs of some of the steps."""
 
     op: ops.Op
     inputs: tuple[Use, ...]
@@ -186,7 +196,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Returned:
-    """What a model returns. name, shape: its own; use: of what a node computes."""
+    """An output of the model: its name and shape, and its use of a node's result."""
 
     name: str
     shape: tuple[int, ...]
@@ -194,7 +204,7 @@ class Returned:
 
 
 def frozen_notes(weights: Iterable[tuple[int, bool]]) -> Iterator[str]:
-    """Yield what is to be said of frozen weights; weights: of each how many values, and whether it is trained."""
+    """Yield notes about frozen weights; weights: number of elements, and whether it is trained, of each."""
     sizes = {True: 0, False: 0}
     for size, is_trained in weights:
         sizes[is_trained] += size
@@ -205,13 +215,18 @@ def frozen_notes(weights: Iterable[tuple[int, bool]]) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """Nodes in topological order. outputs: names of the values that the model returns.
+    """A model as nodes in topological order.
 
-    of_weights: nodes that compute values of weights, or of whole numbers, alone, which are read in place of these.
-    returned: what the model returns, in terms of what nodes compute. has_calls: whether the source's own calls can be
-    run by a target. notes: what was assumed. num_source_operators: as the source counts its own, one of which may be
-    several nodes. call: how the model was called, as its front end writes it. untrained: why what it traces, which is
-    outside training, is not what the model computes in training, "" if it is.
+    Attributes:
+        outputs: Names of the values that the model returns.
+        of_weights: Nodes that compute values from only weights, or only integers, which are read instead of these
+            values.
+        returned: Outputs of the model, in terms of nodes' results.
+        has_calls: Whether a target can run the source's own calls.
+        notes: Assumptions that were made.
+        num_source_operators: Number of operators in the source, each of which may be several nodes.
+        call: Arguments of the model call, in the front end's format.
+        untrained: Why the traced computation, which is outside training, differs from that in training, "" if not.
     """
 
     name: str
@@ -239,7 +254,7 @@ class Trace:
 
     @cached_property
     def frozen(self) -> frozenset[str]:
-        """The names of weights that are not trained; none where that is all: then what training takes is asked."""
+        """Names of frozen weights; empty if all are frozen: the trained model is then of interest."""
         weights = [leaf for leaf in self.leaves if leaf.role == "parameter"]
         trained = {leaf.storage or leaf.value.name for leaf in weights if leaf.is_trained}
         rest = (leaf.value.name for leaf in weights if (leaf.storage or leaf.value.name) not in trained)
@@ -284,7 +299,7 @@ class Trace:
 
 
 def piece_shape(shape: Sequence[int], piece: Piece | None) -> tuple[int, ...]:
-    """Return the shape of a piece of a tensor; of the tensor itself where there is none."""
+    """Return the shape of a slice of a tensor, or of the tensor itself without a slice."""
     if piece is None:
         return tuple(shape)
     return (*shape[: piece.dim], piece.size, *shape[piece.dim + 1 :])
@@ -320,7 +335,7 @@ def check_trace(trace: Trace) -> Trace:
         for value in node.outputs:
             define(value)
         ranks = [len(known[use.value].shape if use.view is None else use.view.shape) for use in node.inputs]
-        # A normalisation is of its first tensor; others may reduce, repeat or reshape what they read.
+        # A normalisation belongs to its first tensor; other inputs may be reduced, repeated or reshaped.
         counted = ranks[:1] if isinstance(node.op, ops.Normalise) else [*ranks, *(len(v.shape) for v in node.outputs)]
         rank = max(counted, default=0)
         beyond = [dim for dim in _dims_named(node.op) if not 0 <= dim < max(rank, 1)]
@@ -340,7 +355,7 @@ def _dims_named(op: ops.Op) -> Iterator[int]:
 
 
 class Names:
-    """Names that are unique. separator: what stands before a number behind one that is taken."""
+    """Generates unique names; separator: precedes the number that is appended to a name already taken."""
 
     def __init__(self, separator: str = "_") -> None:
         self._separator = separator
@@ -348,7 +363,7 @@ class Names:
         self._counts: dict[str, int] = {}
 
     def new(self, wish: str) -> str:
-        """Return the name, or with a number behind it where it is taken."""
+        """Return the name, with a number appended if it is taken."""
         name, count = wish, self._counts.get(wish, 1)
         while name in self._taken:
             count += 1
@@ -358,7 +373,7 @@ class Names:
         return name
 
 
-# -- what a trace counts: FLOP of its products and trained values, from which a graph may not differ
+# -- counts of a trace, which its graph must match: FLOP of products, and trained values
 
 
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}

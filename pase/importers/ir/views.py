@@ -1,8 +1,8 @@
-"""`View`: how the dims of a tensor that is reshaped, transposed and broadcast lie over those of the tensor itself.
+"""`View`: how the dims of a reshaped, transposed or broadcast tensor correspond to those of the tensor itself.
 
-Both are brought to common factors: a view of shape [b, h, s, k] on a base of shape [b, s, h·k] has the factors b, s, h
-and k in the order of the base, which the dims of the view take in their own order. Broadcast factors belong to no dim
-of the base.
+Both are expressed in common factors. A view of shape [b, h, s, k] on a base of shape [b, s, h·k] has the factors b, s,
+h and k in the order of the base; the dims of the view consist of them in its own order. Broadcast factors belong to no
+dim of the base.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from math import prod
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A factor of a dim's extent; base: its position, row-major, in the base; None where it is broadcast."""
+    """A factor of a dim's extent; base: its row-major position in the base, None if it is broadcast."""
 
     extent: int
     base: int | None
@@ -20,9 +20,11 @@ class Factor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A tensor seen in another shape.
+    """A tensor in another shape.
 
-    base: shape of the tensor. dims: [rank of the view] the factors of each dim, row-major; none of extent 1.
+    Attributes:
+        base: Shape of the tensor.
+        dims: [rank of the view] factors of each dim, row-major; none of extent 1.
     """
 
     base: tuple[int, ...]
@@ -30,7 +32,7 @@ class View:
 
     @classmethod
     def plain(cls, shape: Sequence[int]) -> "View":
-        """Return the view of a tensor as it is."""
+        """Return the identity view of a tensor."""
         dims, count = [], 0
         for extent in shape:
             dims.append((Factor(extent, count),) if extent > 1 else ())
@@ -50,7 +52,7 @@ class View:
 
     @property
     def homes(self) -> tuple[range, ...]:
-        """For each dim of the base, the positions of the factors that it is made of."""
+        """For each dim of the base, the positions of its factors."""
         extents, found, position = self.factors, list[range](), 0
         for extent in self.base:
             first, size = position, 1
@@ -98,7 +100,7 @@ class View:
         assert prod(shape) == prod(self.shape), f"{self.shape} cannot be seen as {tuple(shape)}"
         if prod(shape) == 0:
             return None
-        # Factors that no dim has yet, the next one last: (extent, position in the base, extents of it that lie inside).
+        # Factors not yet assigned to a dim, the next one last: (extent, position in the base, extent inside of it).
         left = [(f.extent, f.base, 1) for dim in reversed(self.dims) for f in reversed(dim)]
         dims: list[list[tuple[int, int | None, int]]] = []
         for extent in shape:
@@ -124,9 +126,9 @@ class View:
         ).simplified()
 
     def simplified(self) -> "View":
-        """Return the view with factors that lie side by side, in it as in a dim of its base, as one.
+        """Return the view with factors merged that are adjacent both in it and in a dim of its base.
 
-        Views that read the same elements in the same way are equal then.
+        Equivalent views are equal then.
         """
         home = [dim for dim, own in enumerate(self.homes) for _ in own]
         joins: set[int] = set()
@@ -181,7 +183,7 @@ class View:
         """
         factors = self.dims[dim]
         bases = [factor.base for factor in factors]
-        # The dim of the base that begins with these factors, and may go on with others inside of them.
+        # The dim of the base that starts with these factors, and may continue with others inside of them.
         found = next(((i, own) for i, own in enumerate(self.homes) if bases and bases == [*own[: len(bases)]]), None)
         if found is None:
             return None
@@ -203,9 +205,9 @@ class View:
         return (at, start * inner, size * inner), View(base=base, dims=moved).simplified()
 
     def runs(self) -> tuple[tuple[int, tuple[Factor, ...]], ...]:
-        """Return maximal runs of factors that lie side by side in one dim, in the base's order: (dim, factors).
+        """Return maximal runs of factors that are adjacent in one dim, in the base's order: (dim, factors).
 
-        A dim of the view that occurs more than once lies scattered over the base.
+        A dim of the view that occurs more than once is scattered over the base.
         """
         where = {
             factor.base: (dim, place)

@@ -1,4 +1,4 @@
-"""From the operators that the passes leave to the vertices of a graph."""
+"""Lowering: from the operators after the passes to the vertices of a graph."""
 
 from pase.importers.lower.build import Lowered, WeightSource, lower
 

@@ -1,4 +1,4 @@
-"""Bodies: for each vertex, what the nodes of the source that it stands for compute, as steps."""
+"""Bodies of vertices: the computation of the source nodes that each vertex represents, as steps."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ from pase.importers.lower.steps import COMPUTE, with_own_dims
 from pase.importers.passes.views import composed
 
 _MOVES = ops.Concat | ops.Pad | ops.Reshape | ops.Transpose | ops.Broadcast | ops.Slice
-"""Operators that move data alone."""
+"""Operations that only move data."""
 
 _MOVING = ("concat", "opaque", "padded", "piece")
 """Kinds of vertices that are such an operator: their data are moved between devices."""
@@ -39,9 +39,12 @@ _MOVING = ("concat", "opaque", "padded", "piece")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """What a vertex reads. use: of the lowered trace; is_laid_out: a vertex before it laid it out as its view.
+    """An input of a vertex.
 
-    is_given: no other vertex makes it.
+    Attributes:
+        use: Its use of the lowered trace.
+        is_laid_out: Whether a vertex before it copied the tensor into the layout of its view.
+        is_given: Whether no other vertex computes it.
     """
 
     use: Use
@@ -51,10 +54,14 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowering:
-    """What a body is made of beside its vertex.
+    """Context of a vertex for building its body.
 
-    trace: that is lowered. node: that the vertex is. reads: of the vertex. written: the values that it writes, in the
-    order of its writes. made: which layer writes a value, or a piece of it, and as which of its writes.
+    Attributes:
+        trace: The lowered trace.
+        node: The node that the vertex represents.
+        reads: Inputs of the vertex.
+        written: Values that it writes, in the order of its writes.
+        made: Layer and number of the write that produce each value, or a slice of it.
     """
 
     trace: Trace
@@ -75,11 +82,10 @@ def with_moved(trace: Trace, operator: Operator, reads: Sequence[Read]) -> Opera
 
 
 def with_body(operator: Operator, of: Lowering) -> tuple[Operator, Sources, Sources]:
-    """Return a vertex with what it computes, or why that cannot be told.
+    """Return a vertex with its body, or with the reason why it has none.
 
     Returns:
-        The vertex; what the constants of its body are of the source, and those of the body that the source's own
-        framework computes.
+        The vertex; the sources of its body's constants, and those of the body for the source's own framework.
     """
     body, sources, is_bound = _body(operator, of, is_own=of.trace.has_calls)
     own, own_sources = body, sources
@@ -93,7 +99,7 @@ def with_body(operator: Operator, of: Lowering) -> tuple[Operator, Sources, Sour
 
 
 def _body(operator: Operator, of: Lowering, *, is_own: bool) -> tuple[Body, Sources, bool]:
-    """Return what a vertex computes, its constants, and whether its source's framework alone can; is_own: it may."""
+    """Return a vertex's body, its constants, and whether only the source's framework computes it (needs is_own)."""
     trace, node = of.trace, of.node
     sheet = BodyBuilder(
         taken={access.tensor for access in operator.reads} | set(operator.extents),
@@ -146,7 +152,7 @@ def _model_inputs(trace: Trace, operator: Operator, reads: Sequence[Read]) -> It
 
 
 def _order(sheet: BodyBuilder, value: TensorRef, use: Use) -> tuple[str, ...]:
-    """Return the dims of what a vertex writes in the order in which a use of it has their points."""
+    """Return the dims of a vertex's output in the order in which a use of it has its points."""
     num_steps = len(sheet.steps)
     known = seen(sheet, value, use)
     if len(sheet.steps) > num_steps:
@@ -177,13 +183,13 @@ class _Vertex:
         return use.view.shape if use.view is not None else piece_shape(self._values[use.value].shape, use.piece)
 
     def computed(self) -> TensorRef:
-        """Write the steps; return what the vertex writes."""
+        """Write the steps; return the vertex's output."""
         for node in self._inside:
             name = node.outputs[0].name
             self._known[name] = self._dropped(node.rate, self._computed(node))
         sheet = self._sheet
         if any(step.function == "source" for step in sheet.steps) and len(self._written) > 1:
-            # What else the source's own call gives stands before the first, which is the last of the steps.
+            # Further results of the source's own call are written before the first one, which is the last step.
             others = [self._other(name, i) for i, name in enumerate(self._written[1:], start=1)]
             sheet.others = tuple(others) if any(others) else ()
         made = self._laid_as_written(self._known[self._inside[-1].outputs[0].name])
@@ -192,7 +198,7 @@ class _Vertex:
         return made
 
     def _other(self, name: str, place: int) -> str:
-        """Return a result besides the first as it is written, "" where it is not told."""
+        """Return the name of a further result as it is written, "" where it is not expressed."""
         if name not in self._known or place >= len(self._operator.writes):
             return ""
         try:
@@ -201,9 +207,9 @@ class _Vertex:
             return ""
 
     def _computed(self, node: Node, *, is_aside: bool = False) -> TensorRef:
-        """Return the first output of a node, by steps of any framework or else by its source's own call.
+        """Return a node's first output, by steps for any framework, otherwise by its source's own call.
 
-        is_aside: of weights or of whole numbers, not of what the vertex reads.
+        is_aside: whether it is computed from only weights or integers, not from the vertex's inputs.
         """
         sheet, source = self._sheet, node.source
         # Copies grow with the body: they are made only where steps may be taken back.
@@ -224,7 +230,7 @@ class _Vertex:
             return self._called(node, source)
 
     def _whole(self, node: Node, error: NoBodyError) -> TensorRef:
-        """Return what a node computes of tensors that every device has all of."""
+        """Return the result of a node computed from tensors that every device holds completely."""
         kind: type[ops.Op] = type(node.op)
         if kind not in COMPUTE or (isinstance(node.op, ops.Contract) and node.op.has_ends):
             raise error
@@ -329,7 +335,7 @@ class _Vertex:
         return known
 
     def _laid_as_written(self, known: TensorRef, place: int = 0) -> TensorRef:
-        """Return what is written with the dims of the iteration space in place of inner ones."""
+        """Return the output with inner dims replaced by the dims of the iteration space."""
         if known.axes is None:
             return known
         write = self._operator.writes[place]
@@ -346,7 +352,7 @@ class _Vertex:
         return self._sheet.laid(known, target)
 
     def _laid_in_part(self, known: TensorRef, write: Access) -> TensorRef:
-        """Return what is written where every device has all points of some dims that no iteration dim indexes."""
+        """Return an output of which every device holds all points of some dims that no iteration dim indexes."""
         sheet = self._sheet
         target: list[Axis] = []
         for i, (axis, extent) in enumerate(zip(write.index_map, write.shape, strict=True)):
@@ -355,7 +361,7 @@ class _Vertex:
                 known, own = sheet.unsplit(known, known.dims[i])
             target.append(own)
         known = sheet.laid(known, tuple(target))
-        # In the order of what is written: not all of these dims are the operator's.
+        # In the order of the output: not all of these dims are the operator's.
         name = sheet.step("repeat", [known.operand], names(flat(tuple(target))))
         return replace(known, operand=name, axes=tuple(target))
 
@@ -376,13 +382,13 @@ class _Vertex:
         return self._within(node)
 
     def _is_box(self) -> bool:
-        """Whether a vertex that cuts a tensor cuts one of its dims alone, which all are iteration dims."""
+        """Return whether a slicing vertex slices one dim of its tensor only, with iteration dims throughout."""
         parts = [axis for axis in self._operator.writes[0].index_map if isinstance(axis, SliceOf)]
         is_plain = all(isinstance(axis, str | tuple) for axis in self._operator.reads[0].index_map)
         return self._operator.kind not in _MOVING or (len(parts) == 1 and is_plain)
 
     def _is_joined(self) -> bool:
-        """Whether all that a vertex joins has the dims of what it writes."""
+        """Return whether all inputs of a concatenation have the dims of its output."""
         written = {name for axis in self._operator.writes[0].index_map for name in axis_dims(axis)}
         reads = [access for access in self._operator.reads if access.role is not Role.PARAMETER]
         return self._operator.kind != "concat" or all(access_dims(access) == written for access in reads)
@@ -398,7 +404,7 @@ class _Vertex:
         raise NoBodyError(f"it is the result of {node.origin.operator}")
 
     def _converted(self, node: Node, known: TensorRef) -> TensorRef:
-        """Return a tensor as numbers of another kind, where whole ones become others."""
+        """Return a tensor converted to another kind of numbers, where integers become others."""
         before, to = self._dtype(node.inputs[0]), node.outputs[0].dtype
         if before == to or (before in TYPES and to in TYPES):
             return known
@@ -415,7 +421,7 @@ class _Vertex:
         sizes = [TYPES.index(dtype) if dtype in TYPES else -1 for dtype in types]
         if to not in TYPES or all(dtype == to or size < 0 for dtype, size in zip(types, sizes, strict=True)):
             return inputs
-        # What one of several tensors is of, others are brought to by every framework.
+        # Every framework converts the other tensors to the type of the reference tensor.
         is_brought = isinstance(node.op, ops.Pointwise) and to in types
         found = []
         for known, dtype, size in zip(inputs, types, sizes, strict=True):
@@ -429,7 +435,7 @@ class _Vertex:
         return found
 
     def _own(self, node: Node) -> TensorRef:
-        """The steps of the vertex's own kind, on its reads as they are laid out."""
+        """Steps of the vertex's own kind, on its inputs in their vertex layout."""
         own = self._operator.body
         if own is None and not isinstance(node.op, ops.Generic):
             raise NoBodyError("it is split along its batch alone, and cannot be written yet")
@@ -440,7 +446,7 @@ class _Vertex:
         is_table = all(isinstance(axis, str) for access in self._operator.reads[1:2] for axis in access.index_map)
         if self._sheet.is_own and isinstance(node.op, ops.Lookup) and not is_table:
             raise NoBodyError("a table is looked up whose dims are put together of others")
-        # A bias is added by a step of its own.
+        # A separate step adds the bias.
         first, *others = node.inputs[:2] if isinstance(node.op, ops.Convolve) else node.inputs or (Use(value=""),)
         if any(use.value in self._known for use in others):
             raise NoBodyError("functions are applied to what it reads")
@@ -461,7 +467,7 @@ class _Vertex:
         return made
 
     def _places(self, node: Node, position: int) -> dict[str, str]:
-        """Return whole numbers that are computed of those that the vertex reads, laid out for what it looks up."""
+        """Return integers computed from the vertex's inputs, laid out for its look-ups."""
         places = self._plain_input(node, position)
         write = self._operator.writes[0]
         atoms = atoms_of(self._operator, write)
@@ -469,12 +475,12 @@ class _Vertex:
         if axes is None:
             raise NoBodyError("what it writes is not told by its iteration space")
         read = next(access.tensor for access in self._operator.reads if access.role is Role.INDEX)
-        # The dims of the numbers are the first of what is looked up.
+        # The dims of the indices are the first ones of the result.
         places = self._sheet.laid(places, axes[: len(places.dims)])
         return {read: str(places.operand)}
 
     def _before_layout(self, node: Node) -> str:
-        """Return what is computed of what the vertex reads, where that can be done before it is laid out."""
+        """Return the result of functions of an input that can be applied before it is laid out."""
         known = self._known[node.inputs[0].value]
         is_alone = is_before_layout(self._sheet.steps, "x")
         if not isinstance(node.op, ops.Convolve | ops.Gather | ops.Pool) or isinstance(known.operand, float):
@@ -547,7 +553,7 @@ class _Vertex:
         return False
 
     def _joined(self, node: Node, op: ops.Concat) -> TensorRef:
-        """Tensors end to end: reads as they are, and what is laid out for that."""
+        """Concatenation: inputs in their own layout, and others laid out for it."""
         reads = (access.tensor for access in self._operator.reads if access.role is not Role.PARAMETER)
         tensors = [
             next(reads) if self._is_read(use) else self._end(self._input(node, i), op)
@@ -570,11 +576,11 @@ class _Vertex:
         return self._sheet.step("repeat", [self._sheet.laid(known, target).operand], [atom.name for atom in axes])
 
     def _result(self, node: Node, name: str) -> TensorRef:
-        """What a step gives that has the dims of the operator's first output."""
+        """Return the result of a step that has the dims of the operator's first output."""
         write = self._operator.writes[0]
         shape = node.outputs[0].shape
         if any(isinstance(axis, SliceOf) for axis in write.index_map):
-            # A piece is a dim of its own.
+            # A slice is a dim of its own.
             axes: Axes | None = tuple(
                 () if extent == 1 else (Atom(axis.dim if isinstance(axis, SliceOf) else str(axis), extent),)
                 for axis, extent in zip(write.index_map, write.shape, strict=True)
@@ -587,7 +593,7 @@ class _Vertex:
         return TensorRef(operand=name, shape=shape, axes=axes)
 
     def _input(self, node: Node, position: int, *, is_plain: bool = False) -> TensorRef:
-        """Return an input of a node; is_plain: as a tensor without windows, and with all of its points."""
+        """Return an input of a node; is_plain: as a tensor without windows, with all of its points."""
         use = node.inputs[position]
         leaf = self._trace.leaf.get(use.value)
         if use.of and (leaf is None or leaf.role != "parameter"):
@@ -619,14 +625,14 @@ class _Vertex:
         return is_read and (use.value not in self._trace.leaf or self._trace.leaf[use.value].role == "input")
 
     def _read_at(self, node: Node, position: int) -> int | None:
-        """Return which read an input is where one tensor is read as several operands; None where its name tells it."""
+        """Return the read of an input if one tensor is read as several operands; None where its name suffices."""
         value = node.inputs[position].value
         reads = [i for i, read in enumerate(self._reads) if read.use.value == value]
         uses = [(n.name, i) for n in self._inside for i, use in enumerate(n.inputs) if use.value == value]
         return reads[uses.index((node.name, position))] if len(reads) == len(uses) > 1 else None
 
     def _as_read(self, use: Use, read: int | None = None, *, is_plain: bool = False) -> TensorRef:
-        """Return a tensor that another vertex makes, or a weight; read: where it is told."""
+        """Return a tensor that another vertex computes, or a weight; read: its position, if known."""
         if read is None or self._reads[read].use.piece != use.piece:
             found = [i for i, r in enumerate(self._reads) if (r.use.value, r.use.piece) == (use.value, use.piece)]
             views = [use.view, *(other.view for other in self._node.inputs if other.value == use.value)]
@@ -676,7 +682,7 @@ class _Vertex:
         return tuple(Atom(name, extents[name]) for name in axis_dims(axis) if extents[name] > 1)
 
     def _weight(self, use: Use) -> TensorRef:
-        """Return a weight that the vertex reads, or what is computed of weights alone."""
+        """Return a weight that the vertex reads, or a value computed from only weights."""
         sheet, shape = self._sheet, self._shape(use)
         try:
             return sheet.grouped(self._of_weights(use.of), shape) if use.of else self._as_read(use)
@@ -688,7 +694,7 @@ class _Vertex:
             return TensorRef(operand="", shape=shape, source=use)
 
     def _of_weights(self, value: str) -> TensorRef:
-        """Return what is computed of weights, or of whole numbers, alone, of which every device holds all."""
+        """Return a value computed from only weights, or only integers, of which every device holds all."""
         if value not in self._known:
             makers = [node for node in self._trace.of_weights if any(made.name == value for made in node.outputs)]
             if not makers and (value, None) in self._made and not self._values[value].is_float:
@@ -705,7 +711,7 @@ class _Vertex:
 
 
 def _on_held(trace: Trace, node: Node) -> list[Node]:
-    """Return the nodes of the source that a node stands for, as they read what other vertices hold."""
+    """Return the source nodes that a node represents, in terms of tensors that other vertices store."""
     made = {value.name for own in node.elementary for value in own.outputs}
     held: dict[str, Node] = {}
     found: list[Node] = []

@@ -1,5 +1,7 @@
-"""`lower`: from a trace after its passes to a graph: vertices with their names, what was folded into them, and reads as
-the tensors behind their views lie; edges; and where each weight comes from.
+"""`lower`: convert a trace after its passes to a graph.
+
+This names the vertices, adds the work that was folded into them, fits their reads to the layouts of the tensors behind
+views, builds the edges, and records the source of each weight.
 """
 
 from collections import Counter
@@ -46,9 +48,9 @@ from pase.importers.lower.vertices import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSource:
-    """Where the values of a vertex's weight come from: a tensor of the source, perhaps a piece, perhaps seen otherwise.
+    """Source of a vertex's weight: a tensor of the source, optionally sliced or reshaped.
 
-    The elements, in row-major order of what is read, are those of the weight in its own.
+    The elements, in row-major order of the read, are those of the weight in its own order.
     """
 
     layer: str
@@ -76,15 +78,15 @@ class Weights:
                 self._readers[key] = self._readers.get(key, 0) + 1
 
     def read(self, access: Access, use: Use, layer: str) -> tuple[Access, WeightSource]:
-        """Return a read of a weight, and where that is from.
+        """Return a read of a weight, and its source.
 
-        One that is read in part, or as something computed of it, is held whole, and its gradient is added up
-        everywhere, unless the parts make it up.
+        A weight that is partly read, or read as a value computed from it, is stored completely, and its gradient is
+        all-reduced over all devices, unless the slices make it up.
         """
         leaf = self._trace.leaf[use.value]
         if self.is_held_whole(use):
             over = access.partial_over
-            # Parts that differ by dims of the parts it was told to be read in leave sums, too.
+            # Slices that differ in dims of the declared slices leave partial sums, too.
             over = None if over is None else tuple(dict.fromkeys((*over, *sorted(access_dims(access)))))
             whole = leaf.value.shape
             access = replace(access, shape=whole, index_map=(None,) * len(whole), partial_over=over)
@@ -95,7 +97,7 @@ class Weights:
         return replace(access, role=Role.PARAMETER, shared=shared, is_trained=is_trained), source
 
     def is_held_whole(self, use: Use) -> bool:
-        """Return whether a weight is read in a way that tells nothing of its parts."""
+        """Return whether a weight is read in a way that does not determine its shards."""
         return use.seen_as is not None or (use.piece is not None and not self._is_part(use))
 
     def _is_part(self, use: Use) -> bool:
@@ -128,13 +130,20 @@ def _storage(leaf: Leaf) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Lowered:
-    """graph: of the model. weights: where their values are from. approximations: (layer, what is not charged as it is).
+    """Result of lowering.
 
-    scopes: of each layer, the module or layer of the source. nodes: of each layer that is a node of the trace that was
-    lowered, its name. constants: (layer, constant of its body), what it is of the source; own_constants: those of the
-    bodies that the source's own framework computes. fed: (layer, read), of what
-    no layer makes and is no weight, what of the source it reads; the elements, row-major, are those of the read.
-    reads: of each layer, what it reads of that trace. written: (layer, output), what it is of that trace.
+    Attributes:
+        graph: Graph of the model.
+        weights: Sources of the weights' values.
+        approximations: (layer, approximation in its costs).
+        scopes: Module or layer of the source, for each layer.
+        nodes: Name of the lowered trace's node, for each layer that is one.
+        constants: Sources of (layer, constant of its body).
+        own_constants: Those of the bodies for the source's own framework.
+        fed: For each (layer, read) that is neither computed by a layer nor a weight, the use of the source that it
+            reads; the elements, row-major, are those of the read.
+        reads: Uses of that trace by each layer.
+        written: (layer, output) as uses of that trace.
     """
 
     graph: Graph
@@ -150,9 +159,9 @@ class Lowered:
 
 
 def lower(trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, framework: str = "") -> Lowered:
-    """Return the graph of a trace; ModelError where nothing is left to compute.
+    """Return the graph of a trace; ModelError where nothing remains to compute.
 
-    Parts that share no tensor (two towers whose results are returned side by side) are joined by a vertex "outputs".
+    Components that share no tensor (two towers whose results are both returned) are joined by a vertex "outputs".
     """
     batch = (arguments or {}).get("batch")
     builder = _Builder(trace, batch if isinstance(batch, int) else None)
@@ -185,7 +194,7 @@ def lower(trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, framew
 
 
 def _scanned(builder: "_Builder") -> list[Operator]:
-    """Return the vertices, those of a loop that is written out with their place in its body, which all turns share."""
+    """Return the vertices; those of an unrolled loop record their place in its body, equal for all iterations."""
     turns = {node.name: node.origin.turn for node in builder.trace.nodes}
     loops: dict[int, dict[int, list[Operator]]] = {}
     for operator in builder.operators:
@@ -194,7 +203,7 @@ def _scanned(builder: "_Builder") -> list[Operator]:
             loops.setdefault(turn[0], {}).setdefault(turn[1], []).append(operator)
     places: dict[str, str] = {}
     for number, bodies in loops.items():
-        # Where a turn's body has become another one, no place of it stands for those of the others.
+        # If the body of an iteration was transformed differently, its places do not correspond to those of the others.
         if len({tuple((op.kind, op.dims) for op in body) for body in bodies.values()}) == 1 < len(bodies):
             places |= {op.name: f"{number}.{i}" for body in bodies.values() for i, op in enumerate(body)}
     return [
@@ -223,7 +232,7 @@ class _Builder:
         self._names = Names()
         self._suggested_names = suggested_names(trace)
         self.reads: dict[str, tuple[Use, ...]] = {}
-        # Who writes a value, or a piece of it: (operator, output).
+        # Producers of values, or of slices of them: (operator, output).
         self.made: dict[tuple[str, Piece | None], tuple[str, int]] = {}
         # The pieces in which each value is read, in that order.
         self._pieces: dict[str, dict[Piece, None]] = {}
@@ -243,7 +252,7 @@ class _Builder:
         self._place(draft, tuple(values), node.origin.scope, node)
 
     def _place(self, draft: LoweredOperator, values: tuple[Value, ...], scope: str, node: Node | None = None) -> None:
-        """Add a vertex, and before it those that lay out or cut what it reads; values: what it writes, in order."""
+        """Add a vertex, preceded by vertices that lay out or slice its inputs; values: its outputs, in order."""
         name = draft.operator.name
         self.scopes[name] = scope
         operator, sources = self._fitted(draft, scope)
@@ -289,15 +298,15 @@ class _Builder:
         self.operators.append(operator)
 
     def _fitted(self, draft: LoweredOperator, scope: str) -> tuple[Operator, list[Use]]:
-        """Return the operator with its reads as their tensors lie, and its sources.
+        """Return the operator with its reads fitted to their tensors' layouts, and its sources.
 
-        What cannot be read as it lies, by itself or besides the reads before it, is laid out by a vertex of its own.
+        Reads that cannot be fitted, alone or together with earlier reads, are laid out by separate vertices.
         """
         sources = list(draft.sources)
         views = [None if use.seen_as is not None else use.view for use in sources]
         for i, (use, view) in enumerate(zip(sources, views, strict=True)):
             if draft.operator.kind in ("concat", "padded") and view is not None and view.repeats:
-                # What moves data alone takes each element to one place.
+                # Data movement puts each element in one place.
                 sources[i], views[i] = self._laid_out(use, view, draft.operator.name, scope), None
         operator = fitted(draft.operator, views)
         for i, (use, view) in enumerate(zip(sources, views, strict=True)):
@@ -312,21 +321,21 @@ class _Builder:
         return operator, sources
 
     def _laid_out(self, use: Use, view: View, reader: str, scope: str) -> Use:
-        """Add the vertex that lays a tensor out as a view has it; return the use of what it writes."""
+        """Add the vertex that copies a tensor into the layout of a view; return the use of its output."""
         name = self._names.new(f"{reader}/layout")
         value = Value(name=f"{name}:0", shape=view.shape, dtype=self.trace.values[use.value].dtype)
         self._place(draft_of_view(use, view, name), (value,), scope)
         return Use(value=value.name)
 
     def _producer(self, use: Use, scope: str) -> tuple[str, int] | None:
-        """Return who writes what a use reads; None for a leaf."""
+        """Return the producer of a use; None for a leaf."""
         # A tensor of which nothing is told but that it is read: whole.
         key = (use.value, use.piece if use.seen_as is None else None)
         if key in self.made:
             return self.made[key]
         if (use.value, None) not in self.made:
             return None
-        # A piece that its producer cannot write as such is taken out by a vertex of its own.
+        # A slice that its producer cannot write as such is taken by a separate vertex.
         assert use.piece is not None
         value = self.trace.values[use.value]
         name = self._names.new(f"{self.made[use.value, None][0]}/piece")
@@ -345,7 +354,7 @@ class _Builder:
         return name, 0
 
     def _as_read(self, operator: Operator, sources: list[Use]) -> Operator:
-        """Return the operator with the role of every read, weights shared where they are."""
+        """Return the operator with the role of every read, and with shared weights marked."""
         reads = []
         for access, use in zip(operator.reads, sources, strict=True):
             if self.trace.is_parameter(use):
@@ -365,7 +374,7 @@ class _Builder:
         return replace(operator, reads=tuple(reads))
 
     def _batch_of(self, use: Use) -> Span | None:
-        """Return where the batch lies in data as a use reads them: a tensor in its own order, or a piece of it."""
+        """Return the batch of data in terms of a use: a tensor in its own order, or a slice of it."""
         span, piece = self._batch.get(use.value), use.piece
         if span is None or use.seen_as is not None:
             return None
@@ -394,10 +403,10 @@ def _part(write: Access, piece: Piece, operator: Operator) -> Access | None:
 
 
 def joined(operators: Sequence[Operator], edges: Sequence[Edge]) -> tuple[list[Operator], list[Edge]]:
-    """Return operators and edges with a vertex "outputs" that reads one element of every part, where there are several.
+    """Return operators and edges; several components are joined by a vertex "outputs" that reads one element of each.
 
-    That element is the same on every device: it costs nothing, whatever the strategy, so that the optimum of the
-    whole is the sum of those of the parts.
+    This element is the same on every device and costs nothing under any strategy, so the optimum of the whole is the
+    sum of those of the components.
     """
     index = {operator.name: i for i, operator in enumerate(operators)}
     parts = connected(index.values(), ((index[edge.producer], index[edge.consumer]) for edge in edges))
@@ -418,13 +427,13 @@ def joined(operators: Sequence[Operator], edges: Sequence[Edge]) -> tuple[list[O
     return [*told, end], [*edges, *more]
 
 
-# -- names of vertices: the module or layer of the source, and what it does there where it does several things
+# -- names of vertices: the module or layer of the source, and its function there if there are several
 
 
 def suggested_names(trace: Trace) -> dict[str, str]:
-    """Return what the vertex of each node had best be named, by the node's name; not unique yet.
+    """Return preferred names for the vertex of each node, by the node's name; not unique yet.
 
-    A module that does one thing gives its name to it. Of several things that it does, those with weights of its own do.
+    A module with one vertex gives it its name. Of several vertices in a module, those with weights of their own get it.
     """
     count = Counter(node.origin.scope for node in trace.nodes)
     found = {}
@@ -444,7 +453,7 @@ def _has_own_weights(trace: Trace, node: Node) -> bool:
 
 
 def _does(node: Node) -> str:
-    """Return a word for what a node does."""
+    """Return a word for the function of a node."""
     op = node.op
     if isinstance(op, ops.Pointwise):
         return op.functions[-1] if op.functions else "identity"
@@ -471,7 +480,7 @@ _WORDS: dict[type, str] = {
 }
 
 
-# -- what passes folded into a node: FLOP, names of functions, weights, dims that must stay whole
+# -- work folded into a node: FLOP, names of functions, weights, dims that must not be split
 
 
 def with_epilogue(trace: Trace, node: Node, draft: LoweredOperator) -> LoweredOperator:
@@ -482,7 +491,7 @@ def with_epilogue(trace: Trace, node: Node, draft: LoweredOperator) -> LoweredOp
         return draft
     operator = draft.operator
     write = operator.writes[0]
-    # The dims of what is written, in the order that the trace has them in.
+    # The dims of the output, in the order of the trace.
     order = draft.orders[0] or range(len(write.index_map))
     written = [(write.shape[i], write.index_map[i]) for i in order]
     points = tuple(dict.fromkeys(dim for axis in write.index_map for dim in axis_dims(axis)))
@@ -514,7 +523,7 @@ def _work(points: tuple[str, ...], size: int, folded: Folded, reads: Sequence[st
     """Return the work of what was folded into an operator that reads these values."""
     own = tuple(i for i, value in enumerate(reads) if value == folded.argument)
     argument = own or tuple(range(len(reads)))
-    # As often again, backward, as each of its factors has a gradient: in part once more than the rest.
+    # In the backward pass as many times as factors have a gradient; part of the work once more than the rest.
     times = int(folded.backward_flop // folded.flop) if folded.flop else 0
     more = folded.backward_flop - times * folded.flop
     works = (
@@ -525,7 +534,7 @@ def _work(points: tuple[str, ...], size: int, folded: Folded, reads: Sequence[st
 
 
 def _aligned(shape: tuple[int, ...], written: list[tuple[int, DimIndex]]) -> tuple[DimIndex, ...]:
-    """Return the axes of a tensor that is broadcast to what is written; None for the dims that are not alike."""
+    """Return the axes of a tensor that is broadcast to an output; None for dims that differ."""
     if len(shape) > len(written):
         return (None,) * len(shape)
     last = written[len(written) - len(shape) :]
@@ -543,13 +552,13 @@ def _aligned(shape: tuple[int, ...], written: list[tuple[int, DimIndex]]) -> tup
 
 
 Pieces = Mapping[str, tuple[str, ...]]
-"""What a refined dim has become."""
+"""Parts into which a dim is refined."""
 
 
 def fitted(operator: Operator, views: Sequence[View | None]) -> Operator | None:
-    """Return the operator with every read that has a view in the shape of that view's base; None where it cannot.
+    """Return the operator with every viewed read in the shape of its view's base; None where that is impossible.
 
-    views: [reads], each of the very shape of the read.
+    views: [reads], each with the shape of the read.
     """
     cuts: dict[str, set[int]] = {}
     for access, view in zip(operator.reads, views, strict=True):
@@ -573,7 +582,7 @@ def fitted(operator: Operator, views: Sequence[View | None]) -> Operator | None:
 
 
 def _cuts(access: Access, view: View) -> dict[str, set[int]] | None:
-    """Return where the dims of an operator must be cut: for each, the extents that lie within a cut."""
+    """Return where the dims of an operator must be divided: for each, the extents inside of the divisions."""
     runs = view.runs()
     found: dict[str, set[int]] = {}
     for dim, (axis, factors) in enumerate(zip(access.index_map, view.dims, strict=True)):
@@ -695,7 +704,7 @@ def _on_base(access: Access, view: View, extents: Mapping[str, int]) -> Access |
         axes.append(found)
         done[dim] = done.get(dim, 0) + 1
     for dim, factors in enumerate(view.dims):
-        # Of one element: where it stands does not matter.
+        # A factor of extent 1 may be anywhere.
         if not factors and isinstance(access.index_map[dim], str | Window):
             shape.append(1)
             axes.append(access.index_map[dim])
@@ -705,7 +714,7 @@ def _on_base(access: Access, view: View, extents: Mapping[str, int]) -> Access |
 def _covered(
     names: tuple[str, ...], extents: Mapping[str, int], every: Sequence[object], factors: Sequence[object]
 ) -> tuple[str, ...] | None:
-    """Return those of the dims that a run of a view's factors covers; None where they do not end where it does."""
+    """Return the dims that a run of a view's factors covers; None where their boundaries do not align."""
     start = every.index(factors[0])
     before = prod(factor.extent for factor in every[:start])  # type: ignore[attr-defined]
     size = prod(factor.extent for factor in factors)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""`BodyBuilder`: the steps of a body while they are written, and the iteration dims that make up each tensor's dims."""
+"""`BodyBuilder`: builds the steps of a body, tracking the iteration dims that make up each tensor's dims."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -15,7 +15,7 @@ from pase.importers.ir.views import View
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """An iteration dim, or points that are all alike where it has no name."""
+    """An iteration dim, or points with equal values if it has no name."""
 
     name: str
     extent: int
@@ -28,9 +28,9 @@ Axes = tuple[Axis, ...]
 
 
 def atoms_of(operator: Operator, access: Access) -> Axis | None:
-    """Return the atoms of a tensor in row-major order; None where a dim of it is none of the iteration space.
+    """Return the atoms of a tensor in row-major order; None where one of its dims is not in the iteration space.
 
-    A window is one atom, of the name of its outputs with a mark.
+    A window is one atom, named after its outputs with a mark.
     """
     found: list[Atom] = []
     for axis, extent in zip(access.index_map, access.shape, strict=True):
@@ -71,7 +71,7 @@ def flat(axes: Axes) -> Axis:
 
 
 def behind(view: View, axes: Axes) -> Axis | None:
-    """Return the atoms of the tensor behind a view that has these dims; None where they cut a factor."""
+    """Return the atoms of the tensor behind a view with these dims; None where they divide a factor."""
     found: dict[int, Axis] = {}
     for dim, axis in zip(view.dims, axes, strict=True):
         own = grouped(axis, [factor.extent for factor in dim])
@@ -115,16 +115,18 @@ def _larger(atoms: Iterable[Atom]) -> Axis:
 
 
 class NoBodyError(Exception):
-    """What is computed cannot be told as steps; the text says why."""
+    """The computation cannot be expressed as steps; the text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRef:
-    """A tensor, or a number: by what operand it is read, and the atoms of each of its dims.
+    """A tensor, or a number: its operand, and the atoms of each of its dims.
 
-    source: of a constant, what it is of the source; its dims are not known before it meets a tensor. is_given:
-    as a body's constant has it. dtype: of a constant, the type in which it is computed with, "" for its own.
-    is_truth: it holds truth values (a mask that says what is kept), not numbers.
+    Attributes:
+        source: For a constant, its use of the source; its dims are unknown until it is combined with a tensor.
+        is_given: As in a body's constant.
+        dtype: For a constant, the type in which it is computed with, "" for its own.
+        is_truth: Whether it has truth values (a boolean mask), not numbers.
     """
 
     operand: Operand
@@ -137,22 +139,24 @@ class TensorRef:
 
     @property
     def dims(self) -> Axes:
-        """The atoms of each of its dims, which are known of all but constants."""
+        """The atoms of each of its dims, which are known except for constants."""
         assert self.axes is not None, f"the dims of {self.operand!r} are not told yet"
         return self.axes
 
 
 @dataclass(slots=True)
 class BodyBuilder:
-    """steps, constants, inner: so far. numbers: by the letter of names, the last that was given.
+    """Builder of a body.
 
-    sources: of the constants, what they are of the source.
-
-    untrained: why they are not those of a network that is trained, "" if they are.
-
-    fixed: iteration dims that are not split, and their extents: data may be moved along these and inner dims. is_own:
-    whether steps may be those of the source's own framework, which can bring data together along any dims. bound: why
-    they are, "" if they are not. borrowed, others: as a body has them.
+    Attributes:
+        steps, constants, inner: Those written so far.
+        numbers: Last number used, by the letter of names.
+        sources: Uses of the source, by constant.
+        untrained: Why the steps differ from those of training, "" if they do not.
+        fixed: Iteration dims that are not split, with their extents: data may be moved along these and inner dims.
+        is_own: Whether steps of the source's own framework are allowed, which can gather data along any dims.
+        bound: Why such steps are required, "" if they are not.
+        borrowed, others: As in a body.
     """
 
     taken: set[str]
@@ -167,11 +171,11 @@ class BodyBuilder:
     bound: str = ""
     borrowed: dict[str, Borrowed] = field(default_factory=dict)
     others: tuple[str, ...] = ()
-    # Of what a cut of a dim gave, that dim.
+    # For results of slicing a dim, that dim.
     _whole: dict[str, Atom] = field(default_factory=dict)
 
     def step(self, function: str, operands: Sequence[Operand], dims: Sequence[str] = (), **options: Option) -> str:
-        """Add a step and return the name of what it computes."""
+        """Append a step and return the name of its result."""
         name = self._new("t")
         numbers = tuple(operand if isinstance(operand, str) else float(operand) for operand in operands)
         self.steps.append(
@@ -194,7 +198,7 @@ class BodyBuilder:
         return replace(known, operand=name, axes=aligned, source=None)
 
     def cast(self, operand: str, dtype: str) -> str:
-        """Return a tensor in another type of numbers, once; its name leaves those of other results as they are."""
+        """Return a tensor converted to another number type, once; other results keep their names."""
         for step in self.steps:
             if step.function == "cast" and step.operands == (operand,) and step.option("to", "") == dtype:
                 return step.result
@@ -203,7 +207,7 @@ class BodyBuilder:
         return name
 
     def borrow(self, value: str, layer: str, output: int, shape: Sequence[int]) -> TensorRef:
-        """Return whole numbers that another layer computes, of which every device takes all."""
+        """Return integers that another layer computes and every device holds completely."""
         name = next((name for name, told in self.borrowed.items() if (told.layer, told.output) == (layer, output)), "")
         if not name:
             name = self._new("n")
@@ -212,7 +216,7 @@ class BodyBuilder:
         return self.whole(name, shape)
 
     def read(self, tensor: str, dims: Sequence[Axis], shape: Sequence[int]) -> TensorRef:
-        """Return what the operator reads; dims that no iteration dim indexes are whole on every device."""
+        """Return an input of the operator; dims that no iteration dim indexes are unsplit on every device."""
         axes = tuple(
             tuple(atom for atom in axis if atom.extent > 1)
             or (() if extent == 1 else (self._dim_of(tensor, i, extent),))
@@ -221,7 +225,7 @@ class BodyBuilder:
         return TensorRef(operand=tensor, shape=tuple(shape), axes=axes)
 
     def from_where_it_is(self, tensor: str, axes: Sequence[Axis | None], shape: Sequence[int]) -> TensorRef:
-        """Return what the operator reads with other dims than it has there: None stands for all points of a dim."""
+        """Return an input of the operator with other dims than in its producer's layout; None: all points of a dim."""
         found = tuple(
             (self.dim(extent),) if axis is None and extent > 1 else axis or ()
             for axis, extent in zip(axes, shape, strict=True)
@@ -244,14 +248,14 @@ class BodyBuilder:
         return replace(known, operand=name, axes=axes), tuple(told.get(atom.name, atom) for atom in axis)
 
     def named(self, known: TensorRef) -> TensorRef:
-        """Return a tensor whose points that are all alike are those of inner dims, which it is repeated for."""
+        """Return a tensor with unnamed atoms replaced by inner dims, along which it is broadcast."""
         if all(atom.name for atom in flat(known.dims)):
             return known
         axes = tuple(tuple(atom if atom.name else self.dim(atom.extent) for atom in axis) for axis in known.dims)
         return replace(known, operand=self.step("repeat", [known.operand], names(flat(axes))), axes=axes)
 
     def _named_dim(self, known: TensorRef, axis: Axis) -> tuple[TensorRef, Axis]:
-        """Return a tensor, and one of its dims, whose points that are all alike are those of inner dims."""
+        """Return a tensor, and one of its dims, with unnamed atoms replaced by inner dims."""
         if all(atom.name for atom in axis):
             return known, axis
         own = tuple(atom if atom.name else self.dim(atom.extent) for atom in axis)
@@ -259,13 +263,13 @@ class BodyBuilder:
         return replace(known, operand=self.step("repeat", [known.operand], tuple(dims))), own
 
     def dim(self, extent: int, tensor: str = "", axis: int = 0) -> Atom:
-        """Return a new inner dim; of a weight that every device holds whole, where one is named."""
+        """Return a new inner dim, optionally that of a weight which every device holds completely."""
         name = self._new("i")
         self.inner[name] = InnerDim(name=name, extent=extent, tensor=tensor, axis=axis)
         return Atom(name, extent)
 
     def whole(self, tensor: str, shape: Sequence[int]) -> TensorRef:
-        """Return a weight that every device holds whole."""
+        """Return a weight that every device holds completely."""
         return self.read(tensor, [()] * len(shape), shape)
 
     def _dim_of(self, tensor: str, axis: int, extent: int) -> Atom:
@@ -278,11 +282,11 @@ class BodyBuilder:
         return all(atom.name in self.inner or atom.name in self.fixed for atom in axis)
 
     def is_inner(self, axis: Axis) -> bool:
-        """Whether a dim is of inner ones alone."""
+        """Return whether a dim consists of inner dims only."""
         return bool(axis) and all(atom.name in self.inner for atom in axis)
 
     def seen(self, known: TensorRef, view: View) -> TensorRef:
-        """Return a tensor as a view has it; a dim that is whole may be cut."""
+        """Return a view of a tensor; unsplit dims may be divided."""
         known = self.grouped(known, view.factors)
         axes = tuple(
             tuple(
@@ -318,7 +322,7 @@ class BodyBuilder:
         return replace(known, shape=tuple(shape), axes=axes)
 
     def _across(self, known: TensorRef, shape: Sequence[int]) -> TensorRef:
-        """Return a tensor in another shape whose dims lie across its own, along which all of it is brought together."""
+        """Return a tensor reshaped across its dims, which are gathered for that."""
         known = self.named(known)
         known, old = self.unsplit(known, flat(known.dims))
         axes = tuple((self.dim(extent),) if extent > 1 else () for extent in shape)
@@ -326,7 +330,7 @@ class BodyBuilder:
         return replace(known, operand=name, shape=tuple(shape), axes=axes)
 
     def _viewed(self, known: TensorRef, old: Axis, new: Axis) -> str:
-        """Write points along dims that are whole as points along others."""
+        """Append a reshape of unsplit dims to others."""
         if self.is_own and all(atom.name for atom in new):
             known, old = self.unsplit(*self._named_dim(known, old))
         if any(not atom.name for atom in (*old, *new)) or not self.is_whole(old):
@@ -334,9 +338,9 @@ class BodyBuilder:
         return self.step("view", [known.operand], (*names(old), *names(new)), replaced=len(old))
 
     def laid(self, known: TensorRef, axes: Axes) -> TensorRef:
-        """Return a tensor with its dims, where these are whole, as those of axes that it is broadcast to.
+        """Return a tensor with its unsplit dims replaced by those of axes that it is broadcast to.
 
-        A constant gets its dims.
+        A constant receives its dims.
         """
         if known.source is not None:
             return self.constant(known, axes)
@@ -354,7 +358,7 @@ class BodyBuilder:
         return replace(known, operand=name, axes=(*known.dims[:place], target, *known.dims[place + 1 :]))
 
     def together(self, first: Axis, second: Axis) -> Axis:
-        """Return the dims of what meets along a dim: those of the iteration space, as which whole ones are laid."""
+        """Return the common dims of two tensors along a dim: iteration dims, which replace unsplit ones."""
         both = merged(first, second)
         if both is not None:
             return both
@@ -363,7 +367,7 @@ class BodyBuilder:
         if self.is_whole(first):
             return second
         if self.is_own:
-            # All points of the second are brought together when it is laid out as the first.
+            # All points of the second are gathered when it is laid out as the first.
             return first if all(atom.name for atom in first) else second
         raise NoBodyError("points of different dims meet")
 
@@ -400,7 +404,7 @@ class BodyBuilder:
             laid = self.laid(known, target)
             told = names(flat(target))
             if self.is_own and {*names(flat(laid.axes or ()))} != {*told}:
-                # What is repeated for the others is laid out like them.
+                # Tensors that are repeated for the others are laid out like them.
                 laid = replace(laid, operand=self.step("repeat", [laid.operand], told))
             operands.append(str(laid.operand))
         extent = sum(atom.extent for atom in own)
@@ -465,9 +469,9 @@ def broadcast_axes(axes: Axes, shape: Sequence[int]) -> Axes:
 
 
 def result_axes(sheet: BodyBuilder, knowns: Sequence[TensorRef], shape: Sequence[int]) -> Axes:
-    """Return the axes of what point functions of these tensors, broadcast to a shape, give.
+    """Return the axes of the result of elementwise functions of these tensors, broadcast to a shape.
 
-    Where dims differ, those of the iteration space stand for whole ones, which are laid out as such.
+    Where dims differ, those of the iteration space replace unsplit ones, which are laid out accordingly.
     """
     found: list[Axis] = [() if extent == 1 else (Atom("", extent),) for extent in shape]
     for known in knowns:

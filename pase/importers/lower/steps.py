@@ -1,6 +1,8 @@
-"""The steps of bodies: how each operator of the intermediate form is computed, on tensors with named dims, and
-`with_own_dims`, a body whose dims of the source that always go together are the operator's own, of which each device
-keeps its part: nothing is gathered to be taken apart, and put together again."""
+"""Steps of bodies for each operation of the intermediate representation, on tensors with named dims.
+
+`with_own_dims` rewrites a body so that groups of source dims which always occur together become the operator's own
+dims, of which each device keeps its part: nothing is gathered just to be divided and merged again.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -35,14 +37,14 @@ Compute = Callable[[BodyBuilder, Any, Node, Sequence[TensorRef]], TensorRef]
 _OF_TRUTHS: Mapping[str, str] = MappingProxyType(
     {"and": "multiply", "not": "equal", "or": "maximum", "xor": "not_equal"}
 )
-"""Functions of truth values, and what they are of 0 and 1; "not" compares with 0."""
+"""Functions of truth values, and their equivalents for 0 and 1; "not" compares with 0."""
 
 _SAME: Mapping[str, str] = MappingProxyType({"exponential": "exp", "hard_silu": "hard_swish", "hard_tanh": "clip"})
-"""Functions that have a name of their own in graphs, and what they are in bodies."""
+"""Functions with other names in graphs than in bodies."""
 
 
 def pointwise(sheet: BodyBuilder, op: ops.Pointwise, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
-    """A function of points; further ones are of its result alone."""
+    """An elementwise function; further functions are applied to its result only."""
     shape = node.outputs[0].shape
     axes = result_axes(sheet, inputs, shape)
     if all(known.axes is None for known in inputs):
@@ -50,7 +52,7 @@ def pointwise(sheet: BodyBuilder, op: ops.Pointwise, node: Node, inputs: Sequenc
     knowns = [sheet.laid(known, axes) for known in inputs]
     operands: list[Operand] = [known.operand for known in knowns]
     if op.constant is not None and op.functions == ("where",) and op.constant_first:
-        # After what they are told apart by.
+        # After the number that distinguishes them.
         operands = [operands[0], op.constant, *operands[1:]]
     elif op.constant is not None and len(op.functions) == 1:
         operands = [op.constant, *operands] if op.constant_first else [*operands, op.constant]
@@ -58,7 +60,7 @@ def pointwise(sheet: BodyBuilder, op: ops.Pointwise, node: Node, inputs: Sequenc
     if first in _OF_TRUTHS and node.outputs[0].dtype == "bool" and not others:
         first, operands = _OF_TRUTHS[first], [*operands, *([0.0] if first == "not" else [])]
     if first == "where" and not others and len(operands) == 3 and isinstance(operands[0], float):
-        # What is told apart by data that a program does not take is not.
+        # Choices by data that programs do not have as input are not distinguished.
         return replace(knowns[1 if operands[0] else 2], shape=shape, axes=axes)
     name = sheet.step(_function(first), _operands(first, operands, op.numbers))
     for function in others:
@@ -85,7 +87,7 @@ def reduce(sheet: BodyBuilder, op: ops.Reduce, node: Node, inputs: Sequence[Tens
     """A mean, a sum, a maximum or a minimum."""
     x = _tensor(inputs[0])
     over = [axis for i, axis in enumerate(x.dims) if i in op.over]
-    # PyTorch's variance is of one point less, unless it is asked for.
+    # PyTorch's variance divides by one point less by default.
     name = _reduced(sheet, op.function, x.operand, over, is_exact=not node.origin.operator.startswith("aten."))
     kept = tuple(() if i in op.over else axis for i, axis in enumerate(x.dims) if op.keeps_dims or i not in op.over)
     return TensorRef(operand=name, shape=node.outputs[0].shape, axes=kept)
@@ -121,7 +123,7 @@ def _softmax(sheet: BodyBuilder, x: Operand, axis: Axis, *, is_log: bool = False
 
 
 def normalise(sheet: BodyBuilder, op: ops.Normalise, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
-    """A normalisation, by kept statistics where it has them, by those of its input otherwise."""
+    """A normalisation, with running statistics if it has them, otherwise with those of its input."""
     x, *rest = inputs
     x = _tensor(x)
     if op.response is not None:
@@ -153,7 +155,7 @@ def normalise(sheet: BodyBuilder, op: ops.Normalise, node: Node, inputs: Sequenc
 def _by_neighbours(
     sheet: BodyBuilder, x: TensorRef, place: int, count: int, alpha: float, beta: float, bias: float
 ) -> TensorRef:
-    """Return each point by a power of the mean of its neighbours' squares along a dim; beyond it are zeros."""
+    """Return each point divided by a power of the mean square of its neighbours along a dim, with zero padding."""
     extent = x.shape[place]
     before, after = min((count - 1) // 2, extent - 1), min(count // 2, extent - 1)
     squares = sheet.single(replace(x, operand=sheet.step("square", [x.operand])), place)
@@ -201,7 +203,7 @@ def contract(sheet: BodyBuilder, op: ops.Contract, node: Node, inputs: Sequence[
 
 
 def _grouped_product(sheet: BodyBuilder, op: ops.Contract, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
-    """Rows, each times the matrix of its own group, of which it is told where they end."""
+    """Rows, each multiplied with the matrix of its group, given the end of each group."""
     ends = _tensor(inputs[2])
     knowns = [_tensor(known) for known in inputs[:2]]
     found = _together(sheet, knowns, op.operands)
@@ -221,7 +223,7 @@ def _grouped_product(sheet: BodyBuilder, op: ops.Contract, node: Node, inputs: S
 
 
 def _together(sheet: BodyBuilder, tensors: Sequence[TensorRef], operands: Sequence[str]) -> dict[str, Axis]:
-    """Return the dims behind the letters of some tensors' dims."""
+    """Return the dims for each letter of some tensors' dims."""
     found: dict[str, Axis] = {}
     for known, letters in zip(tensors, operands, strict=True):
         for letter, axis in zip(letters, known.dims, strict=True):
@@ -320,7 +322,7 @@ def _with_heads(known: TensorRef, heads: Axis) -> TensorRef:
 
 
 def moved(sheet: BodyBuilder, op: ops.Op, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
-    """Return data that are moved along dims which are whole on every device."""
+    """Return data moved along dims that are unsplit on every device."""
     x, *rest = inputs
     shape = node.outputs[0].shape
     match op:
@@ -353,7 +355,7 @@ def moved(sheet: BodyBuilder, op: ops.Op, node: Node, inputs: Sequence[TensorRef
 
 
 def _joinable(sheet: BodyBuilder, known: TensorRef, all_of_them: Sequence[TensorRef], place: int) -> TensorRef:
-    """Return what is joined to others; a constant with their dims."""
+    """Return an input of a concatenation; constants get the dims of the others."""
     if known.source is None:
         if isinstance(known.operand, float):
             raise NoBodyError("numbers are joined to a tensor within the layer")
@@ -365,7 +367,7 @@ def _joinable(sheet: BodyBuilder, known: TensorRef, all_of_them: Sequence[Tensor
 
 
 def _rows(sheet: BodyBuilder, table: TensorRef, places: TensorRef) -> TensorRef:
-    """Return rows of a table by numbers that no input tells."""
+    """Return rows of a table by indices that depend on no input."""
     table = sheet.single(table, 0)
     if places.source is not None:
         places = sheet.constant(places, tuple((sheet.dim(e),) if e > 1 else () for e in places.shape))
@@ -411,11 +413,11 @@ _LISTED = frozenset({"einsum", "repeat"})
 
 
 _ATTENTION = "masked_attention"
-"""The function whose last dims are told apart by their places: the queries, the keys and the features."""
+"""Function whose last dims are identified by position: the queries, the keys and the features."""
 
 
 class _TakenApartError(Exception):
-    """What stands for some dims of the operator is used in part, or beside what stands for them, too."""
+    """Dims that represent operator dims are used partially, or together with what they represent."""
 
     def __init__(self, own: Dims) -> None:
         super().__init__()
@@ -423,15 +425,15 @@ class _TakenApartError(Exception):
 
 
 def with_own_dims(body: Body, dims: Sequence[str], reads: Mapping[str, Set[str]]) -> Body:
-    """Return a body without what gathers dims of an operator and takes them apart, as far as they stay together.
+    """Return a body without steps that gather an operator's dims and divide them, as far as they stay together.
 
     Args:
-        body: What the operator computes.
+        body: Body of the operator.
         dims: Names of the operator's iteration dims.
         reads: Dims of each tensor that the operator reads.
 
     Raises:
-        NoBodyError: No fewer dims would remain for the next attempt, so that it would fail in the same way.
+        NoBodyError: The next attempt would have no fewer dims, so that it would fail in the same way.
     """
     candidates = frozenset(dims)
     while candidates:
@@ -446,9 +448,15 @@ def with_own_dims(body: Body, dims: Sequence[str], reads: Mapping[str, Set[str]]
 
 @dataclass(slots=True)
 class _Rewriting:
-    """own: the dims that take the places of others. dims: of each tensor, those of the source. groups: dims of the
-    source, end to end, and what they are. renamed: dims of the source by others that are the same. names: of tensors
-    that are others now."""
+    """Rewrites a body in the operator's dims.
+
+    Attributes:
+        own: Dims that replace others.
+        dims: Source dims of each tensor.
+        groups: Consecutive source dims, and the dims that they represent.
+        renamed: Source dims that equal others, by those.
+        names: Renamed tensors.
+    """
 
     body: Body
     own: frozenset[str]
@@ -458,7 +466,7 @@ class _Rewriting:
     names: dict[str, str] = field(default_factory=dict)
 
     def rewritten(self) -> Body:
-        """Return the body; _TakenApartError where some of the dims cannot take the places of others."""
+        """Return the body; _TakenApartError where others cannot replace some of the dims."""
         self._find_groups()
         if not self.groups:
             return self.body
@@ -490,7 +498,7 @@ class _Rewriting:
                     self.groups |= {(other,): (dim,) for dim, other in zip(before, after, strict=True)}
                 continue
             own = self._known(before)
-            # Dims of one point that a step adds represent none of the operator's.
+            # Dims of extent 1 that a step adds represent none of the operator's.
             if own == after or before == after or not before:
                 continue
             if own is not None:
@@ -501,7 +509,7 @@ class _Rewriting:
                 if before[0] in within and after[0] not in within:
                     self.renamed[after[0]] = before[0]
                 elif before[0] in within:
-                    # Both are of groups: the same place of what is the same.
+                    # Both belong to groups: the same position in equal groups.
                     one, other = (next(g for g in self.groups if name in g) for name in (before[0], after[0]))
                     is_same = one != other and self.groups[one] == self.groups[other]
                     if is_same and one.index(before[0]) == other.index(after[0]):
@@ -523,7 +531,7 @@ class _Rewriting:
         return dims[:number], dims[number:]
 
     def _known(self, dims: Dims) -> Dims | None:
-        """Return what dims stand for; None where they are no groups, end to end."""
+        """Return the dims that dims represent; None where they are not consecutive groups."""
         found: list[str] = []
         while dims:
             group = next((dims[:i] for i in range(1, len(dims) + 1) if dims[:i] in self.groups), None)
@@ -534,7 +542,7 @@ class _Rewriting:
         return tuple(found)
 
     def _named(self, dims: Dims) -> Dims:
-        """Return dims, the groups among them by what they are."""
+        """Return dims with groups replaced by what they represent."""
         found: list[str] = []
         while dims:
             group = next((dims[:i] for i in range(len(dims), 0, -1) if dims[:i] in self.groups), None)
@@ -550,7 +558,7 @@ class _Rewriting:
                 raise _TakenApartError(own)
 
     def _check_apart(self, step: Step) -> None:
-        """Raise _TakenApartError where a step has two dims that stand for the same one; note the dims of its result."""
+        """Raise _TakenApartError where two dims of a step represent the same one; record the dims of its result."""
         listed = {*step.dims}
         present = {name for operand in step.operands for name in self.dims.get(str(operand), ())}
         if step.function in ("view", "whole"):
@@ -599,7 +607,7 @@ class _Rewriting:
         return steps
 
     def _step(self, step: Step) -> list[Step]:
-        """Return a step in the operator's dims; nothing where it is no step any more."""
+        """Return a step in the operator's dims; nothing where it has become redundant."""
         operands = tuple(self.names.get(own, own) if isinstance(own, str) else own for own in step.operands)
         if step.function in ("view", "whole"):
             before, after = self._sides(step)

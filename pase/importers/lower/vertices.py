@@ -1,5 +1,6 @@
-"""`LoweredOperator`: a vertex as its kind defines it, and where its tensors are from; those of functions of points,
-reductions, what moves data, look-ups, products, windows.
+"""`LoweredOperator`: a vertex as its kind defines it, with the sources of its tensors.
+
+This module has elementwise functions, reductions, data movement, look-ups, products and windows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -46,10 +47,13 @@ from pase.importers.passes.views import seen_through
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoweredOperator:
-    """operator: reads and writes in the shapes of its kind. sources: [reads] what each one reads, in that very shape.
+    """A vertex in the shapes of its kind.
 
-    orders: [writes] for each dim of the value in the trace, the dim of the write; None where they are alike.
-    approximations: what is not charged as it is, in words.
+    Attributes:
+        operator: The operator.
+        sources: [reads] the use that each read reads, in that shape.
+        orders: [writes] for each dim of the value in the trace, the dim of the write; None where they are equal.
+        approximations: Approximations in its costs, in words.
     """
 
     operator: Operator
@@ -65,7 +69,7 @@ def moving(operator: Operator, function: str) -> Operator:
 
 
 def functions_text(functions: Sequence[str]) -> str:
-    """Return names of functions as an attribute holds them; what is in no vocabulary has one name for all."""
+    """Return names of functions as an attribute stores them; all unknown functions share one name."""
     return ",".join(name if name in IMPORTED_FUNCTIONS else OTHER_FUNCTION for name in functions)
 
 
@@ -78,13 +82,13 @@ def shaped(trace: Trace, use: Use, shape: tuple[int, ...]) -> Use:
 
 
 def spare(taken: Sequence[str], num: int, letters: str) -> tuple[str, ...]:
-    """Return so many names of dims that are not taken, the letters first."""
+    """Return `num` names of dims that are not taken, the letters first."""
     names = chain(letters, (f"i{number}" for number in count(1)))
     return tuple(islice((name for name in names if name not in taken), num))
 
 
 def repeated(trace: Trace, use: Use, heads: int) -> Use:
-    """Return a use of [b, g, t, k] with each of the g heads repeated to give so many."""
+    """Return a use of [b, g, t, k] with each of the g heads repeated to give `heads` heads."""
     shape = trace.shape(use)
     if use.seen_as is not None:
         return replace(use, seen_as=(shape[0], heads, *shape[2:]))
@@ -115,10 +119,10 @@ def shapes(trace: Trace, node: Node) -> list[tuple[int, ...]]:
 
 
 OPERATORS: dict[str, Callable[..., Operator]] = {}
-"""Operators of one's own for what front ends know nothing of, by its name in the source, without an overload.
+"""User-defined operators for source operators that front ends do not know, by name in the source without an overload.
 
-Each is made from a layer's name and the shapes of the tensors that the source gives, which it reads in that order; its
-body says how it is computed.
+Each is called with a layer's name and the shapes of the tensors that the source passes, which it reads in that order;
+its body describes its computation.
 """
 
 _NORMALISE_FLOP = 3
@@ -133,7 +137,7 @@ def dim_names(rank: int) -> tuple[str, ...]:
 
 
 def lower_pointwise(trace: Trace, node: Node, op: ops.Pointwise, name: str) -> LoweredOperator:
-    """Return a function of one or more tensors; what cannot be broadcast to its result is needed whole."""
+    """Return an elementwise function; inputs that do not broadcast to its result are needed completely."""
     out = node.outputs[0].shape or (1,)
     names = dim_names(len(out))
     uses = [use for use in node.inputs if trace.is_activation(use) or trace.is_parameter(use)]
@@ -156,7 +160,7 @@ def lower_pointwise(trace: Trace, node: Node, op: ops.Pointwise, name: str) -> L
 
 
 def lower_reduce(trace: Trace, node: Node, op: ops.Reduce, name: str) -> LoweredOperator:
-    """Return a reduction; the dims of extent 1 that it keeps are not told."""
+    """Return a reduction; kept dims of extent 1 are omitted."""
     (shape, *_) = shapes(trace, node)
     names = dim_names(len(shape))
     if not shape:
@@ -181,7 +185,7 @@ def lower_softmax(trace: Trace, node: Node, op: ops.Softmax, name: str) -> Lower
 
 
 def lower_normalisation(trace: Trace, node: Node, op: ops.Normalise, name: str) -> LoweredOperator:
-    """Return a normalisation; scale and shift are read along its channels where they are of these."""
+    """Return a normalisation; scale and shift are read along its channels where they have these dims."""
     shape = shapes(trace, node)[0]
     x, affine = node.inputs[0], node.inputs[1 : 1 + op.has_scale + op.has_shift]
     extents = tuple(shape[i] for i in op.channels)
@@ -241,9 +245,9 @@ def lower_generic(trace: Trace, node: Node, op: ops.Op, name: str) -> LoweredOpe
 
 
 def _normalisation(trace: Trace, name: str, op: ops.Normalise, uses: tuple[Use, ...]) -> Operator:
-    """Return a normalisation of any kind: its statistics are all-reduced where the dims that they are of are split.
+    """Return a normalisation of any kind: its statistics are all-reduced where their dims are split.
 
-    Channels in groups are two dims, g and the channels of a group: a split of g leaves the statistics where they are.
+    Grouped channels are two dims, g and the channels of a group: a split of g leaves the statistics local.
     """
     shape = trace.shape(uses[0])
     named = dim_names(len(shape))
@@ -275,7 +279,7 @@ def _normalisation(trace: Trace, name: str, op: ops.Normalise, uses: tuple[Use, 
         backward_times=1,
         gradient_of=(0,),
     )
-    # No mean is subtracted from what is only squared.
+    # RMS normalisation subtracts no mean.
     flop = _NORMALISE_FLOP if count == 2 else _NORMALISE_FLOP - 1
     return Operator(
         name=name,
@@ -295,7 +299,7 @@ def _normalisation(trace: Trace, name: str, op: ops.Normalise, uses: tuple[Use, 
 
 
 def _has_groups(op: ops.Normalise, shape: tuple[int, ...]) -> bool:
-    """Return whether the channels are one dim in groups of several, whose statistics are apart."""
+    """Return whether the channels are one dim in several groups with separate statistics."""
     is_told = op.kind == "group" and op.groups > 1 and len(op.channels) == 1 and op.channels[0] in op.over
     return is_told and not set(op.channels) & set(op.mixes) and shape[op.channels[0]] % op.groups == 0
 
@@ -304,11 +308,11 @@ def _can_be_broadcast(shape: tuple[int, ...], out: tuple[int, ...]) -> bool:
     return len(shape) <= len(out) and all(a in (1, b) for a, b in zip(shape, out[len(out) - len(shape) :], strict=True))
 
 
-# -- what moves data alone, and look-ups
+# -- data movement and look-ups
 
 
 def lower_concat(trace: Trace, node: Node, op: ops.Concat, name: str) -> LoweredOperator:
-    """Return a concatenation; pieces that are constants are left out of what is read."""
+    """Return a concatenation; constant inputs are omitted from the reads."""
     out = node.outputs[0].shape
     names = dim_names(len(out))
     operator = concat(name, *shapes(trace, node), dims=names, along=names[op.dim])
@@ -319,9 +323,9 @@ def lower_concat(trace: Trace, node: Node, op: ops.Concat, name: str) -> Lowered
 
 
 def lower_slice(trace: Trace, node: Node, op: ops.Slice, name: str) -> LoweredOperator:
-    """Return a piece of a tensor; every other element along a dim is a piece of a dim that is made of two.
+    """Return a slice of a tensor; every other element along a dim is a slice of one of two factors of the dim.
 
-    With other steps, or backwards, it can be split along the other dims alone.
+    With other steps, or backwards, only the other dims can be split.
     """
     shape, out = shapes(trace, node)[0], node.outputs[0].shape
     steps = list(zip(shape, out, op.starts, op.steps, strict=True))
@@ -357,7 +361,7 @@ def lower_slice(trace: Trace, node: Node, op: ops.Slice, name: str) -> LoweredOp
 
 
 def lower_pad(trace: Trace, node: Node, op: ops.Pad, name: str) -> LoweredOperator:
-    """Return a tensor with values around it; one that is cut instead can be split along the other dims alone."""
+    """Return a padded tensor; with negative padding only the other dims can be split."""
     shape, out = shapes(trace, node)[0], node.outputs[0].shape
     if any(first < 0 or first + old > new for first, old, new in zip(op.before, shape, out, strict=True)):
         passes = tuple((i, i) for i, (old, new) in enumerate(zip(shape, out, strict=True)) if old == new)
@@ -368,7 +372,7 @@ def lower_pad(trace: Trace, node: Node, op: ops.Pad, name: str) -> LoweredOperat
 
 
 def lower_lookup(trace: Trace, node: Node, op: ops.Op, name: str) -> LoweredOperator:
-    """Return an embedding, or rows of any other tensor of any rank, which are looked up alike."""
+    """Return an embedding, or a look-up of rows of any other tensor of any rank."""
     table, indices = shapes(trace, node)[:2]
     # Rows and their columns have names, too.
     names = ("b", "s") if len(indices) == 2 else spare(("v", "d"), len(indices), _NAMES.get(len(indices), "b"))
@@ -385,11 +389,11 @@ def lower_lookup(trace: Trace, node: Node, op: ops.Op, name: str) -> LoweredOper
 
 
 def with_routes(operator: Operator) -> Operator:
-    """Return a look-up of rows that a layer computes, by numbers that another one does, as an exchange of these rows.
+    """Return a look-up of computed rows by computed indices as an exchange of these rows (all-to-all).
 
-    A device that holds some of the table's rows and some of the places sends each other one the rows that this one's
-    places ask for. So tokens go to their experts, and what these make of them comes back. Where neither count divides
-    the other, or the numbers are not the source's own, it is a look-up as any other.
+    A device that holds some of the table's rows and some of the places sends to each other device the rows that its
+    places need. Thus tokens are sent to their experts, and the results back. Where neither count divides the other, or
+    the indices are not the source's own, it is an ordinary look-up.
     """
     body = operator.body.own if operator.body else None
     functions = [step.function for step in body.steps] if body else []
@@ -409,7 +413,7 @@ def with_routes(operator: Operator) -> Operator:
     few, many = sorted(counts)
     if many % few:
         return operator
-    # The fewer ones are split; so many of the others lie with each of them.
+    # The smaller count is split; a fixed number of the others belongs to each of them.
     outer, inner = (places, "v") if counts[0] == few else ("v", places)
     names = {places: (outer, inner)[: 1 + (inner == places)], "v": (outer, inner)[: 1 + (inner == "v" and many > few)]}
 
@@ -456,7 +460,7 @@ def with_routes(operator: Operator) -> Operator:
 
 
 def lower_gather(trace: Trace, node: Node, op: ops.Gather, name: str) -> LoweredOperator:
-    """Return elements of a tensor at places along one of its dims."""
+    """Return elements of a tensor at indices along one of its dims."""
     shape, places = shapes(trace, node)[:2]
     names = dim_names(len(shape))
     operator = gather(name, shape, dims=names, along=names[op.dim], count=places[op.dim])
@@ -483,7 +487,7 @@ def _of_rank(operator: Operator, table: tuple[int, ...], indices: tuple[int, ...
 
 
 def lower_view(trace: Trace, node: Node, op: ops.Op, name: str) -> LoweredOperator:
-    """Return a view that lies across its tensor's dims: it can be split along leading dims that stay."""
+    """Return a view that does not align with its tensor's dims: it can be split along unchanged leading dims."""
     shape, out = shapes(trace, node)[0], node.outputs[0].shape
     passes = []
     for i, (old, new) in enumerate(zip(shape, out, strict=False)):
@@ -495,7 +499,7 @@ def lower_view(trace: Trace, node: Node, op: ops.Op, name: str) -> LoweredOperat
 
 
 def draft_of_view(use: Use, view: View, name: str) -> LoweredOperator:
-    """Return the vertex that lays a tensor out as a view has it, for those who cannot read it so."""
+    """Return the vertex that copies a tensor into the layout of a view, for consumers that cannot read the view."""
     flat = [factor for dim in view.dims for factor in dim]
     places = {factor: i for i, factor in enumerate(flat) if factor.base is not None}
     repeated = [i for i, factor in enumerate(flat) if factor.base is None]
@@ -557,10 +561,10 @@ def lower_contract(trace: Trace, node: Node, op: ops.Contract, name: str) -> Low
 
 
 def _regrouped(operator: Operator) -> Iterator[AllToAll]:
-    """Yield what moves where groups are split: rows to the devices that have their group's matrix, and from there.
+    """Yield the exchanges where groups are split: rows to the devices with their group's matrix, and results back.
 
-    Rows are sorted by group. Where all groups have equally many each row lies where its matrix is; those beyond that
-    are sent there, and what is made of them back. The gradients go the other way.
+    Rows are sorted by group. If all groups have equally many, each row is already with its matrix; the excess is sent
+    there, and the results back. Gradients are sent the other way.
     """
     (x, w), z = operator.reads[:2], operator.writes[0]
     groups = tuple(dim for dim in operator.extents if dim in access_dims(x) & access_dims(w) & access_dims(z))
@@ -686,7 +690,7 @@ def lower_convolution(trace: Trace, node: Node, op: ops.Convolve, name: str) -> 
 
 
 def lower_pool(trace: Trace, node: Node, op: ops.Pool, name: str) -> LoweredOperator:
-    """Return pooling with its dims as [b, channels, …]; dims before the spatial ones that are more are put together."""
+    """Return pooling with dims [b, channels, …]; additional dims before the spatial ones are merged."""
     shape = shapes(trace, node)[0]
     rest = tuple(i for i in range(len(shape)) if i not in op.spatial)
     output = node.outputs[0].shape
