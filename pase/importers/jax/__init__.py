@@ -1,1 +1,1 @@
-"""JAX functions."""
+"""Front end for JAX functions."""

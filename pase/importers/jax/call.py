@@ -1,4 +1,4 @@
-"""`Writer`: nodes of a program, where they come from, and what is known of its values; `JaxCall`: a primitive."""
+"""`Writer`: builds the nodes of a program, with their origins and known values; `JaxCall`: one primitive."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,11 +18,11 @@ _SCOPE = re.compile(r"[^\W_][\w.\-\[\]]*")
 """A name that somebody gave: not the equation of an einsum, nor a function without a name."""
 
 MAX_KNOWN = 1 << 16
-"""Elements of an array whose values are kept or computed here: larger ones are never an index that must be known."""
+"""Maximum elements of an array whose values are stored or computed: indices that must be known are smaller."""
 
 
 Place = tuple[int, ...]
-"""Where an equation stands: its number, after those of the equations that it is within and, of loops, the turns'."""
+"""Position of an equation: its number, after those of enclosing equations and, for loops, of iterations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +35,18 @@ class Site:
 
 
 class Writer:
-    """Nodes and leaves while a program is read.
+    """Builds nodes and leaves while a program is read.
 
     Attributes:
-        place: of the equation that is read.
-        makers_at: by the name of what a node writes, the place of the equation that it is of.
-        known: arrays behind values that do not depend on weights or data: numbers in the program's text, and small
-            whole numbers computed from them.
-        makers: operators that computed values.
-        joined: whole numbers that were put end to end to give a value, each with its values where known.
-        arrays: those that the program holds.
-        weights: paths of the weights behind values.
-        turn: of the loop that is being written out: number of the loop, of its turn.
+        place: Place of the current equation.
+        makers_at: Place of the equation of each value that a node writes, by name.
+        known: Arrays of values that do not depend on weights or data: literals of the program, and small integers
+            computed from them.
+        makers: Operators that computed values.
+        joined: Integers that were concatenated to a value, each with its values if known.
+        arrays: Arrays in the program.
+        weights: Paths of the weights behind values.
+        turn: Current iteration of a loop that is unrolled: number of the loop, of the iteration.
     """
 
     def __init__(self, leaves: Sequence[Leaf], entry: str) -> None:
@@ -60,13 +60,13 @@ class Writer:
         self.makers: dict[str, ops.Op] = {}
         self.joined: dict[str, tuple[tuple[Value, Any], ...]] = {}
         self.weights = {leaf.value.name: leaf.value.name for leaf in leaves if leaf.role == "parameter"}
-        # The user's outermost function, which tells nothing; the layer of the weight that was read last.
+        # The user's outermost function, which carries no information; the layer of the weight that was read last.
         self._entry, self._last = entry, ""
         self._taken = {leaf.value.name for leaf in leaves}
         self._counts: dict[str, int] = {}
 
     def value(self, wish: str, shape: Sequence[int], dtype: str) -> Value:
-        """Return a value whose name nothing else has."""
+        """Return a value with a unique name."""
         name = wish
         while name == wish or name in self._taken:
             self._counts[wish] = self._counts.get(wish, 0) + 1
@@ -89,7 +89,7 @@ class Writer:
     def call(
         self, equation: Any, inputs: Sequence[Value], outer: tuple[str, ...], results: Sequence[Value] | None = None
     ) -> "JaxCall":
-        """Return an equation as a call; results: what it gives, where that is not what the equation says."""
+        """Return an equation as a call; results: its results, if they differ from the equation's."""
         name = equation.primitive.name
         if results is None:
             results = [self.value(name, shape_of(v.aval, name), dtype_name(v.aval.dtype)) for v in equation.outvars]
@@ -108,7 +108,7 @@ class Writer:
         """Add a node of a call."""
         weight = next((self.weights[value.name] for value in inputs if value.name in self.weights), "")
         if len(inputs) == 1 and weight:
-            # What is computed of one weight alone still tells where its reader is.
+            # A value computed from a single weight still gives the scope of its reader.
             self.weights.update((value.name, weight) for value in outputs)
             weight = ""
         self.nodes.append(
@@ -124,16 +124,20 @@ class Writer:
         self.makers_at.update((value.name, self.place) for value in outputs)
 
     def _origin(self, equation: Any, operator: str, outer: tuple[str, ...], weight: str) -> Origin:
-        """Return where an equation comes from; they are read in order.
+        """Return the origin of an equation; equations are read in order.
 
-        A named scope (a flax module) is the scope. Without one, it is the path of the weight that is read, or else the
-        user's function, beside the weight that was read last.
-        outer: scopes of the equations that it is within; "@f" is a function that is inlined, "#2" a turn of a loop.
-        weight: path of the one that it reads, "" for none.
+        A named scope (a flax module) is the scope. Otherwise it is the path of the weight that is read, or else the
+        user's function, next to the weight that was read last.
+
+        Args:
+            equation: The equation.
+            operator: Name of its operator.
+            outer: Scopes of enclosing equations; "@f" is an inlined function, "#2" an iteration of a loop.
+            weight: Path of the weight that it reads, "" for none.
         """
         own = scopes(equation)
         plain = tuple(name for name in outer if name[0] not in "@#")
-        # In a loop's body a module tells the whole of its path again.
+        # In the body of a loop a module gives its complete path again.
         stack = (*outer, *(own[len(plain) :] if plain and own[: len(plain)] == plain else own))
         if weight:
             self._last = _layer(weight)
@@ -157,7 +161,7 @@ class Writer:
         self.makers[value.name] = op
 
     def learn(self, call: "JaxCall") -> None:
-        """Remember the whole numbers that a primitive computes of known ones."""
+        """Store the integers that a primitive computes from known ones."""
         arrays = [self.known.get(value.name) for value in call.tensors]
         if call.name == "concatenate" and not call.result.is_float:
             self.joined[call.result.name] = tuple(zip(call.tensors, arrays, strict=True))
@@ -169,14 +173,14 @@ class Writer:
 
 @dataclass(frozen=True, kw_only=True)
 class JaxCall(Call):
-    """An equation with what it reads and returns. outer: scopes of the equations that it is within."""
+    """An equation with its inputs and results; outer: scopes of enclosing equations."""
 
     equation: Any
     outer: tuple[str, ...]
     writer: Writer
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """Return a parameter that is whole numbers, or nothing."""
+        """Return a parameter that consists of integers, or nothing."""
         return whole(self.arguments[name] or ())
 
     def maker(self, value: Value) -> ops.Op | None:
@@ -184,7 +188,7 @@ class JaxCall(Call):
         return self.writer.makers.get(value.name)
 
     def write(self, op: ops.Op, inputs: Iterable[Value], outputs: Iterable[Value]) -> None:
-        """Write a step, as a node at once: what a loop runs comes between its steps."""
+        """Write a step as a node immediately, as steps of a loop's body are interleaved."""
         self.writer.node(self, op, tuple(inputs), tuple(outputs))
 
     def between(self, shape: Sequence[int], dtype: str = "", name: str = "") -> Value:
@@ -193,7 +197,7 @@ class JaxCall(Call):
 
 
 def whole(numbers: Any) -> tuple[int, ...]:
-    """Return whole numbers of any type as Python's own."""
+    """Convert integers of any type to Python's."""
     return tuple(int(number) for number in numbers)
 
 
@@ -228,7 +232,7 @@ def scopes(equation: Any) -> tuple[str, ...]:
 
 
 def _layer(weight: str) -> str:
-    """Return the layer that a weight's path names: without a last part that says only which of its weights it is."""
+    """Return the layer that a weight's path names: without a last part that only says which of its weights it is."""
     parts = weight.split(".")
     while len(parts) > 1 and _is_weight(parts[-1].lower()):
         parts.pop()
@@ -240,19 +244,19 @@ def _is_weight(part: str) -> bool:
 
 
 def inlined(equation: Any) -> tuple[str, ...]:
-    """Return the scope of a function that is inlined, marked as such: a name that tells what it computes, or none."""
+    """Return the scope of an inlined function, marked as such; empty if its name is not informative."""
     name = str(equation.params.get("name", ""))
     return () if not name or name.startswith(("<", "_")) else (f"@{name}",)
 
 
 def line(equation: Any) -> str:
-    """Return "file.py:12" of the user's source; "" where it is not known."""
+    """Return "file.py:12" of the user's source; "" where it is unknown."""
     frame = _frame(equation)
     return "" if frame is None else f"{frame.file_name.rpartition('/')[2]}:{frame.start_line}"
 
 
 def where(equation: Any) -> str:
-    """Return " (file.py:12, in function)" for a message; "" where it is not known."""
+    """Return " (file.py:12, in function)" for a message; "" where it is unknown."""
     found, function = line(equation), _function(equation)
     return f" ({found}, in {function})" if found and function else f" ({found})" if found else ""
 
@@ -273,25 +277,25 @@ def _frame(equation: Any) -> Any:
 _TRANSFORMED = frozenset(
     {"jit", "pjit", "vmap", "remat", "checkpoint", "rematted_computation", "while", "body", "cond"}
 )
-"""Parts of a name stack that tell how the program is run, not what it is."""
+"""Parts of a name stack that describe transformations, not the computation."""
 
 _OF_CLASSES = ("eqx.", "equinox.")
-"""Scopes that name a module's class alone; the paths of weights say which one it is."""
+"""Prefixes of scopes that only name a module's class; paths of weights identify the module."""
 
 _WEIGHTS = ("weight", "bias", "kernel", "scale", "offset", "gamma", "beta", "embedding", "value")
-"""How the last part of a path begins that says which weight of its layer it is."""
+"""Prefixes of a path's last part that identify one of the weights of a layer."""
 
 _LETTERS = frozenset("wbg")
-"""The same, where it is one letter."""
+"""The same, for single letters."""
 
 
-# -- small whole numbers that a program computes from nothing: positions, masks, the places of slices
+# -- small integers that a program computes without data: positions, masks, indices of slices
 
 
 def evaluate(name: str, params: Mapping[str, Any], inputs: Sequence[Any], shape: Sequence[int], dtype: str) -> Any:
-    """Return the array that a primitive computes of known ones; None where it cannot be told here.
+    """Return the array that a primitive computes from known ones; None where it cannot be determined here.
 
-    Only whole numbers and truth values of at most MAX_KNOWN elements are computed.
+    Only integers and truth values of at most MAX_KNOWN elements are computed.
     """
     if name not in _COMPUTE or dtype not in _DTYPES or int(np.prod(shape)) > MAX_KNOWN:
         return None
@@ -338,7 +342,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "select_n": lambda which, *cases: np.choose(which.astype(int), cases),
     **dict.fromkeys(("convert_element_type", "copy", "stop_gradient"), lambda x: x),
 }
-"""Of the inputs alone."""
+"""Primitives that depend on their inputs only."""
 
 _COMPUTE: dict[str, Callable[..., Any]] = {
     **{name: (lambda _, *inputs, function=function: function(*inputs)) for name, function in _PLAIN.items()},

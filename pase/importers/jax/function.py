@@ -1,18 +1,18 @@
-"""JAX functions, as `jax.make_jaxpr` traces them on shapes without values.
+"""JAX functions, traced by `jax.make_jaxpr` on shapes without values.
 
-What users have of a model is read as one function of its parameters, its constants and its inputs, by the first kind
-that fits:
+Every supported source is converted to a function of its parameters, constants and inputs. The first kind that fits is
+used:
 
-* a dict with "function", "inputs" and, where it has any, "parameters" (the function's first argument);
-* (module, inputs…) or (module, variables, inputs…), module being one of flax's; without variables, their shapes are
-  those that its initialisation would give. Variables other than "params" are constants;
-* (module, inputs…), module being one of flax.nnx, whose `Param` variables are the parameters;
-* (model, inputs…), model being a pytree that can be called, as equinox's are: its float arrays are the parameters;
-* (function, first, inputs…): the first argument is the parameters where it is a pytree with float arrays that is no
-  array itself. Where it is {"params": …, "batch_stats": …}, as flax has it, "params" alone are;
-* (function, inputs…): there are no parameters, or they are arrays that the function closes over.
+* a dict with "function", "inputs" and, if it has any, "parameters" (the function's first argument);
+* (module, inputs…) or (module, variables, inputs…) with a flax module; without variables, their shapes are those of its
+  initialisation. Variables other than "params" are constants;
+* (module, inputs…) with a flax.nnx module, whose `Param` variables are the parameters;
+* (model, inputs…) with a callable pytree, such as an equinox model: its float arrays are the parameters;
+* (function, first, inputs…): the first argument is the parameters if it is a pytree with float arrays that is not an
+  array itself. In flax's form {"params": …, "batch_stats": …}, only "params" are;
+* (function, inputs…): there are no parameters, or the function closes over them.
 
-A last tuple of arguments may stand for them: (function, (first, inputs…)).
+The arguments may be given as one tuple: (function, (first, inputs…)).
 """
 
 import sys
@@ -34,10 +34,13 @@ Role = Literal["input", "parameter", "constant"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """function: of parameters, constants and inputs, pytrees all. entry: name of the user's function.
+    """A function to trace.
 
-    input_names: of the inputs, where they have their own. has_statistics: whether batch normalisation shows in that
-    running means and variances are among the constants.
+    Attributes:
+        function: Function of parameters, constants and inputs, all pytrees.
+        entry: Name of the user's function.
+        input_names: Names of the inputs, if they have any.
+        has_statistics: Whether batch normalisation is recognisable by running means and variances among the constants.
     """
 
     function: Callable[..., Any]
@@ -51,10 +54,10 @@ class Source:
 
 
 class JaxFrontEnd(FrontEnd):
-    """Takes (function, parameters, inputs…), (module, inputs…) or a dict of function, parameters and inputs.
+    """Accepts (function, parameters, inputs…), (module, inputs…) or a dict of function, parameters and inputs.
 
-    Arrays may be `jax.ShapeDtypeStruct`, as `jax.eval_shape` gives them for a whole model without its weights, which
-    allocates nothing; what the module says of each kind of model tells which are the parameters.
+    Arrays may be `jax.ShapeDtypeStruct`, as returned by `jax.eval_shape`, so that no weights are allocated. The
+    module's docstring says which arrays are the parameters of each kind of model.
     """
 
     package = "jax"
@@ -74,9 +77,9 @@ class JaxFrontEnd(FrontEnd):
 
 
 def read_weights(source: object, names: Iterable[str], *, batch: int | None) -> dict[str, Any]:
-    """Return values of a function's trace that follow from the arrays that it is given, or closes over.
+    """Return values of a function's trace that follow from the arrays passed to it, or those it closes over.
 
-    names: of the values. Those that lack an array, of which the shape alone is given, are left out.
+    names: of the values. Values that depend on an array with only a shape are omitted.
     """
     jax = framework("jax", "jax")
     found = source_of(jax, source)
@@ -117,7 +120,7 @@ def _program(jax: Any, source: Source) -> tuple[list[tuple[str, Role, Any]], Any
 
     def called(arrays: Sequence[Any]) -> Any:
         parameters, constants, *inputs = put(arrays)
-        # What is no array, such as the functions within a model of equinox's, is nothing that a program returns.
+        # Leaves that are not arrays, such as the functions in an equinox model, are not results of a program.
         return jax.tree_util.tree_map(
             lambda leaf: leaf if _is_array(leaf) or isinstance(leaf, int | float | complex) else None,
             source.function(parameters, constants, *inputs),
@@ -135,14 +138,14 @@ def _program(jax: Any, source: Source) -> tuple[list[tuple[str, Role, Any]], Any
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """A function with its arguments as JAX's program, and what the importer reads of that.
+    """A function with its arguments as a JAX program, and the imported trace.
 
     Attributes:
-        arrays: What the program is given: those of the source's parameters, constants and inputs.
+        arrays: Arguments of the program: the arrays of the source's parameters, constants and inputs.
         closed: The program, a closed jaxpr.
-        result: What the function returns, a pytree of shapes.
-        read: What the program is read as.
-        given: Names of the values of what the program holds, then of what it is given.
+        result: Result of the function, a pytree of shapes.
+        read: The program as it was read.
+        given: Names of the program's constants, then of its arguments.
     """
 
     arrays: tuple[Any, ...]
@@ -158,7 +161,7 @@ class Traced:
 
 
 def traced(source: Source) -> Traced:
-    """Return a function with its arguments as JAX's program; no array's value is read.
+    """Trace a function with its arguments as a JAX program, without reading values of arrays.
 
     Raises ModelError where it cannot be traced, or has control flow that depends on data.
     """
@@ -195,7 +198,7 @@ def _is_array(leaf: object) -> bool:
 
 
 def _apart(jax: Any, tree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """Return the arrays in a pytree, and a function that puts others in their place; all else stays as it is."""
+    """Return the arrays in a pytree, and a function that replaces them; other leaves are unchanged."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
     places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
 
@@ -209,7 +212,7 @@ def _apart(jax: Any, tree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], An
 
 
 def _arrays(jax: Any, tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield (path, array) of the arrays in a pytree; numbers, functions and the like stay as they are."""
+    """Yield (path, array) of the arrays in a pytree; numbers, functions and other leaves are skipped."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if _is_array(leaf):
             own = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -229,12 +232,12 @@ def _leaves(jax: Any, arrays: Sequence[tuple[str, Role, Any]]) -> list[Leaf]:
 
 def _leaf(name: str, array: Any, role: Role, storage: str) -> Leaf:
     value = Value(name=name, shape=shape_of(array, name), dtype=dtype_name(array.dtype))
-    # Whole numbers among the parameters are not trained.
+    # Integers among the parameters are not trained.
     return Leaf(value=value, role="constant" if role == "parameter" and not value.is_float else role, storage=storage)
 
 
 def _captured(jax: Any, closed: Any, *, has_parameters: bool) -> tuple[list[Leaf], list[str]]:
-    """Return the arrays that a function closes over: its parameters, where it is given none."""
+    """Return the arrays that a function closes over; they are its parameters if none are passed."""
     leaves, count = [], 0
     for i, array in enumerate(closed.consts):
         is_weight = not has_parameters and isinstance(array, jax.Array) and array.size > 1
@@ -262,7 +265,7 @@ def _kept(jax: Any, result: Any, source: Source) -> tuple[int, ...]:
 
 
 def _with_batch(jax: Any, source: Source, batch: int) -> Source:
-    """Return the source with another leading dim of its inputs, where all of them have the same one."""
+    """Return the source with another leading dim of its inputs, if all of them have the same one."""
     arrays = [array for given in source.inputs for _, array in _arrays(jax, given, "") if array.shape]
     leading = {int(array.shape[0]) for array in arrays if _is_data(jax, array)}
     if len(leading) != 1:
@@ -317,7 +320,7 @@ def is_source(source: object) -> bool:
 
 
 def source_of(jax: Any, source: object) -> Source:
-    """Return the function behind a source, and its arguments; ModelError where it has none."""
+    """Return the function of a source and its arguments; ModelError for unsupported sources."""
     if isinstance(source, Mapping):
         return _explicit(source)
     if not isinstance(source, tuple) or len(source) < 2:
@@ -361,7 +364,7 @@ def _without_parameters(function: Callable[..., Any], inputs: tuple[Any, ...], n
 
 
 def _of_variables(function: Callable[..., Any], first: Any, inputs: tuple[Any, ...], name: str) -> Source:
-    """Return a function of its first argument; of flax's variables, "params" are the parameters."""
+    """Return a function of its first argument; of flax variables, "params" are the parameters."""
     entry = _name(function)
     if not (isinstance(first, Mapping) and "params" in first):
         return Source(

@@ -1,4 +1,4 @@
-"""What JAX's primitives compute: functions of points, along dims, products and windows; and what moves data alone."""
+"""Translations of JAX primitives: elementwise functions, products, windows, reductions, and data movement."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -73,13 +73,13 @@ def divide(call: JaxCall) -> None:
 
 
 def cast(call: JaxCall) -> None:
-    """Write the input in another type: as it is where both can have a gradient, or neither."""
+    """Append a cast; it is an identity where both types are differentiable, or neither."""
     is_same = call.x.shape == call.result.shape and call.x.is_float == call.result.is_float
     call.give(ops.Identity() if is_same else ops.Pointwise(functions=("cast",)), call.x)
 
 
 def same(call: JaxCall) -> None:
-    """Write every input as it is."""
+    """Append an identity for every input."""
     for value, result in zip(call.tensors, call.results, strict=False):
         call.add(ops.Identity(), value, out=result)
 
@@ -119,7 +119,7 @@ ELEMENTWISE = dict.fromkeys(FUNCTIONS, pointwise) | table(
 """By the primitive's name."""
 
 
-# -- what moves data alone
+# -- data movement
 
 
 def broadcast(call: JaxCall) -> None:
@@ -129,13 +129,13 @@ def broadcast(call: JaxCall) -> None:
 
 
 def dynamic_slice(call: JaxCall) -> None:
-    """Write a box of a tensor; one that begins where the data says can be split along the dims that it has whole."""
+    """Append a slice of a tensor; with a data-dependent start it can be split along the unsliced dims."""
     x, out = call.x.shape, call.result.shape
     starts = [(0,) if x[i] == out[i] else call.integers(1 + i) for i in range(len(x))]
     if None in starts:
         call.opaque(passes=_alike(call.x, call.result))
         return
-    # A box that would reach beyond the tensor is moved back into it.
+    # A slice that would exceed the tensor is moved back into it.
     begin = [min(max(start[0], 0), a - b) for start, a, b in zip(starts, x, out, strict=True) if start is not None]
     call.box(call.x, begin, out, out=call.result)
 
@@ -146,7 +146,7 @@ def _alike(x: Value, y: Value) -> list[tuple[int, int]]:
 
 
 def tile(call: JaxCall) -> None:
-    """Write a tensor laid end to end with itself: each dim is repeated as a whole."""
+    """Append a tiling, in which each dim is repeated as a whole."""
     repeats = call.numbers("reps")
     if len(repeats) != len(call.x.shape):
         call.opaque(passes=())
@@ -155,9 +155,9 @@ def tile(call: JaxCall) -> None:
 
 
 def pad(call: JaxCall) -> None:
-    """Write a tensor with values around it, or, where all that is asked for is negative, a box of it.
+    """Append a padded tensor, or, where all padding is negative, a slice of it.
 
-    Where it is asked for values between the elements, it can be split along the dims that stay as they are.
+    With interior padding, it can be split along the unchanged dims.
     """
     config = [whole(one) for one in call.arguments["padding_config"]]
     is_within = any(inner for *_, inner in config)
@@ -170,7 +170,7 @@ def pad(call: JaxCall) -> None:
 
 
 def positions(call: JaxCall) -> None:
-    """Write numbers that no input tells."""
+    """Append integers that depend on no input."""
     call.give(ops.Generic(is_index=not call.result.is_float), *call.tensors)
 
 
@@ -178,9 +178,9 @@ def positions(call: JaxCall) -> None:
 
 
 def gather(call: JaxCall) -> None:
-    """Write rows of a table by whole numbers along one dim; a piece where the numbers are known and run up by one.
+    """Append a look-up of rows along one dim; a slice where the indices are known and consecutive.
 
-    Of any other, the dims that are read whole pass through.
+    For other look-ups, dims that are read completely pass through.
     """
     spec = call.arguments["dimension_numbers"]
     axes, sizes = whole(spec.start_index_map), call.numbers("slice_sizes")
@@ -193,14 +193,14 @@ def gather(call: JaxCall) -> None:
         passes = [
             (i, int(place)) for i, place in zip(kept, spec.offset_dims, strict=True) if sizes[i] == call.x.shape[i]
         ]
-        # Batch dims stand among those of the indices, which are the result's dims that are no offsets.
+        # Batch dims are among those of the indices: the result's dims that are not offsets.
         others = [i for i in range(len(call.result.shape)) if i not in spec.offset_dims]
         batch = zip(spec.operand_batching_dims, spec.start_indices_batching_dims, strict=True)
         call.opaque(passes=sorted([*passes, *((int(dim), others[int(place)]) for dim, place in batch)]))
 
 
 def scatter(call: JaxCall) -> None:
-    """Write a tensor with some of its elements replaced or added to: dims that the updates have whole pass through."""
+    """Append a tensor with replaced or increased elements: dims that the updates have completely pass through."""
     x, _, updates = call.tensors[:3]
     spec = call.arguments["dimension_numbers"]
     gone = {*spec.inserted_window_dims, *spec.operand_batching_dims}
@@ -217,7 +217,7 @@ def _is_row(call: JaxCall, spec: Any, axes: tuple[int, ...], sizes: tuple[int, .
 
 
 def _piece(call: JaxCall, spec: Any, axis: int) -> bool:
-    """Write the piece that known indices read; False where they are not known, or are none."""
+    """Append the slice that known indices read; False where they are unknown, or not consecutive."""
     table, indices = call.tensors[:2]
     found = run(call.constant(1), table.shape[axis])
     if found is None or len(indices.shape) > 2:
@@ -245,9 +245,9 @@ def _rows(call: JaxCall, spec: Any, axis: int) -> None:
 
 
 def _of_rows(call: JaxCall, spec: Any, axes: tuple[int, ...]) -> bool:
-    """Write elements along one axis, at places that the other dims have each its own; False where it is none of that.
+    """Append elements along one axis at an index for each point of the other dims; False for other look-ups.
 
-    `jnp.take_along_axis` is that, and so are cross-entropies with the numbers of classes.
+    `jnp.take_along_axis` is of this kind, and so are cross-entropies with class indices.
     """
     table, indices = call.tensors[:2]
     if len(axes) != 1 or tuple(spec.collapsed_slice_dims) != axes or len(spec.offset_dims):
@@ -267,7 +267,7 @@ def _of_rows(call: JaxCall, spec: Any, axes: tuple[int, ...]) -> bool:
 
 
 def _of_every_row(call: JaxCall, spec: Any, axes: tuple[int, ...]) -> bool:
-    """Write an element of each row of a table, ``x[arange(n), places]``; False where it is none of that."""
+    """Append one element of each row of a table, ``x[arange(n), places]``; False for other look-ups."""
     table, indices = call.tensors[:2]
     joined = call.writer.joined.get(indices.name, ())
     is_plain = axes == tuple(spec.collapsed_slice_dims) == (0, 1) and not spec.operand_batching_dims
@@ -338,9 +338,9 @@ def dot_general(call: JaxCall) -> None:
 
 
 def _spare(call: JaxCall, names: Sequence[Mapping[int, str]], free: Sequence[str]) -> str:
-    """Return the letters of dims of one element that an operand has besides others of its own.
+    """Return the letters of dims of extent 1 that an operand has in addition to its own.
 
-    Attention of grouped heads, where each group has one: the product is that of plain heads.
+    In attention with grouped heads and one head in each group, the product is then an ordinary one.
     """
     found = ""
     for value, own in zip(call.tensors, names, strict=False):
@@ -351,9 +351,9 @@ def _spare(call: JaxCall, names: Sequence[Mapping[int, str]], free: Sequence[str
 
 
 def convolution(call: JaxCall) -> None:
-    """Write a convolution in the layout of its input; one whose input is dilated is the gradient of another.
+    """Append a convolution in the layout of its input; one with a dilated input is the gradient of another.
 
-    Of groups of the batch, of a dilated input with groups, and where both are dilated, only the shapes are known.
+    With batch groups, with a dilated input and groups, and with both dilated, only the shapes are known.
     """
     x, w = call.tensors[:2]
     spec = call.arguments["dimension_numbers"]
@@ -411,7 +411,7 @@ def pooling(call: JaxCall) -> None:
     kernel, stride, dilation = (call.numbers(key) for key in ("window_dimensions", "window_strides", "window_dilation"))
     pads = tuple((int(first), int(last)) for first, last in call.arguments["padding"])
     moved = [i for i, k in enumerate(kernel) if k != 1 or stride[i] != 1 or pads[i] != (0, 0)]
-    # Two dims are not spatial, batch and channels: others of one element are left out.
+    # Batch and channels are not spatial: other dims of extent 1 are omitted.
     others = [i for i in range(len(shape)) if i not in moved]
     ones = [i for i in others if shape[i] == 1]
     gone = ones[max(0, len(ones) - (len(others) - 2)) :] if len(others) > 2 else []
@@ -452,7 +452,7 @@ PRODUCTS = table(
 """By the primitive's name."""
 
 
-# -- operators that are none of JAX's
+# -- operators that JAX lacks
 
 
 def stated(
@@ -462,14 +462,14 @@ def stated(
     tensors: Sequence[Any],
     results: Sequence[tuple[Sequence[int], Any]],
 ) -> list[Any]:
-    """Return what an operator gives that is no primitive of JAX's: it is traced as one, and read as it says itself.
+    """Return the results of an operator that is not a JAX primitive: it is traced as one, and read by its translation.
 
     Args:
         jax: The module.
-        name: Of the operator.
+        name: Name of the operator.
         write: Translates it when the program is read.
-        tensors: What it reads.
-        results: Shape and type of each tensor that it gives.
+        tensors: Its inputs.
+        results: Shape and type of each result.
     """
     shapes = tuple(jax.core.ShapedArray(tuple(shape), jax.numpy.dtype(dtype)) for shape, dtype in results)
     found: list[Any] = _stated_primitive().bind(*tensors, name=name, write=write, results=shapes)

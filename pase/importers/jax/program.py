@@ -1,7 +1,8 @@
-"""`read_program`: a program of JAX's primitives as a trace.
+"""`read_program`: convert a program of JAX primitives to a trace.
 
-Functions within it are read as if written out. So are loops of a known length whose turns have weights of their own;
-other loops are one vertex. Branches are taken where their predicate is known; all else depends on data.
+Inner functions are inlined. Loops of known length are unrolled if their iterations have weights of their own; other
+loops are one vertex. Branches are followed if their predicate is known; other control flow depends on data and is
+rejected.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,9 +33,9 @@ class Read:
     """A program that was read.
 
     Attributes:
-        trace: Of it.
-        sites: Its equations in their places, those within others before these.
-        makers_at: By the name of what a node of the trace writes, the place of the equation that it is of.
+        trace: Its trace.
+        sites: Its equations by place, inner ones before those that contain them.
+        makers_at: Place of the equation of each value that a node of the trace writes, by name.
         returned: Names of the values that it returns.
     """
 
@@ -47,15 +48,15 @@ class Read:
 def read_program(
     name: str, closed: Any, *, leaves: Sequence[Leaf], kept: Sequence[int], entry: str, statistics: Sequence[str]
 ) -> Read:
-    """Return what a program is read as; ModelError where it has control flow that depends on data.
+    """Convert a program to a trace; ModelError where it has control flow that depends on data.
 
     Args:
-        name: of the model.
-        closed: the program, a closed jaxpr.
-        leaves: what its constants are, then its arguments.
-        kept: positions of the results that the model returns.
-        entry: name of the user's function.
-        statistics: names of the constants that are kept from step to step (running means and variances).
+        name: Name of the model.
+        closed: The program, a closed jaxpr.
+        leaves: Leaves for its constants, then its arguments.
+        kept: Positions of the results that the model returns.
+        entry: Name of the user's function.
+        statistics: Names of constants that persist between steps (running means and variances).
     """
     walk = _Walk(leaves, entry)
     results = walk.run(closed.jaxpr, [leaf.value for leaf in leaves], ())
@@ -103,12 +104,12 @@ def values_of(
 
 
 class _Walk(Writer):
-    """Reads programs and what they run, equation by equation.
+    """Reads programs and their inner programs, equation by equation.
 
     Attributes:
-        sites: The equations in their places.
-        num_equations: How many were read.
-        computed: By the name of a value, the equation that computes it, what that reads, and which result it is.
+        sites: The equations by place.
+        num_equations: Number of equations read.
+        computed: For each value, by name, the equation that computes it, its inputs, and the number of the result.
     """
 
     def __init__(self, leaves: Sequence[Leaf], entry: str) -> None:
@@ -119,7 +120,7 @@ class _Walk(Writer):
         self._num_loops = 0
 
     def run(self, jaxpr: Any, inputs: Sequence[Value], outer: tuple[str, ...]) -> list[Value]:
-        """Add the nodes of a program; inputs: of its constants, then of its arguments. Return its results."""
+        """Add the nodes of a program and return its results; inputs: its constants, then its arguments."""
         found: dict[Any, Value] = dict(zip((*jaxpr.constvars, *jaxpr.invars), inputs, strict=True))
 
         def read(variable: Any) -> Value:
@@ -180,9 +181,9 @@ class _Walk(Writer):
         return self._inline(chosen, given, (*outer, *scopes(equation)))
 
     def _scan(self, equation: Any, inputs: list[Value], outer: tuple[str, ...]) -> Sequence[Value]:
-        """Write a loop out where each turn has weights of its own (layers that are stacked), or where it is short.
+        """Unroll a loop whose iterations have weights of their own (stacked layers), or that is short.
 
-        One whose turns read the same weights (a recurrent cell over steps) is one vertex, as is one that is too long.
+        A loop whose iterations share their weights (a recurrent cell over steps), or that is too long, is one vertex.
         """
         params = equation.params
         length, body = int(params["length"]), params["jaxpr"].jaxpr
@@ -194,7 +195,7 @@ class _Walk(Writer):
         size = length * _num_equations(body)
         is_short = size <= (MAX_EQUATIONS if has_own else MAX_EQUATIONS_WITHOUT_WEIGHTS)
         if length == 1 or (is_short and (has_own or not has_shared)):
-            return self._written_out(self.call(equation, inputs, outer), constants, carry, stacked)
+            return self._unrolled(self.call(equation, inputs, outer), constants, carry, stacked)
         call = self.call(equation, inputs, outer)
         flop = length * _product_flop(body)
         cell = _cell_of(stacked, carry, flop)
@@ -208,10 +209,8 @@ class _Walk(Writer):
             _write_loop(call, constants, carry, stacked, flop)
         return call.results
 
-    def _written_out(
-        self, call: JaxCall, constants: list[Value], carry: list[Value], stacked: list[Value]
-    ) -> list[Value]:
-        """Add the nodes of every turn; return the last states, and the rows that turns gave put together."""
+    def _unrolled(self, call: JaxCall, constants: list[Value], carry: list[Value], stacked: list[Value]) -> list[Value]:
+        """Add the nodes of every iteration; return the last states, and the stacked rows of the iterations."""
         params = call.arguments
         num_carry, turns = len(carry), range(int(params["length"]))
         rows: list[list[Value]] = [[] for _ in call.results[num_carry:]]
@@ -233,7 +232,7 @@ class _Walk(Writer):
         return [*carry, *call.results[num_carry:]]
 
     def _row(self, call: JaxCall, value: Value, turn: int) -> Value:
-        """Return the slice of a stacked value that a turn reads."""
+        """Return the slice of a stacked value that an iteration reads."""
         row = call.reshape(call.cut(value, 0, turn), value.shape[1:])
         weight = self.weights.get(value.name)
         if weight is not None:
@@ -245,11 +244,11 @@ class _Walk(Writer):
 
 
 def _write_loop(call: JaxCall, constants: list[Value], carry: list[Value], stacked: list[Value], flop: float) -> None:
-    """Write one vertex for all turns. It can be split along the batch where states and steps have one they share."""
+    """Append one vertex for all iterations, which can be split along a batch dim that states and steps share."""
     num_carry, length = len(carry), int(call.arguments["length"])
     wanted = _read(call.equation)
     batch = _batch([*carry, *(call.results[i] for i in wanted if i < num_carry)], [*stacked, *call.results[num_carry:]])
-    # What is stacked has its batch after the steps; in what is written it comes first, as the states have it.
+    # Stacked inputs have their batch after the steps; in the outputs it comes first, as in the states.
     is_turned = batch is not None and num_carry > 0
     own = []
     for i in wanted:
@@ -267,7 +266,7 @@ def _write_loop(call: JaxCall, constants: list[Value], carry: list[Value], stack
     )
     size = prod(next((value.shape for value in own if value.is_float), (1,)))
     op = ops.Generic(
-        # Turns that hand nothing on stand side by side, as examples do.
+        # Iterations without carried state are independent, like examples.
         passes=((0, 0),) if not num_carry and place else () if batch is None else ((place, 0),),
         flop_per_point=float(length * points) / max(1, size),
         is_index=not any(value.is_float for value in own),
@@ -288,12 +287,12 @@ def _batch(states: Sequence[Value], stacked: Sequence[Value]) -> int | None:
 
 
 def _cell_of(stacked: Sequence[Value], carry: Sequence[Value], flop: float) -> ops.Recurrent | None:
-    """Return the recurrent cell that a loop is; None where it is none.
+    """Return the recurrent cell that a loop represents; None for other loops.
 
     Args:
-        stacked: what each turn reads its slice of, [s, b, d].
-        carry: what turns hand on, [b, units].
-        flop: of the products of all turns: those of the gates of a cell, with an input and a state, if it is one.
+        stacked: Inputs of which each iteration reads a slice, [s, b, d].
+        carry: Carried states, [b, units].
+        flop: FLOP of the products of all iterations; for a cell, those of its gates with an input and a state.
     """
     if len(stacked) != 1 or len(stacked[0].shape) != 3 or not all(v.is_float for v in (*stacked, *carry)):
         return None
@@ -379,27 +378,27 @@ _REFUSED: dict[str, str] = {
         "{} runs code outside of the program, which cannot be looked into; import the function without it",
     ),
 }
-"""Primitives that cannot be imported, and why; {}: where they stand."""
+"""Primitives that cannot be imported, and the reasons; {}: their position."""
 
 
 # -- what JAX writes as several primitives, and is one operator: means, products, batch normalisation
 
 
 def recognise(trace: Trace, statistics: Iterable[str]) -> Trace:
-    """Return the trace with such operators as one.
+    """Return the trace with compound operators recognised.
 
     Args:
-        trace: a node for each primitive.
-        statistics: names of the constants that running means and variances are.
+        trace: Trace with a node for each primitive.
+        statistics: Names of the constants that are running means and variances.
     """
     return recover_batch_norm(name_means(order_products(trace)), statistics)
 
 
 def order_products(trace: Trace) -> Trace:
-    """Return the trace with a transposition that alone reads a product as part of that product.
+    """Return the trace with a transposition merged into a product if nothing else reads the product.
 
-    JAX writes the dims of a product in a fixed order and transposes it then, where a function is mapped over a batch or
-    an einsum asks for another one.
+    JAX fixes the order of a product's dims and transposes it afterwards, where a function is mapped over a batch or an
+    einsum has another order.
     """
     nodes: dict[str, Node] = {}
     merged: dict[str, str] = {}
@@ -416,7 +415,7 @@ def order_products(trace: Trace) -> Trace:
 
 
 def _only_read_by(trace: Trace, node: Node) -> Node | None:
-    """Return the node that computes a node's first input, where nothing else reads that."""
+    """Return the node that computes a node's first input, if nothing else reads that."""
     value = node.inputs[0].value
     return None if len(trace.users[value]) != 1 or value in trace.outputs else trace.producer.get(value)
 
@@ -442,8 +441,8 @@ def name_means(trace: Trace) -> Trace:
 def recover_batch_norm(trace: Trace, statistics: Iterable[str]) -> Trace:
     """Return the trace with ``(x - mean) / √(variance + ε) · scale + shift`` as one operator.
 
-    statistics: names of the constants that the mean and the variance are; what is trained with is that operator, which
-    computes them of the batch.
+    statistics: names of the constants that the mean and the variance are. Training uses that operator, which computes
+    them from the batch.
     """
     kept = frozenset(statistics)
     if not kept:
@@ -461,7 +460,7 @@ def recover_batch_norm(trace: Trace, statistics: Iterable[str]) -> Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sources:
-    """What a value is computed of: leaves, and the functions on the way."""
+    """What a value depends on: leaves, and the functions in between."""
 
     leaves: frozenset[str]
     functions: frozenset[str]

@@ -1,13 +1,14 @@
-"""`check_forward`: a function that trains its parameters itself is refused: by what it returns, and how that is made.
+"""`check_forward`: reject functions that train their parameters themselves, by their results and computation.
 
-A step returns the gradients of its parameters, or the parameters that these have changed. That shows in two things:
+A training step returns the gradients of its parameters, or the updated parameters. Two properties identify it:
 
-* a result has the paths and the shapes of the parameters' pytree, or of the greater part of a training state (its
-  parameters, its moments), or the results have all of their shapes in another order;
-* an equation that differentiated in reverse lies behind it: JAX names it "transpose".
+* a result has the paths and the shapes of the parameters' pytree, or of the greater part of a training state
+(parameters,
+  moments), or the results have all of their shapes in another order;
+* the result depends on an equation of reverse-mode differentiation, which JAX names "transpose".
 
-A step that is differentiated by hand lacks the second: it is one where all of the matrices of such a pytree are worked
-out from the inputs.
+A step with hand-written gradients lacks the second: it is recognised if all matrices of such a pytree are computed from
+the inputs.
 """
 
 from collections import Counter
@@ -19,7 +20,7 @@ from pase.errors import ModelError
 from pase.importers.jax.program import programs
 
 _IS_DATA, _IS_REVERSED, _IS_MADE = 1, 2, 4
-"""What lies behind a value, bit by bit: an input, an equation of reverse differentiation, any equation at all."""
+"""Dependencies of a value, as bits: an input, an equation of reverse-mode differentiation, any equation."""
 
 _SHARE = 0.25
 """Of the parameters' values, at least, in a part of their pytree that counts as the parameters of a training state."""
@@ -29,10 +30,18 @@ _Shape = tuple[int, ...]
 
 
 def check_forward(jax: Any, function: str, closed: Any, parameters: Any, num_held: int, result: Any) -> str:
-    """Return a note where a function differentiates something within what it computes, "" otherwise.
+    """Return a note where a function differentiates something within its computation, "" otherwise.
 
-    function: its name. closed: its program, whose first arguments are the parameters, all of those that are held the
-    first num_held. result: what it returns, a pytree of shapes. Raises ModelError where it is a training step.
+    Args:
+        jax: The module.
+        function: Its name.
+        closed: Its program, whose first arguments are the parameters.
+        parameters: The parameters.
+        num_held: Number of the first arguments that are parameters or constants.
+        result: Its result, a pytree of shapes.
+
+    Raises:
+        ModelError: It is a training step.
     """
     trained = _floats(jax, parameters)
     behind = _Behind().of(closed.jaxpr, _given(closed.jaxpr, num_held), is_reversed=False)
@@ -62,7 +71,8 @@ def _trained(
     """Return the parameters whose gradients, or whose next values, are among the results."""
     reversed_ = {path: shape for path, shape in found.items() if kinds[path] & _IS_REVERSED}
     if trained.keys() == {()}:
-        # One array has no pytree to be known by: its shape must not be that of an input, whose gradient it could be.
+        # A single array cannot be recognised by its pytree: its shape must differ from an input, whose gradient it
+        # could be.
         (shape,) = trained.values()
         return [()] if shape in reversed_.values() and shape not in inputs else []
     own = _parts(trained)
@@ -113,13 +123,13 @@ def _given(jaxpr: Any, num_held: int) -> list[int]:
 
 
 class _Behind:
-    """What lies behind the results of programs; one that is called again with the like is not read again."""
+    """Dependencies of the results of programs, cached for repeated calls with equal dependencies."""
 
     def __init__(self) -> None:
         self._read: dict[tuple[int, tuple[int, ...], bool], list[int]] = {}
 
     def of(self, jaxpr: Any, given: Sequence[int], *, is_reversed: bool) -> list[int]:
-        """Return what lies behind each result; given: behind each argument."""
+        """Return the dependencies of each result; given: those of each argument."""
         key = (id(jaxpr), tuple(given), is_reversed)
         if key not in self._read:
             kinds = dict.fromkeys(jaxpr.constvars, _IS_DATA) | dict(zip(jaxpr.invars, given, strict=True))

@@ -1,1 +1,1 @@
-"""Keras models and their files."""
+"""Front end for Keras models and their files."""

@@ -1,7 +1,7 @@
-"""`.keras` files: their configuration, checked name by name and then made into a model without weights.
+"""`.keras` files: their configuration is checked name by name and then converted to a model without weights.
 
-Nothing that a file names is imported, and none of its code is run: every class, wherever in the configuration it
-stands, has to be one that is listed here. Keras never sees the file: it is given a copy of what was checked.
+Nothing that a file names is imported, and none of its code is run: every class anywhere in the configuration must be
+listed here. Keras never opens the file itself, but a copy of the checked contents.
 """
 
 import json
@@ -61,20 +61,20 @@ _SPATIAL = """
     UpSampling*D ZeroPadding*D
 """
 _LAYERS = frozenset(_PLAIN.split()) | {name.replace("*", n) for name in _SPATIAL.split() for n in "123"}
-"""Layers that a file may name: they compute with tensors, and making one reads and allocates nothing."""
+"""Layers that a file may name: they compute with tensors, and their constructors read and allocate nothing."""
 
 _MODELS = ("keras.src.models.functional", "keras.src.models.model", "keras.src.models.sequential")
 _NUMBERS = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)")
 _MAX_DEPTH = 200
 
 _WITHOUT_MODULE = ("layers", "initializers", "regularizers", "constraints", "dtype_policies", "models", "activations")
-"""Where a class is looked for whose module older files leave out."""
+"""Modules in which to find classes without a module, as in older files."""
 
 
 def read_model(keras: Any, path: str) -> Any:
-    """Return the model of a file, its weights left where they are.
+    """Return the model of a file without loading its weights.
 
-    Raises ModelError where the file is no such file, is damaged, or names a class that is not Keras' own.
+    Raises ModelError where the file has another format, is damaged, or names a class that is not part of Keras.
     """
     config = checked_config(keras, path)
     try:
@@ -89,9 +89,9 @@ def read_model(keras: Any, path: str) -> Any:
 
 @contextmanager
 def _sequences_built_once(keras: Any) -> Iterator[None]:
-    """Have Keras build a `Sequential` of a file when all of its layers are there.
+    """Make Keras build a `Sequential` from a file only when all of its layers are present.
 
-    It builds the model anew after each layer that it adds: 600 take minutes.
+    Otherwise it rebuilds the model after each added layer: 600 layers take minutes.
     """
     original = vars(keras.Sequential)["from_config"]
 
@@ -115,11 +115,11 @@ def _sequences_built_once(keras: Any) -> Iterator[None]:
 def read_losses(path: str, notes: list[str]) -> Any:
     """Return the losses that the model of a file was compiled with, as `compile` takes them; None for none.
 
-    They are read as names and numbers: none is made that is not one of `keras.losses` with plain settings.
+    They are read as names and numbers: only classes of `keras.losses` with plain settings are created.
 
     Args:
-        path: of the file.
-        notes: takes what is said of losses that are left out.
+        path: Path of the file.
+        notes: Receives notes about omitted losses.
     """
     compiled = read_config(path).get("compile_config")
     given = compiled.get("loss") if isinstance(compiled, dict) else None
@@ -145,7 +145,7 @@ def read_losses(path: str, notes: list[str]) -> Any:
 
 
 def _known_loss(item: Any) -> Any:
-    """Return the loss that a configuration describes; None where it is not known."""
+    """Return the loss that a configuration describes; None for an unknown one."""
     settings: Any = {}
     if isinstance(item, dict):
         is_own = item.get("module") in ("keras.losses", "builtins", None)
@@ -159,7 +159,7 @@ def _known_loss(item: Any) -> Any:
     if not isinstance(name, str) or not isinstance(settings, dict) or len(settings) > _MAX_SETTINGS:
         return None
     found = import_module("keras.src.losses").ALL_OBJECTS_DICT.get(name)
-    # All but one compute of an output and a target of its shape or without its classes.
+    # All but one compare an output with a target of its shape or without its classes.
     if getattr(found, "__module__", "") != "keras.src.losses.losses" or name.lower() == "ctc":
         return None
     if not isinstance(found, type):
@@ -177,7 +177,7 @@ _MAX_SETTINGS = 20
 
 
 def checked_config(keras: Any, path: str) -> dict[str, Any]:
-    """Return the configuration in a file without what the model was compiled with; ModelError where it is not safe."""
+    """Return the configuration in a file without its compile settings; ModelError where it is unsafe."""
     try:
         config: dict[str, Any] = _without(read_config(path), "compile_config")
     except RecursionError:
@@ -189,9 +189,9 @@ def checked_config(keras: Any, path: str) -> dict[str, Any]:
 
 @contextmanager
 def clean_copy(keras: Any, path: str) -> Iterator[str]:
-    """Yield the path of a copy of a file: the configuration that was checked, and the arrays of its weights.
+    """Yield the path of a copy of a file: the checked configuration, and the arrays of its weights.
 
-    The weights are read by a process of their own, whose death is an error as any other. Raises ModelError.
+    A separate process reads the weights; its crash is reported as an error. Raises ModelError.
     """
     config = checked_config(keras, path)
     with tempfile.TemporaryDirectory(prefix="pase-keras-") as folder:
@@ -216,7 +216,7 @@ _WEIGHTS = "model.weights.h5"
 
 
 def _copy_bytes(stream: Any, target: Any, file_bytes: int) -> None:
-    """Copy what is no larger than an archive can hold that Keras wrote, which does not compress."""
+    """Copy a member if it is not larger than Keras, which does not compress, could have written."""
     left_bytes = 4 * file_bytes
     while data := stream.read(1 << 20):
         left_bytes -= len(data)
@@ -226,7 +226,7 @@ def _copy_bytes(stream: Any, target: Any, file_bytes: int) -> None:
 
 
 def _cause(error: Exception) -> str:
-    """Return the line of a message that tells most: Keras puts what a layer says last."""
+    """Return the most informative line of a message: Keras puts that of the layer last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     mark = "Exception encountered: "
     return next((line.removeprefix(mark) for line in lines if line.startswith(mark)), lines[0])
@@ -245,7 +245,7 @@ def read_config(path: str) -> dict[str, Any]:
         with zipfile.ZipFile(path) as archive:
             entry = archive.getinfo("config.json")
             with archive.open(entry) as stream:
-                # What the archive says of the size is not believed.
+                # The size stated in the archive is not trusted.
                 text = stream.read(_MAX_BYTES + 1)
     except KeyError:
         raise ModelError(f"{path!r} holds no config.json; expected what model.save('model.keras') writes") from None
@@ -269,10 +269,10 @@ def read_config(path: str) -> dict[str, Any]:
 
 
 def _without(item: Any, left_out: str, depth: int = 0) -> Any:
-    """Return a configuration without what a model was compiled with, or without how its layers were built.
+    """Return a configuration without the compile settings, or without the build settings of its layers.
 
-    Layers that are built when they are called have variables of the same names as in the model that was saved. Raises
-    RecursionError where it lies too deep in itself.
+    Layers that are built when they are called have variables of the same names as in the saved model. Raises
+    RecursionError where it is nested too deeply.
     """
     if depth > _MAX_DEPTH:
         raise RecursionError
@@ -329,7 +329,7 @@ _INSTEAD = "write a function that returns the model and name that, as package.mo
 
 
 def _resolved(keras: Any, module: Any, name: str) -> Any:
-    """Return what a module of Keras holds by a name; None where it is no such module. Nothing is imported."""
+    """Return an object of a Keras module by name; None where the module does not exist. Nothing is imported."""
     if module is None:
         found = (getattr(getattr(keras, place), name, None) for place in _WITHOUT_MODULE)
         return next((thing for thing in found if thing is not None), None)

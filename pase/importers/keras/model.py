@@ -1,4 +1,4 @@
-"""Keras models, traced by JAX; `.keras` files, of which the configuration alone is read."""
+"""Keras models, traced by JAX; only the configuration of `.keras` files is read."""
 
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ _FILES = frozenset({".keras", ".h5", ".hdf5"})
 
 
 class KerasFrontEnd:
-    """Takes a model, (model, its inputs) where it has never been called, and `.keras` files."""
+    """Accepts a model, (model, its inputs) if it has never been called, and `.keras` files."""
 
     package = "keras"
     extra = "keras"
@@ -45,14 +45,14 @@ class KerasFrontEnd:
 
     @contextmanager
     def without_weights(self) -> Iterator[None]:
-        """Return a context in which variables have shapes alone."""
+        """Return a context in which variables have only shapes."""
         keras = keras_module()
         global_state = import_module("keras.src.backend.common.global_state")
         kept = list(global_state.get_global_attribute("uninitialized_variables") or [])
         compiled = keras.Model.compile
 
         def compile_with_values(model: Any, *arguments: Any, **keywords: Any) -> Any:
-            # An optimiser's own variables (its rate) need their values at once.
+            # An optimiser's own variables (its rate) need their values immediately.
             scope = global_state.get_global_attribute("stateless_scope")
             global_state.set_global_attribute("stateless_scope", None)
             try:
@@ -71,7 +71,7 @@ class KerasFrontEnd:
 
 
 def keras_module() -> Any:
-    """Return Keras; MissingExtraError where it, or the backend that it is set to, is not installed."""
+    """Return Keras; MissingExtraError where it, or its configured backend, is not installed."""
     try:
         return framework("keras", "keras")
     except ModuleNotFoundError as error:
@@ -84,7 +84,13 @@ def keras_module() -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
-    """A model. inputs: what it is called with, where that is told; losses: as `compile` takes them; notes: of these."""
+    """A model to trace.
+
+    Attributes:
+        inputs: Inputs to call it with, if known.
+        losses: As `compile` takes them.
+        notes: Notes about the losses.
+    """
 
     model: Any
     inputs: Any
@@ -140,7 +146,7 @@ class _Followed:
 
 
 def _follow(keras: Any, opened: _Opened, *, batch: int | None, arguments: Mapping[str, Scalar]) -> _Followed:
-    """Return a model as a function of its variables and its inputs, the targets of its losses behind them."""
+    """Return a model as a function of its variables and its inputs, followed by the targets of its losses."""
     jax, model, notes = framework("jax", "keras"), opened.model, list(opened.notes)
     found = specifications(keras, model, opened.inputs, batch=batch, arguments=arguments, notes=notes)
     inputs = keras.tree.flatten(found)
@@ -151,7 +157,7 @@ def _follow(keras: Any, opened: _Opened, *, batch: int | None, arguments: Mappin
             import_module("keras.src.backend.jax").compute_output_spec(model, found)
     names, trained = Names("~"), trained_of(model)
     kept = {id(variable) for variable in trained}
-    # Long whole numbers, which JAX has only where it is told to, count what was seen.
+    # 64-bit integers, which JAX only supports if enabled, are counters of seen examples.
     rest = [v for v in model.weights if id(v) not in kept and not str(v.dtype).endswith("int64")]
     parts = (trained, rest)
     parameters, others = ({names.new(variable.path): variable for variable in part} for part in parts)
@@ -186,7 +192,7 @@ def _shape(jax: Any, item: Any) -> Any:
 
 @contextmanager
 def _followed_on_jax(following: Following) -> Iterator[None]:
-    """Have a model's code compute with JAX; ModelError where it cannot be followed."""
+    """Make a model's code compute with JAX; ModelError where it cannot be followed."""
     try:
         with following.on_jax():
             yield
@@ -249,7 +255,7 @@ def _with_losses(keras: Any, followed: _Followed, opened: _Opened) -> Source:
 
 
 def _target(jax: Any, function: Any, output: Any) -> Any:
-    """Return the shape of what a loss compares an output with: numbers of classes, or as the output."""
+    """Return the shape of a loss's target: class indices, or the shape of the output."""
     name = str(getattr(function, "__name__", getattr(function, "name", type(function).__name__)))
     is_sparse = any(part in name.lower().replace("_", "") for part in _OF_CLASSES)
     return jax.ShapeDtypeStruct(output.shape[:-1], "int32") if is_sparse else output
@@ -268,19 +274,27 @@ def _notes(trained: Mapping[str, Any], read: Collection[str]) -> list[str]:
     return notes
 
 
-# -- shapes of inputs: what a model was made with, the batch, and what the user says of the rest
+# -- shapes of inputs: those the model was built with, the batch, and the user's arguments for the rest
 
 _BATCH = 32
-"""Examples in a step where nothing tells: what Keras itself trains with by default."""
+"""Default number of examples in a step: Keras's default for training."""
 
 
 def specifications(
     keras: Any, model: Any, inputs: Any, *, batch: int | None, arguments: Mapping[str, Scalar], notes: list[str]
 ) -> Any:
-    """Return the inputs of a model as tensors of Keras with a name, in the structure in which it is called.
+    """Return the inputs of a model as named Keras tensors, in the structure in which it is called.
 
-    inputs: tensors or arrays, where the model was never called. arguments: shapes without the batch, by the input's
-    name, or of the only one as "shape". notes: takes what was assumed. Raises ModelError where a dim has no value.
+    Args:
+        keras: The module.
+        model: The model.
+        inputs: Tensors or arrays, if the model was never called.
+        batch: Examples in a step.
+        arguments: Shapes without the batch, by the input's name, or as "shape" for a single input.
+        notes: Receives assumptions.
+
+    Raises:
+        ModelError: A dim has no value.
     """
     given = _given(keras, model, inputs, arguments)
     flat = keras.tree.flatten(given)
@@ -334,7 +348,7 @@ def _given(keras: Any, model: Any, inputs: Any, arguments: Mapping[str, Scalar])
 
 
 def _name(tensor: Any) -> str:
-    """Return the name of an input: that of its layer, which a file keeps."""
+    """Return the name of an input: that of its layer, which a file preserves."""
     history = getattr(tensor, "_keras_history", None)
     layer = getattr(history, "operation", None)
     return str(layer.name if layer is not None else tensor.name)
@@ -396,11 +410,16 @@ def read_weights(
     batch: int | None = None,
     arguments: Mapping[str, Scalar] | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """Return the values that weights, statistics, and what follows from these have in a model's trace.
+    """Return the values of weights, statistics, and values derived from these in a model's trace.
 
-    source: a model, (model, inputs), or a `.keras` file; names: of the values, by default of all that it holds; with
-    the other arguments as for its trace. Raises ModelError where the file's weights are damaged or not those of its
-    configuration, or where a model has none.
+    Args:
+        source: A model, (model, inputs), or a `.keras` file.
+        names: Names of the values; default: all.
+        batch: As for the trace.
+        arguments: As for the trace.
+
+    Raises:
+        ModelError: The file's weights are damaged or do not match its configuration, or a model has none.
     """
     keras = keras_module()
     opened = _opened(keras, load_with_weights(source) if isinstance(source, str) else source)

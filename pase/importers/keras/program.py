@@ -1,8 +1,8 @@
-"""A Keras model as a function that JAX traces, whatever backend Keras runs on.
+"""Convert a Keras model to a function that JAX traces, independent of the backend that Keras runs on.
 
-While a model is traced, what Keras computes with is its backend for JAX. What JAX would take apart into many
-primitives, or leave out, is stated as one operator instead: activations, attention, batch normalisation, dropout,
-recurrent layers, and layers whose own code cannot be followed.
+While a model is traced, Keras computes with its JAX backend. Computations that JAX would decompose into many
+primitives, or omit, are traced as one operator: activations, attention, batch normalisation, dropout, recurrent layers,
+and layers whose own code cannot be followed.
 """
 
 import re
@@ -27,7 +27,7 @@ _MARK = re.compile(r"\bkeras(\d+)\b")
 """The scope of a call."""
 
 _Place = tuple[Any, str, Any]
-"""An owner, the name of its attribute, and what stands there for a while."""
+"""An owner, the name of its attribute, and the temporary replacement."""
 
 _TRACING = threading.RLock()
 """Held while Keras computes with JAX, of which there is one in a process: other threads' models wait."""
@@ -46,15 +46,15 @@ def trained_of(layer: Any) -> list[Any]:
 
 @dataclass(kw_only=True)
 class Following:
-    """How a model's code is followed.
+    """State of tracing a model's code.
 
     Attributes:
         keras: The module.
         jax: The module.
-        model: Of Keras.
-        num_operations: Of the model's own that were called: its layers, not those in them.
-        notes: What could not be followed, and why.
-        is_long: Whether numbers are of 64 bits.
+        model: The Keras model.
+        num_operations: Number of calls of the model's own operations: its layers, not those inside of them.
+        notes: Parts that could not be followed, and why.
+        is_long: Whether numbers have 64 bits.
     """
 
     keras: Any
@@ -68,7 +68,7 @@ class Following:
     _paths: list[str] = field(default_factory=list)
 
     def scope(self, scope: str) -> str:
-        """Return the path of the layer that a scope of JAX's program is of, and what is beyond it."""
+        """Return the path of the layer of a scope in JAX's program, and the remaining scope."""
         marks = list(_MARK.finditer(scope))
         path = self._paths[int(marks[-1].group(1))] if marks else ""
         beyond = scope[marks[-1].end() :] if marks else scope
@@ -76,7 +76,7 @@ class Following:
 
     @contextmanager
     def on_jax(self) -> Iterator[None]:
-        """Have Keras compute with JAX, and its layers be called as they are followed here, in all threads."""
+        """Make Keras compute with JAX, with the replacements defined here, in all threads."""
         _leave_out_frames(
             *(str(Path(file).parent) for file in (self.keras.__file__, __file__, stated.__code__.co_filename))
         )
@@ -91,7 +91,7 @@ class Following:
                 config.enable_traceback_filtering()
 
     def _backend(self) -> Iterator[_Place]:
-        """Yield what stands in for the backend that Keras was imported with; nothing where that is JAX."""
+        """Yield the replacements of the backend that Keras was imported with; nothing if that is JAX."""
         if self.keras.backend.backend() == "jax":
             return
         current, ours = import_module("keras.src.backend"), import_module("keras.src.backend.jax")
@@ -99,7 +99,7 @@ class Following:
         readers = [m for name, m in sys.modules.items() if name.startswith("keras.src.") and not name.startswith(own)]
         for name, value in vars(ours).items():
             old = getattr(current, name, None)
-            # Variables stay what they are: while a model is traced, their values are JAX's.
+            # Variables are not replaced: while a model is traced, their values are JAX's.
             if not name.startswith("__") and name != "Variable" and old is not None:
                 yield from ((module, name, value) for module in readers if vars(module).get(name) is old)
         yield import_module("keras.src.backend.config"), "_BACKEND", "jax"
@@ -122,7 +122,7 @@ class Following:
                 yield layer, "unroll", False
 
     def _functions(self) -> Iterator[_Place]:
-        """Yield what stands in for functions of the backend, and for what layers do when they are called."""
+        """Yield the replacements of backend functions, and of layers' calls."""
         backend, layers = import_module("keras.src.backend.jax"), self.keras.layers
         for name, numbers in _ACTIVATIONS.items():
             yield backend.nn, name, self._activation(name, numbers)
@@ -134,7 +134,7 @@ class Following:
         for name in ("adaptive_average_pool", "adaptive_max_pool"):
             yield backend.nn, name, self._adaptive_pool(name)
         yield backend.image, "resize", self._resize
-        # Nothing is drawn in tests, nor is a seed, which other backends have in another type.
+        # Nothing is drawn at inference, and neither is a seed, which other backends have in another type.
         yield backend.random, "jax_draw_seed", lambda _: self.jax.numpy.zeros(2, "uint32")
         for place in (backend.core, import_module("keras.src.backend"), import_module("keras.src.ops")):
             yield place, "cond", self._either
@@ -149,7 +149,7 @@ class Following:
     # -- calls of layers
 
     def _calls(self) -> Iterator[_Place]:
-        """Yield what is called in place of an operation: it is counted, named, and one operator if it must be."""
+        """Yield the replacement of an operation's call: it is counted, named, and made one operator if required."""
         called = self.keras.Operation.__call__
 
         def call(operation: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -201,7 +201,7 @@ class Following:
     def _is_tensor(self, item: Any) -> bool:
         return isinstance(item, self.jax.Array | self.keras.Variable)
 
-    # -- what is one operator
+    # -- operations that are one operator
 
     def _stated(
         self,
@@ -311,7 +311,7 @@ class Following:
         return self.keras.tree.map_structure(lambda x, y: numpy.where(which, x, y), true(), false())
 
     def _normalised(self, name: str, layer: Any, x: Any, **_: Any) -> Any:
-        """Return a tensor as a layer normalises it by its own moments, whatever it keeps of them."""
+        """Return a tensor normalised by its own moments, ignoring a layer's running statistics."""
         kind, rank = name.lower(), x.ndim
         channels = places(layer.axis, rank)
         over: Sequence[int] = channels
@@ -329,7 +329,7 @@ class Following:
                 over, details["groups"] = sorted((*over, *channels)), layer.groups
         elif getattr(layer, "rms_scaling", False):
             kind = "rms"
-        # That which normalises by the mean square alone calls its one weight otherwise.
+        # The layer that normalises by the mean square only has another name for its weight.
         weights = [getattr(layer, "gamma", layer.scale), getattr(layer, "beta", None)]
         scales, shifts = ([variable] if variable is not None else [] for variable in weights)
 
@@ -374,7 +374,7 @@ class Following:
         return recurrent
 
     def _bidirectional(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return both directions as one where they are put end to end, else as two and what brings them together."""
+        """Return both directions as one operator if they are concatenated, otherwise as two with their merge."""
 
         def bidirectional(layer: Any, x: Any, initial_state: Any = None, **more: Any) -> Any:
             cells = [*_cells(layer.forward_layer), *_cells(layer.backward_layer)]
@@ -423,7 +423,7 @@ class Following:
         return found, last
 
     def _time_distributed(self, layer: Any, x: Any, training: Any = None, mask: Any = None) -> Any:
-        """Return what a layer gives that is applied to each step: the steps are examples to it."""
+        """Return the result of applying a layer to each step, with steps treated as examples."""
         inner, lead = layer.layer, x.shape[:2]
         if is_keras(inner) and type(inner).__name__ in _ALONG_LAST:
             return inner(x)
@@ -433,7 +433,7 @@ class Following:
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that is a method wherever it stands in a class."""
+    """Return a function that acts as a method when it is a class attribute."""
     return lambda *arguments, **keywords: function(*arguments, **keywords)
 
 
@@ -465,7 +465,7 @@ def _array(x: Any) -> Any:
 
 @contextmanager
 def _replaced(places: Iterable[_Place]) -> Iterator[None]:
-    """Have other things stand in some places."""
+    """Temporarily replace attributes."""
     kept: list[tuple[Any, str, bool, Any]] = []
     try:
         for owner, name, value in tuple(places):
@@ -490,7 +490,7 @@ def _leave_out_frames(*files: str) -> None:
 
 
 _CLIPPED = (1e-7, 1.0 - 1e-7)
-"""What Keras keeps probabilities between before it takes their logarithm."""
+"""Range to which Keras clips probabilities before taking their logarithm."""
 
 _CELLS = {
     "LSTM": "lstm",
@@ -503,7 +503,7 @@ _CELLS = {
 _STATES = {"lstm": 2, "gru": 1, "rnn": 1}
 
 _ALONG_LAST = frozenset({"Dense", "Activation", "Dropout", "ReLU", "LeakyReLU", "ELU", "Identity", "Embedding"})
-"""Layers to which dims before the last one are all alike."""
+"""Layers that treat all dims before the last one as batch dims."""
 
 _ACTIVATIONS: dict[str, tuple[float, ...]] = {
     **dict.fromkeys(("gelu", "hard_shrink", "hard_silu", "log_sigmoid", "relu6", "selu", "silu"), ()),

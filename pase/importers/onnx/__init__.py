@@ -1,1 +1,1 @@
-"""ONNX files."""
+"""Front end for ONNX files."""

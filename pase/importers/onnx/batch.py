@@ -1,8 +1,8 @@
-"""The batch of a model: shapes of its inputs with one that is given, and operators into which another one is written.
+"""The batch of a model: input shapes for a given batch, and operators that contain the exported batch size.
 
-Dims that the file leaves open are what the user gives. An exporter may have written the batch that it saw into the
-targets of reshapes and the like: with the shapes of the exported batch at hand (the reference), a dim of an input that
-has grown with the batch must be found again in the output; where the stored target does not let it, it is changed.
+Dims that the file leaves open are given by the user. An exporter may have written the batch size of its example into
+the targets of reshapes and similar operators. Given the shapes with the exported batch (the reference), a dim of an
+input that has grown with the batch must also grow in the output; where the stored target prevents that, it is changed.
 """
 
 import re
@@ -22,9 +22,13 @@ _MAX_EXTENT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputShapes:
-    """shapes: of each input, as it is to be imported. reference: with the batch that was exported, where that differs.
+    """Shapes of a model's inputs.
 
-    old_batch: of the reference. notes: what was assumed.
+    Attributes:
+        shapes: Shape of each input to import.
+        reference: Shapes with the exported batch, if that differs.
+        old_batch: Batch of the reference.
+        notes: Assumptions.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -37,9 +41,14 @@ class InputShapes:
 def input_shapes(model: OnnxModel, *, batch: int | None, arguments: Mapping[str, Scalar]) -> InputShapes:
     """Return the shapes of a model's inputs.
 
-    batch: in place of the batch dim: the one that is named so, else the leading one of every input that has the first
-    input's. arguments: extents by the name of a dim ("sequence"), or of an input's dim by its position ("tokens.1").
-    Raises ModelError where a dim has no extent.
+    Args:
+        model: The model.
+        batch: Replaces the batch dim: the one with that name, otherwise the leading one of every input that has the
+            first input's.
+        arguments: Extents by the name of a dim ("sequence"), or of an input's dim by its position ("tokens.1").
+
+    Raises:
+        ModelError: A dim has no extent.
     """
     values = _extents(model.inputs, arguments)
     if batch is None:
@@ -64,7 +73,7 @@ def input_shapes(model: OnnxModel, *, batch: int | None, arguments: Mapping[str,
 
 
 def _without_batch(inputs: tuple[Declared, ...], values: Mapping[str, int]) -> InputShapes:
-    """Return the shapes as they are; a fixed dim that an argument changes, and no other, is treated as the batch is."""
+    """Return the shapes unchanged; a single fixed dim that an argument changes is treated as the batch."""
     shapes = {d.name: _shape(d, values, {}) for d in inputs}
     changed = {
         (dim, shapes[d.name][i])
@@ -97,7 +106,7 @@ def _batch_places(inputs: tuple[Declared, ...]) -> frozenset[tuple[str, int]]:
 
 
 def _extents(inputs: tuple[Declared, ...], arguments: Mapping[str, Scalar]) -> dict[str, int]:
-    """Return the arguments as whole numbers; ModelError where one is none, or names no dim."""
+    """Return the arguments as integers; ModelError where one is not an integer, or names no dim."""
     symbols = {part for d in inputs for dim in d.dims if isinstance(dim, str) for part in (dim, *_terms(dim))}
     positions = {f"{d.name}.{i}" for d in inputs for i in range(len(d.dims))}
     found = {}
@@ -137,7 +146,7 @@ def _extent(d: Declared, i: int, values: Mapping[str, int], batch: Mapping[tuple
 
 
 def _terms(dim: str) -> tuple[str, ...]:
-    """Return what a dim such as "past + current" is the sum of."""
+    """Return the terms of a dim such as "past + current"."""
     return tuple(term.strip() for term in dim.split("+"))
 
 
@@ -160,10 +169,11 @@ TARGETS: Mapping[str, int] = {"Reshape": 1, "Expand": 1, "Resize": 3}
 
 @dataclass(frozen=True, kw_only=True)
 class Rebatch:
-    """What is known of the exported batch, the old one, for a model with a new one.
+    """The exported (old) batch of a model with a new one.
 
-    values, constants: with the exported batch. outside: what comes before the batch in the dim of a tensor that has it,
-    where that is more than one element.
+    Attributes:
+        values, constants: Those with the exported batch.
+        outside: Factor before the batch in the dim of a tensor that contains it, where it is above 1.
     """
 
     values: Mapping[str, Value]
@@ -173,13 +183,13 @@ class Rebatch:
     outside: dict[str, int] = field(default_factory=dict)
 
     def target(self, operator: str, x: Value, output: str, target: Shape) -> Shape:
-        """Return a target with the new batch; the stored one where the exported batch is not written into it.
+        """Return a target with the new batch; the stored one where it does not contain the exported batch.
 
         Args:
             operator: "Reshape", "Expand" or "Resize".
             x: Its input with the new batch.
             output: Name of its output.
-            target: The stored one.
+            target: The stored target.
         """
         place = self._grown(x)
         if operator == "Expand":
@@ -196,12 +206,12 @@ class Rebatch:
             if prod(x.shape[i] if extent == 0 else extent for i, extent in enumerate(target)) == prod(x.shape):
                 return target
         elif place or self.outside.get(x.name, 1) > 1:
-            # What is left open takes the batch up.
+            # An open dim absorbs the batch.
             return target
         return with_extent(target, dim, target[dim] // self.old * self.new)
 
     def _grown(self, now: Value) -> int | None:
-        """Return the dim that has grown with the batch; None where it is none, or not one alone."""
+        """Return the dim that has grown with the batch; None where there is no such dim, or several."""
         then = self.values[now.name].shape
         if len(now.shape) != len(then):
             return None
@@ -210,14 +220,14 @@ class Rebatch:
         return changed[0] if alone else None
 
     def _before(self, name: str, place: int) -> int:
-        """Return how many elements come before the batch, which lies in a dim, with the exported one; row-major."""
+        """Return the number of elements before the batch within a dim, with the exported batch; row-major."""
         return prod(self.values[name].shape[:place]) * self.outside.get(name, 1)
 
     def _batch_dim(self, name: str, place: int, result: Shape, rank: int) -> int | None:
-        """Return the dim of a reshape's result that the batch is in.
+        """Return the dim of a reshape's result that contains the batch.
 
-        It is the leading one if the batch was leading in the input. Else it is the one whose elements take the batch
-        in; a batch of one leaves that open, so that a dim of one element is preferred there, then what keeps the number
+        It is the leading one if the batch was leading in the input. Otherwise it is the one whose elements contain the
+        batch. A batch of 1 leaves that open: dims of extent 1 are then preferred, then results that preserve the number
         of dims.
         """
         if place == 0 and self.outside.get(name, 1) == 1:

@@ -1,8 +1,8 @@
 """ONNX models: files, whose weights are not read, and onnx.ModelProto objects; their operators, with shapes.
 
-`Walk` sees every operator of a model with the shapes of its tensors: those of ONNX's own inference of that operator, as
-the file declares them, or as is known here of onnxruntime's operators; what depends on shapes alone is computed by
-ONNX's reference evaluator.
+`Walk` visits every operator of a model with the shapes of its tensors. These come from ONNX's own inference, from
+declarations in the file, or from rules for onnxruntime's operators here. Values that depend only on shapes are computed
+by ONNX's reference evaluator.
 """
 
 import sys
@@ -36,7 +36,7 @@ from pase.importers.onnx.model import (
 from pase.importers.onnx.operators import DOMAINS, OnnxCall
 
 UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError, RuntimeError)
-"""What is raised where attributes, inputs and shapes do not fit together, or take more memory than there is."""
+"""Errors for attributes, inputs and shapes that do not fit together, or exceed the memory."""
 
 _FOLDED = """
     Abs Add And Cast Ceil Concat Constant ConstantOfShape Cos CumSum Div Equal Exp Expand Floor Gather Greater
@@ -44,10 +44,10 @@ _FOLDED = """
     ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Reshape Round Sign Sin Slice Split Sqrt Squeeze Sub Sum Tanh
     Tile Transpose Trilu Unsqueeze Where Xor
 """
-"""Operators that are worked out where all inputs are constants, as shapes and positions are."""
+"""Operators that are evaluated where all inputs are constants, such as shapes and positions."""
 
 MAX_ELEMENTS = 1 << 16
-"""Of a constant that is worked out; larger ones have shapes alone."""
+"""Maximum number of elements of an evaluated constant; larger ones only have shapes."""
 
 
 # -- a model's operators, in order
@@ -75,11 +75,11 @@ class Walk:
     """A model's operators with the shapes that follow from those of its inputs.
 
     Attributes:
-        calls: In order, without what was worked out.
+        calls: Operators in order, without the evaluated ones.
         values: All tensors by name.
-        constants: Those whose values are known.
-        outputs: Of the model.
-        changes: What was changed for another batch, in words.
+        constants: Tensors with known values.
+        outputs: Outputs of the model.
+        changes: Changes for another batch, in words.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class Walk:
         """Walk a model.
 
         Args:
-            model: As it is in the file.
-            shapes: Of its inputs.
-            trained: Names of the weights, which are no constants even where their values are known.
+            model: The model, as in the file.
+            shapes: Shapes of its inputs.
+            trained: Names of the weights, which are not constants even if their values are known.
             native: Infers shapes.
-            rebatch: Of a walk with the exported batch, for one with another.
+            rebatch: The walk with the exported batch, for one with another batch.
 
         Raises:
-            ModelError: For control flow, for quantised models and where a shape depends on values.
+            ModelError: The model has control flow, is quantised, or a shape depends on values.
         """
         self._model, self._trained, self._native, self._rebatch = model, trained, native, rebatch
         self._newest = framework("onnx.defs", "onnx").onnx_opset_version()
@@ -124,7 +124,7 @@ class Walk:
     # -- tensors
 
     def _define(self, name: str, shape: Sequence[int], dtype: str, array: Array | None = None) -> Value:
-        """Add a tensor, perhaps with its values; ModelError where there is one of its name, or its shape is none."""
+        """Add a tensor, optionally with values; ModelError for a duplicate name or an invalid shape."""
         value = Value(name=name, shape=tuple(shape), dtype=dtype)
         if name in self.values:
             raise ModelError(f"two tensors are named {name!r}; the file is damaged")
@@ -146,7 +146,7 @@ class Walk:
     # -- operators
 
     def _graph(self, graph: Any, scope: Mapping[str, str]) -> None:
-        """Walk a graph. scope: names of its own tensors, and those that they have here."""
+        """Walk a graph; scope: maps names in it to names of tensors here."""
         for tensor in graph.initializer:
             name = scope.get(tensor.name, str(tensor.name))
             self._define(name, tensor.dims, dtype_name(tensor.data_type), values_of(tensor))
@@ -157,7 +157,7 @@ class Walk:
             self._node(node, scope)
 
     def _node(self, node: Any, scope: Mapping[str, str]) -> None:
-        """Walk an operator: work it out, or add it with the shapes of its results."""
+        """Walk an operator: evaluate it, or add it with the shapes of its results."""
         self._count += 1
         operator, domain = str(node.op_type), plain_domain(node.domain)
         name = str(node.name) or next((str(output) for output in node.output if output), f"{operator}_{self._count}")
@@ -212,7 +212,7 @@ class Walk:
         self.calls.append(replace(call, outputs=tuple(found)))
 
     def _is_worked_out(self, call: OnnxCall, node: Any, inputs: list[str], outputs: list[str]) -> bool:
-        """Define the results of one of ONNX's own operators where they are known now; return whether they are."""
+        """Evaluate one of ONNX's own operators if possible; return whether its results are defined."""
         stored = {name: values_of(value) for name, value in call.arguments.items() if _is_tensor(value)}
         value: Any = call.arguments.get("value")
         given = [call.known.get(i) for i in inputs]
@@ -222,7 +222,7 @@ class Walk:
                 self._define(outputs[0], value.dims, dtype_name(value.data_type), stored["value"])
                 return True
             case "ConstantOfShape" if outputs and outputs[0] in self._trained and given[0] is not None:
-                # It stands for a weight.
+                # It represents a weight.
                 dtype = dtype_name(value.data_type) if _is_tensor(value) else "float32"
                 self._define(outputs[0], [int(extent) for extent in given[0].ravel()], dtype)
                 return True
@@ -241,9 +241,9 @@ class Walk:
     def _folded(
         self, call: OnnxCall, node: Any, given: Sequence[Array | None], outputs: Sequence[str]
     ) -> list[Array] | None:
-        """Return what an operator gives of its inputs' values; None where that is large, or no numbers.
+        """Return the results of an operator for constant inputs; None where they are large, or not numbers.
 
-        How large it is, is inferred before; a dim that is not known then, of NonZero, is no longer than the input.
+        The size is inferred first; the only unknown dim, of NonZero, is at most that of the input.
         """
         types = self._inferred(call, node, outputs)
         shapes = [dims for output in outputs if (dims := types.get(output, (None, ""))[0]) is not None]
@@ -268,7 +268,7 @@ class Walk:
         evaluator = reference.ReferenceEvaluator(graph, opsets={"": min(call.opset, self._newest)})
         feeds = {name: array for name, array in zip(names, given, strict=True) if array is not None}
         values = zip(evaluator.run(None, feeds), shapes, strict=True)
-        # The evaluator's Squeeze of old opsets leaves dims where no axes are told.
+        # The evaluator's Squeeze of old opsets keeps dims where no axes are given.
         found = [
             np.asarray(value) if None in dims else np.reshape(value, [extent or 0 for extent in dims])
             for value, dims in values
@@ -283,7 +283,7 @@ class Walk:
         found: list[Value | None] = []
         for position, output in enumerate(outputs):
             dims, dtype = types.get(output, (None, ""))
-            # What nobody reads need not be known: dropout's mask, running statistics of the training mode.
+            # Results without readers may be unknown: dropout's mask, running statistics in training mode.
             is_left_out = not output or (position > 0 and output not in self._read and dims is None)
             found.append(None if is_left_out else self._result(call, output, position, dims, dtype))
         if call.name in RESHAPES and found and found[0] is not None:
@@ -321,9 +321,9 @@ class Walk:
         return {name: (_dims(tensor), dtype_name(tensor.elem_type)) for name, tensor in tensors.items()}
 
     def _result(self, call: OnnxCall, output: str, position: int, dims: _Dims | None, dtype: str) -> Value:
-        """Return a result, as inferred, as declared in the file, or as what is known of the operator has it."""
+        """Return a result with its shape as inferred, as declared in the file, or by the rules here."""
         info = self._declared.get(output)
-        told = self._told(info) if info is not None and info.type.tensor_type.HasField("shape") else None
+        told = self._as_declared(info) if info is not None and info.type.tensor_type.HasField("shape") else None
         if told is not None and (dims is None or len(dims) == len(told.shape)):
             known = dims or (None,) * len(told.shape)
             dims = tuple(t if d is None else d for d, t in zip(known, told.shape, strict=True))
@@ -344,7 +344,7 @@ class Walk:
         is_whole = (call.name, position) == ("EmbedLayerNormalization", 1)
         return Value(name=output, shape=shape, dtype=dtype or ("int32" if is_whole else next(floats, "float32")))
 
-    def _told(self, info: Any) -> Value | None:
+    def _as_declared(self, info: Any) -> Value | None:
         """Return a tensor as the file declares it, with the new batch; None where it leaves dims open."""
         found = declared(info)
         dims = [self._extents.get(dim) if isinstance(dim, str) else dim for dim in found.dims]
@@ -414,7 +414,7 @@ class Walk:
         if branch is None or len(branch.output) != len(outputs):
             raise ModelError(f"operator If {name!r} has no usable {wanted}; the file is damaged")
         made = [str(t.name) for t in branch.initializer] + [str(o) for n in branch.node for o in n.output if o]
-        # Two branches may have used a name each: then those of the second are told apart by the operator's.
+        # Two branches may use equal names: those of the second are prefixed with the operator's name.
         inner = {**scope, **{own: f"{name}/{own}" if own in self.values else own for own in made}}
         self._read |= {inner.get(read, read) for read in _names_read(branch)}
         self._graph(branch, inner)
@@ -429,13 +429,13 @@ class Walk:
 
 
 def _dims(tensor: Any) -> _Dims | None:
-    """Return the dims of a TypeProto.Tensor, None for those that are left open; None where it has no shape."""
+    """Return the dims of a TypeProto.Tensor, with None for open ones; None where it has no shape."""
     dims = (int(dim.dim_value) if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
     return tuple(dims) if tensor.HasField("shape") else None
 
 
 def _shape_of_result(call: OnnxCall, position: int) -> Shape | None:
-    """Return the shape of a result that ONNX infers none of: of onnxruntime's operators, and of two of its own."""
+    """Return the shape of a result that ONNX cannot infer: of onnxruntime's operators, and of two of its own."""
     try:
         match call.name, position:
             case "Attention", 0:
@@ -456,7 +456,7 @@ def _shape_of_result(call: OnnxCall, position: int) -> Shape | None:
                 return call.x.shape
         return call.x.shape if position == 0 and call.name in _LIKE_FIRST.split() else None
     except (ValueError, IndexError, TypeError):
-        # An input is left out, or is not as it has to be.
+        # An input is omitted or invalid.
         return None
 
 
@@ -517,15 +517,15 @@ class OnnxFrontEnd(FrontEnd):
 def trace_onnx(model: OnnxModel, *, batch: int | None = None, arguments: Mapping[str, Scalar] | None = None) -> Trace:
     """Return the trace of a model with the given batch.
 
-    arguments: extents of dims that the file leaves open, by name. Stored floats of more than one element are
-    parameters unless they are states (running statistics) or meet only positions; single ones are constants unless an
-    operator has nothing but weights there.
+    arguments: extents of open dims, by name. Stored floats of more than one element are parameters unless they are
+    states (running statistics) or are only combined with positions; scalars are constants unless an operator has only
+    weights in that place.
     """
     shapes = input_shapes(model, batch=batch, arguments=arguments or {})
     weights = trained(model.graph)
     with native() as process:
         walked = _walked(model, shapes, weights, process)
-    notes = [*shapes.notes, *_told(walked.changes)]
+    notes = [*shapes.notes, *_change_notes(walked.changes)]
     newest = framework("onnx.defs", "onnx").onnx_opset_version()
     if model.opsets.get("", 0) > newest:
         notes.append(
@@ -544,7 +544,7 @@ def _walked(model: OnnxModel, shapes: InputShapes, weights: frozenset[str], proc
     return Walk(model, shapes.shapes, weights, process, rebatch)
 
 
-def _told(changes: list[str]) -> list[str]:
+def _change_notes(changes: list[str]) -> list[str]:
     """Return what was changed for the batch, in words."""
     if not changes:
         return []
@@ -587,7 +587,7 @@ def _leaf(name: str, walked: Walk, fed: list[str], weights: frozenset[str]) -> L
 
 
 def _translated(call: OnnxCall) -> list[Step]:
-    """Return the nodes of an operator; one that nothing is known of passes the leading dim through, if any.
+    """Return the nodes of an operator; an unknown one passes the leading dim through, if any.
 
     Raises ModelError where the operator's inputs or attributes do not fit.
     """
@@ -601,7 +601,7 @@ def _translated(call: OnnxCall) -> list[Step]:
 
 
 def _scope(name: str, operator: str) -> str:
-    """Return the layer that a node's name tells: of "/layer1/conv1/Conv_2", the path without the operator."""
+    """Return the layer in a node's name: of "/layer1/conv1/Conv_2", the path without the operator."""
     parts = [part for part in name.split("/") if part]
     if len(parts) > 1 and parts[-1].partition("_")[0] == operator:
         parts = parts[:-1]

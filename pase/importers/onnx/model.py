@@ -1,8 +1,7 @@
-"""What an ONNX model holds: `open_model`, which checks what everything after it relies on; which stored floats are
-trained, and their values, each read when it is asked for.
+"""Open ONNX models: validate them (`open_model`), find which stored floats are trained, and read values on demand.
 
-ONNX tells weights from other constants by nothing but their use. Values lie in the file or in files beside it, of which
-none is opened before a value is asked for."""
+ONNX distinguishes weights from other constants only by their use. Values are stored in the file or in external files,
+none of which is opened before a value is requested."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ from pase.importers.isolated import NativeError, native
 
 MIN_OPSET = 7
 MAX_READ_BYTES = 16 * 1024
-"""Of one tensor: what is larger is a weight, whose values importing does not need; shapes and axes are smaller."""
+"""Limit for one tensor: larger ones are weights, whose values importing does not need; shapes and axes are smaller."""
 
 _MAX_FILE_BYTES = (1 << 31) - 1
 """Of a protocol buffer."""
@@ -32,7 +31,7 @@ _MAX_DEPTH = 100
 """Of messages within messages: that of a file that protocol buffers read."""
 
 _MAX_NODES = 100_000
-"""Of a model whose functions are written out: few lines can stand for any number."""
+"""Limit for a model with its functions inlined, which few lines can expand to any number of nodes."""
 
 _DTYPES: tuple[str, ...] = (
     *("undefined", "float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16"),
@@ -53,7 +52,7 @@ class Declared:
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxModel:
-    """name: of the file. num_operators: of its main graph, before the model's functions were written out."""
+    """An ONNX model; name: of the file. num_operators: of its main graph, before inlining the model's functions."""
 
     name: str
     proto: Any
@@ -71,15 +70,15 @@ class OnnxModel:
 
     @cached_property
     def inputs(self) -> tuple[Declared, ...]:
-        """What the model is fed: inputs that no initialiser gives a value to."""
+        """Inputs of the model without an initialiser."""
         given = {tensor.name for tensor in self.graph.initializer}
         return tuple(declared(info) for info in self.graph.input if info.name not in given)
 
 
 def open_model(source: Any) -> OnnxModel:
-    """Return the model in a file or in an onnx.ModelProto, which is left as it is.
+    """Return the model in a file or in an onnx.ModelProto, which is not modified.
 
-    Raises ModelError where the file is no ONNX model, or one of operators that are too old.
+    Raises ModelError where the file is not an ONNX model, or uses operators that are too old.
     """
     is_file = isinstance(source, str)
     name = Path(source).stem if is_file else source.graph.name or "model"
@@ -89,7 +88,7 @@ def open_model(source: Any) -> OnnxModel:
     _check(proto, name)
     num_operators = len(proto.graph.node)
     if proto.functions:
-        proto = _with_functions_written_out(proto, name)
+        proto = _with_functions_inlined(proto, name)
     return OnnxModel(name=name, proto=proto, num_operators=num_operators)
 
 
@@ -112,7 +111,7 @@ def _read(path: str) -> Any:
 
 
 def declared(info: Any) -> Declared:
-    """Return what a ValueInfoProto declares; ModelError where it is no tensor, or one of unknown rank."""
+    """Return the declaration of a ValueInfoProto; ModelError where it is not a tensor, or has unknown rank."""
     kind = info.type.WhichOneof("value")
     if kind != "tensor_type":
         raise ModelError(f"{info.name!r} is declared as a {kind or 'value of no type'}; only tensors can be imported")
@@ -121,7 +120,7 @@ def declared(info: Any) -> Declared:
         raise ModelError(f"tensor {info.name!r} has no shape; export the model with the shapes of its inputs")
     dims: list[int | str | None] = []
     for dim in tensor.shape.dim:
-        # Exporters write 0, -1, "?" or "unk__12" where they do not know.
+        # Exporters write 0, -1, "?" or "unk__12" for unknown extents.
         extent = int(dim.dim_value) if dim.HasField("dim_value") else 0
         dims.append(extent if extent > 0 else (None if _UNNAMED.fullmatch(dim.dim_param) else str(dim.dim_param)))
     return Declared(name=str(info.name), dims=tuple(dims), dtype=dtype_name(tensor.elem_type))
@@ -147,7 +146,7 @@ def plain_domain(domain: str) -> str:
 
 
 def values_of(tensor: Any) -> "np.ndarray[Any, Any] | None":
-    """Return what a small tensor holds; None where it is large, lies in another file, or does not fit its dims."""
+    """Return the values of a small tensor; None where it is large, external, or inconsistent with its dims."""
     helper, numpy_helper = framework("onnx.helper", "onnx"), framework("onnx.numpy_helper", "onnx")
     try:
         size = prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
@@ -168,7 +167,7 @@ _NAMES = frozenset({"name", "op_type", "domain", "input", "output", "attribute",
 
 
 def _names(message: Any, model: str, depth: int = 0) -> Iterator[Any]:
-    """Yield every name in a message; one that is damaged is bytes. ModelError where messages lie too deep in it."""
+    """Yield every name in a message; damaged ones are bytes. ModelError where messages are nested too deeply."""
     if depth > _MAX_DEPTH:
         raise _damaged(model, f"messages lie more than {_MAX_DEPTH} deep in one another")
     if hasattr(message, "raw_data"):  # whose fields may be large
@@ -192,7 +191,7 @@ def graphs_within(node: Any) -> Iterator[Any]:
 
 
 def _check(proto: Any, name: str) -> None:
-    """Raise ModelError where operators are older than what is known of, or their version is not told."""
+    """Raise ModelError where operators are older than supported, or their version is missing."""
     if not proto.graph.node:
         raise ModelError(f"{name!r} has no operators; expected a model")
     versions = {plain_domain(entry.domain): entry.version for entry in proto.opset_import}
@@ -205,14 +204,14 @@ def _check(proto: Any, name: str) -> None:
         )
 
 
-def _with_functions_written_out(proto: Any, name: str) -> Any:
-    """Return the model with every call of a function of its own replaced by that function's operators."""
+def _with_functions_inlined(proto: Any, name: str) -> Any:
+    """Return the model with every call of a model-local function inlined."""
     onnx = framework("onnx", "onnx")
     stored = list(proto.graph.initializer)
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
     del bare.graph.initializer[:]
-    # Weights stay here: ONNX's own code is told of them what it names them.
+    # Weights stay in this process: ONNX's own code only receives their names.
     bare.graph.initializer.extend(
         onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims) for tensor in stored
     )
@@ -258,7 +257,7 @@ _STATES = _positions(
     ("Attention", {3}),
     ("SoftmaxCrossEntropyLoss NegativeLogLikelihoodLoss", {2}),
 )
-"""Positions at which nothing is trained: running statistics, first states, bounds, masks."""
+"""Input positions that are never trained: running statistics, initial states, bounds, masks."""
 
 _WHOLE_RESULTS = frozenset({"Shape", "Size", "NonZero", "ArgMax", "ArgMin"})
 
@@ -276,16 +275,15 @@ _VIEWS = frozenset(
 """Operators whose results are what their first input is."""
 
 _ON_SCORES = frozenset({"Add", "Sub", "Mul", "Div", "Where", "Cast", "Reshape"})
-"""Operators that lie between the product of queries and keys and the softmax."""
+"""Operators that may occur between the product of queries and keys and the softmax."""
 
 
 def trained(graph: Any) -> frozenset[str]:
     """Return the names of the stored floats that are weights.
 
-    Those are all of more than one element that are not read as states alone (running statistics, a recurrent layer's
-    first state, a mask of attention's scores), or only together with positions and the like (the frequencies of a
-    rotary embedding); and single ones where an operator has nothing but weights, or as the bias of a product of one
-    unit.
+    Floats of more than one element are weights, unless they are read only as states (running statistics, an initial
+    state, a mask of attention scores), or only together with positions (the frequencies of a rotary embedding). Scalars
+    are weights where an operator has only weights, or as the bias of a product with one unit.
     """
     reader = _Reader(graph)
     for node in _nodes(graph):
@@ -294,7 +292,7 @@ def trained(graph: Any) -> frozenset[str]:
 
 
 class _Reader:
-    """Sees operators in order, and how each reads what is stored."""
+    """Visits operators in order, and records how each reads stored tensors."""
 
     def __init__(self, graph: Any) -> None:
         self._stored = {str(name): shape for name, shape in _stored_floats(graph)}
@@ -341,7 +339,7 @@ class _Reader:
         self._follow(node, others, tables, is_table=is_table)
 
     def _follow(self, node: Any, others: list[str], tables: list[str], *, is_table: bool) -> None:
-        """Note what the results are."""
+        """Record the properties of the results."""
         if is_table or node.op_type in _WHOLE_RESULTS:
             self._whole.update(node.output)
         if node.op_type == "MatMul":
@@ -371,9 +369,9 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 
 def _stored(graph: Any) -> Iterator[tuple[str, Any, str]]:
-    """Yield (name, tensor, name of a shape) of what is stored: initialisers, Constants, and what stands for a weight.
+    """Yield (name, tensor, name of a shape) of stored tensors: initialisers, Constants, and filled constants.
 
-    The last is one value (None for 0) filled to a shape that is stored; "" for the others.
+    The last kind is one value (None for 0) filled to a stored shape; the name is "" for the others.
     """
     shapes = {tensor.name for tensor in graph.initializer}
     yield from ((str(tensor.name), tensor, "") for tensor in graph.initializer)
@@ -403,7 +401,7 @@ def _stored_floats(graph: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
 def read_weights(source: Any) -> "OnnxWeights":
     """Return the weights of a model, by the names of its tensors.
 
-    source: a path, or an onnx.ModelProto. No file beside it is read before a weight is asked for.
+    source: a path, or an onnx.ModelProto. External files are only read when a weight is requested.
     """
     folder = Path(source).resolve().parent if isinstance(source, str) else None
     return OnnxWeights(open_model(source).graph, folder)
@@ -412,7 +410,7 @@ def read_weights(source: Any) -> "OnnxWeights":
 class OnnxWeights(Mapping[str, Array]):
     """Stored tensors: initialisers, results of Constant, and of ConstantOfShape with a stored shape.
 
-    Values that lie in other files are read from the model's own folder and those within it alone.
+    External values are only read from the model's own folder and its subfolders.
     """
 
     def __init__(self, graph: Any, folder: Path | None) -> None:
@@ -435,7 +433,7 @@ class OnnxWeights(Mapping[str, Array]):
             raise ModelError(f"the values of {name!r} lie in another file; give the path of the model, not its object")
         try:
             return np.asarray(framework("onnx.numpy_helper", "onnx").to_array(tensor, str(self._folder)))
-        except Exception as error:  # of ONNX's C++, which opens files beside the model's, too
+        except Exception as error:  # of ONNX's C++, which opens external files, too
             raise ModelError(
                 f"the values of {name!r} cannot be read: {error}; fetch or export the model again, with its files"
             ) from error

@@ -1,6 +1,4 @@
-"""`OnnxCall`, an operator of an ONNX model; how each is told in the vocabulary: functions of points, along dims, what
-moves elements, products and windows.
-"""
+"""`OnnxCall`, an operator of an ONNX model; and the translations of all operators to the common vocabulary."""
 
 from dataclasses import dataclass, replace
 from math import inf, prod
@@ -17,8 +15,11 @@ from pase.importers.ir.trace import Piece, Step, Use, Value
 class OnnxCall(Call):
     """An operator of the model. Its arguments are its attributes: numbers, texts, tuples of them, stored tensors.
 
-    domain: of the operator, "" for ONNX's own. node: its name in the model. opset: of the domain. read: results that
-    are read.
+    Attributes:
+        domain: Domain of the operator, "" for ONNX's own.
+        node: Its name in the model.
+        opset: Version of the domain.
+        read: Results that are read.
     """
 
     domain: str
@@ -33,19 +34,19 @@ class OnnxCall(Call):
 
     @property
     def result(self) -> Value:
-        """The first result; ValueError where it is left out."""
+        """First result; ValueError where it is omitted."""
         found = self.outputs[0] if self.outputs else None
         if found is None:
             raise ValueError(f"{self.name} has no first result")
         return found
 
     def further(self, position: int) -> Value | None:
-        """Return a result; None where nobody reads it."""
+        """Return a result; None where it is not read."""
         found = self.outputs[position] if position < len(self.outputs) else None
         return found if found is not None and found.name in self.read else None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return an attribute; TypeError where it is of another type than its default."""
+        """Return an attribute; TypeError where its type differs from its default's."""
         found = self.arguments.get(name, default)
         expected = int | float if isinstance(default, float) else type(default)
         if default is not None and not isinstance(found, expected):
@@ -54,7 +55,7 @@ class OnnxCall(Call):
         return found
 
     def wholes(self, name: str, position: int | None = None) -> tuple[int, ...] | None:
-        """Return whole numbers, given as an attribute or as the constant input at a position; None if not given."""
+        """Return integers given as an attribute or as the constant input at a position; None if not given."""
         found = self.arguments.get(name)
         if found is None and position is not None:
             found = self.integers(position)
@@ -72,12 +73,12 @@ SOFTMAX_PER_DIM_SINCE = 13
 
 
 def identity(call: OnnxCall) -> None:
-    """Write the first input as it is."""
+    """Append an identity of the first input."""
     call.identity(call.x, out=call.result)
 
 
 def dropout(call: OnnxCall) -> None:
-    """Write the first input as it is; a mask that is read is one of constants."""
+    """Append an identity of the first input; a mask that is read is constant."""
     identity(call)
     mask = call.further(1)
     if mask is not None:
@@ -85,7 +86,7 @@ def dropout(call: OnnxCall) -> None:
 
 
 def pointwise(call: OnnxCall) -> None:
-    """Write a function of all inputs; bounds and the like, and one of two inputs, are numbers where they are known."""
+    """Append a function of all inputs; known scalars such as bounds, and one of two operands, become numbers."""
     function = FUNCTIONS[snake(call.name)]
     if function == "gelu" and call.arguments.get("approximate") == "tanh":
         function = "gelu_tanh"
@@ -97,7 +98,7 @@ def pointwise(call: OnnxCall) -> None:
 
 
 def _numbers(call: OnnxCall) -> tuple[float, ...]:
-    """Return the numbers that a function takes besides its input; none where one of them is not known."""
+    """Return the numbers that a function takes in addition to its input; none where one of them is unknown."""
     if call.name != "Clip":
         return tuple(float(call.get(name, default)) for name, default in _ATTRIBUTES.get(call.name, {}).items())
     found = []
@@ -133,7 +134,7 @@ def variadic(call: OnnxCall) -> None:
 
 
 def biased_gelu(call: OnnxCall) -> None:
-    """Write a function of an input with a bias, which may be left out."""
+    """Append a function of an input with an optional bias."""
     x = call.point("add", call.x, *call.maybe(1)) if call.has(1) else call.x
     call.point("gelu_tanh" if call.name == "FastGelu" else "gelu", x, out=call.result)
 
@@ -142,7 +143,7 @@ def biased_gelu(call: OnnxCall) -> None:
 
 
 def reduce(call: OnnxCall) -> None:
-    """Write a reduction over some dims, or over all where none are told."""
+    """Append a reduction over some dims, or over all by default."""
     rank, is_place = len(call.x.shape), call.name.startswith("Arg")
     axes = (call.axis(0),) if is_place else call.wholes("axes", 1)
     if not axes and call.get("noop_with_empty_axes", 0):
@@ -153,7 +154,7 @@ def reduce(call: OnnxCall) -> None:
 
 
 def along_axis(call: OnnxCall) -> None:
-    """Write what reads one dim as a whole and leaves the others alone: a sort, a sum of all that came before."""
+    """Append an operation that reads one dim completely, independently of the others: a sort, a cumulative sum."""
     rank, given = len(call.x.shape), call.constant(1)
     if call.name == "CumSum" and given is None:
         return call.opaque(passes=())
@@ -223,7 +224,7 @@ def plain_normalisation(call: OnnxCall) -> None:
 
 
 def response_normalisation(call: OnnxCall) -> None:
-    """Write a normalisation by neighbouring channels, which are read whole."""
+    """Append a normalisation by neighbouring channels, which are read completely."""
     numbers = [float(call.get(name, default)) for name, default in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0))]
     size = call.get("size", 0)
     if size < 1:
@@ -232,7 +233,7 @@ def response_normalisation(call: OnnxCall) -> None:
 
 
 _IGNORED = -1
-"""No class: what a target never is where none is left out."""
+"""Class index that never occurs, for losses that ignore none."""
 
 
 def class_loss(call: OnnxCall) -> None:
@@ -286,11 +287,11 @@ _REDUCTIONS = """
     ArgMax ArgMin
 """
 
-# -- what moves elements and computes nothing: shapes, orders, pieces, repetition, padding, look-ups
+# -- data movement: shapes, orders, slices, repetition, padding, look-ups
 
 
 def transpose(call: OnnxCall) -> None:
-    """Write the dims in another order, backwards where none is told."""
+    """Append a transposition, in reverse order by default."""
     rank = len(call.x.shape)
     order = call.wholes("perm") or tuple(reversed(range(rank)))
     if sorted(order) != list(range(rank)):
@@ -310,7 +311,7 @@ def tile(call: OnnxCall) -> None:
 
 
 def slice_(call: OnnxCall) -> None:
-    """Write a box of a tensor; one that is read backwards passes the other dims alone."""
+    """Append a slice of a box; a reversed one only passes the other dims through."""
     x, rank = call.x, len(call.x.shape)
     starts, ends, axes, steps = (call.wholes(name, i) for i, name in enumerate(("starts", "ends", "axes", "steps"), 1))
     if starts is None or ends is None:
@@ -337,7 +338,7 @@ def split(call: OnnxCall) -> None:
 
 
 def pad(call: OnnxCall) -> None:
-    """Write a tensor with values around it, or without some of its own."""
+    """Append a padded or cropped tensor."""
     rank, given, axes = len(call.x.shape), call.wholes("pads", 1), call.constant(3)
     if given is None:
         return call.opaque(over=())
@@ -360,7 +361,7 @@ def blocks(call: OnnxCall) -> None:
 
 
 def resize(call: OnnxCall) -> None:
-    """Write a tensor in other extents; the dims that keep theirs pass."""
+    """Append a resized tensor; dims of unchanged extent pass through."""
     changed = sum(a != b for a, b in zip(call.x.shape, call.result.shape, strict=True))
     is_nearest = "nearest" in call.get("mode", "nearest")
     call.opaque(call.x, over=(), flop_per_point=1.0 if is_nearest else 2.0 ** (changed + 1))
@@ -370,7 +371,7 @@ def resize(call: OnnxCall) -> None:
 
 
 def gather(call: OnnxCall) -> None:
-    """Write rows of a table along a dim; those that constants tell and that lie side by side are a piece."""
+    """Append a look-up of rows along a dim; known consecutive indices give a slice."""
     x, indices, found = call.value(0), call.value(1), call.constant(1)
     rank, axis, n = len(x.shape), call.axis(0), len(indices.shape)
     if found is not None and found.size and not -x.shape[axis] <= found.min() <= found.max() < x.shape[axis]:
@@ -392,7 +393,7 @@ def gather(call: OnnxCall) -> None:
 
 
 def by_elements(call: OnnxCall) -> None:
-    """Write elements read, or put in, by indices along one dim; a dim that the indices have whole passes."""
+    """Append a look-up or update by indices along one dim; dims that the indices have completely pass through."""
     x, indices, axis = call.value(0), call.value(1), call.axis(0)
     passes = [(i, i) for i, (a, b) in enumerate(zip(x.shape, indices.shape, strict=True)) if i != axis and a == b]
     if call.name == "GatherElements" and len(passes) == len(x.shape) - 1 and x.is_float and not indices.is_float:
@@ -531,7 +532,7 @@ def pool(call: OnnxCall) -> None:
 
 
 def _each(call: OnnxCall, name: str, rank: int) -> Shape:
-    """Return an attribute that has one number for each spatial dim; ones where it is left out."""
+    """Return an attribute with one number for each spatial dim; default: ones."""
     found = call.wholes(name) or (1,) * rank
     if len(found) != rank or min(found) < 1:
         raise ValueError(f"{name} is {found}; expected {rank} positive whole numbers")
@@ -539,7 +540,7 @@ def _each(call: OnnxCall, name: str, rank: int) -> Shape:
 
 
 def _pads_of_transposed(call: OnnxCall, kernel: Shape) -> tuple[tuple[int, int], ...]:
-    """Return (before, after) of each spatial dim; those that leave of the windows the extents that are told."""
+    """Return (before, after) of each spatial dim; with a given output shape, the padding that produces it."""
     mode, rank = call.get("auto_pad", "NOTSET"), len(kernel)
     if mode not in ("SAME_UPPER", "SAME_LOWER") and call.wholes("output_shape") is None:
         return _pads(call, kernel)
@@ -555,7 +556,7 @@ def _pads_of_transposed(call: OnnxCall, kernel: Shape) -> tuple[tuple[int, int],
 
 
 def _pads(call: OnnxCall, kernel: Shape) -> tuple[tuple[int, int], ...]:
-    """Return (before, after) of each spatial dim, those that auto_pad stands for included."""
+    """Return (before, after) of each spatial dim, including those of auto_pad."""
     mode, rank = call.get("auto_pad", "NOTSET"), len(kernel)
     if mode == "VALID":
         return ((0, 0),) * len(kernel)
@@ -620,7 +621,7 @@ def _heads(call: OnnxCall, value: Value, count: int) -> Value:
 
 
 def _attend(call: OnnxCall, op: ops.Attention, values: list[Value], *masks: Value) -> None:
-    """Write attention, and what it makes, [b, h, s, k], as [b, s, h · k]."""
+    """Append attention, and its result, [b, h, s, k], as [b, s, h · k]."""
     q, _, v = values
     made = call.add(op, *values, *masks, shape=(*q.shape[:3], v.shape[3]))
     call.reshape(call.transpose(made, (0, 2, 1, 3)), out=call.result)
@@ -657,7 +658,7 @@ def recurrent(call: OnnxCall) -> None:
         equations=equations,  # type: ignore[arg-type]
         gates=gates,
     )
-    # The sequence's lengths are whole numbers, and no part of it. Where the equations are told states are zeros.
+    # The sequence lengths are integers, and not part of it. Where the equations are known, states are zeros.
     left_out = (4, 5, 6) if equations else (4,)
     uses = {i: Use(value=value.name) for i, value in enumerate(call.inputs) if value is not None and i not in left_out}
     inputs = list(uses.values())
@@ -673,10 +674,10 @@ def recurrent(call: OnnxCall) -> None:
 
 
 def _equations(call: OnnxCall, steps: int) -> tuple[str, tuple[int, ...]]:
-    """Return what PyTorch calls the equations of a layer, and where their gates stand in ONNX's order.
+    """Return PyTorch's name for the equations of a layer, and the positions of their gates in ONNX's order.
 
-    It has none, ("", ()), where lengths differ, states are no zeros, cells look at their state or have other functions,
-    and for a GRU that resets the hidden state before its product.
+    It is ("", ()) where lengths differ, states are not zeros, cells have peepholes or other functions, or a GRU resets
+    the hidden state before its product.
     """
     lengths = call.constant(4)
     is_whole = not call.has(4) or (lengths is not None and bool((lengths == steps).all()))

@@ -1,4 +1,4 @@
-"""Passes: small steps from the operators of a source to the vertices of a graph."""
+"""Passes: small transformations from the operators of a source towards the vertices of a graph."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ PASSES: dict[str, Pass] = {
 
 
 def run_passes(trace: Trace) -> tuple[Trace, ...]:
-    """Return the trace as it is before the first pass and after each one; every one is checked."""
+    """Return the trace before the first pass and after each one; every one is verified."""
     found = [check_trace(trace)]
     for step in PASSES.values():
         found.append(check_trace(step(found[-1])))

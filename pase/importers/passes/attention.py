@@ -1,4 +1,4 @@
-"""Recover attention: two products with a softmax between them are one operator."""
+"""Recognise attention: two products with a softmax between them become one operator."""
 
 from dataclasses import dataclass, replace
 from math import prod
@@ -10,7 +10,7 @@ from pase.importers.passes.views import see_views, seen_through, without_dead_no
 
 
 def recover_attention(trace: Trace) -> Trace:
-    """Return the trace with ``softmax(q · kᵀ) · v`` as one vertex wherever nothing else reads what is in it."""
+    """Return the trace with ``softmax(q · kᵀ) · v`` as one vertex wherever nothing else reads its intermediates."""
     gone: set[str] = set()
     made: dict[str, list[Node]] = {}
     for node in trace.nodes:
@@ -29,7 +29,7 @@ def recover_attention(trace: Trace) -> Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scores:
-    """The product of queries and keys above a softmax. between: names of nodes; masks: what these read besides."""
+    """The product of queries and keys before a softmax; between: nodes in between; masks: further inputs of these."""
 
     product: Node
     between: tuple[str, ...] = ()
@@ -38,7 +38,13 @@ class _Scores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Letters:
-    """Of the product of queries and keys. query: which operand these are; summed: over; batch: as it is written."""
+    """Roles of letters in the product of queries and keys.
+
+    Attributes:
+        query: Which operand the queries are.
+        summed: Letters that are summed over.
+        batch: Batch letters, in order.
+    """
 
     query: int
     batch: str
@@ -65,7 +71,7 @@ def _around(trace: Trace, softmax: Node) -> tuple[list[Node], set[str]] | None:
     is_as_written = read.piece is None and (read.view is None or read.view.is_reshape)
     if not is_as_written or trace.shape(read) != scores.product.outputs[0].shape or others.value == read.value:
         return None
-    # Letters of the second product in those of the first; those that are new are of the values alone.
+    # Letters of the second product in those of the first; new ones belong to the values only.
     same = dict(zip(second.operands[place], first.output, strict=True))
     value = "".join(same.get(letter, letter.upper()) for letter in second.operands[1 - place])
     result = "".join(same.get(letter, letter.upper()) for letter in second.output)
@@ -124,7 +130,7 @@ def _written(trace: Trace, attention: Node, order: tuple[str, ...], result: str)
 
 
 def _letters(op: ops.Contract) -> _Letters | None:
-    """Return what the dims of a product are to attention; None where it is no product of queries and keys."""
+    """Return the roles of a product's dims in attention; None where it is not a product of queries and keys."""
     if not op.output:
         return None
     key = op.output[-1]
@@ -153,7 +159,7 @@ def _arranged(trace: Trace, use: Use, letters: str, wanted: tuple[str, ...]) -> 
 def _heads(trace: Trace, uses: list[Use | None], num_batch: int) -> tuple[Use, Use, Use] | None:
     """Return uses of [batch…, steps, width] as [b, h, steps, width]: the last of the batch dims are the heads.
 
-    A single one that is put together of two is taken apart; another one is the batch, of one head.
+    A single batch dim that merges two is divided; any other is the batch, with one head.
     """
     found: list[Use] = []
     first = uses[0].view if uses[0] is not None else None
@@ -200,7 +206,7 @@ def _above(trace: Trace, node: Node, softmax: Node) -> _Scores | None:
 
 
 def _continues(trace: Trace, use: Use, node: Node, size: int, keys: int) -> bool:
-    """Whether a use is of scores that the node alone reads, all of them, row by row."""
+    """Return whether a use consists of scores that only this node reads, completely, row by row."""
     shape = trace.values[use.value].shape
     is_as_written = use.piece is None and use.seen_as is None and (use.view is None or use.view.is_reshape)
     is_alone = len(trace.users[use.value]) == 1 and use.value not in trace.outputs
@@ -209,7 +215,7 @@ def _continues(trace: Trace, use: Use, node: Node, size: int, keys: int) -> bool
 
 
 def _mask(trace: Trace, use: Use, node: Node, softmax: Node) -> Use:
-    """Return a mask in the shape of scores [b, h, s, t]; in one that tells nothing where the source has other dims."""
+    """Return a mask in the shape of scores [b, h, s, t]; in an opaque shape where the source has other dims."""
     if len(node.outputs[0].shape) == len(softmax.outputs[0].shape) == 4:
         return use
     return replace(use, piece=None, view=None, seen_as=trace.shape(use))

@@ -1,4 +1,4 @@
-"""Fold pointwise functions of one tensor into the operator that makes it, or into the only one that reads them."""
+"""Fold elementwise functions of one tensor into the operator that computes it, or into its only consumer."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +11,7 @@ from pase.importers.ir.views import View
 from pase.importers.passes.views import composed, reading
 
 _NOT_INTO = ops.Slice | ops.Concat | ops.Pad | ops.Reshape | ops.Transpose | ops.Broadcast
-"""These move data alone; what is computed stays an operator of its own beside them."""
+"""Operations that only move data, into which nothing is folded."""
 
 
 def fold_pointwise(trace: Trace) -> Trace:
@@ -20,7 +20,7 @@ def fold_pointwise(trace: Trace) -> Trace:
 
 
 def add_biases(trace: Trace) -> Trace:
-    """Return the trace with what is added to a product or a convolution, in one dim, as its bias."""
+    """Return the trace with additions of one dim to a product or a convolution converted to its bias."""
     return _folding(trace, _State.is_bias)
 
 
@@ -60,7 +60,7 @@ class _State:
             self._into_consumer(node, read)
 
     def is_bias(self, node: Node) -> bool:
-        """Return whether a node adds a bias to what a product or a convolution gives."""
+        """Return whether a node adds a bias to the result of a product or a convolution."""
         if not isinstance(node.op, ops.Pointwise) or len(node.inputs) != 2 or len(node.outputs) != 1:
             return False
         weights = [use for use in node.inputs if self.trace.is_parameter(use)]
@@ -105,7 +105,7 @@ class _State:
         if redirected is None or whole is None:
             return False
         (user,) = redirected
-        # They lie along what is read, not along what is written, which a vertex tells: all parts have them whole.
+        # Their dims are those of the input, not of the vertex's output: they are unsplit in all parts.
         weights = tuple(_whole_weight(self.trace, use) for use in node.inputs if self.trace.is_parameter(use))
         user = replace(
             user,
@@ -117,7 +117,7 @@ class _State:
         return True
 
     def _redirected(self, value: str, read: Use, makers: tuple[Node, ...]) -> list[Node] | None:
-        """Return the users of a value as they read what is behind it, by way of its makers; None where one cannot."""
+        """Return the users of a value, reading the tensor behind it through its makers; None where one cannot."""
         shape = self.trace.values[read.value].shape
         found = []
         for name in self.users.get(value, ()):
@@ -143,7 +143,7 @@ class _State:
 
 
 def _needed_whole(node: Node, user: Node, value: str) -> tuple[tuple[int, int], ...] | None:
-    """Return the (input, dim) along which a reader then needs other points too; None where that cannot be told."""
+    """Return the (input, dim) along which a consumer then also needs other points; None where that is unknown."""
     assert isinstance(node.op, ops.Pointwise)
     if not node.op.mixes:
         return ()
@@ -177,7 +177,7 @@ def _with_epilogue(trace: Trace, maker: Node, node: Node, read: Use, weights: li
         assert isinstance(maker.op, ops.Contract | ops.Convolve)
         inputs = (*maker.inputs[:2], bias)
         return replace(maker, op=replace(maker.op, has_bias=True), inputs=inputs)
-    # A weight lies along the last dims of what is written, as long as that is not seen in another shape between.
+    # A weight is aligned with the last dims of the output, unless that is reshaped in between.
     own = weights if read.view is None else [_whole_weight(trace, use) for use in weights]
     return replace(
         maker,
@@ -203,7 +203,7 @@ def _bias(trace: Trace, maker: Node, node: Node, read: Use, weights: list[Use]) 
     weight = trace.shape(weights[0])
     plain = View.plain(shape)
     seen = (read.view or plain).dims
-    # Its dims are the last ones of what it is added to: that dim in full, and one element of the others.
+    # Its dims are the last ones of the tensor it is added to: that dim completely, extent 1 in the others.
     along = [(extent, factors) for extent, factors in zip(reversed(weight), reversed(seen), strict=False) if extent > 1]
     if len(along) != 1 or along[0] != (shape[dim], plain.dims[dim]) or weights[0].seen_as is not None:
         return None

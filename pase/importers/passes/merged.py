@@ -1,7 +1,7 @@
-"""Take apart dims that a source put together: tokens [batch · steps, width] become [batch, steps, …].
+"""Split dims that a source has merged: tokens [batch · steps, width] become [batch, steps, …].
 
-For a product, any of its dims; behind the last product, where losses are, the leading dim of what remains: functions of
-points, softmaxes, elements looked up and reductions.
+For products, this applies to any dim. After the last product, where the losses are, it applies to the leading dim of
+the rest: elementwise functions, softmaxes, look-ups of elements and reductions.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from pase.importers.passes.views import composed, reading
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 Parts = dict[str, tuple[int, ...]]
-"""The extents that a letter's dim is made of."""
+"""The extents that make up a letter's dim."""
 
 
 def split_merged_dims(trace: Trace) -> Trace:
@@ -35,7 +35,7 @@ _OF_ROWS = ops.Pointwise | ops.Softmax | ops.Gather | ops.Reduce
 
 
 def _behind_layers(trace: Trace) -> frozenset[str]:
-    """Return the nodes, by name, behind which there is no layer: those of losses among them."""
+    """Return the nodes, by name, after which there are no layers, such as those of losses."""
     found: set[str] = set()
     for node in reversed(trace.nodes):
         users = (user for value in node.outputs for user in trace.users.get(value.name, ()))
@@ -45,7 +45,7 @@ def _behind_layers(trace: Trace) -> frozenset[str]:
 
 
 class _State:
-    """The nodes while dims are taken apart."""
+    """The nodes while dims are split."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -54,7 +54,7 @@ class _State:
         self._roots: dict[str, Node | None] = {}
 
     def split(self, node: Node) -> None:
-        """Take one product's merged dims apart, unless there are none, or a reader cannot follow."""
+        """Split one product's merged dims, unless there are none, or a consumer cannot follow."""
         op = node.op
         assert isinstance(op, ops.Contract)
         parts = self._parts(node, op)
@@ -80,7 +80,7 @@ class _State:
         self._replace(replace(node, op=changed, inputs=(*inputs, *node.inputs[2:])), shape, readers)
 
     def split_rows(self, node: Node) -> None:
-        """Take the leading dim of a node apart, unless it is none that was put together, or a reader cannot follow."""
+        """Split the leading dim of a node, unless it is not merged, or a consumer cannot follow."""
         op, old = node.op, node.outputs[0]
         own = [self._shape(use) for use in node.inputs]
         whole = own[0] if isinstance(op, ops.Reduce) else old.shape
@@ -114,7 +114,7 @@ class _State:
         return use.view.shape if use.view is not None else piece_shape(self.shapes[use.value], use.piece)
 
     def _seen_as(self, use: Use, shape: tuple[int, ...]) -> Use | None:
-        """Return a use in another shape; None where it cannot be told so."""
+        """Return a use in another shape; None where the shapes do not align."""
         if use.seen_as is not None:
             return replace(use, seen_as=shape)
         if shape == self._shape(use):
@@ -144,9 +144,9 @@ class _State:
             self.nodes[reader.name] = reader
 
     def _parts(self, node: Node, op: ops.Contract) -> Parts:
-        """Return the extents that letters of the output are made of, of those that are made of several."""
+        """Return the extents that make up the output's letters, for merged dims."""
         found: Parts = {}
-        # Of two activations, what one alone has are the steps of attention, which stay together (those of a window).
+        # For two activations, dims of only one are attention's steps, which stay merged (those of a window).
         is_of_activations = all(self.trace.is_activation(use) for use in node.inputs[:2])
         for i, (use, operand) in enumerate(zip(node.inputs, op.operands, strict=False)):
             if use.view is None:
@@ -158,7 +158,8 @@ class _State:
                 is_step = is_of_activations and not all(letter in other for other in op.operands)
                 is_kept = is_of_merged and letter in op.operands[1 - i]
                 if len(extents) > 1 and letter in op.output and not (is_bias_dim or is_step or is_kept):
-                    # Of both operands (heads and batch): the finer telling; the other one is cut alike or not at all.
+                    # For dims of both operands (heads and batch), the finer factors apply; the other operand is divided
+                    # equally or not.
                     found[letter] = max(found.get(letter, ()), extents, key=len)
         return found
 
@@ -190,7 +191,7 @@ def _expanded(shape: tuple[int, ...], letters: str, parts: Parts) -> tuple[int, 
 
 
 def _with_more_dims(op: ops.Op, more: int) -> ops.Op | None:
-    """Return an operation on rows whose leading dim has become so many more; None where it works along that dim."""
+    """Return an operation on rows whose leading dim is split into more dims; None where it works along that dim."""
     match op:
         case ops.Softmax(dim=dim) | ops.Gather(dim=dim) if dim > 0:
             return replace(op, dim=dim + more)
@@ -203,7 +204,7 @@ def _with_more_dims(op: ops.Op, more: int) -> ops.Op | None:
 
 
 def _factors(use: Use) -> tuple[int, ...]:
-    """Return the extents that the leading dim of a read is made of; nothing where it is one dim of its tensor."""
+    """Return the extents that make up the leading dim of a read; empty where it is one dim of its tensor."""
     if use.view is None or not use.view.dims:
         return ()
     return tuple(factor.extent for factor in use.view.dims[0])

@@ -1,4 +1,4 @@
-"""Collapse regions of pointwise and reduction operators with one entry and one exit into what they are together."""
+"""Replace regions of elementwise and reduction operators with one entry and one exit by one operator."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from pase.importers.passes.views import seen_through, without_dead_nodes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Atom:
-    """Positions ``index // inner % extent`` of a written dim; of: what the extent is a piece of, where it is cut."""
+    """Positions ``index // inner % extent`` of a dim of the output; of: the larger extent, where it is divided."""
 
     dim: int
     inner: int
@@ -22,12 +22,17 @@ class Atom:
 
 
 Label = tuple[Atom, ...]
-"""A dim of a tensor, row-major; empty where it has one element, or the same ones along it."""
+"""A dim of a tensor, row-major; empty where it has one element, or is constant along it."""
 
 
 @dataclass(slots=True)
 class Alignment:
-    """What is found on the way. reduced: atoms that steps reduce over. mixed: written dims along which points meet."""
+    """Result of aligning a region.
+
+    Attributes:
+        reduced: Atoms that steps reduce over.
+        mixed: Dims of the output along which points depend on each other.
+    """
 
     shape: tuple[int, ...]
     labels: dict[str, tuple[Label, ...]] = field(default_factory=dict)
@@ -36,9 +41,9 @@ class Alignment:
 
 
 def aligned(trace: Trace, nodes: Sequence[Node], entry: Use) -> Alignment | None:
-    """Return how nodes of a region, in order, lie in the shape that the last one writes; None where they cannot.
+    """Return how the nodes of a region, in order, align with the shape of its output; None where they do not.
 
-    entry: a read of the tensor that all of them come from, in that very shape.
+    entry: a read of the tensor that all of them depend on, in that shape.
     """
     shape = nodes[-1].outputs[0].shape
     base = _base_labels(trace, entry)
@@ -54,7 +59,7 @@ def aligned(trace: Trace, nodes: Sequence[Node], entry: Use) -> Alignment | None
 
 
 def dims_along(alignment: Alignment, value: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the written dims that a tensor broadcast to a value has; None where it has less than whole ones."""
+    """Return the dims of the output that a tensor broadcast to a value has; None for partial dims."""
     labels = alignment.labels[value]
     own = [label for label, extent in zip(labels[len(labels) - len(shape) :], shape, strict=True) if extent > 1]
     atoms = [atom for label in own for atom in label]
@@ -81,7 +86,7 @@ def _base_labels(trace: Trace, entry: Use) -> tuple[Label, ...] | None:
 
 
 def _labels(trace: Trace, node: Node, found: Alignment) -> tuple[Label, ...] | None:
-    """Return the labels of what a node writes."""
+    """Return the labels of a node's output."""
     reads: list[tuple[Label, ...]] = []
     for use in node.inputs:
         if use.value in found.labels:
@@ -114,7 +119,7 @@ def _labels(trace: Trace, node: Node, found: Alignment) -> tuple[Label, ...] | N
 
 
 def _together(reads: Sequence[tuple[Label, ...]], rank: int) -> tuple[Label, ...] | None:
-    """Return the labels of tensors that are broadcast to one; None where they are not alike."""
+    """Return the common labels of tensors that are broadcast together; None where they conflict."""
     result: list[Label] = [()] * rank
     for labels in reads:
         if len(labels) > rank:
@@ -197,9 +202,9 @@ def _viewed(labels: tuple[Label, ...], view: View) -> tuple[Label, ...] | None:
 
 
 def _repeated(factors: Sequence[Factor], known: Sequence[Label]) -> list[Atom] | None:
-    """Return the atoms of a dim in which each position is repeated for all that its group has; None for any other.
+    """Return the atoms of a dim in which each position is repeated for all of its group; None for any other dim.
 
-    A mean of each group of channels, repeated for every channel, lies along the channels.
+    A mean over each group of channels, repeated for every channel, is aligned with the channels.
     """
     found: list[Atom] = []
     for factor, label in zip(factors, known, strict=True):
@@ -238,7 +243,7 @@ def _split(label: Label, extents: Sequence[int]) -> list[Label] | None:
 
 
 def _merged(atoms: Iterable[Atom]) -> Label:
-    """Return atoms with neighbours of one dim put together."""
+    """Return atoms with neighbours of one dim merged."""
     found: list[Atom] = []
     for atom in atoms:
         last = found[-1] if found else None
@@ -253,7 +258,7 @@ _SIMPLE = frozenset({"add", "subtract", "multiply", "divide", "power"})
 
 
 def named_function(functions: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the name of a well-known function that these single steps spell out; the steps where it is none."""
+    """Return the name of a well-known function that is a composition of these steps; the steps where there is none."""
     count = Counter(functions)
     others = {name for name in functions if name not in _SIMPLE}
     match sorted(others):
@@ -275,21 +280,21 @@ def named_function(functions: tuple[str, ...]) -> tuple[str, ...]:
 
 _INSIDE = ops.Pointwise | ops.Reduce | ops.Slice | ops.Concat
 _MAX_NODES = 400
-"""Of a region: one that is larger is no single operator any more."""
+"""Maximum number of nodes of a region; larger ones are not single operators."""
 
 _ROOTS = frozenset({"rsqrt", "sqrt"})
 _STATISTICS_FLOP = 2
-"""For each point, as the vertex counts them; the rest is told beside it."""
+"""FLOP for each point, as the vertex counts them; the rest is recorded separately."""
 
 _STEPS = frozenset(
     {"add", "subtract", "multiply", "divide", "power", "square", "sqrt", "rsqrt", "exp", "log", "negate", "reciprocal"}
 )
-"""What a normalisation or a softmax is spelled out in: its FLOP are those of its kind, however it is spelled."""
+"""Functions that compose a normalisation or a softmax, whose FLOP do not depend on how it is composed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Region:
-    """nodes: in topological order, the last one being the exit. entry: what they read together, in the exit's shape."""
+    """A region; nodes: in topological order, the exit last; entry: their common input, in the exit's shape."""
 
     nodes: tuple[Node, ...]
     entry: Use
@@ -331,9 +336,9 @@ def collapse_regions(trace: Trace) -> Trace:
 
 
 def _preferred(regions: list[_Region]) -> list[_Region]:
-    """Return regions, of which each holds the one before, in the order in which to try them: the largest first.
+    """Return nested regions in the order in which to try them: the largest first.
 
-    Of several normalisations in a row the last one alone: the others are operators of their own.
+    Of several consecutive normalisations only the last one: the others are operators of their own.
     """
     if not regions or regions[-1].num_normalising <= 1:
         return regions[::-1]
@@ -343,7 +348,7 @@ def _preferred(regions: list[_Region]) -> list[_Region]:
 
 
 def _regions(trace: Trace, last: Node, place: Mapping[str, int], gone: set[str]) -> Iterator[_Region]:
-    """Yield the regions that end with a node, each in the next one: what they are fed by is added, the last first."""
+    """Yield the nested regions that end with a node, by adding predecessors, last first."""
     inside = {last.name: last}
     entries: dict[str, list[Use]] = {}
     returned = set(trace.outputs)
@@ -374,7 +379,7 @@ def _regions(trace: Trace, last: Node, place: Mapping[str, int], gone: set[str])
             shape = last.outputs[0].shape
             whole = _whole(trace, uses, shape)
             if whole is None and any(use.piece for use in uses) and trace.values[uses[0].value].shape == shape:
-                # Read in pieces alone: the halves of a rotary embedding.
+                # Read in slices only: the halves of a rotary embedding.
                 whole = Use(value=uses[0].value)
             if whole is not None:
                 yield _Region(
@@ -389,7 +394,7 @@ def _regions(trace: Trace, last: Node, place: Mapping[str, int], gone: set[str])
 
 
 def _whole(trace: Trace, uses: Sequence[Use], shape: tuple[int, ...]) -> Use | None:
-    """Return the use of a tensor that reads it whole in a shape; None where none of these can be seen so."""
+    """Return a use of the whole tensor in a shape; None where none of these uses can be reshaped to it."""
     for use in sorted(uses, key=lambda use: trace.shape(use) != shape):
         if use.piece is not None or use.seen_as is not None or prod(trace.shape(use)) != prod(shape):
             continue
@@ -400,7 +405,7 @@ def _whole(trace: Trace, uses: Sequence[Use], shape: tuple[int, ...]) -> Use | N
 
 
 def _collapsed(trace: Trace, region: _Region) -> Node | None:
-    """Return a region as one node; None where its points do not lie in one shape."""
+    """Return a region as one node; None where its points do not align with one shape."""
     found = aligned(trace, region.nodes, region.entry)
     if found is None:
         return None
@@ -449,7 +454,7 @@ def _weights(trace: Trace, region: _Region) -> list[tuple[Use, Node]]:
 def _affine(
     trace: Trace, weights: list[tuple[Use, Node]], found: Alignment
 ) -> tuple[list[tuple[Use, Node]], list[tuple[Use, Node]]]:
-    """Return the weights that scale and those that shift, of those that lie along whole dims."""
+    """Return the weights that scale and those that shift, among those aligned with complete dims."""
     along = [pair for pair in weights if _channels(trace, [pair], found)]
     scales = [(use, node) for use, node in along if _applies(node, "multiply")]
     shifts = [(use, node) for use, node in along if _applies(node, "add") or _applies(node, "subtract")]
@@ -459,7 +464,7 @@ def _affine(
 
 
 def _channels(trace: Trace, pairs: list[tuple[Use, Node]], found: Alignment) -> tuple[int, ...]:
-    """Return the written dims along which the first weight lies."""
+    """Return the dims of the output with which the first weight is aligned."""
     for use, node in pairs[:1]:
         shape = trace.shape(use)
         for value in _followed(trace, node):
@@ -470,8 +475,9 @@ def _channels(trace: Trace, pairs: list[tuple[Use, Node]], found: Alignment) -> 
 
 
 def _followed(trace: Trace, node: Node) -> Iterator[str]:
-    """Yield what a node writes, and what its only readers do of the same shape: a weight that scales a statistic lies
-    along dims that only the tensor has, which it meets later.
+    """Yield a node's output, and the results of its only consumers with the same shape.
+
+    A weight that scales a statistic is aligned with dims that only the tensor has, with which it is combined later.
     """
     value = node.outputs[0]
     yield value.name
@@ -485,7 +491,7 @@ def _applies(node: Node, function: str) -> bool:
 
 
 def _reducing(region: _Region, found: Alignment) -> ops.Softmax | ops.Normalise:
-    """Return what a region with reductions is."""
+    """Return the operation of a region with reductions."""
     shape, functions, names = found.shape, region.functions, region.reductions
     kept: dict[int, int] = {}
     for dim in {atom.dim for atom in found.reduced}:

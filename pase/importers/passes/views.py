@@ -1,5 +1,7 @@
-"""Drop what changes nothing and what no float flows through; see reshapes, transposes, broadcasts and slices as ways to
-read a tensor, and what is computed of weights alone as these weights.
+"""Remove no-ops and nodes without float inputs, and express views and functions of weights as ways to read a tensor.
+
+Reshapes, transposes, broadcasts and slices become views of the tensors that they read. Values computed from only
+weights are read as these weights.
 """
 
 import operator
@@ -16,7 +18,7 @@ from pase.importers.ir.views import View
 
 
 def composed(outer: Use, inner: Use, shape: tuple[int, ...]) -> Use | None:
-    """Return a use of a value that is itself a use of another one, as a use of that one; None where it is none.
+    """Compose two uses: a use of a value that is itself a use of another value; None where that is impossible.
 
     shape: of the value behind `inner`.
     """
@@ -47,12 +49,12 @@ def composed(outer: Use, inner: Use, shape: tuple[int, ...]) -> Use | None:
 
 
 def seen_through(trace: Trace, use: Use, view: View | None) -> Use | None:
-    """Return a use through one more view, of the shape in which it reads; None where it cannot be told so."""
+    """Return a use through one more view, of the shape in which it reads; None where that is impossible."""
     return None if view is None else composed(Use(value=use.value, view=view), use, trace.values[use.value].shape)
 
 
 def reading(node: Node, value: str, behind: Use, shape: tuple[int, ...]) -> Node | None:
-    """Return a node that reads what is behind a value in place of it; None where it cannot.
+    """Return a node that reads the tensor behind a value instead of it; None where it cannot.
 
     shape: of the value that `behind` is a use of.
     """
@@ -62,7 +64,7 @@ def reading(node: Node, value: str, behind: Use, shape: tuple[int, ...]) -> Node
 
 
 def without_dead_nodes(trace: Trace) -> Trace:
-    """Return the trace without nodes whose results nobody reads."""
+    """Return the trace without nodes whose results are not read."""
     wanted = set(trace.outputs)
     kept: list[Node] = []
     for node in reversed(trace.nodes):
@@ -72,11 +74,11 @@ def without_dead_nodes(trace: Trace) -> Trace:
     return replace(trace, nodes=tuple(reversed(kept)))
 
 
-# -- what changes nothing: casts, copies, dropout outside training, reshapes to the same shape
+# -- no-ops: casts, copies, dropout outside training, reshapes to the same shape
 
 
 def drop_noops(trace: Trace) -> Trace:
-    """Return the trace without operators that give what they are given."""
+    """Return the trace without operators that return their input."""
     aliases: dict[str, str] = {}
     dropped: set[str] = set()
     rates: dict[str, float] = {}
@@ -101,7 +103,7 @@ def drop_noops(trace: Trace) -> Trace:
 
 
 def _note_rate(rates: dict[str, float], trace: Trace, node: Node, rate: float, aliases: Container[str]) -> None:
-    """Note at which rate points of the value behind what a node reads are dropped: -1 where others read it, too."""
+    """Record the dropout rate of the value behind a node's input: -1 where it is also read without dropout."""
     is_alone = True
     while True:
         value = node.inputs[0].value
@@ -113,7 +115,7 @@ def _note_rate(rates: dict[str, float], trace: Trace, node: Node, rate: float, a
 
 
 def _dropping(node: Node, rates: Mapping[str, float]) -> Node:
-    """Return a node with the rate at which points of its first output are dropped, where there is one."""
+    """Return a node with the dropout rate of its first output, if any."""
     name = node.outputs[0].name if node.outputs else ""
     if name not in rates:
         return node
@@ -135,7 +137,7 @@ def _is_noop(trace: Trace, node: Node) -> bool:
         return False
     match node.op:
         case ops.Identity():
-            # A cast to whole numbers is none: the result has no gradient.
+            # A cast to integers is not a no-op: the result has no gradient.
             return before.is_float == after.is_float
         case ops.Reshape() | ops.Broadcast():
             return True
@@ -154,9 +156,9 @@ def _is_noop(trace: Trace, node: Node) -> bool:
 
 
 def see_views(trace: Trace) -> Trace:
-    """Return the trace without views: who reads one reads the tensor behind it, in that shape.
+    """Return the trace without views: consumers read the tensor behind a view, in the view's shape.
 
-    What lies across the tensor's own dims (6 seen as 4 of a dim of 12 …) stays an operator.
+    Views that do not align with the tensor's dims (6 elements as 4 of a dim of 12 …) remain operators.
     """
     aliases: dict[str, tuple[Use, Node]] = {}
     nodes: list[Node] = []
@@ -176,7 +178,7 @@ def see_views(trace: Trace) -> Trace:
         seen_here = {use.value: aliases[use.value][0] for use in node.inputs if use.value in aliases}
         lies = [lying(trace.values[name], use) for name, use in seen_here.items()] if node.computes else ()
         node = replace(node, inputs=tuple(inputs), computes=(*lies, *node.computes))
-        # The values of the new node's inputs are those of the old trace: only how they are read has changed.
+        # The new node's inputs are values of the old trace: only the way that they are read has changed.
         found = seen_by(trace, node) if len(node.outputs) == 1 else None
         if found is not None and not _is_returned(trace, node, found):
             aliases[node.outputs[0].name] = found, node
@@ -199,7 +201,7 @@ def see_views(trace: Trace) -> Trace:
 
 
 def seen_by(trace: Trace, node: Node) -> Use | None:
-    """Return the first output of a view as a use of its input; None where it is none."""
+    """Return the first output of a view as a use of its input; None where that is impossible."""
     use, output = node.inputs[0], node.outputs[0]
     shape = trace.shape(use)
     if use.seen_as is not None or prod(shape) == 0 or prod(output.shape) == 0:
@@ -229,35 +231,36 @@ def seen_by(trace: Trace, node: Node) -> Use | None:
 
 
 def _is_returned(trace: Trace, node: Node, found: Use) -> bool:
-    """Whether a view of an input is what the model returns."""
+    """Return whether a view of an input is an output of the model."""
     return found.value in trace.leaf and node.outputs[0].name in trace.outputs
 
 
-# -- constants: subgraphs that no float of the input flows through, and those of weights alone
+# -- constants: subgraphs without float inputs, and functions of only weights
 
 
 _PRODUCTS = ops.Contract | ops.Convolve | ops.Attention | ops.Recurrent
-"""Work that counts wherever it is done, also on weights alone (two factors of a matrix)."""
+"""Work that counts wherever it is done, including on only weights (two factors of a matrix)."""
 
 
 class Depends(IntEnum):
-    """What a value depends on, the most telling last."""
+    """What a value depends on, in increasing order of importance."""
 
     CONSTANT = 0
     INDEX = 1
-    """Whole numbers of the input: tokens, a mask."""
+    """Integers of the input: tokens, a mask."""
     PARAMETER = 2
     CHOICE = 3
-    """Whole numbers that were computed of activations (the experts that a token goes to), and what follows of them."""
+    """Integers computed from activations (the experts of a token), and values derived from them."""
     ACTIVATION = 4
 
 
 def drop_constants(trace: Trace) -> Trace:
-    """Return the trace with constants as leaves, and weights read as they are by what computes with them.
+    """Return the trace with constants as leaves, and weights read directly by their consumers.
 
-    Whole numbers that are computed from the input (positions, masks) become inputs of their own where a table is looked
-    up by them, and vanish elsewhere. Floats of no weight and no float input (a causal mask, sines of positions) vanish.
-    What follows of whole numbers alone that were computed of activations is read as these numbers.
+    Integers computed from the input (positions, masks) become inputs of their own where a table is looked up by them,
+    and are dropped elsewhere. Floats that depend on neither weights nor float inputs (a causal mask, sines of
+    positions) are dropped. Values derived from only integers that were computed from activations are read as these
+    integers.
     """
     depends = dependencies(trace)
     computed: dict[str, tuple[Use, ...]] = {}
@@ -344,7 +347,7 @@ def _is_kept(node: Node, depends: Mapping[str, Depends]) -> bool:
 
 
 def _reading_behind(node: Node, computed: Mapping[str, tuple[Use, ...]]) -> Node:
-    """Return a node that reads what is behind those inputs that are not computed any more, the first in their place."""
+    """Return a node that reads the sources of inputs that are no longer computed, the first in their place."""
     inputs, more = [], list[Use]()
     for use in node.inputs:
         first, *others = computed.get(use.value, (use,))
@@ -362,7 +365,7 @@ def _sources(
     computed: Mapping[str, tuple[Use, ...]],
     depends: Mapping[str, Depends],
 ) -> tuple[Use, ...]:
-    """Return the weights, or whole numbers, that a value is computed of, as they are read in its place."""
+    """Return the weights, or integers, from which a value is computed, as they are read in its place."""
     reads: dict[str, Use] = {}
     of = value.name
     for use in node.inputs:
@@ -376,12 +379,12 @@ def _sources(
     is_pointwise = isinstance(node.op, ops.Pointwise | ops.Identity)
     alike = [use for use in uses if is_pointwise and trace.shape(use) == value.shape]
     others = [Use(value=use.value, seen_as=value.shape, of=of) for use in uses if use not in alike]
-    # One that lies as the value does comes first: it stands for the value.
+    # One with the same layout as the value comes first: it represents the value.
     return (*(replace(use, of=of) for use in alike), *others)
 
 
 def _returned(trace: Trace, name: str, made: Container[str]) -> Iterator[Returned]:
-    """Yield an output of the model as it is read of what a node computes, if it can be."""
+    """Yield an output of the model in terms of a node's result, if possible."""
     use: Use | None = Use(value=name)
     while use is not None and use.value not in made and use.value in trace.producer:
         node = trace.producer[use.value]
@@ -391,7 +394,7 @@ def _returned(trace: Trace, name: str, made: Container[str]) -> Iterator[Returne
         yield Returned(name=name, shape=trace.values[name].shape, use=use)
 
 
-# -- what is known of values that are not computed any more
+# -- properties of values that are no longer computed
 
 
 def _inputs(
@@ -415,7 +418,7 @@ def _inputs(
 
 
 def _is_counted_from_the_end(trace: Trace, node: Node, depends: Mapping[str, Depends]) -> bool:
-    """Whether a node is what JAX makes of indices, of which negative ones count from the end: data hold none."""
+    """Return whether a node is JAX's normalisation of indices, which may be negative; those in data are not."""
     if not isinstance(node.op, ops.Pointwise) or node.op.functions != ("where",) or len(node.inputs) != 3:
         return False
     test, _, index = (use.value for use in node.inputs)
@@ -426,9 +429,9 @@ def _is_counted_from_the_end(trace: Trace, node: Node, depends: Mapping[str, Dep
 
 
 def _numbers(trace: Trace, dropped: Sequence[Node], depends: Mapping[str, Depends]) -> Mapping[str, float]:
-    """Return the number that all elements of a value are, where they are one, for data of the model's vocabulary.
+    """Return the constant value of tensors whose elements are all equal, for data within the model's vocabulary.
 
-    Targets that a loss leaves out are negative numbers, which a program takes no data of: none is left out.
+    Targets that a loss ignores are negative numbers, which data of a program do not have: none is ignored.
     """
     found = {leaf.value.name: leaf.number for leaf in trace.leaves if leaf.number is not None}
     for node in dropped:
@@ -475,4 +478,4 @@ _OF_NUMBERS: Mapping[str, Callable[..., float]] = MappingProxyType(
         "subtract": operator.sub,
     }
 )
-"""Functions of numbers that a source computes with beside its tensors."""
+"""Functions of scalars that a source computes in addition to its tensors."""

@@ -1,1 +1,1 @@
-"""PyTorch modules."""
+"""Front end for PyTorch modules."""

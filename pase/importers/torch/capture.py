@@ -1,8 +1,8 @@
 """`captured`: a module's own graph of ATen calls, as the module computes in training or in evaluation.
 
-`torch.export` traces the module with gradients, and `run_decompositions` makes the result functional. What would be
-lost on the way is put into the graph first: regions under `torch.no_grad()` read detached values, and the backward
-pass of a `torch.autograd.Function` stays its own.
+`torch.export` traces the module with gradients, and `run_decompositions` makes the result functional. Properties that
+this would lose are first made explicit in the graph: regions under `torch.no_grad()` read detached values, and the
+backward pass of a `torch.autograd.Function` is preserved.
 """
 
 import inspect
@@ -49,13 +49,13 @@ class Captured:
         inputs: Names of the module's inputs, by placeholder.
         parameters: Names of the parameters, by placeholder; a tied weight has the first of its names.
         buffers: Names of the buffers, by placeholder.
-        constants: Tensors that the source contains, or that are attributes without being buffers, by placeholder.
+        constants: Tensor literals in the source, and tensor attributes that are not buffers, by placeholder.
         outputs: Nodes of the tensors that the module returns, in order.
-        written: Nodes of what buffers (and parameters that the module itself changes) hold after a call, by name. They
-            may carry gradients, which end there.
+        written: Nodes with the new values of buffers (and of parameters that the module itself changes) after a call,
+            by name. They may carry gradients, which stop there.
         trains: Whether it is the graph of training.
         computes_gradients: Whether the forward pass computes gradients.
-        notes: What was assumed, in words.
+        notes: Assumptions, in words.
     """
 
     graph: Any
@@ -84,15 +84,15 @@ def captured(
 
     Args:
         torch: PyTorch.
-        module: The module; it is left as it was. No value of a parameter is read.
+        module: The module; it is restored afterwards. No value of a parameter is read.
         positional, keywords: Its example inputs, whose values are ignored.
-        loss: Of what it returns and of targets, which are the last of the inputs then.
-        trains: Whether it is traced as it is set (after `train()` if it is in evaluation as a whole), or in evaluation.
-        on_output: Called with what the module returns, with tensors without values, whenever it is called.
+        loss: Function of its result and of targets, which are then the last of the inputs.
+        trains: Whether to trace it as it is set (after `train()` if it is in evaluation as a whole), or in evaluation.
+        on_output: Called with the module's result, with tensors without values, whenever it is called.
 
     Raises:
-        ModelError: The module cannot be traced: control flow or sizes that depend on values, or a step that no graph
-            can contain.
+        ModelError: The module cannot be traced: control flow or sizes depend on values, or a step cannot be part of a
+            graph.
     """
     module = unwrapped(torch, module)
 
@@ -125,8 +125,8 @@ def captured(
 def corresponding(program: Any, capture: Captured) -> dict[str, str]:
     """Return the nodes of a captured graph by those of an exported program of the same module, both by name.
 
-    Nodes correspond where the module calls the same operator, in the same line and on tensors of the same shape, in
-    both traces; those that one of them alone has are left out, as are steps within an operator that is taken apart.
+    Nodes correspond if the module calls the same operator, on the same line and with tensors of the same shape, in both
+    traces. Nodes of only one trace are omitted, as are steps within a decomposed operator.
     """
     read, own = _by_origin(program.graph), _by_origin(capture.graph.graph)
     found: dict[Any, Any] = {}
@@ -180,7 +180,7 @@ def _aligned(origins: Sequence[Traced], others: Sequence[Traced]) -> Iterator[tu
 
 
 def _last_of_shape(nodes: Sequence[Any], origin: Traced) -> Any:
-    """Return the node that gives what a traced node gives; None where none does."""
+    """Return the last node with the result shape of a traced node; None where there is none."""
     results = [node for node in nodes if shapes_of(node) == origin.shapes]
     return results[-1] if results else None
 
@@ -190,7 +190,7 @@ def _last_of_shape(nodes: Sequence[Any], origin: Traced) -> Any:
 
 @contextmanager
 def _without_regions() -> Iterator[None]:
-    """Have the calls that switch gradients and autocast stay between the others: regions of their own lose some."""
+    """Keep calls that switch gradients and autocast inline: `torch.export` loses some of them as separate regions."""
     from torch._export.passes import replace_autocast_with_hop_pass as of_casts
     from torch._export.passes import replace_set_grad_with_hop_pass as of_gradients
 
@@ -205,10 +205,10 @@ def _without_regions() -> Iterator[None]:
 
 
 class _Functions:
-    """The calls of `torch.autograd.Function`s that a module makes, each of them one operator while it is traced.
+    """The calls of `torch.autograd.Function`s in a module, each traced as one operator.
 
     Attributes:
-        calls: By number: the class, its arguments with places of tensors in them, and what it returns, likewise.
+        calls: By number: the class, its arguments with tensors replaced by places, and its result, likewise.
     """
 
     def __init__(self, torch: Any, checkpoints: Checkpoints, *, computes_gradients: bool) -> None:
@@ -219,9 +219,9 @@ class _Functions:
 
     @contextmanager
     def as_operators(self) -> Iterator[None]:
-        """Have each call of a function be a call of `pase::function`, with its tensors as operands.
+        """Trace each call of a function as a call of `pase::function`, with its tensors as operands.
 
-        Whatever `apply` is, which users may have bound to names of their own, it asks its class for `forward`.
+        The replacement is in the class's `forward`, since users may have bound `apply` to names of their own.
         """
         torch = self._torch
         library = torch.library.Library("pase", "FRAGMENT")
@@ -237,7 +237,7 @@ class _Functions:
             yield
 
     def target(self, number: int) -> Callable[..., Any]:
-        """Return what a call computes, as a function of a list of its tensors: the class's own `apply`."""
+        """Return a call as a function of a list of its tensors: the class's own `apply`."""
         torch, (cls, arguments, _) = self._torch, self.calls[number]
 
         def run(tensors: Sequence[Any]) -> list[Any]:
@@ -248,7 +248,7 @@ class _Functions:
         return run
 
     def _forward(self, cls: Any) -> Callable[..., Any]:
-        """Return what is in place of a class's `forward`, which is given a context but where `setup_context` is."""
+        """Return the replacement of a class's `forward`, which takes a context unless there is a `setup_context`."""
         forward = cls.forward
         has_context = cls.setup_context is self._torch.autograd.Function.setup_context
 
@@ -287,7 +287,7 @@ class _Functions:
             self._is_computed = False
 
     def _without_values(self, tensors: Sequence[Any], number: int) -> list[Any]:
-        """Return tensors without values of the shapes of what a call returns."""
+        """Return tensors without values, with the shapes of a call's results."""
         torch, (cls, arguments, _) = self._torch, self.calls[number]
         versions = [tensor._version for tensor in tensors]
         args, kwargs = _with_tensors(torch, arguments, tensors)
@@ -342,9 +342,9 @@ def _tensors(torch: Any, items: Any) -> list[Any]:
 
 
 def _average_cumulatively(torch: Any, module: Any) -> None:
-    """Have normalisation by averages over all batches (`momentum=None`) not ask how many there were.
+    """Prevent normalisation with cumulative averages (`momentum=None`) from reading the number of batches.
 
-    Its forward pass is another attribute of the module then.
+    Its forward pass then reads another attribute of the module.
     """
     batch_norm = torch.nn.modules.batchnorm._BatchNorm
     for part in module.modules():
@@ -368,16 +368,16 @@ def _with_cumulative_average(torch: Any, part: Any, x: Any) -> Any:
 
 
 class _PythonState:
-    """A context in which a module is traced: what it changes of its own in Python is the same in every call.
+    """A context that verifies that a traced module changes its own Python state in the same way in every call.
 
     Args:
         torch: PyTorch.
         module: The module.
         given: Positional and keyword inputs of the trace.
-        notes: What changes without being read is added here.
+        notes: Receives the state that changes without being read.
 
     Raises:
-        ModelError: It counts, alternates, reads tensors that an earlier call left, or draws Python's random numbers.
+        ModelError: It counts, alternates, reads tensors of an earlier call, or draws Python's random numbers.
     """
 
     def __init__(self, torch: Any, module: Any, given: tuple[Any, Any], notes: list[str]) -> None:
@@ -477,7 +477,7 @@ class _PythonState:
         return f" at {file}:{first + at} ({lines[at].strip()})"
 
     def _line_of_draw(self) -> str:
-        """Return where the module draws a number, by calling it once more; "" where it is not found."""
+        """Return the line where the module draws a number, by calling it again; "" where it is not found."""
         found: list[str] = []
 
         def called(frame: Any, event: str, function: Any) -> None:
@@ -590,7 +590,7 @@ class _Cuts:
             self._carrying |= {node, *(alias for tensor in written for alias in _aliases(tensor))}
 
     def _keep_gradient(self, node: Any, base: Any) -> None:
-        """Have a tensor that is written without autograd's knowledge keep the gradient of what it was before."""
+        """Preserve the gradient of a tensor's previous value when it is written without autograd's knowledge."""
         aten = self._torch.ops.aten
         with self._graph.inserting_before(node):
             zero = self._new(aten.sub.Tensor, (base, self._new(aten.detach.default, (base,), base)), base)
@@ -617,7 +617,7 @@ class _Cuts:
 
 
 def _may_carry(node: Any) -> bool:
-    """Return whether a gradient may flow through what a node gives."""
+    """Return whether a gradient may flow through a node's result."""
     examples = [item for item in flat_items([node.meta.get("val")]) if hasattr(item, "is_floating_point")]
     return any(item.is_floating_point() or item.is_complex() for item in examples)
 
@@ -641,7 +641,7 @@ def _is_mutable(torch: Any, target: Any) -> bool:
 
 
 def _aliases(node: Any) -> Iterator[Any]:
-    """Yield a node and, one after the other, what it is a view of, or the same tensor as."""
+    """Yield a node, then the nodes of which it is a view or an alias."""
     yield node
     while node.op == "call_function":
         schema = getattr(node.target, "_schema", None)
@@ -655,9 +655,9 @@ def _aliases(node: Any) -> Iterator[Any]:
 
 
 def _functional(torch: Any, program: Any) -> Any:
-    """Return a program without calls that write, with the casts of autocast regions, and `vmap` as what it computes.
+    """Return a program without in-place calls, with the casts of autocast regions, and with `vmap` expanded.
 
-    That traces the program once more, which takes longer than the first time: only where there are any.
+    That traces the program again, which takes longer than the first time, so it is only done where necessary.
     """
     aten = torch.ops.aten
     norms = aten.batch_norm.default, aten.instance_norm.default
@@ -742,7 +742,7 @@ def _canonical(module: Any) -> dict[str, str]:
 
 
 def _placeholders(torch: Any, graph: Any, program: Any, names: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return what the placeholders are; those that nothing reads are gone, but for inputs."""
+    """Return the roles of the placeholders; unread ones are removed, except inputs."""
     inputs, parameters, buffers, constants = dict[str, str](), dict[str, str](), dict[str, str](), dict[str, Any]()
     first: dict[str, Any] = {}
     for spec, node in zip(program.graph_signature.input_specs, graph.find_nodes(op="placeholder"), strict=True):
@@ -777,7 +777,7 @@ def _constant(program: Any, name: str) -> Any:
 
 
 def _rewrite(torch: Any, graph: Any, node: Any, functions: _Functions) -> None:
-    """Put an operator that autograd differentiates in place of one that it does not; leave out assertions."""
+    """Replace an operator that autograd does not differentiate by one that it does; remove assertions."""
     aten = torch.ops.aten
     name = str(getattr(node.target, "_schema", node.target) and getattr(node.target, "__name__", ""))
     if name.startswith(_ASSERTIONS):
@@ -819,10 +819,10 @@ def _rewrite(torch: Any, graph: Any, node: Any, functions: _Functions) -> None:
 
 
 def _strided(torch: Any, node: Any) -> Callable[..., Any]:
-    """Return what `as_strided` computes of a tensor whose elements have the order in memory that they were traced in.
+    """Return `as_strided` of a tensor, assuming that its elements are in the memory order of the trace.
 
     Raises:
-        ModelError: It reads what is no element of its tensor, or two of which are one.
+        ModelError: It reads outside of its tensor, or reads elements that overlap.
     """
     example, size, stride = node.args[0].meta["val"], _argument(node, "size"), _argument(node, "stride")
     given = _argument(node, "storage_offset")
@@ -836,7 +836,7 @@ def _strided(torch: Any, node: Any) -> Callable[..., Any]:
         raise ModelError(f"as_strided reads beyond the elements of its tensor{where(node)}; cut the tensor behind it")
 
     def run(x: Any) -> Any:
-        # In memory of its own: places are counted from its beginning.
+        # In new memory: indices are counted from its start.
         x = x.permute(order).clone(memory_format=torch.contiguous_format)
         return torch.as_strided(x, size, stride, offset)
 
@@ -850,7 +850,7 @@ _DRAWN = frozenset(
         *("rand_like", "randint_like", "randn_like"),
     }
 )
-"""Operators that draw in place of what a tensor holds, of which they need the shape and the type alone."""
+"""Operators that draw random values to replace a tensor's, of which they need only shape and type."""
 
 
 def _inserted(graph: Any, like: Any, target: Any, args: tuple[Any, ...], **kwargs: Any) -> Any:
@@ -872,7 +872,7 @@ def _with_values(item: Any) -> Any:
 
 
 def _argument(node: Any, name: str) -> Any:
-    """Return an argument of a call by its name, its default where it is not given."""
+    """Return an argument of a call by its name, or its default."""
     for place, argument in enumerate(node.target._schema.arguments):
         if argument.name == name:
             if place < len(node.args):
@@ -882,7 +882,7 @@ def _argument(node: Any, name: str) -> Any:
 
 
 def _without_empty(graph: Any, node: Any) -> None:
-    """Have a concatenation not read what has no points, which tells nothing of how it is split."""
+    """Remove empty tensors from a concatenation, as they do not determine how it is split."""
     tensors = [x for x in node.args[0] if x.meta["val"].numel()]
     if len(tensors) == 1 and tensors[0].meta["val"].dtype == node.meta["val"].dtype:
         node.replace_all_uses_with(tensors[0])
@@ -918,7 +918,7 @@ def _as_range(torch: Any, graph: Any, node: Any, program: Any) -> None:
 def _of_shape_alone(torch: Any, graph: Any, node: Any) -> None:
     """Have what draws random numbers in place of a tensor's not need that tensor."""
     if node.target is torch.ops.aten.bernoulli.default:
-        # What it reads are the probabilities.
+        # Its input is the probabilities.
         with graph.inserting_before(node):
             node.args = (_inserted(graph, node, torch.ops.aten.detach.default, node.args[:1]), *node.args[1:])
         return
@@ -930,7 +930,7 @@ def _of_shape_alone(torch: Any, graph: Any, node: Any) -> None:
 
 
 def _as_softmax_with_dropout(torch: Any, graph: Any, node: Any) -> None:
-    """Put products, a softmax and a dropout of single points in place of attention that drops some of its weights."""
+    """Replace attention with dropout of its weights by products, a softmax and an elementwise dropout."""
     aten = torch.ops.aten
     query, key, value = (_argument(node, name) for name in ("query", "key", "value"))
     mask, scale = _argument(node, "attn_mask"), _argument(node, "scale")
@@ -965,7 +965,7 @@ def _as_softmax_with_dropout(torch: Any, graph: Any, node: Any) -> None:
 
 
 def _as_masked(torch: Any, graph: Any, node: Any) -> None:
-    """Put a product with a random mask in place of dropout of channels, and of dropout that keeps the moments."""
+    """Replace dropout of channels, and alpha dropout, by a product with a random mask."""
     aten = torch.ops.aten
     x, rate, trains = node.args
     example = x.meta["val"]
@@ -986,7 +986,7 @@ def _as_masked(torch: Any, graph: Any, node: Any) -> None:
             if node.target is aten.feature_dropout.default:
                 made = add(aten.mul.Tensor, x, add(aten.div.Tensor, mask, 1 - rate))
             else:
-                # The value of SELU far from zero, and the affine map that keeps mean and variance (Klambauer 2017).
+                # The value of SELU far from zero, and the affine map that preserves mean and variance (Klambauer 2017).
                 alpha = 1.7580993408473766
                 a = ((alpha**2 * rate + 1) * (1 - rate)) ** -0.5
                 offset = add(aten.mul.Tensor, add(aten.sub.Tensor, mask, 1), alpha * a)
@@ -997,7 +997,7 @@ def _as_masked(torch: Any, graph: Any, node: Any) -> None:
 
 
 def _as_dropout(torch: Any, graph: Any, node: Any) -> None:
-    """Put `dropout` in place of a `native_dropout` whose mask nothing reads."""
+    """Replace a `native_dropout` whose mask is not read by `dropout`."""
     if any(user.args[1] == 1 and user.users for user in node.users):
         return
     x, rate, _ = node.args

@@ -1,4 +1,4 @@
-"""PyTorch modules with example inputs; `torch.export` traces them on tensors without values."""
+"""PyTorch modules with example inputs, traced by `torch.export` on tensors without values."""
 
 import inspect
 import io
@@ -40,11 +40,11 @@ from pase.importers.torch.tensors import (
 from pase.importers.torch.training import differences_in_training
 
 _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch._export", "torch.export", "torch._subclasses")
-"""They explain failures at length, which are told in one line here."""
+"""Loggers that explain failures at length; errors here have one line."""
 
 
 class TorchFrontEnd:
-    """Takes (module, example inputs), perhaps with keyword inputs or a loss: what a call of the module takes."""
+    """Accepts (module, example inputs), optionally with keyword inputs or a loss: the arguments of a module call."""
 
     package = "torch"
     extra = "torch"
@@ -67,13 +67,13 @@ class TorchFrontEnd:
         return replace(trace, call=recorded_call(torch, positional, keywords, has_loss=loss is not None))
 
     def without_weights(self) -> AbstractContextManager[object]:
-        """Return a context in which tensors have shapes alone."""
+        """Return a context in which tensors have only shapes."""
         context: AbstractContextManager[object] = without_values(framework("torch", "torch"))
         return context
 
 
 Loss = Callable[[Any, Any], Any]
-"""A loss of what a module returns and of targets, such as `torch.nn.CrossEntropyLoss()`."""
+"""A loss of a module's result and targets, such as `torch.nn.CrossEntropyLoss()`."""
 
 
 def trace_module(
@@ -86,10 +86,16 @@ def trace_module(
 ) -> Trace:
     """Return the trace of a torch module called with example inputs; no weight's value is read.
 
-    loss: of what the module returns and of targets, which are the last of the inputs then.
+    The module is traced in evaluation mode (dropout does nothing), and restored afterwards.
 
-    The module is traced as it is outside training (dropout does nothing), and left as it was. Raises ModelError where
-    it cannot be: control flow that depends on values, sizes that do, a GPU that is not there, a call that fails.
+    Args:
+        module: The module.
+        arguments, keywords: Its example inputs.
+        name: Name of the trace.
+        loss: Function of the module's result and of targets, which are then the last of the inputs.
+
+    Raises:
+        ModelError: It cannot be traced: control flow or sizes depend on values, a GPU is missing, or a call fails.
     """
     torch = framework("torch", "torch")
     module = unwrapped(torch, module)
@@ -107,9 +113,9 @@ def as_trained(
     loss: Loss | None,
     unknown: str = "",
 ) -> Trace:
-    """Return a module's trace with why programs would not train it as it trains itself, as far as that is known.
+    """Return a module's trace with the reason why programs would not train it as it trains itself, as far as known.
 
-    unknown: why that is not known, where its training cannot be recorded; by default what stopped the recording.
+    unknown: reason to give if its training cannot be recorded; default: the error of the recording.
     """
     try:
         with _as_called(torch, module, arguments, dict(keywords), loss, []):
@@ -121,10 +127,10 @@ def as_trained(
 
 
 def values_of(source: Any, names: Iterable[str], *, batch: int | None = None) -> dict[str, Any]:
-    """Return weights, buffers and what a module computes of these alone as tensors, by their names in its trace.
+    """Return weights, buffers and values computed only from these as tensors, by their names in the module's trace.
 
-    source, batch: those of the trace. Values that the module does not have, or computes of its inputs, are left out;
-    ModelError for a weight that was made without values.
+    source, batch: those of the trace. Values that the module does not have, or computes from its inputs, are omitted;
+    ModelError for a weight without values.
     """
     torch = framework("torch", "torch")
     module = unwrapped(torch, source[0] if isinstance(source, list | tuple) else source)
@@ -162,7 +168,7 @@ def call_of(torch: Any, source: object, batch: int | None) -> tuple[Any, tuple[A
             "tensors on the device 'meta' will do"
         )
     module, given, *more = source
-    # Some libraries' dicts of inputs (of tokens, say) are mappings without being dicts.
+    # Some libraries' dicts of inputs (such as tokens) are mappings, but not dicts.
     keywords: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
     positional = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, list | tuple) else (given,)
     loss: Loss | None = None
@@ -186,11 +192,11 @@ def call_of(torch: Any, source: object, batch: int | None) -> tuple[Any, tuple[A
     return module, positional, keywords, loss
 
 
-# -- what is recorded of a call
+# -- recording a call
 
 
 def recorded_call(torch: Any, positional: tuple[Any, ...], keywords: Mapping[str, Any], *, has_loss: bool) -> str:
-    """Return what a module is called with as JSON, tensors by their shapes and types; "" where it cannot be told so."""
+    """Return a module's call arguments as JSON, tensors by their shapes and types; "" where that is impossible."""
 
     def told(item: Any) -> Any:
         if isinstance(item, torch.Tensor):
@@ -217,7 +223,7 @@ def recorded_call(torch: Any, positional: tuple[Any, ...], keywords: Mapping[str
 def call_inputs(call: str) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
     """Return the inputs of a recorded call, tensors without values, and whether its last one is a loss's targets.
 
-    Raises ModelError where it is none that was recorded.
+    Raises ModelError for text that is not a recorded call.
     """
     torch = framework("torch", "torch")
 
@@ -262,9 +268,9 @@ def exported(
     loss: Loss | None = None,
     on_output: Callable[[Any], object] = lambda _: None,
 ) -> tuple[Any, tuple[str, ...]]:
-    """Return the exported program of a module and what was assumed; ModelError where it cannot be traced.
+    """Return the exported program of a module, and assumptions; ModelError where it cannot be traced.
 
-    on_output: is given what the module returns, with tensors without values, whenever it is called.
+    on_output: called with the module's result, with tensors without values, whenever it is called.
     """
     notes: list[str] = []
 
@@ -292,18 +298,18 @@ def ready_to_trace(
     notes: list[str],
     on_output: Callable[[Any], object] = lambda _: None,
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Have a module return tensors alone, its loss where one is given; yield the inputs to trace it with.
+    """Make a module return only tensors, or its loss where one is given; yield the inputs to trace it with.
 
     Args:
         torch: PyTorch.
-        module: The module; it is left as it was.
+        module: The module; it is restored afterwards.
         arguments, keywords: Its example inputs.
-        loss: Of what it returns and of targets, or None.
-        notes: What is assumed is added here.
-        on_output: Called with what the module returns, whenever it is called.
+        loss: Function of its result and of targets, or None.
+        notes: Receives assumptions.
+        on_output: Called with the module's result, whenever it is called.
 
     Raises:
-        ModelError: The module cannot be traced; any error of the body becomes one, with the user's line.
+        ModelError: The module cannot be traced; any error of the body is converted, with the user's line.
     """
     check_tensors(torch, module)
     arguments, keywords = _apart(torch, (arguments, dict(keywords)))
@@ -317,11 +323,11 @@ def ready_to_trace(
         hook = module.register_forward_hook(hooked)
         stack.callback(hook.remove)
         given = stack.enter_context(on_one_device(torch, module, (arguments, keywords)))
-        # Distributions ask for the values of their parameters otherwise.
+        # Distributions would otherwise read the values of their parameters.
         distribution = torch.distributions.Distribution
         stack.callback(distribution.set_default_validate_args, distribution._validate_args)
         distribution.set_default_validate_args(False)
-        # What the module prints is no result of ours; what torch prints of its failures is told in one line.
+        # Output of the module is discarded, and torch's explanations of failures are reduced to one line here.
         stack.enter_context(redirect_stdout(sys.stderr))
         stack.enter_context(redirect_stderr(io.StringIO()))
         try:
@@ -349,14 +355,14 @@ def _as_called(
         stack.enter_context(_exportable_experts(module, notes))
         ctc_operator(torch)
         stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-        # The fast path has a whole encoder layer as one operator that nothing more is known of.
+        # The fast path computes a whole encoder layer in one opaque operator.
         torch.backends.mha.set_fastpath_enabled(False)
         yield
 
 
 @contextmanager
 def _returning(loss: Loss, module: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[None]:
-    """Have a module return the loss of what it computes; it takes the targets as the last of its inputs."""
+    """Make a module return the loss of its result; it takes the targets as the last of its inputs."""
     original = module.forward
     is_named = bool(keywords)
     last = "targets" if "targets" in keywords or not is_named else list(keywords)[-1]
@@ -388,7 +394,7 @@ def _returning(loss: Loss, module: Any, arguments: tuple[Any, ...], keywords: Ma
 
 
 def _apart(torch: Any, given: Any) -> Any:
-    """Return example inputs of which each is a tensor of its own: `torch.export` takes the same one for one input."""
+    """Return example inputs as distinct tensors: `torch.export` treats a repeated tensor as one input."""
     seen: set[int] = set()
 
     def own(tensor: Any) -> Any:
@@ -400,7 +406,7 @@ def _apart(torch: Any, given: Any) -> Any:
 
 
 def traced(torch: Any, module: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Return the program; control flow and sizes that depend on what the module makes itself are known."""
+    """Return the program; control flow and sizes that depend on tensors made by the module itself are known."""
     try:
         program = torch.export.export(module, positional, named, strict=False)
         examples = (node.meta.get("val") for node in program.graph.nodes)
@@ -414,15 +420,15 @@ def traced(torch: Any, module: Any, positional: tuple[Any, ...], named: dict[str
 
 
 def _plain(torch: Any, program: Any) -> Any:
-    """Return the program with its regions in line, nothing written over, and unknown operators taken apart by torch."""
-    # Assertions give nothing that anyone reads, and tracing a program again takes as long as at first.
+    """Return the program with its regions inlined, in functional form, and unknown operators decomposed by torch."""
+    # Assertions have no results, and tracing a program again takes as long as the first time.
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
     calls = [node.target for node in nodes if node.users or _is_mutable(torch, node.target)]
     operators = {target for target in calls if isinstance(target, torch._ops.OpOverload)}
     unknown = {t for t in operators if t._schema.name.rpartition("::")[2].rstrip("_") not in TRANSLATIONS}
     for node in nodes:
         if str(getattr(node.target, "__name__", "")).partition(".")[0] == "dropout" and len(node.args) > 1:
-            # Outside training it is a copy, which stays where the program is taken apart, with what is told here.
+            # Outside training it is a copy, which decomposition preserves with its annotations.
             node.meta["custom"] = {**node.meta.get("custom", {}), "rate": float(node.args[1])}
             node.target, node.args, node.kwargs = torch.ops.aten.clone.default, node.args[:1], {}
     writes = any(_is_mutable(torch, target) for target in operators)
@@ -433,14 +439,14 @@ def _plain(torch: Any, program: Any) -> Any:
 
 
 def _of_shapes(torch: Any, program: Any) -> Any:
-    """Return the program where what asks a tensor for its shape and its type alone is made of these.
+    """Return the program with operators that only use a tensor's shape and type replaced by factories.
 
-    Such a value would seem to need all that the tensor was computed of.
+    Otherwise their results would seem to depend on everything that the tensor was computed from.
     """
     aten = torch.ops.aten
     kinds = {"empty": aten.empty.memory_format, "zeros": aten.zeros.default, "ones": aten.ones.default}
     kinds["full"] = aten.full.default
-    # What fills it comes behind the tensor, and the shape where that is told.
+    # The fill value follows the tensor, and the shape, if given.
     likes = {getattr(aten, f"{kind}_like").default: (made_by, 1) for kind, made_by in kinds.items()}
     likes |= {getattr(aten, f"new_{kind}").default: (made_by, 2) for kind, made_by in kinds.items()}
     for node in program.graph.nodes:
@@ -457,7 +463,7 @@ def _of_shapes(torch: Any, program: Any) -> Any:
 
 
 def _is_mutable(torch: Any, target: Any) -> bool:
-    """Whether an operator writes into what it reads."""
+    """Return whether an operator writes into its operands."""
     return isinstance(target, torch._ops.OpOverload) and bool(target._schema.is_mutable)
 
 
@@ -481,7 +487,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _outside_training(module: Any) -> Iterator[None]:
-    """Switch a module to evaluation, and each part of it back to what it was."""
+    """Switch a module to evaluation, and restore the mode of each part of it."""
     was_training = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -505,7 +511,7 @@ def _exportable_experts(module: Any, notes: list[str]) -> Iterator[None]:
             try:
                 put("grouped_mm")
             except ValueError:
-                # It has no experts, or of one implementation alone.
+                # It has no experts, or only one implementation of them.
                 continue
             stack.callback(put, found)
             if not notes:
@@ -525,7 +531,7 @@ def _returned(torch: Any, output: Any) -> Any:
 
 
 def tensors_of(torch: Any, output: Any) -> Iterator[Any]:
-    """Yield the tensors in what a module returns, in order."""
+    """Yield the tensors in a module's result, in order."""
     if isinstance(output, torch.Tensor):
         yield output
         return
@@ -544,7 +550,7 @@ def tensors_of(torch: Any, output: Any) -> Iterator[Any]:
 
 
 def failure(error: BaseException) -> str:
-    """Return what is said of an error that `torch.export` raised: what was found, at which operator, in which line."""
+    """Describe an error of `torch.export`: what was found, in which operator, on which line."""
     place, text = _place(error), _explanation(error)
     if text:
         return text.format(place=place, operator=_operator(error) or "a branch or loop on a tensor's values")
@@ -556,7 +562,7 @@ def _explanation(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Return " at file:line (source)" of the innermost frame of the user's in a traceback, "" where there is none."""
+    """Return " at file:line (source)" of the innermost user frame in a traceback, "" where there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not is_framework(frame.filename):
             source = (frame.line or linecache.getline(frame.filename, frame.lineno or 0)).strip()
@@ -612,4 +618,4 @@ _EXPLANATIONS: tuple[tuple[Callable[[BaseException], bool], str], ...] = (
     (_named("GuardOnDataDependentSymNode", "DataDependentOutputException"), _CONTROL_FLOW),
     (_says("data-dependent", "dynamic control flow", "cannot be called on meta tensors"), _CONTROL_FLOW),
 )
-"""Texts by what they apply to; the first one wins."""
+"""Messages by the errors they apply to; the first match is used."""

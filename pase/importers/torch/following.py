@@ -1,6 +1,6 @@
-"""What of a module's forward pass tracing would lose or take for something else, done by steps that it follows.
+"""Trace constructs of a module's forward pass that tracing would otherwise lose or misinterpret.
 
-Each of these is in effect while a module's own graph is captured, and is taken back afterwards.
+All replacements are active while a module's own graph is captured, and are undone afterwards.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,17 +13,17 @@ from pase.importers.torch.program import here
 
 @contextmanager
 def followed(torch: Any, module: Any) -> Iterator["Checkpoints"]:
-    """Have tracing follow a module: its regions without gradients, its checkpoints, and the buffers it assigns.
+    """Trace a module's regions without gradients, its checkpoints, and its assignments to buffers correctly.
 
     Args:
         torch: PyTorch.
-        module: The module that is traced.
+        module: The module to trace.
 
     Yields:
-        What runs checkpoints.
+        The object that runs checkpoints.
 
     Raises:
-        ModelError: The forward pass changes what a graph cannot.
+        ModelError: The forward pass changes state that a graph cannot represent.
     """
     checkpoints = Checkpoints(torch, module)
     with ExitStack() as stack:
@@ -35,7 +35,7 @@ def followed(torch: Any, module: Any) -> Iterator["Checkpoints"]:
 
 
 def _calls(torch: Any) -> Any:
-    """Return a mode in which `tensor.data` detaches, and what returns its own argument leaves that as it is."""
+    """Return a mode in which `tensor.data` detaches, and functions that return their argument leave it unchanged."""
     from torch.fx.experimental import proxy_tensor
 
     data = torch.Tensor.data
@@ -57,9 +57,9 @@ def _calls(torch: Any) -> Any:
             return self._without_gradients(function, args, given)
 
         def _without_gradients(self, function: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
-            """Call a function, and have its arguments stay nodes that gradients flow through.
+            """Call a function so that its arguments remain nodes through which gradients flow.
 
-            `weight.flatten(1)` of a matrix is the weight itself, which tracing takes for the result of the call.
+            `weight.flatten(1)` of a matrix is the weight itself, which tracing would take for the result of the call.
             """
             mode = proxy_tensor.get_proxy_mode()
             if mode is None:
@@ -77,7 +77,7 @@ def _calls(torch: Any) -> Any:
 
 @contextmanager
 def _inference_as_no_grad(torch: Any) -> Iterator[None]:
-    """Have `torch.inference_mode()` be `torch.no_grad()`: results differ in what may be done with them alone."""
+    """Replace `torch.inference_mode()` by `torch.no_grad()`: they only differ in how results may be used."""
     inference = torch.inference_mode
     methods = inference.__enter__, inference.__exit__
 
@@ -123,7 +123,7 @@ def _assigned_buffers(torch: Any, module: Any) -> Iterator[None]:
         if not values:
             return output
         storages = {before[name].untyped_storage()._cdata for name in values}
-        # What it was before may be returned, or assigned to another buffer.
+        # The previous value may be returned, or assigned to another buffer.
         output = torch.utils._pytree.tree_map_only(
             torch.Tensor, lambda x: x.clone() if x.untyped_storage()._cdata in storages else x, output
         )
@@ -142,10 +142,10 @@ def _assigned_buffers(torch: Any, module: Any) -> Iterator[None]:
 
 
 class Checkpoints:
-    """Runs what a module recomputes in its backward pass: a graph contains what is computed, once.
+    """Runs checkpointed functions inline: a graph contains each computation once.
 
-    A recomputation writes into buffers once more. That is followed for batch normalisation, but for that in checkpoints
-    within others, whose recomputation may stop before it; other buffers are refused.
+    A recomputation writes into buffers again. This is reproduced for batch normalisation, except in nested checkpoints,
+    whose recomputation may stop before it; writes to other buffers are rejected.
 
     Args:
         torch: PyTorch.
@@ -158,7 +158,7 @@ class Checkpoints:
 
     @contextmanager
     def run_in_line(self) -> Iterator[None]:
-        """Have `torch.utils.checkpoint.checkpoint(…, use_reentrant=False)` call its function alone."""
+        """Make `torch.utils.checkpoint.checkpoint(…, use_reentrant=False)` only call its function."""
         from torch.utils import checkpoint
 
         name = "_checkpoint_without_reentrant_generator"
@@ -180,7 +180,7 @@ class Checkpoints:
         """Return what `checkpoint(function, *args, use_reentrant=True)` does."""
         torch = self._torch
         if not any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
-            # Its results have no gradient then, whatever they are computed of.
+            # Its results then have no gradient, regardless of their operands.
             with torch.no_grad():
                 return function(*args)
         with self._recomputed():
@@ -212,7 +212,7 @@ class Checkpoints:
         return isinstance(part, self._torch.nn.modules.batchnorm._BatchNorm)
 
     def _normalised(self, part: Any, given: tuple[Any, ...], _: Any) -> None:
-        """Update kept statistics once more, as the recomputation will."""
+        """Update running statistics a second time, as the recomputation will."""
         if self._depth == 1 and self._is_norm(part) and part.training and part.track_running_stats:
             with self._torch.no_grad():
                 part.forward(given[0].detach())

@@ -1,7 +1,7 @@
-"""Gradients that a forward pass computes (of a penalty, an energy or an equation), traced as calls like all others.
+"""Gradients that a forward pass computes (of a penalty, an energy or an equation), traced like all other calls.
 
-The backward pass runs while the forward pass is traced, so that the graph has its operators. It reads what the forward
-pass saved, which has to be what nodes give: functions that are made of others are taken apart for that.
+The backward pass runs while the forward pass is traced, so that the graph has its operators. It reads the saved tensors
+of the forward pass, which must be results of nodes: composite functions are decomposed for that.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,14 +19,14 @@ class _InnerGradientsError(ModelError):
 
 
 def with_inner_gradients(torch: Any, trace: Callable[[bool], Program]) -> Program:
-    """Trace a module, and once more if its forward pass computes gradients.
+    """Trace a module, and trace it again if its forward pass computes gradients.
 
     Args:
         torch: PyTorch.
-        trace: Traces it; is given whether gradients are computed, for which gradients have to be enabled.
+        trace: Traces it; receives whether gradients are computed, for which gradients have to be enabled.
 
     Raises:
-        ModelError: The module computes gradients in a way that cannot be followed.
+        ModelError: The module computes gradients in an unsupported way.
     """
     try:
         with _followed(torch, is_followed=False):
@@ -133,7 +133,7 @@ def _functional(torch: Any) -> Iterator[None]:
 
 @contextmanager
 def _taken_apart() -> Iterator[None]:
-    """Have functions that are made of others traced as these, which are what autograd saves tensors of."""
+    """Trace composite functions as their parts, whose tensors autograd saves."""
     from torch.fx.experimental import proxy_tensor
 
     original = proxy_tensor.maybe_handle_decomp

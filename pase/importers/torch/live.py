@@ -1,8 +1,8 @@
-"""`trace_live`: a module as the graph has it, and how each thing that the graph names is had of the module as it runs.
+"""`trace_live`: a module's graph, and the objects of the running module that correspond to names in the graph.
 
-A graph knows weights, constants, inputs and outputs by names. Whoever runs the module under a plan needs, beside the
-graph, the module's own parameters and buffers behind these names, what the module computes of its inputs before a layer
-reads it (labels that are moved one place on, masks, positions), and the structure of what it returns.
+A graph has names of weights, constants, inputs and outputs. To run the module under a plan, one also needs the module's
+own parameters and buffers for these names, the values that it computes from its inputs before a layer reads them
+(shifted labels, masks, positions), and the structure of its result.
 """
 
 import inspect
@@ -40,12 +40,13 @@ Tensor = str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveWeight:
-    """A parameter of the module behind a layer's weight.
+    """A parameter of the module that provides a layer's weight.
 
-    parameter: its name, one that `named_parameters` yields: tied weights have one. row: the first row of it that is
-    read where the layer's weight is rows of a larger one (a view), else None. use: how the layer reads it, as
-    `weights.read_as` has it; the elements, row-major, are those of the layer's weight. shape: of what is read so before
-    the use, as the module has it under the name that the trace has.
+    Attributes:
+        parameter: Its name among `named_parameters`; tied weights have one.
+        row: First row that is read if the layer's weight consists of rows of a larger parameter (a view), else None.
+        use: How the layer reads it, as in `weights.read_as`; the elements, row-major, are those of the layer's weight.
+        shape: Shape before the use, of the tensor with the trace's name in the module.
     """
 
     parameter: str
@@ -56,12 +57,15 @@ class LiveWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveConstant:
-    """What a constant of a layer's body is of the module.
+    """The module's counterpart of a constant in a layer's body.
 
-    use: how it is read of a value, by the value's name in a `Part`. buffer: the module's buffer that the value is, ""
-    for what is computed or written into the source. inputs: the inputs of the module that the value depends on: it is
-    another one in every step then. parameters: those that it is computed of; it has no gradient. is_random: drawn anew
-    in every step, the same on all ranks. is_written: computed of a buffer that calls of the module write.
+    Attributes:
+        use: How it is read from a value, by the value's name in a `Part`.
+        buffer: Buffer of the module that the value is, "" for values that are computed or literals.
+        inputs: Inputs of the module that the value depends on: it then differs in every step.
+        parameters: Parameters from which it is computed; it has no gradient.
+        is_random: Whether it is drawn in every step, the same on all ranks.
+        is_written: Whether it is computed from a buffer that calls of the module write.
     """
 
     use: Use
@@ -79,11 +83,14 @@ class LiveConstant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveInput:
-    """What a layer reads that no layer makes.
+    """A value that a layer reads and no layer computes.
 
-    name: of the program's input, as the layer's body has it. use: how it is read of a value of the module, by the
-    value's name in a `Part`; a value that is one of the module's inputs has that one's name. inputs: the inputs of the
-    module that it is computed of. is_given: whether it is one of these, or the same elements in another shape.
+    Attributes:
+        name: Name of the program's input in the layer's body.
+        use: How it is read from a value of the module, by the value's name in a `Part`; inputs of the module keep their
+            names.
+        inputs: Inputs of the module from which it is computed.
+        is_given: Whether it is one of these, possibly in another shape.
     """
 
     name: str
@@ -96,11 +103,14 @@ class LiveInput:
 class LiveOutput:
     """A tensor that the module returns.
 
-    name: its own. layer: that computes it, "" where none does; output: in what order of dims the layer has it then;
-    part: which range of one of the layer's dims it is, None for all that the layer writes. is_moved: whether it has
-    the layer's points in an order that no dims of the layer give.
-    inputs: those of the module that a value which no layer computes depends on: a `Part` gives it. problem: why it
-    cannot be had, "" if it can.
+    Attributes:
+        name: Its name.
+        layer: Layer that computes it, "" for none.
+        output: Order of dims in which that layer has it.
+        part: Range of one of the layer's dims that it is, None for all of the layer's output.
+        is_moved: Whether it has the layer's points in an order that permuting dims does not give.
+        inputs: Inputs of the module on which a value depends that no layer computes: a `Part` returns it.
+        problem: Why it cannot be returned, "" if it can.
     """
 
     name: str
@@ -115,12 +125,12 @@ class LiveOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveLookup:
-    """Whole numbers, computed of the module's inputs alone, by which an operator looks something up.
+    """Integers, computed from only the module's inputs, by which an operator looks something up.
 
     Attributes:
         value: Their name in a `Part`.
-        stop: They are from 0 to less than this.
-        ignored: A number that stands for no place, or None.
+        stop: Upper bound (exclusive); the lower bound is 0.
+        ignored: A number that denotes no index, or None.
         what: The operator and its line, for messages.
     """
 
@@ -132,11 +142,14 @@ class LiveLookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a module computes of its inputs, buffers and weights before any layer, as a graph of torch's own calls.
+    """Values that a module computes from its inputs, buffers and weights before any layer, as a graph of torch calls.
 
-    graph: a `torch.fx.GraphModule`. inputs: the names of those of the module's inputs that it takes, then state: those
-    of its parameters and buffers, all positional and in order. names: of what it returns, a tuple. draws: whether it
-    takes, behind these, the key of a step by which it draws random numbers.
+    Attributes:
+        graph: A `torch.fx.GraphModule`.
+        inputs: Names of the module's inputs that it takes by position.
+        state: Names of parameters and buffers that follow them.
+        names: Names of its results, a tuple.
+        draws: Whether it also takes the key of a step, with which it draws random numbers.
     """
 
     graph: Any
@@ -146,7 +159,7 @@ class Part:
     draws: bool = False
 
     def __call__(self, inputs: Mapping[str, Any], state: Mapping[str, Any], key: Any = None) -> dict[str, Any]:
-        """Return the values, by name; inputs, state: tensors by name, of which it takes what it needs."""
+        """Return the values, by name; inputs, state: tensors by name, which may include unused ones."""
         given = (*(inputs[name] for name in self.inputs), *(state[name] for name in self.state))
         given = (*given, key) if self.draws else given
         return dict(zip(self.names, self.graph(*given), strict=True))
@@ -154,21 +167,21 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveModel:
-    """A module that was traced so that it can be run under a plan.
+    """A traced module that can be run under a plan.
 
     Attributes:
-        model: The graph, by `model.graph`, and what every pass left of the module.
-        weights: The module's parameters by (layer, tensor): one for each read of a parameter in the graph.
-        constants: What the constants of bodies are of the module, by (layer, constant).
-        inputs: What each read that no layer makes and that is no parameter is of the module, by (layer, read).
+        model: The graph, as `model.graph`, and the trace after every pass.
+        weights: The module's parameters by (layer, tensor), for each read of a parameter in the graph.
+        constants: The module's counterparts of constants in bodies, by (layer, constant).
+        inputs: The module's counterpart of each read that neither a layer nor a parameter provides, by (layer, read).
         outputs: The tensors that the module returns, in order; each tensor once.
-        lookups: Numbers of inputs that have to be within bounds, which steps on shards do not check.
-        call: How the module is called: `call.bound(args, kwargs)` gives its inputs by name.
-        statistics: For each layer that normalises by kept statistics: the module that has them, by its name, so that
+        lookups: Input indices whose bounds must be checked, as steps on shards do not check them.
+        call: How the module is called: `call.bound(args, kwargs)` returns its inputs by name.
+        statistics: For each layer that normalises by running statistics: name of the module that has them, so that
             training updates its `running_mean`, `running_var` and `num_batches_tracked`.
         unread: Names of parameters that no layer reads.
-        notes: What was assumed, in words.
-        graphs: The module's own graphs, by whether they are of training; none where it cannot be captured.
+        notes: Assumptions, in words.
+        graphs: The module's own graphs, by whether they are of training; empty where it cannot be captured.
     """
 
     model: ImportedModel
@@ -186,31 +199,35 @@ class LiveModel:
     graphs: Mapping[bool, Captured]
 
     def part(self, names: Iterable[str], *, device: object = None) -> Part:
-        """Return what computes values of the module, by their names, of its inputs, buffers and weights.
+        """Return the graph that computes values of the module from its inputs, buffers and weights.
 
-        names: of values that `constants`, `inputs` and `outputs` name by their uses, or by their own names. device:
-        where it runs; by default where the module is. ModelError where a value depends on what layers compute.
+        Args:
+            names: Names of values, as in the uses of `constants`, `inputs` and `outputs`, or their own names.
+            device: Device to run it on; default: the module's.
+
+        Raises:
+            ModelError: A value depends on results of layers.
         """
         return self.program.part(tuple(dict.fromkeys(names)), device)
 
     def returned(self, tensors: Sequence[Any]) -> Any:
-        """Return what the module returns, in its structure; tensors: of `outputs`, in order."""
+        """Return the module's result, in its structure; tensors: those of `outputs`, in order."""
         return _mapped(lambda item: tensors[item] if isinstance(item, _Place) else item, self.structure)
 
 
 def trace_live(source: Any, *, batch: int | None = None) -> LiveModel:
     """Trace a PyTorch module so that it can be run under a plan of its graph; no weight's value is read.
 
-    The module is left as it was. It may be on any device, the device 'meta' included. Nothing that is returned holds
-    the module: whoever runs it gives `Part` its parameters and buffers, by the names of its `state_dict` (and those of
+    The module is restored afterwards. It may be on any device, including 'meta'. Nothing in the result refers to the
+    module: callers pass its parameters and buffers to `Part`, by their names in its `state_dict` (and by those of
     buffers that are not part of it).
 
     Args:
-        source: (module, example inputs), as `load` takes it; the inputs' values are of no matter.
-        batch: Examples in a step, where these are others than in the inputs.
+        source: (module, example inputs), as for `load`; the inputs' values are ignored.
+        batch: Examples in a step, if it differs from that of the inputs.
 
     Returns:
-        The graph and the module's side of it. To compare the graph with that of a plan, see
+        The graph and the module's counterparts. To compare the graph with that of a plan, see
         `pase.importers.frameworks.difference`.
 
     Raises:
@@ -230,11 +247,11 @@ def trace_live(source: Any, *, batch: int | None = None) -> LiveModel:
             graphs[trains] = captured(torch, module, positional, keywords, loss, trains=trains)
     except ModelError as error:
         graphs.clear()
-        # Its translation trains it, where that is known to be what the module does.
+        # Its translation trains it, where that is known to equal the module's own training.
         trace = as_trained(torch, trace, module, positional, keywords, loss, unknown=str(error))
         trace = replace(trace, notes=(*trace.notes, f"the module's own graph is not run: {error}"))
     else:
-        # What the module's own graph drops in attention is dropped.
+        # Dropout of attention weights in the module's own graph applies.
         untrue = {*dropped_in_attention(module, reader.attentions)}
         trace = replace(trace, notes=tuple(note for note in trace.notes if note not in untrue))
     recorded: dict[str, Scalar] = {} if batch is None else {"batch": batch}
@@ -274,7 +291,7 @@ def trace_live(source: Any, *, batch: int | None = None) -> LiveModel:
 
 
 def _inputs(model: ImportedModel, own: "_Program") -> dict[tuple[Layer, int], LiveInput]:
-    """Return what every read of the graph is that no layer makes and that is no parameter."""
+    """Return the module's counterpart of every read that neither a layer nor a parameter provides."""
     found = {}
     for operator in model.graph.operators:
         for i, access in enumerate(operator.reads):
@@ -292,9 +309,9 @@ def _inputs(model: ImportedModel, own: "_Program") -> dict[tuple[Layer, int], Li
 
 
 def _output(model: ImportedModel, own: "_Program", name: str) -> LiveOutput:
-    """Return where an output of the module is had."""
+    """Return the source of an output of the module."""
     shape = own.trace.values[name].shape
-    # What changes nothing is gone after the first pass: such an output is what is behind it.
+    # No-ops are gone after the first pass: such an output is the value behind it.
     behind = dict(zip(own.trace.outputs, model.traces[1].outputs, strict=True))[name]
     for operator in model.graph.operators:
         for output in operator.body.outputs if operator.body else ():
@@ -336,7 +353,7 @@ _BY_LABEL = frozenset(
 _BY_ROW = frozenset({"embedding", "embedding_bag", "_embedding_bag"})
 _BY_PLACE = frozenset({"gather", "index_select"})
 _IGNORED = -100
-"""The label that losses leave out where they are not told another one."""
+"""The label that losses ignore by default."""
 
 
 def _lookups(own: "_Program") -> Iterator[LiveLookup]:
@@ -397,14 +414,14 @@ class _Program:
 
     @cached_property
     def given(self) -> dict[Any, Value]:
-        """The inputs of the module, by the nodes that stand for them."""
+        """Inputs of the module, by the nodes that represent them."""
         own = {leaf.value.name for leaf in self.trace.leaves if leaf.role == "input"}
         found = {node: self.reader.made.get(node.name) for node in self.program.graph.nodes if node.op == "placeholder"}
         return {node: value for node, value in found.items() if isinstance(value, Value) and value.name in own}
 
     @cached_property
     def held(self) -> dict[str, str]:
-        """The names of parameters and buffers, by those of the nodes that stand for them."""
+        """Names of parameters and buffers, by those of the nodes that represent them."""
         signature = self.program.graph_signature
         return {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
 
@@ -420,7 +437,7 @@ class _Program:
         return tuple(value.name for value in values if isinstance(value, Value))
 
     def constant(self, use: Use) -> LiveConstant:
-        """Return what a constant is of the module."""
+        """Return the module's counterpart of a constant."""
         nodes = self.needed([use.value])
         own = self.made.get(use.value, (None, None))[0]
         buffer = self.program.graph_signature.inputs_to_buffers.get(getattr(own, "name", ""), "")
@@ -449,7 +466,7 @@ class _Program:
         return [node for use in self.trace.producer[name].inputs for node in self._nodes(use.value)]
 
     def is_of_inputs(self, node: Any) -> bool:
-        """Return whether a node is computed of inputs of the module and of nothing else that it has."""
+        """Return whether a node is computed from only inputs of the module."""
         needed = behind(self.program, [node])
         leaves = [each for each in needed if each.op != "call_function"]
         is_known = all(each in self.given for each in leaves) and not any(map(self._is_random, needed))
@@ -470,7 +487,7 @@ class _Program:
             env[node] = graph.placeholder(node.name)
         for node in state:
             if self.held[node.name] in self.written:
-                # What is saved for the backward pass has to stay as it was.
+                # Tensors saved for backward must not change.
                 env[node] = graph.call_function(torch.ops.aten.clone.default, (env[node],))
 
         def placed(item: Any) -> Any:
@@ -556,15 +573,18 @@ def _step(torch: Any, graph: Any, node: Node, operands: Sequence[Any], trace: Tr
     )
 
 
-# -- how the module is called
+# -- the call of the module
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveCall:
-    """How the module was called when it was traced.
+    """The traced call of a module.
 
-    names: of its inputs that are tensors, in order, as the trace has them. shapes: of these. positional, keywords: the
-    names of the forward pass's parameters that were given so; positional is a number where these have no names.
+    Attributes:
+        names: Names of its tensor inputs, in order, as in the trace.
+        shapes: Their shapes.
+        positional, keywords: Names of the parameters of the forward pass that were passed in either way; positional is
+            a number where these have no names.
     """
 
     names: tuple[str, ...]
@@ -582,10 +602,12 @@ class LiveCall:
         kwargs: Mapping[str, Any],
         parts: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     ) -> dict[str, Any]:
-        """Return the module's inputs by name; ModelError where the call is another one than was traced.
+        """Return the module's inputs by name; ModelError where the call differs from the traced one.
 
-        Each may be given by position or by its name; what was left out when the module was traced has to be now, or is
-        given as its default. parts: shapes that inputs, by name, may have instead.
+        Arguments may be given by position or by name; those omitted in the traced call must be omitted, or equal their
+        default.
+
+        parts: shapes that inputs, by name, may have instead.
         """
         given = self._arranged(args, kwargs)
         leaves, spec = self._flatten(given)
@@ -620,11 +642,11 @@ class LiveCall:
         numbers: Iterable[int],
         part: Callable[[str, Any, int], Any],
     ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Yield the arguments of some calls; part: returns what a call, by its number, has of an input, by name."""
+        """Yield the arguments of several calls; part: returns a call's part of an input, by the call's number."""
         given = self._arranged(args, kwargs)
         leaves, spec = self._flatten(given)
         if spec != self._spec:
-            yield given  # `bound` says what is wrong.
+            yield given  # `bound` reports the error.
             return
         names = [name if isinstance(expected, tuple) else "" for name, expected in self._leaves]
         for number in numbers:
@@ -693,15 +715,15 @@ def _call(
     )
 
 
-# -- the structure of what a module returns
+# -- the structure of a module's result
 
 
 class _Place(int):
-    """Where a tensor stands in what a module returns: the number of it among the outputs."""
+    """Position of a tensor in a module's result: its number among the outputs."""
 
 
 def _structure(torch: Any, output: Any) -> Any:
-    """Return what a module returned with the places of tensors in place of these; caches and the like are None."""
+    """Return a module's result with tensors replaced by places; caches and similar objects become None."""
     numbers: dict[int, int] = {}
 
     def told(item: Any) -> Any:
@@ -713,7 +735,7 @@ def _structure(torch: Any, output: Any) -> Any:
 
 
 def _mapped(function: Callable[[Any], Any], item: Any) -> Any:
-    """Return what a module returns with a function applied to all that is no record, no mapping and no list in it."""
+    """Return a module's result with a function applied to all leaves of its records, mappings and lists."""
     if _is_record(item):
         return _with_items(item, {own.name: _mapped(function, getattr(item, own.name)) for own in fields(item)})
     if isinstance(item, Mapping):
@@ -731,7 +753,7 @@ def _is_record(item: Any) -> bool:
 
 
 def _with_items(record: Any, items: Mapping[str, Any]) -> Any:
-    """Return a dataclass with other items; one that is a dict, too (those of transformers), with these as its own."""
+    """Return a dataclass with other items; one that is also a dict (as in transformers) with these as its items."""
     if isinstance(record, Mapping):
         return type(record)(**{name: value for name, value in items.items() if value is not None})
     found = copy(record)

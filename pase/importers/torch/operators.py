@@ -1,4 +1,4 @@
-"""PyTorch's operators in the vocabulary: what moves elements, functions of points and along dims, losses, products."""
+"""Translations of PyTorch operators: data movement, elementwise functions, functions along dims, losses, products."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -68,7 +68,7 @@ def repeat(call: Call) -> None:
 
 
 def repeat_interleave(call: Call) -> None:
-    """Write every element of a dim so many times; of a dim [n] that is [n, r] put together."""
+    """Append the repetition of every element of a dim; for a dim [n] that is [n, r] merged."""
     x, times, dim = call.x, call.get("repeats"), call.get("dim")
     if not isinstance(times, int) or len(call.tensors) != 1:
         return call.opaque(over=range(0 if dim is None else dim % len(x.shape), len(x.shape)))
@@ -104,7 +104,7 @@ def as_pairs(call: Call) -> None:
 
 
 def rearrange(call: Call) -> None:
-    """Write channels as pixels, pixels as channels, or channels of several groups in turn."""
+    """Append pixel shuffling or its inverse, or channel shuffling."""
     match call.name:
         case "pixel_shuffle":
             (*lead, c, h, w), r = call.x.shape, call.get("upscale_factor")
@@ -175,7 +175,7 @@ def pad(call: Call) -> None:
 
 
 def index_select(call: Call) -> None:
-    """Write rows by whole numbers along the first dim; along another one the other dims pass through."""
+    """Append a look-up of rows along the first dim; along another one the other dims pass through."""
     (x, indices), dim = call.tensors, call.dim()
     if dim == 0 and len(indices.shape) == 1:
         _rows(call, x, indices)
@@ -189,7 +189,7 @@ def _rows(call: Call, x: Value, indices: Value, frozen: int = -1) -> None:
 
 
 def _piece(call: Call, x: Value, indices: Value, dim: int = 0) -> bool:
-    """Write the piece of a tensor that known places in a dim read; False where they are not known, or are no run."""
+    """Append the slice that known consecutive indices read; False where they are unknown, or not consecutive."""
     run = _run(call, indices, x.shape[dim])
     if run is None or (dim and len(indices.shape) != 1):
         return False
@@ -203,7 +203,7 @@ def _run(call: Call, indices: Value, extent: int) -> tuple[int, int] | None:
 
 
 def embedding_bag(call: Call) -> None:
-    """Write sums or means of rows of a table; bags are taken to be of one size where they can be."""
+    """Append sums or means of rows of a table; bags are assumed to be of equal size where possible."""
     rows, indices, out = call.value("weight"), call.value("indices"), call.result
     bags = out.shape[0]
     if not bags or len(indices.shape) != 1 or indices.shape[0] % bags or call.maybe("per_sample_weights"):
@@ -216,7 +216,7 @@ def embedding_bag(call: Call) -> None:
 
 
 def gather(call: Call) -> None:
-    """Write elements at places along one dim; the tensor is cut first where it is longer than these in the others."""
+    """Append elements at indices along one dim; the tensor is cropped first to the indices' other dims."""
     x, places = call.tensors[:2]
     if not isinstance(call.get("dim", -1), int) or len(x.shape) != len(places.shape) or not x.shape:
         return call.opaque()
@@ -231,7 +231,7 @@ def gather(call: Call) -> None:
 
 
 def index(call: Call) -> None:
-    """Write x[indices]: rows of a table where the first dim alone is indexed; dims without an index pass through."""
+    """Append x[indices]: rows of a table where only the first dim is indexed; other dims pass through."""
     x = call.x
     indices = {i: item for i, item in enumerate(call.get("indices", [])) if isinstance(item, Value)}
     given, values = list(indices), list(indices.values())
@@ -327,9 +327,9 @@ def _truth(call: Call, x: Value) -> Value:
 
 
 def softplus(call: Call) -> None:
-    """Write log(1 + exp(beta · x)) / beta, and x itself where beta · x is above the threshold.
+    """Append log(1 + exp(beta · x)) / beta, and x itself where beta · x is above the threshold.
 
-    Above 20, the threshold by default, rounding alone tells them apart.
+    Above 20, the default threshold, they only differ by rounding.
     """
     x, beta, threshold = call.x, float(call.get("beta", 1)), float(call.get("threshold", 20))
     if threshold >= 20:
@@ -340,7 +340,7 @@ def softplus(call: Call) -> None:
 
 
 def prelu(call: Call) -> None:
-    """Write x where it is positive, else x times a slope, which each channel may have its own of."""
+    """Append x where it is positive, else x times a slope, which may differ by channel."""
     x, slope = call.x, call.value("weight")
     if len(slope.shape) == 1 and slope.shape[0] > 1:
         slope = call.reshape(slope, (slope.shape[0], *(1,) * (len(x.shape) - 2)))
@@ -353,7 +353,7 @@ def constant(call: Call) -> None:
 
 
 def _details(call: Call) -> ops.Pointwise:
-    """Return a function with what it takes beside its tensors, such as the number of 2 ** x, which comes first."""
+    """Return a function with its scalar operands, such as the number of 2 ** x, which comes first."""
     arguments, function = list(call.arguments.values()), call.name
     numbers = [a for a in arguments if isinstance(a, int | float) and not isinstance(a, bool)]
     number = float(numbers[0]) if len(call.tensors) == 1 and numbers else None
@@ -366,7 +366,7 @@ def _details(call: Call) -> ops.Pointwise:
         case "add" if call.result.dtype == "bool":
             return replace(found, functions=("or",))
         case "add" | "sub" | "rsub" if call.get("alpha", 1) != 1:
-            # The second operand is taken so many times.
+            # The factor of the second operand.
             return replace(found, functions=(f"{found.functions[0]}_of_multiple",))
         case "gelu":
             return ops.Pointwise(functions=("gelu_tanh" if call.get("approximate") == "tanh" else "gelu",))
@@ -400,7 +400,7 @@ def moved_along(call: Call) -> None:
 
 
 def copy(call: Call) -> None:
-    """Write what is written over a tensor, in its shape."""
+    """Append the value that overwrites a tensor, in its shape."""
     source = call.tensors[-1]
     if source.shape == call.result.shape:
         call.identity(source, out=call.result)
@@ -412,7 +412,7 @@ def copy(call: Call) -> None:
 
 
 def reduce(call: Call) -> None:
-    """Write a reduction over some dims, or all; where a maximum is from is not told."""
+    """Append a reduction over some dims, or all; indices of maxima are opaque."""
     if len(call.tensors) > 1:
         call.point(f"{call.name}imum", *call.tensors, out=call.result)
     else:
@@ -449,11 +449,11 @@ _KINDS: dict[str, str] = {
 
 
 _SMALLEST_STEP = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-"""From 1 to the next number of a type: what `rms_norm` adds to a mean of squares where it is not told."""
+"""Machine epsilon of each type: the default of `rms_norm`."""
 
 
 def normalisation(call: Call) -> None:
-    """Write a normalisation; the statistics that it may tell besides are not."""
+    """Append a normalisation; the statistics that it may also return are opaque."""
     rank = len(call.x.shape)
     last = tuple(range(rank - len(call.get("normalized_shape", [])), rank))
     spatial = tuple(range(2, rank))
@@ -478,14 +478,14 @@ def normalisation(call: Call) -> None:
 
 
 _LEAST_NORM = 1e-6
-"""The largest ε of `cosine_similarity` that is written as steps: vectors this short are taken to be zero."""
+"""The largest ε of `cosine_similarity` that is written as steps: shorter vectors are treated as zero."""
 
 
 def cosine_similarity(call: Call) -> None:
-    """Write x · y of vectors along a dim, each divided by its norm, which is ε at least.
+    """Append x · y of vectors along a dim, each divided by its norm, which is at least ε.
 
-    PyTorch's gradient of a vector that is shorter than ε is that of its norm, which no steps have: with a larger ε the
-    operator stays whole.
+    PyTorch's gradient of a vector shorter than ε is that of its norm, which steps cannot express: with a larger ε it
+    remains one operator.
     """
     x, y = call.tensors[:2]
     shape, epsilon = broadcast_shape((x, y)), float(call.get("eps", 1e-8))
@@ -503,7 +503,7 @@ def cosine_similarity(call: Call) -> None:
 
 
 def pairwise_distance(call: Call) -> None:
-    """Write the norms of x - y + ε along the last dim; without ε, and of unusual norms, the operator stays whole."""
+    """Append the norms of x - y + ε along the last dim; without ε, or for unusual norms, it remains one operator."""
     x, y = call.tensors[:2]
     last, p, epsilon = len(broadcast_shape((x, y))) - 1, float(call.get("p", 2)), float(call.get("eps", 1e-6))
     keeps_dims = bool(call.get("keepdim", False))
@@ -552,7 +552,7 @@ _ALONG_ALL = "index_reduce masked_scatter multinomial nonzero_static searchsorte
 
 _SOFTMAX = "softmax log_softmax _softmax _log_softmax _safe_softmax special_log_softmax special_softmax"
 
-# -- what is left of losses: the target's column, masks, sums, a mean; masks and counts of targets become no vertices
+# -- decomposed losses: the target's column, masks, sums, a mean; masks and counts of targets give no vertices
 
 
 _NONE, _MEAN = 0, 1
@@ -560,7 +560,7 @@ _REDUCTIONS = ("none", "mean", "sum")
 """Ways of reduction, as operators number them."""
 
 _IGNORED = -100
-"""The target that is left out where no other one is named."""
+"""Default target to ignore."""
 
 
 def cross_entropy(call: Call) -> None:
@@ -621,9 +621,9 @@ def multilabel_margin(call: Call) -> None:
 
 
 def ctc(call: Call) -> None:
-    """Write the losses of examples whose targets may lie anywhere in time: of it is known what it costs.
+    """Append the losses of examples with unaligned targets (CTC), as an operator with known cost.
 
-    At each step each of the targets, with a blank before, between and behind them, sums three states of the last step.
+    At each step each of the targets, and the blanks around them, sums three states of the previous step.
     """
     (steps, examples, _), targets = call.x.shape, call.value("targets").shape
     states = 2 * (targets[1] if len(targets) == 2 else targets[0] // max(1, examples)) + 1
@@ -729,10 +729,9 @@ def einsum(call: Call) -> None:
 
 
 def grouped_mm(call: Call) -> None:
-    """Write rows, each multiplied by the matrix of its own group: inputs [m, k], [groups, k, n], ends of the groups.
+    """Append rows, each multiplied by the matrix of its group: inputs [m, k], [groups, k, n], ends of the groups.
 
-    Every group is taken to cost as much, as if it had as many rows; these are made more where they cannot be shared out
-    evenly.
+    All groups are assumed to have equally many rows; the number of rows is rounded up to a multiple of theirs.
     """
     x, w = call.tensors[:2]
     if len(x.shape) != 2 or len(w.shape) != 3:
@@ -786,7 +785,7 @@ def _pads(call: Call, extents: Shape, kernel: Shape, dilation: Shape) -> tuple[t
 
 
 def pool(call: Call) -> None:
-    """Write pooling over the last dims; where the maxima are from is not told."""
+    """Append pooling over the last dims; indices of maxima are opaque."""
     rank = _spatial_rank(call)
     kernel = each(call.get("kernel_size"), rank)
     pool_windows(
@@ -805,7 +804,7 @@ def _last(call: Call, rank: int) -> range:
 
 
 def _spatial_rank(call: Call) -> int:
-    """Return the number of spatial dims that an operator's name tells ("max_pool2d")."""
+    """Return the number of spatial dims in an operator's name ("max_pool2d")."""
     return int(next(c for c in call.name if c.isdigit()))
 
 
@@ -824,9 +823,9 @@ def upsample(call: Call) -> None:
 
 
 def attention(call: Call) -> None:
-    """Write scaled dot-product attention; queries may have more heads than keys and values.
+    """Append scaled dot-product attention; queries may have more heads than keys and values.
 
-    Tensors of three dims, or more than four, have their leading dims put together.
+    Tensors of three dims, or more than four, have their leading dims merged.
     """
     given = [call.value(name) for name in ("query", "key", "value")]
     masks = call.maybe("attn_mask", "attn_bias")
@@ -852,7 +851,7 @@ def _of_four(shape: Sequence[int]) -> Shape:
 
 
 def flexible_attention(call: Call) -> None:
-    """Write attention whose scores pass through a function of the source's: that is taken to cost nothing."""
+    """Append attention whose scores pass through a user function, which is assumed to cost nothing."""
     if len(call.tensors) < 3 or any(len(value.shape) != 4 for value in call.tensors[:3]):
         return call.opaque()
     call.add(ops.Attention(is_fused=True), *call.tensors[:3], out=call.result)
@@ -916,7 +915,7 @@ _PRODUCTS: dict[str, Translation] = table(
     (attention, "_scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math"),
     (attention, "_scaled_dot_product_attention_math_for_mps"),
     (flexible_attention, "flex_attention"),
-    # Of a whole layer of attention that is one operator only the batch passes.
+    # Of a whole attention layer in one operator only the batch passes through.
     (
         lambda call: call.give(ops.Generic(passes=((0, 0),)), *call.tensors),
         "_native_multi_head_attention _transformer_encoder_layer_fwd",

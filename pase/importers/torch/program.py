@@ -1,4 +1,4 @@
-"""`read_program`: an exported program's graph as a trace."""
+"""`read_program`: convert an exported program's graph to a trace."""
 
 import linecache
 import sys
@@ -24,15 +24,15 @@ _MAX_SHOWN = 3
 """Names in a note."""
 
 _MAX_NUMBERS = 1 << 17
-"""Of indices whose values are asked for."""
+"""Maximum number of indices whose values are read."""
 
 _BY_NUMBERS = frozenset({"embedding", "index", "index_select"})
-"""Operators of which more is known where their whole numbers are."""
+"""Operators that are translated more precisely if their integers are known."""
 
 _VIEWS = frozenset(
     {"alias", "detach", "expand", "permute", "select", "slice", "squeeze", "t", "transpose", "unsqueeze"}
 )
-"""Operators that store nothing, whatever the strides of what they read."""
+"""Operators that allocate nothing, regardless of the strides of their operands."""
 
 _WHOLE = frozenset({"int64", "int32", "int16", "int8", "uint8"})
 
@@ -50,7 +50,7 @@ def read_program(torch: Any, module: Any, program: Any, name: str, notes: tuple[
 
 
 def trace_of(reader: "Reader", module: Any, name: str, notes: tuple[str, ...] = ()) -> Trace:
-    """Return the trace of what a reader reads."""
+    """Return the trace of a reader's program."""
     reader.read()
     return Trace(
         name=name,
@@ -75,10 +75,10 @@ def _notes(module: Any, unused: list[str]) -> Iterator[str]:
 
 
 def dropped_in_attention(module: Any, paths: Iterable[str]) -> Iterator[str]:
-    """Yield what is to be said of modules that would drop points of attention's weights, outside their sight here.
+    """Yield notes on modules that would drop attention weights where this is not visible here.
 
-    They are traced outside training, where attention is told of no rate; those of PyTorch and transformers keep it as a
-    number whose name says so. paths: of the modules that compute attention.
+    They are traced in evaluation mode, where attention receives no rate; modules of PyTorch and transformers store it
+    as a number with a recognisable name. paths: of the modules that compute attention.
     """
     rates: dict[str, list[str]] = {}
     for path in paths:
@@ -97,9 +97,9 @@ def dropped_in_attention(module: Any, paths: Iterable[str]) -> Iterator[str]:
 
 
 def constant_values(torch: Any, module: Any, program: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return tensors, by their names in the trace, that the program computes of weights and constants alone.
+    """Return tensors, by their names in the trace, that the program computes from only weights and constants.
 
-    Those that depend on an input, on chance, or on weights without values are left out.
+    Tensors that depend on inputs, random numbers, or weights without values are omitted.
     """
     reader = Reader(torch, module, program)
     reader.read()
@@ -210,7 +210,7 @@ def behind(program: Any, nodes: Iterable[Any]) -> list[Any]:
 
 
 def _held(program: Any, node: Any) -> Any:
-    """Return the weight, buffer or literal that a node stands for; None where it is none, or has no values."""
+    """Return the weight, buffer or literal that a node represents; None for others, or where it has no values."""
     signature = program.graph_signature
     target = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}.get(node.name)
     lifted = signature.inputs_to_lifted_tensor_constants.get(node.name)
@@ -221,7 +221,7 @@ def _held(program: Any, node: Any) -> Any:
 
 
 def _is_function(torch: Any, node: Any, *, is_own: bool) -> bool:
-    """Whether what a node gives follows from its arguments alone; is_own: and is computed by PyTorch's own code."""
+    """Return whether a node's result depends only on its arguments; is_own: and is computed by PyTorch's own code."""
     target = node.target
     is_pure = isinstance(target, torch._ops.OpOverload) and not target._schema.is_mutable
     is_pure = is_pure and not (is_own and target.namespace != "aten")
@@ -235,16 +235,16 @@ def _stored_points(node: Any) -> int:
     return prod(extent for extent, stride in pairs if stride)
 
 
-# -- masks of attention that say nothing of the data: a kernel that is told "causal" reads no mask
+# -- attention masks that do not depend on the data: a kernel with a "causal" flag needs no mask
 
 MOST_POINTS = 2**26
-"""A mask with a tensor of more points than this on its way is left as it is."""
+"""Masks that involve a tensor of more points than this are left unchanged."""
 
 
 def without_known_masks(torch: Any, program: Any) -> Any:
-    """Return an exported program whose attention reads no mask that is whole or causal whatever the inputs.
+    """Return an exported program without attention masks that are full or causal for all inputs.
 
-    Libraries of models make masks from the lengths of their inputs alone.
+    Libraries of models construct masks from the lengths of their inputs.
     """
     attention = torch.ops.aten.scaled_dot_product_attention.default
     masked: dict[Any, tuple[dict[str, Any], Any]] = {}
@@ -261,7 +261,7 @@ def without_known_masks(torch: Any, program: Any) -> Any:
         value = values.get(mask)
         if value is None or value.dtype != torch.bool or value.ndim < 2:
             continue
-        # What is expanded is looked at once.
+        # Expanded tensors are evaluated once.
         for dim, stride in enumerate(value.stride()[:-2]):
             value = value.narrow(dim, 0, 1) if stride == 0 else value
         is_whole = bool(value.all())
@@ -283,12 +283,12 @@ def without_known_masks(torch: Any, program: Any) -> Any:
 
 
 def tied_weights(module: Any) -> dict[str, tuple[str, int | None]]:
-    """Return for each weight, by its name, whose values it has, told by what holds them.
+    """Return for each weight, by its name, the weight with the same values, by storage.
 
     Returns:
-        (name of the weight that holds the values, None), or, of rows of a larger one, (its name, the first row).
+        (name of the weight that holds the values, None); for rows of a larger one, (its name, the first row).
     """
-    # Tensors without values have storages that can be told apart, too.
+    # Tensors without values have distinguishable storages, too.
     from torch.multiprocessing.reductions import StorageWeakRef
 
     by_storage: dict[int, list[tuple[str, Any]]] = {}
@@ -324,9 +324,11 @@ def _tied(name: str, weight: Any, holder: str, first: Any) -> tuple[str, int | N
 
 
 class Reader:
-    """Reads nodes one after the other. made: by the program's names, what they are in the trace.
+    """Converts nodes one after the other.
 
-    attentions: paths of the modules that call attention.
+    Attributes:
+        made: Values of the trace, by the program's names.
+        attentions: Paths of the modules that call attention.
     """
 
     def __init__(self, torch: Any, module: Any, program: Any) -> None:
@@ -372,7 +374,7 @@ class Reader:
             self._add_leaf(value, role, is_trained=role != "parameter" or example.requires_grad)
             if role == "parameter" and node.users:
                 used.add(self._holder(value.name)[0])
-        # A tied weight takes part by any of its names.
+        # A tied weight may occur under any of its names.
         self.unused = [name for name in weights.values() if self._holder(name) == (name, None) and name not in used]
 
     def _holder(self, name: str) -> tuple[str, int | None]:
@@ -416,14 +418,14 @@ class Reader:
         if not any(results):
             return
         scope = _scope(node)
-        # PyTorch's own module has products and a softmax in its place where it is asked for the weights, too.
+        # PyTorch's own module uses products and a softmax instead if the weights are requested.
         is_own = function == "softmax" and isinstance(self._parts.get(scope), self._torch.nn.MultiheadAttention)
         if "scaled_dot_product" in function or is_own:
             self.attentions[scope] = None
         numbers = self._numbers(node) if function in _BY_NUMBERS else {}
         rate = (node.meta.get("custom") or {}).get("rate")
         arguments = dict(self._arguments(node)) | ({"rate": rate} if rate else {})
-        # The mark of an operator that writes its result into its input tells nothing more.
+        # The suffix of an in-place operator adds no information.
         name = function if function.startswith("__") else function.rstrip("_")
         call = Call(
             name=name,
@@ -432,7 +434,7 @@ class Reader:
             outputs=tuple(results),
             known=numbers,
         )
-        # An operator that nothing is known of passes the leading dim through, if any.
+        # An unknown operator passes the leading dim through, if any.
         TRANSLATIONS.get(name, Call.opaque)(call)
         line, _ = location(node.meta.get("stack_trace") or "")
         origin = Origin(operator=str(node.target), scope=_scope(node), line=line)
@@ -444,7 +446,7 @@ class Reader:
             )
 
     def _numbers(self, node: Any) -> dict[str, Any]:
-        """Return the whole numbers that a node reads and that depend on no input, by their values' names."""
+        """Return the integers that a node reads and that depend on no input, by their values' names."""
         read = {
             source: value for source in node.all_input_nodes if isinstance(value := self.made.get(source.name), Value)
         }
@@ -471,7 +473,7 @@ class Reader:
 
 
 def sized(example: Any, node: Any) -> tuple[int, ...]:
-    """Return the shape of a tensor that a node gives; ModelError where it depends on values."""
+    """Return the shape of a node's result; ModelError where it depends on values."""
     if any(not isinstance(extent, int) for extent in example.shape):
         shape = ", ".join(map(str, example.shape))
         raise ModelError(
@@ -509,14 +511,14 @@ def flat_items(items: Any) -> list[Any]:
 
 
 class Traced(NamedTuple):
-    """A node of what `torch.export` traced.
+    """A node of a `torch.export` trace.
 
     Attributes:
-        name: Of the node.
+        name: Name of the node.
         scope: Path of the module that calls it.
-        operator: What is called.
-        line: Of the user's code.
-        shapes: Of its tensors.
+        operator: Operator that is called.
+        line: Line of the user's code.
+        shapes: Shapes of its tensors.
     """
 
     name: str
@@ -527,7 +529,7 @@ class Traced(NamedTuple):
 
 
 def mark_origins(program: Any) -> None:
-    """Keep in each node of a traced program what it is: what is made of it has the same mark."""
+    """Mark each node of a traced program with its origin, which derived nodes inherit."""
     for node in program.graph.nodes:
         if node.op == "call_function":
             line, _ = location(node.meta.get("stack_trace") or "")
@@ -558,7 +560,7 @@ def is_transform(target: Any) -> bool:
 
 
 def where(node: Any) -> str:
-    """Return " at file:line (source)" of the user's code that a node comes from, "" where it is not known."""
+    """Return " at file:line (source)" of a node's user code, "" where it is unknown."""
     line, source = location(node.meta.get("stack_trace") or "")
     return (f" at {line}" + (f" ({source})" if source else "")) if line else ""
 
@@ -570,7 +572,7 @@ def here() -> str:
 
 
 def user_line(frame: FrameType | None) -> tuple[str, str]:
-    """Return ("file.py:12", that line) of the innermost frame from one on that is no framework's own."""
+    """Return ("file.py:12", that line) of the innermost frame, from one on, outside of frameworks."""
     while frame is not None:
         file = frame.f_code.co_filename
         if not is_framework(file):
@@ -580,7 +582,7 @@ def user_line(frame: FrameType | None) -> tuple[str, str]:
 
 
 def location(stack_trace: str) -> tuple[str, str]:
-    """Return ("file.py:12", that line) of the innermost frame of a printed stack that is no framework's own."""
+    """Return ("file.py:12", that line) of the innermost frame of a printed stack outside of frameworks."""
     frames: list[tuple[str, str, str]] = []
     lines = stack_trace.splitlines()
     for line, following in zip(lines, [*lines[1:], ""], strict=False):

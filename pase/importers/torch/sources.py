@@ -1,4 +1,4 @@
-"""PyTorch's own calls, for what cannot be told as steps: text that names no tensor, and the dims that pass through."""
+"""PyTorch's own calls, for computations that steps cannot express: text without tensors, and dims that pass through."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,25 +13,25 @@ from pase.importers.ir.trace import SourceOperator, Step, Value
 _DROPPING = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "scaled_dot_product_attention"})
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]
-"""Dims along which points stay apart: of each operand, of each result; -1 where it has none."""
+"""Dims along which points are independent: of each operand, of each result; -1 for none."""
 
 
 def source_of(torch: Any, node: Any, call: Call, step: Step, made: Mapping[str, Any]) -> SourceOperator | None:
-    """Return the call of an exported program's node, which a single step of its translation stands for; None for none.
+    """Return the call of an exported program's node, which a single step of its translation represents; None for none.
 
     Args:
         torch: PyTorch.
-        node: of the program.
-        call: how it was translated.
-        step: of the translation.
-        made: by the names of the program's nodes, what they are in the trace.
+        node: Node of the program.
+        call: Its translation.
+        step: Step of the translation.
+        made: Values of the trace, by the names of the program's nodes.
     """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or not is_source_operator(str(target)):
         return None
     if target._schema.is_mutable:
         return None
-    # Recurrent layers and attention drop points in training alone, outside which they are traced.
+    # Recurrent layers and attention only have dropout in training, and are traced in evaluation mode.
     is_traced = call.name in _DROPPING and not call.get("dropout_p", 0.0)
     if torch.Tag.nondeterministic_seeded in target.tags and not is_traced:
         return None
@@ -40,7 +40,7 @@ def source_of(torch: Any, node: Any, call: Call, step: Step, made: Mapping[str, 
     if not set(values) <= set(inputs) or {v.name for v in step.outputs} != {v.name for v in call.results}:
         return None
     try:
-        arguments = json.dumps(_told([*node.args], made, inputs)), json.dumps(_told(dict(node.kwargs), made, inputs))
+        arguments = json.dumps(_text([*node.args], made, inputs)), json.dumps(_text(dict(node.kwargs), made, inputs))
     except ValueError:
         return None
     if not set(inputs) <= set(values):
@@ -56,18 +56,18 @@ def source_of(torch: Any, node: Any, call: Call, step: Step, made: Mapping[str, 
     )
 
 
-def _told(argument: Any, made: Mapping[str, Any], inputs: Sequence[str]) -> Any:
-    """Return an argument as text can have it; ValueError for one that cannot be told."""
+def _text(argument: Any, made: Mapping[str, Any], inputs: Sequence[str]) -> Any:
+    """Return an argument in text form; ValueError for one that has none."""
     if hasattr(argument, "op") and hasattr(argument, "name"):
         value = made.get(argument.name)
         if not isinstance(value, Value) or value.name not in inputs:
             raise ValueError("it is none of the operands")
         return {"operand": inputs.index(value.name)}
     if isinstance(argument, list | tuple):
-        return [_told(item, made, inputs) for item in argument]
+        return [_text(item, made, inputs) for item in argument]
     if isinstance(argument, dict):
         kept = {key: item for key, item in argument.items() if key not in ("layout", "memory_format", "pin_memory")}
-        return {key: _told(item, made, inputs) for key, item in sorted(kept.items())}
+        return {key: _text(item, made, inputs) for key, item in sorted(kept.items())}
     if isinstance(argument, float) and not isfinite(argument):
         return {"number": str(argument)}
     if argument is None or isinstance(argument, bool | int | float | str):
@@ -82,7 +82,7 @@ def _told(argument: Any, made: Mapping[str, Any], inputs: Sequence[str]) -> Any:
     raise ValueError(f"{argument!r} cannot be told as text")
 
 
-# -- what a translation does not compute as its operator does
+# -- operators that a translation computes differently
 
 
 def _is_exact(call: Call) -> bool:
@@ -100,7 +100,7 @@ def _is_exact(call: Call) -> bool:
 
 
 def _passes(call: Call, step: Step, operands: Sequence[Value], results: Sequence[Value | None]) -> Iterator[Group]:
-    """Yield the dims along which each point of the results depends on those of the operands at that point alone."""
+    """Yield the dims along which each point of the results only depends on the same point of the operands."""
     if not operands:
         return
     name, rank = call.name, len(operands[0].shape)
@@ -148,7 +148,7 @@ def _passes(call: Call, step: Step, operands: Sequence[Value], results: Sequence
         case _ if name.lstrip("_").startswith(("adaptive", "upsample")):
             along = range(rank - int(next(c for c in name if c.isdigit())), rank)
     if along is not None:
-        yield from _beside([dim % max(1, rank) for dim in along], operands, results)
+        yield from _other_dims([dim % max(1, rank) for dim in along], operands, results)
 
 
 def _first(results: Sequence[Value | None]) -> Value:
@@ -167,8 +167,8 @@ def _of_points(operands: Sequence[Value], results: Sequence[Value | None]) -> It
         )
 
 
-def _beside(over: Sequence[int], operands: Sequence[Value], results: Sequence[Value | None]) -> Iterator[Group]:
-    """Yield the dims of the first operand but some, where operands of its rank and all results have the same."""
+def _other_dims(over: Sequence[int], operands: Sequence[Value], results: Sequence[Value | None]) -> Iterator[Group]:
+    """Yield the dims of the first operand except some, where operands of its rank and all results have the same."""
     first = operands[0]
     for i, extent in enumerate(first.shape):
         if i in over or extent == 1:
@@ -181,7 +181,7 @@ def _beside(over: Sequence[int], operands: Sequence[Value], results: Sequence[Va
 
 
 def _along(value: Value, first: Value, dim: int) -> int | None:
-    """Return the dim of an operand that goes along with one of the first, -1 for none; None where it is not told."""
+    """Return the dim of an operand that corresponds to one of the first, -1 for none; None where it is unknown."""
     if len(value.shape) == len(first.shape):
         extent = value.shape[dim]
         return dim if extent == first.shape[dim] else -1 if extent == 1 else None
@@ -197,7 +197,7 @@ _ALONG = """
     index_add index_copy index_fill diff index_select
 """
 _ALONG_ONE = frozenset(_ALONG.split())
-"""Operators along the dim that they name, the last one by default; of those that are not told no dim passes."""
+"""Operators along the dim that they name, the last one by default; without a name no dim passes through."""
 
 _BATCHED = frozenset({"im2col", "col2im", "grid_sampler", "grid_sampler_2d"})
-"""Operators that leave nothing but the batch as it is."""
+"""Operators that only preserve the batch dim."""

@@ -1,8 +1,8 @@
-"""Tensors without values: of example inputs, of modules made without weights, and of modules while they are traced.
+"""Tensors without values: of example inputs, of modules created without weights, and of modules being traced.
 
-`known_values` keeps the values of small tensors that depend on no input and no weight, so that control flow on them is
-known: a module may make a mask of ones itself and then ask whether any of it is zero. Tracing knows shapes alone and
-stops there; beside each such tensor its values are kept, computed as the module computes them.
+`known_values` keeps the values of small tensors that depend on no input or weight, so that control flow on them is
+known: a module may create a mask of ones and then test whether any of it is zero. Tracing only knows shapes and would
+stop there. The values of each such tensor are therefore computed alongside.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,20 +14,20 @@ from typing import Any
 from pase.errors import ModelError
 
 _SMALL = "arange linspace logspace tensor as_tensor eye scalar_tensor"
-"""Factories of ranges and literals, whose values a constructor may ask for (rates of a schedule, sizes)."""
+"""Factories of ranges and literals, whose values a constructor may read (rates of a schedule, sizes)."""
 
 _MAX_SMALL = 4096
 """Elements of such a tensor."""
 
 _RANDOM = ("rand", "empty", "normal", "bernoulli", "multinomial", "dropout", "new_empty")
-"""Beginnings of the names of functions whose results have no values that could be told."""
+"""Prefixes of functions whose results have no known values."""
 
 LIKE_ANOTHER = frozenset({"new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like"})
-"""These ask a tensor for its shape and type, not for its values."""
+"""Functions that read a tensor's shape and type, not its values."""
 
 _QUESTIONS = frozenset({"item", "tolist", "__bool__", "__int__", "__float__", "__index__"})
 _MAX_ELEMENTS = 1 << 20
-"""Elements of a tensor whose values are kept."""
+"""Maximum elements of a tensor whose values are kept."""
 
 
 def mapped(function: Callable[[Any], Any], torch: Any, given: Any) -> Any:
@@ -71,7 +71,7 @@ def with_batch(
 
 
 def check_tensors(torch: Any, module: Any) -> None:
-    """Raise ModelError for weights that are no plain arrays of numbers."""
+    """Raise ModelError for weights that are not plain arrays of numbers."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
             raise ModelError(
@@ -91,14 +91,14 @@ def check_tensors(torch: Any, module: Any) -> None:
 
 @contextmanager
 def on_one_device(torch: Any, module: Any, given: Any) -> Iterator[Any]:
-    """Yield example inputs beside which the module's weights lie on one device; none of them takes memory.
+    """Yield example inputs that are on one device with the module's weights, without allocating memory.
 
-    Weights without values (on the device 'meta') are stood in for by fake ones on the CPU, where a module makes its own
-    tensors, until the context ends; so are inputs that lie elsewhere than the weights.
+    Within the context, weights without values (on the device 'meta') are replaced by fake ones on the CPU, where a
+    module creates its own tensors; so are inputs on other devices than the weights.
     """
     held = [*module.parameters(), *module.buffers()]
     inputs = tensors_in(torch, given)
-    # 'meta' is no place: what lies there can stand anywhere.
+    # 'meta' is not a real device: tensors there are compatible with any.
     places = {tensor.device for tensor in (*held, *inputs)} - {torch.device("meta")}
     home = next((tensor.device for tensor in held if tensor.device.type != "meta"), None)
     home = home or next(iter(places), torch.device("cpu"))
@@ -139,9 +139,9 @@ def _has_meta(torch: Any, module: Any) -> bool:
 
 @contextmanager
 def without_values(torch: Any) -> Iterator[None]:
-    """Return a context in which modules are made on the device 'meta'.
+    """Return a context in which modules are created on the device 'meta'.
 
-    Ranges and literals keep their values as long as nothing that has none meets them: constructors ask for them.
+    Ranges and literals keep their values unless they are combined with tensors without values: constructors read them.
     """
     small = frozenset(getattr(torch, name) for name in _SMALL.split())
 
@@ -166,10 +166,10 @@ def without_values(torch: Any) -> Iterator[None]:
 
 
 def known_values(torch: Any, *, keeps_gradients: bool = False) -> AbstractContextManager[object]:
-    """Return a context for `torch.export`, in which questions about such tensors are answered.
+    """Return a context for `torch.export` in which the values of such tensors can be read.
 
-    Functions that ask about the values of their inputs are computed in another way there, without asking. With
-    `keeps_gradients`, the gradients of losses are PyTorch's also where that cuts them.
+    Functions that read the values of their inputs are computed in another way there. With `keeps_gradients`, the
+    gradients of losses equal PyTorch's even where that detaches them.
     """
     functional = torch.nn.functional
     replaced: dict[Any, Any] = {functional.gaussian_nll_loss: _gaussian_nll, functional.ctc_loss: _ctc_loss}
@@ -179,7 +179,7 @@ def known_values(torch: Any, *, keeps_gradients: bool = False) -> AbstractContex
     replaced |= dict.fromkeys((torch.cov, torch.Tensor.cov), _cov)
 
     class Known(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
-        """values: by the id of a tensor, that tensor (so that its id stays its own) and one with its values."""
+        """Computes values alongside; values: by a tensor's id, that tensor (to keep the id unique) and its values."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -203,13 +203,14 @@ def known_values(torch: Any, *, keeps_gradients: bool = False) -> AbstractContex
                 else:
                     self.values.pop(id(read[0]), None)
             elif (is_known or name in LIKE_ANOTHER) and _is_small(torch, made):
-                # What cannot be computed apart (a function that asks where its tensors are) is not known.
+                # Computations that fail alongside (a function that reads the device of its tensors) have unknown
+                # results.
                 with suppress(RuntimeError, TypeError, ValueError):
                     self.values[id(made)] = made, self._computed(function, args, given)
             return made
 
         def _computed(self, function: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-            """Return what a function gives of values, without its being traced."""
+            """Return the result of a function for values, without tracing it."""
             from torch.utils._python_dispatch import _disable_current_modes
 
             with _disable_current_modes(), torch._C.DisableTorchFunction():
@@ -218,7 +219,7 @@ def known_values(torch: Any, *, keeps_gradients: bool = False) -> AbstractContex
                 return function(*real, **named)
 
         def _real(self, tensor: Any) -> Any:
-            """Return a tensor with its values; with any where its shape alone is asked for."""
+            """Return a tensor with its values; with arbitrary ones where only its shape is needed."""
             if id(tensor) in self.values:
                 return self.values[id(tensor)][1]
             return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
@@ -238,7 +239,7 @@ def _bincount(torch: Any, x: Any, weights: Any = None, minlength: int = 0) -> An
 
 
 def _cov(torch: Any, x: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
-    """Return the covariances of rows; PyTorch's own asks whether all weights are zero."""
+    """Return the covariances of rows; PyTorch's own function tests whether all weights are zero."""
     if fweights is not None or aweights is not None:
         return torch.cov(x, correction=correction, fweights=fweights, aweights=aweights)
     rows = x if x.dim() == 2 else x.reshape(1, -1)
@@ -259,14 +260,14 @@ def _gaussian_nll(
 ) -> Any:
     """Return the negative log-likelihood of normal distributions; var: of x's shape, or of one for each row.
 
-    PyTorch's own asks whether a variance is negative, which no strategy depends on.
+    PyTorch's own function tests whether a variance is negative, on which no strategy depends.
     """
     if isinstance(var, torch.Tensor) and var.dim() < x.dim() and var.shape == x.shape[:-1]:
         var = var.unsqueeze(-1)
     var = torch.as_tensor(var)
     clamped = torch.clamp(var, min=eps)
     if keeps_gradients:
-        # PyTorch clamps under no_grad: the gradient is as if nothing had been clamped.
+        # PyTorch clamps under no_grad: the gradient is that without clamping.
         clamped = clamped.detach() + (var - var.detach())
     var = clamped
     loss = 0.5 * (torch.log(var) + (x - target) ** 2 / var)
@@ -277,9 +278,9 @@ def _gaussian_nll(
 
 @cache
 def ctc_operator(torch: Any) -> Any:
-    """Define an operator `pase::ctc_loss`, once: the losses of examples, [n]; return what holds it.
+    """Define an operator `pase::ctc_loss`, once: the losses of examples, [n]; return the library that holds it.
 
-    PyTorch's own also returns what its backward pass reads, of a size that depends on the targets' lengths.
+    PyTorch's own operator also returns data for its backward pass, whose size depends on the targets' lengths.
     """
     ctc = torch.nn.functional.ctc_loss
     library = torch.library.Library("pase", "FRAGMENT")

@@ -1,9 +1,9 @@
-"""What a module does in training that its trace, which is of evaluation, does not show.
+"""Find what a module does in training that its trace, which is of evaluation, does not show.
 
-The module is called on tensors without values, as it is in training and in evaluation, and every call of PyTorch is
-recorded with the calls that made its operands. Gradients that the module cuts, backward passes of its own, buffers that
-it writes and branches on `self.training` stand in these records; the trace has none of them. All of it goes once the
-module's own graph is what programs run.
+The module is called on tensors without values, in training and in evaluation mode, and every call of PyTorch is
+recorded with the calls that computed its operands. The records show detached gradients, backward passes of its own,
+writes to buffers, and branches on `self.training`; the trace shows none of these. This module becomes obsolete when
+programs run the module's own graph.
 """
 
 import inspect
@@ -32,7 +32,7 @@ _NORMALISING = frozenset({"batch_norm", "instance_norm"})
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 _ATTENTION = "scaled_dot_product_attention"
 _OF_BATCHES = ("running_mean", "running_var", "num_batches_tracked")
-"""Buffers of batch normalisation, which programs keep as the module does."""
+"""Buffers of batch normalisation, which programs maintain as the module does."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,16 +40,16 @@ class _Call:
     """A call of PyTorch.
 
     Attributes:
-        name: Of the function.
-        options: Its arguments that are no tensors.
-        shapes: Of its results.
-        operands: The calls that made its tensors.
+        name: Name of the function.
+        options: Its arguments that are not tensors.
+        shapes: Shapes of its results.
+        operands: The calls that computed its tensors.
         reads_held: Whether an input, a parameter or a buffer is an operand.
         parameters: Those that are operands, by their ids.
         is_float: Whether a gradient could flow through a result.
         is_cut: Whether the gradient of an operand stops here.
         is_in_attention: Whether `torch.nn.functional.multi_head_attention_forward` calls it.
-        line, source: Where it stands in the user's code.
+        line, source: Its position in the user's code.
     """
 
     name: str
@@ -71,11 +71,11 @@ class _Call:
 
 @dataclass(slots=True, kw_only=True)
 class _Record:
-    """What one call of the module did.
+    """Record of one call of the module.
 
     Attributes:
-        calls: Of PyTorch, in order.
-        returned: The calls that made what counts of the results: the loss, or all tensors of floats.
+        calls: Calls of PyTorch, in order.
+        returned: The calls that computed the relevant results: the loss, or all float tensors.
         functions: Classes of `torch.autograd.Function` that the gradient of these goes through.
         written: The first call that wrote into each parameter or buffer, by its name; None where it was replaced.
     """
@@ -107,15 +107,15 @@ def _behind(calls: Sequence[_Call], operands: Callable[[_Call], Sequence[_Call]]
 
 
 def differences_in_training(torch: Any, module: Any, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
-    """Return why what was traced of a module, in evaluation, does not train it as it trains itself; "" for no reason.
+    """Return why the trace of a module, in evaluation, does not train it as it trains itself; "" for no reason.
 
     Args:
         torch: PyTorch.
-        module: The module; it is left as it was. A module that is not in training is looked at as `train()` leaves it.
+        module: The module; it is restored afterwards. A module in evaluation mode is examined after `train()`.
         positional, keywords: Its example inputs, whose values are ignored.
 
     Raises:
-        Exception: What the module raises where it is called on tensors without values.
+        Exception: Any error of the module when it is called on tensors without values.
     """
     flags = {part: part.training for part in module.modules()}
     recorder = _Recording(torch, module, positional, keywords)
@@ -133,18 +133,18 @@ def differences_in_training(torch: Any, module: Any, positional: tuple[Any, ...]
 def computed_with_earlier(
     torch: Any, module: Any, positional: tuple[Any, ...], keywords: Mapping[str, Any], between: Callable[[], object]
 ) -> str:
-    """Return what a module, called twice, computes otherwise in the second call; "" for nothing.
+    """Return how the second of two calls of a module differs from the first; "" for no difference.
 
     Args:
         torch: PyTorch.
-        module: The module. What it changes of its own stays changed.
+        module: The module. Changes to its own state remain.
         positional, keywords: Its example inputs, whose values are ignored.
         between: Called between the two calls.
     """
     recorder = _Recording(torch, module, positional, keywords)
     first = recorder.recorded()
     between()
-    # What the module writes into its parameters is no state that is kept apart.
+    # Writes to parameters are not separate state.
     for parameter in recorder.parameters.values():
         recorder.makers.pop(id(parameter), None)
     second = recorder.recorded()
@@ -152,7 +152,7 @@ def computed_with_earlier(
 
 
 def _of_state(torch: Any, module: Any, trained: _Record, then: _Record) -> Iterator[str]:
-    """Yield how a module changes from call to call. then: what it does when it is called once more."""
+    """Yield how a module's behaviour changes between calls; then: the record of another call."""
     owners = {
         f"{path}.{last}".removeprefix("."): part
         for path, part in module.named_modules(remove_duplicate=False)
@@ -169,7 +169,7 @@ def _of_state(torch: Any, module: Any, trained: _Record, then: _Record) -> Itera
 
 
 def _reasons(module: Any, flags: Mapping[Any, bool], trained: _Record, evaluated: _Record) -> Iterator[str]:
-    """Yield what a module does in training and not in evaluation, and where gradients do not flow as its calls do."""
+    """Yield differences of a module in training and in evaluation, and gradients that do not follow its calls."""
     for function in trained.functions:
         yield f"torch.autograd.Function {function.__name__!r}{_defined(function)} has a backward pass of its own"
     for call in trained.cuts():
@@ -183,7 +183,7 @@ def _reasons(module: Any, flags: Mapping[Any, bool], trained: _Record, evaluated
 
 
 def _of_flags(module: Any, flags: Mapping[Any, bool], trained: _Record) -> Iterator[str]:
-    """Yield what is dropped and normalised otherwise than programs do it."""
+    """Yield dropout and normalisation that differ from those of programs."""
     paths = {id(part): path for path, part in module.named_modules()}
     left = [paths[id(part)] for part, flag in flags.items() if module.training and not flag and id(part) in paths]
     why = f"; module {left[0]!r} is left in evaluation (.eval())" if left and flags[module] else ""
@@ -208,7 +208,7 @@ def _drops_between(call: _Call) -> bool:
 
 
 def _of_drops(trained: _Record, evaluated: _Record) -> Iterator[str]:
-    """Yield the first dropout that a module calls in training alone, but for those within its attention."""
+    """Yield the first dropout that a module only calls in training, except those within its attention."""
 
     def drops(record: _Record) -> list[_Call]:
         return [call for call in record.calls if call.name in _DROPPING and call.options[:1] != (0.0,)]
@@ -223,10 +223,10 @@ def _of_drops(trained: _Record, evaluated: _Record) -> Iterator[str]:
 
 
 def _of_branches(trained: Sequence[_Call], evaluated: Sequence[_Call]) -> Iterator[str]:
-    """Yield the first call that a module makes in training alone, or in evaluation alone."""
+    """Yield the first call that a module only makes in training, or only in evaluation."""
 
     def shown(calls: Sequence[_Call]) -> list[_Call]:
-        # Whether a tensor has to be laid out anew depends on the kernel that made it.
+        # Whether a tensor is copied to another memory format depends on the kernel that computed it.
         ignored = {*_DROPPING, *_DROPPING_OTHERWISE, "contiguous"}
         return [call for call in calls if call.name not in ignored]
 
@@ -245,7 +245,7 @@ def _of_branches(trained: Sequence[_Call], evaluated: Sequence[_Call]) -> Iterat
 
 
 def _of_earlier_calls(trained: _Record, then: _Record) -> Iterator[str]:
-    """Yield what a call of the module computes with what an earlier one left; tensors that it made once are ignored."""
+    """Yield computations with tensors of an earlier call; tensors that were created only once are ignored."""
     before = {id(call) for call in trained.calls}
     of_inputs = _behind_all(trained.calls)
     for call in then.live():
@@ -259,7 +259,7 @@ def _of_earlier_calls(trained: _Record, then: _Record) -> Iterator[str]:
 
 
 def _of_first_call(first: _Record, then: _Record) -> Iterator[str]:
-    """Yield what a module does in its first call alone; what it makes once, of no input and no weight, is ignored."""
+    """Yield computations of the first call only; those that depend on no input or weight are ignored."""
     for name, call in first.written.items():
         if name not in then.written:
             yield f"{name!r} is written{f' at {call.at}' if call else ''}, in the first call alone"
@@ -300,10 +300,10 @@ class _Recording:
     """Calls a module on tensors without values.
 
     Attributes:
-        fake: Makes them, the same for all calls: a module may keep some of them.
-        parameters: Those that all calls share, by the id of the module's own.
-        makers: The call that made, or last wrote, each tensor, by its id.
-        kept: Tensors, so that their ids stay those of one.
+        fake: Creates them; the same for all calls, as a module may store some of them.
+        parameters: Fake parameters that all calls share, by the id of the module's own.
+        makers: The call that computed, or last wrote, each tensor, by its id.
+        kept: Tensors, to keep their ids unique.
     """
 
     def __init__(self, torch: Any, module: Any, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
@@ -314,10 +314,10 @@ class _Recording:
         self.kept: list[Any] = []
 
     def recorded(self) -> _Record:
-        """Return what the module does; tensors that it makes itself are known where it asks for their values."""
+        """Return the record of the module; values of tensors that it creates itself are known."""
         try:
             return self._run(is_known=False)
-        except Exception:  # noqa: BLE001 - the second try raises what there is to say
+        except Exception:  # noqa: BLE001 - the second try raises the relevant error
             return self._run(is_known=True)
 
     def _run(self, *, is_known: bool) -> _Record:
@@ -328,7 +328,7 @@ class _Recording:
             positional, keywords = mapped(lambda x: _fake(torch, self.fake, x), torch, self.given)
             leaves = torch.utils._pytree.tree_leaves((positional, keywords))
             mode = _recorder(self, {id(x) for x in (*held.values(), *leaves)})
-            # Functions that are written in Python ask for these before they call others: these are what is recorded.
+            # Functions written in Python check for these before they call others, so these are recorded.
             for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
                 stack.callback(setattr, functional, name, getattr(functional, name))
                 setattr(functional, name, lambda *_: False)
@@ -357,7 +357,7 @@ class _Recording:
         )
 
     def _fake_held(self, tensor: Any) -> Any:
-        """Return what stands for a parameter, the same in all calls, or for a buffer, which a call may write into."""
+        """Return the replacement of a parameter, the same in all calls, or of a buffer, which a call may overwrite."""
         if not isinstance(tensor, self.torch.nn.Parameter):
             return _fake(self.torch, self.fake, tensor)
         if id(tensor) not in self.parameters:
@@ -371,7 +371,7 @@ def _storage(tensor: Any) -> int:
 
 
 def _plain(returned: Any) -> Any:
-    """Return what a module returns as dicts, of records too."""
+    """Return a module's result with its records as dicts, too."""
     if isinstance(returned, Mapping):
         return {str(key): _plain(value) for key, value in returned.items()}
     if isinstance(returned, list | tuple):
@@ -444,7 +444,7 @@ def _recorder(of: _Recording, held: set[int]) -> Any:
             call.is_cut = carries and (name in _DETACHING or is_disabled)
             if isinstance(written, torch.Tensor) and name != "requires_grad_":
                 self.written.setdefault(_storage(written), call)
-            # What is given back as it is was not computed, unless it was written into.
+            # A returned argument was not computed, unless it was written into.
             made_here = [x for x in results if x is written or all(x is not other for other in tensors)]
             of.makers |= {id(x): call for x in made_here}
             of.kept += (*tensors, *results)
@@ -467,7 +467,7 @@ def _name(function: Any) -> str:
 
 
 def _place() -> tuple[str, str, set[str]]:
-    """Return the line of the user's code that calls, what stands there, and the functions on the way by their files."""
+    """Return the calling line of the user's code, its text, and the functions of the stack by their files."""
     frame: Any = sys._getframe(2)
     line, source = user_line(frame)
     callers = set[str]()
@@ -495,9 +495,9 @@ def _fake(torch: Any, fake: Any, tensor: Any, device: Any = "cpu") -> Any:
 
 @contextmanager
 def held_instead(torch: Any, module: Any, make: Callable[[str, Any], Any]) -> Iterator[dict[str, Any]]:
-    """Have a module hold other tensors; yield these by all of their names.
+    """Replace the tensors of a module temporarily; yield the replacements by all of their names.
 
-    make: of the name and the parameter or buffer; the same one has one in its place, which is trained if it is.
+    make: returns the replacement, given the name and the parameter or buffer; each tensor gets one, trained as before.
     """
     made: dict[int, Any] = {}
     named: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""How the dims of an operator's operands and results go together, for one call of an ATen operator."""
+"""Sharding rules: how the dims of an operator's operands and results correspond, for one call of an ATen operator."""
 
 from pase.importers.torch.sharding_rules.rule import Factor, ShardingRule
 from pase.importers.torch.sharding_rules.table import sharding_rule

@@ -32,7 +32,7 @@ def summed(call: Call) -> ShardingRule:
 
 
 def reduce(call: Call) -> ShardingRule:
-    """Relate a tensor and what is made of all points of some dims, or points of two tensors."""
+    """Relate a tensor and a reduction over some dims, or points of two tensors."""
     if "other" in call.numbers:
         return pointwise(call)
     inputs = positions(len(call.operands[0]))
@@ -100,9 +100,9 @@ def cumulative_sum(call: Call) -> ShardingRule:
 
 
 def _mixing(call: Call, dims: Sequence[int], *, is_linear: bool = False) -> ShardingRule:
-    """Relate tensors of the same dims, of which some are whole; a result may have others of these, or none.
+    """Relate tensors of equal dims, some of which are unsplit; a result may have other dims instead of these, or none.
 
-    Where all tensors have as many points in a mixed dim, it has one factor.
+    If all tensors have equally many points in a mixed dim, it has one factor.
     """
     rank = max(len(shape) for shape in call.operands)
     tensors = [shape for shape in (*call.operands, *call.results) if len(shape) == rank]
@@ -131,7 +131,7 @@ def cross(call: Call) -> ShardingRule:
 
 
 def renorm(call: Call) -> ShardingRule:
-    """Relate a tensor and itself with every piece along a dim scaled by its own norm."""
+    """Relate a tensor and itself with every slice along a dim scaled by its norm."""
     return _mixing(call, [i for i in range(len(call.operands[0])) if i != call.dim()])
 
 
@@ -148,7 +148,7 @@ def matrices(trailing: Sequence[int] = (2,)) -> Rule:
     """Return the rule of a function of matrices: the dims before them are broadcast.
 
     Args:
-        trailing: For each operand the number of its last dims that are whole, the last number for all further ones.
+        trailing: For each operand the number of its last dims that are unsplit, the last number for all further ones.
     """
 
     def rule(call: Call) -> ShardingRule:
@@ -179,14 +179,14 @@ def solve(call: Call) -> ShardingRule:
 
 
 def vandermonde(call: Call) -> ShardingRule:
-    """Relate points and their powers, which come last: as many as there are points, where that is not told."""
+    """Relate points and their powers, which come last: by default as many as there are points."""
     *names, last = positions(len(call.operands[0]))
     labels = [*names, None if call.get("N") is None else last]
     return relate(call, [labels], [[*labels, None]])
 
 
 def differences(call: Call) -> ShardingRule:
-    """Relate tensors that are put together along a dim, and differences of neighbours."""
+    """Relate tensors that are concatenated along a dim, and differences of neighbours."""
     rank = len(call.operands[0])
     labels = [None if i == call.get("dim", -1) % rank else name for i, name in enumerate(positions(rank))]
     return relate(call, [labels] * len(call.operands), [labels])
@@ -219,7 +219,7 @@ def gather(call: Call) -> ShardingRule:
 
 
 def _shared(x: Shape, index: Shape, dim: int) -> list[Factor | None]:
-    """Return names of the dims in which a tensor and an index have as many points, but for the one looked up in."""
+    """Return names of the dims in which a tensor and an index have equally many points, except the one indexed."""
     names = positions(len(x))
     return [name if i != dim and x[i] == index[i] else None for i, name in enumerate(names)]
 
@@ -299,9 +299,9 @@ def embedding_bag(call: Call) -> ShardingRule:
 
 
 def indexed(call: Call) -> ShardingRule:
-    """Relate a tensor and what lists of places in some dims read of it, or what is written there.
+    """Relate a tensor and its elements at lists of indices in some dims, read or written.
 
-    The dims of the places come first, or where the dims that are read are, if these are next to each other.
+    The dims of the indices come first, or in place of the indexed dims if these are adjacent.
     """
     x = call.shape("self") or ()
     places = list(call.get("indices", []))
@@ -332,7 +332,7 @@ def indexed(call: Call) -> ShardingRule:
     if not call.get("accumulate", False):
         every = ["self", "values"]
         return relate(call, operands, [inputs], whole=names, linear=every, added=every)
-    # Values that are broadcast along places are added by each part, and cannot be given to one alone.
+    # Values that are broadcast along the indices are added by each part, and cannot be passed to one part only.
     extents = dict(zip(reversed(values), reversed(call.shape("values") or ()), strict=True))
     is_broadcast = any(extents.get(name, 1) == 1 for name in index)
     every = ["self"] if is_broadcast else ["self", "values"]
@@ -362,7 +362,7 @@ def one_hot(call: Call) -> ShardingRule:
 
 
 def among(call: Call) -> ShardingRule:
-    """Relate points and what is found of each in another tensor, all of which is read."""
+    """Relate points and the results of searching another tensor for each, which is read completely."""
     by_name = {"bucketize": "self", "isin": "elements", "searchsorted": "self"}
     name = by_name[call.name]
     labels = positions(call.rank(name))

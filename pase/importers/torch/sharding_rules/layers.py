@@ -1,4 +1,4 @@
-"""Normalisations, windows, attention, recurrent networks, and losses of classes."""
+"""Normalisations, windows, attention, recurrent networks, and classification losses."""
 
 from math import prod
 
@@ -145,7 +145,7 @@ def affine_grid(call: Call) -> ShardingRule:
 
 
 def unfolded_windows(call: Call) -> ShardingRule:
-    """Relate images and the elements of windows, which are put together with channels."""
+    """Relate images and the elements of windows, which are merged with channels."""
     few, many = call.operands[0], call.results[0]
     if call.name == "col2im":
         few, many = many, few
@@ -167,7 +167,7 @@ def unfolded_windows(call: Call) -> ShardingRule:
 def attention(call: Call) -> ShardingRule:
     """Relate queries, keys, values, a mask and attention; a head of keys may serve several heads of queries.
 
-    Positions of queries pass unless each looks back only; positions of keys are whole.
+    Query positions pass through unless attention is causal; key positions are unsplit.
     """
     if call.get("dropout_p", 0.0):
         return relate(call)

@@ -1,4 +1,4 @@
-"""Operators that compute each point by itself, what makes tensors, random numbers, and losses of points."""
+"""Elementwise operators, tensor factories, random numbers, and elementwise losses."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -66,7 +66,7 @@ _ADDED = {
     "subtract": ("self", "other"),
     "where": ("self", "other"),
 }
-"""Arguments that are added to what the others give."""
+"""Arguments that are added to the result of the others."""
 
 
 def pointwise(call: Call) -> ShardingRule:
@@ -139,7 +139,7 @@ def reduced(
     others: Sequence[Labels] = (),
     summed: Sequence[int] | None = None,
 ) -> ShardingRule:
-    """Relate a loss that is kept, averaged or summed over some dims.
+    """Relate a loss that is returned unreduced, averaged or summed over some dims.
 
     Args:
         call: The call, with the argument `reduction`: 0 for none, 1 for the mean, 2 for the sum.

@@ -200,7 +200,7 @@ def activated(call: Call) -> ShardingRule:
 
 
 def grouped(call: Call) -> ShardingRule:
-    """Relate rows, each multiplied by the matrix of its own group; groups end at numbers of rows."""
+    """Relate rows, each multiplied by the matrix of its group; groups end at given row numbers."""
     if len(call.operands[0]) != 2 or len(call.operands[1]) != 3:
         return unknown(call)
     return relate(call, ["mk", "gkn", None], ["mn"], sums={"k"}, whole={"m", "g"}, linear=[0, 1])

@@ -1,4 +1,4 @@
-"""`ShardingRule`, the call that it describes, and `relate`, which makes one from a name for each dim."""
+"""`ShardingRule`, the call that it describes, and `relate`, which creates one from a name for each dim."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,40 +12,39 @@ Dims = tuple[tuple[Factor, ...], ...]
 """The factors of each dim of a tensor, the outermost first."""
 
 Labels = Sequence[Factor | Sequence[Factor] | None]
-"""A name for each dim of a tensor; several for a dim of several factors, None for one that has to be whole."""
+"""A name for each dim of a tensor; several for a dim of several factors, None for one that must be unsplit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingRule:
-    """How the dims of an operator's operands and results go together, as Shardy's op sharding rules say it.
+    """How the dims of an operator's operands and results correspond, in the form of Shardy's op sharding rules.
 
-    A shard along a factor holds a range of its points, in every operand and result that has it. The call on shards
-    gives the shards of the results, with these exceptions: along a factor of `sums`, a result of `summed` is the sum
-    of the parts' results; arguments of `sizes` are those of the shard.
+    A shard along a factor has a range of its points, in every operand and result with the factor. The call on shards
+    returns the shards of the results, with these exceptions: along a factor of `sums`, a result of `summed` is the sum
+    of the results of all parts; arguments of `sizes` are those of the shard.
 
-    In the backward pass the shard of a gradient is a shard of that of the whole call where the operand has the factor,
-    and one of the addends where it does not.
+    In the backward pass, the shards' gradients are shards of the whole call's gradient if the operand has the factor,
+    and addends of it otherwise.
 
     Attributes:
         operands: For each tensor operand, in the order of the flattened arguments (positional, then by name; lists of
-            tensors flattened; None left out), the factors of each dim, the outermost first; () for a dim of extent 1,
+            tensors flattened; None omitted), the factors of each dim, the outermost first; () for a dim of extent 1,
             which may be broadcast.
         results: Likewise for each tensor that it returns.
         extents: The extent of each factor. None is 1.
         sums: Factors over whose parts the results of `summed` are sums.
-        summed: Numbers of the results that are such sums; the others have the factor, or are the same of all parts.
-        is_mean: Whether a part's results have to be multiplied by its share of the points of `sums` before they are
-            added.
-        whole: Factors that must not be split: the operator mixes their points, or nothing is known of them.
-        once: Numbers of operands that are added to what is summed over a factor of `sums` which they do not have, such
-            as a bias: of the parts along that factor, one is given the operand and the others zeros.
-        linear: Numbers of operands that may be given as the addends of a sum: results are addends of the results.
-        added: Numbers of operands that are added to what the others give. Where an operand of `linear` is given as
-            addends, these are, too, or one of the parts is given them and the others zeros.
-        sizes: (name in the schema, value) of arguments that are extents and have to be those of the shard: a tuple
-            of the factors of each dim, each as in `results`; of an argument that is one number, such as `groups`, a
-            tuple of factors. No entry where none of them may be split.
-        is_known: False where nothing is known of the operator: everything is whole.
+        summed: Numbers of the results that are such sums; the others have the factor, or are equal on all parts.
+        is_mean: Whether a part's results must be multiplied by its share of the points of `sums` before they are added.
+        whole: Factors that must not be split: the operator mixes their points, or is unknown.
+        once: Numbers of operands that are added to a sum over a factor of `sums` which they lack, such as a bias: along
+            that factor, one part receives the operand and the others zeros.
+        linear: Numbers of operands that may be given as addends of a sum: results are then addends of the results.
+        added: Numbers of operands that are added to the result of the others. Where an operand of `linear` is given as
+            addends, these are, too, or one part receives them and the others zeros.
+        sizes: (name in the schema, value) of arguments that are extents and must be those of the shard: a tuple of the
+            factors of each dim, each as in `results`; for an argument that is one number, such as `groups`, a tuple of
+            factors. No entry where none of them may be split.
+        is_known: False for an unknown operator: everything is unsplit.
     """
 
     operands: tuple[Dims, ...]
@@ -90,7 +89,7 @@ class Call:
     results_are_floating: tuple[bool, ...]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return an argument, or the default where it is None or the schema has none of that name."""
+        """Return an argument, or the default where it is None or the schema has no argument of that name."""
         value = self.arguments.get(name)
         return default if value is None else value
 
@@ -141,21 +140,20 @@ def relate(
     sizes: Mapping[str, Labels] | None = None,
     is_known: bool = True,
 ) -> ShardingRule:
-    """Return the rule that names of dims state.
+    """Return the rule for given names of dims.
 
     Args:
         call: The call.
-        operands: Names of the dims of each operand, by the argument's name or in order. Those of operands that are
-            left out are whole.
+        operands: Names of the dims of each operand, by the argument's name or in order. Omitted operands are unsplit.
         results: Likewise for each result.
         extents: Extents of factors that share a dim with others.
-        sums: As in `ShardingRule`, as are the others; `linear` and `added` may be names of arguments. Operands of whole
-            numbers are never linear.
+        sums: As in `ShardingRule`, as are the others; `linear` and `added` may be names of arguments. Integer operands
+            are never linear.
         summed: By default all results.
         is_mean: See there.
-        whole: See there; a factor that one tensor has twice is whole without being told.
+        whole: See there; a factor that one tensor has twice is always unsplit.
         linear: See there.
-        added: See there; those of them that do not have all factors of `sums` are added once.
+        added: See there; those that lack a factor of `sums` are added once.
         sizes: See there.
         is_known: See there.
 
@@ -163,7 +161,7 @@ def relate(
         ValueError: Shapes do not fit the names.
     """
     if sizes and not all(map(prod, call.results)):
-        # Extents of 0 have no factor that the arguments could be made of.
+        # Extents of 0 have no factors from which arguments could be computed.
         return relate(call)
     if isinstance(operands, Mapping):
         by_number = {n: labels for name, labels in operands.items() for n in call.numbers.get(name, ())}
@@ -195,7 +193,7 @@ def relate(
 
 
 def unknown(call: Call) -> ShardingRule:
-    """Return the rule of an operator that nothing is known of."""
+    """Return the rule of an unknown operator."""
     return relate(call, is_known=False)
 
 
@@ -225,12 +223,12 @@ def _names(label: Factor | Sequence[Factor] | None) -> tuple[Factor, ...]:
 
 
 class _Reader:
-    """Reads names of dims against shapes.
+    """Matches names of dims with shapes.
 
     Attributes:
         extents: Extents of all factors, as far as they are known.
         whole: Factors that must not be split.
-        seen: Factors in the order in which tensors name them.
+        seen: Factors in the order of first use by tensors.
     """
 
     def __init__(self, extents: dict[Factor, int], whole: set[Factor]) -> None:

@@ -1,4 +1,4 @@
-"""`sharding_rule`, and the table of all families."""
+"""`sharding_rule`, and the table of the rules of all operators."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,15 +14,15 @@ _NAMESPACES = ("aten", "prims")
 
 
 def sharding_rule(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: object = None) -> ShardingRule:
-    """Return how the dims of one call's operands and results go together.
+    """Return how the dims of one call's operands and results correspond.
 
     Args:
         target: The `OpOverload` that is called.
         args: Its positional arguments. Every object with a shape is a tensor: a real one, a fake one, one on the meta
             device. No value of a tensor is read.
         kwargs: Its arguments by name.
-        results: What the call returns, tensors of the same shapes, such as ``node.meta["val"]``. By default the call is
-            made on fake tensors; where that is not possible, nothing is known.
+        results: Result of the call, tensors of the same shapes, such as ``node.meta["val"]``. By default the call is
+            made on fake tensors; where that is impossible, the rule is unknown.
     """
     try:
         outputs = list(_tensors(results if results is not None else _called(target, args, kwargs)))
@@ -103,7 +103,7 @@ def _tensors(value: object) -> Iterator[Any]:
 
 
 def _called(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object:
-    """Return what the call gives for tensors without values."""
+    """Return the result of the call for tensors without values."""
     torch = framework("torch", "torch")
     fake = torch._subclasses.FakeTensor
     modes = [tensor.fake_mode for tensor in _tensors([*args, *kwargs.values()]) if isinstance(tensor, fake)]

@@ -1,4 +1,4 @@
-"""Operators that move points: views of other extents, other orders of dims, pieces, repetitions."""
+"""Operators that move points: reshapes, permutations of dims, slices, repetitions."""
 
 from collections.abc import Iterable, Sequence
 from math import gcd, prod
@@ -19,14 +19,14 @@ from pase.importers.torch.sharding_rules.rule import (
 def refinement(
     before: Shape, after: Shape
 ) -> tuple[list[list[Factor]], list[list[Factor]], dict[Factor, int], set[Factor]]:
-    """Return the factors that dims of two shapes have in common, if points are in the same order in both.
+    """Return the common factors of the dims of two shapes with points in the same order.
 
     Dims are read from the outermost. A dim that is a multiple of the other shape's next one has that as its outer
-    factor. Where neither is a multiple, their greatest common divisor is, and what remains of both, up to where the
-    products agree again, is whole.
+    factor. Where neither is a multiple, their greatest common divisor is the factor, and the rest of both, up to where
+    the products agree again, is unsplit.
 
     Returns:
-        Factors of each dim before and after, their extents, and those that are whole.
+        Factors of each dim before and after, their extents, and those that are unsplit.
     """
     extents: dict[Factor, int] = {}
     whole: set[Factor] = set()
@@ -105,7 +105,7 @@ def _sized(size: str) -> Rule:
 
 
 def unflatten(call: Call) -> ShardingRule:
-    """Relate a dim and those that it is taken apart into."""
+    """Relate a dim and the dims into which it is divided."""
     rule = view(call)
     dim = call.dim()
     count = len(call.get("sizes"))
@@ -116,7 +116,7 @@ def unflatten(call: Call) -> ShardingRule:
 
 
 def squeeze(call: Call) -> ShardingRule:
-    """Relate a tensor and itself without dims of extent 1; a listed dim of which a shard has one point is whole."""
+    """Relate a tensor and itself without dims of extent 1; a listed dim whose shards may have extent 1 is unsplit."""
     shape = call.operands[0]
     listed = call.dims()
     names = [None if i in listed else name for i, name in enumerate(positions(len(shape)))]
@@ -161,7 +161,7 @@ def _order(call: Call, rank: int) -> list[int]:
 
 
 def piece(call: Call) -> ShardingRule:
-    """Relate a tensor and pieces of it along one dim, which is whole unless it stays as it is."""
+    """Relate a tensor and slices of it along one dim, which is unsplit unless it is unchanged."""
     shape, dim = call.operands[0], call.dim()
     inputs = positions(len(shape))
     by_letter = {"hsplit": min(1, len(shape) - 1), "vsplit": 0, "dsplit": 2}
@@ -180,7 +180,7 @@ def _replaced(labels: Sequence[Factor | None], dim: int, label: Factor | None) -
 
 
 def concatenate(call: Call) -> ShardingRule:
-    """Relate tensors that are put together along a dim."""
+    """Relate tensors that are concatenated along a dim."""
     rank = len(call.results[0])
     dim = call.dim("dim", rank)
     labels = _replaced(positions(rank), dim, None)
@@ -190,7 +190,7 @@ def concatenate(call: Call) -> ShardingRule:
 
 
 def concatenate_promoted(call: Call) -> ShardingRule:
-    """Relate tensors that get further dims of extent 1 where they have few, and are put together along one."""
+    """Relate tensors that are extended by dims of extent 1 as needed, and concatenated along one."""
     name = call.name
     rank = len(call.results[0])
     dim = {"vstack": 0, "dstack": 2, "column_stack": 1}.get(name, min(1, rank - 1))
@@ -236,12 +236,12 @@ def summed_to(call: Call) -> ShardingRule:
 
 
 def mixed(call: Call) -> ShardingRule:
-    """Relate tensors of which nothing may be split."""
+    """Relate tensors that must not be split."""
     return relate(call)
 
 
 def stack(call: Call) -> ShardingRule:
-    """Relate tensors that are put together along a new dim."""
+    """Relate tensors that are stacked along a new dim."""
     rank = len(call.results[0])
     dim = call.dim("dim", rank)
     outputs = _replaced(positions(rank), dim, None)
@@ -251,7 +251,7 @@ def stack(call: Call) -> ShardingRule:
 
 
 def repeat(call: Call) -> ShardingRule:
-    """Relate a tensor and so many of it end to end: the number of times is an outer factor."""
+    """Relate a tensor and a tiling of it: the number of repetitions is an outer factor."""
     argument = "repeats" if "repeats" in call.arguments else "dims"
     times = list(call.get(argument))
     rank = len(call.results[0])
@@ -267,7 +267,7 @@ def repeat(call: Call) -> ShardingRule:
 
 
 def repeat_each(call: Call) -> ShardingRule:
-    """Relate a tensor and itself with each point of a dim so many times: the number of times is the inner factor."""
+    """Relate a tensor and itself with each point of a dim repeated: the number of repetitions is the inner factor."""
     times, dim = call.get("repeats"), call.get("dim")
     if not isinstance(times, int) or not prod(call.results[0]):
         return relate(call)
@@ -286,7 +286,7 @@ def repeat_each(call: Call) -> ShardingRule:
 
 
 def along(call: Call, dims: Iterable[int], *, is_linear: bool = False) -> ShardingRule:
-    """Relate tensors of the same dims, of which some are whole."""
+    """Relate tensors of equal dims, some of which are unsplit."""
     dims = set(dims)
     labels = [None if i in dims else name for i, name in enumerate(positions(len(call.operands[0])))]
     rank = len(labels)
