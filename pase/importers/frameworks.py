@@ -193,7 +193,7 @@ def difference(expected: Graph, found: Graph) -> str:
             said = "nothing" if other_end is None else repr(short(other_end[0]))
             return f"layer {short(layer)!r} reads {said} as input {read}; expected {short(end[0])!r}"
     fed = next((key for key in others if key not in ends), None)
-    return "" if fed is None else f"layer {short(fed[0])!r} reads {short(others[fed][0])!r} besides its inputs"
+    return "" if fed is None else f"layer {short(fed[0])!r} reads {short(others[fed][0])!r} in addition to its inputs"
 
 
 def _of_names(expected: Sequence[str], found: Sequence[str]) -> str:

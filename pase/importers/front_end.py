@@ -150,7 +150,7 @@ def _function(module_name: str, path: str, source: str, extras: Mapping[str, str
         found = getattr(found, name)
     if not callable(found):
         raise ModelError(
-            f"{source!r} is no function but a {type(found).__name__}; name a function that returns the model"
+            f"{source!r} is not a function but a {type(found).__name__}; name a function that returns the model"
         )
     return found
 

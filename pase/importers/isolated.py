@@ -172,7 +172,7 @@ def _copy_file(source: str, target: str) -> None:
 def _copy(h5py: Any, old: Any, new: Any, seen: set[int], depth: int) -> None:
     address = int(h5py.h5o.get_info(old.id).addr)
     if address in seen or depth > _MAX_DEPTH:
-        raise ValueError(f"group {old.name!r} lies within itself, or too deep")
+        raise ValueError(f"group {old.name!r} is nested in itself, or too deeply")
     seen.add(address)
     _copy_texts(old, new)
     for name in old:
@@ -183,9 +183,9 @@ def _copy(h5py: Any, old: Any, new: Any, seen: set[int], depth: int) -> None:
             _copy(h5py, item, new.create_group(name), seen, depth + 1)
             continue
         if not isinstance(item, h5py.Dataset) or item.dtype.kind not in "fiubV" or item.dtype.hasobject:
-            raise ValueError(f"{name!r} is no array of numbers")
+            raise ValueError(f"{name!r} is not an array of numbers")
         if item.is_virtual or item.external or item.id.get_create_plist().get_nfilters():
-            raise ValueError(f"{name!r} lies in another file, or is compressed")
+            raise ValueError(f"{name!r} is stored in another file, or is compressed")
         if item.size * item.dtype.itemsize > item.id.get_storage_size():
             raise ValueError(f"{name!r} claims the shape {item.shape}, more than the file holds")
         _copy_texts(item, new.create_dataset(name, data=item[()]))

@@ -84,7 +84,7 @@ def test_a_batch_that_it_does_not_take_is_left_to_others(module: str) -> None:
     [
         ("own_nets:nothing", "module 'own_nets' has no 'nothing'; a factory is given as package.module:function"),
         ("own_nets:Nets.large", "module 'own_nets' has no 'Nets.large'"),
-        ("own_nets:number", "'own_nets:number' is no function but a int; name a function that returns the model"),
+        ("own_nets:number", "'own_nets:number' is not a function but a int; name a function that returns the model"),
         ("own_nets:needs", "needs an argument 'width'; give it as --arg width=VALUE"),
         ("own_nets:fails", "factory 'own_nets:fails' failed: KeyError: 'no such thing'"),
         ("no_nets:net", "there is no module 'no_nets' for factory 'no_nets:net'; it is looked for in the current fol"),

@@ -220,9 +220,9 @@ def test_an_enormous_layer_takes_no_memory(small: Path, tmp_path: Path) -> None:
     ("text", "message"),
     [
         (" " * (65 * 2**20), "its configuration is larger than 64 MiB"),
-        ("{", "its config.json is no JSON"),
+        ("{", "its config.json is not JSON"),
         ('{"class_name": "Functional", "config": ' + "[" * 100_000 + "]" * 100_000 + "}", "is no JSON"),
-        ('{"class_name": "A", "config": {"a": ' + "[" * 250 + "]" * 250 + "}}", "lies more than 200 deep in itself"),
+        ('{"class_name": "A", "config": {"a": ' + "[" * 250 + "]" * 250 + "}}", "is nested more than 200 deep"),
         ("[1]", "its config.json describes no model"),
         (
             '{"class_name": "Dense", "module": "keras.layers", "config": {"units": 2}}',
@@ -329,10 +329,10 @@ def _goes_round(file: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_claims_too_much, "claims the shape|lies in another file"),
-        (_lies_elsewhere, "'0' lies in another file"),
+        (_claims_too_much, "claims the shape|is stored in another file"),
+        (_lies_elsewhere, "'0' is stored in another file"),
         (_links, "'other' is a link"),
-        (_goes_round, "lies within itself"),
+        (_goes_round, "is nested in itself"),
     ],
 )
 def test_weights_that_are_more_than_arrays_are_refused(

@@ -139,7 +139,7 @@ def _calls(*names: str) -> list[Any]:
 _MANY = [("F0", [node("Relu", ["a"], ["b"], doc_string="x" * 50_000)])]
 _MANY += [(f"F{i}", _calls(f"F{i - 1}", f"F{i - 1}")) for i in range(1, 41)]
 
-_DAMAGED = "is no ONNX model, or is truncated or damaged"
+_DAMAGED = "is not an ONNX model, or is truncated or damaged"
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ _DAMAGED = "is no ONNX model, or is truncated or damaged"
         (lambda: b"\x08\x08", "has no operators; expected a model"),
         (lambda: b"\x08\x08\x3a\x00", "has no operators; expected a model"),
         (_deep_file, _DAMAGED),
-        (_deep_model, "messages lie more than 100 deep in one another"),
-        (lambda: _relu().SerializeToString().replace(b"abc", b"a\xffc"), f"{_DAMAGED}: a name in it is no text"),
+        (_deep_model, "messages are nested more than 100 deep"),
+        (lambda: _relu().SerializeToString().replace(b"abc", b"a\xffc"), f"{_DAMAGED}: a name in it is not text"),
         (lambda: _absurd(is_filled=False), r"tensor 'w' has shape \(4611686018427387904, 4\); the file is damaged"),
         (lambda: _absurd(is_filled=True), r"tensor 'c' has shape"),
         (lambda: _relu(opset=1), "operators of opset 1; expected 7 or newer: .*version_converter"),

@@ -58,7 +58,7 @@ def each(value: int | Sequence[int], count: int) -> Shape:
 def place(axis: int, rank: int) -> int:
     """Return an axis counted from 0; ValueError where it is out of range."""
     if not -rank <= axis < max(1, rank):
-        raise ValueError(f"axis {axis} lies outside of a tensor of {rank} dims")
+        raise ValueError(f"axis {axis} is out of range for a tensor of {rank} dims")
     return axis % rank if rank else 0
 
 

@@ -338,9 +338,9 @@ def check_trace(trace: Trace) -> Trace:
         # A normalisation belongs to its first tensor; other inputs may be reduced, repeated or reshaped.
         counted = ranks[:1] if isinstance(node.op, ops.Normalise) else [*ranks, *(len(v.shape) for v in node.outputs)]
         rank = max(counted, default=0)
-        beyond = [dim for dim in _dims_named(node.op) if not 0 <= dim < max(rank, 1)]
+        invalid = [dim for dim in _dims_named(node.op) if not 0 <= dim < max(rank, 1)]
         if beyond:
-            raise fail(f"operator {node.name!r} is over dim {beyond[0]} of tensors of {rank} dims")
+            raise fail(f"operator {node.name!r} is over dim {invalid[0]} of tensors of {rank} dims")
     for name in trace.outputs:
         if name not in known:
             raise fail(f"its output {name!r} is not computed by any operator")

@@ -80,7 +80,7 @@ class View:
 
     def transposed(self, order: Sequence[int]) -> "View":
         """Return the view with its dims in another order."""
-        assert sorted(order) == list(range(len(self.dims))), f"{order} is no order of {len(self.dims)} dims"
+        assert sorted(order) == list(range(len(self.dims))), f"{order} does not permute {len(self.dims)} dims"
         return View(base=self.base, dims=tuple(self.dims[i] for i in order))
 
     def broadcast(self, shape: Sequence[int], places: Sequence[int] | None = None) -> "View":
@@ -159,7 +159,7 @@ class View:
 
         None where the factors of the two cut across each other.
         """
-        assert inner.shape == self.base, f"a view of {self.base} cannot lie on one of shape {inner.shape}"
+        assert inner.shape == self.base, f"a view of {self.base} cannot be composed with one of shape {inner.shape}"
         flat = inner.reshaped(self.factors)
         if flat is None:
             return None

@@ -149,9 +149,9 @@ class Writer:
         elif weight:
             scope = self._last
         else:
-            told = inlined[-1] if inlined else function if function not in ("", self._entry) else operator
-            beside = self._last.rpartition(".")[0]
-            scope = f"{beside}.{told}" if beside else told
+            name = inlined[-1] if inlined else function if function not in ("", self._entry) else operator
+            parent = self._last.rpartition(".")[0]
+            scope = f"{parent}.{name}" if parent else name
         return Origin(operator=operator, scope=scope, line=line(equation))
 
     def amend(self, value: Value, op: ops.Op) -> None:
@@ -205,7 +205,7 @@ def shape_of(aval: Any, name: str) -> tuple[int, ...]:
     """Return the shape of an abstract value; ModelError where it has none, or a dim of unknown size."""
     shape = getattr(aval, "shape", None)
     if shape is None:
-        raise ModelError(f"operator {name} gives a {type(aval).__name__}, which is no array; it cannot be imported")
+        raise ModelError(f"operator {name} gives a {type(aval).__name__}, which is not an array; it cannot be imported")
     for extent in shape:
         if not isinstance(extent, int):
             raise ModelError(

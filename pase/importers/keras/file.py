@@ -181,7 +181,7 @@ def checked_config(keras: Any, path: str) -> dict[str, Any]:
     try:
         config: dict[str, Any] = _without(read_config(path), "compile_config")
     except RecursionError:
-        raise ModelError(f"{path!r}: its config.json lies more than {_MAX_DEPTH} deep in itself") from None
+        raise ModelError(f"{path!r}: its config.json is nested more than {_MAX_DEPTH} deep") from None
     for item, name in _objects(config):
         _check(keras, item, name, path)
     return config
@@ -253,16 +253,16 @@ def read_config(path: str) -> dict[str, Any]:
         # Damaged data make the decompressors raise errors of their own.
         raise ModelError(f"{path!r} is no .keras file, or it is damaged: {_cause(error)}") from error
     if len(text) > _MAX_BYTES:
-        raise ModelError(f"{path!r}: its configuration is larger than {_MAX_BYTES >> 20} MiB; this is no model")
+        raise ModelError(f"{path!r}: its configuration is larger than {_MAX_BYTES >> 20} MiB; this is not a model")
     num_values = sum(map(text.count, (b"{", b"[", b",")))
     if num_values > _MAX_VALUES:
         raise ModelError(
-            f"{path!r}: its configuration has {num_values:,} values; at most {_MAX_VALUES:,} are read: this is no model"
+            f"{path!r}: its configuration has {num_values:,} values; at most {_MAX_VALUES:,} are read: this is not a model"
         )
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path!r}: its config.json is no JSON: {error}") from error
+        raise ModelError(f"{path!r}: its config.json is not JSON: {error}") from error
     if not isinstance(config, dict) or "class_name" not in config or not isinstance(config.get("config"), dict):
         raise ModelError(f"{path!r}: its config.json describes no model; expected class_name and config")
     return config

@@ -71,8 +71,8 @@ class Following:
         """Return the path of the layer of a scope in JAX's program, and the remaining scope."""
         marks = list(_MARK.finditer(scope))
         path = self._paths[int(marks[-1].group(1))] if marks else ""
-        beyond = scope[marks[-1].end() :] if marks else scope
-        return "/".join(part for part in (path, *beyond.split(".")) if part)
+        inner = scope[marks[-1].end() :] if marks else scope
+        return "/".join(part for part in (path, *inner.split(".")) if part)
 
     @contextmanager
     def on_jax(self) -> Iterator[None]:

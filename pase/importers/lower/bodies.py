@@ -509,7 +509,9 @@ class _Vertex:
         num_cells = op.layers * (1 + op.is_bidirectional)
         of_gates = [access for access in self._operator.parameters if ("g", "e") in access.index_map]
         if len(weights) not in (2 * num_cells, 4 * num_cells) or len(of_gates) != len(weights):
-            raise NoBodyError("a recurrent layer has weights besides those of its gates (a projection, first states)")
+            raise NoBodyError(
+                "a recurrent layer has weights other than those of its gates (a projection, first states)"
+            )
         options: dict[str, Option] = {"cell": op.equations, "layers": op.layers}
         operands = [self._as_it_lies(x.value, x.piece)]
         operands += [self._in_order(self._as_it_lies(use.value, use.piece), op.gates) for use in weights]
@@ -636,8 +638,8 @@ class _Vertex:
         if read is None or self._reads[read].use.piece != use.piece:
             found = [i for i, r in enumerate(self._reads) if (r.use.value, r.use.piece) == (use.value, use.piece)]
             views = [use.view, *(other.view for other in self._node.inputs if other.value == use.value)]
-            alike = (i for view in views for i in found if self._reads[i].use.view == view)
-            read = next(alike, found[0] if found else None)
+            equal_views = (i for view in views for i in found if self._reads[i].use.view == view)
+            read = next(equal_views, found[0] if found else None)
         if read is None and use.piece is not None and not self._trace.is_parameter(use):
             return seen(self._sheet, self._as_read(Use(value=use.value)), use)
         if read is None:

@@ -329,7 +329,7 @@ class _Builder:
 
     def _producer(self, use: Use, scope: str) -> tuple[str, int] | None:
         """Return the producer of a use; None for a leaf."""
-        # A tensor of which nothing is told but that it is read: whole.
+        # A tensor that is read in an opaque shape: all of it.
         key = (use.value, use.piece if use.seen_as is None else None)
         if key in self.made:
             return self.made[key]
@@ -544,11 +544,11 @@ def _aligned(shape: tuple[int, ...], written: list[tuple[int, DimIndex]]) -> tup
     )
 
 
-# -- a read fitted to the tensor behind its view: the iteration dims are told in the dims of the producer's tensor
+# -- fitting a read to the tensor behind its view: the iteration dims are mapped to the dims of the producer's tensor
 #
-# A dim of the operator that the view puts together from several places of the tensor (heads and channels, gathered to
-# one dim after a transpose) is refined: it becomes as many iteration dims. What cannot be told so is None, and the view
-# stays a vertex that moves the data.
+# A dim of the operator that the view merges from several places of the tensor (heads and channels, merged to one dim
+# after a transpose) is refined into several iteration dims. If that is impossible the result is None, and the view
+# remains a vertex that moves the data.
 
 
 Pieces = Mapping[str, tuple[str, ...]]

@@ -308,7 +308,7 @@ class BodyBuilder:
             parts = _parts(atom.extent, rest)
             if parts is None:
                 if not self.is_own:
-                    raise NoBodyError("a view lies across dims")
+                    raise NoBodyError("a view does not align with dims")
                 return self._across(known, shape)
             if len(parts) == 1 or not atom.name:
                 atoms += [atom] if len(parts) == 1 else [Atom("", part) for part in parts]

@@ -316,7 +316,7 @@ def _with_heads(known: TensorRef, heads: Axis) -> TensorRef:
     if prod(atom.extent for atom in own) == whole:
         return known
     if names(heads)[: len(names(own))] != names(own):
-        raise NoBodyError("the heads of queries and keys do not lie over each other")
+        raise NoBodyError("the heads of queries and keys do not align")
     axes = (known.dims[0], heads, *known.dims[2:])
     return TensorRef(operand=known.operand, shape=(known.shape[0], whole, *known.shape[2:]), axes=axes)
 

@@ -84,7 +84,7 @@ def open_model(source: Any) -> OnnxModel:
     name = Path(source).stem if is_file else source.graph.name or "model"
     proto = _read(source) if is_file else source
     if not all(isinstance(text, str) for text in _names(proto, name)):
-        raise _damaged(name, "a name in it is no text")
+        raise _damaged(name, "a name in it is not text")
     _check(proto, name)
     num_operators = len(proto.graph.node)
     if proto.functions:
@@ -99,8 +99,8 @@ def _read(path: str) -> Any:
             raise ModelError(f"{path!r} is empty; expected an ONNX model")
         if size > _MAX_FILE_BYTES:
             raise ModelError(
-                f"{path!r} has {size:,} bytes; an ONNX model has at most 2 GiB: save it with its weights in files "
-                "beside it (onnx.save_model with save_as_external_data=True)"
+                f"{path!r} has {size:,} bytes; an ONNX model has at most 2 GiB: save it with its weights in "
+                "external files (onnx.save_model with save_as_external_data=True)"
             )
         return framework("onnx", "onnx").load_model(path, "protobuf", load_external_data=False)
     except (OSError, ValueError, MemoryError) as error:
@@ -159,7 +159,7 @@ def values_of(tensor: Any) -> "np.ndarray[Any, Any] | None":
 
 
 def _damaged(name: str, what: str) -> ModelError:
-    return ModelError(f"{name!r} is no ONNX model, or is truncated or damaged: {what}; fetch or export it again")
+    return ModelError(f"{name!r} is not an ONNX model, or is truncated or damaged: {what}; fetch or export it again")
 
 
 _NAMES = frozenset({"name", "op_type", "domain", "input", "output", "attribute", "dim_param"})
@@ -169,7 +169,7 @@ _NAMES = frozenset({"name", "op_type", "domain", "input", "output", "attribute",
 def _names(message: Any, model: str, depth: int = 0) -> Iterator[Any]:
     """Yield every name in a message; damaged ones are bytes. ModelError where messages are nested too deeply."""
     if depth > _MAX_DEPTH:
-        raise _damaged(model, f"messages lie more than {_MAX_DEPTH} deep in one another")
+        raise _damaged(model, f"messages are nested more than {_MAX_DEPTH} deep")
     if hasattr(message, "raw_data"):  # whose fields may be large
         yield message.name
         return
@@ -430,7 +430,9 @@ class OnnxWeights(Mapping[str, Array]):
 
     def _values(self, name: str, tensor: Any) -> Array:
         if tensor.data_location and self._folder is None:
-            raise ModelError(f"the values of {name!r} lie in another file; give the path of the model, not its object")
+            raise ModelError(
+                f"the values of {name!r} are stored in another file; give the path of the model, not its object"
+            )
         try:
             return np.asarray(framework("onnx.numpy_helper", "onnx").to_array(tensor, str(self._folder)))
         except Exception as error:  # of ONNX's C++, which opens external files, too

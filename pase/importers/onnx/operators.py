@@ -305,7 +305,7 @@ def tile(call: OnnxCall) -> None:
     if 0 in before:
         call.opaque(passes=())
     elif any(new % old for old, new in zip(before, after, strict=True)):
-        raise ValueError(f"it makes {list(after)} of {list(before)}, which is no whole number of times")
+        raise ValueError(f"it makes {list(after)} of {list(before)}, which is not an integer multiple")
     else:
         call.repeat(call.x, [new // old for old, new in zip(before, after, strict=True)], out=call.result)
 
@@ -375,7 +375,7 @@ def gather(call: OnnxCall) -> None:
     x, indices, found = call.value(0), call.value(1), call.constant(1)
     rank, axis, n = len(x.shape), call.axis(0), len(indices.shape)
     if found is not None and found.size and not -x.shape[axis] <= found.min() <= found.max() < x.shape[axis]:
-        raise IndexError(f"an index lies outside of a dim of {x.shape[axis]}")
+        raise IndexError(f"an index is out of range for a dim of {x.shape[axis]}")
     piece = run(found, x.shape[axis])
     if piece is not None:
         is_alike = with_extent(x.shape, axis, piece[1]) == call.result.shape

@@ -176,8 +176,8 @@ def see_views(trace: Trace) -> Trace:
                 del aliases[use.value]
             inputs.append(seen or use)
         seen_here = {use.value: aliases[use.value][0] for use in node.inputs if use.value in aliases}
-        lies = [lying(trace.values[name], use) for name, use in seen_here.items()] if node.computes else ()
-        node = replace(node, inputs=tuple(inputs), computes=(*lies, *node.computes))
+        layouts = [lying(trace.values[name], use) for name, use in seen_here.items()] if node.computes else ()
+        node = replace(node, inputs=tuple(inputs), computes=(*layouts, *node.computes))
         # The new node's inputs are values of the old trace: only the way that they are read has changed.
         found = seen_by(trace, node) if len(node.outputs) == 1 else None
         if found is not None and not _is_returned(trace, node, found):
@@ -353,9 +353,9 @@ def _reading_behind(node: Node, computed: Mapping[str, tuple[Use, ...]]) -> Node
         first, *others = computed.get(use.value, (use,))
         inputs.append(first)
         more += others
-    told = {use.value for use in inputs}
-    beside = [] if isinstance(node.op, ops.Concat) else [use for use in more if use.value not in told]
-    return replace(node, inputs=(*inputs, *beside), beside=len(beside))
+    known = {use.value for use in inputs}
+    weights = [] if isinstance(node.op, ops.Concat) else [use for use in more if use.value not in known]
+    return replace(node, inputs=(*inputs, *weights), beside=len(weights))
 
 
 def _sources(
@@ -377,10 +377,10 @@ def _sources(
         if seen is not None:
             return (replace(seen, of=of if seen.of else ""),)
     is_pointwise = isinstance(node.op, ops.Pointwise | ops.Identity)
-    alike = [use for use in uses if is_pointwise and trace.shape(use) == value.shape]
-    others = [Use(value=use.value, seen_as=value.shape, of=of) for use in uses if use not in alike]
+    aligned = [use for use in uses if is_pointwise and trace.shape(use) == value.shape]
+    others = [Use(value=use.value, seen_as=value.shape, of=of) for use in uses if use not in aligned]
     # One with the same layout as the value comes first: it represents the value.
-    return (*(replace(use, of=of) for use in alike), *others)
+    return (*(replace(use, of=of) for use in aligned), *others)
 
 
 def _returned(trace: Trace, name: str, made: Container[str]) -> Iterator[Returned]:

@@ -833,7 +833,7 @@ def _strided(torch: Any, node: Any) -> Callable[..., Any]:
     last = offset + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
     kept = [dim for dim, extent in enumerate(example.shape) if extent > 1]
     if any(dense.stride(dim) != example.stride(dim) for dim in kept) or offset < 0 or last >= example.numel():
-        raise ModelError(f"as_strided reads beyond the elements of its tensor{where(node)}; cut the tensor behind it")
+        raise ModelError(f"as_strided reads outside of its tensor{where(node)}; cut the tensor behind it")
 
     def run(x: Any) -> Any:
         # In new memory: indices are counted from its start.

@@ -79,7 +79,7 @@ def _text(argument: Any, made: Mapping[str, Any], inputs: Sequence[str]) -> Any:
         return {"device": ""}
     if type(argument).__name__ in ("layout", "memory_format"):
         return None
-    raise ValueError(f"{argument!r} cannot be told as text")
+    raise ValueError(f"{argument!r} has no text form")
 
 
 # -- operators that a translation computes differently
