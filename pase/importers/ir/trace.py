@@ -339,7 +339,7 @@ def check_trace(trace: Trace) -> Trace:
         counted = ranks[:1] if isinstance(node.op, ops.Normalise) else [*ranks, *(len(v.shape) for v in node.outputs)]
         rank = max(counted, default=0)
         invalid = [dim for dim in _dims_named(node.op) if not 0 <= dim < max(rank, 1)]
-        if beyond:
+        if invalid:
             raise fail(f"operator {node.name!r} is over dim {invalid[0]} of tensors of {rank} dims")
     for name in trace.outputs:
         if name not in known:

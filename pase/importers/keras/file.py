@@ -257,7 +257,8 @@ def read_config(path: str) -> dict[str, Any]:
     num_values = sum(map(text.count, (b"{", b"[", b",")))
     if num_values > _MAX_VALUES:
         raise ModelError(
-            f"{path!r}: its configuration has {num_values:,} values; at most {_MAX_VALUES:,} are read: this is not a model"
+            f"{path!r}: its configuration has {num_values:,} values; at most {_MAX_VALUES:,} are read: this is not "
+            "a model"
         )
     try:
         config = json.loads(text)
