@@ -1,4 +1,4 @@
-"""The target PyTorch: local ranks, and the module or the program that computes a plan on each of them."""
+"""The PyTorch target: runs a plan on local ranks, as a module or as an emitted program."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ _WITH_OUTPUTS = code("from pase.targets.torch.script import Outputs, main")
 
 
 def _by_torchrun(options: Text) -> Callable[[int], tuple[Text, ...]]:
-    """Return how a program with some options is run on so many devices, and what else a process may be told by."""
+    """Return a function from the number of devices to the torchrun command and other ways to start a program."""
     return lambda num_devices: (
         code("    torchrun --nproc-per-node {} FILE {}", num_devices, options),
         code(""),

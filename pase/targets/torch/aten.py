@@ -1,8 +1,8 @@
-"""`AtenLayers`: the layers of a plan, computed by the nodes of the module's own exported graph on a rank's shards.
+"""`AtenLayers`: the layers of a plan, computed on a rank's shards by the nodes of the module's own exported graph.
 
-A layer reads tensors that lie as its plan says, and writes one. What stands between them in the exported graph is run
-as it is, every node on shards, as far as the operators' sharding rules carry the splits of what is read to what is
-written. The importer's idea of what a layer computes is not asked for, so that it can make a plan dear, never wrong.
+A layer reads and writes tensors with the layouts of its plan. The nodes between them in the exported graph are run
+unchanged, on shards, as far as the operators' sharding rules propagate the splits from inputs to output. The importer's
+translation of the layer is not used, so an error in it can make a plan slow, but never wrong.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -61,16 +61,16 @@ class AtenLayers:
     """The layers of a plan that a module's own graphs compute.
 
     Attributes:
-        layers: By name, by whether the graph is that of training.
-        others: Why each of the others is not among them.
-        notes: What is computed otherwise than the plan says.
-        updates: By whether it trains, the nodes of what buffers hold after a call, by their names; those that are not
-            known come with how they are computed.
+        layers: Layers by name, by whether the graph is that of training.
+        others: Why each of the other layers is not among them.
+        notes: Deviations of the computation from the plan.
+        updates: By whether it trains, the nodes of buffers' values after a call, by name; nodes that are not known
+            before the layers come with the splits of their computation.
         problem: Why the plan does not train the module as it trains itself, "" for no reason.
     """
 
     def __init__(self, live: LiveModel, plan: Plan) -> None:
-        """Find the layers in the graphs of a module, which has none where its translation is what is run."""
+        """Find the layers in the graphs of a module; there are none where its translation is run."""
         self.plan = plan
         self.graphs = {trains: AtenGraph(live, captured) for trains, captured in live.graphs.items()}
         self.layers: dict[str, dict[bool, LayerSplits]] = {}
@@ -99,7 +99,7 @@ class AtenLayers:
             self.others[layer.name] = str(error)
 
     def _add_whole(self, name: str) -> None:
-        """Add a layer that no translation of the module computes, whatever becomes of its splits."""
+        """Add a layer that only the graph can compute, replicated where its splits cannot be propagated."""
         graph, first = self.plan.graph, self._first(name)
         operator, splits = graph[first], _splits(self.plan[first])
         try:
@@ -144,7 +144,7 @@ class AtenLayers:
         return not self._untranslated(name)
 
     def translated(self, live: LiveModel) -> LiveModel:
-        """Return a module with what translated layers read of it, and the inputs that the others read as they are."""
+        """Return a module with the inputs of translated layers, and the inputs that the other layers read directly."""
         others = {*self.layers, *self._unneeded}
         return replace(
             live,
@@ -189,7 +189,7 @@ class AtenLayers:
         return tuple(dict.fromkeys(lies.graph.writers[node] for lies in computed for node in lies.others))
 
     def calls(self) -> dict[str, tuple[str, tuple[int, ...], tuple[str, ...]]]:
-        """Return for each layer whose mesh it is on, which of that one's reads it needs, and what it reads besides."""
+        """Return for each layer the layer whose mesh it uses, the reads of that one that it needs, and others."""
         return {
             name: (
                 found[True].first,
@@ -205,7 +205,7 @@ class AtenLayers:
         }
 
     def _updates(self, graph: AtenGraph) -> Iterator[tuple[str, tuple[fx.Node, LayerSplits | None]]]:
-        """Yield the buffers that a call writes, but for moments that translated layers keep."""
+        """Yield the buffers that a call writes, except running statistics of translated layers."""
         owners = {owner for layer, owner in graph.live.statistics.items() if layer not in self.layers}
         kept = {name for owner in owners for name in statistics_of(owner)}
         for name, node_name in graph.captured.written.items():
@@ -222,7 +222,7 @@ class AtenLayers:
             yield name, (node, lies)
 
     def _moved_outputs(self, graph: AtenGraph) -> Iterator[tuple[int, LayerSplits]]:
-        """Yield the outputs, by number, that have what a layer writes in an order that its dims do not give."""
+        """Yield the outputs, by number, that have a layer's elements in an order other than by permuting dims."""
         for number, output in enumerate(graph.live.outputs):
             if output.is_moved and output.layer in self.layers:
                 lies = _whole(graph, graph.named[graph.captured.outputs[number]])
@@ -233,7 +233,7 @@ class AtenLayers:
                 yield number, lies
 
     def _untranslated(self, name: str) -> str:
-        """Return what a layer does in training that its translation does not, "" for nothing."""
+        """Return an effect of a layer in training that its translation lacks, "" for none."""
         graph, other = self.graphs[True], self.graphs[False]
         owner = graph.live.statistics.get(name)
         if owner is not None and not graph.keeps_plainly(owner):
@@ -250,7 +250,7 @@ class AtenLayers:
         return in_both(self.graphs[True].captured, self.graphs[False].captured)
 
     def _problems(self) -> Iterator[str]:
-        """Yield what is done in training by no layer that nodes of the graph compute."""
+        """Yield effects in training that no layer computed by nodes of the graph has."""
         yield from self._refused
         graph = self.graphs[True]
         if graph.captured.computes_gradients:
@@ -269,24 +269,24 @@ class AtenLayers:
     def run(
         self, program: Any, mesh: LayerMesh, name: str, sources: Mapping[int, Tensor], others: Mapping[str, Tensor]
     ) -> Tensor:
-        """Return what a layer writes.
+        """Return a layer's output.
 
         Args:
-            program: Of the rank, for training or for evaluation.
-            mesh: That it is computed on.
-            name: Of the layer.
-            sources: What it reads of others, as these have it, by the number of the read.
-            others: What it reads besides, by the layers that write it.
+            program: Program of the rank, for training or for evaluation.
+            mesh: Mesh of the layer.
+            name: Name of the layer.
+            sources: Its inputs in their producers' layouts, by the number of the read.
+            others: Additional inputs, by the layers that write them.
         """
         return _Run(self.layers[name][program.trains], self.plan.graph, program, mesh, sources, others).written()
 
     def update(self, program: Any, mesh: LayerMesh, results: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield what buffers hold after a call, by their names, where that is computed of what layers write.
+        """Yield the values of buffers after a call, by name, where they are computed from layers' outputs.
 
         Args:
-            program: Of the rank.
-            mesh: On which every rank has all of it.
-            results: What the layers of `updated` write.
+            program: Program of the rank.
+            mesh: A mesh on which every rank has the whole tensor.
+            results: Outputs of the layers of `updated`.
         """
         for name, (_, lies) in self.updates[program.trains].items():
             if lies is not None:
@@ -294,24 +294,24 @@ class AtenLayers:
                 yield name, detached(_Run(lies, self.plan.graph, program, mesh, {}, others).written())
 
     def returned(self, program: Any, mesh: LayerMesh, number: int, results: Mapping[str, Tensor]) -> Tensor:
-        """Return an output of the module, whole, as its own nodes make it of what a layer writes.
+        """Return an output of the module, replicated, as its own nodes compute it from a layer's output.
 
         Args:
-            program: Of the rank.
-            mesh: On which every rank has all of it.
-            number: Of the output.
-            results: What the layer writes, by its name.
+            program: Program of the rank.
+            mesh: A mesh on which every rank has the whole tensor.
+            number: Number of the output.
+            results: Outputs of layers, by name.
         """
         return _Run(self._moved[program.trains][number], self.plan.graph, program, mesh, {}, results).written()
 
     def part(self, layers: Collection[str], *, trains: bool, is_fixed: bool, device: object) -> Part:
-        """Return what computes values that some layers read and that are known before any layer.
+        """Return the graph that computes the values that layers read and that are known before any layer.
 
         Args:
-            layers: Their names.
+            layers: Names of the layers.
             trains: Whether it is for training.
-            is_fixed: Whether those that are the same in every step until a buffer changes, or the others.
-            device: Where it runs.
+            is_fixed: Whether to compute the values that only change with buffers, or the others.
+            device: Device to run it on.
         """
         if not self.graphs:
             return Part(graph=lambda: (), inputs=(), state=(), names=(), draws=False)
@@ -344,7 +344,7 @@ def _computed_apart(graph: AtenGraph) -> Iterator[str]:
 
 
 def _whole(graph: AtenGraph, node: fx.Node) -> LayerSplits:
-    """Return how a node that no layer writes is computed, whole, of what layers write."""
+    """Return the splits of a node that no layer writes, computed replicated from layers' outputs."""
     return LayerSplits(
         graph,
         AtenLayer(operator=None, splits={}, pins={}, target=node, written=None, is_whole=True, orders=graph.orders),
@@ -388,7 +388,7 @@ class _Run:
         self._reads: dict[int, Tensor] = {}
 
     def written(self) -> Tensor:
-        """Return what the layer writes, in the dims of its plan."""
+        """Return the layer's output, in the dims of its plan."""
         target = self._layer.target
         lies, wanted = self._lies.of(target), self._lies.wanted
         found = self._operand(target, self._of(target), lies, wanted)
@@ -433,7 +433,7 @@ class _Run:
         return dropout(x, self._program.mask_key, rate=rate, of=self._lies.graph.drop_name(node)) if rate else x
 
     def _laid(self, x: Tensor, node: fx.Node) -> Tensor:
-        """Return what a layer writes, on this mesh, as the node that it is lies."""
+        """Return a layer's output, on this mesh, in the layout of its node."""
         layer = self._layer
         if layer.laid(node, x.dims) is None:
             x = self._whole(x, node)
@@ -445,7 +445,7 @@ class _Run:
         return self._as(x, _flat(self._lies.of(node)))
 
     def _as_written(self, x: Tensor) -> Tensor:
-        """Return what the layer's node gives in the order in which the layer writes it."""
+        """Return the result of the layer's node in the layout of the layer's output."""
         layer, node = self._layer, self._layer.target
         if node not in layer.orders:
             return x
@@ -460,7 +460,7 @@ class _Run:
             if factor.base is not None:
                 dims[factor.base] = own
             for dim in own if factor.base is None else ():
-                # All that is repeated is alike.
+                # Repeated points are equal.
                 place = x.dims.index(dim)
                 x = local(partial(_first, place=place), [x], [other for other in x.dims if other != dim])
         return arrange(x, [dim for _, own in sorted(dims.items()) for dim in own])
@@ -486,7 +486,8 @@ class _Run:
     def _step(self, node: fx.Node) -> Any:
         mesh, tensors = self._mesh, operands_of(node)
         rule, found = self._lies.step(node)
-        # What is added once to a sum is added when its addends are, or, where the operator needs it, on one rank alone.
+        # An operand added once to a sum is added when its addends are reduced, or, if the operator needs it, on one
+        # rank only.
         added, once = self._lies.added(node), set(rule.once) if found.sums else set()
         operands = [
             self._operand(x, self._of(x), self._lies.of(x), need)
@@ -533,7 +534,7 @@ class _Run:
         return shard
 
     def _plus(self, x: Tensor, other: Tensor, given: RuleDims, made: RuleDims, found: Propagated) -> Tensor:
-        """Return a result plus an operand that lacks some of its factors."""
+        """Add an operand that lacks some of a result's factors."""
         mesh, x = self._mesh, resolved(x)
         own, factors = ([factor for dim in dims for factor in dim] for dims in (given, made))
         assert own == [factor for factor in factors if factor in own], f"{own} are not in the order of {factors}"
@@ -543,7 +544,7 @@ class _Run:
         return replace(x, value=x.value + value, spreads={})
 
     def _as(self, x: Tensor, dims: tuple[Dim, ...]) -> Tensor:
-        """Return a tensor whose dims have other names, or are taken apart otherwise, on every rank alike."""
+        """Return a tensor whose dims are renamed, or divided differently, equally on every rank."""
         if x.dims == dims:
             return x
         shape = tuple(map(self._mesh.part, dims))
@@ -555,10 +556,10 @@ class _Run:
         return self._as(x, _flat(need)) if is_here else reshard(x, self._mesh, _flat(need))
 
     def _operand(self, node: fx.Node, x: Tensor, have: Dims, need: Dims) -> Tensor:
-        """Return an operand as a node needs it.
+        """Return an operand in the layout that a node needs.
 
-        Of what every rank knows, or makes of weights alone, each cuts out its part: the parts' gradients are summed as
-        those of the weights are.
+        From values that every rank knows, or computes from only weights, each rank slices its part: the parts'
+        gradients are all-reduced as those of the weights are.
         """
         mesh, dims, is_known = self._mesh, _flat(need), node in self._lies.graph.known
         x = resolved(x)

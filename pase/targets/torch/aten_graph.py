@@ -1,6 +1,6 @@
-"""`AtenGraph`: a module's own exported graph, with the nodes that the layers of a plan read and write.
+"""`AtenGraph`: a module's own exported graph, with the nodes that correspond to reads and writes of a plan's layers.
 
-`LayerSplits` follows the splits of a layer through its nodes by the operators' sharding rules, with nothing to compute.
+`LayerSplits` propagates the splits of a layer through its nodes by the operators' sharding rules, without computing.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ _ATEN = torch.ops.aten
 
 
 class NotCarriedError(Exception):
-    """The sharding rules do not carry a layer's splits from what it reads to what it writes."""
+    """The sharding rules cannot propagate a layer's splits from its inputs to its output."""
 
 
 # -- the layers in the graph
@@ -46,14 +46,14 @@ class AtenLayer:
     """A layer as a part of an exported graph.
 
     Attributes:
-        operator: Of the plan's graph. Where one operator of the module is several layers, that of the first. None for
-            what no layer computes: the new value of a buffer.
-        splits: In how many parts each of its dims is split.
-        pins: Numbers of reads by the nodes of the graph that they are.
+        operator: Operator of the plan's graph; the first if one operator of the module is several layers. None for the
+            new value of a buffer, which no layer computes.
+        splits: Number of parts of each of its dims.
+        pins: Numbers of reads, by the corresponding nodes of the graph.
         target: The node that it writes.
-        written: How the plan has that; None where it is left as it comes.
-        is_whole: Whether ranks compute all of what splits are not carried through.
-        orders: Of nodes that are other than in the order of what a layer writes, how they lie over that.
+        written: Layout of that in the plan; None to accept any.
+        is_whole: Whether ranks replicate the computation where splits cannot be propagated.
+        orders: For nodes in another order than the layer's output, their correspondence to it.
     """
 
     operator: Operator | None
@@ -65,12 +65,12 @@ class AtenLayer:
     orders: Mapping[fx.Node, View]
 
     def read(self, number: int) -> tuple[Dim, ...]:
-        """Return the dims of what it reads, as its mesh has them.
+        """Return the dims of an input, as its mesh has them.
 
-        Where a window is split, or no dims are told, a layer that is computed whole has all of it.
+        Where a window is split, or dims are unknown, a replicated layer has all of it.
 
         Raises:
-            NotCarriedError: Of another layer.
+            NotCarriedError: The layer is not replicated.
         """
         found = []
         assert self.operator is not None
@@ -92,7 +92,7 @@ class AtenLayer:
         return tuple(found)
 
     def pinned(self, node: fx.Node) -> Dims:
-        """Return how what it reads lies, as the graph has it."""
+        """Return the layout of an input, in the dims of the graph."""
         dims = self.read(self.pins[node])
         found = self.laid(node, dims)
         if found is None and not self.is_whole:
@@ -100,18 +100,18 @@ class AtenLayer:
         return whole_dims(shape_of(node), node.name) if found is None else found
 
     def laid(self, node: fx.Node, dims: Sequence[Dim]) -> Dims | None:
-        """Return dims of what a layer writes as those of the node that it is; None where their parts do not fit."""
+        """Convert dims of a layer's output to those of its node; None where the parts do not match."""
         own: Sequence[Dim] | None = [dim for dim in dims if dim.size != 1]
         if node in self.orders:
             own = self.ordered(node, dims)
         return None if own is None else refined(own, shape_of(node), self.splits)
 
     def factors(self, node: fx.Node, dims: Sequence[Dim]) -> Dims | None:
-        """Return dims of what a layer writes, row-major, by the factors of which the order of its node is told."""
+        """Return dims of a layer's output, row-major, by the factors that express the order of its node."""
         return refined([dim for dim in dims if dim.size != 1], self.orders[node].factors, self.splits)
 
     def ordered(self, node: fx.Node, dims: Sequence[Dim]) -> list[Dim] | None:
-        """Return dims of what a layer writes in the order of its node, with whole ones for what that repeats."""
+        """Return dims of a layer's output in the order of its node, with unsplit ones where the node repeats points."""
         factors = self.factors(node, dims)
         if factors is None:
             return None
@@ -121,7 +121,7 @@ class AtenLayer:
         return found
 
     def by_factor(self, node: fx.Node, dims: Sequence[Dim]) -> Dims | None:
-        """Return dims of a node, row-major, by the factors of its order; None where their parts do not fit."""
+        """Return dims of a node, row-major, by the factors of its order; None where the parts do not match."""
         extents = [factor.extent for factor in flat_factors(self.orders[node])]
         return refined([dim for dim in dims if dim.size != 1], extents, self.splits)
 
@@ -131,12 +131,12 @@ class AtenGraph:
 
     Attributes:
         captured: The graph.
-        targets: By layer, the node that it writes.
-        orders: Of those nodes that are other than in the order of what their layers write, how they lie over that.
+        targets: The node that each layer writes, by layer.
+        orders: For nodes in another order than their layer's output, their correspondence to it.
         writers: The layer that writes a node.
-        known: The nodes that every rank has all of before any layer: inputs, buffers, and what is computed of these.
-        numbers: The place of each node.
-        weights: For the nodes of parameters, a layer and its tensor that is the whole of the parameter.
+        known: Nodes that every rank has completely before any layer: inputs, buffers, and values computed from these.
+        numbers: Position of each node.
+        weights: For the nodes of parameters, a layer and its tensor that is the whole parameter.
     """
 
     def __init__(self, live: LiveModel, captured: Captured) -> None:
@@ -162,7 +162,7 @@ class AtenGraph:
                 self._cuts.setdefault(found, []).append(node)
 
     def layer(self, operator: Operator, graph: Graph, splits: Splits, *, is_whole: bool = False) -> AtenLayer:
-        """Return a layer; NotCarriedError where it is no part of the graph."""
+        """Return a layer; NotCarriedError where it is not a part of the graph."""
         name = operator.name
         if self._read_besides(operator, graph):
             raise NotCarriedError("it writes several tensors that are read")
@@ -188,7 +188,7 @@ class AtenGraph:
         )
 
     def _read_besides(self, operator: Operator, graph: Graph) -> bool:
-        """Return whether what a layer writes beside its first tensor and pieces of that, or a piece of it, is read."""
+        """Return whether further outputs of a layer are read, other than slices of its first output."""
         others = [i for i, access in enumerate(operator.writes) if i and not _is_piece(access.index_map)]
         if not others:
             return False
@@ -211,12 +211,12 @@ class AtenGraph:
         found = self.layer(graph[name], graph, splits, is_whole=True)
         if first.name == name:
             return replace(found, is_whole=True)
-        # The first layer itself is not computed, and what it alone is fed is no input of the program.
+        # The first layer itself is not computed, and its own inputs are not inputs of the program.
         pins = {node: number for node, number in self._pins(first, graph) if node not in self.known}
         return replace(found, operator=first, pins=pins, written=None, is_whole=True)
 
     def keeps_plainly(self, owner: str) -> bool:
-        """Return whether each layer that normalises for a module, by name, is one call that keeps its moments."""
+        """Return whether each layer that normalises for a module, by name, is one call that updates its statistics."""
         layers = [layer for layer, other in self.live.statistics.items() if other == owner]
         for node in self.nodes:
             if self.captured.buffers.get(node.name) in statistics_of(owner) and self._kept_in(node) != len(layers):
@@ -224,7 +224,7 @@ class AtenGraph:
         return True
 
     def _kept_in(self, held: fx.Node) -> int:
-        """Return in how many calls that normalise, one after the other, a moment is kept; -1 where it is also read."""
+        """Return how many consecutive normalisations update a statistic; -1 where it is also read elsewhere."""
         calls = [user for user in held.users if user.op != "output"]
         if not calls:
             return 0
@@ -274,7 +274,7 @@ class AtenGraph:
 
     @cached_property
     def fixed(self) -> set[fx.Node]:
-        """The known nodes that are computed of buffers and literals alone, which no call writes, and drawn by none."""
+        """Known nodes computed from only unwritten buffers and literals, without random numbers."""
         found: set[fx.Node] = set()
         for node in self.nodes:
             if node not in self.known or is_random(node):
@@ -307,7 +307,7 @@ class AtenGraph:
         return len(drops) == sum(step.rate > 0 for step in steps)
 
     def drop_name(self, node: fx.Node) -> str:
-        """Return by what name the points that a node drops are drawn: that of its layer, as its translation does."""
+        """Return the name by which a node's dropout mask is drawn: that of its layer, as in its translation."""
         layers = self.readers.get(node, ())
         if len(layers) != 1:
             return f"dropout {self.numbers[node]}"
@@ -316,12 +316,12 @@ class AtenGraph:
         return layers[0] if place == 0 else f"{layers[0]}/{place + 1}"
 
     def untranslated(self, node: fx.Node, layer: str, alike: Collection[str]) -> str:
-        """Return what a node does that no translation of the module in evaluation does, "" for nothing.
+        """Return an effect of a node that no translation of the module in evaluation has, "" for none.
 
         Args:
             node: The node.
-            layer: That it is computed for, "" for none.
-            alike: The nodes, by name, that are computed in evaluation, too.
+            layer: Layer that it is computed for, "" for none.
+            alike: Names of nodes that are also computed in evaluation.
         """
         if is_random(node):
             return f"{at(node)} draws numbers"
@@ -346,7 +346,7 @@ class AtenGraph:
         return ""
 
     def part(self, nodes: Sequence[fx.Node], device: object) -> Part:
-        """Return what computes nodes that depend on inputs, buffers and literals alone."""
+        """Return the graph that computes nodes which depend on only inputs, buffers and literals."""
         graph, root, env = fx.Graph(), torch.nn.Module(), dict[fx.Node, fx.Node]()
         needed = behind(self.captured.graph, nodes)
         inputs = [node for node in needed if node.name in self.captured.inputs]
@@ -355,7 +355,7 @@ class AtenGraph:
             env[node] = graph.placeholder(node.name)
         for node in state:
             if self.captured.buffers[node.name] in self.captured.written:
-                # What is saved for the backward pass has to stay as it was.
+                # Tensors saved for backward must not change.
                 env[node] = graph.call_function(_ATEN.clone.default, (env[node],))
         draws = any(map(is_random, needed))
         key = graph.placeholder("draw_key") if draws else None
@@ -386,8 +386,8 @@ class AtenGraph:
     def _pins(self, operator: Operator, graph: Graph) -> Iterator[tuple[fx.Node, int]]:
         """Yield the nodes that a layer reads, each with the number of the read.
 
-        What another layer computes is the node that this one writes, or a piece of it: whatever the importer takes
-        them for, they are the same numbers.
+        The output of another layer is the node which that one writes, or a slice of it: the numbers are the same,
+        regardless of how the importer interprets them.
         """
         for number, access in enumerate(operator.reads):
             if access.role is Role.PARAMETER:
@@ -428,7 +428,7 @@ class AtenGraph:
         return node, Cut.of_range(whole, dim, part.offset, part.extent)
 
     def _weights(self) -> Iterator[tuple[fx.Node, tuple[str, str]]]:
-        """Yield the parameters that are weights of layers as they are, with a layer and its tensor."""
+        """Yield the parameters that are layers' weights without changes, with a layer and its tensor."""
         for (layer, tensor), weight in self.live.weights.items():
             node = self._placed.get(weight.parameter)
             is_all = weight.row is None and weight.use.piece is None and _is_in_order(weight.use)
@@ -443,7 +443,7 @@ class AtenGraph:
                 yield node, f"input {self.captured.inputs[node.name]}"
 
     def _targets(self) -> Iterator[tuple[str, fx.Node, View]]:
-        """Yield each layer with the node that it writes, and how that lies over what the layer writes."""
+        """Yield each layer with the node that it writes, and the node's correspondence to the layer's output."""
         lowered, own = self.live.model.lowered, self.live.program
         nodes = {node.name: node for node in self.live.model.traces[-1].nodes}
         names = corresponding(own.program, self.captured)
@@ -458,7 +458,7 @@ class AtenGraph:
                 node = next((user for user in node.users if user.target is getitem and user.args[1] == item), None)
             target = _first_result(self.named[names[node.name]]) if node is not None and node.name in names else None
             if target is not None and (nodes[name].rate or made.rate) and self.captured.trains:
-                # What the layer writes are the points that are left, where nothing comes behind the dropout.
+                # Where nothing follows the dropout, the layer's output is the result of the dropout.
                 target = _dropped(target) or target
             target = target and _before_readers(target)
             if target is not None and order.is_reshape:
@@ -468,7 +468,7 @@ class AtenGraph:
                 yield layer, target, order
 
     def _known(self) -> set[fx.Node]:
-        """Return the nodes that depend on inputs, buffers and literals alone: every rank has all of them."""
+        """Return the nodes that depend on only inputs, buffers and literals: every rank has them completely."""
         found: set[fx.Node] = set()
         for node in self.nodes:
             if node.op == "placeholder":
@@ -491,11 +491,11 @@ def _is_in_order(use: Use) -> bool:
 
 
 def _order(node: Any, value: str) -> View | None:
-    """Return how a value lies over what a layer writes; None where that is not told.
+    """Return the correspondence of a value to a layer's output; None where it is unknown.
 
     Args:
-        node: Of the trace, that the layer is.
-        value: What one of its operators gives, by name.
+        node: Node of the trace that the layer represents.
+        value: Result of one of its operators, by name.
     """
     views: dict[str, View] = {}
     for step in node.elementary:
@@ -517,7 +517,7 @@ def _order(node: Any, value: str) -> View | None:
 
 
 def _inverse(view: View | None) -> View | None:
-    """Return how a tensor lies over what a view of it, row-major, gives; None where that repeats points."""
+    """Return the correspondence of a tensor to the row-major result of its view; None where that repeats points."""
     if view is None or view.repeats:
         return None
     flat = flat_factors(view)
@@ -532,7 +532,7 @@ def flat_factors(view: View) -> list[Factor]:
 
 
 def _beyond_translation(node: fx.Node) -> str:
-    """Return what an operator does that its translation leaves out, "" for nothing."""
+    """Return an effect of an operator that its translation omits, "" for none."""
     names = [argument.name for argument in node.target._schema.arguments]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     if node.target is _ATEN.scaled_dot_product_attention.default and given.get("attn_mask") is not None:
@@ -588,14 +588,14 @@ _NORMALISING = {_ATEN.batch_norm.default, _ATEN._native_batch_norm_legit_functio
 
 
 def _first_result(node: fx.Node) -> fx.Node:
-    """Return a node, or what gives the first of its tensors where it gives several."""
+    """Return a node, or the getter of its first tensor where it returns several."""
     if hasattr(node.meta["val"], "shape"):
         return node
     return next((user for user in node.users if user.target is getitem and user.args[1] == 0), node)
 
 
 def _before_readers(node: fx.Node) -> fx.Node:
-    """Return the last of the casts to the type that a tensor has already: each of its readers would compute it else."""
+    """Return the last cast of a node to the type that it already has, which each consumer would otherwise repeat."""
     while len(node.users) == 1:
         (user,) = node.users
         if user.target not in _CASTS or user.args[0] is not node or user.meta["val"].dtype != node.meta["val"].dtype:
@@ -605,7 +605,7 @@ def _before_readers(node: fx.Node) -> fx.Node:
 
 
 def _before_taken_apart(node: fx.Node) -> fx.Node:
-    """Return what a node takes the dims of apart, for its readers to do so: they may split other ones of these."""
+    """Return the tensor whose dims a node divides, so that its consumers divide them by their own splits."""
     while node.target in _RESHAPING and len(node.args[0].users) == 1 and node.args[0].op == "call_function":
         source = node.args[0]
         if len(shape_of(source)) >= len(shape_of(node)):
@@ -615,7 +615,7 @@ def _before_taken_apart(node: fx.Node) -> fx.Node:
 
 
 def _dropped(node: fx.Node) -> fx.Node | None:
-    """Return the dropout that reads what a node gives, perhaps in another shape; None for none."""
+    """Return the dropout that reads a node's result, possibly reshaped; None for none."""
     for user in node.users:
         if rate_of(user) is not None:
             return user
@@ -633,11 +633,11 @@ def whole_dims(shape: Sequence[int], name: str) -> Dims:
 
 
 class LayerSplits:
-    """Follows a layer's splits from what it reads to what it writes, without anything to compute.
+    """Propagates a layer's splits from its inputs to its output, without computing.
 
     Attributes:
-        known: Nodes that the layer reads and that every rank has all of.
-        others: Nodes that it reads though the plan does not say so, and that other layers write.
+        known: Nodes that the layer reads and that every rank has completely.
+        others: Nodes that it reads in addition to the plan's reads, and that other layers write.
     """
 
     def __init__(self, graph: AtenGraph, layer: AtenLayer) -> None:
@@ -659,14 +659,14 @@ class LayerSplits:
         return {self.layer.pins[node] for node in self._lies if node in self.layer.pins}
 
     def check(self) -> None:
-        """Raise NotCarriedError where what is written does not lie as the plan has it."""
+        """Raise NotCarriedError where the output's layout differs from the plan's."""
         lies, wanted = self.of(self.layer.target), self.wanted
         if not self.layer.is_whole and not lies_alike(lies, wanted, self.layer.splits):
             raise NotCarriedError(f"it writes {lies}, which the plan has as {self.layer.written}")
 
     @property
     def wanted(self) -> Dims:
-        """How the plan has what the layer writes; replicated where its parts are none of the node's dims."""
+        """Layout of the layer's output in the plan; replicated where its parts do not match the node's dims."""
         written, target = self.layer.written, self.layer.target
         if written is None:
             lies: Dims = self.of(target)
@@ -680,7 +680,7 @@ class LayerSplits:
 
     @property
     def is_apart(self) -> bool:
-        """Whether a layer that is computed whole is split by the plan as its node cannot be."""
+        """Whether the plan splits a replicated layer as its node cannot be split."""
         layer, written = self.layer, self.layer.written
         if written is None or not layer.is_whole:
             return False
@@ -689,13 +689,13 @@ class LayerSplits:
         return size == prod(dim.size for dim in written) and layer.laid(layer.target, written) is None
 
     def of(self, node: fx.Node) -> Any:
-        """Return how a node lies; a list for one that gives several tensors."""
+        """Return the layout of a node; a list for one that returns several tensors."""
         if node not in self._lies:
             self._lies[node] = self._lie(node)
         return self._lies[node]
 
     def step(self, node: fx.Node) -> tuple[ShardingRule, Propagated]:
-        """Return a node's rule, and how it is run."""
+        """Return a node's rule, and its propagated layouts."""
         if node not in self._steps:
             rule = rule_of(node)
             operands = [self.of(other) for other in operands_of(node)]
@@ -709,9 +709,10 @@ class LayerSplits:
 
     @cached_property
     def spreads(self) -> Mapping[tuple[fx.Node, int], frozenset[str]]:
-        """By a node and the number of an operand, the splits that the operand may lack, whose parts its gradient sums.
+        """By node and number of an operand, the splits that the operand lacks, over which its gradient is reduced.
 
-        What is repeated on the way to a node is so before it is repeated, when there is less of it.
+        A tensor that is expanded on the way to a node has its gradient reduced before the expansion, where it is
+        smaller.
         """
         needed = {
             (node, i): self._split(node)
@@ -737,12 +738,12 @@ class LayerSplits:
         return found.sums | {name for name in names if self.layer.splits.get(name, 1) > 1}
 
     def _is_as_needed(self, node: fx.Node, number: int) -> bool:
-        """Return whether ranks hold of an operand what a node needs."""
+        """Return whether ranks hold the part of an operand that a node needs."""
         operand = operands_of(node)[number]
         return lies_alike(self.of(operand), self.step(node)[1].operands[number], self.layer.splits)
 
     def is_of_weights(self, node: fx.Node) -> bool:
-        """Return whether a node is computed of weights, and of what every rank has, for one other node alone."""
+        """Return whether a node depends on only weights and known values, and is read by a single node."""
         if node in self.layer.pins:
             operator = self.layer.operator
             assert operator is not None
@@ -800,18 +801,18 @@ class LayerSplits:
 
 
 def in_places(node: fx.Node, results: Sequence[Any]) -> list[Any]:
-    """Return what belongs to the tensors that a node gives, with None in the places where it gives none."""
+    """Distribute items to the tensor results of a node, with None for results that are not tensors."""
     items = iter(results)
     return [None if value is None else next(items) for value in node.meta["val"]]
 
 
 def operands_of(node: fx.Node) -> list[fx.Node]:
-    """Return the tensors that a node reads, in the order of its arguments; one that is read twice, twice."""
+    """Return the tensors that a node reads, in the order of its arguments, with repetitions."""
     return nodes_in((node.args, dict(node.kwargs)))
 
 
 def rule_of(node: fx.Node) -> ShardingRule:
-    """Return how the dims of what a node reads and gives go together."""
+    """Return the sharding rule of a node."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return _whole_rule(node)
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda other: other.meta["val"])
@@ -819,7 +820,7 @@ def rule_of(node: fx.Node) -> ShardingRule:
 
 
 def _whole_rule(node: fx.Node) -> ShardingRule:
-    """Return the rule of a function of the user's own, of which nothing is known: it is given all of its operands."""
+    """Return the rule of an unknown user function: it receives all of its operands completely."""
     extents: dict[str, int] = {}
 
     def named(shape: Sequence[int]) -> RuleDims:
@@ -846,7 +847,7 @@ WITHOUT_ADDEND = {
 
 
 def _is_optional(node: fx.Node, number: int) -> bool:
-    """Return whether an operator can do without one of its tensors, by its number."""
+    """Return whether one of an operator's tensors, by its number, is optional."""
     if node.target in WITHOUT_ADDEND:
         return number == 0 and not node.kwargs
     left, arguments = number, node.target._schema.arguments
@@ -860,7 +861,7 @@ def _is_optional(node: fx.Node, number: int) -> bool:
 
 
 def nodes_in(value: Any) -> list[fx.Node]:
-    """Return the nodes in arguments of a call, in order; one that stands there twice, twice."""
+    """Return the nodes in arguments of a call, in order, with repetitions."""
     found: list[fx.Node] = []
 
     def add(other: fx.Node) -> fx.Node:

@@ -1,7 +1,7 @@
-"""`check_on_rank`: on a rank, a module under a plan is compared with the module itself, in every type and mode.
+"""`check_on_rank`: compare, on a rank, a module under a plan with the module itself, in every type and mode.
 
-Every rank runs the unmodified module, too, with what `comparison.py` has both compute, and compares all that it can
-have of the module under the plan: outputs, gradients, buffers, and what two steps of an optimizer change.
+Every rank also runs the unmodified module, with the setup of `comparison.py` for both, and compares everything that it
+has of the module under the plan: outputs, gradients, buffers, and the changes made by two optimizer steps.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -53,19 +53,19 @@ _AMPLIFIED = 1024.0
 """How many times a module may enlarge the rounding of float64, before it is taken for something else."""
 
 _OF_OWN_ROUNDING = 8.0
-"""How many times a module's own distance to what it is in float64 its types explain."""
+"""Factor on a module's own distance to its float64 values, to allow for its rounding."""
 
 MODES = ("training", "evaluation")
 
 
 class _WithoutDrops(Parallel):
-    """A module under a plan that drops nothing."""
+    """A module under a plan, without dropout."""
 
     _drops_nothing = True
 
 
 class _StagedWithoutDrops(Staged):
-    """A module under a plan with a pipeline that drops nothing."""
+    """A module under a plan with a pipeline, without dropout."""
 
     _drops_nothing = True
 
@@ -89,13 +89,13 @@ def check_alone(source: Any, plan: Plan, seed: int) -> RankCheck:
 
 
 def check_on_rank(source: Any, plan: Plan, seed: int) -> RankCheck:
-    """Return how a module under a plan differs from the module itself; all ranks call it.
+    """Return the differences between a module under a plan and the module itself; all ranks call it.
 
     Args:
-        source: The module and what it is called with, as `parallelize` takes it; or what `call_factory` is given to
-            make that: its name, the batch and its arguments.
-        plan: For as many ranks as there are.
-        seed: Of the weights that a factory draws, and of inputs that have no values.
+        source: The module and its call, as for `parallelize`; or the arguments of `call_factory` to make it: name,
+            batch and arguments.
+        plan: Plan for the present number of ranks.
+        seed: Seed of the weights that a factory draws, and of inputs without values.
 
     Raises:
         ProgramError: The module itself fails, or has no values.
@@ -128,12 +128,12 @@ def _checked_on(rank: int, source: Any, plan: Plan, seed: int) -> RankCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class _Steps:
-    """What a module computed.
+    """Results of a module.
 
     Attributes:
-        forward: Of a forward pass without gradients, in evaluation; None in training.
-        steps: Of each step.
-        narrow: Types of floats that were computed in, but float64.
+        forward: Results of a forward pass without gradients, in evaluation; None in training.
+        steps: Results of each step.
+        narrow: Float types other than float64 in the computation.
     """
 
     forward: Computed | None
@@ -178,7 +178,7 @@ class _Check:
     def _compare_in(
         self, name: str, dtype: torch.dtype | None, alone: Mapping[str, _Steps], exact: Mapping[str, _Steps]
     ) -> None:
-        """Compare all modes in some types. exact: What the module computed with less rounding, if it did."""
+        """Compare all modes in some types; exact: results of the module itself with less rounding, if available."""
         plan = self._plan
         if dtype is not None:
             plan = replace(plan, graph=plan.graph.in_precision(FLOAT32))
@@ -210,7 +210,7 @@ class _Check:
             return traced_of_plan(source, plan)
 
     def _tried(self, function: Callable[[], Any]) -> tuple[Any, str]:
-        """Return what a function gives on this rank, or None and why a rank refuses it; all ranks call it."""
+        """Return a function's result on this rank, or None and the reason of a rank that rejects it; collective."""
         try:
             found, problem = function(), ""
         except PaseError as error:
@@ -219,7 +219,7 @@ class _Check:
             problem = next(filter(None, told_by_all(problem)), "")
         return (None if problem else found), problem
 
-    # -- what is compared
+    # -- comparisons
 
     def _by_itself(self, dtype: torch.dtype | None, mode: str) -> _Steps:
         low = self._plan.precision.results if dtype is None and self._plan.precision.is_mixed else ""
@@ -293,7 +293,7 @@ class _Check:
         return _Steps(forward=forward, steps=steps)
 
     def _trained(self, mode: str, computed: Callable[[int], Computed], module: nn.Module) -> list[Computed]:
-        """Return what a module computes in some steps of SGD with momentum, and what these change."""
+        """Return the results of a module in some steps of SGD with momentum, including parameter changes."""
         optimizer, steps = None, []
         for number in range(STEPS):
             module.zero_grad()
@@ -377,14 +377,14 @@ class _Check:
 
     @staticmethod
     def _of_all(is_so: bool) -> list[bool]:
-        """Return what all ranks say; all of them call it."""
+        """Return the flags of all ranks; all of them call it."""
         return told_by_all(is_so) if dist.get_world_size() > 1 else [is_so]
 
     # -- the module, its values and inputs
 
     @contextmanager
     def _held(self, dtype: torch.dtype | None) -> Iterator[dict[str, Any]]:
-        """Have the module hold copies of its first values in some type, and be as it was."""
+        """Temporarily replace the module's tensors by copies of the initial values in some type."""
         module, values = self._module, self._values
         with (
             restored(torch, module),
@@ -399,7 +399,7 @@ class _Check:
 
     @staticmethod
     def _set(module: nn.Module, mode: str) -> None:
-        """Set a module to a mode; in training, parts that were left in evaluation stay so."""
+        """Set a module to a mode; in training, parts that were in evaluation remain so."""
         if mode == "evaluation":
             module.eval()
         elif not module.training:
@@ -449,7 +449,7 @@ def _explained(run: Run, plan: Plan, alone: _Steps) -> float:
 
 
 def _of_names(computed: Computed, names: Mapping[str, Any]) -> Computed:
-    """Return what a step computed of the parameters and buffers that a rank has."""
+    """Restrict a step's results to the parameters and buffers that a rank has."""
     if not names:
         return computed
     return replace(

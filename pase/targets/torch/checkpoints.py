@@ -1,11 +1,11 @@
-"""Checkpoints of a parallel model and its optimizer, which any plan and any number of ranks load.
+"""Checkpoints of a parallel model and its optimizer, which any plan and any number of ranks can load.
 
-A checkpoint is a folder: a file of shards of each rank (`shard_files.py`), and `training.json`, which says where the
-boxes of each tensor are and what their checksums are. `save_checkpoint` writes it under another name, has it on disk,
-and renames it last: a reader finds whole checkpoints alone, whenever a rank ends. Nothing that is read is executed.
+A checkpoint is a folder: a file of shards for each rank (`shard_files.py`), and `training.json`, which gives the
+location and checksum of each box of each tensor. `save_checkpoint` writes it under another name, flushes it to disk,
+and renames it last: readers only see complete checkpoints, whenever a rank ends. Nothing that is read is executed.
 
-torch.distributed.checkpoint neither writes nor reads them. `export_checkpoint` converts a checkpoint to one of its own,
-and `checkpointable` has it save and load the tensors of a parallel model.
+torch.distributed.checkpoint neither writes nor reads them. `export_checkpoint` converts a checkpoint to its format, and
+`checkpointable` makes it save and load the tensors of a parallel model.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ _OLD_VERSION = 1
 _RECORD = "training.json"
 _MAX_RECORD_BYTES = 1 << 27
 _CHECKSUM = "sha256"
-"""Of all that a record says beside it."""
+"""Key of the checksum over the rest of the record."""
 _HOW = "go on from"
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class Checkpoint:
 
 @runtime_checkable
 class InStages(Protocol):
-    """A model of which each rank has some parameters and buffers alone."""
+    """A model of which each rank has only some parameters and buffers."""
 
     @property
     def all_names(self) -> tuple[str, ...]: ...
@@ -96,15 +96,15 @@ class InStages(Protocol):
         ...
 
 
-# -- tensors whose parts lie apart
+# -- tensors with non-contiguous parts
 
 
 class Part(torch.Tensor):
     """A rank's part of a tensor, which is saved and loaded box by box.
 
     Attributes:
-        held: What it holds of the tensor.
-        whole: Shape of the tensor.
+        held: The part that it holds.
+        whole: Shape of the whole tensor.
     """
 
     held: Held
@@ -118,7 +118,7 @@ class Part(torch.Tensor):
         return found
 
     def size(self, *_: Any) -> Any:
-        """Return the shape of the whole tensor, which is compared with that of the one that was saved."""
+        """Return the shape of the whole tensor, which is compared with that of the saved one."""
         return self.whole
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
@@ -141,12 +141,12 @@ class Part(torch.Tensor):
         ]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        """Return the part of the shard that is one box, to be read or written."""
+        """Return the view of the shard that is one box, for reading or writing."""
         offsets = tuple(index.offset or ())
         return next(x for box, x in self.pieces() if tuple(low for low, _ in box) == offsets)
 
     def pieces(self) -> list[Piece]:
-        """Return the boxes that it holds, with views of its memory."""
+        """Return its boxes, with views of its memory."""
         found = []
         for box in self._boxes:
             view = self.detach().as_subclass(torch.Tensor)
@@ -162,10 +162,10 @@ class Part(torch.Tensor):
 
 
 def checkpointable(state: Any) -> Any:
-    """Return a state_dict, or any dict and list of such, that torch.distributed.checkpoint saves and loads into.
+    """Return a state_dict, or nested dicts and lists, in a form that torch.distributed.checkpoint saves and loads into.
 
-    The tensors are those that are given. Without this, torch.distributed.checkpoint refuses to save parameters of
-    which ranks hold parts that lie apart, and what an optimizer has of them.
+    The tensors are not copied. Without this, torch.distributed.checkpoint refuses to save parameters with
+    non-contiguous parts on ranks, and their optimizer state.
     """
     if isinstance(state, DTensor):
         held = held_by(state)
@@ -180,7 +180,7 @@ def checkpointable(state: Any) -> Any:
 
 
 def pieces_of(x: Any) -> list[Piece]:
-    """Return the boxes that this rank holds of a tensor, with views of its memory."""
+    """Return this rank's boxes of a tensor, with views of its memory."""
     if isinstance(x, DTensor):
         x = Part.of(x._local_tensor, held_by(x), x.shape)
     return x.pieces() if isinstance(x, Part) else [(whole(tuple(x.shape)), x.detach())]
@@ -209,18 +209,18 @@ def save_checkpoint(
     extra: Mapping[str, Any] | None = None,
     keep: int = 2,
 ) -> Path:
-    """Write a checkpoint, whole or not at all, and return its path; all ranks call it.
+    """Write a checkpoint atomically, and return its path; all ranks call it.
 
     Args:
-        folder: that all ranks see; the checkpoint becomes a folder in it.
-        module: the parallel model.
-        optimizer: of its parameters.
-        step: how many steps are done.
-        extra: what else is to be had again when it is loaded, as JSON has it.
-        keep: how many checkpoints are left, this one included; older ones are deleted.
+        folder: A folder that all ranks see; the checkpoint becomes a folder in it.
+        module: The parallel model.
+        optimizer: Optimizer of its parameters.
+        step: Number of completed steps.
+        extra: Further state to restore, as JSON.
+        keep: Number of checkpoints to keep, including this one; older ones are deleted.
 
     Raises:
-        ProgramError: it cannot be written. Older ones are as they were.
+        ProgramError: It cannot be written. Older ones are unchanged.
     """
     groups = None if optimizer is None else _of_all_ranks(module, _options(module, optimizer))
     state = {
@@ -246,7 +246,7 @@ def save_checkpoint(
 
 
 def _written(part: Path, path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Write this rank's share of tensors into a folder, and return what a record says of all ranks'.
+    """Write this rank's shards of tensors into a folder, and return the record of all ranks.
 
     Raises ProgramError on all ranks, and removes the folder, where one of them cannot write.
     """
@@ -311,7 +311,7 @@ def _record_text(record: Mapping[str, Any]) -> str:
 
 
 def _checksum(record: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of what a record says, in whatever order and with whatever spaces."""
+    """Return the SHA-256 of a record, independent of order and white space."""
     text = json.dumps(record, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -325,7 +325,7 @@ def _told(own: Any) -> list[Any]:
 
 
 def _begin(part: Path) -> None:
-    # What an earlier attempt left is no checkpoint.
+    # Remainders of an earlier attempt do not form a checkpoint.
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
 
@@ -350,7 +350,7 @@ def _on_first(action: Callable[[], None], path: Path) -> None:
 
 
 def from_first(action: Callable[[], T]) -> T:
-    """Have rank 0 do something, and return on all ranks what it returns, or raise its PaseError or OSError."""
+    """Call a function on rank 0, and return its result on all ranks, or raise its PaseError or OSError."""
     if not dist.is_initialized():
         return action()
     error: PaseError | OSError | None = None
@@ -373,7 +373,7 @@ def from_first(action: Callable[[], T]) -> T:
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
-    """Return the whole checkpoints in a folder, the oldest first."""
+    """Return the complete checkpoints in a folder, oldest first."""
     return [path for _, path in reversed(list_checkpoints(Path(folder))) if (path / _RECORD).is_file()]
 
 
@@ -383,15 +383,15 @@ def load_checkpoint(
     """Load the newest checkpoint of a folder, or a checkpoint itself, into a parallel model and its optimizer.
 
     It may have been saved under another plan and by another number of ranks; all ranks call it. Nothing in it is
-    executed. Every shard is held against its checksum before anything is changed.
+    executed. All checksums are verified before anything is changed.
 
     Returns:
-        Which one that is; None where the folder holds none, and nothing is changed.
+        The loaded checkpoint; None where the folder has none, and nothing is changed.
 
     Raises:
-        ProgramError: it is of another model, or of another optimizer; it is damaged, and which one is not.
+        ProgramError: It belongs to another model or optimizer; or it is damaged, with the newest intact one named.
     """
-    # One that is being renamed may be seen by some ranks alone.
+    # A checkpoint that is being renamed may be visible to some ranks only.
     path = from_first(lambda: newest(Path(folder)))
     if path is None:
         return None
@@ -424,7 +424,7 @@ def load_opened(opened: "Opened", module: nn.Module, optimizer: torch.optim.Opti
 
 
 def newest(folder: Path) -> Path | None:
-    """Return a checkpoint itself, whole or not, or the newest whole one of a folder, None where there is none."""
+    """Return a checkpoint itself, complete or not, or the newest complete one of a folder, None where there is none."""
     if (folder / _RECORD).is_file() or is_checkpoint_name(folder.name):
         return folder
     return next(reversed(checkpoints(folder)), None)
@@ -436,9 +436,9 @@ class Opened:
 
     Attributes:
         path: Its folder.
-        step: How many steps were done.
-        record: What it says of itself beside the tensors.
-        saved: The tensors, by name: "model.", or "optimizer." and the parameter, and the name there.
+        step: Number of completed steps.
+        record: The rest of its record, without the tensors.
+        saved: Tensors by name: "model." or "optimizer.", the parameter's name, and for optimizers the slot.
     """
 
     path: Path
@@ -448,10 +448,10 @@ class Opened:
 
     @classmethod
     def found(cls, path: Path) -> "Opened":
-        """Return a checkpoint of which each shard was read and held against its checksum; all ranks call it.
+        """Open a checkpoint after verifying the checksum of each shard; all ranks call it.
 
         Raises:
-            ProgramError: On all ranks where one finds damage; it names the newest checkpoint beside it that is whole.
+            ProgramError: On all ranks where one finds damage; it names the newest intact checkpoint in the same folder.
         """
         opened, problem = None, None
         try:
@@ -516,7 +516,7 @@ class Opened:
         return {name.removeprefix("model."): own.shape for name, own in self.saved.items() if name.startswith("model.")}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Copy what it has into the tensors of nested mappings, those of this rank's part; all ranks call it.
+        """Copy its contents into the tensors of nested mappings, those of this rank's part; all ranks call it.
 
         Raises:
             ProgramError: On all ranks where one lacks a tensor or a part of one.
@@ -558,14 +558,14 @@ class _WholeRecordDocument(_RecordDocument, kw_only=True):
 
 
 def export_checkpoint(path: str | Path, folder: str | Path) -> None:
-    """Write a checkpoint as one of torch.distributed.checkpoint, in one process that has all of it in memory.
+    """Convert a checkpoint to one of torch.distributed.checkpoint, in one process with all of it in memory.
 
-    Tensors have the names "model.…" and "optimizer.…" there. What is read by it later is unpickled: read only what you
-    wrote yourself.
+    Tensors have the names "model.…" and "optimizer.…" there. torch.distributed.checkpoint unpickles when it loads: only
+    load checkpoints that you wrote yourself.
 
     Args:
-        path: Of the checkpoint.
-        folder: Where it is written.
+        path: Path of the checkpoint.
+        folder: Folder to write.
 
     Raises:
         ProgramError: The checkpoint is damaged.
@@ -574,7 +574,7 @@ def export_checkpoint(path: str | Path, folder: str | Path) -> None:
     state = {name: torch.empty(own.shape, dtype=own.dtype) for name, own in opened.saved.items()}
     opened.load(state)
     with warnings.catch_warnings():
-        # It warns of what is asked for: one process.
+        # It warns about running in one process, which is intended.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
         dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
 
@@ -599,10 +599,10 @@ def _check(
 
 
 def found_checkpoint(checkpointing: CheckpointFolder) -> tuple[Kept, Opened] | None:
-    """Return the checkpoint that a program goes on from, None to begin with the first step; all ranks call it.
+    """Return the checkpoint that a program resumes from, None to start with the first step; all ranks call it.
 
     Raises:
-        ProgramError: It is damaged, the folder holds another training's, or cannot be made.
+        ProgramError: It is damaged, or the folder has another training's checkpoints, or cannot be created.
     """
 
     def chosen() -> Path | None:
@@ -658,7 +658,7 @@ def _of_all_ranks(module: nn.Module, groups: list[dict[str, Any]]) -> list[dict[
 
 
 def _empty_slots(module: nn.Module, saved: Mapping[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
-    """Return tensors to load what an optimizer had: laid out as its parameter where they have its shape, or 1 in it."""
+    """Return tensors to load optimizer state into: laid out as the parameter if the shapes match, else replicated."""
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, parameter in module.named_parameters():
         prefix = f"optimizer.{name}."
@@ -682,7 +682,7 @@ def _set_optimizer(
     slots: Mapping[str, Mapping[str, torch.Tensor]],
     groups: list[dict[str, Any]] | None,
 ) -> None:
-    """Give an optimizer what it had. groups: None where the checkpoint does not say which it had: those of now."""
+    """Set the state of an optimizer; groups: None where the checkpoint lacks them: the current ones remain."""
     of_rank = _options(module, optimizer)
     own = _of_all_ranks(module, of_rank)
     groups = own if groups is None else groups

@@ -1,7 +1,7 @@
-"""What goes between ranks: moves of boxes and sums of parts, as modules that PyTorch differentiates by their adjoints.
+"""Communication between ranks: transfers of boxes and all-reduces, as modules with adjoints as their gradients.
 
-A move is one exchange of all pieces between the ranks that have anything for each other; a sum is an all-reduce. All
-ranks make all groups, in the same order.
+A transfer is one exchange of all boxes between the ranks that send to each other; partial sums are all-reduced. All
+ranks create all process groups, in the same order.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence, Set
@@ -35,9 +35,9 @@ _MADE: "WeakKeyDictionary[Any, dict[Hashable, Any]]" = WeakKeyDictionary()
 
 
 def made_once(key: Hashable, make: Callable[[], T]) -> T:
-    """Return what all modules of a process share: process groups, meshes. Every rank asks for it in the same order.
+    """Return a cached object that all modules of a process share: process groups, meshes. Collective, in one order.
 
-    Each process group has a thread (gloo) or buffers on a GPU (NCCL) of its own for as long as it lives.
+    Each process group has a thread (gloo) or buffers on a GPU (NCCL) of its own for as long as it exists.
     """
     made = _MADE.setdefault(dist.group.WORLD, {})
     if key not in made:
@@ -47,9 +47,9 @@ def made_once(key: Hashable, make: Callable[[], T]) -> T:
 
 
 def new_group(ranks: Sequence[int]) -> Any:
-    """Make a process group, and connect its ranks; every rank calls it, in the same order.
+    """Create a process group, and connect its ranks; every rank calls it, in the same order.
 
-    It carries tensors of the device that ranks compute on: a group for others takes connections of its own.
+    It carries tensors on the ranks' compute device; a group for other devices would need connections of its own.
     """
     handle = dist.new_group(list(ranks), backend=carriers().get(current_device().type))
     if dist.get_rank() in ranks:
@@ -58,10 +58,10 @@ def new_group(ranks: Sequence[int]) -> Any:
 
 
 def connect(handle: Any = None) -> None:
-    """Connect the ranks of a process group by its first collective, in which all of them take part.
+    """Connect the ranks of a process group by a first collective in which all of them participate.
 
-    NCCL makes a communicator in the first call of a group. If that call sends from some ranks to others, those that
-    have nothing to send do not come, and the call waits for them forever.
+    NCCL creates a communicator in the first call of a group. If that call only sends between some ranks, the others do
+    not call it, and it would wait for them forever.
 
     Args:
         handle: The process group, None for that of all ranks.
@@ -80,12 +80,12 @@ def host_group() -> Any:
     return made_once("host", partial(dist.new_group, backend="gloo"))
 
 
-# -- what is sent
+# -- bytes sent
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What ranks handed to the libraries that carry it, in bytes by whose they are. is_counted: whether it is kept."""
+    """Bytes that ranks pass to communication libraries, by owner; is_counted: whether they are recorded."""
 
     is_counted: bool = False
     sent: dict[Movement, int] = field(default_factory=dict)
@@ -100,11 +100,13 @@ _NOT_MADE = object()
 
 
 class Groups:
-    """Process groups by their ranks. Every rank asks for the same ones in the same order.
+    """Process groups by their ranks. Every rank requests the same ones in the same order.
 
-    apart: what they alone are for, the one of all ranks included: sums and gathers begin at other moments on every rank
-    than moves between layers. "" for these. first: where these ranks are those of a stage, the number of its first one
-    among all. Other stages ask for other groups then: these wait to be made by all ranks together (`make_waiting`).
+    Attributes:
+        apart: Purpose of a separate set of groups, including that of all ranks: reductions and gathers start at other
+            times on every rank than transfers between layers. "" for the latter.
+        first: For the ranks of a stage, the global number of its first one. Other stages then request other groups,
+            which are created later by all ranks together (`make_waiting`).
     """
 
     def __init__(self, rank: int, num_ranks: int, *, apart: str = "", first: int | None = None) -> None:
@@ -117,7 +119,7 @@ class Groups:
         return found
 
     def of(self, groups: Iterable[Sequence[int]]) -> "Group":
-        """Return that one of some groups, which have no rank in common, that this rank belongs to."""
+        """Return the group, of several disjoint ones, that this rank belongs to."""
         own = Group((self.rank,), None, self.rank)
         for ranks in map(tuple, map(sorted, groups)):
             handle = None
@@ -134,7 +136,7 @@ class Groups:
 
 
 def make_waiting(every: Iterable[Groups]) -> None:
-    """Make the process groups of stages that ranks have asked for; all ranks call it."""
+    """Create the process groups that stages have requested; all ranks call it."""
     own = [each for groups in every for each in groups.waiting]
     of_ranks = told_by_all({key for _, key in own})
     made = {key: made_once(key, partial(new_group, key[-1])) for key in sorted(set().union(*of_ranks))}
@@ -157,7 +159,7 @@ class Group:
 
 
 def as_stored(x: Any) -> Any:
-    """Return a tensor as what is sent of it: no view that a bit marks as conjugated or negated."""
+    """Return a tensor in a form to send: without lazy conjugation or negation."""
     return x.resolve_conj().resolve_neg()
 
 
@@ -166,7 +168,7 @@ def all_reduced(x: Any, group: Group, op: Any = None) -> Any:
     if torch.compiler.is_compiling():
         x = as_stored(x).contiguous()
         return functional.all_reduce(x, "sum" if op is None else "max", group.handle or dist.group.WORLD)
-    # A copy: what is summed in place may be somebody else's.
+    # Copy, because an in-place reduction must not change a tensor that others use.
     total = x.clone(memory_format=torch.contiguous_format)
     with naming_lost_ranks():
         dist.all_reduce(total, op=dist.ReduceOp.SUM if op is None else op, group=group.handle)
@@ -174,7 +176,7 @@ def all_reduced(x: Any, group: Group, op: Any = None) -> Any:
 
 
 def begun(begin: Callable[[], Any], found: Callable[[], Any]) -> Callable[[], Any]:
-    """Begin a collective, and return what waits for what it finds, once."""
+    """Start a collective, and return a function that waits for its result, once."""
     with naming_lost_ranks():
         work = [begin()]
 
@@ -188,7 +190,7 @@ def begun(begin: Callable[[], Any], found: Callable[[], Any]) -> Callable[[], An
 
 
 def exchanged(buffer: Any, received: list[int], sent: list[int], group: Group) -> Any:
-    """Return what a rank is sent when each of a group sends the others pieces of its buffer."""
+    """Return what a rank receives when each rank of a group sends slices of its buffer to the others (all-to-all)."""
     if torch.compiler.is_compiling():
         return functional.all_to_all_single(buffer, received, sent, group.handle or dist.group.WORLD)
     return passing(buffer, received, sent, group)()
@@ -201,7 +203,7 @@ def passing(buffer: Any, received: list[int], sent: list[int], group: Group) -> 
 
 
 def gathered(piece: Any, group: Group, rows: Any = None) -> Callable[[], Any]:
-    """Begin to gather what ranks have, and return what waits for it: [ranks, points]. rows: where it is to be."""
+    """Start an all-gather, and return a function that waits for it: [ranks, points]; rows: output buffer."""
     flat = piece.reshape(-1)
     if torch.compiler.is_compiling():
         found = functional.all_gather_tensor(flat[None], 0, group.handle or dist.group.WORLD)
@@ -224,7 +226,7 @@ def scattered(rows: Any, group: Group) -> Callable[[], Any]:
 
 
 def ring_bytes(x: Any, num_ranks: int, rank: int) -> int:
-    """Return what one of some ranks sends in an all-reduce in pieces: to each other one its piece, then the sum."""
+    """Return the bytes that one rank sends in an all-reduce: its shares to the others, then the sum of its own."""
     points = x.numel()
     share = points // num_ranks + (rank < points % num_ranks)
     return int((points - share) + (num_ranks - 1) * share) * int(x.element_size())
@@ -232,10 +234,12 @@ def ring_bytes(x: Any, num_ranks: int, rank: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adder:
-    """Brings what the ranks of a group have together, for a layer, by its name.
+    """All-reduces tensors over the ranks of a group, for a layer, by its name.
 
-    of: the weights of whose gradients it adds parts, if they are of such. shared: those that several layers use.
-    is_exchange: whether gradients are of what the layer has added up already.
+    Attributes:
+        of: Weights whose gradients it reduces, if any.
+        shared: Those of them that several layers share.
+        is_exchange: Whether gradients are of tensors that the layer has already reduced.
     """
 
     layer: str
@@ -250,7 +254,7 @@ class Adder:
         """The part of a step that sums of gradients belong to."""
         if self.of:
             return Phase.BACKWARD if self.of & self.shared else Phase.UPDATE
-        # What a layer exchanges as it computes counts as forward, whatever pass it is of.
+        # Exchanges within a layer's computation count as forward, in either pass.
         return Phase.FORWARD if self.is_exchange else Phase.BACKWARD
 
     def summed(self, x: Any, phase: Phase) -> Any:
@@ -291,7 +295,7 @@ class _GradientSum(torch.autograd.Function):
 
 
 class _Collective(nn.Module):
-    """A module that brings something together for a layer or an edge."""
+    """A module that performs a collective for a layer or an edge."""
 
     function: Any
 
@@ -310,7 +314,7 @@ class Sum(_Collective):
 
 
 class GradientSum(_Collective):
-    """Leaves a tensor as it is, and adds the parts of its gradient."""
+    """An identity that all-reduces its gradient."""
 
     function = _GradientSum
 
@@ -330,12 +334,16 @@ Cut = tuple[slice, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
-    """One step of a move as a rank carries it out.
+    """One step of a transfer as a rank executes it.
 
-    held: shape of what it has. counts: [ranks of the group] the points that are sent to and received from each. sends,
-    receives: [ranks of the group] cuts of what it has, and (cut, shape) of what it makes. kept: (cut of what it has,
-    cut of what it makes). made: shape of what it makes, None where it has no part. is_added: whether pieces overlap.
-    is_filled: whether some points come from nowhere.
+    Attributes:
+        held: Shape of this rank's part before the step.
+        counts: [ranks of the group] points sent to and received from each.
+        sends, receives: [ranks of the group] slices of the part, and (slice, shape) in the result.
+        kept: (slice of the part, slice of the result) for points that stay.
+        made: Shape of the result, None if this rank has no part of it.
+        is_added: Whether received boxes overlap and must be added.
+        is_filled: Whether some points are padding.
     """
 
     group: Group
@@ -350,13 +358,13 @@ class Exchange:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the rank keeps what it has, and nobody sends anything."""
+        """Whether the rank keeps its part, and no rank sends anything."""
         nothing = not any(self.sends) and not any(self.receives)
         return nothing and self.made == self.held and len(self.kept) == 1 and not self.is_filled
 
 
 def exchange(step: ReshardStep, groups: Groups) -> Exchange:
-    """Return a step of a move for this rank; all ranks ask for the same steps in the same order."""
+    """Return a step of a transfer for this rank; all ranks request the same steps in the same order."""
     rank, source, target = groups.rank, step.source, step.target
     group = groups.of(_together(step, groups.num_ranks))
     place = {other: number for number, other in enumerate(group.ranks)}
@@ -415,7 +423,7 @@ def _together(step: ReshardStep, num_ranks: int) -> list[list[int]]:
 
 
 def carried(x: Any, steps: Iterable[Exchange], fill: float, count: Callable[[int], None] | None) -> Any:
-    """Return what this rank has of a tensor after some steps. count: is told the bytes that it sends."""
+    """Return this rank's part of a tensor after some steps; count: called with the bytes that it sends."""
     x = as_stored(x)
     for step in steps:
         x = x.reshape(step.held) if tuple(x.shape) != step.held else x
@@ -441,7 +449,7 @@ def end_to_end(x: Any, cuts: Iterable[Cut]) -> Any:
 
 
 def assembled(step: Exchange, x: Any, arrived: Any, fill: float) -> Any:
-    """Return what a rank makes of what it has and of the pieces that it was sent, end to end in the order of ranks."""
+    """Return a rank's result, from its own part and the received boxes, concatenated in the order of ranks."""
     parts, at = [(here, x[there]) for there, here in step.kept], 0
     for here, shape in (cut for cuts in step.receives for cut in cuts):
         parts.append((here, arrived[at : at + prod(shape)].view(shape)))
@@ -470,10 +478,14 @@ class _Move(torch.autograd.Function):
 
 
 class Move(nn.Module):
-    """Takes a tensor from one layout to another; its gradient goes back along the adjoint steps.
+    """Transfers a tensor from one layout to another; its gradient is transferred by the adjoint steps.
 
-    movement: whose the way there is. held, made: shapes of the shard before and after. there, back: the steps. fill:
-    what stands where a box sticks out. phase_back: what the way back counts as.
+    Attributes:
+        movement: Owner of the forward transfer.
+        held, made: Shapes of the shard before and after.
+        there, back: Steps of either direction.
+        fill: Value of padding.
+        phase_back: Phase of the backward transfer.
     """
 
     def __init__(
@@ -495,14 +507,14 @@ class Move(nn.Module):
 
     @property
     def is_still(self) -> bool:
-        """Whether every rank keeps what it has, there and back, as far as this one knows."""
+        """Whether every rank keeps its part in both directions, as far as this rank knows."""
         return all(step.is_whole for step in (*self.there, *self.back))
 
     def forward(self, x: Any) -> Any:
         return _Move.apply(x, self)
 
     def carried(self, x: Any, steps: Sequence[Exchange], fill: float, phase: Phase) -> Any:
-        """Return what steps make of a shard."""
+        """Execute steps on a shard."""
 
         def count(sent: int) -> None:
             self.traffic.add(replace(self.movement, phase=phase), sent)
@@ -511,14 +523,14 @@ class Move(nn.Module):
 
 
 class Take(nn.Module):
-    """A part of an input of the model.
+    """A slice of an input of the model.
 
     Attributes:
-        shape: As the layer sees the whole of it.
-        box: Box of the part, which may stick out of the input.
-        made: Shape of what is returned.
-        fill: What stands where the box sticks out.
-        rows: Which of the first dim the rank has of the input, None for all of them.
+        shape: Shape of the whole input as the layer reads it.
+        box: Box of the slice, which may extend past the input.
+        made: Shape of the result.
+        fill: Value of padding.
+        rows: Rows of the input's first dim that the rank has, None for all of them.
     """
 
     rows: Range | None = None

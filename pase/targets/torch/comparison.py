@@ -1,7 +1,7 @@
-"""What a step computes, of a module and of what is to be the same module, and what of it differs.
+"""Results of a step, of a module and of one that should be equivalent, and their differences.
 
-Random numbers depend on their shape alone while a step is computed here, and dropout keeps every point, scaled as ever,
-so that both compute with the same ones.
+Here random numbers depend only on their shape during a step, and dropout keeps every point, with its usual scale, so
+that both compute with the same ones.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,14 +31,14 @@ Named = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Computed:
-    """What a step computed.
+    """Results of a step.
 
     Attributes:
         loss: None where it has none.
-        outputs: The other tensors of floats that the module returned, as "output 0" by their places among them.
-        gradients: Of the parameters that have one, by name.
+        outputs: The other float tensors that the module returned, as "output 0" by their position among them.
+        gradients: Gradients of parameters, by name.
         held: Parameters and buffers after the forward pass, by name.
-        changes: What an update has changed of parameters, by name.
+        changes: Changes of parameters by an update, by name.
     """
 
     loss: torch.Tensor | None
@@ -53,8 +53,8 @@ class Place:
     """Where a tensor is computed or first read.
 
     Attributes:
-        number: Of the layer, in the order of the graph.
-        line: Of the user's source, "" where it is not known.
+        number: Number of the layer, in the order of the graph.
+        line: Line of the user's source, "" where it is unknown.
     """
 
     number: int
@@ -65,10 +65,10 @@ NOWHERE = Place(number=0, line="")
 
 
 def step(call: Callable[[], Any], held: Named, after: Callable[[], Named]) -> Computed:
-    """Return what a step computes, whose gradients the parameters have then.
+    """Execute a step and return its results; gradients remain in the parameters.
 
     Args:
-        call: Returns what the module returns.
+        call: Calls the module.
         held: Parameters and buffers by name, before the forward pass.
         after: Returns them after it.
     """
@@ -91,18 +91,18 @@ def step(call: Callable[[], Any], held: Named, after: Callable[[], Named]) -> Co
 
 
 def gradients_of(held: Named) -> dict[str, torch.Tensor]:
-    """Return the gradients of parameters that have one, whole; all ranks call it."""
+    """Return the full gradients of parameters that have one; all ranks call it."""
     return {name: whole(x.grad.detach()) for name, x in held.items() if x.grad is not None}
 
 
 def outputs_of(returned: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of floats that a module returned, whole, each once; all ranks call it."""
+    """Return the float tensors in a module's result, full, each once; all ranks call it."""
     tensors = {id(x): x for x in tensors_of(torch, returned)}.values()
     return {f"output {number}": whole(x) for number, x in enumerate(tensors) if x.is_floating_point()}
 
 
 def whole(x: Any) -> Any:
-    """Return a tensor of which ranks may have shards whole; all ranks call it."""
+    """Return the full tensor of one that ranks may shard; all ranks call it."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
@@ -113,7 +113,7 @@ def tensors_held(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def with_loss(module: Any, loss: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Return a module that is called with its inputs and, last of them, the targets of its loss."""
+    """Return a module that is called with its inputs followed by the targets of its loss."""
     if loss is None:
         called: Callable[..., Any] = module
         return called
@@ -129,7 +129,7 @@ def with_loss(module: Any, loss: Callable[..., Any] | None) -> Callable[..., Any
 
 
 def _weights(x: torch.Tensor) -> torch.Tensor:
-    """Return what the elements of an output count for, where the module has no loss: numbers without a pattern."""
+    """Return pseudo-random weights of an output's elements, for a scalar where the module has no loss."""
     numbers = torch.arange(1, x.numel() + 1, device=x.device, dtype=torch.float64)
     return (torch.sin(numbers * 12.9898) / x.numel() ** 0.5).reshape(x.shape).to(x.dtype)
 
@@ -229,15 +229,15 @@ def compared(
     exact: Computed | None = None,
     share: float = 0.0,
 ) -> tuple[list[Difference], int, list[str]]:
-    """Return what rounding does not explain, in the order of a step; how many tensors were compared; which are missing.
+    """Return differences that rounding does not explain, in order; number of compared tensors; missing tensors.
 
     Args:
-        found: What was computed under a plan.
-        expected: What the module itself computes.
-        explained: The relative difference that rounding explains in any module.
-        places: Where tensors come from (`places_of`).
-        exact: What the module itself computes with less rounding: what it is from that is rounding, too.
-        share: How much of it is, as a factor.
+        found: Results under a plan.
+        expected: Results of the module itself.
+        explained: Relative difference that rounding explains in any module.
+        places: Origins of tensors (`places_of`).
+        exact: Results of the module itself with less rounding: its distance from these is rounding, too.
+        share: Factor on that distance.
     """
     ours, theirs = _items(found, expected, places), _items(expected, found, places)
     exact_items = {} if exact is None else _items(exact, expected, places)
@@ -291,10 +291,10 @@ def numbers_of(x: torch.Tensor) -> torch.Tensor:
 
 
 class Repeatable(TorchDispatchMode):
-    """Has random numbers depend on nothing but their shape; masks of dropout keep all points.
+    """Makes random numbers depend only on their shape; dropout masks keep all points.
 
     Attributes:
-        narrow: Types of floats that were computed in, but float64.
+        narrow: Float types other than float64 in the computation.
     """
 
     def __init__(self) -> None:
@@ -332,7 +332,7 @@ def repeatable() -> Iterator[Repeatable]:
     with ExitStack() as stack:
         for kind in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(kind, enabled=False))
-        # A fused kernel drops by numbers of its own.
+        # A fused kernel draws its own dropout mask.
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(mode)
         yield mode

@@ -1,4 +1,4 @@
-"""`cut_of`: of which tensor a node is cut out, by views alone, and which points of it the node has."""
+"""`cut_of`: the tensor from which a node is sliced, by views only, and the points of it that the node has."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Cut:
 
     @classmethod
     def of(cls, x: Any) -> "Cut":
-        """Return which points of its storage a tensor has; dims that are one behind the other count as one."""
+        """Return the points of its storage that a tensor has; contiguous dims are merged."""
         steps: list[tuple[int, int]] = []
         for extent, stride in zip(x.shape, x.stride(), strict=True):
             if extent == 1:
@@ -48,7 +48,7 @@ class Cut:
 
 
 def cut_of(node: fx.Node, wholes: Container[fx.Node]) -> tuple[fx.Node, Cut] | None:
-    """Return of which tensor, as wholes have it row-major, a node is cut out, by views alone; None for none."""
+    """Return the tensor, row-major as `wholes` have it, from which a node is sliced by views only; None for none."""
     whole = _source_of_cut(node)
     if whole is None:
         return None
@@ -74,7 +74,7 @@ def cut_of(node: fx.Node, wholes: Container[fx.Node]) -> tuple[fx.Node, Cut] | N
 
 
 def _source_of_cut(node: fx.Node) -> Any:
-    """Return the tensor that a node is cut out of by one operator, None where it is not."""
+    """Return the tensor from which one operator slices a node, None for other operators."""
     if node.target is getitem and node.args[0].target in _CUTTING:
         return node.args[0].args[0]
     return node.args[0] if node.target in (_ATEN.select.int, _ATEN.slice.Tensor) else None

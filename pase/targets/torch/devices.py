@@ -1,4 +1,4 @@
-"""Which device a rank computes on, and which devices' tensors the process group carries."""
+"""Compute device of a rank, and the device types whose tensors the process group carries."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Operators that draw random numbers: the same on all ranks, other ones in each step."""
+"""Operators that draw random numbers: equal on all ranks, different in each step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ _ATEN = torch.ops.aten
 
 
 def is_random(node: fx.Node) -> bool:
-    """Return whether a node draws random numbers, whatever it reads."""
+    """Return whether a node draws random numbers."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
     return rate_of(node) is None and not _is_idle(node)
@@ -27,7 +27,7 @@ def rate_of(node: fx.Node) -> float | None:
 
 
 def _is_idle(node: fx.Node) -> bool:
-    """Return whether an operator that may draw numbers draws none: attention and recurrent layers that drop nothing."""
+    """Return whether an operator that may draw numbers draws none: attention and recurrent layers without dropout."""
     schema = node.target._schema
     defaults = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
     given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
@@ -37,9 +37,9 @@ def _is_idle(node: fx.Node) -> bool:
 
 
 def seeded(function: Callable[..., Any], number: int) -> Callable[..., Any]:
-    """Return an operator that draws by a step's key, which is its first argument, and its own number in the graph.
+    """Return an operator that draws by a step's key, its first argument, and the operator's number in the graph.
 
-    Ranks that call it with the same key, number and shapes draw the same numbers. The generators are left as they were.
+    Ranks that call it with equal key, number and shapes draw equal numbers. The generators' states are restored.
     """
     own = [int(word) for word in layer_key(f"draw {number}")]
 

@@ -1,7 +1,7 @@
 """`Emitted`, `EmittedStages`: modules of emitted programs, whose weights are parameters under the program's names.
 
-What a program declares is to them what a traced module is to `Parallel` and `Staged`: inputs by name, and tensors that
-are held as parameters and buffers by the same code, trained by the same steps.
+A program's declarations play the role of a traced module in `Parallel` and `Staged`: inputs by name, and tensors that
+the same code holds as parameters and buffers and the same steps train.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ Outputs = Mapping[str, tuple[Tensor, tuple[int, ...]]]
 Build = Callable[[Program], Tensor | Outputs | tuple[Tensor, Outputs]]
 
 
-# -- what a program declares
+# -- declarations of a program
 
 
 class DeclaredProgram(HeldProgram):
@@ -55,7 +55,7 @@ class DeclaredProgram(HeldProgram):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredCall:
-    """How a program's module is called: with its inputs by name. shapes: of these, in a micro-batch."""
+    """The call of a program's module, with its inputs by name; shapes: of these, in a micro-batch."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -76,7 +76,7 @@ class DeclaredCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredModel:
-    """What `LiveModel` is of a traced module, of a program: nothing but inputs, which layers read as they are given."""
+    """A program's counterpart of `LiveModel`: only inputs, which layers read as they are given."""
 
     call: DeclaredCall
     inputs: Mapping[tuple[str, int], LiveInput]
@@ -97,7 +97,7 @@ class DeclaredModel:
         )
 
     def part(self, names: Iterable[str], *, device: object = None) -> Part:
-        """Return what gives inputs as they are."""
+        """Return a part that passes inputs through."""
         given = tuple(names)
         return Part(graph=_as_given, inputs=given, state=(), names=given)
 
@@ -126,10 +126,10 @@ def _told(weights: Mapping[str, Weight]) -> dict[str, tuple[tuple[int, ...], str
 
 
 def _first_values(weights: Mapping[str, Weight], options: TrainingOptions, *, is_restored: bool) -> Source:
-    """Return the values that weights begin with: those of the options' file, or drawn.
+    """Return the initial values of weights: those of the options' file, or drawn.
 
-    is_restored: whether a checkpoint is to give them. Raises ProgramError where a program has constants and no file is
-    given.
+    is_restored: whether a checkpoint will provide them. Raises ProgramError where a program has constants and no file
+    is given.
     """
     constants = [weight.name for weight in weights.values() if weight.kind == "constant"]
     given = None if is_restored else given_values(options.weights_path, constants)
@@ -151,12 +151,12 @@ def _first_values(weights: Mapping[str, Weight], options: TrainingOptions, *, is
 
 
 class _OfProgram(Parallel):
-    """What the modules of emitted programs do otherwise than those that were traced.
+    """Differences of emitted programs' modules from traced ones.
 
     Attributes:
-        program_inputs: Of a micro-batch, by name; those of all stages.
-        correct: What is counted of labels; None where the loss is not one of labels.
-        dtype: The type of its weights.
+        program_inputs: Inputs of a micro-batch, by name; those of all stages.
+        correct: Number of correct labels; None where the loss has no labels.
+        dtype: Type of its weights.
     """
 
     program_inputs: Mapping[str, DataInput]
@@ -166,7 +166,7 @@ class _OfProgram(Parallel):
     _right: Any = None
 
     def fed(self, batch: Mapping[str, Array]) -> dict[str, Any]:
-        """Return a batch as it is called with: tensors on its device, floats in its type."""
+        """Convert a batch to the arguments of a call: tensors on its device, floats in its type."""
         found = {}
         for name, item in self.program_inputs.items():
             x = torch.as_tensor(np.ascontiguousarray(batch[name]), device=self._device)
@@ -219,7 +219,7 @@ class _OfProgram(Parallel):
         )
 
     def _begin_program(self, options: TrainingOptions, ranks: Ranks, micro_batches: int) -> None:
-        """Take what is known before any layer is declared."""
+        """Initialise everything that is known before any layer is declared."""
         self._begin(ranks.device, rank=ranks.rank, seed=options.seed or 0, micro_batches=micro_batches)
         self._state = _state({}, torch.float32)
         self._is_of_one_type = options.dtype != "float32"
@@ -256,7 +256,7 @@ class _OfProgram(Parallel):
         return known, {name: self._output(x, self._shown[name], mode.placed[name]) for name, x in found}
 
     def _check_trained(self) -> None:
-        """Do nothing: a program that was emitted trains as it says."""
+        """Do nothing: an emitted program trains as written."""
 
     def _known_part(self, trains: bool, *, is_fixed: bool) -> Part:
         return Part(graph=_as_given, inputs=(), state=(), names=())
@@ -270,7 +270,7 @@ class _OfProgram(Parallel):
     def _results(self, program: Any, loss: Any, outputs: Outputs) -> Any:
         self._shown = {name: shape for name, (_, shape) in outputs.items()}
         if program.trains:
-            # A step of training computes the outputs, which nobody reads.
+            # A training step computes outputs without using them.
             return dict.fromkeys(outputs), {name: x for name, (x, _) in outputs.items()}
         return super()._results(program, loss, outputs)
 
@@ -317,7 +317,7 @@ class Emitted(_OfProgram):
 
 
 class EmittedStage(_OfProgram, StageModule):
-    """A stage of a program on this rank; its weights are those of the whole."""
+    """A stage of a program on this rank; its weights have the names of the whole program's."""
 
     def __init__(self, parallel: "EmittedStages", number: int) -> None:
         nn.Module.__init__(self)

@@ -1,4 +1,4 @@
-"""Who failed: ranks say in the store that they meet at why they end, and name the rank that a broken message lost."""
+"""Report failures: ranks record in the rendezvous store why they end, and name the rank that broke a collective."""
 
 import os
 import re
@@ -14,21 +14,21 @@ import torch.distributed as dist
 from pase.errors import PaseError, ProgramError
 
 RUN_PREFIX = "pase-"
-"""How the name of a run begins that `run_program` started; what follows nobody else knows."""
+"""Prefix of the run names of `run_program`; the rest is secret."""
 TOLD_GRACE_S = 2.0
-"""How long a rank that has failed, and said so, has to end."""
+"""Seconds that a failed rank has to end after it has reported the failure."""
 LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|peer|timed? ?out|remote process exited|gloo|nccl",
     re.IGNORECASE,
 )
-"""What the error of a collective says when another rank is gone."""
+"""Messages of collectives' errors when another rank is gone."""
 _LONGEST_TOLD = 2000
 _READ: dict[tuple[str, int], tuple[int, str]] = {}
-"""What was read from stores, by where they are: the rank that failed, and why."""
+"""Cache of entries read from stores, by their address: the rank that failed, and why."""
 
 
 class RankError(ProgramError):
-    """A rank of a parallel program failed, was ended, or is not heard of; rank: its number, None where nobody knows."""
+    """A rank of a parallel program failed, was killed, or does not respond; rank: its number, None if unknown."""
 
     def __init__(self, message: str, rank: int | None = None) -> None:
         super().__init__(message)
@@ -40,10 +40,10 @@ class RankError(ProgramError):
 
 @contextmanager
 def naming_lost_ranks() -> Iterator[None]:
-    """Turn the error of a collective that broke into a RankError that names the rank that failed, where that is known.
+    """Convert the error of a broken collective to a RankError that names the rank that failed, if known.
 
     Raises:
-        RankError: a message to or from another rank broke.
+        RankError: Communication with another rank broke.
     """
     try:
         yield
@@ -56,11 +56,11 @@ def naming_lost_ranks() -> Iterator[None]:
 
 
 def tell_failure(error: BaseException) -> bool:
-    """Say in the store why this rank ends; return whether `run_program` started it, which says so itself."""
+    """Record in the store why this rank ends; return whether `run_program` started it, which reports errors itself."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return False
     if not _is_of_lost_peer(error):
-        # The rank that keeps the store may be gone, and whom this one would tell with it.
+        # The rank that hosts the store may be gone, and with it the others to inform.
         with suppress(RuntimeError):
             write_failure(default_store(), dist.get_rank(), type(error), error)
     return is_started_here()
@@ -72,7 +72,7 @@ def is_started_here() -> bool:
 
 
 def tell_of_failures() -> None:
-    """Have an error that ends this rank say so in the store, or say whom it lost."""
+    """Make an error that ends this rank be recorded in the store, with the lost rank if there is one."""
     before = sys.excepthook
     if getattr(before, "tells_of_failures", False):
         return
@@ -94,14 +94,14 @@ def tell_of_failures() -> None:
 
 
 def run_name() -> str:
-    """Return the name of the run that this process is a rank of, "" where there is none."""
+    """Return the name of the run to which this process's rank belongs, "" where there is none."""
     return os.environ.get("TORCHELASTIC_RUN_ID", "")
 
 
 def key(name: str, run: str | None = None) -> str:
-    """Return under which name something stands in the store: of this run, and of this attempt where torchrun restarts.
+    """Return the name of an entry in the store for this run, and for this attempt where torchrun restarts.
 
-    run: the name of one that `run_program` started, which starts it once; by default the run of this rank.
+    run: name of a run of `run_program`, which never restarts; default: the run of this rank.
     """
     attempt = "0" if run else os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return f"pase/{run or run_name()}/{attempt}/{name}"
@@ -116,19 +116,19 @@ def default_store() -> Any:
 
 
 def write_failure(store: Any, rank: int, kind: type[BaseException], error: BaseException) -> None:
-    """Say that a rank failed, unless it was said already that one did."""
+    """Record that a rank failed, unless a failure is recorded already."""
     text = str(error) if isinstance(error, PaseError) else f"{kind.__name__}: {error}"
     store.compare_set(key("failure"), "", f"{rank} {text}")
 
 
 def read_failure(store: Any, run: str | None = None) -> tuple[int, str] | None:
-    """Return the rank that failed first and why, where one has said so."""
+    """Return the rank that failed first and why, if one is recorded."""
     name = key("failure", run)
     known = known_failure(store)
     if known is not None or not store.check([name]):
         return known
     rank, _, why = store.get(name).decode(errors="replace").partition(" ")
-    # It is written to a terminal: what would move its cursor is left out.
+    # It is written to a terminal: control characters are removed.
     shown = "".join(x for x in why[:_LONGEST_TOLD] if x.isprintable() or x == "\n")
     if not rank.isdecimal():
         return None
@@ -150,7 +150,7 @@ def _is_of_lost_peer(error: BaseException) -> bool:
 
 
 def _lost_rank(error: BaseException) -> RankError:
-    """Return the error that names the rank that failed, or those of which nothing is heard."""
+    """Return the error that names the rank that failed, or those that do not respond."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     here = f"rank {rank} of {world_size}"
     said = next(iter(str(error).strip().splitlines()), type(error).__name__)

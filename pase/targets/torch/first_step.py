@@ -1,10 +1,10 @@
-"""`FirstStep`: before the first step of training, what was traced of a module is compared with the module itself.
+"""`FirstStep`: before the first training step, compare the trace of a module with the module itself.
 
-Rank 0 runs both whole, on the values that training begins with and on the step's own inputs, and compares losses,
-outputs, gradients and buffers (`comparison.py`); the others wait for what it found. What differs by more than rounding
-is an error: in the types of the module first, and, before it is believed, in float64.
+Rank 0 runs both unsharded, with the initial values and the step's own inputs, and compares losses, outputs, gradients
+and buffers (`comparison.py`); the others wait for its result. Differences above rounding are an error: in the module's
+types first, and confirmed in float64.
 
-A module that is too large for one device is compared with its repeated blocks cut to two and with few examples, or not
+A module that is too large for one device is compared with repeated blocks reduced to two and with few examples, or not
 at all; a note says so.
 """
 
@@ -46,7 +46,7 @@ from pase.targets.torch.parameters import install, state_of
 from pase.targets.torch.values import from_tensors
 
 _MOST_FLOP = {"cpu": 1e12, "cuda": 1e15}
-"""Of the forward pass of what is compared, by where it runs: half a minute, twice and with backward passes."""
+"""Maximum FLOP of the compared forward pass, by device type: half a minute for both with backward passes."""
 
 _MOST_MEMORY = 0.5
 """Share of the memory that is free."""
@@ -56,13 +56,13 @@ _FEW_BLOCKS = 2
 
 
 class FirstStep:
-    """Compares a module with what was traced of it, once.
+    """Compares a module with its trace, once.
 
     Args:
-        module: The unmodified module; it is left as it was.
-        loss: That stands apart from it, if one does.
-        live: What was traced.
-        plan: Of the parallel module.
+        module: The unmodified module; it is restored afterwards.
+        loss: Separate loss function, if any.
+        live: The trace.
+        plan: Plan of the parallel module.
     """
 
     def __init__(self, module: nn.Module, loss: Any, live: LiveModel, plan: Plan) -> None:
@@ -75,16 +75,16 @@ class FirstStep:
         call: Callable[[Mapping[str, Any]], Any],
         device: torch.device,
     ) -> list[str]:
-        """Return notes; all ranks call it.
+        """Compare, and return notes; all ranks call it.
 
         Args:
             parallel: The module under the plan, before its first step.
-            inputs: By name, those of a step or micro-batch, or this rank's part of them.
+            inputs: Inputs by name, of a step or micro-batch, or this rank's part of them.
             call: Returns the positional and keyword arguments of a call with other inputs.
-            device: Where it is compared.
+            device: Device to compare on.
 
         Raises:
-            ProgramError: The module computes something else.
+            ProgramError: The module's results differ.
         """
         values = _whole_values(parallel)
         found: tuple[str, str] = "", ""
@@ -101,15 +101,15 @@ class FirstStep:
     def _found(
         self, values: Named, inputs: Mapping[str, Any], call: Callable[[Mapping[str, Any]], Any], device: torch.device
     ) -> tuple[str, str]:
-        """Return what differs, and a note of what was not compared; "" for nothing."""
-        # In the types of the values, whatever the plan says.
+        """Return the differences, and a note of what was not compared; "" for none."""
+        # In the types of the values, ignoring the plan's.
         alone = on_one_device(replace(self._plan, graph=self._plan.graph.in_precision(FLOAT32)))
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
                 if reason := _too_large(alone, values, device):
                     return self._found_in_part(values, inputs, call, device, reason)
                 return self._compared(self._live, alone, values, call(inputs), device), ""
-        # The module's own code may raise anything, where it runs on values as it never did.
+        # The module's own code may raise anything when it runs on actual values.
         except Exception as error:  # noqa: BLE001
             return "", f"the first step was not compared with the module itself: {first_line(error)}"
 
@@ -144,7 +144,7 @@ class FirstStep:
         )
 
     def _compared(self, live: LiveModel, plan: Plan, values: Named, given: Any, device: torch.device) -> str:
-        """Return what differs by more than rounding explains, "" for nothing."""
+        """Return the differences above rounding, "" for none."""
         low = any(x.dtype in (torch.bfloat16, torch.float16) for x in values.values())
         first = torch.float32 if low else None
         problem = self._compared_in(first, live, plan, values, given, device)
@@ -152,7 +152,7 @@ class FirstStep:
             return problem
         try:
             return self._compared_in(torch.float64, live, plan, values, given, device)
-        # A module may insist on a type: what was found in its own stands then.
+        # A module may require a type: the result in its own type is then final.
         except (RuntimeError, TypeError, ValueError):
             return problem
 
@@ -180,11 +180,11 @@ class FirstStep:
         return _difference(found, expected, live, len(plan.layers))
 
 
-# -- what is compared with the module
+# -- the module's counterpart
 
 
 class _Alone(Parallel):
-    """What was traced of a module, on one device, in the types of its values; it drops nothing."""
+    """The trace of a module, on one device, in the types of its values; without dropout."""
 
     _drops_nothing = True
 
@@ -208,12 +208,12 @@ class _Alone(Parallel):
         return {name: self._tensor(name) for name in self._state.order}
 
     def release(self) -> None:
-        """Let go of all that it holds: what refers to it refers to itself, and would stay until it is collected."""
+        """Break reference cycles, so that its memory is freed immediately."""
         self.__dict__.clear()
 
 
 def _difference(found: Computed, expected: Computed, live: LiveModel, num_layers: int) -> str:
-    """Return the largest difference that rounding does not explain, in words; "" where there is none."""
+    """Describe the largest difference that rounding does not explain; "" where there is none."""
     # In float64, too, a module may compute parts of itself in float32.
     explained = rounding("float32", "float32", num_layers)
     differences, _, _ = compared(found, expected, explained, places_of(live))
@@ -239,7 +239,7 @@ def _whole_values(parallel: Parallel) -> dict[str, torch.Tensor]:
 
 
 def _filled(x: Any, shape: tuple[int, ...]) -> Any:
-    """Return an input whole, of which a rank may have its own examples alone: these again and again."""
+    """Return a whole input, of which a rank may have only its own examples, by repeating these."""
     if tuple(x.shape) == shape:
         return x
     return x[torch.arange(shape[0], device=x.device) % x.shape[0]]
@@ -251,7 +251,7 @@ def _too_large(plan: Plan, values: Named, device: torch.device) -> str:
     if flop > _MOST_FLOP.get(device.type, 0.0):
         return f"is too much work for one device ({flop:.1e} FLOP a forward pass)"
     held = sum(x.numel() * x.element_size() for x in values.values())
-    # Weights and gradients of both, and what a backward pass needs.
+    # Weights and gradients of both, and tensors saved for backward.
     needed = plan.peak.bytes + 3 * held
     free = _free_bytes(device)
     if needed > _MOST_MEMORY * free:
@@ -268,7 +268,7 @@ def _free_bytes(device: torch.device) -> float:
 
 @contextmanager
 def _cut(module: nn.Module) -> Iterator[int]:
-    """Have runs of blocks that are alike be of two at most, yield how many are left out."""
+    """Reduce runs of equal blocks to two, and yield how many are omitted."""
     left_out = 0
     with ExitStack() as stack:
         for part in list(module.modules()):
@@ -285,7 +285,7 @@ def _cut(module: nn.Module) -> Iterator[int]:
 
 
 def _is_repeated(blocks: Sequence[nn.Module]) -> bool:
-    """Return whether as many blocks as are kept, and one more, are alike."""
+    """Return whether there are more equal blocks than are kept."""
     kinds = [
         (type(block), [(name, x.shape, x.dtype) for name, x in block.state_dict(keep_vars=True).items()])
         for block in blocks

@@ -14,12 +14,12 @@ _NAMES: Mapping[str, Any] = MappingProxyType({name: getattr(layers, name) for na
 
 
 def interpret(function: Function, program: Any, *given: Any) -> Any:
-    """Return what a function returns.
+    """Return the result of a function.
 
     Args:
         function: The function.
-        program: What it declares layers on.
-        given: What it takes besides.
+        program: The program on which it declares layers.
+        given: Its further arguments.
     """
     names = {**_NAMES, "program": program, **dict(zip(function.parameters, given, strict=True))}
     for statement in function.body:
@@ -44,7 +44,7 @@ def _computed(value: Value, names: Mapping[str, Any]) -> Any:
         case Sum():
             return reduce(add, [_computed(term, names) for term in value.terms])
         case Text():
-            # Names and attributes are of the emitter's making: what a plan says is a literal.
+            # The emitter generates all names and attributes: text from a plan is always a literal.
             owner, _, attribute = value.partition(".")
             return getattr(names[owner], attribute) if attribute else names[owner]
         case list() | tuple():

@@ -1,8 +1,8 @@
 """The ranks of a PyTorch program: started on this machine, joined into one process group, ended together.
 
-Local ranks have the environment that torchrun gives, so that a program cannot tell who started it: this process keeps
-the store that they meet at, which listens on loopback alone, at a port that the system chose. A rank that fails or is
-killed ends all others at once, and the error names it.
+Local ranks have the environment of torchrun, so that a program cannot distinguish the two: this process hosts their
+rendezvous store, which listens on loopback only, at a port that the system chooses. If a rank fails or is killed, all
+others are ended at once, and the error names it.
 """
 
 import os
@@ -64,21 +64,21 @@ def run_program(
 ) -> None:
     """Run a Python program on local ranks until all have ended, as torchrun would.
 
-    Rank 0 has our output and errors. Nothing is left running, whatever happens; a keyboard interrupt ends all ranks.
+    Rank 0 inherits our output and errors. No process is left running; a keyboard interrupt ends all ranks.
 
     Args:
-        arguments: of Python: a script and its own arguments.
-        ranks: how many processes.
-        threads: of each; None to divide this machine's cores among them.
-        timeout_s: after how many seconds those that still run are ended, None for never.
-        environment: of all ranks, beside ours and torchrun's.
+        arguments: Arguments of Python: a script and its own arguments.
+        ranks: Number of processes.
+        threads: Threads of each; None to divide this machine's cores among them.
+        timeout_s: Seconds after which running ranks are ended, None for never.
+        environment: Additional variables for all ranks.
 
     Raises:
-        RankError: a rank failed, was killed or did not end in time; the message names it, with its last line of error.
+        RankError: A rank failed, was killed or timed out; the message names it, with its last line of error.
     """
     if ranks < 1:
         raise ProgramError(f"{ranks} ranks were asked for; expected 1 or more")
-    # Ranks believe what they read under this name in the store, which others on this machine do not know.
+    # Ranks trust entries under this name in the store, which other users of this machine do not know.
     run = f"{RUN_PREFIX}{secrets.token_hex(16)}"
     store = _loopback_store(0, timedelta(seconds=60), wait_for_workers=False)
     threads = threads or max(1, _cores() // ranks)
@@ -102,18 +102,18 @@ def call(
     threads: int | None = None,
     timeout_s: float | None = None,
 ) -> list[T]:
-    """Return what a function gives on each of several local ranks, which have joined one process group.
+    """Return the results of a function on each of several local ranks, joined into one process group.
 
     Args:
-        function: of a module, so that other processes find it by its name.
-        arguments: what it is given on every rank, able to be pickled.
-        ranks: how many processes.
+        function: Function of an importable module.
+        arguments: Its arguments on every rank; picklable.
+        ranks: Number of processes.
         device: "cpu" or "cuda", see `join`.
-        threads: of each; None to divide this machine's cores among them.
-        timeout_s: after how many seconds those that still run are ended, None for never.
+        threads: Threads of each; None to divide this machine's cores among them.
+        timeout_s: Seconds after which running ranks are ended, None for never.
 
     Raises:
-        RankError: as for `run_program`.
+        RankError: As for `run_program`.
     """
     if function.__module__ == "__main__":
         raise ProgramError(
@@ -134,9 +134,9 @@ def call(
 
 
 def answer_call(folder: str) -> None:
-    """Run what `call` has put into a folder, as one of its ranks, and write the result there."""
+    """Run, as one of its ranks, the call that `call` has written to a folder, and write the result there."""
     sys.path[:], device, inner = pickle.loads((Path(folder) / "call").read_bytes())
-    # At once, so that what fails from here on is told to the others.
+    # Immediately, so that later failures are reported to the others.
     ranks = join(device=device)
     function, arguments = pickle.loads(inner)
     result = function(*arguments)
@@ -174,7 +174,7 @@ def rank_environment(rank: int, ranks: int, port: int, threads: int, run: str = 
 
 @dataclass(slots=True, kw_only=True)
 class _Rank:
-    """A rank that was started here; lines: the last ones of its standard error, which a thread of ours reads."""
+    """A rank that was started here; lines: the last ones of its standard error, which a thread reads."""
 
     rank: int
     process: "subprocess.Popen[bytes]"
@@ -201,7 +201,7 @@ class _Rank:
 
     def finish(self) -> None:
         if self.reader is not None:
-            # Somebody whom the rank started in a session of its own may hold the pipe.
+            # A process that the rank started in a session of its own may hold the pipe open.
             self.reader.join(1.0)
 
 
@@ -212,7 +212,7 @@ def _start(arguments: Sequence[str], rank: int, environment: Mapping[str, str]) 
         stdout=None if rank == 0 else subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env=package_environment(environment),
-        # An interrupt is for us to act on; what a rank starts ends with it.
+        # This process handles interrupts; processes of a rank end with it.
         start_new_session=True,
     )
     assert process.stderr is not None
@@ -231,7 +231,7 @@ def _watch(started: Sequence[_Rank], store: Any, run: str, timeout_s: float | No
         fallen += [each for each in started if each.status and each not in fallen]
         now_s = time.monotonic()
         if told_s is None and now_s > asked_s + TOLD_GRACE_S / 4:
-            # A rank whose other threads go on does not end for an error, and the others wait for it.
+            # A rank with other running threads does not end on an error, and the others would wait for it.
             asked_s, told_s = now_s, now_s if read_failure(store, run) else None
         if fallen or (told_s is not None and now_s > told_s + TOLD_GRACE_S):
             break
@@ -278,7 +278,7 @@ def _cores() -> int:
 
 
 def _loopback_of_gloo() -> dict[str, str]:
-    """Return what makes gloo listen on loopback, where it would ask the name service for this machine's address."""
+    """Return variables that make gloo listen on loopback, instead of resolving this machine's name."""
     names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     return {} if "GLOO_SOCKET_IFNAME" in os.environ or not names else {"GLOO_SOCKET_IFNAME": names[0]}
 
@@ -288,7 +288,7 @@ def _loopback_of_gloo() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """The process group that this process is in: its rank in it, how many there are, and the device of its tensors."""
+    """The process group of this process: its rank, the number of ranks, and the device of its tensors."""
 
     rank: int
     world_size: int
@@ -296,20 +296,20 @@ class Ranks:
 
 
 def join(*, device: str | None = None, timeout_s: float | None = None) -> Ranks:
-    """Join the process group of this program, which is made from torchrun's environment where there is none yet.
+    """Join the process group of this program, which is created from torchrun's environment if it does not exist yet.
 
-    A program that was started alone is a group of one. NCCL serves where each local rank has a GPU of its own, gloo
-    elsewhere. From here on an error that ends this rank is written to the store, where the others read it, and a rank
-    that is missing ends all (`watch.py`).
+    A program started directly is a group of one. The backend is NCCL if each local rank has a GPU of its own, else
+    gloo. From then on an error that ends this rank is recorded in the store for the others, and a missing rank ends all
+    (`watch.py`).
 
     Args:
         device: "cpu" or "cuda"; None for GPUs where each local rank has one.
-        timeout_s: how long a rank waits for the others, and for each collective; by default what the environment
-            variable PASE_TIMEOUT_S says, or 600.
+        timeout_s: How long a rank waits for the others, and for each collective; default: the environment variable
+            PASE_TIMEOUT_S, or 600.
 
     Raises:
-        RankError: others did not come in time.
-        ProgramError: the environment is not one that torchrun gives.
+        RankError: Other ranks did not join in time.
+        ProgramError: The environment is not that of torchrun.
     """
     limit_s = missing_after_s(timeout_s)
     if not dist.is_initialized():
@@ -365,7 +365,7 @@ def _make_group(device: str | None, timeout: timedelta) -> None:
 
 
 def _store_of_all(rank: int, world_size: int, timeout: timedelta) -> Any:
-    """Return the store that torchrun's environment names, which rank 0 keeps where no agent does."""
+    """Return the store of torchrun's environment, which rank 0 hosts where no agent does."""
     address, port = _text("MASTER_ADDR"), _number("MASTER_PORT", None)
     is_kept_here = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     host = LOOPBACK if address == "localhost" else address
@@ -378,10 +378,10 @@ def _store_of_all(rank: int, world_size: int, timeout: timedelta) -> Any:
 
 
 def _loopback_store(port: int, timeout: timedelta, *, host: str = LOOPBACK, **options: Any) -> Any:
-    """Return a store that listens on loopback alone; PyTorch's own listens on all interfaces.
+    """Return a store that listens on loopback only; PyTorch's own listens on all interfaces.
 
     Raises:
-        OSError: the port is taken.
+        OSError: The port is in use.
     """
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -410,15 +410,15 @@ def _backend(device: str | None, local_ranks: int) -> dict[str, Any]:
         return {"backend": "gloo"}
     own = torch.device(kind, _number("LOCAL_RANK", 0))
     torch.accelerator.set_device_index(own.index)
-    # With its device told, a group makes its communicator when it is made itself.
+    # With a given device, a group creates its communicator immediately.
     return {"backend": f"cpu:gloo,{kind}:{backend}", "device_id": own}
 
 
 def _device(asked: str | None) -> torch.device:
-    """Make the device of this rank the current one, and return it.
+    """Set the current device of this rank, and return it.
 
     Args:
-        asked: Its type; by default that of accelerators, if the process group has a backend of their own.
+        asked: Its type; default: accelerators, if the process group has a backend for them.
     """
     kind = accelerator()
     if asked not in (None, "cpu", kind):
@@ -437,7 +437,7 @@ def _device_index() -> int:
     count = int(torch.accelerator.device_count())
     if "LOCAL_RANK" in os.environ:
         return _number("LOCAL_RANK", 0) % count
-    # Not started by torchrun: the program has set a device, or ranks have the devices in turns.
+    # Not started by torchrun: the program has set a device, or ranks take the devices round-robin.
     return int(torch.accelerator.current_device_index() or dist.get_rank() % count)
 
 

@@ -1,7 +1,7 @@
-"""`differing_layers`: the layers at which a module under a plan begins to compute something else than its trace.
+"""`differing_layers`: the layers at which a module under a plan starts to differ from its trace.
 
-A plan of which every layer's result is returned runs beside the traced graph, PyTorch's own calls in one process. What
-all of a layer's producers compute right, and the layer itself does not, is where a difference comes from.
+A plan that returns every layer's result runs next to the traced graph, PyTorch's own calls in one process. A difference
+originates in a layer whose producers are all correct while its own result is not.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ _PREFIX = "layer "
 
 
 class _Shown(Parallel):
-    """A module under a plan that keeps what every layer computes, and drops nothing."""
+    """A module under a plan that records every layer's result, without dropout."""
 
     _drops_nothing = True
 
@@ -116,13 +116,13 @@ def _kept_shape(graph: Graph, name: str) -> tuple[int, ...]:
 def _traced_values(
     live: LiveModel, layers: Sequence[str], inputs: Mapping[str, Any], held: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return what the traced graph has where each layer writes, as far as it is one of its values."""
+    """Return the traced graph's values that layers write, as far as there are any."""
     nodes = {node.name: node for node in live.model.traces[-1].nodes}
     names = {}
     for layer in layers:
         node = nodes.get(live.model.lowered.nodes.get(layer, ""))
         if node is not None:
-            # The last one of those that it stands for makes what it holds.
+            # The last of the nodes that it represents computes its output.
             names[layer] = node.elementary[-1].outputs[0].name
     known = {layer: name for layer, name in names.items() if name in live.program.made}
     part = live.part(known.values())
@@ -132,7 +132,7 @@ def _traced_values(
 
 
 def _producers(graph: Graph, name: str) -> Iterator[str]:
-    """Yield the layers that one reads, those that only hand on left out."""
+    """Yield the layers that a layer reads, without fan-outs."""
     for number in range(len(graph[name].reads)):
         edge = graph.incoming.get((name, number))
         while edge is not None and graph[edge.producer].is_fan_out:

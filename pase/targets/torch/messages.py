@@ -1,8 +1,8 @@
-"""What ranks tell each other: plain values as JSON, in tensors of bytes.
+"""Messages between ranks: plain values as JSON, in tensors of bytes.
 
-`torch.distributed`'s own collectives of objects unpickle whatever arrives, which executes what a stranger put into it.
-Here nothing that arrives is executed: it becomes numbers, text, containers, PyTorch's types, and frozen values of this
-package, whose constructors check what they are given.
+`torch.distributed`'s own collectives of objects unpickle received data, which can execute code of a stranger. Here
+received data are never executed: they become numbers, text, containers, PyTorch's types, and frozen values of this
+package, whose constructors validate them.
 """
 
 import json
@@ -24,12 +24,12 @@ _CONTAINERS: Mapping[str, Any] = {"tuple": tuple, "set": set, "frozenset": froze
 
 
 def told_by_all(own: Any) -> list[Any]:
-    """Return what every rank tells, in the order of ranks; all ranks call it."""
+    """Return the values of all ranks, in their order (all-gather); all ranks call it."""
     return [decoded(raw) for raw in bytes_of_all(encoded(own))]
 
 
 def told_by(rank: int, own: Any = None) -> Any:
-    """Return what one rank tells; all ranks call it, and what the others give is ignored."""
+    """Return the value of one rank (broadcast); all ranks call it, and the others' values are ignored."""
     raw = encoded(own) if dist.get_rank() == rank else b""
     device = message_device()
     with naming_lost_ranks():

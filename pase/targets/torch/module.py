@@ -1,4 +1,4 @@
-"""`Parallel`: a PyTorch module that computes, on a rank of a process group, its part of a model under a plan."""
+"""`Parallel`: a PyTorch module that computes a rank's part of a model under a plan."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, nullcontext
@@ -57,13 +57,13 @@ from pase.targets.torch.watch import BACKWARD, FORWARD, HELD_BACKWARD, PASSES
 from pase.targets.training.counted import step_key
 from pase.targets.training.data import example_dims, micro_batch
 
-# -- what a rank reads of a batch
+# -- the part of a batch that a rank reads
 
 
 def rows_read(shape: Sequence[int], layouts: Iterable[Layout], rank: int) -> Range:
-    """Return which rows of an input a rank reads, from the first to the last; all where that cannot be told.
+    """Return the range of rows of an input that a rank reads; all rows where it cannot be determined.
 
-    layouts: in which layers read the input, perhaps in another shape; windows may stick out of it.
+    layouts: those in which layers read the input, possibly in another shape; windows may extend past it.
     """
     boxes = []
     for layout in layouts:
@@ -74,12 +74,12 @@ def rows_read(shape: Sequence[int], layouts: Iterable[Layout], rank: int) -> Ran
 
 
 def part_in(x: Any, shape: tuple[int, ...], box: Box) -> Any:
-    """Return a rank's part of an input, of which it may be given the whole."""
+    """Return a rank's part of an input, which may be passed completely."""
     return x[tuple(slice(low, high) for low, high in box)] if tuple(x.shape) == shape else x
 
 
 def in_place(part: Any, shape: tuple[int, ...], box: Box) -> Any:
-    """Return a rank's part of an input where it is in the whole of it; nobody reads the zeros around it."""
+    """Return a rank's part of an input, placed in a tensor of the whole shape; the zeros around it are never read."""
     if tuple(part.shape) == shape:
         return part
     found = part.new_zeros(shape)
@@ -88,19 +88,19 @@ def in_place(part: Any, shape: tuple[int, ...], box: Box) -> Any:
 
 
 class RankSampler(Sampler[list[int]]):
-    """Yields, batch by batch, the numbers of the examples that a rank reads: a `batch_sampler` of `DataLoader`.
+    """Yields, batch by batch, the numbers of the examples that a rank reads: a `batch_sampler` for `DataLoader`.
 
-    All ranks go through the examples in one order. Examples that do not fill a batch are left out.
+    All ranks use the same order of examples. Examples that do not fill a batch are dropped.
 
     Args:
-        examples: the data set, or how many examples there are.
-        batch: examples in a batch of all ranks together.
-        rows: which of a batch this rank reads.
-        shuffle: whether each epoch has another order, by the seed and `set_epoch`.
-        seed: the same on all ranks.
+        examples: The data set, or the number of examples.
+        batch: Examples in a batch of all ranks together.
+        rows: Rows of a batch that this rank reads.
+        shuffle: Whether each epoch has another order, by the seed and `set_epoch`.
+        seed: Seed; the same on all ranks.
 
     Raises:
-        ProgramError: there are fewer examples than a batch has.
+        ProgramError: There are fewer examples than in a batch.
     """
 
     def __init__(self, examples: Sized | int, *, batch: int, rows: Range, shuffle: bool = True, seed: int = 0) -> None:
@@ -130,9 +130,12 @@ class RankSampler(Sampler[list[int]]):
 class HeldProgram(Program):
     """A program whose weights are parameters and buffers of a module.
 
-    state: of the module. storage: how its parameters and buffers are held; None until `hold_together`, which decides,
-    too, which weights are in pieces. prefix: before the names of its weights there. takes: of each constant that is
-    none of these, by name, the part that its argument is.
+    Attributes:
+        state: State of the module.
+        storage: Storage of its parameters and buffers; None until `hold_together`, which also decides which weights are
+            sharded.
+        prefix: Prefix of the names of its weights there.
+        takes: For each constant that is not one of these, by name, the slice that its argument is.
     """
 
     def __init__(self, state: State, storage: Storage | None, *, prefix: str = "", **options: Any) -> None:
@@ -143,11 +146,11 @@ class HeldProgram(Program):
         self._everywhere = LayerMesh("the model", everywhere, self)
 
     def bind(self) -> None:
-        """Have each shard that a layer reads be a part of what this rank holds of a parameter or a buffer.
+        """Compute each shard that a layer reads from this rank's shard of a parameter or a buffer.
 
-        Parts that are views are placed before their first users: the backward pass goes back through nodes in the
-        reverse order, and has a weight's gradient once it has passed the first one. What is moved between ranks is
-        moved before all else.
+        Slices that are views are inserted before their first users: the backward pass visits nodes in reverse order,
+        and has a weight's gradient once it has passed the first one. Transfers between ranks are inserted before
+        everything else.
         """
         stored, places = self.hold(), {node: place for place, node in enumerate(self._graph.nodes)}
         for name in self.reads():
@@ -158,21 +161,21 @@ class HeldProgram(Program):
                 self.bound(shard, partial(self._part, stored, name), users)
 
     def hold(self) -> Storage:
-        """Return how the parameters and buffers are held; all layers have been called."""
+        """Return the storage of the parameters and buffers; all layers have been called."""
         if self.storage is None:
             hold_together([self], lambda needs: storage(self.state.shapes, needs, self.num_devices))
         assert self.storage is not None
         return self.storage
 
     def needs(self) -> dict[str, list[Need]]:
-        """Return what its layers need of each parameter and buffer, of weights in pieces these."""
+        """Return the slices of each parameter and buffer that its layers need; for sharded weights these shards."""
         prefix = self.prefix
         reads = {f"{prefix}{name}": read for name, read in self.reads().items()}
         pieces = {f"{prefix}{name}": own for name, own in (self.pieces or {}).items()}
         return needs_of(self.state, {name: self.weights[name.removeprefix(prefix)] for name in reads}, reads, pieces)
 
     def alone(self, needs: Mapping[str, Sequence[Need]]) -> list[str]:
-        """Return its trained weights that are all that is needed of a parameter, whole and as it is."""
+        """Return its trained weights that are the only user of a parameter, unsliced and without changes."""
         shapes, declared = self.state.shapes, self.state.declared
         own = [
             needed[0].weight.removeprefix(self.prefix)
@@ -183,7 +186,7 @@ class HeldProgram(Program):
         return [name for name in own if name in self.sources]
 
     def placed(self, x: Tensor, shape: tuple[int, ...]) -> Stored | None:
-        """Return how ranks have a tensor between them, as DTensor says it; None where it cannot."""
+        """Return the placement of a tensor on the ranks in DTensor's terms; None where it has none."""
         return held_as(Need(weight="", box=whole(shape), layout=x.layout), shape, self.hold().sizes)
 
     def reads(self) -> dict[str, Read]:
@@ -201,7 +204,7 @@ class HeldProgram(Program):
         return part_of(stored, reading, self.argument(source), weight.tensor)
 
     def _read(self, name: str, is_trained: bool) -> Read | None:
-        """Return what a weight is of the module; None for what is no parameter and no buffer of it."""
+        """Return how a weight reads the module; None for other tensors."""
         raise NotImplementedError
 
 
@@ -215,7 +218,7 @@ class LiveProgram(HeldProgram):
         self.live, self.layers = live, layers
 
     def weight(self, *args: Any, is_frozen: bool = False, **named: Any) -> Tensor:
-        """Return a parameter of the module; whether a step trains it, that parameter itself tells."""
+        """Return a parameter of the module; its own flag determines whether it is trained."""
         return super().weight(*args, **named)
 
     def declared(self, name: str, tensor: Tensor, kind: str) -> Any:
@@ -229,13 +232,13 @@ class LiveProgram(HeldProgram):
         return self.argument(f"constant {name}")
 
     def aten(self, mesh: LayerMesh, name: str, sources: Mapping[int, Tensor], others: Mapping[str, Tensor]) -> Tensor:
-        """Return what a layer writes that nodes of the module's own graph compute.
+        """Return a layer's output, computed by nodes of the module's own graph.
 
         Args:
-            mesh: That it is computed on.
-            name: Of the layer.
-            sources: What it reads, by the number of the read.
-            others: What it reads besides, by the layers that write it.
+            mesh: Mesh of the layer.
+            name: Name of the layer.
+            sources: Its inputs, by the number of the read.
+            others: Additional inputs, by the layers that write them.
         """
         return self.layers.run(self, mesh, name, sources, others)
 
@@ -245,7 +248,7 @@ class LiveProgram(HeldProgram):
         Args:
             results: What layers write, by their names.
         """
-        # Of no layer: what a buffer becomes is not recomputed for the backward pass.
+        # Outside of any layer: new values of buffers are not recomputed for the backward pass.
         self._graph.layer = ""
         for name, value in self.layers.update(self, self._everywhere, results):
             self._keeps[name] = value, None
@@ -261,7 +264,7 @@ class LiveProgram(HeldProgram):
         return self.argument("draw_key")
 
     def known(self, name: str, dims: tuple[Dim, ...], *, is_index: bool) -> Tensor:
-        """Return a value of the module that is computed of its inputs and buffers alone; every rank has all of it."""
+        """Return a value of the module computed from only its inputs and buffers; every rank has all of it."""
         value = self.argument(f"known {name}").reshape([dim.size for dim in dims])
         return Tensor(value=value, mesh=self._everywhere, dims=dims, is_index=is_index)
 
@@ -277,9 +280,9 @@ class LiveProgram(HeldProgram):
 
 
 def hold_together(programs: Sequence[HeldProgram], stored_by: Callable[[Mapping[str, list[Need]]], Storage]) -> Storage:
-    """Return how all that programs of this rank read is held, which they know from then on, and their pieces of it.
+    """Return the common storage of all tensors that programs of this rank read, and give it to the programs.
 
-    programs: all of whose layers have been called. stored_by: says it, from what is needed of each parameter.
+    programs: all of whose layers have been called. stored_by: computes it from the needs of each parameter.
     """
 
     def needs() -> dict[str, list[Need]]:
@@ -310,7 +313,7 @@ def hold_together(programs: Sequence[HeldProgram], stored_by: Callable[[Mapping[
 
 
 def read_as(value: Any, use: Use) -> Any:
-    """Return a value as a use reads it: a piece of it, in another order of its elements."""
+    """Return a value as a use reads it: a slice of it, in another order of its elements."""
     if use.piece is not None:
         value = value.narrow(use.piece.dim, use.piece.start, use.piece.size)
     return value if use.view is None else viewed(value, use.view)
@@ -320,11 +323,11 @@ def read_as(value: Any, use: Use) -> Any:
 
 
 Get = Callable[[Mapping[str, Any]], Any]
-"""Takes what a step computed of the module's inputs, by name, returns an argument of a rank's graph."""
+"""Maps values computed from the module's inputs, by name, to an argument of a rank's graph."""
 
 
 Compare = Callable[["Parallel", Mapping[str, Any], Callable[[Mapping[str, Any]], Any], torch.device], list[str]]
-"""Takes a parallel module, the inputs of its first step, what calls it with others and its device; returns notes."""
+"""Maps a parallel module, its first step's inputs, a function that makes calls, and its device to notes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,16 +335,16 @@ class _Mode:
     """The program of training, or of evaluation.
 
     Attributes:
-        traced: The program of this rank.
-        known: Computes values of inputs and buffers before any layer.
-        fixed: Computes values of buffers alone, which are cached in `fixed_values` until a buffer changes.
-        updates: By the name of a buffer, the one of the known values that it has after a call.
-        given: Where each argument of the program comes from.
-        keeps: What is done with each value of a statistic or a buffer that layers compute.
+        traced: Program of this rank.
+        known: Computes values from inputs and buffers before any layer.
+        fixed: Computes values from only buffers, which are cached in `fixed_values` until a buffer changes.
+        updates: For each buffer, by name, the known value that it has after a call.
+        given: Source of each argument of the program.
+        keeps: Handler of each value of a statistic or a buffer that layers compute.
         loss: Name of the output that is the loss, "" for none.
-        placed: How ranks hold each output; None for one that is replicated.
-        low: Type of products where it is another one than that of weights, or "".
-        detached: Numbers of the tensors that the module returns which have no gradient.
+        placed: Placement of each output; None for a replicated one.
+        low: Type of products where it differs from that of weights, or "".
+        detached: Numbers of the returned tensors without a gradient.
     """
 
     traced: Traced
@@ -358,10 +361,14 @@ class _Mode:
 
 
 class Parallel(Resembling):
-    """A model under a plan, on one rank: called as the model is, it returns what the model returns.
+    """A model under a plan, on one rank: it is called like the model, and returns the model's result.
 
-    Its parameters and buffers have the model's names; parameters are DTensors, or plain where the plan splits none of
-    them. plan: what it computes under. notes: what was assumed, and what is held otherwise than layers read it.
+    Its parameters and buffers have the model's names; parameters are DTensors, or plain tensors where the plan splits
+    none of them.
+
+    Attributes:
+        plan: The plan.
+        notes: Assumptions, and parameters that are stored otherwise than layers read them.
     """
 
     _live: Any
@@ -369,7 +376,7 @@ class Parallel(Resembling):
     _part: Part
     _replicas: Replicas | None
     _drops_nothing = False
-    """Whether dropout keeps every point, scaled as ever."""
+    """Whether dropout keeps every point, with its usual scale."""
 
     def __init__(
         self,
@@ -400,7 +407,7 @@ class Parallel(Resembling):
         self.train(module.training)
 
     def _prepare(self, module: nn.Module, live: LiveModel, plan: Plan, *, rank: int, seed: int) -> None:
-        """Take what a rank computes beside its program: of inputs, before any layer, and what it keeps in between."""
+        """Initialise the computations outside of the program: of inputs, before any layer, and state between steps."""
         self.plan = plan
         device, note = module_device(module, join().device)
         self._device_notes = (note,) if note else ()
@@ -408,7 +415,7 @@ class Parallel(Resembling):
         self._take_model(self._aten.translated(live), example_dims(plan.graph, live.call.shapes))
 
     def _begin(self, device: Any, *, rank: int, seed: int, micro_batches: int) -> None:
-        """Take what is known of any program: what it computes on, and what is kept in between steps."""
+        """Initialise the parts common to all programs: device, and state between steps."""
         self._rank, self._seed, self._step, self._micro_batches = rank, seed, 0, micro_batches
         self._traffic, self._prefix, self._device = Traffic(), "", device
         self._leaves = Leaves(receive=self._received)
@@ -425,14 +432,14 @@ class Parallel(Resembling):
         self._storage: Storage | None = None
 
     def _take_model(self, live: Any, dims: Sequence[int | None]) -> None:
-        """Take what is computed of inputs, before any layer.
+        """Initialise the computation on inputs before any layer.
 
         Args:
-            live: What layers read of inputs, buffers and constants.
-            dims: Along which examples are, of each input; None for one that has none.
+            live: What layers read from inputs, buffers and constants.
+            dims: Dim of the examples of each input; None for one without.
         """
         self._live, device = live, self._device
-        # Moments that are kept are read as the buffers that they are.
+        # Running statistics are read from their buffers.
         computed = [c for (layer, _), c in live.constants.items() if not (c.buffer and layer in live.statistics)]
         known, fixed = [c.use for c in computed], [c.use.value for c in computed if c.is_fixed]
         self._fixed, self._fixed_values = live.part(fixed, device=device), _Fixed()
@@ -444,7 +451,7 @@ class Parallel(Resembling):
         self._dims = dict(zip(live.call.names, dims, strict=True))
 
     def train(self, mode: bool = True) -> "Parallel":
-        """Set the module and all of its parts to training, or to evaluation; parts are computed as they were traced."""
+        """Set the module and all of its parts to training or to evaluation; parts compute in the traced mode."""
         for part in self.modules():
             part.training = mode
         return self
@@ -459,7 +466,7 @@ class Parallel(Resembling):
     def _begun(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_compiled: bool
     ) -> tuple[_Mode, Mapping[str, Any], list[Any]]:
-        """Return the program, what is computed before any layer, and the arguments of the rank's graph."""
+        """Return the program, the values known before any layer, and the arguments of the rank's graph."""
         if self.training and torch.is_grad_enabled():
             self._check_trained()
             self._compare(args, kwargs)
@@ -487,13 +494,13 @@ class Parallel(Resembling):
         check_trained(self._live.model.graph, self._aten.problem)
 
     def reconcile(self) -> None:
-        """Make the weights that several ranks hold and update alike equal to the last bit; all ranks call it.
+        """Make replicas of weights that ranks update separately equal to the last bit; all ranks call it.
 
-        A step of training does so by itself from time to time, see `parallelize`.
+        Training steps do so regularly, see `parallelize`.
         """
         if self._replicas is not None:
             self._replicas.make_equal(self._tensor)
-            # Shards may have changed within weights that are there whole.
+            # Shards within gathered weights may have changed.
             self._gathered = None
 
     def _reconcile_in_time(self) -> None:
@@ -536,7 +543,7 @@ class Parallel(Resembling):
         """Have it noted that a backward pass begins, when the first of these tensors has its gradient."""
         engine, noted = torch.autograd.Variable._execution_engine, set[int]()
         assert self._gradients is not None
-        # What a model returns may be kept for longer than the model.
+        # A model's result may outlive the model.
         of_model = ref(self._gradients)
 
         def note(_: Any) -> None:
@@ -545,7 +552,7 @@ class Parallel(Resembling):
                 noted.add(task)
                 gradients = of_model()
                 PASSES.begin(HELD_BACKWARD if gradients is not None and gradients.is_held else BACKWARD)
-                # After what is queued until then: gradients that are brought together at the end of the pass.
+                # After queued callbacks: gradients that are reduced at the end of the pass.
                 engine.queue_callback(lambda: engine.queue_callback(PASSES.end))
 
         for x in made:
@@ -553,23 +560,23 @@ class Parallel(Resembling):
                 x.register_hook(note)
 
     def accumulate(self, *args: Any, **kwargs: Any) -> Any:
-        """Go forward and backward through the micro-batches of a step, and return its loss.
+        """Run the forward and backward passes of a step's micro-batches, and return its loss.
 
-        The gradient, which parameters have then, added to what they had, is that of the mean of the micro-batches'
-        losses, and is summed over ranks once. Where a loss is a mean over examples with equally many targets, that mean
-        is the loss of all of them together.
+        The gradient, which is added to the parameters' `grad`, is that of the mean of the micro-batches' losses, and is
+        reduced over ranks once. Where a loss is a mean over examples with equally many targets, that mean is the loss
+        of all of them together.
 
         Args:
-            args: What the model is called with, of `plan.micro_batches` times as many examples; or a rank's own part
-                of them, as `inputs` and `sampler` say. Inputs without examples are the same for all micro-batches.
+            args: Arguments of the model, with `plan.micro_batches` times as many examples; or a rank's own part of
+                them, as given by `inputs` and `sampler`. Inputs without examples are the same for all micro-batches.
             kwargs: Likewise, by name.
 
         Returns:
-            The mean of the losses, without a gradient of its own.
+            The mean of the losses, detached.
 
         Raises:
             ModelError: An input has another number of examples.
-            ProgramError: The model returns no single loss.
+            ProgramError: The model does not return a single loss.
         """
         count, losses = self._micro_batches, []
         for number, (own, named) in enumerate(self._live.call.split(args, kwargs, range(count), self._micro_batch)):
@@ -580,7 +587,7 @@ class Parallel(Resembling):
         return torch.stack(losses).mean()
 
     def _micro_batch(self, name: str, x: Any, number: int) -> Any:
-        """Return what a micro-batch, by its number, has of an input."""
+        """Return a micro-batch, by its number, of an input."""
         count, dim = self._micro_batches, self._dims[name]
         if dim is None or not isinstance(x, torch.Tensor) or x.ndim <= dim:
             return x
@@ -591,19 +598,20 @@ class Parallel(Resembling):
                 f"input {name!r} has {x.shape[dim]} examples; a step has {whole_size}, {count} micro-batches of "
                 f"{self._shapes[name][dim]}{also}"
             )
-        # What the model computes of its inputs may take them for contiguous.
+        # The model's own computations on its inputs may assume contiguous tensors.
         return micro_batch(x, number, count, dim).contiguous()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Leave parts of gradients where they are: the next backward pass outside adds them up with its own."""
+        """Leave gradients partial: the next backward pass outside of this context reduces them with its own."""
         self._follow()
         assert self._gradients is not None
         with self._gradients.held():
             yield
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Parallel":
-        # An average of the weights has parameters of its own. What is known of the model, and the groups, are shared.
+        # An averaged copy of the weights has parameters of its own. Knowledge of the model, and process groups, are
+        # shared.
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.__dict__.update(self.__dict__)
@@ -614,10 +622,10 @@ class Parallel(Resembling):
         return twin
 
     def inputs(self, rank: int | None = None) -> dict[str, Box]:
-        """Return what a rank, by default this one, reads of each input of a step, by name, as a box of it.
+        """Return the box that a rank, by default this one, reads of each input of a step, by name.
 
-        A call may give every rank the whole batch, or every rank its own part. A model that computes something of its
-        inputs before its first layer (labels that it moves, masks) needs all of them on every rank.
+        A call may pass the whole batch to every rank, or its own part. A model with computations on its inputs before
+        its first layer (shifted labels, masks) needs all of them on every rank.
         """
         count = self._micro_batches
         found = {name: list(box) for name, box in self._read(self._rank if rank is None else rank).items()}
@@ -627,7 +635,7 @@ class Parallel(Resembling):
         return {name: tuple(box) for name, box in found.items()}
 
     def _read(self, rank: int) -> dict[str, Box]:
-        """Return what a rank reads of each input of a micro-batch, by name."""
+        """Return the box that a rank reads of each input of a micro-batch, by name."""
         rows, batch = self._rows(rank), self._batch
         return {
             name: (rows, *whole(shape)[1:]) if shape[:1] == (batch,) else whole(shape)
@@ -637,9 +645,9 @@ class Parallel(Resembling):
     def sampler(
         self, examples: Sized | int, *, rank: int | None = None, shuffle: bool = True, seed: int = 0
     ) -> RankSampler:
-        """Return a `batch_sampler` for a `DataLoader` that yields what a rank, by default this one, reads of each step.
+        """Return a `batch_sampler` with the examples that a rank, by default this one, reads in each step.
 
-        examples: the data set, or how many examples there are. seed: the same on all ranks.
+        examples: the data set, or the number of examples. seed: the same on all ranks.
         """
         low, high = self._rows(self._rank if rank is None else rank)
         count = self._micro_batches
@@ -651,7 +659,7 @@ class Parallel(Resembling):
         return next((shape[0] for shape in self._live.call.shapes if shape), 1)
 
     def _rows(self, rank: int) -> Range:
-        """Return the examples of a batch that a rank reads, of whatever input."""
+        """Return the examples of a batch that a rank reads, of any input."""
         live, mode, batch = self._live, self._mode(True), self._batch
         traced = mode.traced
         own = list(live.inputs.values())
@@ -677,9 +685,9 @@ class Parallel(Resembling):
 
     @property
     def mask_state(self) -> dict[str, int]:
-        """Where the random masks of dropout are: the seed, and how many steps are done; a state_dict has none of it.
+        """State of dropout's random masks: the seed, and the number of completed steps; not part of a state_dict.
 
-        `save_checkpoint` and `load_checkpoint` keep it; who keeps checkpoints otherwise saves it and sets it.
+        `save_checkpoint` and `load_checkpoint` preserve it; other checkpoint code must save and restore it.
         """
         return {"seed": self._seed, "step": self._step}
 
@@ -713,7 +721,7 @@ class Parallel(Resembling):
         return self._sums_in(True)
 
     def _sums_in(self, trains: bool) -> dict[str, WeightSum]:
-        """Return the sums of gradients by parameter; a normalisation over split dims has its own in training."""
+        """Return the all-reduces of gradients by parameter; in training, normalisation over split dims has its own."""
         found: dict[str, WeightSum] = {}
         for name, own in self._mode(trains).traced.sums.items():
             parameter = self._reading(name).parameter
@@ -747,7 +755,7 @@ class Parallel(Resembling):
         return program
 
     def _traced(self, program: Any, made: Any) -> _Mode:
-        """Return what runs; made: what the functions that declare the layers return."""
+        """Return the mode to run; made: results of the functions that declare the layers."""
         loss, outputs = made if isinstance(made, tuple) else (made, {}) if isinstance(made, Tensor) else (None, made)
         if self._pieces is None:
             self._storage, self._pieces, self._state_notes = program.hold(), program.pieces, program.notes
@@ -782,14 +790,14 @@ class Parallel(Resembling):
         return self._aten.detached(trains=trains)
 
     def _results(self, program: Any, loss: Any, outputs: Mapping[str, Any]) -> Any:
-        """Return how the ranks have each output between them, None where every rank has all of it; and the outputs."""
+        """Return the placement of each output, None for replicated ones; and the outputs."""
         outputs = {name: (self._output_of(program, name, x), shape) for name, (x, shape) in outputs.items()}
-        # Whoever computes a loss of what the model returns needs all of it.
+        # A loss computed outside of the model needs the replicated output.
         placed = {name: None if loss is None else program.placed(x, shape) for name, (x, shape) in outputs.items()}
         return placed, {n: x if placed[n] else program.whole(x, shape) for n, (x, shape) in outputs.items()}
 
     def _output_of(self, program: LiveProgram, name: str, x: Tensor) -> Tensor:
-        """Return what an output of the model, by the program's name, is of the result of its layer."""
+        """Return an output of the model, by the program's name, from its layer's result."""
         for number, output in enumerate(self._live.outputs):
             if output.output and output.output.name == name:
                 if output.is_moved:
@@ -798,7 +806,7 @@ class Parallel(Resembling):
         return x
 
     def _known_part(self, trains: bool, *, is_fixed: bool) -> Part:
-        """Return what computes values that layers read of inputs and buffers alone, or of buffers alone."""
+        """Return the graph of values that layers read from only inputs and buffers, or from only buffers."""
         return self._aten.part(self.plan.index, trains=trains, is_fixed=is_fixed, device=self._device)
 
     def _updates(self, trains: bool) -> Mapping[str, str]:
@@ -806,7 +814,7 @@ class Parallel(Resembling):
         return self._aten.known_updates(trains=trains)
 
     def _source(self, argument: str, fed: Mapping[str, Use], traced: Traced, takes: Mapping[str, Take]) -> Get:
-        """Return where an argument of a rank's graph is had of."""
+        """Return the source of an argument of a rank's graph."""
         kind, _, name = argument.partition(" ")
         if kind == "input":
             use, shape = fed[name], traced.inputs[name].shape
@@ -841,13 +849,13 @@ class Parallel(Resembling):
 
     @staticmethod
     def _in_rows(x: Any, rows: Range, shape: tuple[int, ...], takes: Iterable[Take]) -> Any:
-        """Return some rows of an input in the shape in which the program reads it, and have what takes parts know them.
+        """Return some rows of an input in the shape in which the program reads it, and pass them to its slices.
 
         Args:
-            x: The rows, in the shape that the module has them in.
-            rows: Which ones.
-            shape: In which the program reads the whole of the input.
-            takes: What takes parts of it for layers.
+            x: The rows, in the shape of the module.
+            rows: Their range.
+            shape: Shape in which the program reads the whole input.
+            takes: Slices of it for layers.
         """
         for take in takes:
             take.rows = rows
@@ -860,10 +868,10 @@ class Parallel(Resembling):
         return self
 
     def _count(self, traced: Traced, outputs: Sequence[Any]) -> None:
-        """Take what a program counts besides: nothing, of a module that was traced."""
+        """Record further counts of a program: none, for a traced module."""
 
     def _give(self, parameter: Any, gradient: Any) -> None:
-        """Add this rank's part of a whole gradient to what a parameter has."""
+        """Add this rank's part of a gradient to a parameter's."""
         receive(parameter, gradient)
 
     def _tensor(self, name: str) -> Any:
@@ -881,13 +889,13 @@ class Parallel(Resembling):
         return self._leaves.of(name, self._tensor(name))
 
     def _values(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is computed of inputs and buffers before any layer, by name."""
+        """Return the values computed from inputs and buffers before any layer, by name."""
         with torch.no_grad():
             fixed = self._fixed_values.of(self._fixed, {name: self._tensor(name) for name in self._fixed.state})
             return fixed | self._part(inputs, {name: _whole(self._tensor(name)) for name in self._part.state})
 
     def _known(self, mode: _Mode, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what layers read that is computed of inputs and buffers alone, by the names of the arguments."""
+        """Return the values that layers read from only inputs and buffers, by the names of the arguments."""
         with torch.no_grad():
             found = mode.fixed_values.of(mode.fixed, {name: self._tensor(name) for name in mode.fixed.state})
             state = {name: _whole(self._tensor(name)) for name in mode.known.state}
@@ -917,7 +925,7 @@ class Parallel(Resembling):
                 )
 
     def _check_lookups(self, inputs: Mapping[str, Any]) -> None:
-        """Raise ModelError for labels and numbers of rows that are out of bounds, which a rank's steps leave out."""
+        """Raise ModelError for labels and row numbers that are out of bounds, which a rank's steps do not detect."""
         values = self._looked_up(inputs, {})
         for lookup in self._live.lookups:
             found = values[lookup.value]
@@ -955,10 +963,10 @@ class Parallel(Resembling):
             self._sums_trains = trains
 
     def _gather(self) -> None:
-        """Gather the weights that stay whole, of which ranks update pieces, if these may have changed.
+        """All-gather the weights that stay gathered while ranks update shards, if these may have changed.
 
-        Neither `.data` nor what works on many tensors at once tells that it changes a tensor, so that an evaluation
-        always gathers; a step of training does unless nothing came before it but backward passes of its own step.
+        Neither `.data` nor fused multi-tensor operations report that they change a tensor. Evaluation therefore always
+        gathers; a training step does, unless only backward passes of its own step have preceded it.
         """
         held = list(self._leaves.kept())
 
@@ -986,12 +994,12 @@ class Parallel(Resembling):
         local_of(tensor).copy_(cut(value.reshape(tensor.shape), self._stored.stored[name].held[self._rank]))
 
     def _keep(self, mode: _Mode, values: Sequence[Any], known: Mapping[str, Any]) -> None:
-        """Give buffers the values that a call leaves in them.
+        """Store the values that a call leaves in buffers.
 
         Args:
-            mode: Of training or evaluation.
-            values: Those that layers computed, in the order of the mode's `keeps`.
-            known: Those that were known before any layer.
+            mode: Mode of training or evaluation.
+            values: Values that layers computed, in the order of the mode's `keeps`.
+            known: Values known before any layer.
         """
         with torch.no_grad():
             for keep, value in zip(mode.keeps, values, strict=True):
@@ -1029,11 +1037,11 @@ class Parallel(Resembling):
 
 
 def _unread(_: Mapping[str, Any]) -> None:
-    """Return nothing, for an argument that nothing reads."""
+    """Return nothing, for an unused argument."""
 
 
 def _direct(live: LiveModel, looked_up: Part) -> frozenset[str]:
-    """Return the inputs that layers alone read, as they are, of which a rank needs no more than its part."""
+    """Return the inputs that only layers read, without changes, so that a rank only needs its part."""
     computed = {name for constant in live.constants.values() for name in constant.inputs}
     computed.update(name for output in live.outputs for name in output.inputs)
     for item in live.inputs.values():
@@ -1045,9 +1053,9 @@ def _direct(live: LiveModel, looked_up: Part) -> frozenset[str]:
 
 @dataclass(slots=True)
 class _Fixed:
-    """What is computed of buffers alone, kept until one of these changes.
+    """Cache of values computed from only buffers, valid until one of these changes.
 
-    key: what they were. parts: of the values, those that the rank's graph reads, by name.
+    key: state of the buffers. parts: parts of the values that the rank's graph reads, by name.
     """
 
     key: Any = None

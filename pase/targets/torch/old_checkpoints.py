@@ -1,9 +1,9 @@
-"""Checkpoints that versions up to 0.10 wrote by torch.distributed.checkpoint, read without executing anything in them.
+"""Checkpoints that versions up to 0.10 wrote by torch.distributed.checkpoint, read without executing their contents.
 
-Their metadata are a pickle, and so is the description of each tensor in its archive. A pickle is a program: it names
-functions and calls them. No unpickler runs here: `read_pickle` goes through the operations itself, knows those that
-build text, numbers and containers, and puts `Named`, a mere record, in place of any function or class. What is read is
-then checked as any document is. Archives keep a checksum (CRC-32) of each member, which is compared.
+Their metadata are pickles, and so is the description of each tensor in its archive. A pickle is a program that names
+functions and calls them. No unpickler runs here: `read_pickle` interprets the operations itself, only supports those
+that build text, numbers and containers, and replaces any function or class by a plain record, `Named`. The result is
+then validated like any document. Checksums (CRC-32) of the archives' members are verified.
 """
 
 import io
@@ -45,15 +45,15 @@ _STORAGES: Mapping[str, torch.dtype] = MappingProxyType(
 
 
 _SLOTS: Mapping[str, str] = MappingProxyType({"first_moment": "exp_avg", "second_moment": "exp_avg_sq"})
-"""What programs up to 0.11 called what Adam keeps, and what PyTorch calls it."""
+"""Adam's slots as named by programs up to 0.11, and as named by PyTorch."""
 
 
 def with_slots_of_pytorch(saved: Mapping[str, Saved], optimiser: Mapping[str, Any]) -> dict[str, Saved]:
-    """Return the tensors of a program's checkpoint with what an optimizer keeps as optimizers of PyTorch call it.
+    """Return the tensors of a program's checkpoint with optimizer slots renamed as in PyTorch.
 
     Args:
         saved: The tensors, by name.
-        optimiser: What the record says of the update rule.
+        optimiser: Record of the update rule.
     """
     renamed = _SLOTS if optimiser.get("name") in ("adam", "adamw") else {}
     found = {}
@@ -68,12 +68,12 @@ def with_slots_of_pytorch(saved: Mapping[str, Saved], optimiser: Mapping[str, An
 
 
 class Named:
-    """What a pickle names, or what it makes of that: nothing but a record.
+    """An object that a pickle names or constructs, as a plain record.
 
     Attributes:
-        name: Of the function or class, with its module.
-        arguments: What it was called with.
-        state: What its attributes were set to.
+        name: Name of the function or class, with its module.
+        arguments: Arguments of its call.
+        state: Values of its attributes.
     """
 
     def __init__(self, name: str, arguments: Any = ()) -> None:
@@ -81,7 +81,7 @@ class Named:
 
 
 def read_pickle(raw: bytes) -> Any:
-    """Return what a pickle describes, with `Named` for whatever it names; ValueError where it is no plain one."""
+    """Return the contents of a pickle, with `Named` for all objects that it names; ValueError for other operations."""
     stack = list[Any]()
     marks = list[int]()
     memo = dict[int, Any]()
@@ -146,7 +146,7 @@ def _apply(name: str, argument: Any, stack: list[Any], marks: list[int], memo: d
 
 
 def _since(stack: list[Any], start: int) -> list[Any]:
-    """Take what is on a stack from a position on."""
+    """Pop all items of a stack from a position on."""
     if not 0 <= start <= len(stack):
         raise IndexError("its stack is empty")
     taken = stack[start:]
@@ -161,7 +161,7 @@ def read_metadata(folder: Path, source: str) -> dict[str, Saved]:
     """Return the tensors of a checkpoint of torch.distributed.checkpoint; ProgramError where it is damaged.
 
     Args:
-        folder: Of the checkpoint.
+        folder: Folder of the checkpoint.
         source: What messages call it.
     """
     of = DocumentSource(ProgramError, source)
@@ -295,7 +295,7 @@ def _reader(folder: Path) -> Callable[[Saved, Shard], torch.Tensor]:
 
 
 def _tensor(raw: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the tensor that torch.save wrote; ValueError where it is of another type or shape."""
+    """Return the tensor in a file of torch.save; ValueError where its type or shape differs."""
     with zipfile.ZipFile(io.BytesIO(raw)) as archive:
         members = {info.filename.partition("/")[2]: info for info in archive.infolist()}
         if len(members) > _MAX_MEMBERS:

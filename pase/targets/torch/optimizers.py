@@ -1,4 +1,4 @@
-"""Optimizers of modules whose parameters may be split: PyTorch's own, and ours for what it lacks or does not split."""
+"""Optimizers for sharded parameters: PyTorch's own, and built-in rules that it lacks or cannot apply to shards."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ Parameters = Iterable[Any]
 
 
 def optimizer_of(rule: Rule, parameters: Sequence[Any], rate: float) -> torch.optim.Optimizer:
-    """Return what updates parameters by a rule: an optimizer of PyTorch, or one of ours where it has none.
+    """Return an optimizer for a rule: PyTorch's, or a `RuleOptimizer` where it has none.
 
     Args:
+        parameters: Parameters, of which a rank may have none.
         rule: The rule, with its options.
-        parameters: Of which a rank may have none.
         rate: Learning rate of the first step.
     """
     groups = [{"params": list(parameters)}]
@@ -43,10 +43,10 @@ def optimizer_of(rule: Rule, parameters: Sequence[Any], rate: float) -> torch.op
 
 
 class RuleOptimizer(torch.optim.Optimizer):
-    """Updates parameters by a rule that PyTorch has no optimizer of, split parameters as whole ones.
+    """Updates parameters by a rule that PyTorch lacks, sharded parameters like unsharded ones.
 
-    What it keeps of a split parameter is split alike, and means over split dims are those over all ranks. All ranks
-    that have shards of a parameter call `step` together.
+    State of a sharded parameter is sharded equally, and means over split dims are all-reduced. All ranks with shards of
+    a parameter call `step` together.
 
     Args:
         params: Parameters, or groups of them.
@@ -60,7 +60,7 @@ class RuleOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters that have gradients; return what the closure does."""
+        """Update the parameters that have gradients; return the result of the closure."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -134,7 +134,7 @@ class _ShardMaths:
 
 @cache
 def refuse_optimizers() -> None:
-    """Have a step of an optimizer that PyTorch does not carry out on split parameters say so, before it begins."""
+    """Make unsupported PyTorch optimizers raise an error before they step on sharded parameters."""
     register_optimizer_step_pre_hook(_check_optimizer)
 
 

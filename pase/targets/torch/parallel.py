@@ -1,4 +1,4 @@
-"""`parallelize`: a PyTorch module under a plan; and a factory's model trained so, or by itself in one process."""
+"""`parallelize`: a PyTorch module under a plan; and training of a factory's model, under a plan or in one process."""
 
 import inspect
 import time
@@ -51,28 +51,27 @@ def parallelize(
     check: bool | None = None,
     reconciling_steps: int = DEFAULT_STEPS,
 ) -> Parallel:
-    """Return a module that computes as a model does, of which each rank of the process group has its part.
+    """Return a module that computes the same as a model, of which each rank of the process group has its part.
 
     Args:
-        model: The module that the plan was searched for, (module, loss) where its loss stands apart, or what it was
-            searched with: (module, inputs), or (module, inputs and targets, loss). Its weights are those that training
-            starts from.
-        plan: For as many ranks as there are.
+        model: The module that the plan was searched for, (module, loss) with a separate loss, or the source of the
+            search: (module, inputs), or (module, inputs and targets, loss). Training starts from its weights.
+        plan: Plan for the present number of ranks.
         weights: Values of the parameters and buffers: a state_dict, or a file of safetensors or of torch.save, of which
-            each rank reads its parts. By default the module's own; random ones, whatever the strategy, where it was
-            made on the device 'meta'.
-        seed: Of what is dropped; the same on all ranks.
-        verify: When to compare what was traced with the module itself, on rank 0: losses, outputs, gradients and
-            buffers. In the "first_step" of training, "always", which is in every step of it, or "off". The step raises
-            ProgramError where they differ by more than rounding.
-        check: What `verify` was before version 0.12: True for "first_step", False for "off".
-        reconciling_steps: After how many steps the ranks that compute a layer on the same data, and update its weights
-            each for itself, take those of the first of them; 0 for never. Kernels that add in no fixed order, as those
-            of GPUs may, would have them drift apart.
+            each rank reads its parts. Default: the module's own; random ones, independent of the strategy, if it was
+            created on the device 'meta'.
+        seed: Seed of dropout; the same on all ranks.
+        verify: When to compare the trace with the module itself, on rank 0: losses, outputs, gradients and buffers.
+            "first_step" of training, "always", which is in every step, or "off". The step raises ProgramError where
+            they differ by more than rounding.
+        check: `verify` before version 0.12: True for "first_step", False for "off".
+        reconciling_steps: Number of steps after which ranks that compute a layer on the same data, and update its
+            weights separately, copy those of the first of them; 0 for never. Nondeterministic kernels, such as those of
+            GPUs, would let them drift apart.
 
     Raises:
-        PaseError: The model is another one than the plan's, would not be trained as it trains itself, or the process
-            group has another size.
+        PaseError: The model differs from the plan's, would not be trained as it trains itself, or the process group has
+            another size.
         RankError: On all ranks: another one failed to trace its model, or ranks have different plans, models or seeds.
     """
     ranks = join()
@@ -111,9 +110,9 @@ def parallelize(
 
 
 def traced_of_plan(source: Any, plan: Plan) -> LiveModel:
-    """Return what is traced of a module that a plan is of; ProgramError where it is another one.
+    """Return the trace of a plan's module; ProgramError where the module differs from the plan's.
 
-    source: The module and what it is called with, as `trace_live` takes it.
+    source: the module and its call, as for `trace_live`.
     """
     live = trace_live(source)
     found = difference(plan.graph, live.model.graph)
@@ -123,7 +122,7 @@ def traced_of_plan(source: Any, plan: Plan) -> LiveModel:
 
 
 def _same_on_all_ranks(module: nn.Module, plan: Plan, weights: Any, seed: int, verify: str) -> dict[str, object]:
-    """Return what has to be the same on all ranks, by what messages call it."""
+    """Return the values that must be equal on all ranks, by their names in messages."""
     parameters = [
         (name, tuple(x.shape), str(x.dtype), x.requires_grad, x.is_meta) for name, x in module.named_parameters()
     ]
@@ -161,7 +160,7 @@ def check_types(module: nn.Module, plan: Plan) -> None:
 def _first_values(
     module: nn.Module, live: LiveModel, weights: Any, seed: int, device: object
 ) -> tuple[Source, list[str]]:
-    """Return where the first values of parameters and buffers are had of, and notes."""
+    """Return the source of the initial values of parameters and buffers, and notes."""
     kept = module.state_dict(keep_vars=True)
     tensors = {**dict(module.named_buffers(remove_duplicate=False)), **kept}
     own, notes = from_first_rank(tensors, device), list[str]()
@@ -174,7 +173,7 @@ def _first_values(
         drawn, notes = own_values(module, left, seed, random_values(_moments(live), seed))
 
     def values(names: Sequence[str], shape: tuple[int, ...], held: Held) -> Any:
-        # Buffers that a state_dict leaves out are the module's own in any case.
+        # Non-persistent buffers are always the module's own.
         if given is not None and any(name in kept for name in names):
             return given(names, shape, held)
         return (drawn if tensors[names[0]].is_meta else own)(names, shape, held)
@@ -193,7 +192,7 @@ def _moments(live: LiveModel) -> dict[str, tuple[float, float]]:
 
 
 def _source(model: Any, plan: Plan) -> tuple[nn.Module, Any]:
-    """Return the module and what it is traced with: itself, inputs, and perhaps a loss."""
+    """Return the module and the source of its trace: itself, inputs, and optionally a loss."""
     module, *given = model if isinstance(model, list | tuple) else (model,)
     if given and not (len(given) == 1 and callable(given[0])):
         return module, model
@@ -218,16 +217,21 @@ def train_factory(
 ) -> list[dict[str, Any]]:
     """Train the model of a factory, package.module:function, on this rank: its part under a plan, or the module alone.
 
-    Returns the events that an emitted program reports: ``built``, and those of `Steps.take`.
+    Returns the events of an emitted program: ``built``, and those of `Steps.take`. Every process draws the model's
+    weights from the same seed. Inputs are those of the options' data by their names, or the factory's own, synthetic
+    where these are constant or have no values.
 
-    batch, arguments: what the factory is given. is_parallel: whether under the plan. measure: count what ranks send.
-    device: the type of that of a rank, "cpu" or "cuda".
-
-    Every process draws the model's weights from the same seed. Inputs are those of the options' data by their names, or
-    the factory's own, made up where these hold one value throughout or none.
+    Args:
+        name: Name of the factory.
+        batch, arguments: Arguments of the factory.
+        plan: The plan.
+        options: Training options.
+        is_parallel: Whether to train under the plan.
+        measure: Whether to count the bytes that ranks send.
+        device: Device type of a rank, "cpu" or "cuda".
 
     Raises:
-        ProgramError: the model returns no single loss, or the options ask for what it has no use for.
+        ProgramError: The model does not return a single loss, or does not support an option.
     """
     begin = time.perf_counter()
     own = join(device=device).device
@@ -240,7 +244,7 @@ def train_factory(
             "torch.amp.GradScaler), or search with --precision bf16-mixed"
         )
     torch.manual_seed(options.seed or 0)
-    # With its weights, which a search does without.
+    # With its weights, unlike in a search.
     made, took_batch = call_factory(name, batch=batch, arguments=arguments, front_ends=())
     found, positional, keywords, loss = call_of(torch, made, None if took_batch else batch)
     module: nn.Module = unwrapped(torch, found).to(dtype).train()
@@ -302,16 +306,16 @@ def named_inputs(
 
 
 class Inputs:
-    """What a module is called with in each step: its example's structure, with other tensors.
+    """Arguments of a module in each step: its example's structure, with other tensors.
 
     Args:
-        plan: What the module is trained under.
+        plan: Plan that the module is trained under.
         named: Leaves of the example, a micro-batch, by name.
         example: The positional and the keyword inputs.
-        dtype: The type of inputs of floats; None for their own.
-        seed: Of numbers that are drawn.
+        dtype: Type of float inputs; None for their own.
+        seed: Seed of synthetic data.
         data: Arrays by the names of the inputs; None for the example's own values.
-        makes_up: Whether numbers are drawn for an input that has one value throughout, or none.
+        makes_up: Whether to draw synthetic data for inputs that are constant, or have no values.
     """
 
     def __init__(
@@ -367,11 +371,11 @@ class Inputs:
         return self._nested(leaves)
 
     def of_step(self, step: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what the module is called with in a step."""
+        """Return the module's arguments in a step."""
         return self.nested(self.batch(step))
 
     def of_micro_batch(self, step: int = 0, number: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what the module is called with in a micro-batch of a step."""
+        """Return the module's arguments in a micro-batch of a step."""
         leaves, _ = pytree.tree_flatten(self.of_step(step))
         for i, dim in self._dims.items():
             leaves[i] = micro_batch(leaves[i], number, self._count, dim)
@@ -397,7 +401,7 @@ def _is_constant(values: Array) -> bool:
 
 
 def _made_up(item: DataInput, below: int, seed: int, values: Array | None) -> Array:
-    """Return numbers that are drawn; whole numbers of which no bound is known are as they are."""
+    """Return synthetic numbers; integers without a known bound keep the example's values."""
     if item.below == 0:
         return generator(f"data/{item.name}", seed).standard_normal(item.shape, np.float32)
     if below:

@@ -1,4 +1,4 @@
-"""Layers of programs: what their steps are written as. Dims are told by their names, whatever their order."""
+"""Layers of programs, into which body steps are translated; dims are identified by name, independent of their order."""
 
 from pase.sharding.layouts import window
 from pase.targets.torch.layers.attention import attention, masked_attention

@@ -1,7 +1,7 @@
 """Scaled dot-product attention: batch, heads, queries, keys and features may all be split.
 
-Keys and values that are split as the queries are go round from rank to rank, while each computes with those that it has
-by then.
+Keys and values that are split as the queries are circulate in a ring of ranks, while each rank computes with those that
+it has already received.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,21 +42,21 @@ def masked_attention(
     scale: float,
     causal: bool = False,
 ) -> Tensor:
-    """Return attention whose scores are masked, or of several heads of queries to one of keys and values.
+    """Return attention with masked scores, or with grouped queries.
 
-    PyTorch's own kernel, where a rank has all keys and features of its queries: it gets masks with the dims that they
-    have, one point for the heads or the batch that they lack.
+    PyTorch's own kernel is used where a rank has all keys and features of its queries. It receives masks without
+    expansion, with extent 1 for missing heads or batch.
 
     Args:
-        queries: of the dims of `out`, but for the features.
-        keys: of these dims, but for the queries; they may lack some of the heads or of the batch.
-        values: likewise.
-        out: the dims of the result: the batch and the heads, the queries, the features of the values.
-        key: the dim of the keys; that of the queries where keys are split as they are, and go round in a ring.
-        masks: 0 where a query attends to no key; a row of these alone takes the mean of its values.
-        biases: added to the scores.
-        scale: of the scores, before the biases.
-        causal: whether no query attends to a later key.
+        queries: Dims of `out`, except the features.
+        keys: These dims, except the queries; some of the heads or of the batch may be missing.
+        values: Likewise.
+        out: Dims of the result: batch and heads, queries, features of the values.
+        key: Dim of the keys; that of the queries where keys are split as these are, and circulate in a ring.
+        masks: 0 where a query does not attend to a key; a row of zeros gives the mean of its values.
+        biases: Added to the scores.
+        scale: Scale of the scores, before the biases.
+        causal: Whether no query attends to a later key.
     """
     *over, query, feature = out
     mesh = queries.mesh
@@ -121,7 +121,7 @@ def masked_attention(
 def _in_a_ring(
     queries: Tensor, keys: Tensor, values: Tensor, out: Sequence[Dim], *, scale: float, causal: bool
 ) -> Tensor:
-    """Return attention to keys and values that are split as the queries are, and go round from rank to rank."""
+    """Return attention to keys and values that are split as the queries are, and circulate in a ring of ranks."""
     *over, query, feature = out
     mesh = queries.mesh
     own, groups = ([dim for dim in over if (dim in keys.dims) == shared] for shared in (True, False))
@@ -144,7 +144,7 @@ def _in_a_ring(
 
 
 def _addend(mask: Tensor, *, is_truth: bool = False) -> Tensor:
-    """Return what is added to scores: no less than what the type of products has."""
+    """Return an addend of scores, limited to the range of the products' type."""
     low = mask.mesh.program.low
     lowest = max(MASKED, torch.finfo(getattr(torch, low)).min) if low else MASKED
     if is_truth:
@@ -166,15 +166,15 @@ def _parted(
 
 
 def _causal(like: Any, first: int, num_queries: int, num_keys: int) -> Any:
-    """Return what is added to the scores of so many queries, from the first one on, so that none takes a later key."""
+    """Return the addend that masks later keys, for the scores of consecutive queries from `first` on."""
     own = torch.arange(first, first + num_queries, device=like.device).unsqueeze(-1)
     return torch.where(own >= torch.arange(num_keys, device=like.device), 0.0, float("-inf"))
 
 
 # -- in a ring
 
-# What a rank makes of each part of keys and values is put together by the logarithms of the sums of exponentials of its
-# scores (Milakov and Gimelshein 2018; Dao et al. 2022), so that no rank has all keys, nor all scores of its queries.
+# Partial results for each part of keys and values are combined by the log-sum-exp of their scores (Milakov and
+# Gimelshein 2018; Dao et al. 2022), so that no rank has all keys, nor all scores of its queries.
 
 
 MOST_SCORES = 1 << 26
@@ -195,10 +195,14 @@ class _Ring(torch.autograd.Function):
 
 
 class Ring(Along):
-    """Attention of this rank's queries [n, groups, s, k] to keys and values [n, t, k] that go round along a dim.
+    """Attention of this rank's queries [n, groups, s, k] to keys and values [n, t, k] that circulate along a dim.
 
-    The groups of queries share keys. scale: of the scores. is_causal: whether no query attends to a later key. low: the
-    type of products, "" for that of the queries.
+    The groups of queries share keys.
+
+    Attributes:
+        scale: Scale of the scores.
+        is_causal: Whether no query attends to a later key.
+        low: Type of products, "" for that of the queries.
     """
 
     def __init__(self, mesh: LayerMesh, dim: Dim, *, scale: float, is_causal: bool, low: str) -> None:
@@ -213,7 +217,7 @@ class Ring(Along):
             return _Ring.apply(q, k, v, self)
 
     def attended(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-        """Return what the queries make of all values, and the logarithms of sums of exponentials of their scores."""
+        """Return the attention of the queries to all values, and the log-sum-exp of their scores."""
         out, log_sums = self._attended_to(q, k, v, is_diagonal=True)
         for number, part in self._coming(k, v):
             if not self._is_later(number):
@@ -226,7 +230,7 @@ class Ring(Along):
     def gradients(self, q: Any, k: Any, v: Any, out: Any, log_sums: Any, dy: Any) -> tuple[Any, Any, Any]:
         """Return the gradients of queries, keys and values.
 
-        Those of keys and values go round with these, from the rank behind their own to their own.
+        Those of keys and values circulate with these, starting at the rank behind their own and ending at their own.
         """
         weights = (dy * out).sum(-1, dtype=log_sums.dtype)
         given = q, dy, log_sums, weights
@@ -244,7 +248,7 @@ class Ring(Along):
             own = [x + y for x, y in zip(own, waited(), strict=True)]
         return dq.to(q.dtype), own[0], own[1]
 
-    # -- what goes round
+    # -- the ring
 
     def _coming(self, k: Any, v: Any) -> Iterator[tuple[int, list[Any]]]:
         """Yield the parts of the other ranks as they come, with their numbers; each is passed on meanwhile."""
@@ -270,7 +274,7 @@ class Ring(Along):
         waited = passing(buffer, received, sent, self.group)
         return lambda: [x.view(shape) for x, shape in zip(waited().split(sizes), shapes, strict=True)]
 
-    # -- what is made of one part
+    # -- one part
 
     def _is_later(self, number: int) -> bool:
         return self.is_causal and number > self.place
@@ -287,7 +291,7 @@ class Ring(Along):
         return scores
 
     def _attended_to(self, q: Any, k: Any, v: Any, *, is_diagonal: bool = False) -> tuple[Any, Any]:
-        """Return what the queries make of one part, as if there were no other, and the logarithms of sums."""
+        """Return the attention of the queries to one part, as if there were no other, and the log-sum-exp."""
         outs, log_sums = [], []
         for rows in self._chunks(q, k):
             scores = self._scores(q, k, rows, is_diagonal)
@@ -296,10 +300,9 @@ class Ring(Along):
         return torch.cat(outs, 2), torch.cat(log_sums, 2)
 
     def _gradients_of(self, given: Sequence[Any], k: Any, v: Any, *, is_diagonal: bool = False) -> tuple[Any, Any, Any]:
-        """Return what one part adds to the gradient of the queries, and that of its keys and values.
+        """Return the contribution of one part to the gradient of the queries, and that of its keys and values.
 
-        given: the queries, the gradient of the result, the logarithms of sums, the sums of that gradient's products
-        with the result.
+        given: queries, gradient of the result, log-sum-exp, and the sums of that gradient's products with the result.
         """
         q, dy, log_sums, weights = given
         dq, dk, dv = [], torch.zeros_like(k), torch.zeros_like(v)

@@ -1,8 +1,8 @@
-"""Rows that go where data tell: tokens to the matrices of their experts, and what is made of them back.
+"""Rows that are routed by data: tokens to the matrices of their experts, and the results back.
 
-Every rank has the numbers that tell it, all of them, so that it knows what the others send without asking. The host has
-to know how many rows go between ranks, and waits for the device once for each layer that sends some; products in
-bfloat16 take their groups' ends where these are, on the device.
+Every rank has all routing indices, so that it knows what the others send. The host needs the number of rows between
+ranks, and synchronises with the device once for each layer that sends some; products in bfloat16 read the ends of their
+groups on the device.
 """
 
 from collections.abc import Sequence
@@ -50,25 +50,25 @@ class Router(Along):
 
 
 def _counts(numbers: Sequence[Any], bounds: Any) -> list[list[int]]:
-    """Return how many of each of some ascending numbers lie between bounds, one after the other."""
+    """Return the number of ascending integers between consecutive bounds."""
     rows = [torch.searchsorted(own.contiguous(), bounds).diff() for own in numbers]
     found: list[list[int]] = torch.stack(rows).tolist()
     return found
 
 
-# -- rows to places that ask for them
+# -- rows to the places that need them
 
 
 def routed(table: Tensor, numbers: Tensor, places: Sequence[Dim], rows: Sequence[Dim]) -> Tensor:
-    """Return rows of a table by their numbers, of which each rank has all: dims of the places, then the other ones.
+    """Return rows of a table by their numbers, which each rank has completely: dims of the places, then the other ones.
 
-    The first of either dims is split alike. A rank is sent once what several of its places ask for.
+    The first of either dims is split in the same way. A rank receives a row once even if several of its places need it.
 
     Args:
-        table: Of the rows' dims, then others.
-        numbers: Which row each place asks for, row-major over the places.
-        places: The dims of the places.
-        rows: The dims of the table's rows.
+        table: Dims of the rows, then others.
+        numbers: Row number of each place, row-major over the places.
+        places: Dims of the places.
+        rows: Dims of the table's rows.
     """
     mesh, rest = table.mesh, [dim for dim in table.dims if dim not in rows]
     table = arrange(table, [*rows, *rest])
@@ -84,7 +84,7 @@ def routed(table: Tensor, numbers: Tensor, places: Sequence[Dim], rows: Sequence
 
 
 class Rows(Router):
-    """Rows of a table that places ask for; so many rows, and places, for each point of the dim."""
+    """Routes rows of a table to places; both have a fixed number for each point of the split dim."""
 
     def __init__(self, mesh: LayerMesh, dim: Dim, num_rows: int, num_places: int) -> None:
         super().__init__(mesh, dim)
@@ -111,15 +111,15 @@ class Rows(Router):
 
 
 def grouped(x: Tensor, weights: Tensor, ends: Tensor, dims: Sequence[Dim]) -> Tensor:
-    """Return rows, each times the matrix of the group that it lies in.
+    """Return rows, each multiplied with the matrix of its group.
 
-    Where groups are split, ranks send each other the rows that lie with another rank's groups, where some have more of
-    them than others, and send back what is made of these.
+    Where groups are split, ranks send each other the rows whose group is on another rank, where group sizes differ, and
+    send the results back.
 
     Args:
-        x: The rows, sorted by group, as many for each group as if all had the same.
+        x: The rows, sorted by group, with dims for groups of equal size.
         weights: A matrix for each group.
-        ends: Before which row, counted over all, each group ends.
+        ends: End of each group as a global row number.
         dims: The groups, the rows of a group, the columns and the features.
     """
     group, row, column, feature = dims
@@ -174,31 +174,31 @@ class Grouped(Router):
 
 
 _ALIGNMENT_BYTES = 16
-"""Of rows and columns, which PyTorch's product of rows with the matrices of their groups asks for."""
+"""Alignment of rows and columns that PyTorch's grouped product requires."""
 
 
 def rows_of_groups(rows: Any, weights: Any, ends: Any) -> Any:
-    """Return rows, each times the matrix of its group.
+    """Return rows, each multiplied with the matrix of its group.
 
     Args:
         rows: [r, k], sorted by group.
         weights: [g, n, k], a matrix for each group.
-        ends: [g], before which row each group ends, on the device of the rows.
+        ends: [g], end of each group, on the device of the rows.
 
     Returns:
-        [r, n], zeros for rows behind the last group.
+        [r, n], zeros for rows after the last group.
     """
     device = rows.device.type
     if torch.is_autocast_enabled(device):
-        # PyTorch casts operands of plain products alone.
+        # PyTorch's autocast only covers plain products.
         rows, weights = (x.to(torch.get_autocast_dtype(device)) for x in (rows, weights))
     grouped_mm = getattr(functional, "grouped_mm", None)
     widths_bytes = [extent * rows.element_size() for extent in weights.shape[1:]]
     is_aligned = not any(width % _ALIGNMENT_BYTES for width in widths_bytes)
-    # Of other types it has none, or one that asks the host.
+    # Other types are unsupported, or synchronise with the host.
     if grouped_mm is None or rows.dtype != torch.bfloat16 or not is_aligned:
         return _one_by_one(rows, weights, ends.tolist())
-    # Rows behind the last group are taken for its own: of those of no group it leaves results and gradients undefined.
+    # Rows after the last group are assigned to it: the kernel leaves results and gradients of others undefined.
     offsets = torch.cat([ends[:-1], ends.new_full((1,), len(rows))]).to(torch.int32)
     made = grouped_mm(rows, weights.transpose(-2, -1), offs=offsets)
     is_inside = torch.arange(len(rows), device=rows.device) < ends[-1]

@@ -1,4 +1,4 @@
-"""What is said of dims, and data that are moved alone: tensors end to end, a piece of one, zeros around it."""
+"""Declarations of dims, and data movement: concatenation, slices, zero padding."""
 
 from collections.abc import Sequence
 from math import prod
@@ -24,7 +24,7 @@ from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, local, reshard, re
 
 
 def dims(*named: tuple[str, int], **sizes: int) -> tuple[Dim, ...]:
-    """Return dims: ``b, n = dims(b=64, n=10)``, or ``dims(("b", 64))`` where a name is no identifier."""
+    """Return dims: ``b, n = dims(b=64, n=10)``, or ``dims(("b", 64))`` where a name is not an identifier."""
     return tuple(Dim(name, size) for name, size in (*named, *sizes.items()))
 
 
@@ -36,10 +36,10 @@ def concat(
     along: Dim,
     orders: Sequence[Sequence[int]] = (),
 ) -> Tensor:
-    """Return tensors joined along a dim, with dims `dims` on a mesh; each rank gets what its part needs.
+    """Return tensors concatenated along a dim, with dims `dims` on a mesh; each rank receives its part.
 
-    The tensors may lie on any meshes; their other extents are those of `dims`. orders: where a tensor's dims come in
-    another order, which of `dims` each of them is. Raises ProgramError where they do not add up to `along`.
+    The tensors may be on any meshes; their other extents are those of `dims`. orders: where a tensor's dims are in
+    another order, the position of each in `dims`. Raises ProgramError where the extents do not sum to `along`.
     """
     position = list(dims).index(along)
     num_others = along.size and prod(dim.size for dim in dims) // along.size
@@ -57,14 +57,14 @@ def concat(
         longer = [dim for dim in x.dims if dim.size > 1]
         if not x.mesh.is_host and list(x.shape) != sizes and [dim.size for dim in longer] == sizes:
             x = arrange(x, longer)
-        # A tensor that comes in another shape, or from the model's inputs, is brought to this mesh first.
+        # A tensor of another shape, or an input of the model, is redistributed to this mesh first.
         is_here = list(x.shape) == sizes and not x.mesh.is_host
         x = resolved(x if is_here else reshard(x, mesh, own))
         source = shifted(x.layout, target.shape, position, offset)
         step = ReshardStep(source, target).clipped(position)
         made = extents(step.target.by_device[mesh.program.rank])
         value = mesh.program.move(x, mesh, [step], made=made)
-        # Who gets nothing of it may have something to send, and gets its gradient back.
+        # A rank without a part of the result may still send, and receives its gradient.
         parts.append(value)
         offset += length
     value = parts[0] if len(parts) == 1 else torch.cat(parts, position)
@@ -84,7 +84,7 @@ def piece(x: Tensor, along: str, start: int, size: int) -> Tensor:
     target = shifted(_layout(x.mesh, own), x.layout.shape, position, start)
     made = tuple(map(x.mesh.part, own))
     value = x.mesh.program.move(x, x.mesh, [ReshardStep(x.layout, target)], made=made)
-    # One point is handed on within its layer; more are taken by the layer that reads them.
+    # A single point is passed on within its layer; slices of more are taken by the layer that reads them.
     value.node.meta["is_piece"] = size > 1
     return Tensor(value=value, mesh=x.mesh, dims=tuple(own), is_index=x.is_index)
 
@@ -123,9 +123,9 @@ def padded(
     return Tensor(value=value, mesh=mesh, dims=tuple(dims), is_index=x.is_index)
 
 
-# -- along dims of which every rank holds all points: nothing goes from rank to rank
+# -- operations along dims of which every rank has all points: no communication
 
-# What takes the place of such a dim may be split: each rank keeps its part, and what the others keep of it comes back
+# The dim that replaces such a dim may be split: each rank keeps its part, and what the others keep of it comes back
 # as a part of a sum.
 
 
@@ -192,5 +192,5 @@ def select_rows(table: Tensor, places: Tensor, along: Dim) -> Tensor:
 
 
 def _place(x: Tensor, dim: Dim) -> int:
-    """Return which dim of x one is, which must be whole."""
+    """Return the position of a dim of x, which must be unsplit."""
     return place_along(x.mesh.layer, x.dims, x.mesh.devices, dim)

@@ -1,8 +1,8 @@
 """`normalise` and `batch_norm`: statistics over dims that may be split, the same for every strategy.
 
-The mean and the variance are those of the whole tensor, not of a rank's part (synchronised normalisation), in two
-passes: squares of differences from the mean lose no digits where the mean is large. Where a rank has all that they are
-of, PyTorch's own kernels compute them.
+Mean and variance are those of the whole tensor, not of a rank's shard (synchronised normalisation). They are computed
+in two passes, since squared differences from the mean lose no precision where the mean is large. Where a rank has all
+points of the statistics, PyTorch's own kernels compute them.
 """
 
 from collections.abc import Sequence
@@ -40,8 +40,8 @@ def normalise(
 ) -> Tensor:
     """Return ``(x - mean) / sqrt(variance + ε) · scale + shift``, with the moments of x over some of its dims.
 
-    Over all dims but that of the scale it is batch normalisation (Ioffe and Szegedy 2015), over that of the scale layer
-    normalisation (Ba et al. 2016). moments: the mean and the variance of x, where they are computed already.
+    Over all dims except that of the scale it is batch normalisation (Ioffe and Szegedy 2015), over that of the scale
+    layer normalisation (Ba et al. 2016). moments: mean and variance of x, if they are computed already.
     """
     if {*scale.names}.isdisjoint(dim.name for dim in over):
         if x.mesh.split(dim.name for dim in over):
@@ -75,18 +75,18 @@ def batch_norm(
     momentum: float = 0.0,
     factor: float = 1.0,
 ) -> Tensor:
-    """Return batch normalisation, by the moments of the batch where the program trains, by those kept otherwise.
+    """Return batch normalisation, by the batch's statistics in training, otherwise by the running ones.
 
     Args:
-        program: keeps the moments.
-        x: what is normalised.
-        scale: what it is multiplied by.
-        shift: what is added then.
-        over: the dims that moments are of.
-        kept: the mean and the variance.
-        epsilon: is added to the variance.
-        momentum: by which share of the difference those kept come nearer to those of the batch, 0 for not at all.
-        factor: what the variance that is kept is of the batch's: n / (n - 1) for an unbiased one.
+        program: Stores the running statistics.
+        x: The input.
+        scale: Multiplied with the normalised input.
+        shift: Added to that.
+        over: Dims of the statistics.
+        kept: Running mean and variance.
+        epsilon: Added to the variance.
+        momentum: Weight of the batch's statistics in the update of the running ones, 0 for no update.
+        factor: Factor of the batch's variance in the update: n / (n - 1) for an unbiased one.
     """
     channels = _Order(x, over).channels
     if not program.trains:
@@ -94,7 +94,7 @@ def batch_norm(
             return _by_moments(x, kept, scale, shift, epsilon)
         return _by_channels(x, scale, shift, channels, epsilon, kept=kept)
     if channels and not x.mesh.split(dim.name for dim in over):
-        # PyTorch's own function keeps moments in place: those of a batch where nothing was before.
+        # PyTorch's function updates statistics in place: from zeros this gives those of the batch.
         number = prod(dim.size for dim in over)
         new = tuple(_blank(moment, channels) if momentum else None for moment in kept)
         found = _by_channels(x, scale, shift, channels, epsilon, new=new)
@@ -114,7 +114,7 @@ def batch_norm(
 def _blank(moment: Tensor, channels: Sequence[Dim]) -> Tensor:
     """Return zeros that the moments of a batch are put in place of."""
     zeros = local(torch.zeros_like, [moment], moment.dims)
-    # Of no layer, which may be computed again: by then those that are kept are others.
+    # Outside of any layer, as those may be recomputed after the running statistics have changed.
     zeros.value.node.meta["layer"] = ""
     return local(torch.clone, [arrange(zeros, channels)], channels)
 
@@ -125,9 +125,11 @@ def _like(y: Tensor, x: Tensor) -> Tensor:
 
 
 class _Order:
-    """Where the dims of a tensor stand that moments are of.
+    """Positions of the dims of the statistics in a tensor.
 
-    is_last: whether they are the last ones. channels: the others, where they are neighbours, none otherwise.
+    Attributes:
+        is_last: Whether they are the last ones.
+        channels: The other dims, if they are adjacent, otherwise none.
     """
 
     def __init__(self, x: Tensor, over: Sequence[Dim]) -> None:
@@ -197,12 +199,12 @@ def _by_channels(
     kept: Sequence[Tensor] = (),
     new: Sequence[Tensor | None] = (None, None),
 ) -> Tensor:
-    """Return batch normalisation of what are neighbouring dims of x; kept: by these moments; new: put them there."""
+    """Return batch normalisation with adjacent channel dims, by running statistics `kept`, or into `new`."""
     first = x.dims.index(channels[0])
     sizes = tuple(map(x.mesh.part, channels))
     before, after = (prod(map(x.mesh.part, dims)) for dims in (x.dims[:first], x.dims[first + len(channels) :]))
     shape = (before, prod(sizes), after) if after > 1 or len(x.dims) > 2 else (before, prod(sizes))
-    # What has its batch and its channels first keeps its layout in memory.
+    # Tensors with batch and channels first keep their memory format.
     is_plain = first == len(channels) == 1
     weights = [w if isinstance(w, Tensor) and w.dims else None for w in (scale, shift)]
     operands = [w for w in weights if w is not None]
@@ -226,7 +228,7 @@ def _by_channels(
 def _by_sums(
     x: Tensor, scale: Tensor | float, shift: Tensor | float, over: Sequence[Dim], epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what is normalised by moments of which ranks have parts, and the mean and the variance."""
+    """Return the tensor normalised by statistics that ranks reduce, and the mean and the variance."""
     mesh, names = x.mesh, {dim.name for dim in over}
     x = resolved(x)
     places = tuple(i for i, dim in enumerate(x.dims) if dim.name in names)
@@ -263,12 +265,15 @@ def _by_sums(
 
 
 class _Normalise(torch.autograd.Function):
-    """Normalises by moments of which several ranks have parts; gives these, too, of which no gradient flows back.
+    """Normalises by statistics that several ranks reduce; also returns these, without a gradient.
 
-    places: of the dims that moments are of. num_points: that they are of, on all ranks. shapes: in which scale and
-    shift meet x, None where there is none. over: adds parts of the moments. of_weights: adds parts of the gradients of
-    scale and shift, where these are the sums that the gradient of x needs; those of others are parts, to be added
-    later.
+    Arguments of `forward`:
+        places: Positions of the statistics' dims.
+        num_points: Number of points of the statistics, on all ranks.
+        shapes: Shapes in which scale and shift are broadcast to x, None where missing.
+        over: All-reduces the statistics.
+        of_weights: All-reduces the gradients of scale and shift, where these are the sums that the gradient of x needs;
+            other gradients remain partial, and are reduced later.
     """
 
     @staticmethod
@@ -306,7 +311,7 @@ class _Normalise(torch.autograd.Function):
                     torch.stack([d_scale, d_shift]), of_weights.phase if needs_scale else Phase.FORWARD
                 )
             else:
-                # That of a frozen one is what a layer exchanges as it computes.
+                # That of a frozen one is an exchange within the layer's computation.
                 d_scale, d_shift = (
                     d if d is None else of_weights.summed(d, of_weights.phase if is_trained else Phase.FORWARD)
                     for d, is_trained in ((d_scale, needs_scale), (d_shift, needs_shift))
@@ -316,7 +321,7 @@ class _Normalise(torch.autograd.Function):
         elif needs_x:
             g = dy if factor is None else dy * factor
             parts = [part.sum(module.places, keepdim=True) for part in (g, g * normal)]
-            # What a layer exchanges as it computes counts as forward, whatever pass it is of.
+            # Exchanges within a layer's computation count as forward, in either pass.
             plain, with_normal = module.over.summed(torch.stack(parts), Phase.FORWARD)
             dx = (g - (plain + normal * with_normal) / module.num_points) * inverse
         found = (
@@ -327,7 +332,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def _part_of(shape: Sequence[int], dy: Any) -> Any:
-    """Return the part of a weight's gradient that comes of some points; shape: in which the weight meets these."""
+    """Return the partial gradient of a weight from some points; shape: in which the weight is broadcast to these."""
     # A sum over no dims would be one over all of them.
     places = [i for i, extent in enumerate(shape) if extent < dy.shape[i]]
     return dy.sum(places, keepdim=True) if places else dy

@@ -1,6 +1,6 @@
-"""Functions of points of one or more tensors with named dims: what lacks a dim is the same for all of its points.
+"""Elementwise functions of tensors with named dims: a tensor that lacks a dim is broadcast along it.
 
-`dropout` is a function of a point's number too.
+`dropout` also depends on the index of each point.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ _COMPARED: Mapping[str, Callable[..., Any]] = MappingProxyType(
     }
 )
 _LINEAR = frozenset({"identity", "negate"})
-"""Functions of which the sum of what they make of parts is what they make of the sum."""
+"""Linear functions, which commute with reductions of partial sums."""
 
 
 def _folded(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -87,7 +87,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     }
     | {name: _compared(function) for name, function in _COMPARED.items()}
 )  # fmt: skip
-"""What functions compute of tensors whose dims lie over each other, and of numbers."""
+"""Implementations of functions on tensors with aligned dims, and on numbers."""
 
 
 def apply(function: str, *operands: Tensor | float) -> Tensor:
@@ -156,8 +156,8 @@ def arrange(x: Tensor, dims: Sequence[Dim]) -> Tensor:
 def dropout(x: Tensor, key: Any, *, rate: float, of: str = "") -> Tensor:
     """Return ``x / (1 - rate)`` where a point is kept and 0 where it is dropped, the same points in the gradient.
 
-    key: the step's, `Program.mask_key`. Points are dropped by it, a name (`of`, by default x's layer) and their number
-    in the whole tensor. Where the program does not train, the result is x.
+    key: the step's `Program.mask_key`. The mask depends on it, a name (`of`, by default x's layer) and the points'
+    indices in the whole tensor. Where the program does not train, the result is x.
     """
     if not 0 <= rate < 1:
         raise ProgramError(f"layer {x.mesh.layer!r} drops a fraction of {rate}; give a rate from 0 to below 1")

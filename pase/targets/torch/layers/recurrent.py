@@ -1,8 +1,9 @@
 """`lstm` and `recurrent`: layers of cells over a sequence; layers, batch, steps, inputs and units may all be split.
 
-Where a rank has all units of its layers, PyTorch's own kernels run them. Otherwise each step adds up the parts of its
-gates (d), and lays the hidden state out anew from the units that ranks compute (e) to those that they read. Where
-layers or steps are split, states are handed on, layer after layer and step after step, and their gradients come back.
+Where a rank has all units of its layers, PyTorch's own kernels run them. Otherwise each step all-reduces its partial
+gates (d), and redistributes the hidden state from the units that ranks compute (e) to those that they read. Where
+layers or steps are split, states are sent to the next part, layer after layer and step after step, and their gradients
+back.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,15 +41,16 @@ class _Recurrent(Tensor):
 def lstm(x: Tensor, w: Tensor, u: Tensor, bias: Tensor, out: Sequence[Dim]) -> Tensor:
     """Return the last of a stack of LSTM layers over x, dims [b, s, d] (Hochreiter and Schmidhuber 1997; forget gates).
 
-    w, u: weights of the input and of the previous hidden state, dims [l, d, GATES, e]; bias: [l, GATES, e]; out:
-    [b, s, e]; d and e have one extent. State is zero at first. Where l or s is split, states are handed on, layer
-    after layer and step after step; where d or e is, every step adds up gates and re-lays the hidden state.
+    w, u: weights of the input and of the previous hidden state, dims [l, d, GATES, e]; bias: [l, GATES, e]; out: [b, s,
+    e]; d and e have one extent. The initial state is zero. Where l or s is split, states are sent to the next part,
+    layer after layer and step after step; where d or e is, every step all-reduces gates and redistributes the hidden
+    state.
     """
     mesh = one_mesh([x, w, u, bias])
     layers, width, _, units = w.dims
     batch, steps = out[:2]
     program = mesh.program
-    # The first layers alone read x, and all units do; a bias is added to whole gates.
+    # Only the first layers read x, and all of their units do; a bias is added to reduced gates.
     x = spread(resolved(x), mesh.split([layers.name, units.name]))
     weights = [spread(weight, mesh.split([batch.name, steps.name])) for weight in (w, u, bias)]
     cells = Cells(cell="lstm", num_layers=mesh.part(layers), columns=mesh.part(units), rows=mesh.part(width))
@@ -81,18 +83,18 @@ def recurrent(
     hidden: Tensor | None = None,
     kept: Tensor | None = None,
 ) -> Tensor:
-    """Return the last of some recurrent layers over a sequence, dims `out`: the batch, the steps, directions, units.
+    """Return the last of several recurrent layers over a sequence, dims `out`: batch, steps, directions, units.
 
     Args:
-        x: the sequence: the batch, the steps and perhaps what it holds at each.
-        weights: of each layer and direction, those of the input and of the hidden state (the gates, the units and what
-            they read), and perhaps a bias of each (the gates, the units); gates in PyTorch's order.
-        gate: the dim of the gates.
-        out: the dims of the result. The units of each rank are its own.
+        x: The sequence: batch, steps and optionally features.
+        weights: For each layer and direction, those of the input and of the hidden state (gates, units, inputs), and
+            optionally a bias of each (gates, units); gates in PyTorch's order.
+        gate: Dim of the gates.
+        out: Dims of the result. Each rank computes its own units.
         cell: "lstm", "gru", "rnn_tanh" or "rnn_relu".
-        layers: how many, each reading the hidden states of the one before in both directions.
-        hidden: the first hidden state of each layer and direction, the batch, the units; zeros without it.
-        kept: the first cells of an LSTM, likewise.
+        layers: Number of layers, each reading the hidden states of the previous one in both directions.
+        hidden: Initial hidden state of each layer and direction, batch, units; default: zeros.
+        kept: Initial cell states of an LSTM, likewise.
     """
     batch, steps, directions, unit = out
     num_cells = layers * directions.size
@@ -113,7 +115,7 @@ def recurrent(
         of_each=len(weights) // num_cells,
     )
     if mesh.split([unit.name]):
-        # Who reads all units has a part of their gradient, which goes back to those who compute them, and is added.
+        # Readers of all units have partial gradients, which are reduce-scattered to the ranks that compute the units.
         written = layout_of(mesh.devices, [PlainDim(batch.name, batch.size), PlainDim(unit.name, unit.size)])
         read = layout_of(mesh.devices, [PlainDim(batch.name, batch.size), PlainDim("every unit", unit.size)])
         read = replace(read, parts=written.parts)
@@ -133,9 +135,9 @@ def recurrent(
 
 
 def last_state(y: Tensor, which: int) -> Tensor:
-    """Return what recurrent layers hold after the last step: of each layer and direction, the batch, the units.
+    """Return the states of recurrent layers after the last step: for each layer and direction, batch, units.
 
-    y: what `recurrent` returned. which: 1 for the hidden states, 2 for the cells of an LSTM.
+    y: result of `recurrent`. which: 1 for the hidden states, 2 for the cell states of an LSTM.
     """
     assert isinstance(y, _Recurrent)
     return y.states[which - 1]
@@ -177,7 +179,7 @@ _STEPS: Mapping[str, Callable[[Any, Any, Any, Any], tuple[Any, Any]]] = MappingP
         "rnn_tanh": lambda of_input, of_hidden, _, cell: ((of_input + of_hidden).tanh(), cell),
     }
 )
-"""What a cell makes of what its input and its hidden state add to the gates, its units and what it keeps."""
+"""New units and cell states of a cell, from the contributions of its input and its hidden state to the gates."""
 
 _KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {"gru": torch.gru, "lstm": torch.lstm, "rnn_relu": torch.rnn_relu, "rnn_tanh": torch.rnn_tanh}
@@ -186,11 +188,15 @@ _KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Cells:
-    """How some recurrent layers run on this rank.
+    """Execution of recurrent layers on this rank.
 
-    columns: units that it computes. rows: units that it reads. of_each: tensors of a cell: matrices and biases. relaid:
-    takes a hidden state from the units that ranks compute to those that they read; sum_of_inputs: adds parts of gates,
-    sum_for_units: parts of the gradient of what is read. None where the rank has all of them.
+    Attributes:
+        columns: Units that it computes.
+        rows: Units that it reads.
+        of_each: Number of tensors of a cell: matrices and biases.
+        relaid: Redistributes a hidden state from the units that ranks compute to those that they read.
+        sum_of_inputs: All-reduces partial gates.
+        sum_for_units: Reduces partial gradients of the inputs. These are None where the rank has all units.
     """
 
     cell: str
@@ -208,10 +214,10 @@ class Cells:
 
         Args:
             x: [b, s, ...].
-            weights: of each cell two matrices [gates and units, what they read], then no bias, one, or one for each.
+            weights: For each cell two matrices [gates and units, inputs], then no bias, one, or one for each.
             hidden: [cells, b, columns], before the first step.
-            read: the same as this rank reads it, [cells, b, rows].
-            kept: [cells, b, columns], what an LSTM keeps.
+            read: The same as this rank reads it, [cells, b, rows].
+            kept: [cells, b, columns], cell states of an LSTM.
         """
         if self.relaid is None:
             y, hidden, kept = self._by_kernel(x, weights, hidden, kept)
@@ -306,7 +312,7 @@ class States(nn.Module):
 
 
 def _of_stack(w: Any, u: Any, bias: Any) -> list[Any]:
-    """Return of each layer the matrices of input and hidden state, [gates and units, what they read], and the bias."""
+    """Return for each layer the matrices of input and hidden state, [gates and units, inputs], and the bias."""
     matrices = []
     for weight in (w, u):
         gates = weight.unbind(2)
@@ -335,15 +341,15 @@ class Stack(nn.Module):
 
 
 class Handing:
-    """Hands tensors of one size from the ranks of each part along an axis of a mesh to those of the next one.
+    """Sends tensors of one size from the ranks of each part along a mesh axis to those of the next part.
 
-    before, after: how this rank gets what the part before has, and what it does for the part after, forward and
-    backward; None at an end.
+    before, after: this rank's receives from the previous part and sends to the next one, forward and backward; None at
+    an end.
     """
 
     def __init__(self, mesh: LayerMesh, axis: str, num_points: int) -> None:
         program = mesh.program
-        # What a layer exchanges as it computes counts as forward, whatever pass it is of.
+        # Exchanges within a layer's computation count as forward, in either pass.
         self.traffic, self.movement = program.traffic, Movement.within(mesh.layer, Phase.FORWARD)
         self.num_points = num_points
         self.before: tuple[Exchange, Exchange] | None = None
@@ -351,13 +357,13 @@ class Handing:
         place = mesh.point.get(axis, 0)
         for number, (source, target) in enumerate(pairwise(_parts(mesh, axis))):
             step = ReshardStep(*(apart(enumerate([whole((num_points,))] * len(d)), d) for d in (source, target)))
-            # Each is between some of the ranks; all ranks make the groups of all.
+            # Each is between some of the ranks; all ranks create all groups.
             found = exchange(step, program.groups), exchange(step.adjoint, program.groups)
             self.before = found if number + 1 == place else self.before
             self.after = found if number == place else self.after
 
     def received(self, like: Any, *, backward: bool = False) -> Any:
-        """Return what the part before has handed on, in a backward pass the part after; None where there is none."""
+        """Return the tensor sent by the previous part, in a backward pass by the next; None where there is none."""
         found = self.after if backward else self.before
         return None if found is None else self._carried(like.new_empty(0), found[backward])
 
@@ -384,9 +390,12 @@ def _parts(mesh: LayerMesh, axis: str) -> list[list[int]]:
 
 
 class Chain(nn.Module):
-    """LSTM layers of which this rank has some layers or steps: it waits for what comes before them, then hands on.
+    """LSTM layers of which this rank has some layers or steps: it receives states, computes, and sends states on.
 
-    up: to the next layers. along: to the next steps. result: from the last layers to all others.
+    Attributes:
+        up: To the next layers.
+        along: To the next steps.
+        result: From the last layers to all others.
     """
 
     def __init__(self, cells: Cells, mesh: LayerMesh, layers: str, steps: str, shard: Sequence[int]) -> None:
@@ -412,7 +421,7 @@ class Chain(nn.Module):
         return _Chained.apply(self, x, w, u, bias)
 
     def computed(self, x: Any, weights: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Return what this rank's layers read at its steps, and what they make of it: output, what is handed on."""
+        """Return the inputs of this rank's layers at its steps, and their results: output, states sent on."""
         cells = self.cells
         below = self.up.received(x)
         x = x if below is None else below.reshape(*self.shape[:2], cells.rows)
@@ -423,7 +432,7 @@ class Chain(nn.Module):
         read, kept = states.reshape(*sizes, -1).split([cells.rows, cells.columns], -1)
         inputs = [part.detach().contiguous().requires_grad_() for part in (x, read, kept, *weights)]
         x, read, kept, *own = inputs
-        # Of the hidden state an LSTM needs what it reads alone.
+        # Of the hidden state an LSTM only needs the units that it reads.
         y, seen, _, read, kept = cells.ran(x, _of_stack(*own), read, read, kept)
         return inputs, [y, seen, torch.cat([read, kept], -1)]
 
@@ -436,7 +445,7 @@ class _Chained(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, module: Chain, x: Any, w: Any, u: Any, bias: Any) -> Any:
         ctx.module = module
-        # Kept here whoever else would compute it again: the ranks of a chain work one after the other.
+        # Saved even with recomputation: the ranks of a chain work one after the other.
         with torch.set_grad_enabled(any(ctx.needs_input_grad)), torch.autograd.graph.saved_tensors_hooks(_same, _same):
             ctx.inputs, ctx.outputs = module.computed(x, (w, u, bias))
         y, seen, states = (tensor.detach() for tensor in ctx.outputs)
@@ -464,5 +473,5 @@ class _Chained(torch.autograd.Function):
         ctx.inputs, ctx.outputs = [], []
         module.along.send(torch.cat([d_read, d_kept], -1), backward=True)
         module.up.send(dx, backward=True)
-        # The first layers alone read x.
+        # Only the first layers read x.
         return None, dx if module.up.before is None else torch.zeros_like(dx), *d_weights

@@ -1,4 +1,4 @@
-"""Functions that bring dims together, which may be split: products, look-ups, sums, maxima, softmax, its loss."""
+"""Functions that reduce dims, which may be split: products, look-ups, sums, maxima, softmax and its loss."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,9 +38,9 @@ def _product(tensors: Sequence[Tensor], out: Sequence[Dim], summed: set[str]) ->
 
 
 def _linear(x: Tensor, weights: Tensor, out: Sequence[Dim], summed: set[str]) -> Tensor | None:
-    """Return the product as PyTorch's linear function, where it is one: batch dims, then what is summed, then outputs.
+    """Return the product as PyTorch's linear function, where it has its form: batch dims, reduced dims, output dims.
 
-    x of batch and summed dims, and weights of summed and output dims, each together.
+    x has adjacent batch and reduced dims, the weights adjacent reduced and output dims.
     """
     batch = [dim for dim in x.dims if dim.name not in summed]
     inner = [dim for dim in weights.dims if dim.name in summed]
@@ -98,10 +98,10 @@ def lookup(table: Tensor, indices: Tensor, rows: Dim, *columns: Dim, frozen: int
 
 
 def pick(x: Tensor, places: Tensor, along: Dim) -> Tensor:
-    """Return elements of x along a dim, at places that the other dims have each its own; places: dims [b, …].
+    """Return elements of x along a dim, at an index for each point of the other dims; places: dims [b, …].
 
-    Where the places have a dim that x lacks, several elements are taken for each point of the others. A rank takes
-    those that fall in its part of the dim and leaves zeros for the others; a split of it leaves partial sums.
+    Where the indices have a dim that x lacks, several elements are taken for each point of the others. A rank takes
+    those in its part of the dim and leaves zeros for the others; a split of it leaves partial sums.
     """
     lacking = [dim for dim in x.dims if dim not in places.dims and dim != along]
     if any(dim.size > 1 for dim in lacking):
@@ -142,7 +142,7 @@ def mean(x: Tensor, over: Sequence[Dim]) -> Tensor:
 
 
 def greatest(x: Tensor, over: Sequence[Dim]) -> Tensor:
-    """Return the maximum of a tensor over some of its dims; its gradient goes to all points that are as great."""
+    """Return the maximum of a tensor over some of its dims; its gradient goes to all points that attain it."""
     if not over:
         return x
     kept, places = _reduced(x, over)
@@ -165,7 +165,7 @@ class _Maximum(torch.autograd.Function):
         x, top = ctx.saved_tensors
         module = ctx.module
         is_greatest = x == top
-        # What a layer exchanges as it computes counts as forward, whatever pass it is of.
+        # Exchanges within a layer's computation count as forward, in either pass.
         count = module.over.summed(is_greatest.sum(module.places, keepdim=True).type_as(dy), Phase.FORWARD)
         return is_greatest * (dy.reshape(count.shape) / count), None
 
@@ -211,7 +211,7 @@ class _Softmax(torch.autograd.Function):
         """Return ``dy - softmax · Σ dy`` of a logarithm, else ``softmax · (dy - Σ dy · softmax)``."""
         (y,) = ctx.saved_tensors
         module = ctx.module
-        # What a layer exchanges as it computes counts as forward, whatever pass it is of.
+        # Exchanges within a layer's computation count as forward, in either pass.
         if module.is_log:
             sums = module.over.summed(dy.sum(module.places, keepdim=True), Phase.FORWARD)
             return y.exp().mul_(-sums).add_(dy), None
@@ -280,7 +280,8 @@ def softmax_loss(logits: Tensor, labels: Tensor, classes: Dim) -> Tensor:
         return functional.cross_entropy(x, points, reduction="sum") / labels.size
 
     def correct() -> Any:
-        # Of what the loss reads: one more reader of what it is made of would be one more sum of its gradient.
+        # From the input of the loss: a further reader of its operands would need a further all-reduce of their
+        # gradients.
         x, points = (value.detach() for value in read)
         return (x.gather(-1, points.unsqueeze(-1)) == x.amax(-1, keepdim=True)).sum()
 
@@ -290,9 +291,9 @@ def softmax_loss(logits: Tensor, labels: Tensor, classes: Dim) -> Tensor:
 
 
 class _SoftmaxLoss(torch.autograd.Function):
-    """The sum over this rank's points, divided by how many all ranks have; and how many have the greatest logit.
+    """The sum over this rank's points, divided by the number on all ranks; and the number of correct predictions.
 
-    begin: the first of the classes that this rank has. over: brings together what ranks have of the same points.
+    begin: the first class of this rank. over: combines the ranks' results for the same points.
     """
 
     @staticmethod

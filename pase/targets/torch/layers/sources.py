@@ -1,4 +1,4 @@
-"""`source`: calls of PyTorch's own operators, which are checked on tensors without values before any of them runs."""
+"""`source`: calls of PyTorch's own operators, which are verified on tensors without values before any of them runs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -36,13 +36,13 @@ def source(
         xs: Its operands.
         arguments: Positional ones and keywords, as JSON; {"operand": i} represents an operand.
         layouts: For each operand, then for the result, the dims that make up each of its dims. Those that the operator
-            does not pass through are whole on every rank.
-        number: Which of several results it is.
-        is_index: Whether it holds whole numbers.
+            does not pass through are unsplit on every rank.
+        number: Number of the result, of several.
+        is_index: Whether it has integers.
 
     Raises:
-        ProgramError: Programs may not call the operator, or for operands of these shapes it does not give a result of
-            the shape and the kind of numbers that the layouts specify.
+        ProgramError: Programs may not call the operator, or for operands of these shapes its result does not have the
+            shape and the kind of numbers that the layouts specify.
     """
     function = _function(operator)
     *own, out = [[list(axis) for axis in layout] for layout in layouts]
@@ -101,7 +101,7 @@ def _function(operator: str) -> Any:
 
 
 _ENUMERATIONS = ("ScalarType", "Layout", "MemoryFormat", "Device")
-"""Types of arguments that PyTorch takes as numbers, too, which it looks up in tables without a check."""
+"""Types of arguments that PyTorch also accepts as numbers, with which it indexes tables without a check."""
 
 
 def _check_kinds(operator: str, function: Any, positional: Sequence[Any], keywords: Mapping[str, Any]) -> None:
@@ -119,7 +119,7 @@ def _check_kinds(operator: str, function: Any, positional: Sequence[Any], keywor
 
 
 def _types(x: Tensor) -> tuple[torch.dtype, ...]:
-    """Return the types that a tensor may have: of a constant, the program does not know whether it is whole."""
+    """Return the possible types of a tensor: for a constant, the program does not know whether it is an integer."""
     whole = (torch.int64, torch.bool)
     if x.is_index:
         return whole
@@ -132,7 +132,7 @@ def _inferred(result: Any, operands: Sequence[torch.Tensor]) -> torch.Tensor | s
     try:
         with torch.no_grad():
             found = result(operands)
-    except Exception as error:  # noqa: BLE001 whatever an operator raises about arguments that a file told
+    except Exception as error:  # noqa: BLE001 operators may raise anything for arguments from a file
         return f"it fails: {short(str(error).strip().partition(chr(10))[0] or type(error).__name__)}"
     return found if isinstance(found, torch.Tensor) else f"its result is a {type(found).__name__}"
 

@@ -1,4 +1,4 @@
-"""Convolutions and pooling of shards: sliding windows over one to three dims, whatever the order of a tensor's dims."""
+"""Convolutions and pooling of shards: sliding windows over one to three dims, for any order of a tensor's dims."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,9 +18,9 @@ _MEAN = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
 
 
 def convolve(x: Tensor, filters: Tensor, windows: Sequence[WindowDim], out: Sequence[Dim]) -> Tensor:
-    """Return a convolution of one to three spatial dims; x as delivered by `reshard`, with a window for each.
+    """Return a convolution of one to three spatial dims; x as returned by `reshard`, with a window for each.
 
-    Dims are told by their names: groups are in all three tensors, channels of x in the filters too, those of the result
+    Dims are identified by name: groups are in all three tensors, channels of x also in the filters, those of the result
     in the filters and in out. A split of a channel of x or of a kernel leaves partial sums.
     """
     mesh = x.mesh
@@ -34,7 +34,7 @@ def convolve(x: Tensor, filters: Tensor, windows: Sequence[WindowDim], out: Sequ
     taps = [mesh.part(Dim(window.kernel, window.kernel_extent)) for window in windows]
     outs = [mesh.part(Dim(window.out, window.out_extent)) for window in windows]
     num_groups, num_inputs, num_outputs, num_batch = own.extents(sizes)
-    # A kernel that is split stands as a dim of one point.
+    # A split kernel is a dim of extent 1 here.
     order = [name for name in (*own.batch, *split_kernels, *own.groups, *own.inputs, *positions) if name in x.names]
     order += [name for name in x.names if name not in order]
     held = [*own.groups, *own.outputs, *own.inputs, *(k for k in kernels if k in filters.names)]
@@ -69,21 +69,20 @@ def convolve_transposed(
 ) -> Tensor:
     """Return the adjoint of a convolution: each point of x is spread over a window of the result.
 
-    Dims are told by their names, as those of `convolve`. A split of a channel of x that the result lacks leaves partial
-    sums.
+    Dims are identified by name, as in `convolve`. A split of a channel of x that the result lacks leaves partial sums.
 
     Args:
-        x: read at positions.
-        filters: what each point is multiplied with.
-        windows: for each spatial dim: the positions of x, those of the result, the window's points.
-        out: the dims of the result.
-        strides: for each spatial dim, how far apart the windows of neighbouring points are.
-        dilations: how far apart the points of a window are.
-        pads: how many points before the first one are left out.
-        backwards: whether the last point of the filters is the first of a window.
+        x: The input.
+        filters: Multiplied with each point.
+        windows: For each spatial dim: the positions of x, those of the result, the window's points.
+        out: Dims of the result.
+        strides: For each spatial dim, the distance of the windows of neighbouring points.
+        dilations: Distance of the points of a window.
+        pads: Number of points cropped at the start.
+        backwards: Whether the last point of the filters is the first of a window.
 
     Raises:
-        ProgramError: positions or windows are split.
+        ProgramError: Positions or windows are split.
     """
     mesh = x.mesh
     check_transposed(mesh.layer, mesh.devices, windows)
@@ -99,7 +98,7 @@ def convolve_transposed(
         for n, stride, k, dilation in zip(points, strides, taps, dilations, strict=True)
     ]
     pads = list(pads)
-    # Points after the last window, which PyTorch's own function has where it is told so.
+    # Points after the last window, which PyTorch's function adds as output padding.
     ends = [pad + out - extent for pad, out, extent in zip(pads, outs, reached, strict=True)]
 
     def compute(a: Any, w: Any) -> Any:
@@ -155,7 +154,7 @@ def pool(
         return turned(found, [*others, *positions], names)
 
     held = [*(1 for _ in absent), *(sizes[n] for n in present), *points]
-    # What has a batch and channels keeps its layout in memory.
+    # Tensors with batch and channels keep their memory format.
     is_mean_of_dilated = function != "max" and set(dilations) != {1}
     is_plain = len(held) == 2 + len(points) and not is_mean_of_dilated
     seen = (*held[:2], *points) if is_plain else (lead, 1, *points)
