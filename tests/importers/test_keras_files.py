@@ -221,7 +221,7 @@ def test_an_enormous_layer_takes_no_memory(small: Path, tmp_path: Path) -> None:
     [
         (" " * (65 * 2**20), "its configuration is larger than 64 MiB"),
         ("{", "its config.json is not JSON"),
-        ('{"class_name": "Functional", "config": ' + "[" * 100_000 + "]" * 100_000 + "}", "is no JSON"),
+        ('{"class_name": "Functional", "config": ' + "[" * 100_000 + "]" * 100_000 + "}", "is not JSON"),
         ('{"class_name": "A", "config": {"a": ' + "[" * 250 + "]" * 250 + "}}", "is nested more than 200 deep"),
         ("[1]", "its config.json describes no model"),
         (
