@@ -28,10 +28,10 @@ def _by_torchrun(options: Text) -> Callable[[int], tuple[Text, ...]]:
         code("    torchrun --nproc-per-node {} FILE {}", num_devices, options),
         code(""),
         code(
-            "`python FILE` starts its {} processes on this machine itself. A process is told by torchrun, or by",
+            "`python FILE` starts its {} processes on this machine itself. torchrun may start them instead, or any",
             num_devices,
         ),
-        code("whatever else sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which one it is."),
+        code("launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."),
     )
 
 

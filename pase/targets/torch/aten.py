@@ -113,10 +113,10 @@ class AtenLayers:
             self.notes.append(f"layer {name!r} is computed whole where its splits are not carried through: {why}")
 
     def _checked(self, name: str, found: dict[bool, AtenLayer]) -> None:
-        lies = {trains: LayerSplits(self.graphs[trains], own) for trains, own in found.items()}
-        for own in lies.values():
+        layer_splits = {trains: LayerSplits(self.graphs[trains], own) for trains, own in found.items()}
+        for own in layer_splits.values():
             own.check()
-        self.layers[name] = lies
+        self.layers[name] = layer_splits
 
     def _first(self, name: str) -> str:
         """Return the first of the layers that are one operator of the module together, of which one is the last."""
@@ -178,15 +178,22 @@ class AtenLayers:
     def known_updates(self, *, trains: bool) -> dict[str, str]:
         """Return which known values become those of which buffers, by the names of these."""
         own = self.updates.get(trains, {}).items()
-        return {name: f"known {node.name}" for name, (node, lies) in own if lies is None}
+        return {name: f"known {node.name}" for name, (node, layer_splits) in own if layer_splits is None}
 
     @property
     def updated(self) -> tuple[str, ...] | None:
         """The layers that new values of buffers are computed of, None where all of these are known before."""
-        computed = [lies for own in self.updates.values() for _, lies in own.values() if lies is not None]
+        computed = [
+            layer_splits
+            for own in self.updates.values()
+            for _, layer_splits in own.values()
+            if layer_splits is not None
+        ]
         if not computed:
             return None
-        return tuple(dict.fromkeys(lies.graph.writers[node] for lies in computed for node in lies.others))
+        return tuple(
+            dict.fromkeys(layer_splits.graph.writers[node] for layer_splits in computed for node in layer_splits.others)
+        )
 
     def calls(self) -> dict[str, tuple[str, tuple[int, ...], tuple[str, ...]]]:
         """Return for each layer the layer whose mesh it uses, the reads of that one that it needs, and others."""
@@ -212,25 +219,25 @@ class AtenLayers:
             node = graph.named[node_name]
             if name in kept:
                 continue
-            lies = None
+            layer_splits = None
             if node not in graph.known:
-                lies = _whole(graph, node)
+                layer_splits = _whole(graph, node)
                 try:
-                    lies.check()
+                    layer_splits.check()
                 except NotCarriedError as error:
                     self._refused.append(f"buffer {name!r} is written at {at(node)}, and {error}")
-            yield name, (node, lies)
+            yield name, (node, layer_splits)
 
     def _moved_outputs(self, graph: AtenGraph) -> Iterator[tuple[int, LayerSplits]]:
         """Yield the outputs, by number, that have a layer's elements in an order other than by permuting dims."""
         for number, output in enumerate(graph.live.outputs):
             if output.is_moved and output.layer in self.layers:
-                lies = _whole(graph, graph.named[graph.captured.outputs[number]])
+                layer_splits = _whole(graph, graph.named[graph.captured.outputs[number]])
                 try:
-                    lies.check()
+                    layer_splits.check()
                 except NotCarriedError as error:
                     self._refused.append(f"output {number} of the module is {output.problem}, and {error}")
-                yield number, lies
+                yield number, layer_splits
 
     def _untranslated(self, name: str) -> str:
         """Return an effect of a layer in training that its translation lacks, "" for none."""
@@ -288,10 +295,10 @@ class AtenLayers:
             mesh: A mesh on which every rank has the whole tensor.
             results: Outputs of the layers of `updated`.
         """
-        for name, (_, lies) in self.updates[program.trains].items():
-            if lies is not None:
+        for name, (_, layer_splits) in self.updates[program.trains].items():
+            if layer_splits is not None:
                 others = {layer: detached(x) for layer, x in results.items()}
-                yield name, detached(_Run(lies, self.plan.graph, program, mesh, {}, others).written())
+                yield name, detached(_Run(layer_splits, self.plan.graph, program, mesh, {}, others).written())
 
     def returned(self, program: Any, mesh: LayerMesh, number: int, results: Mapping[str, Tensor]) -> Tensor:
         """Return an output of the module, replicated, as its own nodes compute it from a layer's output.
@@ -317,10 +324,10 @@ class AtenLayers:
             return Part(graph=lambda: (), inputs=(), state=(), names=(), draws=False)
         graph = self.graphs[trains]
         nodes = [node for name, found in self.layers.items() if name in layers for node in found[trains].known]
-        for node, lies in self.updates[trains].values():
-            nodes += [node] if lies is None else lies.known
-        for lies in self._moved[trains].values():
-            nodes += lies.known
+        for node, layer_splits in self.updates[trains].values():
+            nodes += [node] if layer_splits is None else layer_splits.known
+        for layer_splits in self._moved[trains].values():
+            nodes += layer_splits.known
         wanted = [node for node in dict.fromkeys(nodes) if (node in graph.fixed) == is_fixed]
         return graph.part(wanted, device)
 
@@ -375,14 +382,14 @@ class _Run:
 
     def __init__(
         self,
-        lies: LayerSplits,
+        layer_splits: LayerSplits,
         graph: Graph,
         program: Any,
         mesh: LayerMesh,
         sources: Mapping[int, Tensor],
         others: Mapping[str, Tensor],
     ) -> None:
-        self._lies, self._graph, self._layer = lies, graph, lies.layer
+        self._layer_splits, self._graph, self._layer = layer_splits, graph, layer_splits.layer
         self._program, self._mesh, self._sources, self._others = program, mesh, sources, others
         self._values: dict[fx.Node, Any] = {}
         self._reads: dict[int, Tensor] = {}
@@ -390,15 +397,15 @@ class _Run:
     def written(self) -> Tensor:
         """Return the layer's output, in the dims of its plan."""
         target = self._layer.target
-        lies, wanted = self._lies.of(target), self._lies.wanted
-        found = self._operand(target, self._of(target), lies, wanted)
+        layout, wanted = self._layer_splits.of(target), self._layer_splits.wanted
+        found = self._operand(target, self._of(target), layout, wanted)
         if self._layer.operator is None:
             return found
         found, written = self._as_written(found), self._layer.written
         if written is None:
             return found
         dims = tuple(dim for dim in written if dim.size != 1)
-        return reshard(found, self._mesh, dims) if self._lies.is_apart else self._as(found, dims)
+        return reshard(found, self._mesh, dims) if self._layer_splits.is_apart else self._as(found, dims)
 
     def _of(self, node: fx.Node) -> Any:
         """Return the tensor of a node, its dims flat; a list for one that gives several."""
@@ -410,19 +417,19 @@ class _Run:
         layer = self._layer
         if node in layer.pins:
             return self._laid(self._read(layer.pins[node]), node)
-        if node in self._lies.graph.known:
+        if node in self._layer_splits.graph.known:
             value = node.meta["val"]
-            known = self._program.known(node.name, _flat(self._lies.of(node)), is_index=not has_gradient(value))
+            known = self._program.known(node.name, _flat(self._layer_splits.of(node)), is_index=not has_gradient(value))
             return replace(known, mesh=self._mesh)
-        if node in self._lies.others:
-            other = self._others[self._lies.graph.writers[node]]
+        if node in self._layer_splits.others:
+            other = self._others[self._layer_splits.graph.writers[node]]
             return self._laid(self._whole(other, node), node) if node in layer.orders else other
         if node.op == "placeholder":
-            layer_name, tensor = self._lies.graph.weights[node]
+            layer_name, tensor = self._layer_splits.graph.weights[node]
             operator = self._graph[layer_name]
             access = next(access for access in operator.parameters if access.tensor == tensor)
             return self._program.weight(
-                self._mesh, weight_name(self._graph, operator, access), _flat(self._lies.of(node))
+                self._mesh, weight_name(self._graph, operator, access), _flat(self._layer_splits.of(node))
             )
         if node.target is getitem:
             return self._of(node.args[0])[node.args[1]]
@@ -430,7 +437,7 @@ class _Run:
         if rate is None:
             return self._step(node)
         x = resolved(self._of(node.args[0]))
-        return dropout(x, self._program.mask_key, rate=rate, of=self._lies.graph.drop_name(node)) if rate else x
+        return dropout(x, self._program.mask_key, rate=rate, of=self._layer_splits.graph.drop_name(node)) if rate else x
 
     def _laid(self, x: Tensor, node: fx.Node) -> Tensor:
         """Return a layer's output, on this mesh, in the layout of its node."""
@@ -442,7 +449,7 @@ class _Run:
             assert factors is not None
             assert dims is not None
             x = arrange(self._as(x, _flat(factors)), dims)
-        return self._as(x, _flat(self._lies.of(node)))
+        return self._as(x, _flat(self._layer_splits.of(node)))
 
     def _as_written(self, x: Tensor) -> Tensor:
         """Return the result of the layer's node in the layout of the layer's output."""
@@ -485,18 +492,18 @@ class _Run:
 
     def _step(self, node: fx.Node) -> Any:
         mesh, tensors = self._mesh, operands_of(node)
-        rule, found = self._lies.step(node)
+        rule, found = self._layer_splits.step(node)
         # An operand added once to a sum is added when its addends are reduced, or, if the operator needs it, on one
         # rank only.
-        added, once = self._lies.added(node), set(rule.once) if found.sums else set()
+        added, once = self._layer_splits.added(node), set(rule.once) if found.sums else set()
         operands = [
-            self._operand(x, self._of(x), self._lies.of(x), need)
+            self._operand(x, self._of(x), self._layer_splits.of(x), need)
             for x, need in zip(tensors, found.operands, strict=True)
         ]
         if self._program.low and operator_name(node) in _IN_FLOAT32:
             operands = [in_float32(x) for x in operands]
         shards = {
-            i: self._shard(spread(x, self._lies.spreads[node, i] - {*x.names}), found.operands[i])
+            i: self._shard(spread(x, self._layer_splits.spreads[node, i] - {*x.names}), found.operands[i])
             for i, x in enumerate(operands)
             if i not in added
         }
@@ -508,7 +515,7 @@ class _Run:
         if added and target in WITHOUT_ADDEND:
             target, args = WITHOUT_ADDEND[target], args[1:]
         if is_random(node):
-            number = self._lies.graph.numbers[node]
+            number = self._layer_splits.graph.numbers[node]
             made = self._program.call(seeded(target, number), (self._program.draw_key.node, *args), kwargs)
         else:
             made = self._program.call(target, args, kwargs)
@@ -561,10 +568,10 @@ class _Run:
         From values that every rank knows, or computes from only weights, each rank slices its part: the parts'
         gradients are all-reduced as those of the weights are.
         """
-        mesh, dims, is_known = self._mesh, _flat(need), node in self._lies.graph.known
+        mesh, dims, is_known = self._mesh, _flat(need), node in self._layer_splits.graph.known
         x = resolved(x)
         is_cut = mesh.split(dim.name for dim in dims) and not mesh.split(x.names)
-        if not is_cut or x.mesh is not mesh or not (is_known or self._lies.is_of_weights(node)):
+        if not is_cut or x.mesh is not mesh or not (is_known or self._layer_splits.is_of_weights(node)):
             return self._brought(x, have, need)
         x = x if is_known else spread(x, [dim.name for dim in dims])
         value = x.value.reshape([dim.size for dim in dims])

@@ -167,7 +167,7 @@ class AtenGraph:
         if self._read_besides(operator, graph):
             raise NotCarriedError("it writes several tensors that are read")
         if name not in self.targets:
-            raise NotCarriedError("what it writes is no node of the exported graph")
+            raise NotCarriedError("what it writes is not a node of the exported graph")
         owner = self.live.statistics.get(name)
         if owner is not None and not is_whole and self.live.graphs[True].written.keys() & statistics_of(owner):
             raise NotCarriedError("it keeps statistics")
@@ -311,8 +311,10 @@ class AtenGraph:
         layers = self.readers.get(node, ())
         if len(layers) != 1:
             return f"dropout {self.numbers[node]}"
-        alike = sorted((other for other, own in self.readers.items() if own == layers), key=self.numbers.__getitem__)
-        place = alike.index(node)
+        equal_layers = sorted(
+            (other for other, own in self.readers.items() if own == layers), key=self.numbers.__getitem__
+        )
+        place = equal_layers.index(node)
         return layers[0] if place == 0 else f"{layers[0]}/{place + 1}"
 
     def untranslated(self, node: fx.Node, layer: str, alike: Collection[str]) -> str:
@@ -660,17 +662,17 @@ class LayerSplits:
 
     def check(self) -> None:
         """Raise NotCarriedError where the output's layout differs from the plan's."""
-        lies, wanted = self.of(self.layer.target), self.wanted
-        if not self.layer.is_whole and not lies_alike(lies, wanted, self.layer.splits):
-            raise NotCarriedError(f"it writes {lies}, which the plan has as {self.layer.written}")
+        layout, wanted = self.of(self.layer.target), self.wanted
+        if not self.layer.is_whole and not lies_alike(layout, wanted, self.layer.splits):
+            raise NotCarriedError(f"it writes {layout}; the plan has {self.layer.written}")
 
     @property
     def wanted(self) -> Dims:
         """Layout of the layer's output in the plan; replicated where its parts do not match the node's dims."""
         written, target = self.layer.written, self.layer.target
         if written is None:
-            lies: Dims = self.of(target)
-            return lies
+            layout: Dims = self.of(target)
+            return layout
         found = self.layer.laid(target, written)
         if found is not None:
             return found
@@ -733,8 +735,8 @@ class LayerSplits:
         """Return the dims by which a node's work is split."""
         _, found = self.step(node)
         added = self.added(node)
-        lies = [*(dims for i, dims in enumerate(found.operands) if i not in added), *found.results]
-        names = {dim.name for dims in lies for own in dims for dim in own}
+        layouts = [*(dims for i, dims in enumerate(found.operands) if i not in added), *found.results]
+        names = {dim.name for dims in layouts for own in dims for dim in own}
         return found.sums | {name for name in names if self.layer.splits.get(name, 1) > 1}
 
     def _is_as_needed(self, node: fx.Node, number: int) -> bool:

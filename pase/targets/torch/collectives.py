@@ -113,7 +113,7 @@ class Groups:
         self.rank, self.num_ranks, self._apart, self._first = rank, num_ranks, apart, first
         self.waiting: list[tuple[Group, tuple[str, str, tuple[int, ...]]]] = []
 
-    def beside(self, apart: str) -> "Groups":
+    def separate(self, apart: str) -> "Groups":
         found = Groups(self.rank, self.num_ranks, apart=apart, first=self._first)
         found.waiting = self.waiting
         return found

@@ -300,7 +300,7 @@ class Emitted(_OfProgram):
         nn.Module.__init__(self)
         self._begin_program(options, ranks, micro_batches)
         self._groups = Groups(ranks.rank, ranks.world_size)
-        self._sum_groups = self._groups.beside("sums")
+        self._sum_groups = self._groups.separate("sums")
         self._build = build
         program = self._declared(True)
         made = build(program)

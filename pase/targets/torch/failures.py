@@ -166,7 +166,7 @@ def _lost_rank(error: BaseException) -> RankError:
     except RuntimeError:
         told = known_failure(store)
         if told is None:
-            return RankError(f"{here} lost the store that all ranks meet at: whoever keeps it has ended ({said})")
+            return RankError(f"{here} lost the store that all ranks meet at: its host has ended ({said})")
     if told is not None:
         return RankError(f"{here} ended because rank {told[0]} failed: {told[1]}", told[0])
     names = ", ".join(map(str, silent)) or "none"

@@ -193,7 +193,7 @@ class _Alone(Parallel):
         self._aten = AtenLayers(live, plan)
         self._prepare(module, live, plan, rank=0, seed=0)
         self._groups = Groups(0, 1)
-        self._sum_groups = self._groups.beside("sums")
+        self._sum_groups = self._groups.separate("sums")
         self._state = state_of(module)
         self._boxes = self._read(0)
         self._mode(True)

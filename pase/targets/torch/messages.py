@@ -77,7 +77,7 @@ def decoded(raw: bytes) -> Any:
     try:
         return _value(json.loads(raw))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ProgramError(f"another rank sent what is no message of this program: {error}") from None
+        raise ProgramError(f"another rank sent data that is not a message of this program: {error}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -117,7 +117,7 @@ def _value(plain: Any) -> Any:
     if kind == "dtype":
         found = getattr(torch, content)
         if not isinstance(found, torch.dtype):
-            raise ValueError(f"{content!r} is no type of PyTorch's")
+            raise ValueError(f"{content!r} is not a type of PyTorch's")
         return found
     named = make = _class(content)
     if kind == "enum" and issubclass(named, Enum):
@@ -125,7 +125,7 @@ def _value(plain: Any) -> Any:
     if kind == "value" and is_dataclass(named):
         names = [each.name for each in fields(named)]
         return make(**dict(zip(names, (_value(item) for item in plain["of"]), strict=True)))
-    raise ValueError(f"{kind!r} is no kind of value")
+    raise ValueError(f"{kind!r} is not a kind of value")
 
 
 def _name(kind: type) -> str:
@@ -137,5 +137,5 @@ def _class(name: str) -> type:
     module, _, own = name.partition(":")
     found = getattr(sys.modules[module], own) if module.startswith("pase.") else None
     if not isinstance(found, type) or found.__module__ != module:
-        raise ValueError(f"{name!r} is no class of this package")
+        raise ValueError(f"{name!r} is not a class of this package")
     return found

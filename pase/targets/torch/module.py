@@ -303,8 +303,8 @@ def hold_together(programs: Sequence[HeldProgram], stored_by: Callable[[Mapping[
             for name in [name for name in own if found.readings[f"{program.prefix}{name}"].steps]:
                 lost = True
                 program.notes.append(
-                    f"weight {name!r} is replicated, not {own.pop(name).state}: no placement of DTensor says who has "
-                    "which piece"
+                    f"weight {name!r} is replicated, not {own.pop(name).state}: no DTensor placement expresses "
+                    "which rank has which shard"
                 )
     for program, own in zip(programs, pieces, strict=True):
         program.pieces = {name: replace(each, sizes=found.sizes) for name, each in own.items()}
@@ -395,7 +395,7 @@ class Parallel(Resembling):
             check_trained(live.model.graph, self._aten.problem)
         self._prepare(module, live, plan, rank=rank, seed=seed)
         self._groups = Groups(rank, plan.num_devices)
-        self._sum_groups = self._groups.beside("sums")
+        self._sum_groups = self._groups.separate("sums")
         self._state = state_of(module)
         self._boxes = self._read(rank)
         self._replicas = Replicas(self._stored, self._sums, self._sum_groups)
@@ -1089,6 +1089,6 @@ def loss_of(returned: Any) -> Any:
     if len(numbers) != 1:
         raise ProgramError(
             f"{len(numbers)} of the {len(tensors)} tensors that the model returns are single numbers; expected one, "
-            "the loss: return it alone or besides the outputs, or have the factory return (model, inputs, loss)"
+            "the loss: return it alone or with the outputs, or have the factory return (model, inputs, loss)"
         )
     return numbers[0].reshape(())

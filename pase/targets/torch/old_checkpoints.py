@@ -91,7 +91,7 @@ def read_pickle(raw: bytes) -> Any:
                 return stack.pop()
             _apply(operation.name, argument, stack, marks, memo)
     except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"it is no pickle of plain values ({error})") from None
+        raise ValueError(f"it is not a pickle of plain values ({error})") from None
     raise ValueError("it is a pickle without an end")
 
 
@@ -179,7 +179,7 @@ def read_metadata(folder: Path, source: str) -> dict[str, Saved]:
         path, shape = f"state_dict_metadata.{name}", tensor.size
         dtype = getattr(torch, tensor.dtype.removeprefix("torch."), None)
         if dtype not in _STORAGES.values():
-            raise of.fail(f"{path}.dtype", "is no type that checkpoints of this version have")
+            raise of.fail(f"{path}.dtype", "is not a type that checkpoints of this version have")
         shards = []
         for chunk_number, chunk in enumerate(tensor.chunks):
             where = f"{path}.chunks[{chunk_number}]"
@@ -267,7 +267,7 @@ class _Attributes(dict[str, Any]):
 def _members(metadata: Any, name: str) -> dict[Any, Any]:
     found = _attributes(metadata)[name]
     if not isinstance(found, dict):
-        raise ValueError(f"its {name} are no dict")
+        raise ValueError(f"its {name} are not a dict")
     return found
 
 
@@ -317,5 +317,5 @@ def _tensor(raw: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Ten
         return torch.empty(shape, dtype=dtype)
     last = start + sum((extent - 1) * stride for extent, stride in zip(size, strides, strict=True))
     if min(start, *strides, 0) < 0 or (last + 1) * dtype.itemsize > len(content):
-        raise ValueError("it reaches beyond its storage")
+        raise ValueError("it exceeds its storage")
     return torch.frombuffer(content, dtype=dtype).as_strided(size, strides, start)

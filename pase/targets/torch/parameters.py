@@ -1,16 +1,17 @@
-"""The parameters of a model that runs under a plan: DTensors under the model's names, of which layers read local parts.
+"""The parameters of a model under a plan: DTensors with the model's names, of which layers read local slices.
 
 `install` registers `nn.Parameter`s that are DTensors on one mesh, under all of the names that the model has for them:
-plain tensors where each rank has all of every parameter, as data parallelism has, and buffers that each rank has all
-of. A leaf shares the storage of its parameter; when a backward pass has its gradient, this is added to
-`parameter.grad`, of the parameter's kind, and the leaf keeps none: `zero_grad` of any kind, clipping, scaling and
-accumulation work on the parameters alone.
+plain tensors where each rank has all of every parameter, as in data parallelism, and likewise for replicated buffers. A
+leaf shares the storage of its parameter. When a backward pass has computed its gradient, this is added to
+`parameter.grad`, in the parameter's kind, and the leaf's is cleared: `zero_grad`, clipping, scaling and accumulation
+only deal with the parameters.
 
-`part_of` gives what a layer reads of a leaf, or of a `torch.fx.Proxy` in its place. Where the layer reads other parts
-than the rank holds (`steps` of the reading; `notes_on` says why) it is a move of the program, whose adjoint brings the
-gradient.
-What `part_of` gives is differentiated, but the gradients of parts are not added up: a layer whose mesh splits dims that
-the weight lacks leaves parts of sums, as `Program.weight` says, which `Gradients` adds up.
+`part_of` returns what a layer reads from a leaf, or from a `torch.fx.Proxy` in its place. Where the layer reads other
+slices than the rank holds (`steps` of the reading; `notes_on` gives the reason), this is a transfer of the program,
+whose adjoint returns the gradient.
+
+The result of `part_of` is differentiable, but the gradients of slices are not reduced: a layer whose mesh splits dims
+that the weight lacks leaves partial sums, as for `Program.weight`, which `Gradients` all-reduces.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -42,7 +43,7 @@ from pase.targets.torch.states import Pieces, held_whole, local_of
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor
 from pase.targets.torch.values import Source, cut
 
-# -- what a model has
+# -- the state of a model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +64,8 @@ class State:
 
     Attributes:
         declared: By the first name of each.
-        order: All names, as the model has them.
-        parts: What is known of the model and its parts, by their paths.
+        order: All names, in the model's order.
+        parts: Descriptions of the model and its submodules, by their paths.
     """
 
     declared: Mapping[str, Declared]
@@ -113,9 +114,11 @@ def _is_persistent(model: nn.Module, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """How a weight of a program reads a parameter or a buffer: some rows of it, a piece of these, seen otherwise.
+    """How a weight of a program reads a parameter or a buffer: some rows of it, sliced and reshaped.
 
-    parameter: any of its names. rows: of its first dim. The elements, row-major, are those of the weight.
+    Attributes:
+        parameter: Any of its names.
+        rows: Rows of its first dim. The elements, row-major, are those of the weight.
     """
 
     parameter: str
@@ -127,10 +130,16 @@ class Read:
 def needs_of(
     state: State, weights: Mapping[str, Weight], reads: Mapping[str, Read], pieces: Mapping[str, Pieces] | None = None
 ) -> dict[str, list[Need]]:
-    """Return what the weights of a program need of each parameter.
+    """Return the slices of each parameter that the weights of a program need.
 
-    reads: of the weights, by their names in the program. pieces: of weights that ranks shard. Raises ProgramError for a
-    name that the model does not have.
+    Args:
+        state: State of the model.
+        weights: Weights of the program.
+        reads: How each weight, by its name in the program, reads the model.
+        pieces: Sharding of weights that ranks shard.
+
+    Raises:
+        ProgramError: The model lacks a name.
     """
     found: dict[str, list[Need]] = {}
     for name, read in reads.items():
@@ -183,12 +192,12 @@ def mesh_in_groups(
 ) -> DeviceMesh:
     """Return the mesh of the parameters of this rank's group; every rank calls it.
 
-    sizes: of its axes, in every group. split, uneven: see `split_axes`, in any group.
+    sizes: sizes of its axes, in every group. split, uneven: see `split_axes`, in any group.
     """
     names = tuple(f"m{number}" for number in range(len(sizes)))
     every = ((num_groups, *sizes), ("group", *names)) if num_groups > 1 else (sizes, names)
     ranks = torch.arange(prod(every[0])).reshape(every[0])
-    # PyTorch keeps what is flattened with the mesh.
+    # PyTorch caches flattened meshes with the mesh.
     key = device_type, *every, tuple(sorted(uneven))
     mesh = made_once(key, lambda: DeviceMesh(device_type, ranks, mesh_dim_names=every[1]))
     mesh = mesh[names] if num_groups > 1 else mesh
@@ -241,10 +250,18 @@ def held_by(tensor: DTensor) -> Held:
 def install(
     root: Resembling, state: State, stored: Storage, mesh: DeviceMesh, source: Source, *, device: object = None
 ) -> None:
-    """Register the parameters, buffers and parts of a model, its `state`, on a module.
+    """Register the parameters, buffers and submodules of a model, its `state`, on a module.
 
-    stored: how each is held; what is not named is other ranks' alone. source: of values, by name. device: of the
-    shards; by default that of the mesh. Raises ProgramError where the source lacks a value, or has it in another shape.
+    Args:
+        root: The module.
+        state: State of the model.
+        stored: Storage of each; unnamed ones belong to other ranks only.
+        mesh: Mesh of the parameters.
+        source: Source of values, by name.
+        device: Device of the shards; default: that of the mesh.
+
+    Raises:
+        ProgramError: The source lacks a value, or has it in another shape.
     """
     # Groups of ranks follow one another.
     rank = dist.get_rank() % prod(stored.sizes) if dist.is_initialized() else 0
@@ -259,7 +276,7 @@ def install(
     )
     for name, declared in state.declared.items():
         if name not in stored.stored:
-            # Sources are asked by all ranks at once.
+            # All ranks request values at the same time.
             source(declared.names, declared.shape, (((0, 0),),) * len(declared.shape))
             continue
         own = stored.stored[name]
@@ -291,7 +308,7 @@ def install(
 
 def notes_on(state: State, stored: Storage) -> tuple[str, ...]:
     """Return notes on the parameters and buffers that are not held as layers read them."""
-    # What is moved are gradients of parameters, and new values of statistics.
+    # Transferred tensors are gradients of parameters, and new values of statistics.
     sizes = {name: declared.dtype.itemsize for name, declared in state.declared.items()}
     return tuple(
         f"{own.note}: {own.moved * sizes[name]} bytes of it go between ranks in every step for that"
@@ -310,7 +327,7 @@ def owner_of(root: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _taking(stored: Storage, rank: int, first: Mapping[str, str]) -> Callable[..., None]:
-    """Return what takes a rank's parts of whole tensors when these are loaded; first: of each name, the first one."""
+    """Return a hook that slices a rank's parts of full tensors as they are loaded; first: first name of each name."""
 
     def take(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_others: object) -> None:
         for name, key in first.items():
@@ -319,7 +336,7 @@ def _taking(stored: Storage, rank: int, first: Mapping[str, str]) -> Callable[..
                 continue
             own, given = stored.stored[key], state_dict.get(prefix + name)
             if not isinstance(given, torch.Tensor) or isinstance(given, DTensor) or tuple(given.shape) != own.shape:
-                continue  # What is missing or of another shape, PyTorch says.
+                continue  # PyTorch reports missing tensors and other shapes.
             owner, last = owner_of(module, name)
             now = owner._parameters.get(last, owner._buffers.get(last))
             if isinstance(now, DTensor):
@@ -330,10 +347,10 @@ def _taking(stored: Storage, rank: int, first: Mapping[str, str]) -> Callable[..
 
 
 def full_state_dict(root: nn.Module, *, on_all: bool = False) -> dict[str, torch.Tensor]:
-    """Return the state_dict of the model that a module runs, its tensors whole, on the CPU; all ranks call it.
+    """Return the state_dict of the model that a module runs, with full tensors on the CPU; all ranks call it.
 
-    on_all: whether every rank has it; by default rank 0 has, and the others have nothing. Tied parameters are one
-    tensor, as in the model.
+    on_all: whether every rank gets it; by default only rank 0, and the others get an empty dict. Tied parameters are
+    one tensor, as in the model.
     """
     is_kept = on_all or not dist.is_initialized() or dist.get_rank() == 0
     made: dict[int, torch.Tensor] = {}
@@ -352,14 +369,14 @@ def full_state_dict(root: nn.Module, *, on_all: bool = False) -> dict[str, torch
 
 
 def part_of(stored: Storage, reading: Reading, shard: Any, weight: Tensor) -> Any:
-    """Return a rank's part of a weight as its layer has it, of the rank's shard of the parameter.
+    """Return a rank's slice of a weight as its layer reads it, from the rank's shard of the parameter.
 
-    shard: a tensor or what stands for one in a graph. weight: as the program declared it, on its layer's mesh.
+    shard: a tensor, or its proxy in a graph. weight: as the program declared it, on its layer's mesh.
     """
     program = weight.mesh.program
     own = stored.stored[reading.parameter]
     if reading.view is not None:
-        # All ranks have all of it: each takes its part, and has the gradient of all parts brought back.
+        # All ranks have all of it: each slices its part, and the gradients of all parts are gathered.
         seen = viewed(_narrowed(shard, own.shape, reading.box), reading.view).reshape(weight.layout.shape)
         everywhere = device_mesh(own.name, (), len(weight.mesh.devices.devices))
         there = Tensor(value=seen, mesh=LayerMesh(own.name, everywhere, program), dims=weight.dims)
@@ -374,11 +391,18 @@ def part_of(stored: Storage, reading: Reading, shard: Any, weight: Tensor) -> An
 
 
 def keeping(stored: Storage, reading: Reading, groups: Groups) -> Callable[[torch.Tensor, torch.Tensor, float], None]:
-    """Return what brings a statistic, where it was read, nearer to a new value.
+    """Return a function that moves a statistic, in its storage, towards a new value.
 
-    It is called with what this rank holds of the statistic, the layer's part of the new value, and the share of the
-    difference. groups: of ranks, between which parts go where ranks hold others than the layer has; all ranks call it
-    then. Raises ProgramError where the statistic is read as a view of the buffer.
+    Its arguments are this rank's shard of the statistic, the layer's part of the new value, and the share of the
+    difference.
+
+    Args:
+        stored: Storage of the model.
+        reading: How the layer reads the statistic.
+        groups: Process groups for transfers, where ranks store other parts than the layer has; all ranks then call it.
+
+    Raises:
+        ProgramError: The statistic is read as a view of the buffer.
     """
     if reading.view is not None:
         raise ProgramError(f"statistic {reading.parameter!r} is read as a view of it; read the buffer as it is")
@@ -450,16 +474,16 @@ def reduced_like(parameter: torch.Tensor, shape: Sequence[int], dtype: torch.dty
 
 
 def _wrapped_like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """Return a rank's part of what is as large as a parameter as the parameter has its own."""
+    """Wrap a rank's part of a tensor as large as a parameter in the parameter's kind."""
     if not isinstance(parameter, DTensor):
         return local
     return _dtensor(local, parameter.device_mesh, parameter.placements, parameter.shape, parameter.stride())
 
 
 def receive(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Add a rank's part of a gradient, which nobody else changes later on, to what a parameter has of it.
+    """Add a rank's part of a gradient, which must not change later, to a parameter's.
 
-    The parameter's hooks of that are run before and after it.
+    The parameter's hooks are run before and after it.
     """
     if parameter._backward_hooks:
         gradient = _hooked(parameter, gradient)
@@ -474,7 +498,7 @@ def receive(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
 
 
 def _hooked(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Return what the hooks that `parameter.register_hook` has registered make of a gradient."""
+    """Return a gradient after the hooks registered by `parameter.register_hook`."""
     given = _wrapped_like(parameter, gradient.detach())
     for hook in list((parameter._backward_hooks or {}).values()):
         changed = hook(given)
@@ -500,9 +524,12 @@ class _Leaf:
 
 @dataclass(slots=True, weakref_slot=True)
 class Leaves:
-    """Local tensors of parameters, by name. receive: what is done with a parameter's gradient. num_made: of leaves.
+    """Local tensors of parameters, by name.
 
-    pieces: of parameters that ranks hold in pieces: what stands for the whole part is their leaf.
+    Attributes:
+        receive: Called with a parameter and its gradient.
+        num_made: Number of leaves created.
+        pieces: Sharding of parameters; the stand-in for the whole part is then their leaf.
     """
 
     receive: Callable[[torch.Tensor, torch.Tensor], None] = receive
@@ -539,7 +566,7 @@ class Leaves:
         return [each.leaf for each in self._made.values() if each.leaf.requires_grad]
 
     def collect(self) -> None:
-        """Hand over the gradients that leaves have, as a backward pass does by itself."""
+        """Pass on the gradients that leaves have, as a backward pass does by itself."""
         for each in self._made.values():
             _hand(each.parameter, ref(self), each.leaf)
 
@@ -548,7 +575,7 @@ class Leaves:
         return Leaves(receive=deepcopy(self.receive, memo), pieces=self.pieces)
 
     def kept(self) -> Iterator[tuple[Pieces, torch.Tensor, torch.Tensor]]:
-        """Yield the parts that stay whole, of parameters that ranks hold in pieces: pieces, whole, local tensor."""
+        """Yield the parts that stay gathered, of sharded parameters: sharding, whole part, local tensor."""
         for name, made in self._made.items():
             if name in self.pieces and self.pieces[name].is_kept:
                 yield self.pieces[name], made.leaf, made.local
@@ -559,7 +586,7 @@ def _is_same(before: torch.Tensor, local: torch.Tensor) -> bool:
 
 
 def _put(parameter: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
-    """Have a parameter hold its piece where that lies in the whole."""
+    """Make a parameter use the memory of its shard within the whole part."""
     own = piece.view(local_of(parameter).shape)
     if isinstance(parameter, DTensor):
         parameter._local_tensor = own
@@ -567,9 +594,10 @@ def _put(parameter: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
 
 
 def _hand(parameter: torch.Tensor, leaves: "ref[Leaves]", leaf: torch.Tensor) -> None:
-    """Hand a leaf's gradient to its parameter.
+    """Pass a leaf's gradient to its parameter.
 
-    leaves: that it is one of; Python sees no reference from a leaf to its hook, and would free neither.
+    leaves: weak reference to its owner; Python cannot see the reference from a leaf to its hook, and would free
+    neither.
     """
     gradient, leaf.grad = leaf.grad, None
     if gradient is None:

@@ -1,7 +1,7 @@
-"""`Part`: what stands in a module under a plan where a part of the user's module is.
+"""`Part`: a submodule of a module under a plan, in place of the user's submodule.
 
-It has the part's parameters, buffers and attributes, and can be indexed as the part can. It computes nothing: layers
-are computed by the plan's program, wherever their parameters are.
+It has the submodule's parameters, buffers and attributes, and supports the same indexing. It computes nothing: the
+plan's program computes the layers, wherever their parameters are.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,12 +23,12 @@ _METHODS = (FunctionType, BuiltinFunctionType, MethodType, staticmethod, classme
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Original:
-    """What is known of a part of the user's module.
+    """Description of a submodule of the user's module.
 
     Attributes:
         kind: Its class.
-        attributes: Its own, but for those that hold modules or parameters.
-        children: The names of its parts, in order.
+        attributes: Its own attributes, except those that contain modules or parameters.
+        children: Names of its children, in order.
     """
 
     kind: type
@@ -59,7 +59,7 @@ class Original:
 
 
 def originals(module: nn.Module) -> dict[str, Original]:
-    """Return what is known of a module and of all of its parts, by their paths."""
+    """Return descriptions of a module and of all of its submodules, by their paths."""
     return {
         path: Original(
             kind=type(part),
@@ -75,7 +75,7 @@ def originals(module: nn.Module) -> dict[str, Original]:
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Return whether a value refers to a module or a parameter, whose memory it would keep."""
+    """Return whether a value refers to a module or a parameter, and would keep its memory alive."""
     if isinstance(value, Mapping):
         return any(map(_holds_tensors, value.values()))
     if isinstance(value, list | tuple | set | frozenset):
@@ -86,7 +86,7 @@ def _holds_tensors(value: Any) -> bool:
 
 
 class Resembling(nn.Module):
-    """A module with the attributes of another one, where it has none of the same name itself."""
+    """A module that falls back to the attributes of another one."""
 
     _original: Original | None = None
 
@@ -131,15 +131,15 @@ class Part(Resembling):
         return iter(names) if is_named else iter([self._item(name) for name in names])
 
     def keys(self) -> list[str]:
-        """Return the names of what a part that is a dict contains."""
+        """Return the keys of a submodule that is a dict."""
         return self._names()
 
     def values(self) -> list[Any]:
-        """Return what a part that is a dict contains."""
+        """Return the values of a submodule that is a dict."""
         return [self._item(name) for name in self._names()]
 
     def items(self) -> list[tuple[str, Any]]:
-        """Return what a part that is a dict contains, with its names."""
+        """Return the items of a submodule that is a dict."""
         return [(name, self._item(name)) for name in self._names()]
 
     def __contains__(self, name: object) -> bool:
@@ -159,7 +159,7 @@ class Part(Resembling):
         return getattr(self, name)
 
     def _names(self) -> list[str]:
-        """Return the names of what the part contains; TypeError where it is no list and no dict."""
+        """Return the names of a container's children; TypeError where it is neither a list nor a dict."""
         original = self._original
         if original is not None and issubclass(original.kind, nn.ModuleList | nn.Sequential | nn.ModuleDict):
             return list(original.children)

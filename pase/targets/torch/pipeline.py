@@ -1,9 +1,9 @@
-"""Pipelines: the stages that a rank has a part of, what goes between them and others, and a step's passes in order.
+"""Pipelines: the stages of which a rank has a part, the transfers between stages, and the order of a step's passes.
 
-What one stage leaves in its layout goes to the ranks of the next one in the layout in which that reads it: each rank
-sends its pieces to those that need them, and the gradient goes back by the adjoint. Sends do not wait. Two stages have
-one process group for both ways, of which NCCL makes one communicator: where both send at the same time, each begins the
-send in one call with its next receive from the other (`paired_sends`).
+The output of a stage is sent to the ranks of the next one in the layout in which that reads it: each rank sends its
+boxes to those that need them, and the gradient is sent back by the adjoint. Sends are asynchronous. Two stages have one
+process group for both directions, for which NCCL creates one communicator: where both send at the same time, each
+starts the send in one call with its next receive from the other (`paired_sends`).
 """
 
 from collections import deque
@@ -49,8 +49,10 @@ TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int6
 class Pipeline:
     """The stages of a program, in order.
 
-    stages: functions that declare their layers: each is given the program and what the one before it returns, and
-    returns what the next one reads, the last one the loss. schedule, micro_batches, num_groups: as a plan has them.
+    Attributes:
+        stages: Functions that declare their layers: each takes the program and the previous stage's result, and returns
+            the next stage's input, the last one the loss.
+        schedule, micro_batches, num_groups: As in a plan.
     """
 
     stages: tuple[Callable[..., Tensor], ...]
@@ -63,9 +65,12 @@ class Pipeline:
 class RankStage:
     """A stage as a rank computes it.
 
-    compute: what the next stage reads, or the loss, of a micro-batch, by its number, and of what the stage before left.
-    leaves: the tensors whose gradients are those of the weights. collect: takes the gradients that these have.
-    gradients: brings these together.
+    Attributes:
+        compute: Computes the next stage's input, or the loss, from the number of a micro-batch and the previous stage's
+            output.
+        leaves: Tensors whose gradients are those of the weights.
+        collect: Receives their gradients.
+        gradients: Reduces these.
     """
 
     compute: Callable[[int, Sequence[Any]], Any]
@@ -76,7 +81,7 @@ class RankStage:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What a stage returns, as the next one is told of it."""
+    """Description of a stage's output for the next one."""
 
     layer: str
     mesh: DeviceMesh
@@ -96,7 +101,12 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """How a group of ranks holds a weight. layer: that reads it. layout: on ranks counted from the group's first."""
+    """A group of ranks with a copy of a weight.
+
+    Attributes:
+        layer: Layer that reads it.
+        layout: Layout on ranks counted from the group's first.
+    """
 
     layer: str
     layout: Layout
@@ -116,13 +126,13 @@ class _Linked(Groups):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """A movement from one stage to another as a rank has a share in it.
+    """A transfer from one stage to another, as a participating rank executes it.
 
     Attributes:
         before: Steps among the senders.
         across: Step from the senders to the receivers.
         after: Steps among the receivers.
-        movement: What its bytes count as.
+        movement: Owner of its bytes.
     """
 
     before: tuple[Exchange, ...]
@@ -137,18 +147,18 @@ _Begun = list[tuple[Any, Any]]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Handover:
-    """What goes from one stage to the next, and its gradient back, for one rank of either.
+    """The transfer from one stage to the next, and of its gradient back, for one rank of either.
 
     Attributes:
-        received: What the next stage takes.
-        there: The way to the next stage.
-        back: The way of the gradient.
-        paired: Micro-batches of which this rank begins the send together with its next receive from the other stage.
-        tag: Of the first message of a step, which tells type and gradient of what follows.
-        traffic: Counts what is sent.
-        device: Of the tensors.
-        dtype: Type of what comes.
-        has_gradient: Whether a gradient of what comes goes back.
+        received: Input of the next stage.
+        there: The forward transfer.
+        back: The backward transfer.
+        paired: Micro-batches whose send this rank starts together with its next receive from the other stage.
+        tag: Tag of the first message of a step, which gives type and gradient of the following ones.
+        traffic: Counts sent bytes.
+        device: Device of the tensors.
+        dtype: Type of the received tensor.
+        has_gradient: Whether a gradient of it is sent back.
     """
 
     received: Received
@@ -163,7 +173,7 @@ class Handover:
     _arriving: deque[tuple[Any, _Begun]] = field(default_factory=deque)
 
     def send(self, y: Any, micro_batch: int) -> _Begun:
-        """Begin to send what a stage leaves of a micro-batch."""
+        """Start to send a stage's output for a micro-batch."""
         told = [] if micro_batch else self._tell(y)
         receiving = self.back if micro_batch in self.paired and y.requires_grad else None
         return told + self.give(y.detach(), self.there, receiving)
@@ -175,7 +185,7 @@ class Handover:
         return x.requires_grad_(self.has_gradient)
 
     def send_back(self, gradient: Any, micro_batch: int) -> _Begun:
-        """Begin to send the gradient of what a stage received of a micro-batch."""
+        """Start to send the gradient of a stage's input for a micro-batch."""
         return self.give(gradient, self.back, self.there if micro_batch in self.paired else None)
 
     def receive_back(self, y: Any) -> Any:
@@ -212,7 +222,7 @@ class Handover:
         return buffer, [_op(dist.irecv, part, peer, way.across) for (peer, count), part in parts if count]
 
     def _tell(self, y: Any) -> _Begun:
-        """Begin to send type and gradient of what a stage leaves, from CPU to CPU: no device is waited for."""
+        """Start to send type and gradient flag of a stage's output, from CPU to CPU: without waiting for a device."""
         told = torch.tensor([TYPES.index(y.dtype), y.requires_grad])
         peers = [peer for peer, count in _counts(self.there.across, 0) if count]
         sent, _ = _begin([dist.P2POp(dist.isend, told, peer, host_group(), self.tag) for peer in peers], [])
@@ -263,9 +273,11 @@ def wait_for(begun: Iterable[tuple[Any, Any]]) -> None:
 
 @dataclass(slots=True)
 class _Flight:
-    """A micro-batch in a stage between its passes. put_off: what the gradients of weights are to be had of.
+    """A micro-batch in a stage between its passes.
 
-    sent: sends of its output, which have arrived when its gradient comes.
+    Attributes:
+        put_off: Inputs of the deferred gradients of weights.
+        sent: Sends of its output, which have completed when its gradient arrives.
     """
 
     received: list[Any]
@@ -279,8 +291,12 @@ class _Flight:
 class Stages:
     """The stages of a pipeline of which a rank has a part.
 
-    pipeline: all of them. rank, num_ranks: among all. traffic: counts what is sent to other stages. device: of tensors.
-    done: is told of every action, where it is to be told.
+    Attributes:
+        pipeline: All stages.
+        rank, num_ranks: Global.
+        traffic: Counts the bytes sent to other stages.
+        device: Device of tensors.
+        done: Called with every action, if given.
     """
 
     pipeline: Pipeline
@@ -317,23 +333,22 @@ class Stages:
         return range(self.group, self.last + 1, self.pipeline.num_groups)
 
     def groups(self) -> Groups:
-        """Return what asks for process groups of ranks of a stage."""
+        """Return the object that creates process groups of ranks of a stage."""
         asked = Groups(self.rank - self.first, self.size, first=self.first)
         self._asked.append(asked)
         return asked
 
     def connect(self) -> None:
-        """Make the process groups that have been asked for; all ranks call it."""
+        """Create the requested process groups; all ranks call it."""
         make_waiting(self._asked)
 
     def first_of(self, number: int) -> int:
         return number % self.pipeline.num_groups * self.size
 
     def declare(self, program_of: Callable[[int], P]) -> dict[int, tuple[P, Tensor]]:
-        """Return the program of each own stage, and what it returns; all ranks call it.
+        """Return the program of each own stage, and its result; all ranks call it.
 
-        Stages are declared one after the other: each is told by the one before it in which layout it leaves what it
-        sends.
+        Stages are declared one after the other: each receives from the previous one the layout of its output.
         """
         found = {}
         host_group()
@@ -353,7 +368,7 @@ class Stages:
         return found
 
     def _order(self, group: int) -> tuple[Action, ...]:
-        """Return what a group of ranks does in a step."""
+        """Return the actions of a group of ranks in a step, in order."""
         pipeline = self.pipeline
         return actions(
             pipeline.schedule,
@@ -385,16 +400,16 @@ class Stages:
         tag: int = 0,
         movement_back: Movement | None = None,
     ) -> Handover | None:
-        """Return what goes from ranks to others, None on ranks that are neither; all ranks call it.
+        """Return the transfer between ranks, None on ranks that do not participate; all ranks call it.
 
         Args:
-            received: What the reader takes.
+            received: Input of the reader.
             sender: First rank of the sender.
             reader: First rank of the reader.
-            key: Of the process group that it goes by.
+            key: Key of its process group.
             paired: See `Handover`.
             tag: See `Handover`.
-            movement_back: What bytes of the way back count as; by default as what goes there, of the backward pass.
+            movement_back: Owner of the bytes sent back; default: that of the forward transfer, in the backward pass.
         """
         size = self.size
         ranks = sorted([*range(sender, sender + size), *range(reader, reader + size)])
@@ -491,9 +506,9 @@ class Stages:
         return told.to(self._loss_type)
 
     def train(self, stages: Mapping[int, RankStage]) -> Any:
-        """Take all micro-batches of a step forward and backward; return the mean loss on the last stage's ranks.
+        """Run the passes of a step's micro-batches; return the mean loss on the last stage's ranks.
 
-        stages: by number. What ranks have of the gradients of weights, of the mean loss, is added up where it is.
+        stages: by number. The ranks' gradients of weights, for the mean loss, are accumulated in place.
         """
         return self._taken(self._order(self.group), stages, self.pipeline.micro_batches)
 
@@ -506,7 +521,7 @@ class Stages:
     def _taken(self, order: Iterable[Action], stages: Mapping[int, RankStage], micro_batches: int) -> Any:
         flights: dict[tuple[int, int], _Flight] = {}
         losses: list[Any] = []
-        # Sends of which it is not known yet that they have arrived, with what they send.
+        # Sends not known to have completed, with their tensors.
         under_way: list[tuple[Any, Any]] = []
         for action in order:
             number, stage, key = action.stage, stages[action.stage], (action.stage, action.micro_batch)
@@ -521,7 +536,7 @@ class Stages:
                     flights[key] = _Flight(received, y, sent)
                 else:
                     under_way += sent
-                # What nothing needs any more is freed before the next pass.
+                # Free tensors that are no longer needed before the next pass.
                 del received, y, sent
             else:
                 flight = flights[key] if action.kind == "inputs" else flights.pop(key)
@@ -551,7 +566,7 @@ class Stages:
 
 
 def _backward(action: Action, stage: RankStage, flight: _Flight) -> None:
-    """Go back through a stage: all of it, or for the gradients of what was received, or of the weights, alone."""
+    """Run a stage's backward pass: all of it, or only for the gradient of its input, or only for those of weights."""
     if action.kind == "weights" and flight.put_off is not None:
         from torch.distributed.pipelining._backward import stage_backward_weight
 
@@ -562,7 +577,7 @@ def _backward(action: Action, stage: RankStage, flight: _Flight) -> None:
         return
     y, needing = flight.output, [x for x in flight.received if x.requires_grad]
     if not y.requires_grad or (action.kind == "inputs" and not needing):
-        return  # Where nothing was received, the whole pass is that of the weights.
+        return  # Without an input from another stage, the whole pass is that of the weights.
     with stage.gradients.held(), naming_lost_ranks():
         if action.kind == "inputs":
             # Here and not above: it loads torch.compile's modules, which takes longer than the rest of a rank's start.

@@ -1,10 +1,10 @@
-"""How parameters lie on one mesh of ranks: what each rank holds of them, and in what terms DTensor says this.
+"""Storage of parameters on one mesh of ranks: the part of each rank, and its expression in DTensor's terms.
 
-Layers hold parameters, or pieces of them, in layouts of their own. A parameter that several pieces make up, or dims of
-which a layer splits by an inner factor, is held in runs along a dim. The ranks, in order, are one grid for all
-parameters; DTensor says of each axis of it which dim it splits, in how many equal chunks that lie apart (its `Shard`
-where there is one such chunk, its `_StridedShard` else). Where no axes say what a rank's layers need, the rank holds
-more than that, up to all of it, and the layers take their parts of it: their gradients then go between ranks.
+Layers hold parameters, or slices of them, in layouts of their own. A parameter that consists of several slices, or
+whose dim a layer splits by an inner factor, is stored in runs along a dim. The ranks, in order, form one grid for all
+parameters. DTensor describes for each axis of it which dim it splits, into how many strided chunks (its `Shard` for one
+chunk, its `_StridedShard` otherwise). Where no axes express what a rank's layers need, the rank stores more than that,
+up to all of it, and the layers slice it: their gradients are then transferred between ranks.
 """
 
 from bisect import bisect_right
@@ -25,15 +25,15 @@ Runs = tuple[Range, ...]
 """Points of a dim: half-open ranges that ascend and do not touch."""
 
 Held = tuple[Runs, ...]
-"""[rank of the tensor] what is held of a tensor: the points of each dim, every combination of them."""
+"""[rank of the tensor] the held part of a tensor: ranges of points of each dim, in all combinations."""
 
 _MAX_RUNS = 4096
-"""More runs of one dim are not looked at: such a parameter is held whole."""
+"""With more runs in one dim, a parameter is stored replicated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What an axis of the mesh does to a parameter: it splits each of so many equal chunks of a dim."""
+    """The effect of a mesh axis on a parameter: it splits each of several equal chunks of a dim."""
 
     dim: int
     chunks: int = 1
@@ -41,12 +41,15 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """A layer's weight as a part of a parameter.
+    """A layer's weight as a slice of a parameter.
 
-    weight: its name in the program. box: what it is of the parameter. layout: in which the layer holds it, row-major
-    the same elements. view: in which the layer has them in another order, or repeated: ranks need all of them then.
-    groups, dim: ranks that shard their box of that layout, and along which dim (`sharded_layout`); none where each
-    needs all of it.
+    Attributes:
+        weight: Name of the weight in the program.
+        box: Its box in the parameter.
+        layout: Layout in the layer, with the same elements, row-major.
+        view: Permutation or repetition in the layer: ranks then need all elements.
+        groups, dim: Ranks that shard their box of that layout, and the dim along which they do (`sharded_layout`);
+            empty where each needs all of it.
     """
 
     weight: str
@@ -57,7 +60,7 @@ class Need:
     dim: int = 0
 
     def on(self, sizes: tuple[int, ...]) -> "Need":
-        """Return what ranks need where they are a mesh of axes of some sizes: of a box that they shard their shards."""
+        """Return the need of ranks on a mesh with axes of given sizes: for a box that they shard, their shards."""
         if not self.groups:
             return self
         return replace(self, layout=sharded_layout(self.layout, self.groups, self.dim, sizes=sizes), groups=())
@@ -65,10 +68,13 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How a rank's part of a weight is had of its shard of the parameter.
+    """How a rank reads its slice of a weight from its shard of the parameter.
 
-    weight, parameter: their names. cuts: by rank, what of each dim of the shard is cut out and reshaped. steps: the
-    moves that bring it in place of that, where gradients of other parts are had elsewhere. view: see `Need`, of a box.
+    Attributes:
+        weight, parameter: Their names.
+        cuts: For each rank, the slice of each dim of the shard, to be reshaped.
+        steps: Transfers that fetch the slice instead, where gradients of other slices belong to other ranks.
+        view: See `Need`, for a box.
     """
 
     weight: str
@@ -83,9 +89,12 @@ class Reading:
 class Stored:
     """A parameter on the mesh.
 
-    splits: [axes] what each does to it, None for nothing. held: [ranks] what each holds. is_contiguous: whether that is
-    one box. moved: elements of gradients that go between ranks in every step, all together, for layers that need other
-    parts. note: why that is, "" where it is not.
+    Attributes:
+        splits: [axes] effect of each axis, None for none.
+        held: [ranks] part of each rank.
+        is_contiguous: Whether each part is one box.
+        moved: Number of gradient elements transferred between ranks in every step, for layers that need other parts.
+        note: Reason for these transfers, "" if there are none.
     """
 
     name: str
@@ -100,7 +109,7 @@ class Stored:
         return all(len(runs) == 1 for held in self.held for runs in held)
 
     def layout(self) -> Layout:
-        """Return the boxes of the ranks; where they are no boxes, this may not be called."""
+        """Return the boxes of the ranks; must not be called where they are not boxes."""
         assert self.is_contiguous
         return _on_ranks(self.shape, [tuple(runs[0] for runs in held) for held in self.held])
 
@@ -122,14 +131,14 @@ def storage(
     apart: bool = True,
     sizes: tuple[int, ...] = (),
 ) -> Storage:
-    """Return how parameters are held on one mesh, each rank with as few elements as can be said.
+    """Return the storage of parameters on one mesh, with as few elements on each rank as can be expressed.
 
     Args:
-        shapes: of the parameters, by name.
-        needs: of each parameter, what layers need of it; those that are not named are held whole.
-        num_ranks: the ranks, which the layouts call devices 0 to num_ranks - 1.
-        apart: whether a rank may hold parts of a dim that lie apart.
-        sizes: of the mesh, where these are given.
+        shapes: Shapes of the parameters, by name.
+        needs: For each parameter, the needs of layers; others are stored replicated.
+        num_ranks: Number of ranks, which the layouts call devices 0 to num_ranks - 1.
+        apart: Whether a rank may hold non-contiguous parts of a dim.
+        sizes: Sizes of the mesh, if given.
     """
     for name, own in needs.items():
         for need in own:
@@ -146,7 +155,7 @@ def storage(
 
 
 def held_as(need: Need, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Stored | None:
-    """Return how a tensor that ranks have in a layout is held on a mesh; None where no placement says it."""
+    """Return the storage of a tensor with a layout on a mesh; None where no placement expresses it."""
     found, readings = _Found({need.weight: shape}, {need.weight: [need]}, prod(sizes), True).stored(need.weight, sizes)
     return None if any(reading.steps or reading.view for reading in readings) else found
 
@@ -180,7 +189,7 @@ def _joined(sizes: tuple[int, ...], found: "_Found") -> tuple[int, ...]:
 
 
 class _Found:
-    """What has been found of parameters; those that are alike are looked at once."""
+    """Cache of storages of parameters; equal parameters are computed once."""
 
     def __init__(
         self, shapes: Mapping[str, tuple[int, ...]], needs: Mapping[str, Sequence[Need]], num_ranks: int, apart: bool
@@ -196,7 +205,7 @@ class _Found:
         )
 
     def stored(self, name: str, sizes: tuple[int, ...]) -> tuple[Stored, list[Reading]]:
-        """Return how a parameter is held on a mesh, and how its weights are had."""
+        """Return the storage of a parameter on a mesh, and the readings of its weights."""
         splits, held = self._best(name, sizes)
         stored = Stored(name=name, shape=self._shapes[name], splits=splits, held=held)
         readings = [self._reading(stored, need) for need in self._needs_on(name, sizes)]
@@ -233,7 +242,7 @@ class _Found:
         best = (nothing, (everything,) * self._num_ranks)
         if not parts or 0 in shape:
             return best
-        # The most axes first: what they say is the least to hold.
+        # The most axes first, since they give the smallest parts.
         for count in range(len(sizes), 0, -1):
             for axes in combinations(range(len(sizes)), count):
                 held = _coarser(shape, parts, coordinates, axes)
@@ -245,11 +254,11 @@ class _Found:
                 if sum(map(_count, held)) < sum(map(_count, best[1])):
                     best = splits, held
             if count == len(sizes) and best[0] != nothing:
-                break  # What fewer axes say is no less to hold.
+                break  # Fewer axes do not give smaller parts.
         return best
 
     def _needed(self, need: Need) -> tuple[Held | None, ...]:
-        """Return what each rank's layer needs of the parameter; None where it is no product of points of its dims."""
+        """Return the part of the parameter that each rank's layer needs; None where it is not a product of ranges."""
         key = (need.box, need.layout, need.view)
         if key not in self._parts:
             boxes, known = need.layout.by_device, dict[Box, Held | None]()
@@ -260,7 +269,7 @@ class _Found:
         return self._parts[key]
 
     def _is_local(self, needs: Sequence[Need], parts: Sequence[Sequence[Held | None]], held: Sequence[Held]) -> bool:
-        """Whether each rank has what its layers need and nothing else of the pieces that they read."""
+        """Return whether each rank has what its layers need, and nothing else of the slices that they read."""
         return all(
             tuple(_within(runs, span) for runs, span in zip(own, need.box, strict=True)) == wanted
             for need, part in zip(needs, parts, strict=True)
@@ -276,7 +285,7 @@ class _Found:
             return Reading(weight=need.weight, parameter=stored.name, box=need.box, view=need.view)
         if self._is_local([need], [parts], stored.held):
             return Reading(weight=need.weight, parameter=stored.name, cuts=cuts)
-        # What is held is boxes then (`_searched`), which may be more than what the layer needs or, of pieces, other.
+        # Parts are then boxes (`_searched`), which may be larger than the layer's need or, for shards, different.
         layout, count = stored.layout(), self._num_ranks
         boxed = [None if part is None or any(len(runs) != 1 for runs in part) else part for part in parts]
         if None not in boxed:
@@ -299,7 +308,7 @@ def _on_ranks(shape: tuple[int, ...], boxes: Sequence[Box]) -> Layout:
 
 
 def held_of(shape: Sequence[int], seen_as: Sequence[int], box: Box) -> Held | None:
-    """Return what a box of a tensor that is seen in another shape holds of it; None where that is no product."""
+    """Return the part of a reshaped tensor that a box of it covers; None where that is not a product of ranges."""
     found: list[Runs] = []
     for (first, last), (begin, end) in aligned_dims(shape, seen_as):
         runs = _flat(box[begin:end], seen_as[begin:end])
@@ -354,7 +363,7 @@ def _merged(runs: Iterable[Range]) -> Runs:
 
 
 def _moved(held: Held, box: Box) -> Held:
-    """Return what is held of a box in the coordinates that the box has."""
+    """Return a part of a box in the coordinates of the box."""
     return tuple(
         tuple((low + first, high + first) for low, high in runs) for runs, (first, _) in zip(held, box, strict=True)
     )
@@ -380,7 +389,7 @@ def _contiguous(held: Sequence[Held]) -> bool:
     return all(len(runs) == 1 for own in held for runs in own)
 
 
-# -- what axes say
+# -- DTensor's description
 
 
 def _coarser(
@@ -389,7 +398,7 @@ def _coarser(
     coordinates: Sequence[tuple[int, ...]],
     axes: Sequence[int],
 ) -> tuple[Held, ...]:
-    """Return what ranks hold that is alike for ranks which differ in other axes alone: what any of them needs."""
+    """Return parts of ranks that only depend on some axes: the union of the needs of ranks that differ in others."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank, point in enumerate(coordinates):
         groups.setdefault(tuple(point[axis] for axis in axes), []).append(rank)
@@ -399,7 +408,7 @@ def _coarser(
         own = [everything if part[rank] is None else part[rank] for part in parts for rank in ranks]
         together = tuple(_merged(run for held in own if held is not None for run in held[i]) for i in range(len(shape)))
         found |= dict.fromkeys(ranks, together)
-    # What nobody needs is kept, too, by all alike.
+    # Points that no rank needs are stored, too, by all equally.
     unread = [
         _left_out(_merged(run for held in found.values() for run in held[i]), extent) for i, extent in enumerate(shape)
     ]
@@ -417,14 +426,14 @@ def _left_out(runs: Runs, extent: int) -> Runs:
 def _said(
     shape: tuple[int, ...], held: Sequence[Held], coordinates: Sequence[tuple[int, ...]], sizes: tuple[int, ...]
 ) -> tuple[Split | None, ...] | None:
-    """Return what each axis does so that each rank holds just that; None where it cannot be said."""
+    """Return the effect of each axis that gives each rank exactly its part; None where it cannot be expressed."""
     splits: list[Split | None] = [None] * len(sizes)
     for dim, extent in enumerate(shape):
         runs = [own[dim] for own in held]
         axes = [
             axis
             for axis in range(len(sizes))
-            if any(runs[rank] != runs[_beside(rank, point, axis, sizes)] for rank, point in enumerate(coordinates))
+            if any(runs[rank] != runs[_first_along(rank, point, axis, sizes)] for rank, point in enumerate(coordinates))
         ]
         if any(splits[axis] is not None for axis in axes):
             return None
@@ -437,10 +446,10 @@ def _said(
 
 
 def is_gathered(factors: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Return whether PyTorch puts a dim together again that axes of some sizes split, each in so many chunks.
+    """Return whether PyTorch correctly gathers a dim that axes of some sizes split, each in so many chunks.
 
-    What `full_tensor` and `redistribute` give of others is wrong (torch 2.13): they take an axis that splits chunks,
-    unless it is the last one, for one that splits the dim after others.
+    For other splits `full_tensor` and `redistribute` are wrong (torch 2.13): they treat an axis that splits chunks,
+    unless it is the last one, as one that splits the dim after others.
     """
     if all(chunks == 1 for chunks in factors[:-1]):
         return True
@@ -451,21 +460,21 @@ def is_gathered(factors: Sequence[int], sizes: Sequence[int]) -> bool:
     )
 
 
-def _beside(rank: int, point: tuple[int, ...], axis: int, sizes: tuple[int, ...]) -> int:
-    """Return the first rank that differs along an axis alone."""
+def _first_along(rank: int, point: tuple[int, ...], axis: int, sizes: tuple[int, ...]) -> int:
+    """Return the first rank that differs along an axis only."""
     return rank - point[axis] * prod(sizes[axis + 1 :])
 
 
 def _factors(
     extent: int, runs: Sequence[Runs], coordinates: Sequence[tuple[int, ...]], axes: Sequence[int], sizes: Sequence[int]
 ) -> list[int] | None:
-    """Return of each axis in how many chunks it splits what those before it leave; None where they do not say it."""
+    """Return for each axis the number of chunks that it splits in earlier parts; None where there is no such number."""
     if not axes:
         return [] if all(own == ((0, extent),) for own in runs) else None
     factors: list[int] = []
     for number, axis in enumerate(axes):
         before = axes[:number]
-        # One group of ranks that agree in the axes before; the others are looked at when all is found.
+        # One group of ranks that agree in the previous axes; the other groups are checked at the end.
         first = [rank for rank, point in enumerate(coordinates) if all(point[other] == 0 for other in before)]
         left = _merged(run for rank in first for run in runs[rank])
         lowest = _merged(run for rank in first if coordinates[rank][axis] == 0 for run in runs[rank])
@@ -486,7 +495,7 @@ def _factors(
 
 
 def chunk_part(runs: Runs, chunks: int, parts: int, number: int) -> Runs | None:
-    """Return a part of each of so many equal chunks of some points, as DTensor takes it; None where there are none.
+    """Return a part of each of several equal chunks of points, as DTensor divides them; None for invalid numbers.
 
     Parts are those of `chunk`: the last ones may be shorter, or empty.
     """

@@ -1,8 +1,8 @@
-"""`Program`: what an emitted file declares its layers on, and the graph of one rank's PyTorch calls that comes of it.
+"""`Program`: collects the layers that an emitted file declares, and builds one rank's graph of PyTorch calls.
 
-A program is traced once: its layers' functions are called on values that stand for shards, and leave a graph of
-PyTorch's own functions of local tensors, of moves and of sums. Passes over this graph join sums of gradients where one
-does for several, and take away moves that move nothing. Steps run the graph; nothing of named dims is left in it.
+A program is traced once: its layers' functions are called on proxies of shards, and produce a graph of PyTorch's own
+functions of local tensors, of transfers and of all-reduces. Passes over this graph merge gradient all-reduces, and
+remove transfers without communication. Steps run the graph, which has no named dims.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -48,10 +48,12 @@ from pase.targets.training.data import DataInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """A tensor that is kept from step to step. tensor: on the mesh of the layer that declared it.
+    """A persistent tensor. tensor: on the mesh of the layer that declared it.
 
-    kind: "trained" by steps; "frozen", a weight that they do not change; "constant" of the model; "statistic", which is
-    kept of what they compute. deviation, mean: of its initial values.
+    Attributes:
+        kind: "trained" by steps; "frozen", a weight that they do not change; "constant" of the model; "statistic", a
+            running statistic.
+        deviation, mean: Of its initial values.
     """
 
     name: str
@@ -67,10 +69,13 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """What a stage takes from the one before it.
+    """The input of a stage from the previous one.
 
-    steps: from where that left it, on devices that are numbered after the stage's own. made: the shape of this rank's
-    part. fill: what stands where a box sticks out. movement: whose the bytes are.
+    Attributes:
+        steps: Transfers from its layout there, on devices numbered after the stage's own.
+        made: Shape of this rank's part.
+        fill: Value of padding.
+        movement: Owner of the bytes.
     """
 
     steps: tuple[ReshardStep, ...]
@@ -135,15 +140,22 @@ class _Graph(fx.Graph):
 class Program:
     """Collects the layers of a network for one rank.
 
-    rank, num_devices: of the group. trains: whether points are dropped, and moments are those of the batch. groups: of
-    ranks, which several programs of one process share. traffic: counts what moves. counts: whether to count labels that
-    are right. is_of_one_type: compute in one, whatever is said (`types`). drops_nothing: whether dropout keeps every
-    point, scaled as ever. received: of the stage before, by argument.
-    sources: by the name of a trained tensor, the argument of the graph that it is had of. dtype: the type of weights.
-    low: that of products where it is another, "". pieces: of the weights that ranks hold in pieces, where another
-    program of the same layers has told; else this one tells. device: of the tensors of a step. copied: weights of which
-    other stages have copies, which are in no pieces. notes: which weights' state is not the one that their layer's mesh
-    says, and why.
+    Attributes:
+        rank, num_devices: Of the group.
+        trains: Whether dropout is active, and normalisation uses the batch's statistics.
+        groups: Process groups, which several programs of one process share.
+        traffic: Counts transferred bytes.
+        counts: Whether to count correct labels.
+        is_of_one_type: Whether to compute in one type, ignoring `types`.
+        drops_nothing: Whether dropout keeps every point, with its usual scale.
+        received: Input from the previous stage, by argument.
+        sources: Argument of the graph from which each trained tensor, by name, is computed.
+        dtype: Type of weights.
+        low: Type of products where it differs, "".
+        pieces: Sharding of weights, if another program of the same layers has determined it; else this one does.
+        device: Device of a step's tensors.
+        copied: Weights with copies in other stages, which are not sharded.
+        notes: Weights whose state is not the one in their layer's mesh, and why.
     """
 
     def __init__(
@@ -184,10 +196,10 @@ class Program:
         self._host = LayerMesh("", DeviceMesh((), (HOST,)), self, is_host=True)
         self._mask_key: Any = None
 
-    # -- what emitted programs say
+    # -- declarations of emitted programs
 
     def types(self, *, weights: str, products: str) -> None:
-        """Say in which types the program computes; others follow (`pase.graph.precision`)."""
+        """Set the types in which the program computes; others follow (`pase.graph.precision`)."""
         if not self.is_of_one_type:
             self.dtype, self.low = weights, products if products != weights else ""
 
@@ -202,12 +214,17 @@ class Program:
     ) -> LayerMesh:
         """Return the mesh of a layer: (dim, number of parts) for each dim that is split.
 
-        devices: a permutation of the program's ranks, row-major over the axes and then the replicas. state: how ranks
-        that have the same part of a weight hold it: "replicated", each the whole of it; in pieces "zero1", what the
-        optimizer keeps; "zero2", the gradient, too; "zero3", the weight, too, gathered when the layer's turn comes.
-        recompute: whether what the layer's backward pass needs is computed again there; layers of which this is said
-        one after the other are computed again together, and keep what they read of others alone.
-        Raises ProgramError where the parts do not divide the ranks or the list is no permutation.
+        Args:
+            layer: Name of the layer.
+            axes: The split dims.
+            devices: A permutation of the program's ranks, row-major over the axes and then the replicas.
+            state: How ranks with the same part of a weight store it: "replicated"; or sharded: "zero1", the optimizer
+                state; "zero2", also the gradient; "zero3", also the weight, which is gathered when the layer computes.
+            recompute: Whether saved tensors of the layer are recomputed in its backward pass. Consecutive layers with
+                this flag are recomputed together, and only save their inputs from other layers.
+
+        Raises:
+            ProgramError: The parts do not divide the ranks, or the list is not a permutation.
         """
         if state not in STATES:
             raise ProgramError(f"layer {layer!r}: {unknown_name('state', state, STATES)}")
@@ -222,7 +239,7 @@ class Program:
         return self._input(DataInput(name=name, shape=tuple(shape)))
 
     def indices(self, name: str, shape: Sequence[int], *, below: int) -> Tensor:
-        """Return an input of whole numbers from 0 to below - 1."""
+        """Return an integer input with values from 0 to below - 1."""
         return self._input(DataInput(name=name, shape=tuple(shape), below=below))
 
     def weight(
@@ -237,8 +254,8 @@ class Program:
     ) -> Tensor:
         """Return a trained tensor on a mesh, its initial values normal with the given standard deviation and mean.
 
-        A name that another layer declared gives that layer's tensor, brought to this mesh: a shared weight. is_frozen:
-        whether it keeps its initial values.
+        A name that another layer declared gives that layer's tensor, redistributed to this mesh: a shared weight.
+        is_frozen: whether it keeps its initial values.
         """
         return self._kept(mesh, name, dims, "frozen" if is_frozen else "trained", deviation, mean)
 
@@ -246,27 +263,27 @@ class Program:
         return self._kept(mesh, name, dims, "constant")
 
     def statistic(self, mesh: LayerMesh, name: str, dims: Sequence[Dim], *, initial: float = 0.0) -> Tensor:
-        """Return a tensor on a mesh that is not trained but kept from step to step; initial: its first value."""
+        """Return a running statistic on a mesh, which is not trained; initial: its first value."""
         return self._kept(mesh, name, dims, "statistic", mean=initial)
 
     def keep(self, statistic: Tensor, value: Tensor, *, momentum: float) -> None:
-        """Have every step bring a statistic nearer to a value, by the share `momentum` of their difference."""
+        """Move a statistic towards a value in every step, by the share `momentum` of their difference."""
         name = next(name for name, weight in self.weights.items() if weight.tensor is statistic)
         self._keeps[name] = resolved(value), momentum
 
     @property
     def mask_key(self) -> Any:
-        """The key of a step's random masks, for the layers that drop points: two whole numbers."""
+        """Key of a step's dropout masks, for layers with dropout: two integers."""
         if self._mask_key is None:
             self._mask_key = self.argument("mask_key")
         return self._mask_key
 
-    # -- what layers are made of
+    # -- building blocks of layers
 
     def run(self, module: nn.Module, value: Any, name: str, *more: Any, **meta: Any) -> Any:
-        """Return what a module makes of a value, and of more, as a step of the graph.
+        """Add the call of a module on a value, and on further ones, to the graph, and return its result.
 
-        meta: what passes want to know of it.
+        meta: annotations for passes.
         """
         unique = self._new(name)
         self._root.add_module(unique, module)
@@ -276,36 +293,36 @@ class Program:
         return fx.Proxy(node, self._tracer)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return what a function makes of nodes of the graph, as a step of it."""
+        """Add the call of a function on nodes of the graph, and return its result."""
         return self.of(self._graph.call_function(function, args, dict(kwargs)))
 
     def of(self, node: fx.Node) -> Any:
-        """Return what stands for the value of a node of the graph."""
+        """Return the proxy of a node of the graph."""
         return fx.Proxy(node, self._tracer)
 
     def held(self, value: Any, name: str) -> Any:
-        """Return a tensor that steps need, which is kept on the program's device."""
+        """Return a constant tensor of steps, which is stored on the program's device."""
         unique = self._new(name)
         self._root.register_buffer(unique, value.to(self.device), persistent=False)
         return fx.Proxy(self._graph.get_attr(unique), self._tracer)
 
     def adder(self, mesh: LayerMesh, over: Iterable[str], gradients_of: Iterable[Tensor] = ()) -> Adder:
-        """Return what brings together what a layer has on the ranks that differ along some dims."""
+        """Return the all-reduce over the ranks that differ along some dims, for a layer."""
         group = self.groups.of(sum_groups(mesh.devices, mesh.split(over)))
         weights, is_exchange = self._origin([x.value.node for x in gradients_of])
         return Adder(mesh.layer, group, self.traffic, weights, self._shared, is_exchange)
 
     def sum(self, x: Tensor) -> Any:
-        # Of the layer that made the parts, whoever needs their sums.
+        # Attributed to the layer that computed the partial sums, for any consumer of the result.
         return self.run(Sum(self.adder(x.mesh, x.partial)), x.value, "sum", layer=x.value.node.meta["layer"])
 
     def greatest(self, x: Tensor, over: Iterable[str]) -> Any:
-        """Return the greatest of a tensor's values over the parts of some dims, of which no gradient flows back."""
+        """Return the maximum of a tensor's values over the parts of some dims, without a gradient."""
         axes = x.mesh.split(over)
         return self.run(Greatest(self.adder(x.mesh, axes)), x.value, "greatest") if axes else x.value.detach()
 
     def gradient_sum(self, x: Tensor, axes: frozenset[str]) -> Any:
-        """Return a tensor's value, the parts of whose gradient are added over some axes of its mesh."""
+        """Return a tensor's value, with its partial gradients all-reduced over some axes of its mesh."""
         module, layer = GradientSum(self.adder(x.mesh, axes, [x])), x.value.node.meta["layer"]
         return self.run(module, x.value, "gradient_sum", mesh=x.mesh, axes=axes, layer=layer)
 
@@ -321,8 +338,8 @@ class Program:
     ) -> Any:
         """Return a tensor's value on another mesh.
 
-        made: the shape of this rank's shard there. read: its dims there, windows included, if its gradient may go back
-        in parts.
+        made: shape of this rank's shard there. read: its dims there, windows included, if its gradient may remain
+        partial.
         """
         movement = Movement(producer=x.mesh.layer, consumer=mesh.layer, phase=Phase.FORWARD)
         if x.value is None:
@@ -346,7 +363,7 @@ class Program:
             fill=fill,
         )
         giver = x if x.over is not None and read is not None else None
-        # What is held is brought to a layer before any of them.
+        # Persistent tensors are redistributed before any layer.
         layer = self._graph.layer and mesh.layer
         return self.run(module, x.value, "move", giver=giver, mesh=mesh, read=read, layer=layer)
 
@@ -361,7 +378,7 @@ class Program:
         return self.run(module, x.value, "take")
 
     def count_correct(self, loss: Tensor, labels: Tensor, count: Callable[[], Any]) -> None:
-        """Have a loss known to be one of labels. count: how many of this rank's are right."""
+        """Mark a loss as one of labels; count: counts this rank's correct ones."""
         if self.counts:
             parts = prod(labels.mesh.devices.size(dim.name) for dim in labels.dims)
             self._correct[loss.value.node] = Correct(
@@ -425,7 +442,7 @@ class Program:
         return {self._arguments[source] for source in self.sources.values()}
 
     def cut(self, names: Iterable[str]) -> dict[str, Pieces]:
-        """Return the shards of weights, as their layers' meshes say that ranks hold them.
+        """Return the shards of weights, as their layers' meshes specify.
 
         names: of the weights that may be sharded; one that several layers share is not. All layers have been called.
         """
@@ -435,7 +452,7 @@ class Program:
         if not names:
             return found
         self._hoist()
-        fixed, groups = _fixed(self._graph, self._root, self._held()), self.groups.beside("gathers")
+        fixed, groups = _fixed(self._graph, self._root, self._held()), self.groups.separate("gathers")
         for name in names:
             mesh, layout = self.weights[name].tensor.mesh, self.weights[name].tensor.layout
             sums = _sums_after(self._arguments[self.sources[name]], fixed)
@@ -452,7 +469,7 @@ class Program:
         return found
 
     def _gather(self, pieces: Mapping[str, Pieces]) -> GatheredLayers:
-        """Have the graph gather the weights of each layer that do not stay, before it first uses one of them."""
+        """Make the graph gather the weights of each layer that do not stay gathered, before their first use."""
         layers, first = GatheredLayers(self.traffic), dict[str, int]()
         places = {node: place for place, node in enumerate(self._graph.nodes)}
         names: dict[str, list[str]] = {}
@@ -491,7 +508,7 @@ class Program:
         return WeightSum(
             groups=tuple(map(tuple, sum_groups(mesh.devices, over))) if over else (),
             points=max(prod(extents(box)) for box in boxes),
-            # Those of several layers are brought together on the way back.
+            # Gradients of weights shared by several layers are reduced on the way back.
             movement=Movement.within(mesh.layer, Phase.BACKWARD if name in self._shared else Phase.UPDATE),
         )
 
@@ -503,7 +520,7 @@ class Program:
         return unique
 
     def _origin(self, nodes: Iterable[fx.Node]) -> tuple[frozenset[str], bool]:
-        """Return the weights that values are made of, if of nothing else; whether the layer has summed them up."""
+        """Return the weights that values are computed from, if nothing else; whether the layer has reduced them."""
         trained = {weight.tensor.value.node: name for name, weight in self.weights.items()}
         found, is_exchange, is_read = set[str](), False, False
         left, known = list(nodes), set[fx.Node]()
@@ -524,23 +541,23 @@ class Program:
         return (frozenset() if is_read else frozenset(found)), is_exchange
 
     def declared(self, name: str, tensor: Tensor, kind: str) -> Any:
-        """Return the value of a tensor that is kept: an argument of the graph, in the dims of the layer."""
+        """Return the value of a persistent tensor: an argument of the graph, in the dims of the layer."""
         source = f"weight {name}"
         if kind == "trained":
             self.sources[name] = source
         return self.argument(source)
 
     def bind(self) -> None:
-        """Have what is kept come from where it is held; called once, when all layers are known."""
+        """Connect persistent tensors to their storage; called once, when all layers are known."""
 
     def bound(self, name: str, value: Callable[[], Any], users: Sequence[fx.Node] = ()) -> None:
-        """Replace an argument by a value computed of others.
+        """Replace an argument by a value computed from others.
 
         Args:
-            name: Of the argument.
-            value: Makes the value, as nodes of the graph.
-            users: Its users, in the order of the graph, before the first of which the value is made. By default it is
-                made before all else, outside of what is recomputed.
+            name: Name of the argument.
+            value: Computes the value, as nodes of the graph.
+            users: Its users, in the order of the graph, before the first of which the value is computed. By default it
+                is computed first of all, outside of recomputed regions.
         """
         node = self._arguments.pop(name)
         first = next(iter(users), None) or next(other for other in self._graph.nodes if other.op != "placeholder")
@@ -554,10 +571,10 @@ class Program:
         self._graph.erase_node(node)
 
     def argument(self, name: str) -> Any:
-        """Return what stands for a value that the graph is given, the same for the same name."""
+        """Return the proxy of an argument of the graph, the same for the same name."""
         if name in self._arguments:
             return fx.Proxy(self._arguments[name], self._tracer)
-        # Arguments stand before everything that is computed.
+        # Arguments precede all computations.
         last = next(reversed(self._arguments.values()), None)
         first = next(iter(self._graph.nodes), None)
         where = self._graph.inserting_after(last) if last else self._graph.inserting_before(first)
@@ -593,7 +610,7 @@ class Program:
 # -- passes
 
 _LOCAL = ("call_function", "call_method")
-"""What a rank computes by itself."""
+"""Operations of nodes without communication."""
 
 
 def remove_idle_sums(graph: fx.Graph, root: nn.Module, moving: Iterable[fx.Node]) -> None:
@@ -608,10 +625,10 @@ def remove_idle_sums(graph: fx.Graph, root: nn.Module, moving: Iterable[fx.Node]
 
 
 def hoist_sums(graph: fx.Graph, root: nn.Module, program: Program, weights: Set[fx.Node]) -> None:
-    """Have the sum of the gradient of what is made of a weight alone (rows of it, a view) be that of the weight itself.
+    """Move gradient all-reduces from values derived from only a weight (rows of it, a view) to the weight itself.
 
-    The ranks whose parts are summed make the same of it. What several uses of it leave is summed once, and so is what
-    is left over some axes after others. weights: the arguments that hold some.
+    The ranks that are reduced over derive the same values. Several uses are then reduced once, and so are remaining
+    axes after others. weights: the arguments with weights.
     """
     fixed = _fixed(graph, root, weights)
     ends = {node for node in graph.nodes if node.meta.get("is_weight")}
@@ -654,9 +671,9 @@ def hoist_sums(graph: fx.Graph, root: nn.Module, program: Program, weights: Set[
 
 
 def join_sums(graph: fx.Graph, root: nn.Module, program: Program) -> None:
-    """Have what hands a tensor to several readers sum their gradients, where they would sum them over its groups.
+    """Reduce gradients of several consumers at the producer, where they would be reduced over the same groups.
 
-    A reader that sums its gradient right after the move leaves its parts to the giver: they go back as parts.
+    A consumer that reduces its gradient right after the transfer leaves it partial: partial gradients are sent back.
     """
     joint: dict[fx.Node, fx.Node] = {}
     for node in list(graph.nodes):
@@ -673,7 +690,7 @@ def join_sums(graph: fx.Graph, root: nn.Module, program: Program) -> None:
         axes = frozenset(ends[0].axes)
         handed = joint.get(node.args[0])
         if handed is None:
-            # One sum for what readers leave, and for what the giver's own layer uses.
+            # One all-reduce for the consumers' gradients, and that of the producer's own layer.
             handed = next((n for n in node.args[0].users if n.meta.get("axes") == axes), None)
         if handed is None:
             module = GradientSum(program.adder(giver.mesh, axes, [giver]))
@@ -692,7 +709,7 @@ def join_sums(graph: fx.Graph, root: nn.Module, program: Program) -> None:
         node.args = (handed,)
         move = root.get_submodule(str(node.target))
         assert isinstance(move, Move)
-        # Each is between some of the ranks; all ranks make the groups of all.
+        # Each is between some of the ranks; all ranks create all groups.
         found = [exchange(step, program.groups) for step in back]
         move.back = tuple(own for step, own in zip(back, found, strict=True) if program.rank in step.source.devices)
         after.replace_all_uses_with(node)
@@ -700,10 +717,10 @@ def join_sums(graph: fx.Graph, root: nn.Module, program: Program) -> None:
 
 
 def lift_sums(graph: fx.Graph, root: nn.Module, weights: Mapping[str, fx.Node]) -> dict[str, frozenset[str]]:
-    """Take the sums of whole weights' gradients out of the graph: they are made in buckets, beside it.
+    """Remove the gradient all-reduces of whole weights from the graph: they are executed in buckets, outside of it.
 
-    Of what a rank makes of a weight alone (rows of it, a view) the others whose parts are summed make the same, so that
-    the gradients of the weight itself may be summed instead. Return over which axes of its mesh each one's are.
+    Values that a rank derives from only a weight (rows of it, a view) are the same on the other ranks that are reduced
+    over, so the gradients of the weight itself may be reduced instead. Return the axes of the mesh for each weight.
     """
     found = dict.fromkeys(weights, frozenset[str]())
     fixed = _fixed(graph, root, set(weights.values()))
@@ -716,7 +733,7 @@ def lift_sums(graph: fx.Graph, root: nn.Module, weights: Mapping[str, fx.Node]) 
 
 
 def _sums_after(weight: fx.Node, fixed: Set[fx.Node]) -> Iterator[fx.Node]:
-    """Yield the sums of the gradient of what a rank makes of a weight alone, up to where it meets something else."""
+    """Yield the gradient all-reduces of values derived from only a weight, up to where other values are combined."""
     after = _only_user(weight)
     while after is not None:
         if "axes" in after.meta:
@@ -727,7 +744,7 @@ def _sums_after(weight: fx.Node, fixed: Set[fx.Node]) -> Iterator[fx.Node]:
 
 
 def _fixed(graph: fx.Graph, root: nn.Module, weights: Set[fx.Node]) -> set[fx.Node]:
-    """Return what is computed of inputs and constants alone, without other ranks."""
+    """Return the nodes computed from only inputs and constants, without communication."""
     found = set[fx.Node]()
     for node in graph.nodes:
         is_local = node.op != "call_module" or isinstance(root.get_submodule(str(node.target)), Take)
@@ -747,7 +764,7 @@ def _only_user(node: fx.Node) -> fx.Node | None:
 
 
 def _next_call(node: fx.Node) -> fx.Node:
-    """Return the first node after one that is no argument of the graph."""
+    """Return the first node at or after one that is not an argument of the graph."""
     node = node.next
     while node.op == "placeholder":
         node = node.next
@@ -760,7 +777,7 @@ def _only_sum(node: fx.Node) -> fx.Node | None:
 
 
 def remove_still_moves(graph: fx.Graph, root: nn.Module) -> None:
-    """Take away the moves by which this rank keeps what it has."""
+    """Remove the transfers in which this rank keeps its part."""
     for node in list(graph.nodes):
         module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
         if isinstance(module, Move) and module.is_still:
@@ -775,7 +792,7 @@ def remove_still_moves(graph: fx.Graph, root: nn.Module) -> None:
 
 
 def merge_reshapes(graph: fx.Graph) -> None:
-    """Have a reshape of a reshape read what the first one reads."""
+    """Make a reshape of a reshape read the first one's input."""
     for node in graph.nodes:
         while _is_reshape(node) and isinstance(node.args[0], fx.Node) and _is_reshape(node.args[0]):
             node.replace_input_with(node.args[0], node.args[0].args[0])
@@ -787,7 +804,7 @@ def _is_reshape(node: fx.Node) -> bool:
 
 
 def fuse_biases(graph: fx.Graph) -> None:
-    """Have products and convolutions add the bias that alone is added to them."""
+    """Fuse a bias into the product or convolution whose result is only used in the addition."""
     for node in list(graph.nodes):
         if "added" not in node.meta:
             continue

@@ -1,8 +1,8 @@
-"""Sharding propagation: from how the operands of an operator are split to how its results are.
+"""Sharding propagation: the splits of an operator's results, given those of its operands.
 
-A dim of a tensor is told as the factors that it is made of, the outermost first, as views merge and split dims: of a
-batch and a sequence that are one dim, or of heads and their channels, each may be split by itself. Names of factors
-are those of the layer's iteration dims, by which its mesh splits.
+A dim of a tensor is expressed by the factors that it consists of, the outermost first, as views merge and split dims:
+batch and sequence in one dim, or heads and their channels, may each be split separately. Names of factors are those of
+the layer's iteration dims, by which its mesh splits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +21,14 @@ Splits = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Propagated:
-    """How an operator is run on shards.
+    """Execution of an operator on shards.
 
     Attributes:
-        operands: How each of them has to lie.
-        results: How each result lies.
-        sums: Names of the factors over whose parts results are parts of sums.
-        factors: What each factor of the rule is made of.
-        gathered: Numbers of the operands of which ranks hold less than they need.
+        operands: Required layout of each operand.
+        results: Layout of each result.
+        sums: Names of the factors over whose parts results are partial sums.
+        factors: Factors of dims that make up each factor of the rule.
+        gathered: Numbers of operands of which ranks hold less than they need.
     """
 
     operands: tuple[Dims, ...]
@@ -39,10 +39,10 @@ class Propagated:
 
 
 def propagated(rule: ShardingRule, operands: Sequence[Dims], splits: Splits) -> Propagated:
-    """Return how an operator is run whose operands lie so.
+    """Return the execution of an operator with operands in these layouts.
 
-    The largest operand decides first how a factor is split; one that the rule needs whole, or that would be split by a
-    name which splits another one, is not.
+    The largest operand first determines how a factor is split. A factor that the rule needs unsplit, or whose split
+    name already splits another factor, is not split.
     """
     told = [_factors_of(rule, number, dims, splits) for number, dims in enumerate(operands)]
     bound: dict[Factor, tuple[Dim, ...]] = {}
@@ -61,13 +61,13 @@ def propagated(rule: ShardingRule, operands: Sequence[Dims], splits: Splits) -> 
         if factor not in bound:
             bound[factor] = plain.get(factor, (Dim(f"{factor}*", extent),))
 
-    def lie(factors: Sequence[Sequence[Factor]]) -> Dims:
+    def layout_of(factors: Sequence[Sequence[Factor]]) -> Dims:
         return tuple(tuple(dim for factor in own for dim in bound[factor]) for own in factors)
 
-    wanted = tuple(lie(own) for own in rule.operands)
+    wanted = tuple(layout_of(own) for own in rule.operands)
     return Propagated(
         operands=wanted,
-        results=tuple(lie(own) for own in rule.results),
+        results=tuple(layout_of(own) for own in rule.results),
         sums=frozenset(dim.name for factor in rule.sums for dim in bound[factor] if splits.get(dim.name, 1) > 1),
         factors=bound,
         gathered=tuple(
@@ -84,9 +84,9 @@ def lies_alike(one: Dims, other: Dims, splits: Splits) -> bool:
 
 
 def refined(dims: Sequence[Dim], extents: Sequence[int], splits: Splits) -> tuple[tuple[Dim, ...], ...] | None:
-    """Return the factors of a dim as those of some dims that are together as large; None where parts do not fit.
+    """Return the factors of a dim, regrouped to dims of the same total size; None where parts do not match.
 
-    A factor that is split is divided only so that its parts are those of the outer one.
+    A split factor is only divided such that its parts are those of the outer one.
     """
     left, found = list(dims), list[tuple[Dim, ...]]()
     for extent in extents:
@@ -107,7 +107,7 @@ def refined(dims: Sequence[Dim], extents: Sequence[int], splits: Splits) -> tupl
 
 
 def _factors_of(rule: ShardingRule, number: int, dims: Dims, splits: Splits) -> dict[Factor, tuple[Dim, ...]]:
-    """Return what the factors of an operand are made of; those of a dim whose parts do not fit are left out."""
+    """Return the composition of an operand's factors; factors of dims whose parts do not match are omitted."""
     found: dict[Factor, tuple[Dim, ...]] = {}
     for own, factors in zip(dims, rule.operands[number], strict=True):
         extents = [rule.extents[factor] for factor in factors]
@@ -117,9 +117,9 @@ def _factors_of(rule: ShardingRule, number: int, dims: Dims, splits: Splits) -> 
 
 
 def _canonical(dims: Sequence[Dim], splits: Splits) -> list[object]:
-    """Return a dim's factors, those that are not split merged with what they stand behind.
+    """Return a dim's factors, with unsplit ones merged into those before them.
 
-    Even parts of a factor are, with all of the factors behind it, those of one that is as large as these together.
+    The even parts of a factor, with all of the factors after it, are those of one factor as large as these together.
     """
     found: list[object] = [1]
     for dim in dims:

@@ -1,8 +1,8 @@
-"""Shards of parameters that several ranks hold and update alike, and how they stay equal.
+"""Replicas of parameter shards, which several ranks update separately, and their reconciliation.
 
-Ranks that compute a layer on the same data have the same gradients, which nothing sums over them. Kernels that add in
-no fixed order (flash attention's and cuDNN's backward passes) leave such gradients different by rounding, and the
-weights would drift apart. So from time to time the first of these ranks sends its shards to the others.
+Ranks that compute a layer on the same data have the same gradients, so no all-reduce synchronises them.
+Nondeterministic kernels (the backward passes of flash attention and cuDNN) leave such gradients different by rounding,
+and the weights would drift apart. Therefore the first of these ranks regularly broadcasts its shards to the others.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,16 +17,16 @@ from pase.targets.torch.placements import Storage
 from pase.targets.torch.states import WeightSum, local_of
 
 DEFAULT_STEPS = 100
-"""After how many steps replicas are made equal: less than a hundredth of what a step of the built-in networks sends."""
+"""Steps between two broadcasts: their traffic is less than 1 % of that of a step of the built-in networks."""
 
 
 class Replicas:
-    """The shards that ranks hold in common, without a sum of their gradients over all of these ranks.
+    """The shards that ranks hold in common, without a gradient all-reduce over all of these ranks.
 
     Args:
-        storage: How ranks hold all parameters and buffers.
-        sums: Of the gradients of parameters, by name.
-        groups: Makes process groups; all ranks ask for the same ones.
+        storage: Storage of all parameters and buffers.
+        sums: Gradient all-reduces of parameters, by name.
+        groups: Creates process groups; all ranks request the same ones.
     """
 
     def __init__(self, storage: Storage, sums: Mapping[str, WeightSum], groups: Groups) -> None:

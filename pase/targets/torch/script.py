@@ -1,4 +1,4 @@
-"""What an emitted program for PyTorch runs: training, or the outputs of data, and `main`, its command line."""
+"""Entry points of emitted programs for PyTorch: training, outputs for data, and `main`, the command line."""
 
 import inspect
 import os
@@ -63,18 +63,23 @@ def train(
 ) -> list[float]:
     """Train a program on this rank and return the loss of every step, before its update.
 
-    micro_batches: of a step, each as large as the program's inputs; a batch of the data is all of them. device: "cpu"
-    or "cuda". generator: ``package.module:function`` that yields the data, instead of a file of them; its module is
-    executed. measure: count the bytes that ranks send in a step.
-
     Rank 0 reports events: ``resumed`` (step), ``built`` (build_time_s, predicted_bytes None) and those of `Steps.take`.
+
+    Args:
+        build: Declares the layers; or the stages.
+        options: Training options.
+        num_devices: Number of ranks.
+        micro_batches: Micro-batches of a step, each with the program's batch; a batch of the data is all of them.
+        device: "cpu" or "cuda".
+        generator: ``package.module:function`` that yields the data, instead of a file; its module is executed.
+        measure: Whether to count the bytes that ranks send in a step.
     """
     begin = time.perf_counter()
     ranks = _joined(num_devices, device)
     agree(lambda: (None, _same_on_all_ranks(build, options, num_devices, micro_batches, checkpointing)))
     is_first = ranks.rank == 0
     shown = report if report and is_first else _silent
-    # Before anything expensive: what is wrong is found out at once.
+    # Before anything expensive, so that errors are found immediately.
     found = found_checkpoint(checkpointing) if checkpointing else None
     kept = found[0] if found else None
     asked, options = options, replace(options, seed=kept.seed if kept else options.seed or 0)
@@ -131,7 +136,7 @@ def _same_on_all_ranks(
     micro_batches: int,
     checkpointing: CheckpointFolder | None,
 ) -> dict[str, object]:
-    """Return what has to be the same on all ranks, by what messages call it."""
+    """Return the values that must be equal on all ranks, by their names in messages."""
     builds = [build] if not isinstance(build, Pipeline) else [*build.stages, build.schedule, build.micro_batches]
     kept = checkpointing and (checkpointing.save_every, checkpointing.keep, checkpointing.resume is None)
     return {
@@ -153,7 +158,7 @@ def _same_on_all_ranks(
 
 
 def _text_of(part: Any) -> str:
-    """Return the text of the program that declares layers, or its instructions where there is no file of it."""
+    """Return the text of the program that declares layers, or its bytecode where there is no file of it."""
     if not callable(part):
         return str(part)
     try:
@@ -195,13 +200,15 @@ def _silent(_: dict[str, Any]) -> None:
 def main(
     build: Build | Pipeline, *, num_devices: int, micro_batches: int = 1, arguments: Sequence[str] | None = None
 ) -> None:
-    """Train, or compute outputs, as the command line says; exit with status 1 and one line where that cannot be done.
+    """Train, or compute outputs, as the command line specifies; exit with status 1 and one line on failure.
 
-    A process that no launcher started starts the ranks on this machine, and is none of them if there are several.
+    A process started directly starts the ranks on this machine, and is not one of them if there are several.
 
-    build: declares the layers on a program and returns the loss, the outputs, or both; or the stages that do so.
-    micro_batches: that a step of training consists of, where stages do not say it. arguments: by default those of the
-    process.
+    Args:
+        build: Declares the layers on a program and returns the loss, the outputs, or both; or the stages that do so.
+        num_devices: Number of ranks.
+        micro_batches: Micro-batches of a training step, where stages do not specify them.
+        arguments: Default: those of the process.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     values = command_of_program.read(given)
@@ -216,7 +223,7 @@ def main(
         else:
             run_program([sys.argv[0], *given], ranks=num_devices)
     except PaseError as error:
-        # Whoever started this rank says what it hears of it.
+        # The process that started this rank reports its failure.
         if not (is_rank and tell_failure(error)):
             sys.stderr.write(f"error: {error}\n")
         raise SystemExit(1) from None

@@ -1,7 +1,7 @@
-"""Files of shards: a rank's boxes of tensors, in the format of safetensors, and the record that says where each box is.
+"""Files of shards: a rank's boxes of tensors, in the safetensors format, and the record of each box's location.
 
-What a record says is held against the files before anything of its size is made, and each shard against its SHA-256
-before anything is loaded.
+A record is checked against the files before anything of its stated size is allocated, and each shard against its
+SHA-256 before anything is loaded.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from pase.errors import ProgramError
 from pase.sharding.boxes import Box, extents, intersection, num_points
 
 Piece = tuple[Box, torch.Tensor]
-"""A box of a tensor, and what a rank has of it: a view of the rank's memory in the box's shape."""
+"""A box of a tensor, and a view of the rank's memory in the box's shape."""
 
 _PIECE_BYTES = 1 << 20
 _ALIGNMENT = 8
@@ -51,13 +51,13 @@ _BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in _TYPES}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Where one box of a tensor is.
+    """Location of one box of a tensor.
 
     Attributes:
-        box: Of the tensor.
+        box: Box of the tensor.
         file: Name of the file in the checkpoint's folder.
-        offset: Of its first byte in the file.
-        num_bytes: How many bytes it takes there.
+        offset: Offset of its first byte in the file.
+        num_bytes: Number of bytes in the file.
         sha256: Checksum of these, in hexadecimal digits; "" in a format that has another one.
     """
 
@@ -73,10 +73,10 @@ class Saved:
     """A tensor of a checkpoint.
 
     Attributes:
-        shape: Of the tensor, shards put together.
-        dtype: Of its elements.
+        shape: Shape of the full tensor.
+        dtype: Element type.
         shards: Boxes that cover it.
-        read: Returns a shard's tensor; ValueError or OSError where it is damaged. It makes no more than the shard has.
+        read: Returns a shard's tensor, without allocating more; ValueError or OSError where it is damaged.
     """
 
     shape: tuple[int, ...]
@@ -89,7 +89,7 @@ class Saved:
 
 
 def named_type(name: str, dtype: torch.dtype) -> str:
-    """Return what a record calls the type of a tensor; ProgramError where files of shards have no such type."""
+    """Return the name of a tensor type in records; ProgramError for unsupported types."""
     if dtype not in _TYPES:
         raise ProgramError(f"{name!r} is of {dtype}, which checkpoints do not hold; convert it to another type")
     return str(dtype).removeprefix("torch.")
@@ -133,7 +133,7 @@ def _raw(x: torch.Tensor) -> memoryview:
 
 
 def tensors_document(tensors: Mapping[str, tuple[str, Sequence[int], Sequence[Shard]]]) -> dict[str, Any]:
-    """Return what a record says of tensors, by name: type, shape and shards of each."""
+    """Return the record of tensors, by name: type, shape and shards of each."""
     return {
         name: {
             "dtype": dtype,
@@ -163,7 +163,7 @@ class TensorDocument(Document):
 
 
 def read_tensors(folder: Path, tensors: Mapping[str, TensorDocument], source: DocumentSource) -> dict[str, Saved]:
-    """Return the tensors that a record names; the source's error where they are not in the files."""
+    """Return the tensors in a record; the source's error where the files do not contain them."""
     sizes: dict[str, int] = {}
     found = {}
     for name, tensor in tensors.items():
@@ -181,10 +181,10 @@ def read_tensors(folder: Path, tensors: Mapping[str, TensorDocument], source: Do
 
 
 def check_box(source: DocumentSource, path: str, box: Box, shape: Sequence[int]) -> None:
-    """Raise the source's error where a box is none of a tensor of a shape."""
+    """Raise the source's error where a box is not within a tensor of a shape."""
     inside = len(box) == len(shape)
     if not inside or any(not low <= high <= extent for (low, high), extent in zip(box, shape, strict=True)):
-        raise source.fail(path, f"is no box of a tensor of shape {list(shape)}")
+        raise source.fail(path, f"is not a box of a tensor of shape {list(shape)}")
 
 
 def check_covered(source: DocumentSource, path: str, shape: Sequence[int], shards: Sequence[Shard]) -> None:
@@ -195,10 +195,10 @@ def check_covered(source: DocumentSource, path: str, shape: Sequence[int], shard
 
 
 def check_in_file(source: DocumentSource, path: str, folder: Path, shard: Shard, sizes: dict[str, int]) -> None:
-    """Raise the source's error where a file has no such bytes. sizes: of files that were looked at, added to."""
+    """Raise the source's error where a file lacks these bytes; sizes: cache of file sizes."""
     if shard.file not in sizes:
         if Path(shard.file).name != shard.file:
-            raise source.fail(path, f"is in {shard.file!r}; expected the name of a file beside the record")
+            raise source.fail(path, f"is in {shard.file!r}; expected the name of a file in the record's folder")
         try:
             status = (folder / shard.file).stat()
         except (OSError, ValueError) as error:
@@ -236,10 +236,10 @@ def _reader(folder: Path) -> Callable[[Saved, Shard], torch.Tensor]:
 
 
 def fill(pieces: Sequence[Piece], name: str, saved: Saved) -> None:
-    """Copy what a checkpoint has of a tensor into a rank's pieces of it.
+    """Copy a checkpoint's tensor into a rank's boxes of it.
 
     Raises:
-        ValueError: A shard is damaged, or the shards lack elements of a piece.
+        ValueError: A shard is damaged, or the shards lack elements of a box.
         OSError: A file cannot be read.
     """
     missing = [target.numel() for _, target in pieces]
@@ -258,7 +258,7 @@ def fill(pieces: Sequence[Piece], name: str, saved: Saved) -> None:
 
 
 def damage(tensors: Mapping[str, Saved], rank: int = 0, world_size: int = 1) -> str | None:
-    """Return what is wrong with the first damaged shard among this rank's share of all of them; None where none is.
+    """Describe the first damaged shard in this rank's share of all shards; None if there is none.
 
     Each shard is read by one rank, the largest first.
     """

@@ -1,4 +1,4 @@
-"""A PyTorch module under a plan with a pipeline: on each rank the stages of its group, trained by whole steps."""
+"""A PyTorch module under a plan with a pipeline: each rank has the stages of its group, and trains by whole steps."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,7 +46,7 @@ from pase.targets.torch.watch import HELD_PIPELINE, PASSES, PIPELINE
 
 
 class StageModule(Parallel):
-    """A stage on this rank; its parameters and buffers are the whole module's."""
+    """A stage on this rank; its parameters and buffers have the names of the whole module's."""
 
     def __init__(self, module: nn.Module, parallel: "Staged", number: int) -> None:
         nn.Module.__init__(self)
@@ -63,7 +63,7 @@ class StageModule(Parallel):
         self._direct = frozenset()
         self._traffic, self._state = parallel.traffic, parallel._state
         self._groups = stages.groups()
-        self._sum_groups = self._groups.beside("sums")
+        self._sum_groups = self._groups.separate("sums")
 
     def ask(self) -> None:
         for own in self._sums.values():
@@ -111,9 +111,9 @@ class StageModule(Parallel):
 
 
 class Staged(Parallel):
-    """A model under a plan with a pipeline, on one rank, which has the parameters of its stages alone.
+    """A model under a plan with a pipeline, on one rank, which only has the parameters of its stages.
 
-    It trains by `accumulate`. Called without gradients, it returns the loss of one micro-batch.
+    It is trained by `accumulate`. Called without gradients, it returns the loss of one micro-batch.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Staged(Parallel):
         for stage in self._own.values():
             stage.ask()
             sums = {**stage._sums, **sums}
-        self._replicas = Replicas(self._stored, sums, self._stages.groups().beside("sums"))
+        self._replicas = Replicas(self._stored, sums, self._stages.groups().separate("sums"))
         self._stages.connect()
         states = [note for program in programs for note in program.notes]
         self.notes = (*notes, *notes_on(self._state, self._stored), *states)
@@ -238,7 +238,7 @@ class Staged(Parallel):
         return self._returned_loss(self._stages.known(loss))
 
     def _returned_loss(self, loss: Any) -> Any:
-        """Return what the module returns, of which the loss is known on all ranks."""
+        """Return the module's result, given its loss, on all ranks."""
         return self._live.returned([loss.reshape(self._live.outputs[0].shape)])
 
     def reconcile(self) -> None:
@@ -261,7 +261,7 @@ class Staged(Parallel):
         return inputs
 
     def _begun_on(self, inputs: Callable[[int], Mapping[str, Any]], count: int) -> dict[int, RankStage]:
-        """Begin a step of so many micro-batches. inputs: Returns those of one, by its number, when its turn comes."""
+        """Start a step of `count` micro-batches; inputs: returns those of one, by its number, when it starts."""
         for number in range(count):
             own = inputs(number)
             self._check_inputs(own)
@@ -294,9 +294,9 @@ class Staged(Parallel):
             receive(self._tensor(name), gradient)
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale the gradients so that their norm over all stages is a given one at most; return what it was.
+        """Scale the gradients so that their norm over all stages is at most a given one; return the original norm.
 
-        All ranks call it: `torch.nn.utils.clip_grad_norm_` would know the parameters of this rank's stages alone.
+        All ranks call it: `torch.nn.utils.clip_grad_norm_` would only use the parameters of this rank's stages.
         """
         own = {name: p for name, p in self.named_parameters() if p.grad is not None}
         counted = [p.grad for name, p in own.items() if self.owns(name)]
@@ -335,7 +335,7 @@ class Staged(Parallel):
         return self._holders[self._state.first[name]][0] == self._stages.group
 
     def _stored_by(self, needs: Mapping[str, Sequence[Need]]) -> Storage:
-        """Return how this rank's group holds what its stages need."""
+        """Return the storage for this rank's group, given its stages' needs."""
         size = self._stages.size
         shapes = self._state.shapes
         names = [name for name, own in self._holders.items() if self._stages.group in own]
@@ -406,7 +406,7 @@ class Staged(Parallel):
 
 
 def _live_of(live: LiveModel, graph: Graph) -> LiveModel:
-    """Return what a stage, by its graph, has of a module; what is returned beside the loss is nobody's."""
+    """Return a stage's part of a traced module, given its graph; other outputs than the loss are dropped."""
 
     def own(named: Mapping[Any, Any]) -> dict[Any, Any]:
         return {key: x for key, x in named.items() if (key if isinstance(key, str) else key[0]) in graph.index}

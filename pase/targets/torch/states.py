@@ -1,20 +1,20 @@
-"""How ranks have weights and gradients between them: pieces (ZeRO), layers that are computed again, sums in buckets.
+"""State of weights and gradients on ranks: ZeRO sharding, recomputation, and bucketed gradient all-reduces.
 
-The ranks that hold the same part of a weight, and have parts of its gradient, shard that part along a dim. Each
-updates its own piece. Under `zero1` and `zero2` the whole part stays, with the piece in it, and is gathered in place
-after the update; under `zero3` it is there while its layer computes: `Gather`, a step of a rank's graph, gathers the
-weights of one layer, and begins with those of the next one. What autograd keeps of them for the backward pass is which
-weights they are; they are gathered again as it comes to need them, those of the layer before along with them.
+The ranks that hold the same part of a weight, and have partial gradients of it, shard that part along a dim. Each
+updates its own shard. Under `zero1` and `zero2` the whole part stays gathered, with the shard in it, and is
+all-gathered in place after the update. Under `zero3` it exists while its layer computes: `Gather`, a node of a rank's
+graph, gathers the weights of one layer, and prefetches those of the next one. Instead of these, autograd saves
+references to them for the backward pass, which gathers them again on demand, and prefetches those of the layer before.
 
-Layers that stand one after the other and are computed again are a run: it keeps what it reads of others. When gradients
-of what it writes are all there, its forward pass runs again, with its moves and sums, on all ranks at the same place
-among these; then its backward pass runs.
+Consecutive recomputed layers form a run, which only saves its inputs. When all gradients of its outputs are available,
+its forward pass runs again, with its transfers and all-reduces, on all ranks at the same position among these; then its
+backward pass runs.
 
-Parts of weights' gradients are added once, in buckets, while the backward pass goes on (`Gradients`): where ranks that
-hold the same part of a weight have parts of its gradient, these are added over them, in buckets, each as soon as all of
-it is there, in an order that all ranks know beforehand (`pase.sharding.buckets`). Of a weight in pieces each rank has
-the sum of its own piece, and what others have of theirs goes as soon as the next bucket is on its way. At the end of
-the backward pass every parameter has its gradient as its `grad`.
+Gradients of weights are reduced once, in buckets, during the backward pass (`Gradients`). Where ranks that hold the
+same part of a weight have partial gradients, each bucket is reduced over them as soon as all of it is available, in an
+order that all ranks know beforehand (`pase.sharding.buckets`). For a sharded weight each rank keeps the sum of its own
+shard, and the rest is freed once the next bucket has been launched. At the end of the backward pass every parameter has
+its gradient in its `grad`.
 """
 
 from collections import deque
@@ -46,13 +46,13 @@ class Pieces:
     """How ranks that all have the same part of a weight shard it.
 
     Attributes:
-        state: How they hold it, a name of `pase.planning.plan.STATES`.
-        layer: Layer that the weight is of.
+        state: State of the weight, a name of `pase.planning.plan.STATES`.
+        layer: Layer of the weight.
         group: The ranks, in the order of the shards.
         dim: Dim along which they shard the part.
         parts: Layout of the parts, over all ranks.
         groups: All groups of ranks that shard a part.
-        sizes: Of the mesh of all ranks, see `sharded_layout`.
+        sizes: Sizes of the mesh of all ranks, see `sharded_layout`.
     """
 
     state: str
@@ -75,7 +75,7 @@ class Pieces:
 
     @cached_property
     def bounds(self) -> tuple[Range, ...]:
-        """What each rank of the group has of the dim; the last ones may have less than the others, or nothing."""
+        """Range of the dim for each rank of the group; the last ones may be smaller than the others, or empty."""
         boxes, start = self.layout.by_device, self.parts.by_device[self.group.rank][self.dim][0]
         shards = (boxes[rank][self.dim] for rank in self.group.ranks)
         return tuple((low - start, high - start) for low, high in shards)
@@ -111,7 +111,7 @@ class Pieces:
 
     @cached_property
     def is_in_order(self) -> bool:
-        """Whether the shards follow one another in memory, padding behind all of them alone."""
+        """Whether the shards are contiguous in memory, with padding only at the end."""
         size = self.bounds[0][1]
         extent = self.shape[self.dim]
         is_prefix = all(low == min(number * size, extent) for number, (low, _) in enumerate(self.bounds))
@@ -123,7 +123,7 @@ class Pieces:
 
     @cached_property
     def _runs(self) -> tuple[tuple[int, int, int, int], ...]:
-        """Neighbouring ranks with equally large shards: the first rank, how many, where they begin, and the extent."""
+        """Consecutive ranks with equally large shards: the first rank, their number, their start, and the extent."""
         runs: list[tuple[int, int, int, int]] = []
         for number, (low, high) in enumerate(self.bounds):
             if runs and runs[-1][3] == high - low:
@@ -139,7 +139,7 @@ class Pieces:
         return whole.narrow(self.dim, low, high - low)
 
     def empty(self, like: Any) -> Any:
-        """Return a part without values, with room for the padding of what is gathered into it in place."""
+        """Return a part without values, with room for the padding of an all-gather into it."""
         if not self.is_in_order:
             return like.new_empty(self.shape)
         return like.new_empty(self.count * self.row_points)[: prod(self.shape)].view(self.shape)
@@ -184,17 +184,17 @@ class Pieces:
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
     def count_bytes(self, traffic: Traffic, phase: Phase, itemsize: int) -> None:
-        """Count what a rank sends as the pieces are gathered, or as their sums are shared out."""
+        """Count the bytes that a rank sends in the all-gather, or in the reduce-scatter."""
         if traffic.is_counted:
             sent = (self.count - 1) * self.row_points * itemsize
             traffic.add(Movement.within(self.layer, phase), sent)
 
 
 def held_whole(pieces: Pieces, piece: Any) -> tuple[Any, Any]:
-    """Return what stands for the whole part in a rank's graph, and the rank's piece, within the part if that stays.
+    """Return a stand-in for the whole part in a rank's graph, and the rank's shard, within the part if that stays.
 
-    The first is the part itself, to be gathered, or nothing that has its shape. A piece whose elements lie apart in the
-    part stays beside it: fused kernels of optimizers take no strides.
+    The first is the part itself, to be gathered, or an empty tensor with its shape. A shard that is not contiguous in
+    the part is stored separately, because fused kernels of optimizers do not support strides.
     """
     if not pieces.is_kept:
         return piece.new_empty(()).expand(pieces.shape), piece
@@ -205,11 +205,11 @@ def held_whole(pieces: Pieces, piece: Any) -> tuple[Any, Any]:
 
 
 _GATHERS_AHEAD = 2
-"""How many weights are gathered at once before a step: each needs memory of its own until its shards are in order."""
+"""Number of weights gathered concurrently before a step: each needs temporary memory until its shards are in order."""
 
 
 def gather_in_place(held: Iterable[tuple[Pieces, Any, Any]], traffic: Traffic) -> None:
-    """Gather parts that stay. held: of each its pieces, the whole and this rank's piece."""
+    """All-gather parts that stay gathered; held: for each its sharding, the whole part and this rank's shard."""
     pending: deque[tuple[Pieces, Any, Callable[[], Any]]] = deque()
 
     def finish() -> None:
@@ -241,13 +241,13 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        # All that computes with the weights has had its turn.
+        # All computations with the weights have finished.
         ctx.module.wholes = None
         return (None, None, None, *gradients)
 
 
 class _Joined(torch.autograd.Function):
-    """In a compiled graph, which keeps what it gathers."""
+    """Gathers in a compiled graph, which saves the result."""
 
     @staticmethod
     def forward(_ctx: Any, _leaf: Any, whole: Any) -> Any:
@@ -259,10 +259,12 @@ class _Joined(torch.autograd.Function):
 
 
 class Gather(nn.Module):
-    """The weights of a layer, whole, of the ranks' pieces; their gradients are those of the whole parts.
+    """Gathers the weights of a layer from the ranks' shards; their gradients are those of the whole parts.
 
-    wholes: those of the backward pass, while its layer has its turn there. is_saved: whether that needs any. run: of
-    layers that are computed again together, that it is of; None for none.
+    Attributes:
+        wholes: Gathered weights of the backward pass, while its layer computes.
+        is_saved: Whether the backward pass needs any.
+        run: Run of recomputed layers that it belongs to; None for none.
     """
 
     def __init__(self, layers: "GatheredLayers", pieces: Sequence[Pieces], run: int | None) -> None:
@@ -278,7 +280,10 @@ class Gather(nn.Module):
     def forward(self, leaves: Sequence[Any], own: Sequence[Any], following: Sequence[Any]) -> Any:
         """Return the whole parts.
 
-        leaves: of which gradients are made. own, following: this rank's pieces of them, and of those of the next layer.
+        Args:
+            leaves: Leaves that receive the gradients.
+            own: This rank's shards.
+            following: This rank's shards of the next layer.
         """
         if torch.compiler.is_compiling():
             found = [
@@ -289,9 +294,9 @@ class Gather(nn.Module):
         return _Gathered.apply(self, own, following, *leaves)
 
     def gathered(self, own: Sequence[Any], following: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the whole parts in the forward pass, and begin with those of the next layer."""
+        """Return the whole parts in the forward pass, and prefetch those of the next layer."""
         self.begin(own, Phase.FORWARD)
-        # What is computed again in the backward pass is not followed by what comes next forward.
+        # A recomputation is not followed by the next layer of the forward pass.
         if following and torch._C._current_graph_task_id() < 0:
             self.layers.modules[self.number + 1].begin(following, Phase.FORWARD)
         found = self._ended()
@@ -299,7 +304,7 @@ class Gather(nn.Module):
         return found
 
     def again(self) -> tuple[Any, ...]:
-        """Return the whole parts in the backward pass, and begin with those of the layer before that needs its own."""
+        """Return the whole parts in the backward pass, and prefetch those of the layer before that needs its own."""
         if self.wholes is None:
             self.begin(self._own, Phase.BACKWARD)
             before = next((module for module in reversed(self.layers.modules[: self.number]) if module.is_saved), None)
@@ -325,14 +330,14 @@ class Gather(nn.Module):
     def _ended(self) -> tuple[Any, ...]:
         begun, self._begun = self._begun, []
         rows_of = deque(begun)
-        # Rows are dropped as soon as they are put in order.
+        # Rows are freed as soon as they have been copied in order.
         begun.clear()
         return tuple(pieces.joined(rows_of.popleft()()) for pieces in self.pieces if rows_of)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What autograd keeps of a weight that is gathered: which one, and how it is seen."""
+    """Reference to a gathered weight that autograd saves: which weight, and its view."""
 
     module: Gather
     number: int
@@ -342,7 +347,7 @@ class _Kept:
 
 
 class GatheredLayers:
-    """The layers of a program whose weights are gathered as their turns come. modules: in the order of the turns."""
+    """The layers of a program whose weights are gathered when they compute; modules: in the order of computation."""
 
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
@@ -352,7 +357,7 @@ class GatheredLayers:
         self._is_queued = False
 
     def check_compiled(self) -> None:
-        """Raise ProgramError where a compiled graph would keep weights that are gathered for the backward pass."""
+        """Raise ProgramError where a compiled graph would save gathered weights for the backward pass."""
         kept = next((module for module in self.modules if module.run is None), None)
         if kept is not None:
             raise ProgramError(
@@ -362,18 +367,18 @@ class GatheredLayers:
             )
 
     def remember(self, module: Gather, wholes: Sequence[Any]) -> None:
-        """Know weights again when autograd keeps them."""
+        """Register gathered weights, to recognise them when autograd saves them."""
         for number, whole in enumerate(wholes):
             before = self._storages.pop((module, number), None)
             if before is not None:
                 del self._owners[before]
-            # No other storage is taken for this one as long as it is referred to.
+            # While a storage is referenced, no other one gets its address.
             storage = self._storages[module, number] = StorageWeakRef(whole.untyped_storage())
             self._owners[storage] = module, number
 
     @contextmanager
     def freed(self) -> Iterator[None]:
-        """Run a program so that autograd keeps none of the weights that are gathered."""
+        """Run a program such that autograd saves none of the gathered weights."""
         if not self.modules or torch.compiler.is_compiling():
             yield
             return
@@ -385,11 +390,11 @@ class GatheredLayers:
 
     @contextmanager
     def freed_here(self) -> Iterator[None]:
-        """Have autograd keep no weights that are gathered, and all else as it would without."""
+        """Make autograd save references for gathered weights, and everything else as usual."""
         if not self.modules or torch.compiler.is_compiling():
             yield
             return
-        # Of hooks PyTorch calls the innermost alone.
+        # PyTorch only calls the innermost hooks.
         keep, give = torch._C._autograd._top_saved_tensors_default_hooks(False) or (_as_it_is, _as_it_is)
 
         def packed(tensor: Any) -> Any:
@@ -431,9 +436,9 @@ def _as_it_is(x: Any) -> Any:
 
 
 class Recomputed(nn.Module):
-    """A part of a rank's graph that keeps what it is given alone.
+    """A part of a rank's graph that only saves its inputs.
 
-    body: returns a tuple. gathered: the layers whose weights are there while these compute; it keeps none of them.
+    body: returns a tuple. gathered: the layers whose weights exist while these compute; none of them are saved.
     """
 
     def __init__(self, body: nn.Module, gathered: GatheredLayers) -> None:
@@ -441,11 +446,12 @@ class Recomputed(nn.Module):
         self.body, self.gathered = body, gathered
 
     def forward(self, *values: Any) -> Any:
-        # To its end, since a rank that stopped early would leave others waiting in a sum. Nothing in it is random.
+        # Run it to its end, as a rank that stopped early would leave others waiting in an all-reduce. It has no random
+        # numbers.
         return checkpoint(self._begun, *values, use_reentrant=False, preserve_rng_state=False, early_stop=False)
 
     def _begun(self, *values: Any) -> tuple[Any, ...]:
-        # The backward pass gathers a weight again as it comes to need it: a run would have all of its own at once.
+        # The backward pass gathers each weight again on demand: otherwise a run would have all of its weights at once.
         with self.gathered.freed_here():
             made = self.body(*values)
         if torch.compiler.is_compiling():
@@ -457,10 +463,10 @@ class Recomputed(nn.Module):
 
 
 class _Begin(torch.autograd.Function):
-    """Leaves tensors as they are; the first function of a run on the way back, it has the run computed again.
+    """An identity; being the first function of a run in the backward pass, it triggers the run's recomputation.
 
-    Otherwise the run would be computed again where a function first needs what it kept, which need not be at the same
-    place among moves and sums on all ranks.
+    Otherwise the run would be recomputed where a function first needs a saved tensor, which may be at different
+    positions among transfers and all-reduces on different ranks.
     """
 
     @staticmethod
@@ -476,7 +482,7 @@ class _Begin(torch.autograd.Function):
 
 
 def gather_runs(module: fx.GraphModule, runs: Sequence[Sequence[str]], gathered: GatheredLayers) -> None:
-    """Have the nodes of each run, by the names of its layers, be one call of a module that is computed again."""
+    """Replace the nodes of each run, by the names of its layers, by one call of a recomputed module."""
     for number, layers in enumerate(runs):
         names = frozenset(layers)
         own = [n for n in module.graph.nodes if n.op.startswith("call") and n.meta["layer"] in names]
@@ -486,7 +492,7 @@ def gather_runs(module: fx.GraphModule, runs: Sequence[Sequence[str]], gathered:
 
 def _gather(module: fx.GraphModule, own: Sequence[fx.Node], name: str, gathered: GatheredLayers) -> None:
     graph, members = module.graph, set(own)
-    # What is computed of the run goes behind it, all else that stands in its midst before it.
+    # Nodes that depend on the run are moved after it, all others in between before it.
     behind, node, last = set[fx.Node](), own[0], own[-1]
     while node is not last:
         following = node.next
@@ -519,10 +525,12 @@ def _gather(module: fx.GraphModule, own: Sequence[fx.Node], name: str, gathered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSum:
-    """The sum of a weight's gradient that is made beside the graph.
+    """The gradient all-reduce of a weight that is executed outside of the graph.
 
-    groups: of ranks that have parts of one sum; none where the gradient is whole. points: numbers in the largest part
-    of the weight that any rank has. movement: whose the bytes are.
+    Attributes:
+        groups: Groups of ranks with partial gradients; empty where the gradient is complete.
+        points: Size of the largest part of the weight on any rank.
+        movement: Owner of the bytes.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -537,10 +545,12 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """A weight whose gradient is brought together.
+    """A weight whose gradient is reduced.
 
-    parameter: that gets it. sum: what brings the gradient together. pieces: what this rank's part of the parameter is
-    one of, None where it is none.
+    Attributes:
+        parameter: Parameter that receives it.
+        sum: The reduction.
+        pieces: Sharding of this rank's part of the parameter, None if it is not sharded.
     """
 
     parameter: Any
@@ -571,8 +581,10 @@ class Entry:
 class _Bucket:
     """Weights whose gradients are reduced together over one group.
 
-    arrived: the gradients that are there, by the weights' places. sums: waits for their sums, which lie end to end.
-    parts: whose they are, and the shapes of what this rank has of them.
+    Attributes:
+        arrived: Gradients that are available, by the weights' positions.
+        sums: Waits for their sums, which are concatenated.
+        parts: Their owners, and the shapes of this rank's parts.
     """
 
     group: Group
@@ -587,10 +599,12 @@ class _Bucket:
 
 
 class Gradients:
-    """Brings the gradients of weights together. entries: in the order in which layers use them.
+    """Reduces the gradients of weights.
 
-    give: adds a rank's part of a whole gradient to what a parameter has. num_passes: after how many backward passes all
-    gradients were brought together.
+    Attributes:
+        entries: Weights in the order in which layers use them.
+        give: Adds a rank's part of a gradient to a parameter's.
+        num_passes: Number of backward passes after which all gradients were reduced.
     """
 
     def __init__(
@@ -619,19 +633,19 @@ class Gradients:
 
     @property
     def is_held(self) -> bool:
-        """Whether backward passes leave parts of gradients where they are."""
+        """Whether backward passes leave gradients partial."""
         return self._is_held
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there are parts of gradients that backward passes have left where they are."""
+        """Whether there are partial gradients of earlier backward passes."""
         return bool(self._waiting)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Leave parts of gradients where they are: the next backward pass outside adds them up with its own.
+        """Leave gradients partial: the next backward pass outside of this context reduces them with its own.
 
-        Those of which ranks keep pieces alone are brought together nevertheless.
+        Those of which ranks only keep shards are reduced nevertheless.
         """
         before, self._is_held = self._is_held, True
         try:
@@ -666,11 +680,11 @@ class Gradients:
             self._next += 1
 
     def flush(self) -> None:
-        """Add up what was left where it is (`held`), and give every parameter its gradient."""
+        """Reduce the remaining partial gradients (`held`), and give every parameter its gradient."""
         waiting, self._waiting = self._waiting, {}
         with self.finished():
             while waiting:
-                # Nothing else refers to a gradient that is on its way.
+                # Nothing else refers to a gradient that is being reduced.
                 key = next(iter(waiting))
                 self.arrived(self._entries[key].parameter, waiting.pop(key))
 
@@ -686,7 +700,7 @@ class Gradients:
         entries = [bucket.entries[place] for place in sorted(bucket.arrived)]
         bucket.arrived.clear()
         if bucket.is_in_pieces:
-            # What others sent of the one before, and what went to them, need lie nowhere any more.
+            # The send and receive buffers of the previous bucket are no longer needed.
             for other in self._buckets:
                 if other.is_in_pieces:
                     self._give(other)
@@ -702,7 +716,7 @@ class Gradients:
             return
         bucket.parts = [(e, tuple(gradient.shape)) for e, gradient in zip(entries, gradients, strict=True)]
         flat = [gradient.reshape(-1) for gradient in gradients]
-        # One alone is summed where it is.
+        # A single one is reduced in place.
         total = flat[0] if len(flat) == 1 else torch.cat(flat)
         reduce = partial(dist.all_reduce, total, group=bucket.group.handle, async_op=True)
         bucket.sums = begun(reduce, lambda: total)

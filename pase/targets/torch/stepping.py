@@ -1,4 +1,4 @@
-"""`ModuleTraining`: the steps of a PyTorch module's training, of whatever module, as `Steps` takes them."""
+"""`ModuleTraining`: the training steps of any PyTorch module, for `Steps`."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,16 +21,16 @@ from pase.targets.training.script import StepResult, tabulated
 
 
 class ModuleTraining:
-    """Trains a module with an optimizer, one batch a step.
+    """Trains a module with an optimizer, one batch per step.
 
     Args:
         module: The module, parallel or not.
-        optimizer: Of its parameters.
-        accumulate: Goes forward and backward through a batch and returns its loss.
-        traffic: Counts what this rank sends; None for a module that sends nothing.
+        optimizer: Optimizer of its parameters.
+        accumulate: Runs the forward and backward passes of a batch and returns its loss.
+        traffic: Counts the bytes that this rank sends; None for a module that sends nothing.
 
     Attributes:
-        num_steps: Steps done.
+        num_steps: Number of completed steps.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class ModuleTraining:
         )
 
     def _right(self, loss: Any) -> Any:
-        """Return how many labels this rank found right since it was asked last."""
+        """Return the number of labels that this rank predicted correctly since the last call."""
         return torch.zeros((), device=loss.device)
 
     def _accuracy(self, right: int) -> float | None:
-        """Return the fraction of labels that are right, of how many all ranks found; None where there are none."""
+        """Return the fraction of correct labels, given their number on all ranks; None where there are no labels."""
         return None
 
 

@@ -1,12 +1,12 @@
-"""`Tensor`: a tensor with named dims as a rank holds it, and the one rule by which functions are sharded.
+"""`Tensor`: a rank's shard of a tensor with named dims, and the rule by which all functions are sharded.
 
-Everybody who holds a part of a tensor has the whole gradient of this part. A function that brings together dims which
-one of its operands lacks uses this operand for other points on other ranks: its gradient there is a part of a sum, and
-`spread` adds these parts. A result whose points are parts of sums is `partial` until somebody needs the sums. So what a
-rank computes of its shards is differentiated by PyTorch, whatever the function.
+Every rank with a part of a tensor has the complete gradient of this part. A function that combines dims which one of
+its operands lacks uses this operand for other points on other ranks: its gradient there is a partial sum, and `spread`
+all-reduces it. A result whose points are partial sums is `partial` until a consumer needs the sums. PyTorch can
+therefore differentiate a rank's computation on its shards, whatever the function.
 
-`torch.autocast` computes products in low types, and on a GPU what would lose too much in them in float32; here both are
-done on either device, so that what ranks send has the types that the plan says (`pase.graph.precision`).
+`torch.autocast` computes products in low types, and on a GPU inaccurate functions in float32. Here both are done on any
+device, so that communication uses the plan's types (`pase.graph.precision`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,9 +28,9 @@ from pase.sharding.traffic import Movement, Phase
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """A dim of a tensor with its extent on all ranks together.
+    """A dim of a tensor with its global extent.
 
-    parts: how many points each part has, where that is not the balanced partition.
+    parts: number of points of each part, where that is not the balanced partition.
     """
 
     name: str
@@ -42,8 +42,10 @@ class Dim:
 class LayerMesh:
     """The ranks of a layer as a grid.
 
-    program: the `Program` that it belongs to. is_host: whether it holds the model's inputs. state: of the layer's
-    weights, a name of `pase.planning.plan.STATES`.
+    Attributes:
+        program: The `Program` that it belongs to.
+        is_host: Whether it holds the model's inputs.
+        state: State of the layer's weights, a name of `pase.planning.plan.STATES`.
     """
 
     layer: str
@@ -70,7 +72,7 @@ class LayerMesh:
         return even_part(dim.size, self.devices.size(dim.name), self.point.get(dim.name, 0))[0]
 
     def split(self, names: Iterable[str]) -> frozenset[str]:
-        """Return those of some dims that are split."""
+        """Return the dims, of those given, that are split."""
         return frozenset(names) & frozenset(self.devices.split_axes)
 
 
@@ -78,10 +80,13 @@ class LayerMesh:
 class Tensor:
     """A tensor on a mesh: dims in the order of the value's.
 
-    value: what stands for this rank's shard while the program is traced. partial: dims over whose parts the points are
-    parts of sums. is_index: whether it holds whole numbers. spreads: the tensor as functions use it that bring other
-    dims, by these. over: dims over which readers may leave parts of its gradient, None where they sum their own.
-    is_product: whether a product made it, so that a weight that is added is its bias.
+    Attributes:
+        value: Proxy of this rank's shard while the program is traced.
+        partial: Dims over whose parts the points are partial sums.
+        is_index: Whether it has integers.
+        spreads: Versions of the tensor for functions that combine other dims, by these dims.
+        over: Dims over which consumers may leave its gradient partial, None where they reduce it themselves.
+        is_product: Whether it is the result of a product, so that an added weight is its bias.
     """
 
     value: Any
@@ -126,7 +131,7 @@ class Tensor:
                 y = called(as_low, y, x)
             added = in_order(y, other, dims)
             found = in_order(x, self, dims) + added
-            # What a bias is, where the first term is a product (`fuse_biases`); whether it was laid out for the sum.
+            # The bias of a product (`fuse_biases`), and whether it was laid out for the sum.
             found.node.meta["added"] = other.names, added is not y
             return found
 
@@ -145,19 +150,18 @@ def local(
     is_linear: bool = False,
     is_index: bool = False,
 ) -> Tensor:
-    """Return what a PyTorch function of this rank's shards makes.
+    """Return the result of a PyTorch function on this rank's shards.
 
     Args:
-        function: of one shard of each tensor.
-        xs: tensors of one mesh.
-        dims: of the result.
-        partial_over: names of dims of the operands; where they are split, the result's points are parts of sums.
-        is_linear: whether parts of sums may be taken for sums: the function of a single tensor with parts is that of
-            the sums, in parts.
-        is_index: whether the result holds whole numbers.
+        function: Function of one shard of each tensor.
+        xs: Tensors on one mesh.
+        dims: Dims of the result.
+        partial_over: Names of dims of the operands; where they are split, the result's points are partial sums.
+        is_linear: Whether the function commutes with sums: applied to a single partial tensor, the result is partial.
+        is_index: Whether the result has integers.
 
     Raises:
-        ProgramError: the tensors are on several meshes.
+        ProgramError: The tensors are on several meshes.
     """
     mesh = one_mesh(xs)
     dims = tuple(dims)
@@ -190,7 +194,7 @@ def one_mesh(xs: Sequence[Tensor]) -> LayerMesh:
 
 
 def spread(x: Tensor, over: Iterable[str]) -> Tensor:
-    """Return a tensor whose gradient arrives in parts over some dims that it lacks; they are added."""
+    """Return a tensor whose partial gradients over some dims that it lacks are all-reduced."""
     axes = x.mesh.split(over)
     if not axes or x.is_index:
         return x
@@ -235,9 +239,9 @@ def shaped(x: Any, now: Sequence[int], shape: Sequence[int]) -> Any:
 
 
 def in_order(shard: Any, x: Tensor, dims: Sequence[Dim], *, keeps_rank: bool = False) -> Any:
-    """Return a shard of a tensor with dims in an order, one point for those that it lacks; leading ones are left out.
+    """Return a shard of a tensor with dims in an order, extent 1 for those that it lacks; leading ones are omitted.
 
-    keeps_rank: whether leading dims that it lacks are there, too.
+    keeps_rank: whether leading dims that it lacks are kept, too.
     """
     own = list(x.names)
     kept = [dim.name for dim in dims if dim.name in own]
@@ -260,18 +264,18 @@ def in_order(shard: Any, x: Tensor, dims: Sequence[Dim], *, keeps_rank: bool = F
 
 
 def reshard(x: Tensor, mesh: LayerMesh, dims: Sequence[Dim | WindowDim], *, fill: float = 0.0) -> Tensor:
-    """Return a tensor with other dims on another mesh, a reshape apart at most.
+    """Return a tensor with other dims on another mesh, up to a reshape.
 
     Args:
-        x: the tensor; an input of the model is on no layer's mesh yet.
-        mesh: of the layer that reads it.
-        dims: of the result; a `window` delivers the points that this rank's windows read, its halo and padding
-            included. Its dim in the result holds the parts' points end to end; where the kernel is split too, a dim of
-            the kernel's name stands before it.
-        fill: the value of the padding.
+        x: The tensor; an input of the model is on no layer's mesh yet.
+        mesh: Mesh of the layer that reads it.
+        dims: Dims of the result; a `window` gives the points that this rank's windows read, with halo and padding. Its
+            dim in the result has the parts' points concatenated; where the kernel is split, too, a dim of the kernel's
+            name precedes it.
+        fill: Value of the padding.
 
     Raises:
-        ProgramError: sizes differ, or a dim has more parts than points.
+        ProgramError: Sizes differ, or a dim has more parts than points.
     """
     x = resolved(x)
     wanted = [dim if isinstance(dim, WindowDim) else PlainDim(dim.name, dim.size) for dim in dims]
@@ -298,9 +302,10 @@ def _result_dims(dim: TensorDim, mesh: LayerMesh) -> list[Dim]:
 
 
 def fan_out(x: Tensor, over: Sequence[Dim]) -> Tensor:
-    """Return x for its readers, whose gradients are summed once.
+    """Return x for its consumers, whose gradients are reduced once.
 
-    over: the dims of its mesh that its gradient is summed over: what a reader leaves in as many parts is added first.
+    over: the dims of its mesh over which its gradient is reduced: consumers' gradients that are partial over them are
+    added first.
     """
     return replace(resolved(x), over=x.mesh.split(dim.name for dim in over), spreads={})
 
@@ -317,17 +322,17 @@ def computing_in(low: str, device: torch.device) -> AbstractContextManager[Any]:
 
 
 def widened(x: Any) -> Any:
-    """Return a tensor of a low type in float32, another one as it is."""
+    """Return a tensor of a low type in float32, any other one unchanged."""
     return x.float() if x.dtype in _LOW else x
 
 
 def as_low(x: Any, like: Any) -> Any:
-    """Return a tensor in the type of another one where that is low, else as it is."""
+    """Return a tensor in the type of another one if that is low, otherwise unchanged."""
     return x.to(like.dtype) if like.dtype in _LOW else x
 
 
 def called(function: Any, *shards: Any) -> Any:
-    """Return what a function makes of shards, as one call in the graph of a program."""
+    """Add the call of a function on shards to the graph of a program, and return its result."""
     return shards[0].tracer.create_proxy("call_function", function, shards, {})
 
 
@@ -347,10 +352,12 @@ class Differentiated(nn.Module):
 
 
 class Along(nn.Module):
-    """The ranks that differ along a dim alone.
+    """The ranks that differ along a dim only.
 
-    parts: the points of the dim that each of these has, in their order along it. place: which of them is this rank's.
-    order: of each rank of the group, its place.
+    Attributes:
+        parts: Points of the dim on each of these, in their order along it.
+        place: Position of this rank among them.
+        order: For each rank of the group, its position.
     """
 
     def __init__(self, mesh: LayerMesh, dim: Dim) -> None:
@@ -365,6 +372,6 @@ class Along(nn.Module):
         self.order = [along[rank].get(dim.name, 0) for rank in self.group.ranks]
 
     def count(self, sent: Any) -> None:
-        """Count what this rank sends, in whatever pass, as all that a layer exchanges as it computes: as forward."""
+        """Count the bytes that this rank sends in either pass, as forward, like all exchanges within a layer."""
         if self.traffic.is_counted:
             self.traffic.add(self.movement, sent.numel() * sent.element_size())

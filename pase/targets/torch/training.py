@@ -1,4 +1,4 @@
-"""`ProgramTraining`: an emitted program as a rank trains it, tests it, and computes its outputs."""
+"""`ProgramTraining`: training, testing and outputs of an emitted program on a rank."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,19 +32,19 @@ class ProgramTraining(ModuleTraining):
         super().__init__(module, optimizer, self._accumulated, traffic=module.traffic)
 
     def evaluate(self, batch: Mapping[str, Array]) -> Evaluation:
-        """Return the loss and the accuracy of a batch and change nothing."""
+        """Return the loss and the accuracy of a batch without side effects."""
         loss, _ = self._computed(batch)
         (right,) = over_ranks(self._right(loss))
         return Evaluation(loss=loss.item(), accuracy=self.module.accuracy(right, 1))
 
     def outputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs of a batch, whole, by name; all ranks call it."""
+        """Return the full outputs of a batch, by name; all ranks call it."""
         _, found = self._computed(batch)
         whole = {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in found.items()}
         return {name: widened(x).cpu().numpy() for name, x in whole.items()}
 
     def check_finite(self) -> None:
-        """Raise ProgramError on all ranks where a number that is kept is not finite on one."""
+        """Raise ProgramError on all ranks where a persistent tensor is not finite on one."""
         names = {parameter: name for name, parameter in self.module.named_parameters()}
         every = [(name, "", x) for name, x in self.module.state_dict().items()]
         for parameter, slots in self.optimizer.state.items():
@@ -55,9 +55,9 @@ class ProgramTraining(ModuleTraining):
                 raise ProgramError(f"step {self.num_steps}: {found[0]} is not finite; no checkpoint was written")
 
     def restore(self, opened: Opened) -> None:
-        """Go on from a checkpoint of the same weights and optimizer, under whatever strategy it arose."""
+        """Resume from a checkpoint of the same weights and optimizer, saved under any strategy."""
         groups = [{name: x for name, x in group.items() if name != "params"} for group in self.optimizer.param_groups]
-        # Up to 0.11 checkpoints did not say it.
+        # Checkpoints up to 0.11 did not record it.
         masks = {"seed": self.module.mask_state["seed"], "step": opened.step * self.module.micro_batches}
         self.module.mask_state = masks
         load_opened(opened, self.module, self.optimizer)
@@ -91,14 +91,14 @@ def program_training(
     micro_batches: int = 1,
     is_restored: bool = False,
 ) -> ProgramTraining:
-    """Return what trains a program, or the stages of one, on this rank.
+    """Return the training of a program, or of its stages, on this rank.
 
     Args:
         build: Declares the layers of the program; or its stages.
         ranks: The process group.
-        options: Of the training.
-        micro_batches: Of a step, where stages do not say it.
-        is_restored: Whether a checkpoint is to give it its weights; else they are those of the options' file, or drawn.
+        options: Training options.
+        micro_batches: Micro-batches of a step, where stages do not specify them.
+        is_restored: Whether a checkpoint provides the weights; else they are those of the options' file, or drawn.
     """
     module: Emitted | EmittedStages
     if isinstance(build, Pipeline):

@@ -1,10 +1,10 @@
-"""Where the first values of parameters are from: a model's own tensors, a file, or random numbers; part by part.
+"""Sources of initial values of parameters: a model's own tensors, a file, or random numbers; shard by shard.
 
-A `Source` is asked for what one rank holds of a parameter and makes no more of it than that.
+A `Source` returns what one rank holds of a parameter, and allocates no more than that.
 
-The own initialisation of a module on the device 'meta' runs once on a copy that has no values, and what it does in
-place to each parameter and buffer is recorded: numbers drawn, filled in, copied, scaled. A rank then does the same to
-its parts. Numbers that are drawn are those of a counter (`training/counted.py`), of the same distribution.
+The initialisation of a module on the device 'meta' runs once on a copy without values, and its in-place operations on
+each parameter and buffer are recorded: random numbers, fills, copies, scaling. A rank then applies them to its shards.
+Random numbers are counter-based (`training/counted.py`), of the same distribution.
 """
 
 import json
@@ -41,7 +41,7 @@ class Source(Protocol):
 
 
 def cut(tensor: torch.Tensor, held: Held) -> torch.Tensor:
-    """Return what is held of a whole tensor: a view of it where that is one box."""
+    """Return the held part of a full tensor: a view of it where that is one box."""
     for dim, runs in enumerate(held):
         if runs == ((0, tensor.shape[dim]),):
             continue
@@ -51,7 +51,7 @@ def cut(tensor: torch.Tensor, held: Held) -> torch.Tensor:
 
 
 def from_tensors(tensors: Mapping[str, torch.Tensor]) -> Source:
-    """Return a source of whole tensors: a model's own, or a state_dict; their shapes are checked."""
+    """Return a source of full tensors: a model's own, or a state_dict; their shapes are checked."""
 
     def values(names: Sequence[str], shape: tuple[int, ...], held: Held) -> torch.Tensor:
         name = _found(names, tensors, "the given state")
@@ -70,9 +70,9 @@ def from_tensors(tensors: Mapping[str, torch.Tensor]) -> Source:
 
 
 def from_first_rank(tensors: Mapping[str, torch.Tensor], device: object) -> Source:
-    """Return a source of a model's own tensors, as rank 0 has them; all ranks ask it for the same ones, in one order.
+    """Return a source of a model's own tensors, broadcast from rank 0; all ranks request the same ones, in one order.
 
-    device: where tensors have to be that go between ranks.
+    device: where tensors must be for communication between ranks.
     """
     own = from_tensors(tensors)
     if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -84,16 +84,16 @@ def from_first_rank(tensors: Mapping[str, torch.Tensor], device: object) -> Sour
         with naming_lost_ranks():
             # As bytes: not all backends know all types.
             dist.broadcast(tensor.reshape(-1).view(torch.uint8), 0)
-        # A view would keep all of it.
+        # A view would keep all of it alive.
         return cut(tensor, held).clone(memory_format=torch.contiguous_format)
 
     return values
 
 
 def from_file(path: str | Path) -> Source:
-    """Return a source of a file: safetensors (or the index of several), or what torch.save wrote, mapped to memory.
+    """Return a source of a file: safetensors (or the index of several), or one of torch.save, memory-mapped.
 
-    Raises ProgramError where there is no such file.
+    Raises ProgramError where the file does not exist.
     """
     path = Path(path)
     if path.is_dir():
@@ -104,7 +104,7 @@ def from_file(path: str | Path) -> Source:
             raise ProgramError(f"{path} holds no model.safetensors; give the file of weights itself")
         path = found[0]
     if not path.exists():
-        raise ProgramError(f"there is no file of weights {path}")
+        raise ProgramError(f"the file of weights {path} does not exist")
     with reading(ProgramError, f"cannot read weights from {path}", "expected safetensors, or what torch.save wrote"):
         open_regular(path).close()
         if path.name.endswith(".safetensors.index.json") or path.suffix == ".safetensors":
@@ -119,11 +119,11 @@ def from_file(path: str | Path) -> Source:
 
 
 def random_values(moments: Mapping[str, tuple[float, float]], seed: int = 0) -> Source:
-    """Return a source of normal random numbers: a function of the seed, the parameter's name and an element's number.
+    """Return a source of normal random numbers, from the seed, the parameter's name and an element's index.
 
-    The strategy and the number of ranks change nothing of them, and no rank makes more than its part. They are float32,
-    made by as many threads as PyTorch has (`training/counted.py`). moments: the mean and the standard deviation of each
-    parameter by its first name; else all are zeros.
+    They do not depend on the strategy or the number of ranks, and no rank generates more than its shard. They are
+    float32, generated on as many threads as PyTorch has (`training/counted.py`). moments: mean and standard deviation
+    of each parameter by its first name; others are zeros.
     """
 
     def values(names: Sequence[str], shape: tuple[int, ...], held: Held) -> torch.Tensor:
@@ -156,13 +156,13 @@ def _from_safetensors(path: Path) -> Source:
         made: torch.Tensor | None = None
         counts = [sum(high - low for low, high in runs) for runs in held]
         if 0 in counts:
-            # Of the file's type, whatever that is.
+            # Of the file's type.
             nothing: torch.Tensor = view[tuple(slice(0, 0) for _ in counts)]
             return nothing.new_empty(counts)
         for box in product(*held):
             part = view[tuple(slice(low, high) for low, high in box)]
             if made is None:
-                # What is read may be the file itself, mapped to memory.
+                # The tensor may be the file itself, mapped to memory.
                 made = part.new_empty(counts)
             made[tuple(slice(*place(runs, run)) for runs, run in zip(held, box, strict=True))] = part
         assert made is not None, "a rank holds something of every parameter"
@@ -172,7 +172,7 @@ def _from_safetensors(path: Path) -> Source:
 
 
 def _files_of_index(path: Path) -> list[str]:
-    """Return the names of the files beside an index that hold the tensors."""
+    """Return the names of the files, in the folder of an index, that hold the tensors."""
     called = f"index of weights {path}"
     try:
         document = json.loads(read_text(path, ProgramError, called))
@@ -182,7 +182,7 @@ def _files_of_index(path: Path) -> list[str]:
     files = read(_IndexDocument, document, source).weight_map
     for name, file in files.items():
         if Path(file).name != file:
-            raise source.fail(f"weight_map.{name}", f"is {short(file)!r}; expected the name of a file beside the index")
+            raise source.fail(f"weight_map.{name}", f"is {short(file)!r}; expected a file name in the index's folder")
     return list(dict.fromkeys(files.values()))
 
 
@@ -205,7 +205,7 @@ def _check(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None
         )
 
 
-# -- what a module's own code would give it
+# -- values of a module's own initialisation
 
 
 _DRAWN = {torch.ops.aten.normal_, torch.ops.aten.uniform_}
@@ -218,7 +218,7 @@ _CHANGED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Write:
-    """What is done to a tensor in place. rows: of its first dim; None for all of it. others, named: the arguments."""
+    """An in-place operation on a tensor; rows: of its first dim, None for all of it. others, named: the arguments."""
 
     function: Any
     others: tuple[Any, ...]
@@ -228,7 +228,7 @@ class _Write:
 
 @dataclass(slots=True, kw_only=True)
 class _Recorded:
-    """What is done to a tensor. problem: what cannot be done part by part, "" if all can."""
+    """The operations on a tensor; problem: what cannot be done shard by shard, "" if all can."""
 
     tensor: torch.Tensor
     writes: list[_Write] = field(default_factory=list)
@@ -236,7 +236,7 @@ class _Recorded:
 
 
 class _Recorder(TorchDispatchMode):
-    """Records what is done to tensors without values. of: by the name of each; tensors are known by their storage."""
+    """Records operations on tensors without values; of: by the name of each; tensors are identified by storage."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _rows(seen: torch.Tensor, whole: torch.Tensor) -> Range | tuple[()] | None:
-    """Return which rows of a tensor another one is that shares its storage: None for all of it, () where it is none."""
+    """Return the rows of a tensor that a view of its storage covers: None for all, () for other views."""
     if seen.shape == whole.shape and seen.stride() == whole.stride():
         return None
     row = whole.stride(0) if whole.dim() else 0
@@ -289,8 +289,13 @@ def _rows(seen: torch.Tensor, whole: torch.Tensor) -> Range | tuple[()] | None:
 def own_values(module: nn.Module, wanted: Collection[str], seed: int, otherwise: Source) -> tuple[Source, list[str]]:
     """Return a source of the values that a module's own initialisation gives tensors on the device 'meta', and notes.
 
-    module: it is left as it was. wanted: names of the tensors. otherwise: of parameters whose initialisation is not
-    known, or cannot be done part by part. The source raises ProgramError for a buffer whose value is not known.
+    Args:
+        module: The module; it is restored afterwards.
+        wanted: Names of the tensors.
+        seed: Seed of random numbers.
+        otherwise: Source of parameters whose initialisation is unknown, or cannot be done shard by shard.
+
+    The source raises ProgramError for a buffer whose value is unknown.
     """
     copied = deepcopy(module)
     tensors = [*copied.named_parameters(remove_duplicate=False), *copied.named_buffers(remove_duplicate=False)]
@@ -298,7 +303,7 @@ def own_values(module: nn.Module, wanted: Collection[str], seed: int, otherwise:
     recorder = _Recorder({name: tensor for name, tensor in tensors if name in wanted})
     notes = []
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"), _cutting_off(), recorder:
-        # What it draws by itself, to be copied.
+        # Values that it draws itself, to be copied.
         torch.manual_seed(seed)
         for what, initialise in _initialisations(copied):
             try:
@@ -350,7 +355,7 @@ def _cut_off(tensor: torch.Tensor, mean: float, std: float, a: float, b: float, 
 
 
 def _initialisations(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield what gives a module its first values, in the order in which constructors run it, with what it is called."""
+    """Yield the functions that initialise a module, in the order of its constructors, with their arguments."""
     for own in reversed(list(module.modules())):
         for name in ("reset_parameters", "_reset_parameters"):
             method = getattr(own, name, None)
@@ -415,7 +420,7 @@ def _numbers(write: _Write, shape: tuple[int, ...], held: Held, key: Any) -> tor
 
 
 def _within(part: torch.Tensor, held: Held, rows: Range | None) -> Iterator[tuple[torch.Tensor, Held, int]]:
-    """Yield what a part has of some rows of its tensor, as views of it, what these hold, and the first of the rows."""
+    """Yield the views of a part that cover some rows of its tensor, the parts that these hold, and their first row."""
     if rows is None:
         yield part, held, 0
         return

@@ -1,10 +1,10 @@
-"""Whether all ranks go the same way: what they have to agree on at start, and who is missing later.
+"""Monitor ranks: verify at start that they agree, and detect later which one is missing or diverges.
 
-Each rank has a thread that writes a beat into the store that they meet at: that it lives, and which passes it began.
-Rank 0 compares the beats of all. A rank whose beats cease, that begins another pass than the others, or that does
-nothing while they wait within one, is written into the store as the one that failed. On every rank the thread reads
-that, leaves a moment for an error of the main thread, and ends the process with one line. A step pays for a letter in
-a buffer for each pass.
+Each rank has a thread that writes heartbeats into the rendezvous store: that it is alive, and which passes it has
+started. Rank 0 compares those of all ranks. A rank whose heartbeats stop, that starts another pass than the others, or
+that makes no progress while they wait within one, is recorded in the store as failed. On every rank the thread reads
+that, waits briefly for an error of the main thread, and ends the process with one line. The overhead of a step is one
+letter in a buffer for each pass.
 """
 
 import atexit
@@ -40,7 +40,7 @@ from pase.targets.torch.messages import told_by_all
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 600.0
-"""How long ranks wait for one that is missing, where neither a caller nor `PASE_TIMEOUT_S` says it: as PyTorch does."""
+"""Default time that ranks wait for a missing one, unless a caller or `PASE_TIMEOUT_S` sets it; as in PyTorch."""
 _TIMEOUT = "PASE_TIMEOUT_S"
 _LONGEST_BEAT_S = 1.0
 _SHORTEST_BEAT_S = 0.1
@@ -63,10 +63,10 @@ _WORDS: Mapping[str, str] = MappingProxyType(
 
 
 def missing_after_s(given: float | None = None) -> float:
-    """Return how long ranks wait for each other: what is given, else what the environment says.
+    """Return how long ranks wait for each other: the given time, else that of the environment.
 
     Raises:
-        ProgramError: The environment says no number of seconds.
+        ProgramError: The environment's value is not a number of seconds.
     """
     if given is not None:
         return given
@@ -84,14 +84,14 @@ def missing_after_s(given: float | None = None) -> float:
 
 
 def agree(make: Callable[[], tuple[T, Mapping[str, object]]]) -> T:
-    """Return what a function makes, once all ranks have made it and agree; all ranks call it.
+    """Return the result of a function, once all ranks have called it and agree; all ranks call it.
 
     Args:
-        make: Returns its result, and what has to be the same on all ranks, by what messages call it.
+        make: Returns its result, and values that must be equal on all ranks, by their names in messages.
 
     Raises:
-        RankError: On all ranks: another one failed to make it, or ranks differ. It says who, and in what.
-        Exception: What `make` raises on this rank.
+        RankError: On all ranks: another one failed in `make`, or ranks differ. It names the rank and the difference.
+        Exception: Any error of `make` on this rank.
     """
     if dist.get_world_size() == 1:
         return make()[0]
@@ -101,7 +101,7 @@ def agree(make: Callable[[], tuple[T, Mapping[str, object]]]) -> T:
     try:
         result, values = make()
         own = {name: str(value) for name, value in values.items()}
-    # The others are told of whatever it is; here it is raised as it was.
+    # The others are informed of any error; here it is raised unchanged.
     except Exception as error:  # noqa: BLE001
         failure = error
     text = None if failure is None else str(failure) if isinstance(failure, PaseError) else repr(failure)
@@ -129,7 +129,7 @@ def versions() -> dict[str, object]:
 
 
 def _differing(of_ranks: Sequence[Mapping[str, str]]) -> RankError | None:
-    """Return the error that says which ranks differ from the most in what; None where none does."""
+    """Return the error that names the ranks that differ from the majority, and the difference; None for none."""
     names = dict.fromkeys(name for own in of_ranks for name in own)
     usual = {name: Counter(own.get(name) for own in of_ranks).most_common(1)[0][0] for name in names}
     said: dict[str, list[int]] = {}
@@ -205,13 +205,13 @@ PASSES = Passes()
 
 
 def first_difference(windows: Sequence[tuple[int, int, str]]) -> tuple[int, list[str]] | None:
-    """Return the number of the first pass that differs, and what each rank began; None where there is none so far.
+    """Return the number of the first pass that differs, and what each rank started; None where none differs so far.
 
-    A rank that has not begun that pass has "". Letters are "?" where it is older than the windows.
+    A rank that has not started that pass has "". Passes older than the windows are "?".
     """
     start = max(first for first, _, _ in windows)
     if any(first + len(letters) < start for first, _, letters in windows):
-        # Ranks are too far from each other to be compared now.
+        # Ranks are too far apart to be compared now.
         return None
     checksums = [zlib.crc32(letters[: start - first].encode(), checksum) for first, checksum, letters in windows]
     if len(set(checksums)) > 1:
@@ -229,12 +229,12 @@ def first_difference(windows: Sequence[tuple[int, int, str]]) -> tuple[int, list
 
 
 class Watch:
-    """Writes this rank's beats, and ends the process where a rank failed; on rank 0 it finds out which.
+    """Writes this rank's heartbeats, and ends the process where a rank failed; on rank 0 it also detects failures.
 
     Args:
-        store: A connection to the store of its own.
+        store: A separate connection to the store.
         limit_s: How long a rank may be missing.
-        is_over: Whether the process group is gone.
+        is_over: Returns whether the process group is gone.
         end: Ends the process with a line.
     """
 
@@ -254,7 +254,7 @@ class Watch:
         self._beat_s = max(many_s, min(_LONGEST_BEAT_S, max(_SHORTEST_BEAT_S, limit_s / 20)))
         self._number = 0
         self._differences = 0
-        # By rank: what it last wrote, and for how long it has written the same beat and begun no pass.
+        # By rank: its last entry, and for how long it has written the same one without starting a pass.
         self._beats: dict[int, Any] = {}
         self._silent_s: dict[int, float] = {}
         self._still_s: dict[int, float] = {}
@@ -287,7 +287,7 @@ class Watch:
                 self._compare(passed_s)
                 if read_failure(self._store) is not None:
                     failed_s = failed_s or now_s
-                    # The first rank may keep the store, where the others read it.
+                    # Rank 0 may host the store, where the others read the record.
                     if now_s > failed_s + TOLD_GRACE_S + (0.0 if self._rank else 2 * self._beat_s):
                         self._end(self._line("it holds no failure"))
             self._stopped.set()
@@ -297,7 +297,7 @@ class Watch:
                 self._end(self._line(str(error).strip().splitlines()[0]))
 
     def _guard(self) -> None:
-        """End the process where the store does not answer for too long: whoever keeps it may be stopped."""
+        """End the process where the store does not respond for too long: its host may be stopped."""
         before, silent_s = -1, 0.0
         while not self._stopped.wait(self._beat_s):
             silent_s = 0.0 if self._number != before else silent_s + self._beat_s
@@ -325,7 +325,7 @@ class Watch:
         self._store.set(key(f"beat/{self._rank}"), json.dumps(beat))
 
     def _compare(self, passed_s: float) -> None:
-        """Find out who is missing: rank 0 of all, the others of rank 0."""
+        """Detect missing ranks: rank 0 checks all, the others check rank 0."""
         ranks = list(range(self._world_size)) if self._rank == 0 else [0]
         names = [key(f"beat/{rank}") for rank in ranks]
         if self._store.check(names):
@@ -352,7 +352,7 @@ class Watch:
         windows = {rank: (beat[2], beat[3], beat[4]) for rank, beat in self._beats.items() if len(beat) > 1}
         found = first_difference(list(windows.values())) if windows else None
         self._differences = 0 if found is None else self._differences + 1
-        # Ranks that come to that pass later show who goes another way than the most.
+        # Ranks that reach that pass later show which one diverges from the majority.
         if found is not None and (all(found[1]) or self._differences > _WAITED_BEATS):
             number, begun = found
             letters = dict(zip(windows, begun, strict=True))
@@ -363,7 +363,7 @@ class Watch:
             self._fail(
                 rank,
                 f"pass {number + 1} of its training is {own}, and that of {_ranks(others)} {theirs}; all ranks have to "
-                "call forward, backward and no_sync alike",
+                "call forward, backward and no_sync in the same order",
             )
             return
         inside = [rank for rank, beat in self._beats.items() if len(beat) > 1 and beat[1]]
@@ -383,9 +383,9 @@ _WATCHED: list[Any] = []
 
 
 def watch(limit_s: float) -> None:
-    """Watch over the ranks of the default process group from now on; all ranks call it.
+    """Monitor the ranks of the default process group from now on; all ranks call it.
 
-    Nothing is done for a group of one, or one whose ranks do not meet at a TCP store.
+    Nothing is done for a group of one, or one without a TCP store.
     """
     group, store = dist.group.WORLD, default_store()
     if [group] == _WATCHED or dist.get_world_size() == 1 or not isinstance(store, dist.TCPStore):

@@ -130,7 +130,7 @@ class Simulated(Parallel):
         self._begin(torch.device("cpu"), rank=rank, seed=0, micro_batches=1)
         self._take_model(shared.layers.translated(of.live), example_dims(self.plan.graph, of.live.call.shapes))
         self._groups = Groups(rank, self.plan.num_devices)
-        self._sum_groups = self._groups.beside("sums")
+        self._sum_groups = self._groups.separate("sums")
         self._boxes, self._mesh, self._original = self._read(rank), None, of.state.parts[""]
         self._install(of, rank)
         self.train()
